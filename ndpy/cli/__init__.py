@@ -1,0 +1,34 @@
+"""The command `ndpy`: a group whose subcommands are imported only when they are used."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+_SUBCOMMANDS = {
+    "devices": "ndpy.cli.devices",
+    "smoke": "ndpy.cli.smoke",
+    "softroce": "ndpy.cli.softroce",
+}
+
+
+class _LazyGroup(click.Group):
+    """Subcommand NAME is the object `command` of its module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_SUBCOMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = _SUBCOMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command = importlib.import_module(module).command
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="ndpy")
+def main() -> None:
+    """RDMA adapters from the command line: list them, test them, or make one in software."""

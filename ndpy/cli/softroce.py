@@ -1,0 +1,98 @@
+"""`ndpy softroce`: software adapters on this kernel, or in a VM."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from ndpy.softroce import SetupError, links, vm
+from ndpy.softroce import run as runner
+
+
+def _say(text: str) -> None:
+    for line in text.splitlines():
+        click.echo(f"softroce: {line}", err=True)
+
+
+@click.group()
+def command() -> None:
+    """Software RDMA adapters, for machines without RDMA hardware."""
+
+
+@command.command()
+@click.option("--netdev", metavar="NAME", help="Network interface for the adapter; default: the first with an address.")
+def up(netdev: str | None) -> None:
+    """Make an rxe adapter on this machine (needs root and a kernel with rdma_rxe)."""
+    try:
+        name, made = links.up(netdev)
+    except SetupError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"{name} {'made' if made else 'was there already'}")
+
+
+@command.command()
+@click.argument("names", nargs=-1)
+def down(names: tuple[str, ...]) -> None:
+    """Remove the rxe adapters NAMES, or without names those that `up` made."""
+    try:
+        removed = links.down(names)
+    except SetupError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"removed: {', '.join(removed) or 'nothing'}")
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--vm", "force_vm", is_flag=True, help="Use the VM even if there is an adapter here.")
+@click.option("--adapter", type=click.Choice(["rxe", "siw"]), help="Provide only this kind of adapter.")
+@click.option("--limit", default=1800.0, show_default=True, metavar="SECONDS", help="End the command after this time.")
+@click.option("--cpus", default=2, show_default=True, help="Processors of the VM.")
+@click.option("--memory", default="2G", show_default=True, help="Memory of the VM.")
+@click.option("--kernel", metavar="VERSION", help="Kernel of the VM; default: the newest that has rdma_rxe.")
+@click.option("--icount", is_flag=True, help="VM with one processor whose clock counts instructions: steady timings.")
+@click.option("--keep-log", type=click.Path(dir_okay=False, path_type=Path), help="Write the kernel log to this file.")
+@click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND...")
+def run(
+    force_vm: bool,
+    adapter: str | None,
+    limit: float,
+    cpus: int,
+    memory: str,
+    kernel: str | None,
+    icount: bool,
+    keep_log: Path | None,
+    words: tuple[str, ...],
+) -> None:
+    """Run COMMAND where there is an RDMA adapter.
+
+    That is here if there is one; else here with an rxe adapter made for the time being (as root, on a
+    kernel with rdma_rxe); else in a small VM with rxe0 (192.0.2.1, 2001:db8::1) and, where the kernel
+    has siw, siw0 (198.51.100.1, 2001:db8:1::1). The VM sees this machine's files; only the checkout
+    around the working folder, or else that folder, can be written to.
+
+    The exit status is the command's. 123: it passed, but the kernel log shows a bug. 124: it was not
+    done in time. 125: no adapter could be provided, or the VM broke.
+    """
+    machine = vm.Machine(cpus, memory, kernel, (adapter,) if adapter else ("rxe", "siw"), icount)
+    force_vm = force_vm or icount or kernel is not None
+    request = runner.Request(words, limit, force_vm, adapter, machine, keep_log)
+    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGHUP, _terminated)
+    try:
+        status = runner.run(request, _say)
+    except SetupError as error:
+        _say(str(error))
+        status = runner.EXIT_SETUP
+    except KeyboardInterrupt:
+        _say("interrupted")
+        status = 128 + signal.SIGINT
+    except BrokenPipeError:
+        status = 128 + signal.SIGPIPE
+    sys.exit(status)

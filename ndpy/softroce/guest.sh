@@ -1,0 +1,78 @@
+#!/bin/sh
+# Runs as root inside the VM: makes the software adapters, runs the command, tells the host how it went.
+#
+# The host listens on the virtio ports out, err, log and control. Every stream ends with a mark that the host knows (NONCE),
+# because a write to a virtio port returns before the host has taken it: the VM must not go away
+# until the host has seen all marks. The host then ends the VM.
+
+job=$1
+. "$job/settings"        # NONCE, ADAPTERS, MERGED, CHECKOUT
+ports=/dev/virtio-ports
+run=/run/ndpy
+
+exec 3<>"$ports/ndpy.control"
+tell() { printf '%s\n' "$*" >&3; }
+fail() { tell "failed $*"; sleep 3600; }
+
+# When the host's end goes away, so does the VM.
+(cat <&3 >/dev/null; echo o >/proc/sysrq-trigger) &
+
+# Every record has its number, so reading from the start again after a lost record does no harm.
+(while :; do cat /dev/kmsg 2>/dev/null; sleep 0.2; done >"$ports/ndpy.log") &
+
+mkdir -p $run
+modules="ib_core ib_uverbs rdma_cm rdma_ucm iw_cm veth"
+for module in $modules; do
+    modprobe "$module" || fail "modprobe $module (is it in /lib/modules/$(uname -r)?)"
+done
+ip link set lo up
+
+# link NAME TYPE NETDEV IPV4 IPV6: a veth pair of its own for each adapter, so that an address
+# leads librdmacm to exactly one of them.
+link() {
+    ip link add "$3" mtu 4200 type veth peer name "$3p" mtu 4200 &&
+        ip address add "$4/24" dev "$3" &&
+        ip address add "$5/64" dev "$3" nodad &&
+        ip link set "$3" up && ip link set "$3p" up &&
+        rdma link add "$1" type "$2" netdev "$3"
+}
+
+for adapter in $ADAPTERS; do
+    case $adapter in
+    rxe)
+        modprobe rdma_rxe || fail "modprobe rdma_rxe"
+        link rxe0 rxe veth0 192.0.2.1 2001:db8::1 || fail "rxe0 could not be made"
+        ;;
+    siw)
+        if modprobe siw 2>/dev/null; then
+            link siw0 siw veth1 198.51.100.1 2001:db8:1::1 || fail "siw0 could not be made"
+        elif [ "$ADAPTERS" = siw ]; then
+            fail "this kernel has no siw module"
+        fi
+        ;;
+    esac
+done
+
+ulimit -l unlimited
+mkfifo $run/out $run/err
+cat $run/out >"$ports/ndpy.out" &
+out=$!
+if [ -z "$MERGED" ]; then cat $run/err >"$ports/ndpy.err" & err=$!; else err=; fi
+
+echo "<6>ndpy: begin $NONCE" >/dev/kmsg
+tell "begin $(cat /proc/uptime)"
+if [ -n "$MERGED" ]; then
+    sh "$job/command" </dev/null >$run/out 2>&1 3>&-
+else
+    sh "$job/command" </dev/null >$run/out 2>$run/err 3>&-
+fi
+tell "status $?"
+
+# A process that the command left behind may still hold the pipes.
+(sleep 5; kill $out $err) 2>/dev/null &
+wait $out $err 2>/dev/null
+printf '%s' "$NONCE" >"$ports/ndpy.out"
+if [ -z "$MERGED" ]; then printf '%s' "$NONCE" >"$ports/ndpy.err"; fi
+timeout 10 sync -f "$CHECKOUT"
+echo "<6>ndpy: end $NONCE" >/dev/kmsg
+sleep 3600

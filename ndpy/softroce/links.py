@@ -1,0 +1,210 @@
+"""Making and removing software adapters on this machine's own kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ndpy.softroce import SetupError, tools
+
+# Deleting an adapter waits in the kernel, deaf to signals, until every process has closed it.
+_DELETE_LIMIT_S = 15.0
+_CALL_LIMIT_S = 30.0
+
+# Names of the links that up() made, so that down() leaves other people's alone.
+_STATE = Path("/run/ndpy-softroce.json")
+
+
+def adapters(kind: str | None = None) -> list[str]:
+    """RDMA devices of this machine that have an active port; `kind` (rxe, siw) limits them to that driver."""
+    folder = Path("/sys/class/infiniband")
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    found = [name for name in names if any(_active(port) for port in (folder / name / "ports").glob("*/state"))]
+    return found if kind is None else [name for name in found if name in links(kind)]
+
+
+def _active(state: Path) -> bool:
+    try:
+        return "ACTIVE" in state.read_text(encoding="ascii")
+    except OSError:
+        return False
+
+
+def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> str:
+    """Run a tool and return what it printed; SetupError with its own words if it fails or takes too long."""
+    path = tools.find(command[0])
+    if path is None:
+        raise SetupError(tools.explain_missing(tools.missing([command[0]])))
+    process = subprocess.Popen(
+        [path, *command[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        # The tool may be waiting in the kernel, where no signal reaches it: do not wait for its end.
+        process.kill()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        raise SetupError(f"{what}: {' '.join(command)} was not done after {limit_s:g} s") from None
+    if process.returncode:
+        raise SetupError(f"{what}: {err.strip() or out.strip() or f'exit status {process.returncode}'}")
+    return out
+
+
+def links(kind: str = "rxe") -> dict[str, str]:
+    """The software adapters of that kind on this machine, each with its network interface."""
+    found: dict[str, str] = {}
+    for device in json.loads(_call(["rdma", "-json", "-details", "dev", "show"], "cannot list adapters") or "[]"):
+        name = str(device["ifname"])
+        parent = _driver(name)
+        if parent == kind:
+            found[name] = _netdev(name)
+    return found
+
+
+def _driver(name: str) -> str:
+    """rxe and siw have a file `parent` that a hardware device lacks; rxe's node GUID type is RoCE, siw's is iWARP."""
+    folder = Path("/sys/class/infiniband") / name
+    if not (folder / "parent").exists() and (folder / "device").exists():
+        return "hardware"
+    try:
+        node = (folder / "node_type").read_text(encoding="ascii")
+    except OSError:
+        return ""
+    return "siw" if "RNIC" in node else "rxe"
+
+
+def _netdev(name: str) -> str:
+    for file in sorted((Path("/sys/class/infiniband") / name / "ports/1/gid_attrs/ndevs").glob("*")):
+        try:
+            return file.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+    return ""
+
+
+def _interfaces() -> list[dict[str, Any]]:
+    listed = json.loads(_call(["ip", "-json", "address", "show", "up"], "cannot list network interfaces"))
+    return [entry for entry in listed if entry.get("ifname")]
+
+
+def choose_netdev() -> str:
+    """The first interface that is up, has an address and is no loopback."""
+    for entry in _interfaces():
+        if entry.get("link_type") == "ether" and entry.get("addr_info"):
+            return str(entry["ifname"])
+    raise SetupError(
+        "no network interface is up and has an address; give one with --netdev, or make one: "
+        "ip link add veth0 type veth peer name veth1, ip address add 192.0.2.1/24 dev veth0, "
+        "ip link set veth0 up, ip link set veth1 up"
+    )
+
+
+def _check_netdev(netdev: str) -> None:
+    entry = next((entry for entry in _interfaces() if entry["ifname"] == netdev), None)
+    if entry is None:
+        raise SetupError(f"there is no network interface {netdev}, or it is down (ip link set {netdev} up)")
+    if not entry.get("addr_info"):
+        raise SetupError(f"{netdev} has no address (ip address add 192.0.2.1/24 dev {netdev})")
+
+
+def require_root() -> None:
+    """Raise SetupError unless this process may load modules and make links."""
+    if os.geteuid() != 0:
+        raise SetupError(f"this needs root: sudo {sys.executable} -m ndpy softroce ...")
+
+
+def _package_with_rxe() -> str:
+    release = os.uname().release
+    try:
+        system = Path("/etc/os-release").read_text(encoding="utf-8")
+    except OSError:
+        system = ""
+    if "ID=ubuntu" in system:
+        return f"install the package linux-modules-extra-{release}"
+    if "ID=debian" in system or "ID_LIKE=debian" in system:
+        return "install the package linux-image-amd64 and boot it (the cloud flavour has no rdma_rxe)"
+    return "install your distribution's package of additional kernel modules"
+
+
+def load_module(name: str = "rdma_rxe") -> None:
+    """Load a kernel module; SetupError names the package if this kernel has none."""
+    if Path("/sys/module", name).exists():
+        return
+    try:
+        _call(["modprobe", name], f"the module {name} cannot be loaded")
+    except SetupError as error:
+        remedy = f"kernel {os.uname().release} has no {name}: {_package_with_rxe()}, or use `ndpy softroce run --vm`"
+        raise SetupError(f"{error}\n{remedy}") from None
+
+
+def module_available(name: str = "rdma_rxe") -> bool:
+    """Whether the running kernel has the module, loaded or not."""
+    if Path("/sys/module", name).exists():
+        return True
+    modprobe = tools.find("modprobe")
+    if modprobe is None:
+        return False
+    dry_run = [modprobe, "--dry-run", "--quiet", name]
+    return subprocess.run(dry_run, capture_output=True, timeout=_CALL_LIMIT_S, check=False).returncode == 0
+
+
+def _made() -> list[str]:
+    try:
+        return [str(name) for name in json.loads(_STATE.read_text(encoding="utf-8"))]
+    except (OSError, ValueError):
+        return []
+
+
+def _remember(names: Sequence[str]) -> None:
+    if names:
+        _STATE.write_text(json.dumps(sorted(names)), encoding="utf-8")
+    else:
+        _STATE.unlink(missing_ok=True)
+
+
+def up(netdev: str | None = None) -> tuple[str, bool]:
+    """See to it that there is an rxe adapter on `netdev`; returns its name and whether it was made now."""
+    require_root()
+    load_module()
+    present = links("rxe")
+    if netdev is None:
+        if present:
+            return next(iter(present)), False
+        netdev = choose_netdev()
+    else:
+        _check_netdev(netdev)
+    for name, interface in present.items():
+        if interface == netdev:
+            return name, False
+    taken = os.listdir("/sys/class/infiniband") if os.path.isdir("/sys/class/infiniband") else []
+    name = next(f"rxe{number}" for number in range(1000) if f"rxe{number}" not in taken)
+    _call(["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"{name} cannot be made on {netdev}")
+    _remember([*_made(), name])
+    return name, True
+
+
+def down(names: Sequence[str] = ()) -> list[str]:
+    """Remove the named adapters, or those that up() made; returns what was removed.
+
+    Only rxe adapters are removed. Raises SetupError if one is still in use after a while: it then
+    goes away as soon as the last process closes it.
+    """
+    require_root()
+    present = links("rxe")
+    for name in names:
+        if name not in present:
+            raise SetupError(f"{name} is no rxe adapter; there are: {', '.join(present) or 'none'}")
+    removed = []
+    for name in names or [name for name in _made() if name in present]:
+        what = f"{name} is not gone yet, since some process has it open; it goes when that process closes it"
+        _call(["rdma", "link", "delete", name], what, _DELETE_LIMIT_S)
+        _remember([made for made in _made() if made != name])
+        removed.append(name)
+    return removed

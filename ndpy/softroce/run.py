@@ -1,0 +1,111 @@
+"""Running a command where there is an adapter: here, here with a link made for it, or in a VM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ndpy.softroce import SetupError, kernel_log, links, vm
+
+EXIT_KERNEL = 123  # the command passed, the kernel log shows trouble
+EXIT_LIMIT = 124  # the command was not done in time (as timeout(1) says it)
+EXIT_SETUP = 125  # no adapter could be provided, or the VM broke
+
+_TERM_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run, and how."""
+
+    command: tuple[str, ...]
+    limit_s: float = 1800.0
+    force_vm: bool = False
+    adapter: str | None = None
+    machine: vm.Machine = vm.Machine()
+    keep_log: Path | None = None
+
+
+def run(request: Request, say: Callable[[str], None]) -> int:
+    """Run the command and return the exit status to pass on; `say` takes lines for the user."""
+    if not request.force_vm:
+        if links.adapters() and (request.adapter is None or links.adapters(request.adapter)):
+            say(f"running here, on {', '.join(links.adapters(request.adapter))}")
+            return _finish(_run_here(request), request, say)
+        if request.adapter in (None, "rxe") and os.geteuid() == 0 and links.module_available():
+            with _link(say):
+                return _finish(_run_here(request), request, say)
+    return _finish(vm.run(request.command, request.machine, request.limit_s, say), request, say)
+
+
+@contextlib.contextmanager
+def _link(say: Callable[[str], None]) -> Iterator[None]:
+    name, made = links.up()
+    say(f"running here, on {name}")
+    try:
+        yield
+    finally:
+        if made:
+            try:
+                links.down([name])
+            except SetupError as error:
+                say(str(error))
+
+
+def _run_here(request: Request) -> vm.Outcome:
+    log = kernel_log.RunningKernel()
+    try:
+        process = subprocess.Popen(request.command, stdin=subprocess.DEVNULL)
+    except OSError as error:
+        status = 127 if isinstance(error, FileNotFoundError) else 126
+        return vm.Outcome(status, f"{request.command[0]}: {error.strerror}")
+    reason, timed_out = "", False
+    try:
+        process.wait(request.limit_s)
+    except subprocess.TimeoutExpired:
+        reason, timed_out = f"the command was not done after {request.limit_s:g} s; it was ended", True
+    finally:
+        _end(process)
+    status = process.returncode
+    if status is not None and status < 0:
+        status = 128 - status
+    if not log.readable:
+        reason = reason or "the kernel log cannot be read (that takes root), so it was not searched"
+    records = log.read()
+    log.close()
+    return vm.Outcome(None if timed_out else status, reason, timed_out, records)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for end in (process.terminate, process.kill):
+        if process.poll() is not None:
+            return
+        end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_TERM_LIMIT_S)
+
+
+def _finish(outcome: vm.Outcome, request: Request, say: Callable[[str], None]) -> int:
+    if outcome.reason:
+        say(outcome.reason)
+    if outcome.status is None and not outcome.timed_out:
+        say("the end of its console:\n" + "\n".join(outcome.console.splitlines()[-30:]))
+    status = outcome.status
+    if status is not None and status > 128 and status - 128 in {number.value for number in signal.Signals}:
+        say(f"the command ended with status {status}, as after {signal.Signals(status - 128).name}")
+    if request.keep_log is not None:
+        text = "".join(f"{record}\n" for record in outcome.log)
+        request.keep_log.write_text(text, encoding="utf-8")
+    trouble = kernel_log.trouble(outcome.log)
+    if trouble:
+        say("the kernel log shows trouble since the command began:\n" + "\n".join(map(str, trouble)))
+    if outcome.timed_out:
+        return EXIT_LIMIT
+    if status is None:
+        return EXIT_SETUP
+    return status or (EXIT_KERNEL if trouble else 0)

@@ -1,0 +1,100 @@
+"""Programs that the rig needs, the Debian and Ubuntu packages that have them, and the kernels to boot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ndpy.softroce import SetupError
+
+PACKAGES = {
+    "qemu-system-x86_64": "qemu-system-x86",
+    "busybox": "busybox-static",
+    "modprobe": "kmod",
+    "depmod": "kmod",
+    "zstd": "zstd",
+    "ip": "iproute2",
+    "rdma": "iproute2",
+    "vng": "virtme-ng (from PyPI, or the extra ndpy[softroce])",
+}
+FOR_LINKS = ("ip", "rdma", "modprobe")
+FOR_VM = ("vng", "qemu-system-x86_64", "busybox", "depmod", "modprobe", "ip", "rdma", "zstd")
+
+_RXE = "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*"
+
+
+def search_path() -> str:
+    """PATH with the folder of this Python before it and the folders of system programs after it."""
+    return os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
+    )
+
+
+def find(tool: str) -> str | None:
+    """The path of a program, or None."""
+    return shutil.which(tool, path=search_path())
+
+
+def missing(tools: Iterable[str]) -> dict[str, str]:
+    """The tools that are not there, each with the package that has it."""
+    return {tool: PACKAGES[tool] for tool in tools if find(tool) is None}
+
+
+def explain_missing(absent: Mapping[str, str]) -> str:
+    """One message for all missing tools, with the command that installs what apt has."""
+    lines = ["these programs are missing:"]
+    lines += [f"  {tool:20} package {package}" for tool, package in absent.items()]
+    from_apt = sorted({package for package in absent.values() if " " not in package})
+    if from_apt:
+        lines.append(f"install them: apt-get install {' '.join(from_apt)}")
+    if "vng" in absent:
+        lines.append(f"install virtme-ng: {sys.executable} -m pip install virtme-ng")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that can be booted: its version and the path of its image."""
+
+    version: str
+    image: Path
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def find_kernel(version: str | None = None, root: Path = Path("/")) -> Kernel:
+    """The kernel `version`, or the newest that has rdma_rxe and an image this user may read.
+
+    Raises SetupError that says which kernels were looked at and what each lacks.
+    """
+    lacking: list[str] = []
+    modules = root / "lib/modules"
+    found = sorted(modules.iterdir(), key=lambda path: _version_key(path.name)) if modules.is_dir() else []
+    for folder in reversed(found):
+        if version is not None and folder.name != version:
+            continue
+        if next(folder.glob(_RXE), None) is None:
+            lacking.append(f"  {folder.name}: no module rdma_rxe (Debian's cloud flavour has none)")
+            continue
+        for image in (folder / "vmlinuz", root / "boot" / f"vmlinuz-{folder.name}"):
+            if os.access(image, os.R_OK):
+                return Kernel(folder.name, image)
+        lacking.append(f"  {folder.name}: no readable image vmlinuz in {folder} or {root / 'boot'}")
+    wanted = f"kernel {version}" if version else "no kernel with rdma_rxe"
+    raise SetupError(
+        "\n".join(
+            [
+                f"{wanted} was found in {modules}{':' if lacking else ''}",
+                *lacking,
+                "get one with `make setup` in a checkout of ndpy, or install the package linux-image-amd64 "
+                "(Debian) or linux-image-generic with linux-modules-extra-VERSION (Ubuntu)",
+            ]
+        )
+    )

@@ -1,0 +1,367 @@
+"""Running a command in a small VM that has software adapters.
+
+virtme-ng boots a distribution kernel with this machine's file system as its root, so the command
+finds the same programs at the same paths. Facts that shape this module:
+
+The VM's serial console loses and mangles output under load, and virtme-ng hands QEMU our own
+standard streams, whose last bytes can be lost when the VM goes away. So the command's streams, the
+kernel log and the exit status travel over four virtio ports of our own, each a Unix socket here.
+A write in the VM returns before QEMU has handed the bytes on, therefore every stream ends with a
+random mark, and the VM lives until all marks have arrived. It is then ended from outside: a
+shutdown from within can hang for ever on an adapter that is still in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from ndpy.softroce import SetupError, kernel_log, tools
+
+_BOOT_LIMIT_S = 180.0
+_KVM_BOOT_LIMIT_S = 60.0
+_END_LIMIT_S = 30.0
+_PORTS = ("control", "log", "out", "err")
+
+# They describe places of the host session that the VM does not have.
+_NOT_PASSED_ON = {"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR", "LISTEN_FDS", "LISTEN_PID"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the VM is made of."""
+
+    cpus: int = 2
+    memory: str = "2G"
+    kernel: str | None = None
+    adapters: tuple[str, ...] = ("rxe", "siw")
+    icount: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a command went. `status` is None if the VM never told it; `reason` then says why."""
+
+    status: int | None
+    reason: str = ""
+    timed_out: bool = False
+    log: list[kernel_log.Record] = field(default_factory=list)
+    console: str = ""
+
+
+class _BootError(Exception):
+    """The VM ended or hung before the command began."""
+
+
+def _kvm_works(qemu: str) -> bool:
+    """Whether QEMU can make a processor with KVM; opening /dev/kvm says little in nested machines."""
+    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
+        return False
+    probe = [qemu, "-accel", "kvm", "-cpu", "host", "-display", "none", "-nodefaults", "-S", "-monitor", "stdio"]
+    try:
+        done = subprocess.run(probe, input=b"quit\n", capture_output=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def writable_folder(cwd: Path) -> Path:
+    """The folder that the VM may write to: the checkout that holds `cwd`, else `cwd` itself."""
+    for folder in (cwd, *cwd.parents):
+        if (folder / ".git").exists() and folder != Path.home():
+            return folder
+    return cwd
+
+
+def _job_script(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> str:
+    lines = ["# The command, in the environment and the folder that it was called in."]
+    for name, value in environment.items():
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name not in _NOT_PASSED_ON:
+            lines.append(f"export {name}={shlex.quote(value)}")
+    lines.append(f"cd {shlex.quote(str(cwd))} || exit 126")
+    lines.append(f"exec {shlex.join(command)}")
+    return "\n".join(lines) + "\n"
+
+
+class _Stream:
+    """Passes bytes on to `sink` up to the end mark; keeps back what could be the mark's beginning."""
+
+    def __init__(self, mark: bytes, sink: Callable[[bytes], None]) -> None:
+        self._mark = mark
+        self._sink = sink
+        self._held = b""
+        self.ended = False
+
+    def feed(self, data: bytes) -> None:
+        if self.ended:
+            return
+        data = self._held + data
+        end = data.find(self._mark)
+        if end >= 0:
+            self.ended, self._held = True, b""
+            self._pass_on(data[:end])
+            return
+        keep = next((n for n in range(min(len(data), len(self._mark) - 1), 0, -1) if self._mark.startswith(data[-n:])), 0)
+        self._held = data[len(data) - keep :]
+        self._pass_on(data[: len(data) - keep])
+
+    def _pass_on(self, data: bytes) -> None:
+        if data:
+            self._sink(data)
+
+    def give_up(self) -> None:
+        """The VM is gone: what was held back was no mark."""
+        self._pass_on(self._held)
+        self._held = b""
+
+
+def _write_to(fd: int) -> Callable[[bytes], None]:
+    def write(data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    return write
+
+
+class _Session:
+    """One VM from start to end. Use as a context manager: leaving it ends the VM, whatever happened."""
+
+    def __init__(self, machine: Machine, merged: bool, kvm: bool) -> None:
+        self._machine = machine
+        self._merged = merged
+        self._kvm = kvm
+        self._mark = f"ndpy-{secrets.token_hex(16)}"
+        self._selector = selectors.DefaultSelector()
+        self._resources = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = Path()
+        self._control = b""
+        self._streams = {
+            "out": _Stream(self._mark.encode(), _write_to(1)),
+            "err": _Stream(self._mark.encode(), _write_to(2)),
+        }
+        self._log = kernel_log.Collector()
+        self.began = False
+        self.status: int | None = None
+        self.failure = ""
+
+    def __enter__(self) -> _Session:
+        folder = tempfile.TemporaryDirectory(prefix="ndpy-softroce-")
+        self._folder = Path(self._resources.enter_context(folder))
+        self._resources.enter_context(contextlib.closing(self._selector))
+        for port in _PORTS:
+            listener = self._resources.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(self._folder / port))
+            listener.listen(1)
+            self._selector.register(listener, selectors.EVENT_READ, ("accept", port))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        try:
+            self._end()
+        finally:
+            self._resources.close()
+
+    def _end(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        # virtme-ng, the shell between and QEMU share the process group that was made for them.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            try:
+                process.wait(5)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def start(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        machine = self._machine
+        kernel = tools.find_kernel(machine.kernel)
+        job = self._folder / "job"
+        job.mkdir()
+        guest = resources.files("ndpy.softroce").joinpath("guest.sh").read_text(encoding="utf-8")
+        (job / "guest.sh").write_text(guest, encoding="utf-8")
+        (job / "command").write_text(_job_script(command, cwd, environment), encoding="utf-8")
+        settings = {
+            "NONCE": self._mark,
+            "ADAPTERS": " ".join(machine.adapters),
+            "MERGED": "1" if self._merged else "",
+            "CHECKOUT": str(writable_folder(cwd)),
+        }
+        lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
+        (job / "settings").write_text("".join(lines), encoding="utf-8")
+
+        vng = tools.find("vng")
+        assert vng is not None
+        qemu_options = ["-device virtio-serial-pci,id=ndpy,max_ports=8"]
+        for port in _PORTS:
+            qemu_options.append(f"-chardev socket,id=ndpy-{port},path={self._folder / port}")
+            qemu_options.append(f"-device virtserialport,bus=ndpy.0,chardev=ndpy-{port},name=ndpy.{port}")
+        if machine.icount:
+            qemu_options.append("-icount shift=1,sleep=off")
+        arguments = [vng, "--verbose", "--run", str(kernel.image), "--force-9p", "--disable-microvm"]
+        arguments += ["--cpus", "1" if machine.icount else str(machine.cpus), "--memory", machine.memory]
+        arguments += ["--user", "root", "--append", "loglevel=5", f"--rodir={job}"]
+        if writable_folder(cwd) != Path("/"):
+            arguments.append(f"--rwdir={writable_folder(cwd)}")
+        if not self._kvm:
+            arguments.append("--disable-kvm")
+        arguments += [f"--qemu-opts={' '.join(qemu_options)}", "--", f"sh {job}/guest.sh {job}"]
+        with (self._folder / "console").open("wb") as console:
+            self._process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                cwd=cwd,
+                env={**os.environ, "PATH": tools.search_path()},
+                start_new_session=True,
+            )
+
+    def console(self) -> str:
+        """What the VM's console showed: boot, errors, a panic."""
+        return (self._folder / "console").read_text("utf-8", "replace")
+
+    def records(self) -> list[kernel_log.Record]:
+        """The kernel log since the command began."""
+        begin = self._log.position(f"ndpy: begin {self._mark}")
+        end = self._log.position(f"ndpy: end {self._mark}")
+        return [] if begin is None else self._log.records[begin + 1 : end]
+
+    @property
+    def complete(self) -> bool:
+        streams = [self._streams["out"]] if self._merged else list(self._streams.values())
+        logged = self._log.position(f"ndpy: end {self._mark}") is not None
+        return self.status is not None and logged and all(stream.ended for stream in streams)
+
+    def pump(self, until: Callable[[], bool], deadline: float) -> bool:
+        """Handle what arrives until `until` holds (True), or the VM ends or the deadline passes (False)."""
+        assert self._process is not None
+        ended = False
+        while not until():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            events = self._selector.select(0 if ended else min(left, 0.5))
+            for key, _ in events:
+                self._handle(key)
+            if ended and not events:
+                return until()
+            ended = self._process.poll() is not None
+        return True
+
+    def _handle(self, key: selectors.SelectorKey) -> None:
+        kind, port = key.data
+        sock = key.fileobj
+        assert isinstance(sock, socket.socket)
+        if kind == "accept":
+            connection = self._resources.enter_context(sock.accept()[0])
+            self._selector.unregister(sock)
+            self._selector.register(connection, selectors.EVENT_READ, ("read", port))
+            return
+        try:
+            data = sock.recv(65536)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._selector.unregister(sock)
+        elif port == "log":
+            self._log.feed(data)
+        elif port == "control":
+            *lines, self._control = (self._control + data).split(b"\n")
+            for line in lines:
+                self._told(line.decode("utf-8", "replace"))
+        else:
+            self._streams[port].feed(data)
+
+    def _told(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "begin":
+            self.began = True
+        elif word == "status":
+            self.status = int(rest)
+        elif word == "failed":
+            self.failure = rest
+
+    def give_up(self) -> None:
+        for stream in self._streams.values():
+            stream.give_up()
+
+
+def _run_once(
+    command: Sequence[str], machine: Machine, limit_s: float, kvm: bool, environment: Mapping[str, str]
+) -> Outcome:
+    merged = os.path.sameopenfile(1, 2)
+    with _Session(machine, merged, kvm) as session:
+        session.start(command, Path.cwd(), environment)
+        boot_limit = time.monotonic() + (_KVM_BOOT_LIMIT_S if kvm else _BOOT_LIMIT_S)
+        session.pump(lambda: session.began or bool(session.failure), boot_limit)
+        if session.failure:
+            raise SetupError(f"the VM could not be set up: {session.failure}")
+        if not session.began:
+            raise _BootError(session.console())
+        deadline = time.monotonic() + limit_s
+        told = session.pump(lambda: session.status is not None, deadline)
+        whole = told and session.pump(lambda: session.complete, time.monotonic() + _END_LIMIT_S)
+        if not whole:
+            session.give_up()
+        reason = ""
+        if not told:
+            timed_out = time.monotonic() >= deadline
+            reason = (
+                f"the command was not done after {limit_s:g} s; the VM was ended"
+                if timed_out
+                else "the VM ended before the command did: the kernel panicked or was powered off"
+            )
+            return Outcome(None, reason, timed_out, session.records(), session.console())
+        if not whole:
+            reason = "the VM hung after the command; its output may be cut short"
+        return Outcome(session.status, reason, False, session.records(), session.console())
+
+
+def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[[str], None]) -> Outcome:
+    """Run `command` in a VM; its output goes to our standard output and error as it comes.
+
+    limit_s: seconds after which the VM is ended; booting has a limit of its own.
+    say: takes one line about progress.
+    Raises SetupError if the VM cannot be started or set up.
+    """
+    absent = tools.missing(tools.FOR_VM)
+    if absent:
+        raise SetupError(tools.explain_missing(absent))
+    kernel = tools.find_kernel(machine.kernel)
+    qemu = tools.find("qemu-system-x86_64")
+    assert qemu is not None
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ}
+    console = ""
+    for kvm in (True, False):
+        if kvm and (machine.icount or not _kvm_works(qemu)):
+            continue
+        how = "with KVM" if kvm else "in emulation (about 15 s to boot)"
+        say(f"booting Linux {kernel.version} {how}")
+        try:
+            return _run_once(command, machine, limit_s, kvm, environment)
+        except _BootError as error:
+            console = str(error)
+            if kvm:
+                say("the VM did not start with KVM")
+    tail = "\n".join(console.splitlines()[-20:])
+    raise SetupError(f"the VM did not start within {_BOOT_LIMIT_S:g} s. The end of its console:\n{tail}")
