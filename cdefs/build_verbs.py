@@ -1,0 +1,64 @@
+"""The cffi module ndpy._verbs: libibverbs and librdmacm, declared from their headers, opened at run time.
+
+One table: each function that verbs/ibverbs.h and verbs/rdmacm.h declare becomes a pointer that loader.c fills, required
+unless its declaration is marked optional. The names are then macros for those pointers, so that nothing is linked.
+"""
+
+import re
+from pathlib import Path
+
+from cffi import FFI
+
+HERE = Path(__file__).parent
+
+
+def read(name: str) -> str:
+    return (HERE / name).read_text()
+
+
+def symbols(library: str) -> list[tuple[str, str, int]]:
+    """(library, name, required) of every function that a declaration file has."""
+    found = re.findall(r"^[^/\n]*?\b(\w+)\((?:[^;]*)\);(.*)$", read(f"verbs/{library}.h"), re.MULTILINE)
+    return [(library, name, int("optional" not in remark)) for name, remark in found]
+
+
+def source() -> str:
+    table = symbols("ibverbs") + symbols("rdmacm")
+    entries = " \\\n".join(f"    SYMBOL({library}, {name}, {required})" for library, name, required in table)
+    names = "\n".join(f"#undef {name}\n#define {name} ndpy_call_{name}" for _, name, _ in table)
+    return f"""
+#include <stddef.h>
+#include <stdint.h>
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+/* Function-like macros of the headers; the functions behind them are what the library exports. */
+#undef ibv_get_device_list
+#undef ibv_query_port
+#undef ibv_reg_mr
+
+#define NDPY_SYMBOLS(SYMBOL) \\
+{entries}
+
+#include "ndpy_abi.h"
+#include "verbs/shim.h"
+#include "verbs/loader.c"
+
+{names}
+
+#include "verbs/events.c"
+#include "verbs/data_path.c"
+"""
+
+
+ffibuilder = FFI()
+for part in ("ndpy_abi.h", "verbs/ibverbs.h", "verbs/rdmacm.h", "verbs/shim.h"):
+    ffibuilder.cdef(read(part))
+ffibuilder.set_source(
+    "ndpy._verbs",
+    source(),
+    include_dirs=[str(HERE)],
+    depends=[str(path) for path in sorted(HERE.glob("**/*.[ch]"))],
+    py_limited_api=True,
+    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
+)

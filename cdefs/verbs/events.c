@@ -1,0 +1,137 @@
+/* Events, copied out and acknowledged in one step: an event that is not acknowledged makes destroying its object wait
+   for ever, and after the acknowledgement the object may be gone, so nothing of it is touched any more. */
+
+#include <errno.h>
+#include <string.h>
+
+struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd)
+{
+    return ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+}
+
+int ndpy_free_window(struct ibv_mw *window)
+{
+    return ibv_dealloc_mw(window);
+}
+
+int ndpy_arm(struct ibv_cq *cq, int solicited_only)
+{
+    return ibv_req_notify_cq(cq, solicited_only);
+}
+
+/* The library's function fills the structure of its first version, a prefix of today's. */
+int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out)
+{
+    memset(out, 0, sizeof *out);
+    return ibv_query_port(context, port, (struct _compat_ibv_port_attr *)out);
+}
+
+int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *out)
+{
+    struct ibv_async_event event;
+
+    if (ibv_get_async_event(context, &event))
+        return errno ? errno : EIO;
+    memset(out, 0, sizeof *out);
+    out->type = event.event_type;
+    switch (event.event_type) {
+    case IBV_EVENT_CQ_ERR:
+        out->key = (uintptr_t)event.element.cq->cq_context;
+        break;
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_PATH_MIG:
+    case IBV_EVENT_PATH_MIG_ERR:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+        out->key = (uintptr_t)event.element.qp->qp_context;
+        break;
+    case IBV_EVENT_SRQ_ERR:
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+        out->key = (uintptr_t)event.element.srq->srq_context;
+        break;
+    default:
+        out->port = (uint32_t)event.element.port_num;
+        break;
+    }
+    ibv_ack_async_event(&event);
+    return 0;
+}
+
+int ndpy_take_cq_events(struct ibv_comp_channel *channel)
+{
+    struct ibv_cq *cq;
+    void *context;
+    int count = 0;
+
+    while (!ibv_get_cq_event(channel, &cq, &context)) {
+        ibv_ack_cq_events(cq, 1);
+        count++;
+    }
+    return count;
+}
+
+int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, struct ndpy_cm_event *out)
+{
+    struct rdma_cm_event *event;
+    const struct rdma_conn_param *param;
+
+    if (rdma_get_cm_event(channel, &event))
+        return errno ? errno : EIO;
+    memset(out, 0, offsetof(struct ndpy_cm_event, private_data));
+    out->type = event->event;
+    out->status = event->status;
+    out->id = event->id;
+    if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+        out->listener = (uintptr_t)event->listen_id->context;
+        event->id->context = (void *)(uintptr_t)new_key;
+    }
+    out->key = (uintptr_t)event->id->context;
+    switch (event->event) {
+    case RDMA_CM_EVENT_CONNECT_REQUEST:
+    case RDMA_CM_EVENT_CONNECT_RESPONSE:
+    case RDMA_CM_EVENT_ESTABLISHED:
+    case RDMA_CM_EVENT_REJECTED:
+        param = &event->param.conn;
+        out->qp_num = param->qp_num;
+        out->responder_resources = param->responder_resources;
+        out->initiator_depth = param->initiator_depth;
+        out->srq = param->srq;
+        if (param->private_data) {
+            out->private_data_length = param->private_data_len;
+            memcpy(out->private_data, param->private_data, param->private_data_len);
+        }
+        break;
+    default:
+        break;
+    }
+    rdma_ack_cm_event(event);
+    return 0;
+}
+
+const char *ndpy_cm_device(struct rdma_cm_id *id)
+{
+    return id->verbs ? ibv_get_device_name(id->verbs->device) : "";
+}
+
+struct ibv_context *ndpy_cm_context(struct rdma_cm_id *id)
+{
+    return id->verbs;
+}
+
+int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size)
+{
+    const struct sockaddr *address = peer ? &id->route.addr.dst_addr : &id->route.addr.src_addr;
+    int length = 0;
+
+    if (address->sa_family == AF_INET)
+        length = sizeof(struct sockaddr_in);
+    else if (address->sa_family == AF_INET6)
+        length = sizeof(struct sockaddr_in6);
+    if (length > size)
+        return 0;
+    memcpy(out, address, (size_t)length);
+    return length;
+}

@@ -1,0 +1,67 @@
+"""The flags and enumerations of the public API. Values are NetworkDirect's where it has one (contract B.2)."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Access(enum.IntFlag):
+    """Rights of a region or window. Local read needs no flag; REMOTE_WRITE contains LOCAL_WRITE."""
+
+    NONE = 0
+    LOCAL_WRITE = 0x1
+    REMOTE_READ = 0x2
+    REMOTE_WRITE = 0x5
+    READ_SINK = 0x8
+    REMOTE_ATOMIC = 0x10001
+    DO_NOT_SECURE_VM = 0x80000000
+
+
+class Flags(enum.IntFlag):
+    """Flags of a posted request.
+
+    SILENT_SUCCESS: no completion when it succeeds (an unsignaled work request).
+    READ_FENCE: start only when all earlier reads of this queue pair have completed.
+    SOLICITED: the peer's receive completion satisfies a SOLICITED notification (send only).
+    INLINE: the bytes are taken during the call; the memory need not be registered (send and write only).
+    """
+
+    NONE = 0
+    SILENT_SUCCESS = 0x1
+    READ_FENCE = 0x2
+    SOLICITED = 0x4
+    INLINE = 0x20
+
+
+class Operation(enum.IntEnum):
+    """What a completion is the end of."""
+
+    RECEIVE = 0
+    SEND = 1
+    BIND = 2
+    INVALIDATE = 3
+    READ = 4
+    WRITE = 5
+
+
+class Status(enum.IntEnum):
+    """How a request ended; Completion.native_status keeps the provider's own number."""
+
+    SUCCESS = 0
+    CANCELED = 1
+    ACCESS_VIOLATION = 2
+    BUFFER_OVERFLOW = 3
+    DATA_OVERRUN = 4
+    IO_TIMEOUT = 5
+    REMOTE_ERROR = 6
+    INVALID_REQUEST = 7
+    INTERNAL_ERROR = 8
+    UNKNOWN = 9
+
+
+class Notify(enum.IntEnum):
+    """What a completion queue is armed for: errors of the queue itself, any completion, or a solicited one."""
+
+    ERRORS = 0
+    ANY = 1
+    SOLICITED = 2

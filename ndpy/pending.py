@@ -1,0 +1,121 @@
+"""The result of an operation that is under way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Generic, TypeVar, cast
+
+from ndpy.errors import CanceledError, TimeoutError
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """An operation that ends once, with a value or an exception. Safe from any thread; can be awaited.
+
+    Cancelling asks the operation to stop: it ends with CanceledError, unless it had ended already.
+    Nothing that the operation still uses is released before it has let go of it.
+    """
+
+    def __init__(self, operation: str, cancel: Callable[[], None] | None = None) -> None:
+        self._operation = operation
+        self._cancel = cancel
+        self._condition = threading.Condition()
+        self._callbacks: list[Callable[[Pending[T]], None]] = []
+        self._done = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def __repr__(self) -> str:
+        if not self._done:
+            state = "running"
+        elif self._error is not None:
+            state = f"failed: {self._error}"
+        else:
+            state = "done"
+        return f"<Pending {self._operation} {state}>"
+
+    def done(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self._done
+
+    def result(self, timeout_s: float | None = None) -> T:
+        """Wait for the end; return its value or raise its exception.
+
+        Raises TimeoutError after timeout_s seconds (None waits for ever); the operation then goes on.
+        """
+        with self._condition:
+            if not self._condition.wait_for(lambda: self._done, timeout_s):
+                raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
+
+    def cancel(self) -> bool:
+        """Ask the operation to stop; True if it ended with CanceledError or had not ended by itself before."""
+        if self._done:
+            return False
+        if self._cancel is not None:
+            self._cancel()
+        self.fail(CanceledError("cancelled", operation=self._operation))
+        return isinstance(self._error, CanceledError)
+
+    def add_done_callback(self, callback: Callable[[Pending[T]], None]) -> None:
+        """Call callback(self) at the end, in the thread that ends it; at once if it has ended."""
+        with self._condition:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def succeed(self, value: T) -> bool:
+        """End it with a value; False if it had ended before. For the implementation of an operation."""
+        return self._finish(value, None)
+
+    def fail(self, error: BaseException) -> bool:
+        """End it with an exception; False if it had ended before. For the implementation of an operation."""
+        return self._finish(None, error)
+
+    def _finish(self, value: T | None, error: BaseException | None) -> bool:
+        with self._condition:
+            if self._done:
+                return False
+            self._value, self._error, self._done = value, error, True
+            callbacks, self._callbacks = self._callbacks, []
+            self._condition.notify_all()
+        for callback in callbacks:
+            callback(self)
+        return True
+
+    def __await__(self) -> Generator[Any, None, T]:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ended.done():
+                ended.set_result(None)
+
+        def on_done(_: Pending[T]) -> None:
+            # The loop may have been closed meanwhile; then nobody waits any more.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(wake)
+
+        self.add_done_callback(on_done)
+        try:
+            yield from ended
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self.result(0)
+
+
+def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
+    """The result of an operation that is to be given up when the wait for it ends early, by deadline or Ctrl-C."""
+    try:
+        return pending.result(timeout_s)
+    except BaseException:
+        pending.cancel()
+        raise
