@@ -14,7 +14,7 @@ _TROUBLE = re.compile(
       \bBUG\b | \bWARNING:\ (?!.*\bdeprecated\b) | \bOops\b | \bKASAN\b | \bKCSAN\b | \bUBSAN\b
     | \bKernel\ panic\b | \bgeneral\ protection\ fault\b | \bunable\ to\ handle\b
     | \bsoft\ lockup\b | \bhard\ LOCKUP\b | \bself-detected\ stall\b | \bdetected\ stalls?\b
-    | \bblocked\ for\ more\ than\ \d+\ seconds\b | \brefcount_t:\ 
+    | \bblocked\ for\ more\ than\ \d+\ seconds\b | \brefcount_t:
     | \bINFO:\ (?:possible|suspicious|inconsistent|trying\ to\ register) | \bdouble\ free\b
     | \bslab\ error\b | \bmemory\ leak\b | \bscheduling\ while\ atomic\b | \blist_(?:add|del)\ corruption\b
     | \bunregister_netdevice:\ waiting\ for\b | \bbad\ page\ (?:state|map)\b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -16,6 +17,8 @@ from ndpy.softroce import SetupError, tools
 _DELETE_LIMIT_S = 15.0
 _CALL_LIMIT_S = 30.0
 
+_DEVICES = Path("/sys/class/infiniband")
+
 # Names of the links that up() made, so that down() leaves other people's alone.
 _STATE = Path("/run/ndpy-softroce.json")
 
@@ -24,7 +27,9 @@ def adapters(kind: str | None = None) -> list[str]:
     """RDMA devices of this machine that have an active port; `kind` (rxe, siw) limits them to that driver."""
     folder = Path("/sys/class/infiniband")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    found = [name for name in names if any(_active(port) for port in (folder / name / "ports").glob("*/state"))]
+    found = [
+        name for name in names if any(_active(port) for port in (folder / name / "ports").glob("*/state"))
+    ]
     return found if kind is None else [name for name in found if name in links(kind)]
 
 
@@ -41,7 +46,11 @@ def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> 
     if path is None:
         raise SetupError(tools.explain_missing(tools.missing([command[0]])))
     process = subprocess.Popen(
-        [path, *command[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [path, *command[1:]],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         out, err = process.communicate(timeout=limit_s)
@@ -59,29 +68,20 @@ def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> 
 
 def links(kind: str = "rxe") -> dict[str, str]:
     """The software adapters of that kind on this machine, each with its network interface."""
-    found: dict[str, str] = {}
-    for device in json.loads(_call(["rdma", "-json", "-details", "dev", "show"], "cannot list adapters") or "[]"):
-        name = str(device["ifname"])
-        parent = _driver(name)
-        if parent == kind:
-            found[name] = _netdev(name)
-    return found
+    names = sorted(path.name for path in _DEVICES.iterdir()) if _DEVICES.is_dir() else []
+    return {name: _netdev(name) for name in names if _kind(name) == kind}
 
 
-def _driver(name: str) -> str:
-    """rxe and siw have a file `parent` that a hardware device lacks; rxe's node GUID type is RoCE, siw's is iWARP."""
-    folder = Path("/sys/class/infiniband") / name
-    if not (folder / "parent").exists() and (folder / "device").exists():
+def _kind(name: str) -> str:
+    """rxe and siw are the drivers whose devices hang on no bus; siw's are iWARP adapters (RNIC)."""
+    folder = _DEVICES / name
+    if "virtual" not in folder.resolve().parts:
         return "hardware"
-    try:
-        node = (folder / "node_type").read_text(encoding="ascii")
-    except OSError:
-        return ""
-    return "siw" if "RNIC" in node else "rxe"
+    return "siw" if "RNIC" in (folder / "node_type").read_text(encoding="ascii") else "rxe"
 
 
 def _netdev(name: str) -> str:
-    for file in sorted((Path("/sys/class/infiniband") / name / "ports/1/gid_attrs/ndevs").glob("*")):
+    for file in sorted((_DEVICES / name / "ports/1/gid_attrs/ndevs").glob("*")):
         try:
             return file.read_text(encoding="ascii").strip()
         except OSError:
@@ -140,8 +140,8 @@ def load_module(name: str = "rdma_rxe") -> None:
     try:
         _call(["modprobe", name], f"the module {name} cannot be loaded")
     except SetupError as error:
-        remedy = f"kernel {os.uname().release} has no {name}: {_package_with_rxe()}, or use `ndpy softroce run --vm`"
-        raise SetupError(f"{error}\n{remedy}") from None
+        remedy = f"{_package_with_rxe()}, or use `ndpy softroce run --vm`"
+        raise SetupError(f"{error}\nkernel {os.uname().release} has no {name}: {remedy}") from None
 
 
 def module_available(name: str = "rdma_rxe") -> bool:
@@ -183,9 +183,10 @@ def up(netdev: str | None = None) -> tuple[str, bool]:
     for name, interface in present.items():
         if interface == netdev:
             return name, False
-    taken = os.listdir("/sys/class/infiniband") if os.path.isdir("/sys/class/infiniband") else []
-    name = next(f"rxe{number}" for number in range(1000) if f"rxe{number}" not in taken)
-    _call(["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"{name} cannot be made on {netdev}")
+    name = next(f"rxe{number}" for number in itertools.count() if not (_DEVICES / f"rxe{number}").exists())
+    _call(
+        ["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"{name} cannot be made on {netdev}"
+    )
     _remember([*_made(), name])
     return name, True
 

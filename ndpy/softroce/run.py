@@ -6,8 +6,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ndpy.softroce import SetupError, kernel_log, links, vm
@@ -27,7 +27,7 @@ class Request:
     limit_s: float = 1800.0
     force_vm: bool = False
     adapter: str | None = None
-    machine: vm.Machine = vm.Machine()
+    machine: vm.Machine = field(default_factory=vm.Machine)
     keep_log: Path | None = None
 
 

@@ -1,0 +1,49 @@
+# Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
+
+.PHONY: help setup venv smoke test stress lint wheel clean
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+# Where the tests run: --vm is always the same and touches nothing of this machine. Empty: on an adapter
+# of this machine if there is one.
+SOFTROCE ?= --vm
+# More arguments for `ndpy smoke` and for pytest
+ARGS ?=
+
+export PYTHON SOFTROCE ARGS
+
+help:
+	@echo "make smoke    the hardware smoke test on a software adapter"
+	@echo "make test     all tests;  make stress: with full counts"
+	@echo "make lint     ruff and mypy"
+	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
+	@echo "make wheel    a wheel in dist/;  make clean: remove what was built"
+
+setup:
+	@rig/setup.sh
+
+venv:
+	@rig/setup.sh venv
+
+smoke: setup
+	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- .venv/bin/ndpy smoke rxe0 $(ARGS)
+
+test: setup
+	@rig/test.sh
+
+stress: setup
+	@NDPY_STRESS=1 rig/test.sh
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy --strict ndpy
+
+wheel: venv
+	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
+
+clean:
+	rm -rf .venv .rig build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
+	rm -f ndpy/_verbs*.so
+	find ndpy tests examples cdefs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,43 @@
+#!/bin/sh
+# Runs all tests: tests/unit here, the others in a VM on rxe0 and in another one on siw0.
+# `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
+
+set -u
+cd "$(dirname "$0")/.."
+python=.venv/bin/python
+results=.rig/results
+mkdir -p $results
+rm -f $results/*.xml
+if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=900; fi
+failed=
+
+# Compiled here, since the VM is slow at it, and where a test's module fails to import it shows at once.
+unset PYTHONDONTWRITEBYTECODE
+$python -m compileall -q ndpy tests examples
+$python -m pytest tests --collect-only -q >$results/collected.txt 2>&1 ||
+    { cat $results/collected.txt; exit 1; }
+
+report() { if [ "$2" != 0 ]; then failed="$failed $1"; fi; }
+
+on_adapter() {
+    kind=$1 adapter=$2
+    echo "== tests on $adapter"
+    .venv/bin/ndpy softroce run ${SOFTROCE---vm} --adapter "$kind" --limit $limit -- \
+        $python -m pytest --ignore tests/unit --adapter "$adapter" \
+        -p no:cacheprovider --junitxml "$results/$adapter.xml" ${ARGS:-}
+    report "$adapter" $?
+}
+
+has_siw() { ls /lib/modules/*/updates/siw.ko* /lib/modules/*/kernel/drivers/infiniband/sw/siw/siw.ko* 2>/dev/null | grep -q .; }
+
+echo "== tests without an adapter"
+$python -m pytest tests/unit --junitxml $results/unit.xml ${ARGS:-}
+report unit $?
+on_adapter rxe rxe0
+if has_siw; then on_adapter siw siw0; else echo "== no tests on siw0: this machine has no siw module"; fi
+
+$python rig/sum_results.py $results/*.xml
+if [ -n "$failed" ]; then
+    echo "failed:$failed"
+    exit 1
+fi
