@@ -22,10 +22,15 @@ fail() { tell "failed $*"; sleep 3600; }
 
 mkdir -p $run
 
+options=trans=virtio,version=9p2000.L,msize=512000,access=any
+if [ "$CHECKOUT" != / ]; then
+    mount -t 9p -o "rw,$options" ndpy.checkout "$CHECKOUT" || fail "$CHECKOUT could not be mounted"
+fi
+
 # The root is mounted without a cache. Folders that nobody changes meanwhile are laid over it from a
 # second mount that has one.
 mkdir -p $run/host
-if mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=524288,access=any,cache=loose ndpy.host $run/host; then
+if mount -t 9p -o "ro,$options,cache=loose" ndpy.host $run/host; then
     while read -r folder; do mount --bind "$run/host$folder" "$folder"; done <"$job/cached"
 fi
 

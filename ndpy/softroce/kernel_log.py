@@ -86,6 +86,13 @@ def trouble(records: Iterable[Record]) -> list[Record]:
     return found
 
 
+def last_words(console: str) -> str:
+    """The end of a console's text, from the first sign of trouble near it."""
+    lines = console.splitlines()[-100:]
+    first = next((i for i, line in enumerate(lines) if _TROUBLE.search(line)), max(len(lines) - 20, 0))
+    return "\n".join(lines[first:])
+
+
 class RunningKernel:
     """The log of the kernel that runs us, from now on. `readable` is False without the right to read it."""
 

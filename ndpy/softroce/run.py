@@ -94,7 +94,7 @@ def _finish(outcome: vm.Outcome, request: Request, say: Callable[[str], None]) -
     if outcome.reason:
         say(outcome.reason)
     if outcome.status is None and not outcome.timed_out:
-        say("the end of its console:\n" + "\n".join(outcome.console.splitlines()[-30:]))
+        say("the end of its console:\n" + kernel_log.last_words(outcome.console))
     status = outcome.status
     if status is not None and status > 128 and status - 128 in {number.value for number in signal.Signals}:
         say(f"the command ended with status {status}, as after {signal.Signals(status - 128).name}")

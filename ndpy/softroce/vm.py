@@ -196,7 +196,8 @@ class _Session:
         self.failure = ""
 
     def __enter__(self) -> _Session:
-        folder = tempfile.TemporaryDirectory(prefix="ndpy-softroce-")
+        # Not $TMPDIR: a socket's path is at most 107 bytes, and virtme-ng takes no path with a blank.
+        folder = tempfile.TemporaryDirectory(prefix="ndpy-softroce-", dir="/tmp")
         self._folder = Path(self._resources.enter_context(folder))
         self._resources.enter_context(contextlib.closing(self._selector))
         for port in _PORTS:
@@ -233,6 +234,7 @@ class _Session:
         kernel = tools.find_kernel(machine.kernel)
         job = self._folder / "job"
         job.mkdir()
+        (self._folder / "checkout").symlink_to(writable_folder(cwd))
         guest = resources.files("ndpy.softroce").joinpath("guest.sh").read_text(encoding="utf-8")
         (job / "guest.sh").write_text(guest, encoding="utf-8")
         (job / "command").write_text(_job_script(command, cwd, environment), encoding="utf-8")
@@ -251,6 +253,8 @@ class _Session:
         qemu_options = [
             "-fsdev local,id=ndpy-host,path=/,security_model=none,multidevs=remap,readonly=on",
             "-device virtio-9p-pci,fsdev=ndpy-host,mount_tag=ndpy.host",
+            f"-fsdev local,id=ndpy-checkout,path={self._folder}/checkout,security_model=none,multidevs=remap",
+            "-device virtio-9p-pci,fsdev=ndpy-checkout,mount_tag=ndpy.checkout",
             "-device virtio-serial-pci,id=ndpy,max_ports=8",
         ]
         for port in _PORTS:
@@ -266,8 +270,6 @@ class _Session:
             f"--append=loglevel=5 modprobe.blacklist={_UNUSED_MODULES}",
             f"--rodir={job}",
         ]
-        if writable_folder(cwd) != Path("/"):
-            arguments.append(f"--rwdir={writable_folder(cwd)}")
         if not self._kvm:
             arguments.append("--disable-kvm")
         arguments += [f"--qemu-opts={' '.join(qemu_options)}", "--", f"sh {job}/guest.sh {job}"]
@@ -277,7 +279,7 @@ class _Session:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
-                cwd=cwd,
+                cwd=self._folder,
                 env={**os.environ, "PATH": tools.search_path()},
                 start_new_session=True,
             )
@@ -409,5 +411,7 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
             console = str(error)
             if kvm:
                 say("the VM did not start with KVM")
-    tail = "\n".join(console.splitlines()[-20:])
-    raise SetupError(f"the VM did not start within {_BOOT_LIMIT_S:g} s. The end of its console:\n{tail}")
+    last_words = kernel_log.last_words(console)
+    raise SetupError(
+        f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{last_words}"
+    )

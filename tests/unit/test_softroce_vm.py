@@ -1,0 +1,149 @@
+"""ndpy softroce with a real VM: each test boots one. What one boot can show stands in one test."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from ndpy.softroce import SetupError, tools
+from ndpy.softroce import run as runner
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
+
+BOOT_S = 200
+
+
+@pytest.fixture(autouse=True)
+def vm_possible():
+    absent = tools.missing(tools.FOR_VM)
+    if absent:
+        pytest.skip(tools.explain_missing(absent))
+    try:
+        tools.find_kernel()
+    except SetupError as error:
+        pytest.skip(str(error))
+
+
+def alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def arguments(*words):
+    return [sys.executable, "-m", "ndpy", "softroce", "run", "--vm", *words]
+
+
+def run(*words, **options):
+    return subprocess.run(arguments(*words), capture_output=True, timeout=BOOT_S, check=False, **options)
+
+
+def expected_output():
+    lines = [f"line {i} äöü€ 🎉 \x00\x01\x7f\t|\r{'x' * (i % 97)}\n" for i in range(10_000)]
+    return "".join(lines).encode()
+
+
+def test_vm_passes_on_output_status_environment_folder_and_files(tmp_path):
+    """One boot: 10,000 lines unmangled and in order, both streams apart, status 37, no standard input,
+    the same environment, folder and arguments, files written back, links removed and made again."""
+    checkout = tmp_path / "a checkout"
+    inner = checkout / "inner"
+    inner.mkdir(parents=True)
+    (checkout / ".git").mkdir()
+    (checkout / "big").write_bytes(expected_output())
+    script = f"""
+        cat ../big
+        echo to the other >&2
+        cat; pwd; id -u; ulimit -l; printf '%s|' "$NDPY_TEST_ODD" "$1"; echo
+        echo from inside >../written
+        touch /tmp/in-the-vm && ls /sys/class/infiniband
+        cat /sys/class/infiniband/rxe0/ports/1/gids/[12]
+        cd {os.getcwd()}
+        ndpy="{sys.executable} -m ndpy softroce"
+        $ndpy up && $ndpy down rxe0 && $ndpy up --netdev veth0 && $ndpy up --netdev veth0 && $ndpy down
+        $ndpy up --netdev veth9
+        $ndpy run -- sh -c 'echo nested; exit 3'
+        $ndpy up --netdev veth0; $ndpy run -- sh -c 'echo nested; exit 3'; echo nested $?
+        exit 37
+    """
+    environment = {**os.environ, "NDPY_TEST_ODD": "it's $HOME\nand more", "PYTHONPATH": os.getcwd()}
+    done = run("--", "sh", "-c", script, "sh", "an argument", cwd=inner, env=environment)
+    big = expected_output()
+    assert done.stdout[: len(big)] == big
+    told = done.stdout[len(big) :].decode().splitlines()
+    assert told[:5] == [str(inner), "0", "unlimited", "it's $HOME", "and more|an argument|"]
+    assert "rxe0" in told
+    assert "0000:0000:0000:0000:0000:ffff:c000:0201" in told
+    assert "2001:0db8:0000:0000:0000:0000:0000:0001" in told
+    links = told[told.index("rxe0 was there already") :]
+    assert links[:5] == [
+        "rxe0 was there already",
+        "removed: rxe0",
+        "rxe0 made",
+        "rxe0 was there already",
+        "removed: rxe0",
+    ]
+    assert "nested 3" in told
+    errors = done.stderr.decode()
+    assert "to the other" in errors
+    assert "there is no network interface veth9" in errors
+    assert (checkout / "written").read_text() == "from inside\n"
+    assert not os.path.exists("/tmp/in-the-vm")
+    assert done.returncode == 37
+
+
+def test_vm_reports_trouble_in_the_kernel_log(tmp_path):
+    """The command passes, so the status says that it is the kernel that failed."""
+    log = tmp_path / "log"
+    script = 'echo "<4>WARNING: CPU: 0 PID: 1 at rxe_pool.c:1 __rxe_cleanup" >/dev/kmsg'
+    done = run("--keep-log", str(log), "--", "sh", "-c", script)
+    assert done.returncode == runner.EXIT_KERNEL
+    assert "WARNING: CPU: 0" in done.stderr.decode()
+    assert "WARNING: CPU: 0" in log.read_text()
+
+
+def test_vm_that_panics_is_reported_with_its_last_words():
+    done = run("--", "sh", "-c", "echo before; sleep 1; echo c >/proc/sysrq-trigger; sleep 60")
+    assert done.returncode == runner.EXIT_SETUP
+    assert done.stdout == b"before\n"
+    assert "Kernel panic - not syncing: sysrq triggered crash" in done.stderr.decode()
+
+
+def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed():
+    """Someone has rxe0 open, so its removal waits in the kernel and no signal reaches it: `down` gives
+    up, and so does the VM."""
+    script = f"""
+        ibv_asyncwatch -d rxe0 & sleep 2
+        {sys.executable} -m ndpy softroce down rxe0; echo down $?
+        sleep 600
+    """
+    start = time.monotonic()
+    done = run("--limit", "32", "--", "sh", "-c", script)
+    assert done.returncode == runner.EXIT_LIMIT
+    assert "down 1" in done.stdout.decode()
+    assert "some process has it open" in done.stderr.decode()
+    assert "not done after 32 s" in done.stderr.decode()
+    assert time.monotonic() - start < 150
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_signal_ends_the_vm(number):
+    """SIGKILL too: the VM sees that its host's end is gone, and powers off."""
+    with subprocess.Popen(
+        arguments("--", "sh", "-c", "echo ready; sleep 600"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("qemu" in child.name() for child in children)
+        process.send_signal(number)
+        assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 10
+    while any(map(alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert [child for child in children if alive(child)] == []
