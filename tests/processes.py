@@ -1,0 +1,211 @@
+"""Starting programs in tests: output taken line by line, a deadline on every wait, and nothing left behind.
+
+    with start_example("pingpong", "server", "--port", "0") as server:
+        port = server.wait_for(r"listening on \\S+ port (\\d+)")[1]
+        ...
+        result = server.finish()
+
+Leaving the block kills the process if it still runs; nothing but what was started here is ever killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import psutil
+import pytest
+
+import ndpy
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+
+# Emulated machines start a Python process in seconds rather than in tenths of one.
+DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a process ended."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+class Process:
+    """A running program, its standard output and error collected as they come."""
+
+    def __init__(self, *command: str | Path) -> None:
+        self.command = [str(word) for word in command]
+        self._started = time.monotonic()
+        self._texts = {"out": "", "err": ""}
+        self._changed = threading.Condition()
+        # The programs under test use the ndpy that the tests use.
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(Path(ndpy.__file__).parent.parent),
+        }
+        self.popen = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, pipe), daemon=True)
+            for name, pipe in (("out", self.popen.stdout), ("err", self.popen.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, pipe: IO[str]) -> None:
+        for line in pipe:
+            with self._changed:
+                self._texts[name] += line
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait(DEADLINE_S)
+        if kind is not None:
+            print(self._report())
+
+    def _report(self) -> str:
+        parts = (f"--- {name}\n{text}" for name, text in self._texts.items() if text)
+        return "\n".join([f"$ {' '.join(self.command)} (status {self.popen.returncode})", *parts])
+
+    def wait_for(self, pattern: str, timeout_s: float = DEADLINE_S) -> re.Match[str]:
+        """Wait for a match in the standard output; fail the test at the deadline or the output's end."""
+
+        def look() -> re.Match[str] | bool:
+            found = re.search(pattern, self._texts["out"])
+            return found or not any(reader.is_alive() for reader in self._readers)
+
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            # The readers say that a line has come, but not that they have ended, so look at that in between.
+            while not (found := look()) and time.monotonic() < deadline:
+                self._changed.wait(0.1)
+        if not isinstance(found, re.Match):
+            pytest.fail(f"no {pattern!r} in the output within {timeout_s:g} s of\n{self._report()}")
+        return found
+
+    def interrupt(self) -> None:
+        """What Ctrl-C does."""
+        self.popen.send_signal(signal.SIGINT)
+
+    def finish(self, timeout_s: float = DEADLINE_S) -> Result:
+        """Wait for its end; fail the test at the deadline."""
+        try:
+            self.popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s:g} s:\n{self._report()}")
+        seconds = time.monotonic() - self._started
+        for reader in self._readers:
+            reader.join(5)
+        return Result(self.popen.returncode, self._texts["out"], self._texts["err"], seconds)
+
+    def succeed(self, timeout_s: float = DEADLINE_S) -> Result:
+        """Wait for its end; fail the test unless it ended with status 0."""
+        result = self.finish(timeout_s)
+        if result.status:
+            pytest.fail(f"failed:\n{self._report()}")
+        return result
+
+
+def start_example(name: str, *arguments: str | int | Path) -> Process:
+    """Run examples/NAME.py with this Python, and with development warnings on."""
+    return Process(sys.executable, "-X", "dev", EXAMPLES / f"{name}.py", *map(str, arguments))
+
+
+def start_program(config: pytest.Config, name: str, package: str, *arguments: str | int) -> Process:
+    """Run a program of a system package; where it is missing, skip, or fail if --adapter was given."""
+    path = shutil.which(name)
+    if path is None:
+        message = f"{name} is not installed; it is in the package {package}"
+        if config.getoption("--adapter"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return Process(path, *map(str, arguments))
+
+
+def free_port() -> int:
+    """A port that no TCP socket uses now. RDMA has a port space of its own, except on iWARP."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(condition: object, what: str, timeout_s: float = DEADLINE_S) -> None:
+    """Call condition() until it is true; fail the test at the deadline."""
+    assert callable(condition)
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.05)
+
+
+def wait_for_rdma_listener(process: Process) -> None:
+    """Wait until the kernel knows a connection manager identifier of the process that listens."""
+
+    def listens() -> bool:
+        if process.popen.poll() is not None:
+            process.finish()
+            pytest.fail("the server ended before it listened")
+        listing = subprocess.run(
+            ["rdma", "-j", "resource", "show", "cm_id"],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        return any(
+            entry.get("pid") == process.popen.pid and entry.get("state") == "LISTEN"
+            for entry in json.loads(listing.stdout or "[]")
+        )
+
+    wait_until(listens, f"{process.command[0]} listens")
+
+
+def wait_for_tcp_listener(process: Process, port: int) -> None:
+    """Wait until the process listens on a TCP port, without connecting to it."""
+
+    def listens() -> bool:
+        if process.popen.poll() is not None:
+            process.finish()
+            pytest.fail("the server ended before it listened")
+        return any(
+            socket.pid == process.popen.pid
+            and socket.laddr.port == port
+            and socket.status == psutil.CONN_LISTEN
+            for socket in psutil.net_connections("tcp")
+        )
+
+    wait_until(listens, f"{process.command[0]} listens on TCP port {port}")
