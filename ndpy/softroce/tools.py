@@ -15,6 +15,7 @@ from ndpy.softroce import SetupError
 PACKAGES = {
     "qemu-system-x86_64": "qemu-system-x86",
     "busybox": "busybox-static",
+    "file": "file",
     "modprobe": "kmod",
     "depmod": "kmod",
     "zstd": "zstd",
@@ -23,7 +24,7 @@ PACKAGES = {
     "vng": "virtme-ng (from PyPI, or the extra ndpy[softroce])",
 }
 FOR_LINKS = ("ip", "rdma", "modprobe")
-FOR_VM = ("vng", "qemu-system-x86_64", "busybox", "depmod", "modprobe", "ip", "rdma", "zstd")
+FOR_VM = ("vng", "qemu-system-x86_64", "busybox", "file", "depmod", "modprobe", "ip", "rdma", "zstd")
 
 _RXE = "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*"
 
