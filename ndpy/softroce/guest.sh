@@ -24,6 +24,7 @@ mkdir -p $run
 
 options=trans=virtio,version=9p2000.L,msize=512000,access=any
 if [ "$CHECKOUT" != / ]; then
+    mkdir -p "$CHECKOUT" # /var/tmp and the like are empty in here
     mount -t 9p -o "rw,$options" ndpy.checkout "$CHECKOUT" || fail "$CHECKOUT could not be mounted"
 fi
 
@@ -31,7 +32,9 @@ fi
 # second mount that has one.
 mkdir -p $run/host
 if mount -t 9p -o "ro,$options,cache=loose" ndpy.host $run/host; then
-    while read -r folder; do mount --bind "$run/host$folder" "$folder"; done <"$job/cached"
+    while read -r folder; do
+        mkdir -p "$folder" && mount --bind "$run/host$folder" "$folder"
+    done <"$job/cached"
 fi
 
 modules="ib_core ib_uverbs rdma_cm rdma_ucm iw_cm veth"
