@@ -78,7 +78,7 @@ def _run_here(request: Request) -> vm.Outcome:
         reason = reason or "the kernel log cannot be read (that takes root), so it was not searched"
     records = log.read()
     log.close()
-    return vm.Outcome(None if timed_out else status, reason, timed_out, records)
+    return vm.Outcome(None if timed_out else status, reason, timed_out, log=records)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -93,7 +93,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _finish(outcome: vm.Outcome, request: Request, say: Callable[[str], None]) -> int:
     if outcome.reason:
         say(outcome.reason)
-    if outcome.status is None and not outcome.timed_out:
+    if outcome.broken:
         say("the end of its console:\n" + kernel_log.last_words(outcome.console))
     status = outcome.status
     if status is not None and status > 128 and status - 128 in {number.value for number in signal.Signals}:
@@ -106,6 +106,6 @@ def _finish(outcome: vm.Outcome, request: Request, say: Callable[[str], None]) -
         say("the kernel log shows trouble since the command began:\n" + "\n".join(map(str, trouble)))
     if outcome.timed_out:
         return EXIT_LIMIT
-    if status is None:
+    if status is None or (outcome.broken and status == 0):
         return EXIT_SETUP
     return status or (EXIT_KERNEL if trouble else 0)

@@ -17,6 +17,7 @@ import contextlib
 import os
 import re
 import secrets
+import select
 import selectors
 import shlex
 import signal
@@ -59,11 +60,15 @@ class Machine:
 
 @dataclass
 class Outcome:
-    """How a command went. `status` is None if the VM never told it; `reason` then says why."""
+    """How a command went. `status` is None if it is not known; `reason` then says why.
+
+    broken: the VM stopped working, so that even output of a command that passed may be missing.
+    """
 
     status: int | None
     reason: str = ""
     timed_out: bool = False
+    broken: bool = False
     log: list[kernel_log.Record] = field(default_factory=list)
     console: str = ""
 
@@ -76,19 +81,8 @@ def _kvm_works(qemu: str) -> bool:
     """Whether QEMU can make a processor with KVM; opening /dev/kvm says little in nested machines."""
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return False
-    probe = [
-        qemu,
-        "-accel",
-        "kvm",
-        "-cpu",
-        "host",
-        "-display",
-        "none",
-        "-nodefaults",
-        "-S",
-        "-monitor",
-        "stdio",
-    ]
+    processor = ("-accel", "kvm", "-cpu", "host")
+    probe = [qemu, *processor, "-display", "none", "-nodefaults", "-S", "-monitor", "stdio"]
     try:
         done = subprocess.run(probe, input=b"quit\n", capture_output=True, timeout=10, check=False)
     except subprocess.TimeoutExpired:
@@ -168,7 +162,10 @@ def _write_to(fd: int) -> Callable[[bytes], None]:
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:
-            view = view[os.write(fd, view) :]
+            try:
+                view = view[os.write(fd, view) :]
+            except BlockingIOError:  # somebody made our output non-blocking
+                select.select([], [fd], [])
 
     return write
 
@@ -371,18 +368,17 @@ def _run_once(
         whole = told and session.pump(lambda: session.complete, time.monotonic() + _END_LIMIT_S)
         if not whole:
             session.give_up()
-        reason = ""
-        if not told:
-            timed_out = time.monotonic() >= deadline
-            reason = (
-                f"the command was not done after {limit_s:g} s; the VM was ended"
-                if timed_out
-                else "the VM ended before the command did: the kernel panicked or was powered off"
-            )
-            return Outcome(None, reason, timed_out, session.records(), session.console())
-        if not whole:
-            reason = "the VM hung after the command; its output may be cut short"
-        return Outcome(session.status, reason, False, session.records(), session.console())
+        outcome = Outcome(session.status, log=session.records(), console=session.console())
+        if not told and time.monotonic() >= deadline:
+            outcome.timed_out = True
+            outcome.reason = f"the command was not done after {limit_s:g} s; the VM was ended"
+        elif not told:
+            outcome.broken = True
+            outcome.reason = "the VM ended before the command did: the kernel panicked or was powered off"
+        elif not whole:
+            outcome.broken = True
+            outcome.reason = "the VM hung after the command; its output may be cut short"
+        return outcome
 
 
 def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[[str], None]) -> Outcome:

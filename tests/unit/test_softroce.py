@@ -207,6 +207,14 @@ def test_kernel_trouble_fails_a_command_that_passed(adapter_here, monkeypatch):
     assert runner.run(runner.Request(("sh", "-c", "exit 5")), said.append) == 5
 
 
+def test_vm_that_breaks_after_the_command_passed_is_a_failure(no_adapter_here, monkeypatch):
+    outcome = vm.Outcome(0, "the VM hung after the command", broken=True, console="the last line")
+    monkeypatch.setattr(vm, "run", lambda *arguments: outcome)
+    said = []
+    assert runner.run(runner.Request(("true",)), said.append) == runner.EXIT_SETUP
+    assert any("the last line" in text for text in said)
+
+
 def test_kernel_log_is_kept_in_a_file(adapter_here, monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_log.RunningKernel, "read", lambda self: collected("rdma_rxe: loaded"))
     file = tmp_path / "log"
