@@ -69,7 +69,9 @@ for adapter in $ADAPTERS; do
     esac
 done
 
+echo 16 >/proc/sys/vm/nr_hugepages # for programs that register huge pages
 ulimit -l unlimited
+ulimit -n "$(ulimit -H -n)"
 mkfifo $run/out $run/err
 cat $run/out >"$ports/ndpy.out" &
 out=$!

@@ -27,9 +27,7 @@ def adapters(kind: str | None = None) -> list[str]:
     """RDMA devices of this machine that have an active port; `kind` (rxe, siw) limits them to that driver."""
     folder = Path("/sys/class/infiniband")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    found = [
-        name for name in names if any(_active(port) for port in (folder / name / "ports").glob("*/state"))
-    ]
+    found = [name for name in names if any(_active(port) for port in (folder / name / "ports").glob("*/state"))]
     return found if kind is None else [name for name in found if name in links(kind)]
 
 
@@ -184,9 +182,7 @@ def up(netdev: str | None = None) -> tuple[str, bool]:
         if interface == netdev:
             return name, False
     name = next(f"rxe{number}" for number in itertools.count() if not (_DEVICES / f"rxe{number}").exists())
-    _call(
-        ["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"{name} cannot be made on {netdev}"
-    )
+    _call(["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"{name} cannot be made on {netdev}")
     _remember([*_made(), name])
     return name, True
 

@@ -31,9 +31,7 @@ _RXE = "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*"
 
 def search_path() -> str:
     """PATH with the folder of this Python before it and the folders of system programs after it."""
-    return os.pathsep.join(
-        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]
-    )
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def find(tool: str) -> str | None:

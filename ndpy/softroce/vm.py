@@ -38,9 +38,7 @@ _BOOT_LIMIT_S = 180.0
 _KVM_BOOT_LIMIT_S = 60.0
 _END_LIMIT_S = 30.0
 # udev would load them, which takes 3 s in emulation.
-_UNUSED_MODULES = (
-    "kvm_amd,kvm_intel,kvm,ccp,powernow_k8,acpi_cpufreq,sr_mod,cdrom,sg,psmouse,i2c_i801,lpc_ich"
-)
+_UNUSED_MODULES = "kvm_amd,kvm_intel,kvm,ccp,powernow_k8,acpi_cpufreq,sr_mod,cdrom,sg,psmouse,i2c_i801,lpc_ich"
 _PORTS = ("control", "log", "out", "err")
 
 # They describe places of the host session that the VM does not have.
@@ -138,11 +136,7 @@ class _Stream:
             self._pass_on(data[:end])
             return
         keep = next(
-            (
-                n
-                for n in range(min(len(data), len(self._mark) - 1), 0, -1)
-                if self._mark.startswith(data[-n:])
-            ),
+            (n for n in range(min(len(data), len(self._mark) - 1), 0, -1) if self._mark.startswith(data[-n:])),
             0,
         )
         self._held = data[len(data) - keep :]
@@ -408,6 +402,4 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
             if kvm:
                 say("the VM did not start with KVM")
     last_words = kernel_log.last_words(console)
-    raise SetupError(
-        f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{last_words}"
-    )
+    raise SetupError(f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{last_words}")
