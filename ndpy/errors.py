@@ -53,33 +53,29 @@ class ProviderNotFoundError(NdpyError, OSError):
 class ProviderError(NdpyError, OSError):
     """A provider refused a call.
 
-    operation: the refused call; native: the provider's number, 0 where ndpy refused before asking the provider.
+    operation: the refused call; native: the provider's number, 0 where ndpy refused before asking the provider;
+    native_name: the provider's name of that number, such as "ENOMEM", or "" where it has none.
     """
 
-    def __init__(self, message: str, *, operation: str = "", native: int = 0) -> None:
+    def __init__(self, message: str, *, operation: str = "", native: int = 0, native_name: str | None = None) -> None:
         super().__init__(native, message)
         self.message = message
         self.operation = operation
         self.native = native
-
-    @property
-    def native_name(self) -> str:
-        """The provider's name of `native`, such as "ENOMEM", or "" where it has none."""
-        return _errno.errorcode.get(self.native, "")
+        self.native_name = _errno.errorcode.get(native, "") if native_name is None else native_name
 
     def __str__(self) -> str:
         text = f"{self.operation}: {self.message}" if self.operation else self.message
         if self.native:
-            name = self.native_name
-            text += f" [native status {self.native}{f' {name}' if name else ''}]"
+            text += f" [native status {self.native}{f' ({self.native_name})' if self.native_name else ''}]"
         return text
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.operation, self.native)
+        return _rebuild, (type(self), self.message, self.operation, self.native, self.native_name)
 
 
-def _rebuild(cls: type[ProviderError], message: str, operation: str, native: int) -> ProviderError:
-    return cls(message, operation=operation, native=native)
+def _rebuild(cls: type[ProviderError], message: str, operation: str, native: int, name: str) -> ProviderError:
+    return cls(message, operation=operation, native=native, native_name=name)
 
 
 class DeviceBusyError(ProviderError):
@@ -108,6 +104,10 @@ class CompletionQueueOverrunError(ProviderError):
 
 class NotConnectedError(ProviderError, ConnectionError):
     """The queue pair or connector is not in a state that has a connection."""
+
+
+class ConnectionActiveError(ProviderError, ConnectionError):
+    """The connector or queue pair is connecting or connected already."""
 
 
 class AddressInUseError(ProviderError):

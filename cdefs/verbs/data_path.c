@@ -541,14 +541,19 @@ uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number)
     return count;
 }
 
-void ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number)
+uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number)
 {
+    uint32_t count = 0;
+
     for (uint32_t i = 0; i < cq->kept_count; i++) {
         struct ndpy_completion *completion = &cq->kept[cq->kept_head + i];
 
-        if (completion->queue_pair == native_number && completion->flags & NDPY_FROM_SHARED_QUEUE)
+        if (completion->queue_pair == native_number && completion->flags & NDPY_FROM_SHARED_QUEUE) {
             completion->queue_pair = number;
+            count++;
+        }
     }
+    return count;
 }
 
 int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq)

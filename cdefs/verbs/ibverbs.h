@@ -194,6 +194,16 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *device
 struct _compat_ibv_port_attr;
 int ibv_query_port(struct ibv_context *context, uint8_t port_num, struct _compat_ibv_port_attr *port_attr);
 int ibv_query_gid(struct ibv_context *context, uint8_t port_num, int index, union ibv_gid *gid);
+struct ibv_gid_entry {
+    union ibv_gid gid;
+    uint32_t gid_index;
+    uint32_t port_num;
+    uint32_t gid_type;
+    uint32_t ndev_ifindex;
+};
+enum ibv_gid_type { IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, ... };
+ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t max_entries,
+                             uint32_t flags, size_t entry_size);       /* optional */
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
 int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);

@@ -80,8 +80,8 @@ int ndpy_drain(struct ndpy_completion_queue *cq);
 /* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
 uint32_t ndpy_kept(struct ndpy_completion_queue *cq);
 uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number);
-/* Give kept completions of a shared receive queue, by the provider's number, the number of their queue pair. */
-void ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
+/* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */
+uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
 /* End what is left in one direction of a queue pair with NDPY_CANCELED. Only after the provider let go of it.
    Returns how many, or minus an errno. */
 int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq);

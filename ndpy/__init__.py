@@ -1,0 +1,99 @@
+"""One Python API for RDMA adapters: memory, windows, queue pairs, completions and connections."""
+
+from ndpy.adapter import Adapter
+from ndpy.buffer import Buffer, alloc
+from ndpy.completion import Completion, CompletionQueue
+from ndpy.connection import Connector, Listener, ReadLimits
+from ndpy.errors import (
+    AccessViolationError,
+    AdapterNotFoundError,
+    AddressInUseError,
+    AddressUnreachableError,
+    CanceledError,
+    ClosedError,
+    CompletionQueueOverrunError,
+    ConnectionAbortedError,
+    ConnectionActiveError,
+    ConnectionRefusedError,
+    DeviceBusyError,
+    DeviceRemovedError,
+    ElementRangeError,
+    ForeignObjectError,
+    InsufficientResourcesError,
+    InvalidBufferError,
+    InvalidFlagsError,
+    LimitExceededError,
+    NdpyError,
+    NotConnectedError,
+    PermissionError,
+    ProviderError,
+    ProviderNotFoundError,
+    QueueFullError,
+    TimeoutError,
+    UnsupportedError,
+)
+from ndpy.flags import Access, Flags, Notify, Operation, Status
+from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.pending import Pending
+from ndpy.poller import Poller
+from ndpy.provider import list_adapters, open_adapter
+from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Access",
+    "AccessViolationError",
+    "Adapter",
+    "AdapterInfo",
+    "AdapterNotFoundError",
+    "AddressInUseError",
+    "AddressUnreachableError",
+    "Buffer",
+    "CanceledError",
+    "ClosedError",
+    "Completion",
+    "CompletionQueue",
+    "CompletionQueueOverrunError",
+    "ConnectionAbortedError",
+    "ConnectionActiveError",
+    "ConnectionRefusedError",
+    "Connector",
+    "DeviceBusyError",
+    "DeviceRemovedError",
+    "ElementRangeError",
+    "Flags",
+    "ForeignObjectError",
+    "Gid",
+    "InsufficientResourcesError",
+    "InvalidBufferError",
+    "InvalidFlagsError",
+    "LimitExceededError",
+    "Listener",
+    "MemoryRegion",
+    "MemoryWindow",
+    "NdpyError",
+    "NotConnectedError",
+    "Notify",
+    "Operation",
+    "Pending",
+    "PermissionError",
+    "Poller",
+    "PortInfo",
+    "ProviderError",
+    "ProviderNotFoundError",
+    "QueueFullError",
+    "QueuePair",
+    "QueuePairLimits",
+    "ReadLimits",
+    "RemoteMemory",
+    "Sge",
+    "SharedReceiveQueue",
+    "Status",
+    "TimeoutError",
+    "UnsupportedError",
+    "alloc",
+    "list_adapters",
+    "open_adapter",
+]

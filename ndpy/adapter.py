@@ -1,0 +1,199 @@
+"""An open adapter: what everything else is made from."""
+
+from __future__ import annotations
+
+import abc
+import os
+import sys
+import warnings
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.completion import CompletionQueue
+from ndpy.connection import Address, Connector, Listener
+from ndpy.flags import Access
+from ndpy.info import AdapterInfo
+from ndpy.memory import MemoryRegion, MemoryWindow
+from ndpy.pending import Pending, wait_or_cancel
+from ndpy.queue_pair import QueuePair, SharedReceiveQueue
+from ndpy.resource import Resource, busy
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+_open_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
+
+
+class Adapter(Resource):
+    """An RDMA adapter opened by open_adapter(). Objects made from it work together and with no other's.
+
+    It has one background thread, which waits for connection and device events and costs nothing while there are none.
+    info: see AdapterInfo. Source: IND2Adapter; ibv_open_device(3).
+    """
+
+    _release_order = 99
+
+    def __init__(self, info: AdapterInfo) -> None:
+        self.info = info
+        self._children: MutableMapping[int, Resource] = weakref.WeakValueDictionary()
+        #: Held by the adapter's thread too, so that an adapter that was dropped itself is closed as well.
+        self._orphans: deque[Resource] = deque()
+        super().__init__(self)
+
+    def _opened(self) -> None:
+        self._released = False
+        _open_adapters.add(self)
+
+    def register(
+        self, buffer: Any, access: Access = Access.LOCAL_WRITE, *, timeout_s: float | None = None
+    ) -> MemoryRegion:
+        """Pin a buffer and let the adapter use it with these rights; see Access.
+
+        buffer: anything with the buffer protocol, 1 to info.max_registration_size bytes, any alignment; or
+        (address, length) of memory that the caller keeps. The region keeps the buffer until it is closed.
+
+        Raises InvalidBufferError (empty, scattered), AccessViolationError (read-only but to be written, or not mapped),
+        LimitExceededError, InsufficientResourcesError (with RLIMIT_MEMLOCK, what is pinned, and the remedy).
+        Source: IND2MemoryRegion::Register (contract D.2); ibv_reg_mr(3).
+        """
+        if timeout_s is None:
+            return self._register(buffer, access)
+        return wait_or_cancel(self.begin_register(buffer, access), timeout_s)
+
+    @abc.abstractmethod
+    def _register(self, buffer: Any, access: Access) -> MemoryRegion: ...
+
+    @abc.abstractmethod
+    def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[MemoryRegion]:
+        """Start to register; many may run at once. Cancelling closes the region should it still come to be."""
+
+    @abc.abstractmethod
+    def create_memory_window(self) -> MemoryWindow:
+        """A new, invalid window. UnsupportedError where info.flags lacks MEMORY_WINDOWS."""
+
+    @abc.abstractmethod
+    def create_completion_queue(self, depth: int) -> CompletionQueue:
+        """A queue for `depth` completions, 1 to info.max_completion_queue_depth."""
+
+    @abc.abstractmethod
+    def create_shared_receive_queue(self, depth: int, *, max_sge: int = 1, threshold: int = 0) -> SharedReceiveQueue:
+        """Receives for several queue pairs: depth 1 to info.max_shared_receive_queue_depth, max_sge elements each.
+
+        threshold: see SharedReceiveQueue.arm(); 0 for none. UnsupportedError where info.flags lacks SHARED_RECEIVE_QUEUES.
+        """
+
+    @abc.abstractmethod
+    def create_queue_pair(
+        self,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue | None = None,
+        *,
+        receive_depth: int = 64,
+        initiator_depth: int = 64,
+        max_receive_sge: int = 1,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+        srq: SharedReceiveQueue | None = None,
+    ) -> QueuePair:
+        """A queue pair, not connected yet; initiator_cq None means receive_cq for both directions.
+
+        Raises LimitExceededError beyond the limits of info, ForeignObjectError, InsufficientResourcesError.
+        """
+
+    @abc.abstractmethod
+    def create_connector(self) -> Connector:
+        """A connector for the active side."""
+
+    @abc.abstractmethod
+    def listen(self, address: Address, *, backlog: int = 8) -> Listener:
+        """Listen at (host, port); host "" means every address of this adapter, port 0 chooses one.
+
+        backlog: requests that may wait to be taken, 0 for no limit; more are refused. AddressInUseError,
+        AddressUnreachableError for an address that is not this adapter's.
+        """
+
+    def connect(
+        self,
+        queue_pair: QueuePair,
+        address: Address,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Connector:
+        """Connect a queue pair and complete it in one call; see Connector.connect(). The connector is the caller's to close."""
+        connector = self.create_connector()
+        try:
+            connector.connect(
+                queue_pair,
+                address,
+                private_data=private_data,
+                inbound_read_limit=inbound_read_limit,
+                outbound_read_limit=outbound_read_limit,
+                timeout_s=timeout_s,
+            )
+            connector.complete_connect(timeout_s)
+        except BaseException:
+            connector.close()
+            raise
+        return connector
+
+    def _refuse_if_used(self) -> None:
+        self._close_orphans()
+        users = [child._describe() for child in {*self._children.values(), *self._orphans} if child is not self]
+        if users:
+            raise busy(self, users)
+
+    def _adopt(self, orphan: Resource) -> None:
+        """Take over what was dropped without close(); called by finalizers, so it only notes and wakes the thread."""
+        self._orphans.append(orphan)
+        self._wake()
+
+    @abc.abstractmethod
+    def _wake(self) -> None:
+        """Make the adapter's thread look for orphans. Must be safe in a finalizer."""
+
+    def _close_orphans(self) -> None:
+        close_orphans(self._orphans)
+
+    def _mark_removed(self) -> None:
+        """The device has gone: from now on everything of this adapter raises DeviceRemovedError, and can be closed."""
+        self._defunct = self._removed_error
+        for child in list(self._children.values()):
+            if not child._released:
+                child._defunct = child._removed_error
+        for child in list(self._children.values()):
+            child._on_removed()
+
+    def _describe(self) -> str:
+        return f"Adapter {self.info.name}"
+
+
+def close_orphans(orphans: deque[Resource]) -> None:
+    """Close what was dropped, users before what they use; what is still in use stays for the next time."""
+    waiting = []
+    while orphans:
+        waiting.append(orphans.popleft())
+    for orphan in sorted(waiting, key=lambda orphan: orphan._release_order):
+        try:
+            orphan.close()
+        except errors.DeviceBusyError:
+            orphans.append(orphan)
+        except Exception as error:
+            warnings.warn(f"{orphan!r} was dropped and cannot be closed: {error}", ResourceWarning, stacklevel=2)
+
+
+def _disown_in_child() -> None:
+    """A forked child must not use or free what the parent works with."""
+    for adapter in list(_open_adapters):
+        for resource in [*adapter._children.values(), adapter]:
+            if not resource._released:
+                resource._defunct = resource._forked_error
+                resource._released = True
+
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_disown_in_child)

@@ -1,0 +1,287 @@
+"""Completion queues and what they deliver."""
+
+from __future__ import annotations
+
+import abc
+import struct
+import threading
+import time
+import weakref
+from collections import deque
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, cast
+
+from ndpy import errors
+from ndpy.flags import Notify, Operation, Status
+from ndpy.pending import Pending
+from ndpy.resource import Resource, busy
+
+if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
+    from ndpy.queue_pair import QueuePair
+
+# struct ndpy_completion of cdefs/ndpy_abi.h.
+_ENTRY = struct.Struct("=QQIIIIIIII")
+_HIDDEN = 1
+_FROM_SHARED_QUEUE = 2
+
+_RECEIVE = int(Operation.RECEIVE)
+_WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
+_OPERATIONS = tuple(Operation)
+_STATUSES = tuple(Status)
+_SUCCESS = int(Status.SUCCESS)
+
+_EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
+    Status.CANCELED: errors.CanceledError,
+    Status.ACCESS_VIOLATION: errors.AccessViolationError,
+    Status.IO_TIMEOUT: errors.TimeoutError,
+}
+
+_MEANINGS: dict[Status, str] = {
+    Status.CANCELED: "swept away by an earlier failure, a flush, or the end of the connection",
+    Status.ACCESS_VIOLATION: "memory was used beyond its rights or bounds, here or at the peer",
+    Status.BUFFER_OVERFLOW: "the message is longer than the receive that took it",
+    Status.DATA_OVERRUN: "the message is longer than the adapter or the peer's receive can take",
+    Status.IO_TIMEOUT: "the peer did not answer, or had no receive posted for too long",
+    Status.REMOTE_ERROR: "the request broke the peer's queue pair",
+    Status.INVALID_REQUEST: "the request was malformed, such as binding a window that is bound",
+    Status.INTERNAL_ERROR: "the adapter failed",
+    Status.UNKNOWN: "a status that ndpy has no name for",
+}
+
+
+class Source:
+    """Where completions come from: the requests of one queue pair that the adapter still works on, oldest first.
+
+    It outlives the queue pair's object for as long as completions of it can be taken.
+    """
+
+    __slots__ = ("initiator", "kept", "kept_shared", "queue_pair", "receive")
+
+    def __init__(self, queue_pair: QueuePair) -> None:
+        self.queue_pair = weakref.ref(queue_pair)
+        self.initiator: deque[Any] = deque()
+        self.receive: deque[Any] = deque()
+        #: After the queue pair was closed: how many completions of it are still to be taken, by queue.
+        self.kept: dict[int, int] = {}
+        self.kept_shared = 0
+
+
+class Completion(tuple[Any, ...]):
+    """The end of a request: a view of what the provider wrote, looked at only when asked.
+
+    context: the value given when posting. nbytes: bytes moved by a successful request.
+    status: Status; native_status: the provider's own number; vendor_status: its detail for an error, 0 if none.
+    """
+
+    __slots__ = ()
+
+    context: int = property(itemgetter(0))  # type: ignore[assignment]
+    nbytes: int = property(itemgetter(1))  # type: ignore[assignment]
+    native_status: int = property(itemgetter(4))  # type: ignore[assignment]
+    vendor_status: int = property(itemgetter(5))  # type: ignore[assignment]
+
+    @property
+    def operation(self) -> Operation:
+        return cast(Operation, _OPERATIONS[self[2]])
+
+    @property
+    def status(self) -> Status:
+        return cast(Status, _STATUSES[self[3]])
+
+    @property
+    def ok(self) -> bool:
+        return bool(self[3] == _SUCCESS)
+
+    @property
+    def queue_pair(self) -> QueuePair | None:
+        """The queue pair of the request; None if the program dropped it."""
+        return self[10].queue_pair()  # type: ignore[no-any-return]
+
+    def raise_for_status(self) -> None:
+        """Raise the exception that fits a failed request; nothing for a successful one."""
+        if self[3] == _SUCCESS:
+            return
+        status = self.status
+        message, name = _MEANINGS[status], ""
+        queue_pair = self.queue_pair
+        if queue_pair is not None:
+            hint = queue_pair._explain(status)
+            message += f"; {hint}" if hint else ""
+            name = queue_pair._native_status_name(self.native_status)
+        if self.vendor_status:
+            message += f" (vendor status {self.vendor_status:#x})"
+        error = _EXCEPTIONS.get(status, errors.ProviderError)
+        raise error(message, operation=self.operation.name.lower(), native=self.native_status, native_name=name)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Completion {self.operation.name} {self.status.name} context={self.context:#x} nbytes={self.nbytes}"
+            f"{'' if self.ok else f' native_status={self.native_status}'}>"
+        )
+
+
+_make = tuple.__new__
+
+
+class CompletionQueue(Resource):
+    """Where requests report, made by Adapter.create_completion_queue(). Safe from many threads.
+
+    depth: completions it was asked to hold. More than it can hold is an overrun: the queue and its queue pairs are then
+    unusable (contract G.3). Source: IND2CompletionQueue; ibv_create_cq(3).
+    """
+
+    _release_order = 30
+    _poll_native: Any
+    _native: Any
+
+    def __init__(self, adapter: Adapter, depth: int) -> None:
+        super().__init__(adapter)
+        self.depth = depth
+        self._lock = threading.Lock()
+        self._sources: dict[int, Source] = {}
+        #: Sources by the provider's queue pair number, for completions of shared receive queues.
+        self._shared_sources: dict[int, tuple[Source, Any]] = {}
+        self._users = 0
+        #: Completions taken since creation.
+        self._taken = 0
+        self._resize_entries(64)
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    def _resize_entries(self, count: int) -> None:
+        self._entries, self._entries_view = self._new_entries(count)
+        self._entry_count = count
+
+    @abc.abstractmethod
+    def _new_entries(self, count: int) -> tuple[Any, memoryview]:
+        """An array of `count` struct ndpy_completion, and its bytes."""
+
+    def poll(self, max_entries: int = 64) -> list[Completion]:
+        """Take up to max_entries completions, oldest first, without waiting; fewer means that the queue was empty.
+
+        Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).
+        """
+        with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
+            if max_entries > self._entry_count:
+                self._resize_entries(min(max_entries, self.depth) if self.depth > self._entry_count else max_entries)
+            count = self._poll_native(self._native, self._entries, min(max_entries, self._entry_count))
+            if count <= 0:
+                if count:
+                    raise errors.from_errno("poll", -count)
+                return []
+            completions = self._collect(count)
+            self._taken += len(completions)
+            return completions
+
+    def _collect(self, count: int) -> list[Completion]:
+        completions = []
+        sources = self._sources
+        for entry in _ENTRY.iter_unpack(self._entries_view[: count * 48]):
+            flags = entry[9]
+            if flags & _FROM_SHARED_QUEUE:
+                source = self._take_shared(entry)
+            else:
+                source = sources[entry[6]]
+                operation = entry[2]
+                if operation == _RECEIVE:
+                    source.receive.popleft()
+                elif entry[7] == 1 and operation not in _WINDOW_OPERATIONS:
+                    source.initiator.popleft()
+                else:
+                    status = _retire(source.initiator, entry)
+                    if status != entry[3]:
+                        entry = (*entry[:3], status, *entry[4:])
+                if source.kept:
+                    self._take_kept(source, entry[6])
+            if not flags & _HIDDEN:
+                completions.append(_make(Completion, (*entry, source)))
+        return completions
+
+    def _take_kept(self, source: Source, number: int) -> None:
+        left = source.kept.get(self._serial, 0) - 1
+        if left > 0:
+            source.kept[self._serial] = left
+        elif left == 0:
+            del source.kept[self._serial]
+            del self._sources[number]
+
+    def _take_shared(self, entry: tuple[int, ...]) -> Source:
+        source, shared = self._shared_sources[entry[6]]
+        shared._taken(entry[8])
+        if source.kept_shared:
+            source.kept_shared -= 1
+            if not source.kept_shared:
+                del self._shared_sources[entry[6]]
+        return source
+
+    def wait(self, timeout_s: float | None = None, max_entries: int = 64) -> list[Completion]:
+        """Wait until there are completions and take up to max_entries of them.
+
+        Raises TimeoutError after timeout_s seconds. Any number of threads may wait; close() ends their waits with
+        ClosedError. No completion is missed and none is seen twice.
+        """
+        completions = self.poll(max_entries)
+        if completions:
+            return completions
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            self._wait_for_notification(deadline)
+            completions = self.poll(max_entries)
+            if completions:
+                self._pass_on()
+                return completions
+
+    @abc.abstractmethod
+    def _wait_for_notification(self, deadline: float | None) -> None:
+        """Arm the queue and wait until it may have completions; TimeoutError at the deadline."""
+
+    @abc.abstractmethod
+    def _pass_on(self) -> None:
+        """Wake another waiting thread, which looks for what this one left."""
+
+    @abc.abstractmethod
+    def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
+        """Ask for one notification of the next completion of that kind; a failed one satisfies ANY and SOLICITED.
+
+        Completions that came after the queue was last found empty satisfy it at once; those that ended an earlier
+        notification do not (contract G.2). Source: IND2CompletionQueue::Notify; ibv_req_notify_cq(3).
+        """
+
+    @abc.abstractmethod
+    def resize(self, depth: int) -> None:
+        """Change how many completions it holds, while in use. UnsupportedError where the adapter cannot.
+
+        Raises LimitExceededError beyond the adapter's limit or below the completions that wait (contract G.4).
+        """
+
+    def _refuse_if_used(self) -> None:
+        if self._users:
+            users = [
+                child._describe()
+                for child in list(self._adapter._children.values())
+                if self in getattr(child, "_completion_queues", ())
+            ]
+            raise busy(self, users)
+
+    def _describe(self) -> str:
+        return f"CompletionQueue of depth {self.depth}"
+
+
+def _retire(records: deque[Any], entry: tuple[int, ...]) -> int:
+    """Let go of what the ended requests used, silent ones included, and tell windows how their requests ended.
+
+    Returns the status of the last one, which a window request may correct.
+    """
+    status = entry[3]
+    for left in range(entry[7] - 1, -1, -1):
+        ended = getattr(records.popleft(), "ended", None)
+        if ended is not None:
+            result = ended(status if left == 0 else _SUCCESS)
+            if left == 0:
+                status = result
+    return status

@@ -1,0 +1,283 @@
+"""Connections: connectors, listeners, and the states that a connector goes through."""
+
+from __future__ import annotations
+
+import abc
+import ipaddress
+import socket
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ndpy import errors
+from ndpy.pending import Pending, wait_or_cancel
+from ndpy.resource import Resource
+
+if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
+    from ndpy.queue_pair import QueuePair
+
+#: (host, port); host is a numeric IPv4 or IPv6 address or a name, "" any address of the adapter.
+Address = tuple[str, int]
+
+# Every state of a connector and those it can go to (contract H.1.4). "failed" attempts may be retried where H.4.2 says so.
+TRANSITIONS: dict[str, frozenset[str]] = {
+    "idle": frozenset({"bound", "connecting", "requested"}),
+    "bound": frozenset({"bound", "connecting"}),
+    "connecting": frozenset({"offered", "bound", "failed"}),
+    "offered": frozenset({"established", "bound", "failed", "disconnected"}),
+    "requested": frozenset({"accepting", "failed"}),
+    "accepting": frozenset({"established", "failed"}),
+    "established": frozenset({"disconnected"}),
+    "disconnected": frozenset(),
+    "failed": frozenset(),
+}
+
+
+class ReadLimits(NamedTuple):
+    """RDMA reads that may run at once: the peer's on this side's memory, and this side's on the peer's."""
+
+    inbound: int
+    outbound: int
+
+
+def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
+    """(family, socket address) of a (host, port); ValueError or OSError with a sentence if it is none."""
+    try:
+        host, port = address[0], address[1]
+        port = int(port)
+    except (TypeError, ValueError, IndexError):
+        raise ValueError(f"an address is (host, port), not {address!r}") from None
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port {port} is not in 0 to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise errors.AddressUnreachableError(
+            f"{host!r} is neither a numeric address nor a name that can be resolved ({error.strerror})",
+            operation="resolve",
+        ) from None
+    return int(found[0][0]), found[0][4]
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a numeric host stands for all addresses."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
+
+
+class Connector(Resource):
+    """One end of a connection in the making, made, or ended: Adapter.create_connector() or Listener.get_request().
+
+    The active side: bind() if it wants a certain local address, connect(), then complete_connect(), or reject() instead;
+    in between it can read the server's private data. The passive side: accept() or reject().
+
+    state: idle, bound, connecting, offered (the server accepted; complete_connect() is next), requested (the client asks;
+    accept() is next), accepting, established, disconnected, failed.
+    Source: IND2Connector (contract section H); rdma_cm(7).
+    """
+
+    _release_order = 10
+
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter)
+        self._state = "idle"
+        self._state_lock = threading.RLock()
+        self.queue_pair: QueuePair | None = None
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    def _move(self, state: str) -> None:
+        if state not in TRANSITIONS[self._state]:
+            raise AssertionError(f"a connector cannot go from {self._state} to {state}")
+        self._state = state
+
+    @property
+    @abc.abstractmethod
+    def private_data(self) -> bytes:
+        """What the peer sent with its connect, accept or reject; b"" if nothing.
+
+        InfiniBand and RoCE pad it with zero bytes. NotConnectedError before anything came (contract H.7.1).
+        """
+
+    @property
+    @abc.abstractmethod
+    def read_limits(self) -> ReadLimits:
+        """What the peer wants and offers, capped by this adapter; after the connection was made, what holds.
+
+        NotConnectedError before the peer said it (contract H.7.5, H.7.6).
+        """
+
+    @property
+    @abc.abstractmethod
+    def local_address(self) -> Address:
+        """This side's address and port; NotConnectedError before there is one."""
+
+    @property
+    @abc.abstractmethod
+    def peer_address(self) -> Address:
+        """The other side's address and port; NotConnectedError before there is one."""
+
+    @abc.abstractmethod
+    def bind(self, address: Address) -> None:
+        """Choose the local address for connect(); port 0 lets the system choose.
+
+        AddressInUseError, AddressUnreachableError for an address that is not this adapter's.
+        """
+
+    def connect(
+        self,
+        queue_pair: QueuePair,
+        address: Address,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Ask the listener at `address` for a connection, and wait until it accepted; complete_connect() comes next.
+
+        private_data: up to info.max_caller_data bytes for the server. Read limits: None for the adapter's; larger ones
+        are lowered silently. After a failure the queue pair is as it was, its posted receives included.
+
+        Raises ConnectionRefusedError (nobody listens, or rejected: see private_data), TimeoutError,
+        AddressUnreachableError, LimitExceededError, NotConnectedError in a wrong state.
+        Source: IND2Connector::Connect (contract H.4); rdma_connect(3).
+        """
+        wait_or_cancel(
+            self.begin_connect(
+                queue_pair,
+                address,
+                private_data=private_data,
+                inbound_read_limit=inbound_read_limit,
+                outbound_read_limit=outbound_read_limit,
+            ),
+            timeout_s,
+        )
+
+    @abc.abstractmethod
+    def begin_connect(
+        self,
+        queue_pair: QueuePair,
+        address: Address,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+    ) -> Pending[None]:
+        """Start connect(); cancelling gives the attempt up."""
+
+    def complete_connect(self, timeout_s: float | None = None) -> None:
+        """Take the server's offer: the queue pair is connected when this returns.
+
+        NotConnectedError unless there is an offer. Source: IND2Connector::CompleteConnect; rdma_establish(3).
+        """
+        wait_or_cancel(self.begin_complete_connect(), timeout_s)
+
+    @abc.abstractmethod
+    def begin_complete_connect(self) -> Pending[None]:
+        """Start complete_connect()."""
+
+    def accept(
+        self,
+        queue_pair: QueuePair,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Accept the client's request and wait until it has completed the connection.
+
+        private_data: up to info.max_callee_data bytes for the client. Post receives before, since messages may come
+        before this returns. Raises ConnectionRefusedError when the client rejects the offer, ConnectionAbortedError when
+        it has gone, LimitExceededError with the request intact, NotConnectedError in a wrong state.
+        Source: IND2Connector::Accept (contract H.5); rdma_accept(3).
+        """
+        wait_or_cancel(
+            self.begin_accept(
+                queue_pair,
+                private_data=private_data,
+                inbound_read_limit=inbound_read_limit,
+                outbound_read_limit=outbound_read_limit,
+            ),
+            timeout_s,
+        )
+
+    @abc.abstractmethod
+    def begin_accept(
+        self,
+        queue_pair: QueuePair,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+    ) -> Pending[None]:
+        """Start accept(); cancelling abandons the connection."""
+
+    @abc.abstractmethod
+    def reject(self, private_data: bytes = b"") -> None:
+        """Refuse the client's request, or as a client the server's offer; up to info.max_callee_data bytes say why.
+
+        NotConnectedError in another state. Source: IND2Connector::Reject; rdma_reject(3).
+        """
+
+    def disconnect(self, timeout_s: float | None = None) -> None:
+        """End the connection: everything outstanding completes CANCELED, the peer is told, and this waits until it knows.
+
+        It succeeds when the peer disconnected first. NotConnectedError when there never was a connection or this was
+        called before. Source: IND2Connector::Disconnect (contract H.8); rdma_disconnect(3).
+        """
+        self.begin_disconnect().result(timeout_s)
+
+    @abc.abstractmethod
+    def begin_disconnect(self) -> Pending[None]:
+        """Start disconnect(). Cancelling ends the wait, not the disconnect."""
+
+    def wait_disconnected(self, timeout_s: float | None = None) -> None:
+        """Wait until the connection has ended, from whichever side. NotConnectedError if there never was one."""
+        wait_or_cancel(self.begin_wait_disconnected(), timeout_s)
+
+    @abc.abstractmethod
+    def begin_wait_disconnected(self) -> Pending[None]:
+        """Ask for one notification of the connection's end. Source: IND2Connector::NotifyDisconnect."""
+
+    def _describe(self) -> str:
+        return f"Connector ({self._state})"
+
+
+class Listener(Resource):
+    """Takes connection requests at an address of an adapter, made by Adapter.listen().
+
+    Closing it refuses the requests that wait; connectors already given out live on.
+    Source: IND2Listener (contract H.3); rdma_listen(3).
+    """
+
+    _release_order = 5
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    @property
+    @abc.abstractmethod
+    def address(self) -> Address:
+        """Where it listens, with the real port."""
+
+    def get_request(self, timeout_s: float | None = None) -> Connector:
+        """Wait for the next request; its connector is in state requested.
+
+        TimeoutError at the deadline, CanceledError when the listener is closed meanwhile.
+        """
+        return wait_or_cancel(self.begin_get_request(), timeout_s)
+
+    @abc.abstractmethod
+    def begin_get_request(self) -> Pending[Connector]:
+        """Ask for the next request; many may be outstanding and are served in their order."""
+
+    def _describe(self) -> str:
+        return "Listener"

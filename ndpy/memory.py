@@ -1,0 +1,307 @@
+"""Memory that an adapter can reach: regions, windows, their elements, and what a peer needs to use them."""
+
+from __future__ import annotations
+
+import abc
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Union
+
+from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError
+from ndpy.flags import Access
+from ndpy.pending import Pending
+from ndpy.resource import Resource, busy
+
+if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
+    from ndpy.queue_pair import QueuePair
+
+_DESCRIPTOR = struct.Struct(">QQI")
+
+
+class Sge:
+    """A scatter/gather element: a piece of a region, made by slicing it.
+
+    address, length in bytes; token is the region's local token (verbs: lkey).
+    """
+
+    __slots__ = ("address", "length", "region", "token")
+
+    def __init__(self, region: MemoryRegion, address: int, length: int, token: int) -> None:
+        self.region = region
+        self.address = address
+        self.length = length
+        self.token = token
+
+    def __repr__(self) -> str:
+        return f"<Sge {self.length} bytes at {self.address:#x}>"
+
+
+#: What the posting calls take as local memory; an empty sequence stands for no bytes.
+Elements = Union[Sge, "MemoryRegion", Sequence[Union[Sge, "MemoryRegion"]]]
+
+
+def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
+    """The offset and length that a slice names; nothing is clamped, since bytes that are not there cannot be sent."""
+    start = 0 if key.start is None else key.start
+    stop = length if key.stop is None else key.stop
+    if key.step not in (None, 1):
+        raise ElementRangeError(f"{what} is contiguous; a step of {key.step} is not possible")
+    if not 0 <= start <= stop <= length:
+        raise ElementRangeError(f"[{start}:{stop}] is outside of {what} of {length} bytes")
+    return start, stop - start
+
+
+class RemoteMemory:
+    """Memory of a peer: address (the peer's own), length in bytes, and the token that grants access (verbs: rkey)."""
+
+    __slots__ = ("address", "length", "token")
+
+    def __init__(self, address: int, length: int, token: int) -> None:
+        self.address = address
+        self.length = length
+        self.token = token
+
+    def __getitem__(self, key: slice) -> RemoteMemory:
+        offset, length = _bounds(key, self.length, "the remote memory")
+        return RemoteMemory(self.address + offset, length, self.token)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RemoteMemory):
+            return NotImplemented
+        return (self.address, self.length, self.token) == (other.address, other.length, other.token)
+
+    def __hash__(self) -> int:
+        return hash((self.address, self.length, self.token))
+
+    def __repr__(self) -> str:
+        return f"RemoteMemory(address={self.address:#x}, length={self.length}, token={self.token:#x})"
+
+    def to_bytes(self) -> bytes:
+        """The 20 bytes to send to a peer: base, length and token in network order (ND_MW_DESCRIPTOR)."""
+        return _DESCRIPTOR.pack(self.address, self.length, self.token)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview) -> RemoteMemory:
+        """Read what to_bytes() wrote. Raises ValueError unless there are exactly 20 bytes, none past 2**64."""
+        if len(data) != _DESCRIPTOR.size:
+            raise ValueError(f"a memory descriptor has {_DESCRIPTOR.size} bytes, not {len(data)}")
+        address, length, token = _DESCRIPTOR.unpack(data)
+        if address + length > 1 << 64:
+            raise ValueError(
+                f"a memory descriptor of {length} bytes at {address:#x} passes the end of the address space"
+            )
+        return cls(address, length, token)
+
+
+class MemoryRegion(Resource):
+    """Registered memory, made by Adapter.register(). The region keeps the buffer's memory in place until it is closed.
+
+    address, length: of the buffer, in bytes. access: the rights given. buffer: what was registered.
+    local_token (verbs: lkey) and remote_token (verbs: rkey): see Sge and remote().
+    Source: IND2MemoryRegion; ibv_reg_mr(3).
+    """
+
+    _release_order = 50
+
+    local_token: int
+    remote_token: int
+
+    def __init__(self, adapter: Adapter, buffer: Any, address: int, length: int, access: Access) -> None:
+        super().__init__(adapter)
+        self.buffer = buffer
+        self.address = address
+        self.length = length
+        self.access = access
+        self._bindings: set[Binding] = set()
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: slice) -> Sge:
+        """The element of bytes start to stop; ElementRangeError if they are not all inside."""
+        offset, length = _bounds(key, self.length, "the region")
+        return Sge(self, self.address + offset, length, self.local_token)
+
+    def remote(self, offset: int = 0, length: int | None = None) -> RemoteMemory:
+        """What a peer needs to reach these bytes through the region's own rights, on any connection.
+
+        Raises AccessViolationError when the region has no remote right: use a window, or register with one.
+        """
+        self._check()
+        if not self.access & (Access.REMOTE_READ | (Access.REMOTE_WRITE & ~Access.LOCAL_WRITE)):
+            raise AccessViolationError(
+                "the region grants nothing to peers: register it with Access.REMOTE_READ or REMOTE_WRITE, "
+                "or bind a memory window to it",
+                operation="remote",
+            )
+        stop = self.length if length is None else offset + length
+        offset, length = _bounds(slice(offset, stop), self.length, "the region")
+        return RemoteMemory(self.address + offset, length, self.remote_token)
+
+    def deregister(self, *, timeout_s: float | None = None) -> None:
+        """The same as close(): DeviceBusyError while a window is bound, with nothing lost (contract D.6.2)."""
+        self.begin_deregister().result(timeout_s)
+
+    @abc.abstractmethod
+    def begin_deregister(self) -> Pending[None]:
+        """Start to deregister; DeviceBusyError at once while a window is bound."""
+
+    def _refuse_if_used(self) -> None:
+        if self._bindings:
+            raise busy(self, [f"{binding.window._describe()} bound to it" for binding in list(self._bindings)])
+
+    def _describe(self) -> str:
+        return f"MemoryRegion of {self.length} bytes at {self.address:#x}"
+
+
+class Binding:
+    """What one bind() gave: from its posting until it failed, was invalidated, or its queue pair or window was closed."""
+
+    __slots__ = ("access", "address", "invalidating", "length", "queue_pair", "region", "token", "window")
+
+    def __init__(
+        self,
+        window: MemoryWindow,
+        queue_pair: QueuePair,
+        region: MemoryRegion,
+        element: Sge,
+        access: Access,
+        token: int,
+    ) -> None:
+        self.window = window
+        self.queue_pair = queue_pair
+        self.region = region
+        self.address = element.address
+        self.length = element.length
+        self.access = access
+        self.token = token
+        self.invalidating = False
+
+    def begin(self) -> None:
+        self.window._binding = self
+        self.region._bindings.add(self)
+        self.queue_pair._bindings.add(self)
+
+    def end(self) -> None:
+        """Forget it; harmless when repeated, and a later binding of the same window stays."""
+        if self.window._binding is self:
+            self.window._binding = None
+        self.region._bindings.discard(self)
+        self.queue_pair._bindings.discard(self)
+
+
+class MemoryWindow(Resource):
+    """A revocable right for one peer to a part of a region (type 2), made by Adapter.create_memory_window().
+
+    Created invalid; QueuePair.bind() gives it a range, rights and a token that is new each time, and
+    QueuePair.invalidate() takes them away. A bound window that the program drops stays bound until its queue pair is
+    closed. Closing a bound window ends its binding.
+    Source: IND2MemoryWindow (contract section E); ibv_alloc_mw(3), ibv_bind_mw(3).
+    """
+
+    _release_order = 40
+
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter)
+        self._binding: Binding | None = None
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a bind() was posted that neither failed nor was invalidated."""
+        return self._binding is not None
+
+    @property
+    def region(self) -> MemoryRegion | None:
+        """The region it is bound to."""
+        binding = self._binding
+        return binding.region if binding else None
+
+    @property
+    def queue_pair(self) -> QueuePair | None:
+        """The queue pair whose peer may use it."""
+        binding = self._binding
+        return binding.queue_pair if binding else None
+
+    @property
+    def access(self) -> Access:
+        """The rights of the peer; NONE while it is not bound."""
+        binding = self._binding
+        return binding.access if binding else Access.NONE
+
+    @property
+    def length(self) -> int:
+        """Bytes that it covers; 0 while it is not bound."""
+        binding = self._binding
+        return binding.length if binding else 0
+
+    @property
+    def remote_token(self) -> int:
+        """The token of the present binding, valid as soon as bind() returned; NdpyError while there is none."""
+        return self.remote().token
+
+    def remote(self) -> RemoteMemory:
+        """What the peer needs to reach the window; NdpyError while it is not bound."""
+        self._check()
+        binding = self._binding
+        if binding is None:
+            raise NdpyError("the window is not bound; QueuePair.bind() gives it memory and a token")
+        return RemoteMemory(binding.address, binding.length, binding.token)
+
+    def _describe(self) -> str:
+        binding = self._binding
+        if binding is None:
+            return "MemoryWindow (invalid)"
+        return f"MemoryWindow of {binding.length} bytes at {binding.address:#x}"
+
+
+def span(buffer: Any, writable: bool) -> tuple[Any, int, int]:
+    """(object that keeps the memory, address, length) of a buffer, or of an (address, length) that the caller owns.
+
+    Raises InvalidBufferError for an empty or scattered one, AccessViolationError for a read-only one to be written.
+    """
+    if isinstance(buffer, tuple):
+        if len(buffer) != 2 or not all(isinstance(part, int) for part in buffer):
+            raise InvalidBufferError("memory that Python does not own is given as (address, length)")
+        address, length = buffer
+        if not address:
+            raise InvalidBufferError("address 0 cannot be registered")
+        if length <= 0 or address < 0 or address + length > 1 << 64:
+            raise InvalidBufferError(f"{length} bytes at {address:#x} are no range of memory")
+        return buffer, address, length
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise TypeError(
+            f"a {type(buffer).__name__} is no buffer; give a bytearray, mmap, array, NumPy array, ndpy.alloc() "
+            "or (address, length)"
+        ) from None
+    if not view.contiguous:
+        raise InvalidBufferError(
+            "the buffer's bytes do not lie one after the other; register the array it is a view of"
+        )
+    if view.nbytes == 0:
+        raise InvalidBufferError("the buffer is empty; there is nothing to register")
+    if view.readonly and writable:
+        raise AccessViolationError(
+            f"the {type(buffer).__name__} is read-only, so it cannot be registered for local or remote write; "
+            "use a bytearray, or access=Access.NONE to send from it",
+            operation="register",
+        )
+    return view, address_of(view), view.nbytes
+
+
+def address_of(view: memoryview) -> int:
+    """The address of a contiguous view's first byte."""
+    from ndpy.provider import implementation
+
+    address: int = implementation().address_of(view)
+    return address

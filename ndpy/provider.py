@@ -1,0 +1,76 @@
+"""The one place that chooses the platform's implementation, and the two ways to find an adapter."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
+
+if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
+    from ndpy.info import AdapterInfo
+
+
+@functools.cache
+def implementation() -> Any:
+    """The package that implements the public classes on this platform."""
+    if sys.platform == "linux":
+        from ndpy import verbs
+
+        return verbs
+    raise ProviderNotFoundError(f"ndpy has no provider for {sys.platform}; it runs on Linux")
+
+
+def list_adapters() -> list[AdapterInfo]:
+    """The adapters of this machine, in the system's order; an empty list if there is none.
+
+    Raises ProviderNotFoundError, naming the package to install, where the RDMA libraries are missing.
+    """
+    found: list[AdapterInfo] = implementation().list_adapters()
+    return found
+
+
+def open_adapter(which: str | None = None) -> Adapter:
+    """Open an adapter.
+
+    which: a name such as "rxe0", or a local IP address that the adapter serves. None: the one that the environment
+    variable NDPY_ADAPTER names, else the first with an active port.
+
+    Raises AdapterNotFoundError, which says what there is, what is missing, and the remedy; ProviderNotFoundError;
+    PermissionError.
+    """
+    which = which or os.environ.get("NDPY_ADAPTER") or None
+    adapters = list_adapters()
+    opened: Adapter = implementation().open_adapter(choose(adapters, which))
+    return opened
+
+
+def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
+    """The adapter that `which` names; AdapterNotFoundError if there is none."""
+    if not adapters:
+        wanted = f"no adapter {which!r}: " if which else ""
+        raise AdapterNotFoundError(f"{wanted}this machine has no RDMA adapter; {implementation().why_no_adapter()}")
+    present = ", ".join(f"{info.name} ({info.state}; {', '.join(info.addresses) or 'no address'})" for info in adapters)
+    if which is None:
+        for info in adapters:
+            if info.state == "active":
+                return info
+        raise AdapterNotFoundError(
+            f"no adapter has an active port; there is {present}. Bring the link up (ip link set NETDEV up), or name the "
+            "adapter to open it as it is"
+        )
+    for info in adapters:
+        if info.name == which:
+            return info
+    try:
+        address = ipaddress.ip_address(which.partition("%")[0])
+    except ValueError:
+        raise AdapterNotFoundError(f"no adapter {which!r}; there is {present}") from None
+    for info in adapters:
+        if any(ipaddress.ip_address(own.partition("%")[0]) == address for own in info.addresses):
+            return info
+    raise AdapterNotFoundError(f"no adapter serves the address {which}; there is {present}")

@@ -1,0 +1,408 @@
+"""Queue pairs and shared receive queues: posting requests. The hot path of posting stands here, once for all providers."""
+
+from __future__ import annotations
+
+import abc
+import struct
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.completion import CompletionQueue, Source
+from ndpy.flags import Access, Flags, Operation, Status
+from ndpy.memory import Binding, Elements, MemoryRegion, MemoryWindow, RemoteMemory, Sge, address_of
+from ndpy.pending import Pending
+from ndpy.resource import Resource, busy
+
+if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
+    from ndpy.connection import Connector
+
+# enum ndpy_refusal of cdefs/ndpy_abi.h.
+_QUEUE_FULL, _NOT_CONNECTED, _TOO_MANY_ELEMENTS, _TOO_LONG, _INLINE_TOO_LONG, _BAD_FLAGS = range(-1, -7, -1)
+
+_RECEIVE = int(Operation.RECEIVE)
+_SEND = int(Operation.SEND)
+_READ = int(Operation.READ)
+_WRITE = int(Operation.WRITE)
+_INLINE = int(Flags.INLINE)
+
+_ELEMENT = struct.Struct("=QII")
+
+_TAKEN_FLAGS: dict[int, str] = {
+    _SEND: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
+    _WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
+}
+
+
+def flatten(local: Any) -> list[Any]:
+    """Elements as a list; a region alone stands for all of it, a buffer (inline only) for itself."""
+    if isinstance(local, (Sge, MemoryRegion, bytes, bytearray, memoryview)):
+        return [local]
+    return list(local)
+
+
+@dataclass(frozen=True)
+class QueuePairLimits:
+    """What a queue pair takes: requests outstanding, elements of one request, bytes sent inline."""
+
+    receive_depth: int
+    initiator_depth: int
+    max_receive_sge: int
+    max_initiator_sge: int
+    inline_data_size: int
+
+
+class QueuePair(Resource):
+    """One end of a reliable connection, made by Adapter.create_queue_pair().
+
+    Requests are queued and return at once; how they ended comes as a Completion with the same context, in the order of
+    posting. A posted request keeps its regions and their buffers alive until then, whatever the program drops.
+
+    connector: the connector it is connected through, or None. limits: see QueuePairLimits. context: free for the program.
+    Source: IND2QueuePair (contract section F); ibv_create_qp(3), ibv_post_send(3), ibv_post_recv(3).
+    """
+
+    _release_order = 20
+
+    _native: Any
+    _post_one: Any
+    _post_list: Any
+    _elements: Any
+    _elements_view: memoryview
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue,
+        limits: QueuePairLimits,
+        srq: SharedReceiveQueue | None,
+    ) -> None:
+        super().__init__(adapter)
+        self.receive_cq = receive_cq
+        self.initiator_cq = initiator_cq
+        self.limits = limits
+        self.srq = srq
+        self.context: Any = None
+        self.connector: Connector | None = None
+        self._lock = threading.Lock()
+        self._source = Source(self)
+        self._initiator_records = self._source.initiator
+        self._receive_records = self._source.receive
+        self._bindings: set[Binding] = set()
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    @property
+    def _completion_queues(self) -> tuple[CompletionQueue, CompletionQueue]:
+        return self.receive_cq, self.initiator_cq
+
+    def send(self, sges: Elements, *, context: int = 0, flags: int = 0) -> None:
+        """Send a message to the peer's oldest posted receive; return once it is queued.
+
+        sges: an Sge, a region, or a sequence of them, together 0 to info.max_transfer_length bytes; with INLINE also
+        bytes that are not registered, up to limits.inline_data_size. context: 0 to 2**64-1.
+        Without INLINE the memory belongs to the adapter until the completion is taken.
+
+        Raises NotConnectedError before the connection, QueueFullError when no initiator slot is free,
+        LimitExceededError, InvalidFlagsError, ForeignObjectError, ClosedError. After the connection has ended the
+        request completes CANCELED. Source: IND2QueuePair::Send; ibv_post_send(3) with IBV_WR_SEND.
+        """
+        self._post(_SEND, self._initiator_records, sges, context, flags, 0, 0)
+
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        """Post memory for one message of the peer; possible at any time, also before connecting.
+
+        The memory needs Access.LOCAL_WRITE. A message longer than it completes BUFFER_OVERFLOW and ends the connection.
+        Raises QueueFullError, LimitExceededError, ForeignObjectError, ClosedError, and UnsupportedError on a queue pair
+        with a shared receive queue. Source: IND2QueuePair::Receive; ibv_post_recv(3).
+        """
+        if self.srq is not None:
+            raise errors.UnsupportedError(
+                "this queue pair takes its receives from a shared receive queue; post them there", operation="receive"
+            )
+        self._post(_RECEIVE, self._receive_records, sges, context, 0, 0, 0)
+
+    def read(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
+        """Start an RDMA read of the first bytes of `remote` into `sges`; return once it is queued.
+
+        The elements, scattered in order, decide how much is read: at most remote.length bytes; they need
+        Access.LOCAL_WRITE, and Access.READ_SINK where info.flags has READ_SINK_REQUIRED.
+        Errors as for send(). Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.
+        """
+        if type(sges) is Sge and sges.length > remote.length:
+            raise self._beyond(sges.length, remote)
+        self._post(_READ, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
+
+    def write(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
+        """Start an RDMA write of `sges` into the first bytes of `remote`; return once it is queued.
+
+        The peer takes no part in it and sees no completion. Errors as for send().
+        Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE.
+        """
+        if type(sges) is Sge and sges.length > remote.length:
+            raise self._beyond(sges.length, remote)
+        self._post(_WRITE, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
+
+    def _post(
+        self,
+        operation: int,
+        records: Any,
+        local: Any,
+        context: int,
+        flags: int,
+        address: int,
+        token: int,
+        remote: RemoteMemory | None = None,
+    ) -> None:
+        if type(local) is not Sge:
+            self._post_many(operation, records, local, context, flags, address, token, remote)
+            return
+        region = local.region
+        if region._defunct is not None or region._adapter is not self._adapter:
+            self._own(region, "the region")
+        with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
+            # Recorded first: the completion may be taken by another thread before the call returns.
+            records.append(local)
+            try:
+                refused = self._post_one(
+                    self._native, operation, flags, context, local.address, local.length, local.token, address, token
+                )
+            except (OverflowError, TypeError) as error:
+                records.pop()
+                raise self._bad_argument(error, context, flags) from None
+            if not refused:
+                return
+            records.pop()
+        raise self._refusal(operation, refused, [local], flags)
+
+    def _post_many(
+        self,
+        operation: int,
+        records: Any,
+        local: Any,
+        context: int,
+        flags: int,
+        address: int,
+        token: int,
+        remote: RemoteMemory | None,
+    ) -> None:
+        elements = flatten(local)
+        inline = operation in (_SEND, _WRITE) and flags & _INLINE
+        limits = self.limits
+        limit = limits.max_receive_sge if operation == _RECEIVE else limits.max_initiator_sge
+        if len(elements) > limit:
+            raise self._refusal(operation, _TOO_MANY_ELEMENTS, elements, flags)
+        triples = [self._element(element, bool(inline)) for element in elements]
+        total = sum(length for _, length, _ in triples)
+        if remote is not None and total > remote.length:
+            raise self._beyond(total, remote)
+        with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
+            for index, triple in enumerate(triples):
+                _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
+            records.append(elements)
+            try:
+                refused = self._post_list(
+                    self._native, operation, flags, context, self._elements, len(triples), address, token
+                )
+            except (OverflowError, TypeError) as error:
+                records.pop()
+                raise self._bad_argument(error, context, flags) from None
+            if not refused:
+                return
+            records.pop()
+        raise self._refusal(operation, refused, elements, flags)
+
+    def _element(self, element: Any, inline: bool) -> tuple[int, int, int]:
+        if isinstance(element, Sge):
+            self._own(element.region, "the region")
+            return element.address, element.length, element.token
+        if isinstance(element, MemoryRegion):
+            self._own(element, "the region")
+            return element.address, element.length, element.local_token
+        if inline and isinstance(element, (bytes, bytearray, memoryview)):
+            view = memoryview(element)
+            return (address_of(view) if view.nbytes else 0), view.nbytes, 0
+        raise TypeError(
+            f"an element is a region or a slice of one, not {type(element).__name__}; "
+            "register the buffer, or send up to limits.inline_data_size bytes of it with Flags.INLINE"
+        )
+
+    def bind(
+        self,
+        window: MemoryWindow,
+        region: MemoryRegion,
+        offset: int = 0,
+        length: int | None = None,
+        access: Access = Access.REMOTE_READ | Access.REMOTE_WRITE,
+        *,
+        context: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Give this connection's peer rights to part of a region through a window; return once it is queued.
+
+        access: REMOTE_READ, REMOTE_WRITE, both, or NONE (a window that grants nothing). A window that lets the peer write
+        needs a region with LOCAL_WRITE; the region needs no remote right of its own. window.remote() holds the new token
+        as soon as bind() returns, so a send that carries it can be posted right after.
+
+        Raises AccessViolationError for rights that the region cannot carry, ElementRangeError for a range outside of it,
+        ForeignObjectError, NotConnectedError, QueueFullError, ClosedError: the window then is as it was before.
+        Binding a bound window completes INVALID_REQUEST and ends the connection.
+        Source: IND2QueuePair::Bind (contract E.2); ibv_post_send(3) with IBV_WR_BIND_MW.
+        """
+        self._check()
+        self._own(region, "the region")
+        self._own(window, "the window")
+        stop = region.length if length is None else offset + length
+        element = region[offset:stop]
+        if not element.length:
+            raise errors.ElementRangeError("a window has at least one byte")
+        access = Access(access)
+        if access & ~(Access.REMOTE_READ | Access.REMOTE_WRITE):
+            raise errors.InvalidFlagsError(f"a window grants REMOTE_READ and REMOTE_WRITE, not {access!r}")
+        if access & ~Access.LOCAL_WRITE & Access.REMOTE_WRITE and not region.access & Access.LOCAL_WRITE:
+            raise errors.AccessViolationError(
+                "a window that lets the peer write needs a region with Access.LOCAL_WRITE", operation="bind"
+            )
+        self._post_bind(window, region, element, access, context, flags)
+
+    @abc.abstractmethod
+    def _post_bind(
+        self, window: MemoryWindow, region: MemoryRegion, element: Sge, access: Access, context: int, flags: int
+    ) -> None: ...
+
+    @abc.abstractmethod
+    def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
+        """Take back what bind() gave; once it completes, the peer's accesses are refused and end its connection.
+
+        Invalidating a window that is not bound to this queue pair completes INVALID_REQUEST and ends the connection.
+        Source: IND2QueuePair::Invalidate (contract E.6); ibv_post_send(3) with IBV_WR_LOCAL_INV.
+        """
+
+    @abc.abstractmethod
+    def flush(self) -> None:
+        """Cancel everything outstanding in both directions; completions with CANCELED follow, in posting order.
+
+        On a connected queue pair later requests complete CANCELED too; one that never was connected stays usable.
+        Source: IND2QueuePair::Flush (contract F.7); ibv_modify_qp(3) to IBV_QPS_ERR.
+        """
+
+    @abc.abstractmethod
+    def _explain(self, status: Status) -> str:
+        """Likely causes of a failed completion on this connection, or ""."""
+
+    @abc.abstractmethod
+    def _native_status_name(self, native_status: int) -> str:
+        """The provider's name of a completion status, or ""."""
+
+    def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> errors.NdpyError:
+        name = Operation(operation).name.lower()
+        limits = self.limits
+        if refused == _QUEUE_FULL:
+            queue, depth = ("receive", limits.receive_depth) if operation == _RECEIVE else (
+                "initiator", limits.initiator_depth
+            )  # fmt: skip
+            return errors.QueueFullError(
+                f"all {depth} slots of the {queue} queue are taken; take completions from its completion queue, then try again",
+                operation=name,
+            )
+        if refused == _NOT_CONNECTED:
+            return errors.NotConnectedError(
+                "the queue pair is not connected yet; connect() and complete_connect(), or accept(), come first",
+                operation=name,
+            )
+        if refused == _TOO_MANY_ELEMENTS:
+            limit = limits.max_receive_sge if operation == _RECEIVE else limits.max_initiator_sge
+            return errors.LimitExceededError(
+                f"{name}: {len(elements)} elements are more than the {limit} that this queue pair was created for"
+            )
+        total = sum(element.length if hasattr(element, "length") else len(element) for element in elements)
+        if refused == _TOO_LONG:
+            return errors.LimitExceededError(
+                f"{name}: {total} bytes are more than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
+            )
+        if refused == _INLINE_TOO_LONG:
+            return errors.LimitExceededError(
+                f"{name}: {total} bytes are more than the {limits.inline_data_size} that this queue pair sends inline "
+                "(inline_data_size of create_queue_pair)"
+            )
+        if refused == _BAD_FLAGS:
+            taken = _TAKEN_FLAGS.get(operation, "SILENT_SUCCESS and READ_FENCE")
+            return errors.InvalidFlagsError(f"{name} takes the flags {taken}, not {Flags(flags)!r}")
+        return errors.from_errno(name, refused)
+
+    @staticmethod
+    def _bad_argument(error: Exception, context: int, flags: int) -> Exception:
+        if not isinstance(context, int) or not isinstance(flags, int):
+            return TypeError("context and flags are integers")
+        if not 0 <= context < 1 << 64:
+            return ValueError(f"context is 0 to 2**64-1, not {context}")
+        return ValueError(f"an address, token or flag does not fit its field: {error}")
+
+    @staticmethod
+    def _beyond(length: int, remote: RemoteMemory) -> errors.ElementRangeError:
+        return errors.ElementRangeError(
+            f"{length} bytes do not fit the {remote.length} bytes of remote memory; slice one of the two"
+        )
+
+    def _describe(self) -> str:
+        return "QueuePair"
+
+
+class SharedReceiveQueue(Resource):
+    """Receives that several queue pairs draw from, made by Adapter.create_shared_receive_queue().
+
+    A message takes the oldest receive; its completion goes to the receive queue of the queue pair that it came for.
+    An empty queue makes senders wait; nothing fails. Source: IND2SharedReceiveQueue (contract G.5, G.6); ibv_create_srq(3).
+    """
+
+    _release_order = 25
+
+    def __init__(self, adapter: Adapter, depth: int, max_sge: int) -> None:
+        super().__init__(adapter)
+        self.depth = depth
+        self.max_sge = max_sge
+        self._lock = threading.Lock()
+        self._users = 0
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    @abc.abstractmethod
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        """Post memory for one message to any of the queue pairs; see QueuePair.receive().
+
+        Raises QueueFullError, LimitExceededError, ForeignObjectError, ClosedError.
+        """
+
+    @abc.abstractmethod
+    def modify(self, depth: int = 0, threshold: int = 0) -> None:
+        """Change the depth and the threshold of arm(); 0 leaves one as it is (contract G.5.3).
+
+        LimitExceededError beyond the adapter's limit or below what is outstanding.
+        """
+
+    @abc.abstractmethod
+    def arm(self) -> Pending[None]:
+        """Ask for one notification of fewer than `threshold` receives being outstanding (contract G.6.3)."""
+
+    def _refuse_if_used(self) -> None:
+        if self._users:
+            users = [
+                child._describe()
+                for child in list(self._adapter._children.values())
+                if getattr(child, "srq", None) is self
+            ]
+            raise busy(self, users)
+
+    def _describe(self) -> str:
+        return f"SharedReceiveQueue of depth {self.depth}"

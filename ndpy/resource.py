@@ -1,0 +1,130 @@
+"""Lifetime of everything that holds a provider's resource.
+
+close() releases once and is idempotent. An object that is dropped without it is handed to its adapter, whose
+background thread closes it: a finalizer may run in any thread, with any lock held, so it never calls a provider.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
+
+if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
+
+_serials = itertools.count(1)
+R = TypeVar("R", bound="Resource")
+
+
+class Resource:
+    """Base of the public classes with close()."""
+
+    #: Orphans are closed in ascending order: users before what they use.
+    _release_order = 0
+    #: True until construction has succeeded, and after the release.
+    _released = True
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+        self._serial = next(_serials)
+        self._lifetime = threading.RLock()
+        #: None while usable; then what to raise instead.
+        self._defunct: Callable[[], NdpyError] | None = None
+
+    def _opened(self) -> None:
+        """The native resource exists from here on; called last by the constructor."""
+        self._released = False
+        self._adapter._children[self._serial] = self
+        if self._adapter._defunct is not None:
+            self._defunct = self._adapter._defunct
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() has released it."""
+        return self._released
+
+    def close(self) -> None:
+        """Release it; harmless when repeated. Raises DeviceBusyError, with nothing lost, while others use it."""
+        with self._lifetime:
+            if self._released:
+                return
+            self._refuse_if_used()
+            self._release()
+            self._released = True
+            self._defunct = self._closed_error
+            self._adapter._children.pop(self._serial, None)
+
+    def __enter__(self: R) -> R:
+        self._check()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.close()
+        except DeviceBusyError:
+            # The body's exception matters more than the children that it kept open; they are released when dropped.
+            if error is None:
+                raise
+
+    def __del__(self) -> None:
+        if self._released or sys.is_finalizing():
+            return
+        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._adapter._adopt(self)
+
+    def _check(self) -> None:
+        if self._defunct is not None:
+            raise self._defunct()
+
+    def _closed_error(self) -> NdpyError:
+        return ClosedError(f"{self._describe()} is closed")
+
+    def _forked_error(self) -> NdpyError:
+        return ClosedError(
+            f"{self._describe()} was opened by the parent process and does not work in a forked child; "
+            "start workers with the 'spawn' method and open the adapter there"
+        )
+
+    def _removed_error(self) -> NdpyError:
+        return DeviceRemovedError(
+            f"adapter {self._adapter.info.name} was removed; close everything of it and open it again when it is back",
+            operation=self._describe(),
+        )
+
+    def _on_removed(self) -> None:
+        """The adapter has gone; wake whoever waits. Called once, by the adapter's thread."""
+
+    def _own(self, other: Resource, what: str) -> None:
+        """Refuse an object that is unusable or of another adapter."""
+        other._check()
+        if other._adapter is not self._adapter:
+            raise ForeignObjectError(
+                f"{what} belongs to another open adapter ({other._adapter.info.name}, opened separately) than this "
+                f"{self._describe()} ({self._adapter.info.name}); objects work together only within one open adapter"
+            )
+
+    def _describe(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        return f"<{self._describe()}{' closed' if self._released else ''}>"
+
+    def _refuse_if_used(self) -> None:
+        """Raise DeviceBusyError while something depends on this."""
+
+    def _release(self) -> None:
+        """Free the native resource. If it raises, the object stays open."""
+        raise NotImplementedError
+
+
+def busy(resource: Resource, users: list[str]) -> DeviceBusyError:
+    """The error for closing something that is in use, naming up to five of its users."""
+    shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
+    return DeviceBusyError(f"{resource._describe()} is in use by {shown}; close these first", operation="close")

@@ -1,0 +1,18 @@
+"""The public classes over libibverbs and librdmacm, and what only verbs has."""
+
+from ndpy.verbs.adapter import VerbsAdapter, open_adapter
+from ndpy.verbs.devices import list_adapters, why_no_adapter
+from ndpy.verbs.endpoint import Endpoint
+from ndpy.verbs.memory import address_of, allocate
+from ndpy.verbs.poller import VerbsPoller as Poller
+
+__all__ = [
+    "Endpoint",
+    "Poller",
+    "VerbsAdapter",
+    "address_of",
+    "allocate",
+    "list_adapters",
+    "open_adapter",
+    "why_no_adapter",
+]

@@ -1,0 +1,287 @@
+"""An open verbs device."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+from typing import Any, NamedTuple
+
+from ndpy import errors
+from ndpy.adapter import Adapter
+from ndpy.completion import CompletionQueue
+from ndpy.connection import Address
+from ndpy.flags import Access
+from ndpy.info import AdapterInfo
+from ndpy.memory import span
+from ndpy.pending import Pending
+from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
+from ndpy.resource import _serials
+from ndpy.verbs.completion import VerbsCompletionQueue
+from ndpy.verbs.connection import VerbsConnector, VerbsListener, bind_identifier, new_identifier
+from ndpy.verbs.devices import open_context
+from ndpy.verbs.events import EventThread
+from ndpy.verbs.library import check, check_pointer, ffi, lib, text
+from ndpy.verbs.memory import VerbsMemoryRegion, VerbsMemoryWindow, validate_access
+from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
+
+_REGISTERING_THREADS = 4
+
+
+class CmEvent(NamedTuple):
+    """A connection event, copied; see struct ndpy_cm_event."""
+
+    type: int
+    status: int
+    key: int
+    id: Any
+    private_data: bytes
+    responder_resources: int
+    initiator_depth: int
+
+
+class VerbsAdapter(Adapter):
+    def __init__(self, info: AdapterInfo) -> None:
+        super().__init__(info)
+        active = [port.number for port in info.ports if port.state == "active"]
+        self._port = active[0] if active else info.ports[0].number
+        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._executor_lock = threading.Lock()
+        self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
+        self._context = self._domain = self._channel = self._sentinel = None
+        self._cm_event = ffi.new("struct ndpy_cm_event *")
+        self._async_event = ffi.new("struct ndpy_async_event *")
+        self._events: EventThread | None = None  # type: ignore[assignment]
+        try:
+            self._context = open_context(info.name)
+            self._domain = check_pointer("open adapter", lib.ibv_alloc_pd(self._context))
+            self._channel = self._open_channel()
+            os.set_blocking(self._channel.fd, False)
+            os.set_blocking(self._context.async_fd, False)
+            self._events = EventThread(info.name, self._orphans)
+            self._events.watch(self._channel.fd, self._on_connection_events)
+            self._events.watch(self._context.async_fd, self._on_device_events)
+            self._sentinel = self._bind_sentinel()
+        except BaseException:
+            self._free()
+            raise
+        self._opened()
+
+    _events: EventThread
+
+    def _open_channel(self) -> Any:
+        def explain(number: int) -> errors.ProviderError | None:
+            if not os.path.exists("/dev/infiniband/rdma_cm"):
+                return errors.UnsupportedError(
+                    "there is no /dev/infiniband/rdma_cm; run `modprobe rdma_ucm`",
+                    operation="open adapter",
+                    native=number,
+                )
+            return None
+
+        return check_pointer("open adapter", lib.rdma_create_event_channel(), explain)
+
+    def _bind_sentinel(self) -> Any:
+        """The connection manager announces the removal of a device to identifiers that are bound to it, and only to them."""
+        for address in self.info.addresses:
+            identifier = new_identifier(self, self._serial)
+            try:
+                bind_identifier(self, identifier, (address, 0))
+                return identifier
+            except (errors.NdpyError, OSError):
+                lib.rdma_destroy_id(identifier)
+        return None
+
+    @property
+    def port_state(self) -> str:
+        """The state of the port that connections use, as of the last event."""
+        return self._port_states[self._port]
+
+    # ---- making objects ----
+
+    def _register(self, buffer: Any, access: Access) -> VerbsMemoryRegion:
+        self._check()
+        access = validate_access(access)
+        owner, address, length = span(buffer, bool(access & (Access.LOCAL_WRITE | Access.READ_SINK)))
+        if length > self.info.max_registration_size:
+            raise errors.LimitExceededError(
+                f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
+            )
+        return VerbsMemoryRegion(self, owner, buffer, address, length, access)
+
+    def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[VerbsMemoryRegion]:  # type: ignore[override]
+        self._check()
+        pending: Pending[VerbsMemoryRegion] = Pending("register")
+
+        def work() -> None:
+            if pending.done():
+                return
+            try:
+                region = self._register(buffer, access)
+            except BaseException as error:
+                pending.fail(error)
+                return
+            if not pending.succeed(region):
+                region.close()
+
+        with self._executor_lock:
+            self._check()
+            if self._executor is None:
+                self._executor = concurrent.futures.ThreadPoolExecutor(
+                    _REGISTERING_THREADS, f"ndpy-{self.info.name}-register"
+                )
+            self._executor.submit(work)
+        return pending
+
+    def create_memory_window(self) -> VerbsMemoryWindow:
+        self._check()
+        if "MEMORY_WINDOWS" not in self.info.flags:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) has no type 2 memory windows; register with remote access instead",
+                operation="create memory window",
+            )
+        return VerbsMemoryWindow(self)
+
+    def create_completion_queue(self, depth: int) -> VerbsCompletionQueue:
+        self._check()
+        self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
+        return VerbsCompletionQueue(self, depth)
+
+    def create_shared_receive_queue(
+        self, depth: int, *, max_sge: int = 1, threshold: int = 0
+    ) -> VerbsSharedReceiveQueue:
+        self._check()
+        if "SHARED_RECEIVE_QUEUES" not in self.info.flags:
+            raise errors.UnsupportedError(
+                f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
+            )
+        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
+        self._limit("max_sge", max_sge, self.info.max_receive_sge)
+        self._limit("threshold", threshold, depth, least=0)
+        return VerbsSharedReceiveQueue(self, depth, max_sge, threshold)
+
+    def create_queue_pair(
+        self,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue | None = None,
+        *,
+        receive_depth: int = 64,
+        initiator_depth: int = 64,
+        max_receive_sge: int = 1,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+        srq: SharedReceiveQueue | None = None,
+    ) -> VerbsQueuePair:
+        self._check()
+        initiator_cq = initiator_cq or receive_cq
+        self._own(receive_cq, "the receive completion queue")
+        self._own(initiator_cq, "the initiator completion queue")
+        if srq is not None:
+            self._own(srq, "the shared receive queue")
+        info = self.info
+        self._limit("receive_depth", receive_depth, info.max_receive_queue_depth, least=0)
+        self._limit("initiator_depth", initiator_depth, info.max_initiator_queue_depth, least=0)
+        self._limit("max_receive_sge", max_receive_sge, info.max_receive_sge, least=0)
+        self._limit("max_initiator_sge", max_initiator_sge, info.max_initiator_sge, least=0)
+        self._limit("inline_data_size", inline_data_size, info.max_inline_data_size, least=0)
+        limits = QueuePairLimits(
+            receive_depth if srq is None else 0, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size
+        )
+        return VerbsQueuePair(self, receive_cq, initiator_cq, limits, srq)
+
+    def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
+        if not least <= value <= maximum:
+            raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
+
+    def create_connector(self) -> VerbsConnector:
+        self._check()
+        return VerbsConnector(self)
+
+    def listen(self, address: Address, *, backlog: int = 8) -> VerbsListener:
+        self._check()
+        return VerbsListener(self, address, backlog)
+
+    # ---- events ----
+
+    def _wake(self) -> None:
+        self._events.wake()
+
+    def _on_connection_events(self) -> None:
+        event = self._cm_event
+        while not lib.ndpy_next_cm_event(self._channel, next(_serials), event):
+            copied = CmEvent(
+                event.type,
+                event.status,
+                event.key,
+                event.id,
+                bytes(ffi.buffer(event.private_data, event.private_data_length)),
+                event.responder_resources,
+                event.initiator_depth,
+            )
+            if copied.type == lib.RDMA_CM_EVENT_DEVICE_REMOVAL:
+                if self._defunct is None:
+                    self._mark_removed()
+                continue
+            request = copied.type == lib.RDMA_CM_EVENT_CONNECT_REQUEST
+            target = self._children.get(event.listener if request else copied.key)
+            if isinstance(target, (VerbsConnector, VerbsListener)):
+                target._on_event(copied)
+            elif request:
+                lib.rdma_destroy_id(copied.id)
+
+    def _on_device_events(self) -> None:
+        event = self._async_event
+        while not lib.ndpy_next_async_event(self._context, event):
+            kind = event.type
+            target = self._children.get(event.key) if event.key else None
+            if kind == lib.IBV_EVENT_DEVICE_FATAL:
+                if self._defunct is None:
+                    self._mark_removed()
+            elif kind in (lib.IBV_EVENT_PORT_ACTIVE, lib.IBV_EVENT_PORT_ERR):
+                self._port_states[event.port] = "active" if kind == lib.IBV_EVENT_PORT_ACTIVE else "down"
+            elif kind == lib.IBV_EVENT_CQ_ERR and isinstance(target, VerbsCompletionQueue):
+                target._on_overrun()
+            elif isinstance(target, VerbsSharedReceiveQueue):
+                target._on_limit() if kind == lib.IBV_EVENT_SRQ_LIMIT_REACHED else target._on_error()
+            elif isinstance(target, VerbsQueuePair):
+                self._on_queue_pair_event(kind, target)
+
+    def _on_queue_pair_event(self, kind: int, queue_pair: VerbsQueuePair) -> None:
+        if kind == lib.IBV_EVENT_COMM_EST:
+            connector = queue_pair.connector
+            if isinstance(connector, VerbsConnector) and connector._id is not None:
+                # A message came before the word that the connection is up, which it stands for.
+                lib.rdma_notify(connector._id, lib.IBV_EVENT_COMM_EST)
+        elif kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_QP_REQ_ERR, lib.IBV_EVENT_QP_ACCESS_ERR):
+            queue_pair.failure = text(lib.ibv_event_type_str(kind))
+            queue_pair._end_connection()
+
+    # ---- the end ----
+
+    def _release(self) -> None:
+        with self._executor_lock:
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
+            self._refuse_if_used()
+        self._free()
+
+    def _free(self) -> None:
+        if self._events is not None:
+            self._events.stop()
+        if self._sentinel is not None:
+            lib.rdma_destroy_id(self._sentinel)
+            self._sentinel = None
+        if self._channel is not None:
+            lib.rdma_destroy_event_channel(self._channel)
+            self._channel = None
+        if self._domain is not None:
+            check("close adapter", lib.ibv_dealloc_pd(self._domain))
+            self._domain = None
+        if self._context is not None:
+            check("close adapter", lib.ibv_close_device(self._context))
+            self._context = None
+
+
+def open_adapter(info: AdapterInfo) -> VerbsAdapter:
+    return VerbsAdapter(info)

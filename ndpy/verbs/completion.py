@@ -1,0 +1,268 @@
+"""Completion queues on completion channels.
+
+A channel's event is one shot and may come for a completion that is taken already. So a waiter arms, looks again, and only
+then sleeps. Events are taken and acknowledged in one C call, under the queue's lock, by whoever sees the channel
+readable first: a wait(), a poller, or the adapter's thread for arm(). That one tells all others (`_on_event`), since the
+channel is no longer readable for them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.completion import CompletionQueue
+from ndpy.flags import Notify
+from ndpy.pending import Pending
+from ndpy.verbs.library import check, check_pointer, ffi, lib
+
+if TYPE_CHECKING:
+    from ndpy.verbs.adapter import VerbsAdapter
+    from ndpy.verbs.poller import VerbsPoller
+
+# Room beyond the depth asked for: completions of silent requests that are signaled now and then take a place too.
+_SLACK = 64
+
+
+class VerbsCompletionQueue(CompletionQueue):
+    _adapter: VerbsAdapter
+    _poll_native = staticmethod(lib.ndpy_poll)
+
+    def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
+        super().__init__(adapter, depth)
+        self._pollers: weakref.WeakSet[VerbsPoller] = weakref.WeakSet()
+        self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._waiters = 0
+        self._no_waiters = threading.Condition(self._lock)
+        self._armed: list[tuple[Notify, Pending[None]]] = []
+        # The last completion that ended a notification, counted since creation as _taken is.
+        self._notified = 0
+        self._overrun = False
+        self._channel: Any = None
+        self._cq: Any = None
+        self._native: Any = None
+        try:
+            self._channel = check_pointer("create completion queue", lib.ibv_create_comp_channel(adapter._context))
+            os.set_blocking(self._channel.fd, False)
+            self._cq = check_pointer(
+                "create completion queue",
+                lib.ibv_create_cq(
+                    adapter._context, self._native_depth(depth), ffi.cast("void *", self._serial), self._channel, 0
+                ),
+            )
+            self._native = check_pointer("create completion queue", lib.ndpy_completion_queue_new(self._cq))
+        except BaseException:
+            self._destroy()
+            raise
+        self._opened()
+
+    def _native_depth(self, depth: int) -> int:
+        return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)
+
+    def _new_entries(self, count: int) -> tuple[Any, memoryview]:
+        entries = ffi.new("struct ndpy_completion[]", count)
+        return entries, memoryview(ffi.buffer(entries))
+
+    def fileno(self) -> int:
+        """The completion channel's file descriptor, for programs with an event loop of their own; use arm() with it."""
+        self._check()
+        return int(self._channel.fd)
+
+    def _wait_for_notification(self, deadline: float | None) -> None:
+        with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
+            if self._overrun:
+                raise self._overrun_error()
+            self._arm_native(solicited=False)
+            if self._drain():
+                return
+            self._waiters += 1
+        try:
+            poll = select.poll()
+            poll.register(self._channel.fd, select.POLLIN)
+            poll.register(self._kick, select.POLLIN)
+            timeout_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
+            ready = poll.poll(timeout_ms)
+            if not ready:
+                raise errors.TimeoutError("no completion within the time allowed", operation="wait")
+            for fd, _ in ready:
+                if fd == self._kick:
+                    self._take_kick()
+                else:
+                    self._on_event()
+        finally:
+            with self._lock:
+                self._waiters -= 1
+                if not self._waiters:
+                    self._no_waiters.notify_all()
+
+    def _take_kick(self) -> None:
+        try:
+            os.eventfd_read(self._kick)
+        except BlockingIOError:
+            return
+        # One write wakes one reader of many; a state that all must see is passed on from each to the next.
+        if self._defunct is not None or self._overrun:
+            os.eventfd_write(self._kick, 1)
+
+    def _pass_on(self) -> None:
+        if self._waiters:
+            os.eventfd_write(self._kick, 1)
+
+    def _arm_native(self, solicited: bool) -> None:
+        check("arm", lib.ndpy_arm(self._cq, int(solicited)))
+
+    def _drain(self) -> int:
+        """Take what the provider has; returns how many completions wait to be taken."""
+        added = lib.ndpy_drain(self._native)
+        if added < 0:
+            raise errors.from_errno("poll", -added)
+        return int(lib.ndpy_kept(self._native))
+
+    def _on_event(self) -> None:
+        """Take the channel's events and tell everybody who waits for one."""
+        with self._lock:
+            if self._released or not lib.ndpy_take_cq_events(self._channel):
+                return
+            ended = self._end_armed()
+        self._announce(ended)
+
+    def _end_armed(self) -> list[Pending[None]]:
+        ended = [pending for kind, pending in self._armed if kind is not Notify.ERRORS]
+        self._armed = [entry for entry in self._armed if entry[0] is Notify.ERRORS]
+        return ended
+
+    def _announce(self, ended: list[Pending[None]]) -> None:
+        for pending in ended:
+            pending.succeed(None)
+        if self._waiters:
+            os.eventfd_write(self._kick, 1)
+        for poller in list(self._pollers):
+            poller._look_at(self)
+
+    def _changed(self) -> None:
+        """Completions were added without an event, or the state changed: everybody is to look."""
+        with self._lock:
+            ended = self._end_armed() if not self._released and lib.ndpy_kept(self._native) else []
+        self._announce(ended)
+
+    def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
+        self._check()
+        kind = Notify(kind)
+        pending: Pending[None] = Pending("arm", lambda: self._disarm(pending))
+        with self._lock:
+            if self._overrun:
+                raise self._overrun_error()
+            if kind is not Notify.ERRORS:
+                outstanding = [armed for armed, _ in self._armed if armed is not Notify.ERRORS]
+                self._arm_native(solicited=kind is Notify.SOLICITED and Notify.ANY not in outstanding)
+                waiting = self._drain()
+                if not outstanding and self._taken + waiting > max(self._notified, self._taken):
+                    self._notified = self._taken + waiting
+                    pending.succeed(None)
+                    return pending
+            self._armed.append((kind, pending))
+        self._adapter._events.watch(self._channel.fd, self._on_armed_event, once=True)
+        return pending
+
+    def _disarm(self, pending: Pending[None]) -> None:
+        with self._lock:
+            self._armed = [entry for entry in self._armed if entry[1] is not pending]
+
+    def _on_armed_event(self) -> None:
+        with self._lock:
+            if self._released or not self._armed:
+                return
+            if lib.ndpy_take_cq_events(self._channel):
+                # The completion that raised the event is the first that came after arming; later ones count as fresh.
+                waiting = self._drain()
+                self._notified = max(self._notified, self._taken + min(waiting, 1))
+                ended = self._end_armed()
+            else:
+                ended = []
+            more = bool(self._armed)
+        self._announce(ended)
+        if more or not ended:
+            self._adapter._events.watch(self._channel.fd, self._on_armed_event, once=True)
+
+    def resize(self, depth: int) -> None:
+        self._check()
+        maximum = self._adapter.info.max_completion_queue_depth
+        if not 1 <= depth <= maximum:
+            raise errors.LimitExceededError(
+                f"a completion queue of {self._adapter.info.name} holds 1 to {maximum}, not {depth}"
+            )
+        with self._lock:
+            waiting = self._drain()
+            if waiting > depth:
+                raise errors.LimitExceededError(f"{waiting} completions wait in the queue; it cannot shrink to {depth}")
+            result = lib.ibv_resize_cq(self._cq, self._native_depth(depth))
+            if result:
+                number = result if result > 0 else ffi.errno
+                raise errors.from_errno("resize", number)
+            self.depth = depth
+
+    def _on_overrun(self) -> None:
+        """The provider found no room for a completion (IBV_EVENT_CQ_ERR)."""
+        with self._lock:
+            self._overrun = True
+            ended, self._armed = [pending for _, pending in self._armed], []
+        for pending in ended:
+            pending.fail(self._overrun_error())
+        for child in list(self._adapter._children.values()):
+            if self in getattr(child, "_completion_queues", ()):
+                child._end_connection()  # type: ignore[attr-defined]
+        self._announce([])
+
+    def _overrun_error(self) -> errors.ProviderError:
+        return errors.CompletionQueueOverrunError(
+            f"more completions arrived than this queue of depth {self.depth} holds; some are lost, and its queue pairs are "
+            "unusable: close them, and create the queue with room for all requests that are outstanding at once",
+            operation="wait",
+        )
+
+    def _on_removed(self) -> None:
+        with self._lock:
+            ended, self._armed = [pending for _, pending in self._armed], []
+        for pending in ended:
+            pending.fail(self._removed_error())
+        self._announce([])
+
+    def _release(self) -> None:
+        with self._lock:
+            self._defunct = self._closed_error
+            ended, self._armed = [pending for _, pending in self._armed], []
+            os.eventfd_write(self._kick, 1)
+            # A thread that sleeps on the channel's descriptor has to leave before the number can be another file's.
+            if not self._no_waiters.wait_for(lambda: not self._waiters, 5):
+                self._defunct = None
+                raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
+        for pending in ended:
+            pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
+        for poller in list(self._pollers):
+            poller.remove(self)
+        self._adapter._events.forget(self._channel.fd)
+        self._destroy()
+        os.close(self._kick)
+
+    def _destroy(self) -> None:
+        """Free what there is, the youngest first."""
+        if self._cq is not None:
+            if self._channel is not None:
+                lib.ndpy_take_cq_events(self._channel)
+            check("close completion queue", lib.ibv_destroy_cq(self._cq))
+            self._cq = None
+        if self._native is not None:
+            lib.ndpy_completion_queue_free(self._native)
+            self._native = None
+        if self._channel is not None:
+            check("close completion queue", lib.ibv_destroy_comp_channel(self._channel))
+            self._channel = None
+        if self._released:
+            os.close(self._kick)

@@ -1,0 +1,781 @@
+"""Connectors and listeners over librdmacm.
+
+Every connection of an adapter reports to one event channel, which the adapter's thread reads; the handlers here run in
+that thread. A connector's queue pair is not given to librdmacm (its identifier has no queue pair), so that connecting has
+two steps and the queue pair's states are moved here; on iWARP the kernel moves them.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.connection import Address, Connector, Listener, ReadLimits, is_wildcard, resolve
+from ndpy.pending import Pending
+from ndpy.queue_pair import QueuePair
+from ndpy.verbs.devices import MAX_CALLEE_DATA, MAX_CALLER_DATA
+from ndpy.verbs.library import check, check_errno, ffi, lib, text
+from ndpy.verbs.queue_pair import VerbsQueuePair
+
+if TYPE_CHECKING:
+    from ndpy.verbs.adapter import CmEvent, VerbsAdapter
+
+_RESOLVE_MS = 4000
+_RETRY_COUNT = 7
+# A sender that finds no receive posted tries again this often, each time after the receiver's timer, and gives up with
+# IO_TIMEOUT after about 0.7 s; 7 means without end, which a shared receive queue asks for (contract F.3.5, F.3.6).
+_RNR_RETRY_COUNT = 6
+_RNR_RETRY_FOR_EVER = 7
+_RNR_TIMER_123_MS = 27
+# Bits of rdma_init_qp_attr()'s mask that kernels leave set by mistake on InfiniBand.
+_ROCE_MASK_BITS = 0xE00000
+
+
+def pack_address(family: int, address: tuple[Any, ...]) -> Any:
+    """A struct sockaddr *, with the memory it points to."""
+    if family == socket.AF_INET:
+        data = struct.pack("=H", family) + struct.pack(">H", address[1]) + socket.inet_aton(address[0]) + bytes(8)
+    else:
+        data = struct.pack("=H", family) + struct.pack(">HI", address[1], address[2])
+        data += socket.inet_pton(family, address[0].partition("%")[0]) + struct.pack("=I", address[3])
+    return ffi.new("char[]", data)
+
+
+def unpack_address(identifier: Any, peer: bool) -> Address | None:
+    """The local or the peer's (host, port) of a connection; None before there is one."""
+    data = ffi.new("unsigned char[28]")
+    length = lib.ndpy_cm_address(identifier, int(peer), data, 28)
+    raw = bytes(ffi.buffer(data, length))
+    if length == 16:
+        return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4], "big")
+    if length == 28:
+        host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
+        scope = int.from_bytes(raw[24:28], "little" if struct.pack("=H", 1)[0] else "big")
+        if scope and ipaddress.ip_address(host).is_link_local:
+            host += f"%{socket.if_indextoname(scope)}"
+        return host, int.from_bytes(raw[2:4], "big")
+    return None
+
+
+def new_identifier(adapter: VerbsAdapter, key: int) -> Any:
+    pointer = ffi.new("struct rdma_cm_id **")
+    check_errno(
+        "create connector",
+        lib.rdma_create_id(adapter._channel, pointer, ffi.cast("void *", key), lib.RDMA_PS_TCP),
+    )
+    return pointer[0]
+
+
+def bind_identifier(adapter: VerbsAdapter, identifier: Any, address: Address) -> None:
+    """rdma_bind_addr(), and that the address is this adapter's."""
+    family, resolved = resolve(address)
+    packed = pack_address(family, resolved)
+    where = f"{address[0]} port {address[1]}"
+    if lib.rdma_bind_addr(identifier, ffi.cast("struct sockaddr *", packed)):
+        number = ffi.errno
+        if number == errno.EADDRINUSE:
+            raise errors.AddressInUseError(f"{where} is in use", operation="bind", native=number)
+        if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
+            raise not_ours(adapter, address[0], number)
+        raise errors.from_errno("bind", number, f"{where} cannot be bound")
+    device = text(lib.ndpy_cm_device(identifier))
+    if device and device != adapter.info.name:
+        raise not_ours(adapter, address[0], 0, f"; it is {device}'s")
+
+
+def not_ours(adapter: VerbsAdapter, host: str, number: int, more: str = "") -> errors.AddressUnreachableError:
+    return errors.AddressUnreachableError(
+        f"{host} is no address of {adapter.info.name}{more}; its addresses are {', '.join(adapter.info.addresses) or 'none'}",
+        operation="bind",
+        native=number,
+    )
+
+
+def limit_private_data(private_data: bytes, maximum: int, operation: str) -> bytes:
+    data = bytes(private_data)
+    if len(data) > maximum:
+        raise errors.LimitExceededError(f"{operation}: {len(data)} bytes of private data are more than {maximum}")
+    return data
+
+
+class VerbsConnector(Connector):
+    _adapter: VerbsAdapter
+
+    def __init__(self, adapter: VerbsAdapter, identifier: Any = None, key: int = 0) -> None:
+        super().__init__(adapter)
+        if key:
+            self._serial = key
+        self._id = identifier
+        self._private_data: bytes | None = None
+        self._read_limits: ReadLimits | None = None
+        self._pending: Pending[None] | None = None
+        self._disconnecting: Pending[None] | None = None
+        self._watching: list[Pending[None]] = []
+        self._request: tuple[bytes, ReadLimits] = (b"", ReadLimits(0, 0))
+        self._disconnect_called = False
+        self._iwarp = adapter.info.transport == "iWARP"
+        self._target = ""
+        self._opened()
+
+    # ---- what can be asked ----
+
+    @property
+    def private_data(self) -> bytes:
+        self._check()
+        if self._private_data is None:
+            raise errors.NotConnectedError("the peer has sent nothing yet", operation="private_data")
+        return self._private_data
+
+    @property
+    def read_limits(self) -> ReadLimits:
+        self._check()
+        if self._read_limits is None:
+            raise errors.NotConnectedError("the peer has not said its read limits yet", operation="read_limits")
+        return self._read_limits
+
+    @property
+    def local_address(self) -> Address:
+        return self._address(peer=False)
+
+    @property
+    def peer_address(self) -> Address:
+        return self._address(peer=True)
+
+    def _address(self, peer: bool) -> Address:
+        self._check()
+        with self._state_lock:
+            address = unpack_address(self._id, peer) if self._id is not None else None
+        if address is None or (peer and self._state in ("idle", "bound")):
+            which = "peer" if peer else "local"
+            raise errors.NotConnectedError(f"there is no {which} address yet", operation=f"{which}_address")
+        return address
+
+    def _expect(self, operation: str, *states: str) -> None:
+        self._check()
+        if self._state not in states:
+            active = self._state in ("connecting", "offered", "accepting", "established") and operation in (
+                "connect",
+                "accept",
+                "bind",
+            )
+            kind = errors.ConnectionActiveError if active else errors.NotConnectedError
+            raise kind(f"the connector is {self._state}; this needs {' or '.join(states)}", operation=operation)
+
+    # ---- the active side ----
+
+    def bind(self, address: Address) -> None:
+        with self._state_lock:
+            self._expect("bind", "idle", "bound")
+            identifier = new_identifier(self._adapter, self._serial)
+            try:
+                bind_identifier(self._adapter, identifier, address)
+            except BaseException:
+                lib.rdma_destroy_id(identifier)
+                raise
+            self._replace_identifier(identifier)
+            self._move("bound")
+
+    def _replace_identifier(self, identifier: Any) -> None:
+        former, self._id = self._id, identifier
+        if former is not None:
+            lib.rdma_destroy_id(former)
+
+    def begin_connect(
+        self,
+        queue_pair: QueuePair,
+        address: Address,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+    ) -> Pending[None]:
+        self._check()
+        data = limit_private_data(private_data, MAX_CALLER_DATA, "connect")
+        family, resolved = resolve(address)
+        if resolved[1] == 0:
+            raise errors.AddressUnreachableError("nothing can listen at port 0", operation="connect")
+        if is_wildcard(resolved[0]):
+            raise errors.AddressUnreachableError(f"{resolved[0]} names no host to connect to", operation="connect")
+        with self._state_lock:
+            self._expect("connect", "idle", "bound")
+            self._take_queue_pair(queue_pair)
+            limits = self._own_limits(inbound_read_limit, outbound_read_limit)
+            self._request = (data, limits)
+            self._target = f"{address[0]} port {address[1]}"
+            self._private_data = self._read_limits = None
+            pending: Pending[None] = Pending("connect", lambda: self._give_up(pending))
+            self._pending = pending
+            try:
+                source = None
+                if self._id is None:
+                    self._id = new_identifier(self._adapter, self._serial)
+                    source = self._source_address(family, resolved)
+                self._move("connecting")
+                packed = pack_address(family, resolved)
+                check_errno(
+                    "connect",
+                    lib.rdma_resolve_addr(
+                        self._id,
+                        ffi.cast("struct sockaddr *", source) if source is not None else ffi.NULL,
+                        ffi.cast("struct sockaddr *", packed),
+                        _RESOLVE_MS,
+                    ),
+                    f"there is no way from {self._adapter.info.name} to {self._target}",
+                )
+            except BaseException:
+                self._failed_attempt()
+                raise
+        return pending
+
+    def _source_address(self, family: int, destination: tuple[Any, ...]) -> Any:
+        """An address of this adapter to come from: the destination itself, or one of its network, or any."""
+        wanted = ipaddress.ip_address(destination[0].partition("%")[0])
+        candidates = []
+        for host in self._adapter.info.addresses:
+            own = ipaddress.ip_address(host.partition("%")[0])
+            if own.version != wanted.version:
+                continue
+            shared = (int(own) ^ int(wanted)).bit_length()
+            candidates.append((own != wanted, own.is_link_local != wanted.is_link_local, shared, host))
+        if not candidates:
+            raise errors.AddressUnreachableError(
+                f"{self._adapter.info.name} has no {'IPv4' if wanted.version == 4 else 'IPv6'} address to reach {destination[0]} "
+                f"from; its addresses are {', '.join(self._adapter.info.addresses) or 'none'}",
+                operation="connect",
+            )
+        found = socket.getaddrinfo(min(candidates)[3], 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+        return pack_address(family, found[0][4])
+
+    def _take_queue_pair(self, queue_pair: QueuePair) -> None:
+        self._own(queue_pair, "the queue pair")
+        assert isinstance(queue_pair, VerbsQueuePair)
+        if queue_pair.connector is not None or not queue_pair._never_connected or queue_pair._ended:
+            raise errors.ConnectionActiveError(
+                "the queue pair is or was connected; a queue pair has one connection in its life", operation="connect"
+            )
+        queue_pair.connector = self
+        self.queue_pair = queue_pair
+
+    def _own_limits(self, inbound: int | None, outbound: int | None) -> ReadLimits:
+        info = self._adapter.info
+        return ReadLimits(
+            min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
+            min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
+        )
+
+    def _parameters(self) -> tuple[Any, Any]:
+        """A struct rdma_conn_param of what is asked for, and the memory that it points to."""
+        data, limits = self._request
+        queue_pair = self.queue_pair
+        assert isinstance(queue_pair, VerbsQueuePair)
+        kept = ffi.new("char[]", data) if data else ffi.NULL
+        parameters = ffi.new("struct rdma_conn_param *")
+        parameters.private_data = kept
+        parameters.private_data_len = len(data)
+        parameters.responder_resources = limits.inbound
+        parameters.initiator_depth = limits.outbound
+        parameters.flow_control = 1
+        parameters.retry_count = _RETRY_COUNT
+        shared = queue_pair.srq is not None
+        parameters.rnr_retry_count = _RNR_RETRY_FOR_EVER if shared else _RNR_RETRY_COUNT
+        parameters.srq = int(shared)
+        parameters.qp_num = queue_pair._qp.qp_num
+        return parameters, kept
+
+    def _failed_attempt(self) -> None:
+        """A connect did not lead to an offer: connector and queue pair can try again (contract H.4.4)."""
+        self._release_queue_pair()
+        if self._state in ("connecting", "offered"):
+            self._move("bound")
+            self._state = "idle"
+        self._pending = None
+        self._replace_identifier(None)
+
+    def _release_queue_pair(self) -> None:
+        if self.queue_pair is not None:
+            self.queue_pair.connector = None
+            self.queue_pair = None
+
+    def _give_up(self, pending: Pending[None]) -> None:
+        """cancel() of a connect or accept."""
+        with self._state_lock:
+            if self._pending is not pending or self._state not in ("connecting", "accepting"):
+                return
+            self._abandon()
+
+    def _abandon(self) -> None:
+        accepting = self._state == "accepting"
+        queue_pair = self.queue_pair
+        self._pending = None
+        self._release_queue_pair()
+        self._move("failed")
+        self._replace_identifier(None)
+        if accepting and isinstance(queue_pair, VerbsQueuePair):
+            queue_pair._end_connection()
+
+    def begin_complete_connect(self) -> Pending[None]:
+        pending: Pending[None] = Pending("complete_connect")
+        with self._state_lock:
+            self._expect("complete_connect", "offered")
+            queue_pair = self.queue_pair
+            assert isinstance(queue_pair, VerbsQueuePair)
+            if not self._iwarp:
+                try:
+                    self._ready_queue_pair(queue_pair)
+                    check_errno("complete_connect", lib.rdma_establish(self._id))
+                except BaseException:
+                    self._abandon()
+                    queue_pair._end_connection()
+                    raise
+            self._move("established")
+            queue_pair._begin_connection()
+        pending.succeed(None)
+        return pending
+
+    def _ready_queue_pair(self, queue_pair: VerbsQueuePair) -> None:
+        """INIT, ready to receive, ready to send, with what the connection manager knows of both ends."""
+        assert self._read_limits is not None
+        for state in (lib.IBV_QPS_INIT, lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
+            attributes = ffi.new("struct ibv_qp_attr *")
+            mask = ffi.new("int *")
+            attributes.qp_state = state
+            check_errno("connect", lib.rdma_init_qp_attr(self._id, attributes, mask))
+            wanted = mask[0]
+            if self._adapter.info.transport == "InfiniBand":
+                wanted &= ~_ROCE_MASK_BITS
+            if state == lib.IBV_QPS_INIT:
+                attributes.qp_access_flags = queue_pair._access_flags()
+            elif state == lib.IBV_QPS_RTR:
+                attributes.max_dest_rd_atomic = self._read_limits.inbound
+                attributes.min_rnr_timer = _RNR_TIMER_123_MS
+            else:
+                attributes.max_rd_atomic = self._read_limits.outbound
+            queue_pair._modify(attributes, wanted, "connect")
+
+    # ---- the passive side ----
+
+    def _requested(self, private_data: bytes, limits: ReadLimits) -> None:
+        self._private_data = private_data
+        self._read_limits = limits
+        self._move("requested")
+
+    def begin_accept(
+        self,
+        queue_pair: QueuePair,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+    ) -> Pending[None]:
+        self._check()
+        data = limit_private_data(private_data, MAX_CALLEE_DATA, "accept")
+        with self._state_lock:
+            if self._state == "failed":
+                raise errors.ConnectionAbortedError("the client has given up", operation="accept")
+            self._expect("accept", "requested")
+            self._take_queue_pair(queue_pair)
+            assert isinstance(queue_pair, VerbsQueuePair)
+            assert self._read_limits is not None
+            mine = self._own_limits(inbound_read_limit, outbound_read_limit)
+            self._read_limits = ReadLimits(*map(min, mine, self._read_limits))
+            self._request = (data, self._read_limits)
+            pending: Pending[None] = Pending("accept", lambda: self._give_up(pending))
+            self._pending = pending
+            self._move("accepting")
+            try:
+                if not self._iwarp:
+                    self._ready_queue_pair(queue_pair)
+                parameters, _kept = self._parameters()
+                if lib.rdma_accept(self._id, parameters):
+                    number = ffi.errno
+                    if number in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
+                        # The kernel's word for a request whose client has gone.
+                        raise errors.ConnectionAbortedError(
+                            "the client has given up", operation="accept", native=number
+                        )
+                    raise errors.from_errno("accept", number)
+            except BaseException:
+                self._abandon()
+                raise
+        return pending
+
+    def reject(self, private_data: bytes = b"") -> None:
+        self._check()
+        data = limit_private_data(private_data, MAX_CALLEE_DATA, "reject")
+        with self._state_lock:
+            self._expect("reject", "requested", "offered")
+            offered = self._state == "offered"
+            if offered and self._iwarp:
+                # The MPA exchange is over when the reply arrives; only ending the connection is left.
+                lib.rdma_disconnect(self._id)
+                self._drop_offer()
+                return
+            kept = ffi.new("char[]", data) if data else ffi.NULL
+            if lib.rdma_reject(self._id, kept, len(data)):
+                number = ffi.errno
+                self._move("failed")
+                raise errors.ConnectionAbortedError("the peer has gone", operation="reject", native=number)
+            if offered:
+                self._drop_offer()
+            else:
+                self._move("failed")
+                self._replace_identifier(None)
+
+    def _drop_offer(self) -> None:
+        queue_pair = self.queue_pair
+        self._move("failed")
+        self._release_queue_pair()
+        self._replace_identifier(None)
+        if self._iwarp and isinstance(queue_pair, VerbsQueuePair):
+            queue_pair._end_connection()
+
+    # ---- the end ----
+
+    def begin_disconnect(self) -> Pending[None]:
+        with self._state_lock:
+            self._expect("disconnect", "established", "disconnected")
+            if self._disconnect_called:
+                raise errors.NotConnectedError("disconnect() was called before", operation="disconnect")
+            self._disconnect_called = True
+            pending: Pending[None] = Pending("disconnect")
+            if self._state == "disconnected":
+                pending.succeed(None)
+                return pending
+            self._disconnecting = pending
+            self._disconnect_natively()
+        return pending
+
+    def _disconnect_natively(self) -> None:
+        queue_pair = self.queue_pair
+        # iWARP sends what is queued before it closes, unless the queue pair is in the error state by then.
+        if not self._iwarp and isinstance(queue_pair, VerbsQueuePair):
+            queue_pair._end_connection()
+        if lib.rdma_disconnect(self._id):
+            number = ffi.errno
+            if number not in (errno.EINVAL, errno.ENOTCONN):
+                raise errors.from_errno("disconnect", number)
+            self._on_disconnected()
+
+    def begin_wait_disconnected(self) -> Pending[None]:
+        with self._state_lock:
+            self._expect("wait_disconnected", "established", "disconnected")
+            pending: Pending[None] = Pending("wait_disconnected")
+            if self._state == "disconnected":
+                pending.succeed(None)
+            else:
+                self._watching.append(pending)
+        return pending
+
+    def _on_disconnected(self) -> None:
+        """The connection is over, from whichever side."""
+        queue_pair = self.queue_pair
+        if isinstance(queue_pair, VerbsQueuePair):
+            queue_pair._end_connection()
+        if self._state != "established":
+            return
+        self._move("disconnected")
+        ended, self._watching = self._watching, []
+        if self._disconnecting is not None:
+            ended.append(self._disconnecting)
+            self._disconnecting = None
+        for pending in ended:
+            pending.succeed(None)
+
+    def _on_queue_pair_closing(self) -> None:
+        """The queue pair is being closed: the connection ends, or the attempt does."""
+        with self._state_lock:
+            if self._state in ("connecting", "accepting", "offered"):
+                pending = self._pending
+                if self._state == "offered" and not self._iwarp:
+                    lib.rdma_reject(self._id, ffi.NULL, 0)
+                self._abandon()
+                if pending is not None:
+                    pending.fail(errors.CanceledError("the queue pair was closed", operation="connect"))
+            elif self._state == "established":
+                lib.rdma_disconnect(self._id)
+                self._on_disconnected()
+            self._release_queue_pair()
+
+    def _on_removed(self) -> None:
+        error = self._removed_error()
+        with self._state_lock:
+            waiting = [
+                pending for pending in (self._pending, self._disconnecting, *self._watching) if pending is not None
+            ]
+            self._pending = self._disconnecting = None
+            self._watching = []
+        for pending in waiting:
+            pending.fail(error)
+
+    def _release(self) -> None:
+        with self._state_lock:
+            waiting = [
+                pending for pending in (self._pending, self._disconnecting, *self._watching) if pending is not None
+            ]
+            self._pending = self._disconnecting = None
+            self._watching = []
+            queue_pair = self.queue_pair
+            if isinstance(queue_pair, VerbsQueuePair) and self._state in (
+                "established",
+                "accepting",
+                "offered",
+                "disconnected",
+            ):
+                if self._id is not None and self._state == "established":
+                    lib.rdma_disconnect(self._id)
+                elif self._id is not None and self._state == "offered" and not self._iwarp:
+                    lib.rdma_reject(self._id, ffi.NULL, 0)
+                if self._state != "offered":
+                    queue_pair._end_connection()
+            elif self._id is not None and self._state == "requested":
+                lib.rdma_reject(self._id, ffi.NULL, 0)
+            self._release_queue_pair()
+            self._replace_identifier(None)
+        for pending in waiting:
+            pending.fail(errors.CanceledError("the connector was closed", operation=pending._operation))
+
+    # ---- events ----
+
+    def _on_event(self, event: CmEvent) -> None:
+        with self._state_lock:
+            if self._id is None or self._released:
+                return
+            finished = self._handle(event)
+        if finished is not None:
+            pending, error = finished
+            if error is None:
+                pending.succeed(None)
+            else:
+                pending.fail(error)
+
+    def _handle(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
+        kind = event.type
+        if self._state == "connecting":
+            return self._handle_connecting(event)
+        if kind == lib.RDMA_CM_EVENT_ESTABLISHED and self._state == "accepting":
+            queue_pair = self.queue_pair
+            assert isinstance(queue_pair, VerbsQueuePair)
+            self._move("established")
+            queue_pair._begin_connection()
+            pending, self._pending = self._pending, None
+            return (pending, None) if pending else None
+        if kind == lib.RDMA_CM_EVENT_DISCONNECTED and self._state == "established":
+            # The answer to the peer's request; without it the peer waits for its retries to run out.
+            lib.rdma_disconnect(self._id)
+            self._on_disconnected()
+        elif kind in _ENDINGS and self._state in ("accepting", "offered", "requested"):
+            return self._handle_loss(event)
+        return None
+
+    def _handle_connecting(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
+        kind = event.type
+        error: errors.NdpyError | None = None
+        try:
+            if kind == lib.RDMA_CM_EVENT_ADDR_RESOLVED:
+                device = text(lib.ndpy_cm_device(self._id))
+                if device != self._adapter.info.name:
+                    raise errors.AddressUnreachableError(
+                        f"{self._target} is reached through {device or 'no RDMA adapter'}, not {self._adapter.info.name}",
+                        operation="connect",
+                    )
+                check_errno("connect", lib.rdma_resolve_route(self._id, _RESOLVE_MS))
+                return None
+            if kind == lib.RDMA_CM_EVENT_ROUTE_RESOLVED:
+                parameters, _kept = self._parameters()
+                check_errno("connect", lib.rdma_connect(self._id, parameters))
+                return None
+            if kind in (lib.RDMA_CM_EVENT_CONNECT_RESPONSE, lib.RDMA_CM_EVENT_ESTABLISHED):
+                self._private_data = event.private_data
+                mine = self._request[1]
+                self._read_limits = ReadLimits(
+                    min(mine.inbound, event.responder_resources), min(mine.outbound, event.initiator_depth)
+                )
+                self._move("offered")
+                pending, self._pending = self._pending, None
+                return (pending, None) if pending else None
+            error = self._attempt_error(event)
+        except errors.NdpyError as failure:
+            error = failure
+        if error is None:
+            return None
+        pending = self._pending
+        self._failed_attempt()
+        return (pending, error) if pending else None
+
+    def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
+        """What a failed attempt's event means; None for an event that says nothing of it."""
+        kind, status = event.type, event.status
+        number = -status if status < 0 else status
+        if kind == lib.RDMA_CM_EVENT_REJECTED:
+            self._private_data = event.private_data
+            why = "the listener rejected the request"
+            if (self._iwarp and number == errno.ECONNREFUSED) or (not self._iwarp and number == _REJECT_NO_LISTENER):
+                why = "nobody listens there"
+            elif not self._iwarp and number != _REJECT_CONSUMER:
+                why = f"the peer's connection manager rejected the request with reason {number}"
+            return errors.ConnectionRefusedError(f"{self._target}: {why}", operation="connect", native=number)
+        if kind in (lib.RDMA_CM_EVENT_ADDR_ERROR, lib.RDMA_CM_EVENT_ROUTE_ERROR):
+            return errors.AddressUnreachableError(
+                f"{self._target} does not answer address resolution from {self._adapter.info.name}; "
+                "check the address, the link and `ip neigh`",
+                operation="connect",
+                native=number,
+            )
+        if kind == lib.RDMA_CM_EVENT_UNREACHABLE:
+            if number in (errno.ECONNREFUSED, errno.ECONNRESET):
+                return errors.ConnectionRefusedError(
+                    f"{self._target}: nobody listens there", operation="connect", native=number
+                )
+            if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+                return errors.AddressUnreachableError(
+                    f"there is no way to {self._target}", operation="connect", native=number
+                )
+            return errors.TimeoutError(
+                f"{self._target} does not answer; it is down, has no RDMA adapter at that address, or UDP port 4791 is blocked",
+                operation="connect",
+                native=number,
+            )
+        if kind in (lib.RDMA_CM_EVENT_CONNECT_ERROR, lib.RDMA_CM_EVENT_DISCONNECTED):
+            if number == errno.ECONNREFUSED:
+                return errors.ConnectionRefusedError(
+                    f"{self._target}: nobody listens there", operation="connect", native=number
+                )
+            return errors.ConnectionAbortedError(
+                f"the connection to {self._target} broke while it was made", operation="connect", native=number
+            )
+        return None
+
+    def _handle_loss(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
+        """The peer refused, or vanished, before the connection was established."""
+        pending, queue_pair, state = self._pending, self.queue_pair, self._state
+        number = abs(event.status)
+        if event.type == lib.RDMA_CM_EVENT_REJECTED:
+            self._private_data = event.private_data
+            error: errors.NdpyError = errors.ConnectionRefusedError(
+                "the client rejected the offer", operation="accept", native=number
+            )
+        elif event.type == lib.RDMA_CM_EVENT_UNREACHABLE:
+            error = errors.TimeoutError("the client did not complete the connection", operation="accept", native=number)
+        else:
+            error = errors.ConnectionAbortedError("the client has gone", operation="accept", native=number)
+        self._pending = None
+        self._release_queue_pair()
+        self._move("failed")
+        if isinstance(queue_pair, VerbsQueuePair) and (state == "accepting" or self._iwarp):
+            queue_pair._end_connection()
+        return (pending, error) if pending else None
+
+
+_REJECT_NO_LISTENER = 8
+_REJECT_CONSUMER = 28
+
+_ENDINGS = (
+    lib.RDMA_CM_EVENT_REJECTED,
+    lib.RDMA_CM_EVENT_UNREACHABLE,
+    lib.RDMA_CM_EVENT_CONNECT_ERROR,
+    lib.RDMA_CM_EVENT_DISCONNECTED,
+)
+
+
+class VerbsListener(Listener):
+    _adapter: VerbsAdapter
+
+    def __init__(self, adapter: VerbsAdapter, address: Address, backlog: int) -> None:
+        super().__init__(adapter)
+        self._backlog = backlog
+        self._waiting: deque[VerbsConnector] = deque()
+        self._asked: deque[Pending[Connector]] = deque()
+        self._id = new_identifier(adapter, self._serial)
+        # Registered before the first request can come.
+        self._opened()
+        try:
+            bind_identifier(adapter, self._id, self._local(address))
+            check_errno("listen", lib.rdma_listen(self._id, backlog or 1024), f"cannot listen at {address}")
+            bound = unpack_address(self._id, peer=False)
+            assert bound is not None
+            self._address = bound
+        except BaseException:
+            self._released = True
+            self._adapter._children.pop(self._serial, None)
+            lib.rdma_destroy_id(self._id)
+            raise
+
+    def _local(self, address: Address) -> Address:
+        """An adapter's only address of a family instead of the wildcard, which would take all adapters' requests."""
+        host, port = address[0], address[1]
+        own = self._adapter.info.addresses
+        if host in ("", "*"):
+            host = "::" if any(":" in entry for entry in own) and not any("." in entry for entry in own) else "0.0.0.0"
+        family, resolved = resolve((host, port))
+        if not is_wildcard(resolved[0]):
+            return host, port
+        same = [
+            entry for entry in own if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
+        ]
+        return (same[0] if len(same) == 1 else host), port
+
+    @property
+    def address(self) -> Address:
+        self._check()
+        return self._address
+
+    def begin_get_request(self) -> Pending[Connector]:
+        self._check()
+        pending: Pending[Connector] = Pending("get_request")
+        with self._lifetime:
+            self._check()
+            if self._waiting:
+                pending.succeed(self._waiting.popleft())
+            else:
+                self._asked.append(pending)
+        return pending
+
+    def _on_event(self, event: CmEvent) -> None:
+        if event.type != lib.RDMA_CM_EVENT_CONNECT_REQUEST:
+            return
+        if text(lib.ndpy_cm_device(event.id)) != self._adapter.info.name:
+            lib.rdma_reject(event.id, ffi.NULL, 0)
+            lib.rdma_destroy_id(event.id)
+            return
+        connector = VerbsConnector(self._adapter, event.id, event.key)
+        info = self._adapter.info
+        connector._requested(
+            event.private_data,
+            ReadLimits(
+                min(event.responder_resources, info.max_inbound_read_limit),
+                min(event.initiator_depth, info.max_outbound_read_limit),
+            ),
+        )
+        with self._lifetime:
+            if not self._released:
+                while self._asked:
+                    if self._asked.popleft().succeed(connector):
+                        return
+                if not self._backlog or len(self._waiting) < self._backlog:
+                    self._waiting.append(connector)
+                    return
+        connector.close()
+
+    def _on_removed(self) -> None:
+        with self._lifetime:
+            asked, self._asked = self._asked, deque()
+        for pending in asked:
+            pending.fail(self._removed_error())
+
+    def _release(self) -> None:
+        asked, self._asked = self._asked, deque()
+        waiting, self._waiting = self._waiting, deque()
+        check("close listener", lib.rdma_destroy_id(self._id))
+        for connector in waiting:
+            connector.close()
+        for pending in asked:
+            pending.fail(errors.CanceledError("the listener was closed", operation="get_request"))
+
+    def _describe(self) -> str:
+        host, port = getattr(self, "_address", ("?", 0))
+        return f"Listener at {host} port {port}"

@@ -1,0 +1,343 @@
+"""The devices of this machine and what they can do, as AdapterInfo."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ndpy import errors
+from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.verbs.library import check, ffi, lib, load, text
+
+_SYSFS = Path("/sys/class/infiniband")
+
+# rdma_cm's private data in a connection request, less what it uses itself; of a reply and of a rejection the smaller.
+MAX_CALLER_DATA = 56
+MAX_CALLEE_DATA = 148
+
+_STATES = {
+    lib.IBV_PORT_DOWN: "down",
+    lib.IBV_PORT_INIT: "init",
+    lib.IBV_PORT_ARMED: "armed",
+    lib.IBV_PORT_ACTIVE: "active",
+    lib.IBV_PORT_ACTIVE_DEFER: "active",
+}
+_LINK_LAYERS = {lib.IBV_LINK_LAYER_INFINIBAND: "InfiniBand", lib.IBV_LINK_LAYER_ETHERNET: "Ethernet"}
+_RXE_VENDOR = 0xFFFFFF
+_SIW_VENDOR = 0x626D74
+
+
+def mtu_bytes(mtu: int) -> int:
+    """Bytes of an enum ibv_mtu."""
+    return 128 << mtu if mtu else 0
+
+
+def device_names() -> list[str]:
+    """Names of the verbs devices."""
+    load()
+    return [text(lib.ibv_get_device_name(device)) for device in _DeviceList()]
+
+
+class _DeviceList:
+    """The devices; the list lives as long as an iteration."""
+
+    def __iter__(self) -> Any:
+        count = ffi.new("int *")
+        devices = lib.ibv_get_device_list(count)
+        if devices == ffi.NULL:
+            if ffi.errno == errno.ENOSYS:
+                # The kernel has no RDMA support loaded, so there are no devices.
+                return
+            raise errors.from_errno("ibv_get_device_list", ffi.errno)
+        try:
+            for index in range(count[0]):
+                yield devices[index]
+        finally:
+            lib.ibv_free_device_list(devices)
+
+
+def open_context(name: str) -> Any:
+    """Open a device; PermissionError names the file that may not be opened."""
+    load()
+    for device in _DeviceList():
+        if text(lib.ibv_get_device_name(device)) == name:
+            context = lib.ibv_open_device(device)
+            if context == ffi.NULL:
+                raise _open_error(name, ffi.errno)
+            return context
+    raise errors.AdapterNotFoundError(f"adapter {name!r} has gone; there is {', '.join(device_names()) or 'none'}")
+
+
+def _open_error(name: str, number: int) -> Exception:
+    path = _device_file(name)
+    if path is not None and not os.access(path, os.R_OK | os.W_OK):
+        mode = stat.filemode(path.stat().st_mode)
+        return errors.PermissionError(
+            f"{path} ({mode}) may not be opened by uid {os.getuid()}; add the user to the group that owns it, or install "
+            "rdma-core, whose udev rules open it to all",
+            operation="ibv_open_device",
+            native=number,
+        )
+    return errors.from_errno("ibv_open_device", number, f"{name} cannot be opened: {os.strerror(number)}")
+
+
+def _device_file(name: str) -> Path | None:
+    for entry in Path("/sys/class/infiniband_verbs").glob("uverbs*"):
+        if _read(entry / "ibdev") == name:
+            return Path("/dev/infiniband") / entry.name
+    return None
+
+
+def _read(path: Path) -> str:
+    # Some attributes answer EINVAL instead of being absent, and a device can vanish between two reads.
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def list_adapters() -> list[AdapterInfo]:
+    infos = []
+    for name in device_names():
+        context = open_context(name)
+        try:
+            infos.append(describe(context, name))
+        finally:
+            lib.ibv_close_device(context)
+    return infos
+
+
+def describe(context: Any, name: str) -> AdapterInfo:
+    """Ask an open device for everything that AdapterInfo says."""
+    attributes = ffi.new("struct ibv_device_attr *")
+    check("ibv_query_device", lib.ibv_query_device(context, attributes), f"{name} does not answer")
+    iwarp = _read(_SYSFS / name / "node_type").startswith("4")
+    ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
+    best = next((port for port in ports if port.state == "active"), ports[0])
+    flags = _capabilities(attributes, iwarp)
+    transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
+    port_attributes = ffi.new("struct ibv_port_attr *")
+    check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
+    registration = int(attributes.max_mr_size)
+    return AdapterInfo(
+        name=name,
+        provider="verbs",
+        transport=transport,
+        driver=_driver(name, attributes.vendor_id),
+        addresses=tuple(dict.fromkeys(address for port in ports for address in _addresses(port))),
+        vendor_id=attributes.vendor_id,
+        device_id=attributes.vendor_part_id,
+        firmware=text(attributes.fw_ver),
+        numa_node=_numa_node(name, best.netdev),
+        netdev=best.netdev,
+        mtu=best.mtu,
+        state=best.state,
+        flags=flags,
+        ports=ports,
+        max_registration_size=registration,
+        max_window_size=registration if "MEMORY_WINDOWS" in flags else 0,
+        max_initiator_sge=attributes.max_sge,
+        max_receive_sge=attributes.max_sge,
+        max_read_sge=min(attributes.max_sge_rd or attributes.max_sge, attributes.max_sge),
+        max_transfer_length=port_attributes.max_msg_sz or (1 << 31),
+        max_inline_data_size=_inline_size(context, name, attributes),
+        max_inbound_read_limit=min(attributes.max_qp_rd_atom, 255),
+        max_outbound_read_limit=min(attributes.max_qp_init_rd_atom, 255),
+        max_receive_queue_depth=attributes.max_qp_wr,
+        max_initiator_queue_depth=attributes.max_qp_wr,
+        max_shared_receive_queue_depth=attributes.max_srq_wr if attributes.max_srq else 0,
+        max_completion_queue_depth=attributes.max_cqe,
+        max_caller_data=MAX_CALLER_DATA,
+        max_callee_data=MAX_CALLEE_DATA,
+    )
+
+
+def _capabilities(attributes: Any, iwarp: bool) -> frozenset[str]:
+    flags = {"LOOPBACK_CONNECTIONS"}
+    windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    if attributes.device_cap_flags & windows and attributes.max_mw:
+        flags.add("MEMORY_WINDOWS")
+    if attributes.max_srq:
+        flags.add("SHARED_RECEIVE_QUEUES")
+    if attributes.atomic_cap != lib.IBV_ATOMIC_NONE:
+        flags.add("ATOMICS")
+    if iwarp:
+        flags.add("READ_SINK_REQUIRED")
+    else:
+        flags.update(("IN_ORDER_DMA", "REFUSE_OFFER", "RESIZE_COMPLETION_QUEUE"))
+    return frozenset(flags)
+
+
+def _driver(name: str, vendor: int) -> str:
+    driver = _SYSFS / name / "device" / "driver"
+    if driver.exists():
+        return driver.resolve().name
+    return {_RXE_VENDOR: "rdma_rxe", _SIW_VENDOR: "siw"}.get(vendor, "unknown")
+
+
+def _numa_node(name: str, netdev: str | None) -> int | None:
+    for path in (
+        _SYSFS / name / "device" / "numa_node",
+        Path("/sys/class/net") / (netdev or "-") / "device" / "numa_node",
+    ):
+        node = _read(path)
+        if node and int(node) >= 0:
+            return int(node)
+    return None
+
+
+def _port(context: Any, name: str, number: int, iwarp: bool) -> PortInfo:
+    attributes = ffi.new("struct ibv_port_attr *")
+    check("ibv_query_port", lib.ndpy_query_port(context, number, attributes), f"{name} port {number} does not answer")
+    gids = _gids(context, name, number, attributes.gid_tbl_len, iwarp)
+    netdev = _netdev(name, number, gids, iwarp)
+    return PortInfo(
+        number=number,
+        state=_STATES.get(attributes.state, "unknown"),
+        link_layer=_LINK_LAYERS.get(attributes.link_layer, "Ethernet" if iwarp else "InfiniBand"),
+        mtu=mtu_bytes(attributes.active_mtu),
+        max_mtu=mtu_bytes(attributes.max_mtu),
+        lid=attributes.lid,
+        netdev=netdev,
+        gids=gids,
+    )
+
+
+def _gids(context: Any, name: str, port: int, count: int, iwarp: bool) -> tuple[Gid, ...]:
+    gids = []
+    for index, value, kind in _gid_table(context, name, port, count):
+        if any(value):
+            address = value[:6].hex(":") if iwarp else gid_address(value)
+            gids.append(Gid(index, value, "iWARP" if iwarp else kind, address))
+    return tuple(gids)
+
+
+_GID_TYPES = {
+    lib.IBV_GID_TYPE_IB: "InfiniBand",
+    lib.IBV_GID_TYPE_ROCE_V1: "RoCE v1",
+    lib.IBV_GID_TYPE_ROCE_V2: "RoCE v2",
+}
+
+
+def _gid_table(context: Any, name: str, port: int, count: int) -> list[tuple[int, bytes, str]]:
+    """(index, GID, type) of a port's entries; tables have a thousand places, most of them free."""
+    if lib.ndpy_has_symbol(b"_ibv_query_gid_table"):
+        entries = ffi.new("struct ibv_gid_entry[]", max(count, 1))
+        found = lib._ibv_query_gid_table(context, entries, count, 0, ffi.sizeof("struct ibv_gid_entry"))
+        if found >= 0:
+            return [
+                (entry.gid_index, bytes(ffi.buffer(entry.gid.raw)), _GID_TYPES.get(entry.gid_type, "unknown"))
+                for entry in entries[0:found]
+                if entry.port_num == port
+            ]
+    types = _SYSFS / name / "ports" / str(port) / "gid_attrs" / "types"
+    table = []
+    gid = ffi.new("union ibv_gid *")
+    for index in range(count):
+        kind = _read(types / str(index))
+        if kind and not lib.ibv_query_gid(context, port, index, gid):
+            kind = "RoCE v1" if kind == "IB/RoCE v1" else kind
+            table.append((index, bytes(ffi.buffer(gid.raw)), kind))
+    return table
+
+
+def gid_address(value: bytes) -> str:
+    """A RoCE GID as the IP address that it stands for."""
+    address = ipaddress.IPv6Address(value)
+    return str(address.ipv4_mapped or address)
+
+
+def _netdev(name: str, port: int, gids: tuple[Gid, ...], iwarp: bool) -> str | None:
+    for gid in gids:
+        netdev = _read(_SYSFS / name / "ports" / str(port) / "gid_attrs" / "ndevs" / str(gid.index))
+        if netdev:
+            return netdev
+    if _read(_SYSFS / name / "parent"):
+        return _read(_SYSFS / name / "parent")
+    if iwarp and gids:
+        for netdev, addresses in psutil.net_if_addrs().items():
+            if any(entry.family == psutil.AF_LINK and entry.address.lower() == gids[0].address for entry in addresses):
+                return netdev
+    devices = sorted(path.name for path in (_SYSFS / name / "device" / "net").glob("*"))
+    return devices[0] if devices else None
+
+
+def _addresses(port: PortInfo) -> list[str]:
+    """The IP addresses that connections through a port can use: routable ones first."""
+    if port.netdev is None:
+        return []
+    entries = psutil.net_if_addrs().get(port.netdev, [])
+    found = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+    return sorted(found, key=lambda address: ipaddress.ip_address(address.partition("%")[0]).is_link_local)
+
+
+_inline_sizes: dict[tuple[str, int], int] = {}
+
+
+def _inline_size(context: Any, name: str, attributes: Any) -> int:
+    """_probe_inline(), once for a device."""
+    key = name, int(attributes.node_guid)
+    if key not in _inline_sizes:
+        _inline_sizes[key] = _probe_inline(context)
+    return _inline_sizes[key]
+
+
+def _probe_inline(context: Any) -> int:
+    """The largest inline size with which a queue pair can be created; verbs does not report it."""
+    domain = lib.ibv_alloc_pd(context)
+    queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
+    try:
+        if domain == ffi.NULL or queue == ffi.NULL:
+            return 0
+        low, high = 0, 4096
+        while low < high:
+            size = (low + high + 1) // 2
+            granted = _try_inline(domain, queue, size)
+            if granted is None:
+                high = size - 1
+            else:
+                low = max(size, min(granted, high))
+        return low
+    finally:
+        if queue != ffi.NULL:
+            lib.ibv_destroy_cq(queue)
+        if domain != ffi.NULL:
+            lib.ibv_dealloc_pd(domain)
+
+
+def _try_inline(domain: Any, queue: Any, size: int) -> int | None:
+    request = ffi.new("struct ibv_qp_init_attr *")
+    request.send_cq = request.recv_cq = queue
+    request.qp_type = lib.IBV_QPT_RC
+    request.cap.max_send_wr = request.cap.max_recv_wr = 1
+    request.cap.max_send_sge = request.cap.max_recv_sge = 1
+    request.cap.max_inline_data = size
+    queue_pair = lib.ibv_create_qp(domain, request)
+    if queue_pair == ffi.NULL:
+        return None
+    lib.ibv_destroy_qp(queue_pair)
+    return int(request.cap.max_inline_data)
+
+
+def why_no_adapter() -> str:
+    """What is missing on a machine without verbs devices, and what to do."""
+    if not Path("/sys/class/infiniband").exists() or not list(_SYSFS.glob("*")):
+        return (
+            "the kernel has no RDMA device: for a card, load its driver (lspci shows the card, `modprobe mlx5_ib` or the "
+            "like loads it); without one, `ndpy softroce up` makes one in software, and `ndpy softroce run -- COMMAND` runs "
+            "a command in a small machine that has one"
+        )
+    names = ", ".join(sorted(path.name for path in _SYSFS.glob("*")))
+    if not Path("/dev/infiniband").exists() or not list(Path("/dev/infiniband").glob("uverbs*")):
+        return f"the kernel has {names}, but no /dev/infiniband/uverbs*: run `modprobe ib_uverbs rdma_ucm`"
+    return (
+        f"the kernel has {names}, but libibverbs has no driver for it: install ibverbs-providers (Debian, Ubuntu) or "
+        "libibverbs (Fedora, RHEL)"
+    )

@@ -1,0 +1,157 @@
+"""Endpoints: how a queue pair is reached, for connections without librdmacm and for saying what is wrong with a path."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import random
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.info import Gid, PortInfo
+from ndpy.verbs.library import check, ffi, lib
+
+if TYPE_CHECKING:
+    from ndpy.connection import Connector
+    from ndpy.verbs.adapter import VerbsAdapter
+
+
+@dataclasses.dataclass(frozen=True)
+class Endpoint:
+    """One end of a connection: what the other end has to know.
+
+    lid: InfiniBand's address, 0 on Ethernet. psn: first packet's sequence number. gid: 16 bytes; gid_index, gid_type, mtu
+    (bytes) and port are this side's and need not be known of a remote end (mtu 0: unknown).
+    """
+
+    lid: int
+    qp_number: int
+    psn: int
+    gid: bytes
+    gid_index: int = 0
+    gid_type: str = ""
+    mtu: int = 0
+    port: int = 1
+
+    def __str__(self) -> str:
+        gid = str(ipaddress.IPv6Address(self.gid).ipv4_mapped or ipaddress.IPv6Address(self.gid))
+        kind = f", {self.gid_type}, index {self.gid_index}" if self.gid_type else ""
+        return f"QPN {self.qp_number:#x} at GID {gid}{kind}, LID {self.lid}, MTU {self.mtu or 'unknown'}"
+
+
+def rank(gid: Gid) -> tuple[int, int, int, int]:
+    """Order of preference, the smallest first: RoCE v2 before v1, routable before link-local, IPv4 before IPv6."""
+    address = ipaddress.IPv6Address(gid.value)
+    version = {"RoCE v2": 0, "InfiniBand": 0, "RoCE v1": 1}.get(gid.type, 2)
+    return version, int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
+
+
+def observe(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: int | None) -> Endpoint:
+    """The local endpoint of a queue pair."""
+    port = active_port(adapter)
+    if adapter.info.transport == "iWARP":
+        raise errors.UnsupportedError(
+            "iWARP connects through librdmacm only; use Adapter.connect() and listen()", operation="local_endpoint"
+        )
+    if gid_index is None:
+        best = min(port.gids, key=rank, default=None)
+    else:
+        best = next((gid for gid in port.gids if gid.index == gid_index), None)
+        if best is None:
+            known = ", ".join(f"{gid.index} ({gid.address}, {gid.type})" for gid in port.gids)
+            raise errors.AddressUnreachableError(
+                f"port {port.number} of {adapter.info.name} has no GID with index {gid_index}; it has {known or 'none'}",
+                operation="local_endpoint",
+            )
+    if best is None and port.link_layer != "InfiniBand":
+        raise errors.AddressUnreachableError(
+            f"{adapter.info.name} has no GID; give {port.netdev} an IP address", operation="local_endpoint"
+        )
+    return Endpoint(
+        lid=port.lid,
+        qp_number=qp_number,
+        psn=random.getrandbits(24) if psn is None else psn & 0xFFFFFF,
+        gid=best.value if best else bytes(16),
+        gid_index=best.index if best else 0,
+        gid_type=best.type if best else "",
+        mtu=port.mtu,
+        port=port.number,
+    )
+
+
+def active_port(adapter: VerbsAdapter) -> PortInfo:
+    """The port that connections use."""
+    ports = adapter.info.ports
+    return next((port for port in ports if port.number == adapter._port), ports[0])
+
+
+def modify_to_connected(
+    queue_pair: Any,
+    adapter: VerbsAdapter,
+    local: Endpoint,
+    remote: Endpoint,
+    *,
+    timeout: int,
+    retry_count: int,
+    rnr_retry: int,
+    min_rnr_timer: int,
+) -> None:
+    """INIT, RTR, RTS with the two ends' numbers."""
+    info = adapter.info
+    mtu = min(local.mtu, remote.mtu) if remote.mtu else local.mtu
+    attributes = ffi.new("struct ibv_qp_attr *")
+    attributes.qp_state = lib.IBV_QPS_RTR
+    attributes.path_mtu = mtu.bit_length() - 8
+    attributes.dest_qp_num = remote.qp_number
+    attributes.rq_psn = remote.psn
+    attributes.max_dest_rd_atomic = min(info.max_inbound_read_limit, 16)
+    attributes.min_rnr_timer = min_rnr_timer
+    attributes.ah_attr.dlid = remote.lid
+    attributes.ah_attr.port_num = local.port
+    if any(remote.gid) and (active_port(adapter).link_layer != "InfiniBand" or not remote.lid):
+        attributes.ah_attr.is_global = 1
+        attributes.ah_attr.grh.dgid.raw = list(remote.gid)
+        attributes.ah_attr.grh.sgid_index = local.gid_index
+        attributes.ah_attr.grh.hop_limit = 64
+    check(
+        "connect_endpoint",
+        lib.ibv_modify_qp(
+            queue_pair,
+            attributes,
+            lib.IBV_QP_STATE | lib.IBV_QP_AV | lib.IBV_QP_PATH_MTU | lib.IBV_QP_DEST_QPN | lib.IBV_QP_RQ_PSN
+            | lib.IBV_QP_MAX_DEST_RD_ATOMIC | lib.IBV_QP_MIN_RNR_TIMER,
+        ),
+        f"the queue pair cannot be set up between {local} and {remote}",
+    )  # fmt: skip
+    attributes = ffi.new("struct ibv_qp_attr *")
+    attributes.qp_state = lib.IBV_QPS_RTS
+    attributes.sq_psn = local.psn
+    attributes.timeout = timeout
+    attributes.retry_cnt = retry_count
+    attributes.rnr_retry = rnr_retry
+    attributes.max_rd_atomic = min(info.max_outbound_read_limit, 16)
+    check(
+        "connect_endpoint",
+        lib.ibv_modify_qp(
+            queue_pair,
+            attributes,
+            lib.IBV_QP_STATE | lib.IBV_QP_TIMEOUT | lib.IBV_QP_RETRY_CNT | lib.IBV_QP_RNR_RETRY | lib.IBV_QP_SQ_PSN
+            | lib.IBV_QP_MAX_QP_RD_ATOMIC,
+        ),
+    )  # fmt: skip
+
+
+def explain_timeout(adapter: VerbsAdapter, path: tuple[Endpoint, Endpoint] | None, connector: Connector | None) -> str:
+    """Both ends of a path on which nobody answers, and the likely causes."""
+    causes = (
+        "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a GID of another "
+        "network or type (RoCE v1 and v2 do not talk), an MTU that the network does not carry, UDP port 4791 blocked"
+    )
+    if path is not None:
+        return f"from {path[0]} to {path[1]}; {causes}"
+    if connector is not None:
+        try:
+            return f"from {connector.local_address} to {connector.peer_address} on {adapter.info.name}; {causes}"
+        except errors.NdpyError:
+            pass
+    return causes

@@ -1,0 +1,87 @@
+"""The thread of an open adapter: it waits for file descriptors and closes what was dropped.
+
+It refers to the adapter weakly, so that an adapter that the program drops is found by the garbage collector; the list of
+orphans is the thread's own for the same reason.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from ndpy.adapter import close_orphans
+from ndpy.resource import Resource
+
+
+class EventThread:
+    """Calls handlers when their file descriptors are readable. Handlers are bound methods, held weakly."""
+
+    def __init__(self, name: str, orphans: deque[Resource]) -> None:
+        self._orphans = orphans
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"ndpy-{name}", daemon=True)
+        self._thread.start()
+
+    def watch(self, fd: int, handler: Callable[[], None], *, once: bool = False) -> None:
+        """Call handler() whenever fd is readable, or the next time only; asking again replaces the former handler."""
+        mask = select.EPOLLIN | (select.EPOLLONESHOT if once else 0)
+        known = fd in self._handlers
+        self._handlers[fd] = weakref.WeakMethod(handler)
+        if known:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+
+    def forget(self, fd: int) -> None:
+        """Watch fd no more; harmless when it was not watched. Call before closing it."""
+        if self._handlers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def wake(self) -> None:
+        """Look for orphans. Safe in a finalizer."""
+        # The thread may have stopped, with its descriptors closed, between a finalizer's check and this.
+        if not self._stopping:
+            os.eventfd_write(self._wake, 1)
+
+    def stop(self) -> None:
+        """End the thread and wait for it, unless this is it."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                for fd, _ in self._epoll.poll():
+                    if fd == self._wake:
+                        os.eventfd_read(self._wake)
+                        close_orphans(self._orphans)
+                        continue
+                    self._handle(fd)
+        finally:
+            self._epoll.close()
+            os.close(self._wake)
+
+    def _handle(self, fd: int) -> None:
+        reference = self._handlers.get(fd)
+        handler = reference() if reference else None
+        if handler is None:
+            self.forget(fd)
+            return
+        try:
+            handler()
+        except Exception:
+            # One object's trouble must not stop the events of all others.
+            print(f"ndpy: an event of {handler.__self__!r} could not be handled:", file=sys.stderr)  # type: ignore[attr-defined]
+            traceback.print_exc()

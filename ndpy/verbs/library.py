@@ -1,0 +1,74 @@
+"""The RDMA libraries: ndpy._verbs, with libibverbs and librdmacm opened on first use."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
+
+try:
+    from ndpy._verbs import ffi as ffi
+    from ndpy._verbs import lib as lib
+except ImportError as error:
+    raise ProviderNotFoundError(
+        f"ndpy's extension module for verbs is missing ({error}); install ndpy with pip, or run "
+        "`python setup.py build_ext --inplace` in a checkout (needs libibverbs-dev and librdmacm-dev)"
+    ) from None
+
+_PACKAGES = (
+    (
+        "NDPY_LIBIBVERBS",
+        "libibverbs.so.1",
+        "libibverbs1 and ibverbs-providers (Debian, Ubuntu), libibverbs (Fedora, RHEL)",
+    ),
+    ("NDPY_LIBRDMACM", "librdmacm.so.1", "librdmacm1 (Debian, Ubuntu), librdmacm (Fedora, RHEL)"),
+)
+
+_lock = threading.Lock()
+_loaded = False
+
+
+def load() -> None:
+    """Open the libraries once. ProviderNotFoundError names the one that is missing and the package that has it."""
+    global _loaded
+    with _lock:
+        if _loaded:
+            return
+        paths = [os.environ.get(variable) or name for variable, name, _ in _PACKAGES]
+        reason = ffi.new("char[512]")
+        failed = lib.ndpy_load(paths[0].encode(), paths[1].encode(), reason, len(reason))
+        if failed:
+            variable, _, package = _PACKAGES[failed - 1]
+            raise ProviderNotFoundError(
+                f"{paths[failed - 1]} cannot be used ({ffi.string(reason).decode(errors='replace')}); "
+                f"install {package}, or set {variable} to the library's path"
+            )
+        _loaded = True
+
+
+def text(value: Any) -> str:
+    """A C string."""
+    return str(ffi.string(value).decode(errors="replace")) if value else ""
+
+
+def check(operation: str, result: int, message: str = "") -> None:
+    """Raise for a libibverbs call that returns 0 or an errno."""
+    if result:
+        raise from_errno(operation, result if result > 0 else ffi.errno, message)
+
+
+def check_errno(operation: str, result: int, message: str = "") -> None:
+    """Raise for a librdmacm call that returns 0, or -1 with errno set."""
+    if result:
+        raise from_errno(operation, ffi.errno, message)
+
+
+def check_pointer(operation: str, pointer: Any, explain: Any = None) -> Any:
+    """The pointer, or an exception for NULL with errno set; explain(number) may give the exception."""
+    if pointer == ffi.NULL:
+        number = ffi.errno
+        error: ProviderError | None = explain(number) if explain else None
+        raise error or from_errno(operation, number)
+    return pointer

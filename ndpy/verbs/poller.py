@@ -1,0 +1,127 @@
+"""Waiting for many completion queues over epoll."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+
+from ndpy.completion import Completion, CompletionQueue
+from ndpy.errors import ClosedError, TimeoutError
+from ndpy.poller import Poller
+from ndpy.verbs.completion import VerbsCompletionQueue
+
+
+class VerbsPoller(Poller):
+    """A queue is looked at when it was added, delivered something, or had an event; then it is armed, and looked at once
+    more before it counts as idle, because an event comes only for completions after arming."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._queues: dict[int, VerbsCompletionQueue] = {}
+        self._to_look_at: set[VerbsCompletionQueue] = set()
+        self._woken = False
+        self._waiting = False
+
+    def add(self, completion_queue: CompletionQueue) -> None:
+        assert isinstance(completion_queue, VerbsCompletionQueue)
+        fd = completion_queue.fileno()
+        with self._lock:
+            self._check()
+            if fd not in self._queues:
+                self._queues[fd] = completion_queue
+                self._epoll.register(fd, select.EPOLLIN)
+                completion_queue._pollers.add(self)
+        self._look_at(completion_queue)
+
+    def remove(self, completion_queue: CompletionQueue) -> None:
+        with self._lock:
+            for fd, queue in list(self._queues.items()):
+                if queue is completion_queue:
+                    del self._queues[fd]
+                    if not self._closed:
+                        self._epoll.unregister(fd)
+                    queue._pollers.discard(self)
+                    self._to_look_at.discard(queue)
+
+    def _look_at(self, queue: VerbsCompletionQueue) -> None:
+        """The queue may have completions although its channel is not readable."""
+        with self._lock:
+            if not self._closed and queue in self._queues.values():
+                self._to_look_at.add(queue)
+                os.eventfd_write(self._wake_fd, 1)
+
+    def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            ready = self._collect()
+            with self._lock:
+                self._check()
+                woken, self._woken = self._woken, False
+            if ready or woken:
+                return ready
+            self._sleep(deadline)
+
+    def _collect(self) -> list[tuple[CompletionQueue, list[Completion]]]:
+        with self._lock:
+            self._check()
+            candidates, self._to_look_at = self._to_look_at, set()
+        ready: list[tuple[CompletionQueue, list[Completion]]] = []
+        for queue in candidates:
+            try:
+                completions = queue.poll()
+                if not completions:
+                    with queue._lock:
+                        if queue._defunct is None:
+                            queue._arm_native(solicited=False)
+                    completions = queue.poll()
+            except ClosedError:
+                # Closed while it was looked at; closing removes it.
+                continue
+            if completions:
+                ready.append((queue, completions))
+                with self._lock:
+                    if queue in self._queues.values():
+                        self._to_look_at.add(queue)
+        return ready
+
+    def _sleep(self, deadline: float | None) -> None:
+        timeout_s = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+        events = self._epoll.poll(timeout_s)
+        if not events:
+            raise TimeoutError("no completion within the time allowed", operation="wait")
+        for fd, _ in events:
+            if fd == self._wake_fd:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+                continue
+            with self._lock:
+                queue = self._queues.get(fd)
+            if queue is not None:
+                queue._on_event()
+
+    def fileno(self) -> int:
+        """An epoll descriptor that is readable when wait() has something to do."""
+        self._check()
+        return self._epoll.fileno()
+
+    def wake(self) -> None:
+        # No lock: a signal handler may have interrupted a holder of it.
+        if not self._closed:
+            self._woken = True
+            os.eventfd_write(self._wake_fd, 1)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            queues, self._queues = list(self._queues.values()), {}
+            self._to_look_at.clear()
+        for queue in queues:
+            queue._pollers.discard(self)
+        os.eventfd_write(self._wake_fd, 1)

@@ -1,0 +1,575 @@
+"""RC queue pairs and shared receive queues over verbs.
+
+The native queue pair is created without librdmacm and moved through its states here, so that receives can be posted before
+there is a connection, and so that a refused connection leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.completion import CompletionQueue
+from ndpy.flags import Access, Operation, Status
+from ndpy.memory import Binding, Elements, MemoryRegion, MemoryWindow, Sge
+from ndpy.pending import Pending
+from ndpy.queue_pair import (
+    _ELEMENT,
+    _QUEUE_FULL,
+    _TOO_MANY_ELEMENTS,
+    QueuePair,
+    QueuePairLimits,
+    SharedReceiveQueue,
+    flatten,
+)
+from ndpy.verbs.completion import VerbsCompletionQueue
+from ndpy.verbs.endpoint import Endpoint, explain_timeout, modify_to_connected, observe
+from ndpy.verbs.library import check, check_pointer, ffi, lib, text
+from ndpy.verbs.memory import VerbsMemoryWindow, native_access
+
+if TYPE_CHECKING:
+    from ndpy.verbs.adapter import VerbsAdapter
+
+_SUCCESS = int(Status.SUCCESS)
+_CANCELED = int(Status.CANCELED)
+_INVALID_REQUEST = int(Status.INVALID_REQUEST)
+
+# Renumbered completions of shared receive queues: above every native number, which has 24 bits.
+_CLAIMED = 1 << 24
+
+# Longest wait for a queue pair in the error state to flush; what is left then is cancelled here.
+_FLUSH_S = 1.0
+
+
+class _BindRequest:
+    """A posted bind; keeps window and region alive, and undoes the binding if it failed."""
+
+    __slots__ = ("binding", "former_rkey", "misuse")
+
+    def __init__(self, binding: Binding, misuse: bool) -> None:
+        self.binding = binding
+        self.misuse = misuse
+        self.former_rkey = 0
+
+    def posted(self, native: Any) -> None:
+        """The provider finds the window by its present key, which posting a bind of type 2 does not change."""
+        if not self.misuse:
+            self.former_rkey = native.rkey
+            native.rkey = self.binding.token
+
+    def ended(self, status: int) -> int:
+        if status == _SUCCESS:
+            return status
+        if self.misuse:
+            # Kernels differ in what they call a bind of a bound window: an error of its own, or a flush.
+            return _INVALID_REQUEST
+        native = self.binding.window._native  # type: ignore[attr-defined]
+        if native is not None and native.rkey == self.binding.token:
+            native.rkey = self.former_rkey
+        self.binding.end()
+        return status
+
+
+class _InvalidateRequest:
+    """A posted invalidate; ends the binding when it succeeded."""
+
+    __slots__ = ("binding", "window")
+
+    def __init__(self, window: MemoryWindow, binding: Binding | None) -> None:
+        self.window = window
+        self.binding = binding
+
+    def ended(self, status: int) -> int:
+        if self.binding is None:
+            return _INVALID_REQUEST if status != _SUCCESS else status
+        if status == _SUCCESS:
+            self.binding.end()
+        else:
+            self.binding.invalidating = False
+        return status
+
+
+class VerbsQueuePair(QueuePair):
+    _adapter: VerbsAdapter
+    _post_one = staticmethod(lib.ndpy_post_one)
+    _post_list = staticmethod(lib.ndpy_post)
+    receive_cq: VerbsCompletionQueue
+    initiator_cq: VerbsCompletionQueue
+
+    def __init__(
+        self,
+        adapter: VerbsAdapter,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue,
+        limits: QueuePairLimits,
+        srq: SharedReceiveQueue | None,
+    ) -> None:
+        super().__init__(adapter, receive_cq, initiator_cq, limits, srq)
+        # A posted element list is copied during the call; one array, under the lock, serves all calls.
+        count = max(limits.max_receive_sge, limits.max_initiator_sge, 1)
+        self._elements = ffi.new("struct ndpy_element[]", count)
+        self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
+        self._never_connected = True
+        self._ended = False
+        #: The adapter's word for an error of the queue pair itself, "" if there was none.
+        self.failure = ""
+        self._iwarp = adapter.info.transport == "iWARP"
+        self._path: tuple[Endpoint, Endpoint] | None = None
+        self._local: Endpoint | None = None
+        request = ffi.new("struct ibv_qp_init_attr *")
+        request.qp_context = ffi.cast("void *", self._serial)
+        request.send_cq = self.initiator_cq._cq
+        request.recv_cq = self.receive_cq._cq
+        request.qp_type = lib.IBV_QPT_RC
+        request.cap.max_send_wr = max(limits.initiator_depth, 1)
+        request.cap.max_send_sge = max(limits.max_initiator_sge, 1)
+        request.cap.max_inline_data = limits.inline_data_size
+        if srq is not None:
+            request.srq = srq._srq  # type: ignore[attr-defined]
+        else:
+            request.cap.max_recv_wr = max(limits.receive_depth, 1)
+            request.cap.max_recv_sge = max(limits.max_receive_sge, 1)
+        self._qp = check_pointer("create queue pair", lib.ibv_create_qp(adapter._domain, request))
+        self._native: Any = None
+        try:
+            self._native = check_pointer(
+                "create queue pair",
+                lib.ndpy_queue_pair_new(
+                    self._qp,
+                    self._serial,
+                    limits.initiator_depth,
+                    limits.receive_depth,
+                    limits.max_initiator_sge,
+                    limits.max_receive_sge,
+                    limits.inline_data_size,
+                    adapter.info.max_transfer_length,
+                ),
+            )
+            self._initialise()
+        except BaseException:
+            lib.ibv_destroy_qp(self._qp)
+            lib.ndpy_queue_pair_free(self._native or ffi.NULL)
+            raise
+        for queue in {receive_cq, initiator_cq}:
+            queue._sources[self._serial] = self._source
+            queue._users += 1
+        if srq is not None:
+            srq._users += 1
+            receive_cq._shared_sources[self._qp.qp_num] = (self._source, srq)
+        self._opened()
+
+    @property
+    def number(self) -> int:
+        """The queue pair number (QPN)."""
+        self._check()
+        return int(self._qp.qp_num)
+
+    @property
+    def connection_ended(self) -> bool:
+        """Whether it had a connection that has ended, or was flushed while it had one."""
+        return self._ended
+
+    # Receives can only be posted from the state INIT on.
+    def _initialise(self) -> None:
+        if self._iwarp:
+            return
+        attributes = ffi.new("struct ibv_qp_attr *")
+        attributes.qp_state = lib.IBV_QPS_INIT
+        attributes.port_num = self._adapter._port
+        attributes.qp_access_flags = self._access_flags()
+        mask = lib.IBV_QP_STATE | lib.IBV_QP_PKEY_INDEX | lib.IBV_QP_PORT | lib.IBV_QP_ACCESS_FLAGS
+        self._modify(attributes, mask, "create queue pair")
+
+    def _access_flags(self) -> int:
+        access = Access.REMOTE_READ | Access.REMOTE_WRITE
+        if "ATOMICS" in self._adapter.info.flags:
+            access |= Access.REMOTE_ATOMIC
+        return native_access(access, self._iwarp)
+
+    def _modify(self, attributes: Any, mask: int, operation: str) -> None:
+        check(operation, lib.ibv_modify_qp(self._qp, attributes, mask))
+
+    def _to_state(self, state: int) -> int:
+        attributes = ffi.new("struct ibv_qp_attr *")
+        attributes.qp_state = state
+        return int(lib.ibv_modify_qp(self._qp, attributes, lib.IBV_QP_STATE))
+
+    def _begin_connection(self) -> None:
+        """The connection exists: initiator requests may be posted."""
+        self._never_connected = False
+        lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
+
+    def _end_connection(self) -> None:
+        """The connection is over: what is outstanding and what will be posted is cancelled."""
+        with self._lock:
+            if self._released or self._ended or self._qp is None:
+                return
+            self._ended = True
+            if not self._never_connected:
+                lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_ENDED)
+            self._to_state(lib.IBV_QPS_ERR)
+
+    def flush(self) -> None:
+        self._check()
+        with self._lock:
+            self._check()
+            if not self._never_connected:
+                lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_ENDED)
+                self._ended = True
+                check("flush", self._to_state(lib.IBV_QPS_ERR))
+                return
+            self._flush_natively()
+            check("flush", self._to_state(lib.IBV_QPS_RESET))
+            self._cancel_rest()
+            self._initialise()
+        self._tell_queues()
+
+    def _flush_natively(self) -> None:
+        """Have the provider give back what it holds, for a limited time."""
+        self._to_state(lib.IBV_QPS_ERR)
+        deadline = time.monotonic() + _FLUSH_S
+        pause = 0.0
+        while True:
+            self._drain_queues()
+            if (
+                not (lib.ndpy_queue_pair_in_flight(self._native, 0) or lib.ndpy_queue_pair_in_flight(self._native, 1))
+                or time.monotonic() > deadline
+            ):
+                return
+            # The provider flushes in its own time and there is no event for "all done".
+            time.sleep(pause)
+            pause = min(2 * pause + 0.0002, 0.02)
+
+    def _drain_queues(self) -> None:
+        for queue in {self.receive_cq, self.initiator_cq}:
+            with queue._lock:
+                queue._drain()
+
+    def _cancel_rest(self) -> None:
+        """Requests that the provider never gave back; only when it has let go of them."""
+        for receive, queue in ((1, self.receive_cq), (0, self.initiator_cq)):
+            with queue._lock:
+                cancelled = lib.ndpy_cancel_rest(self._native, receive, queue._native)
+                if cancelled < 0:
+                    raise errors.from_errno("flush", -cancelled)
+
+    def _tell_queues(self) -> None:
+        for queue in {self.receive_cq, self.initiator_cq}:
+            queue._changed()
+
+    def _release(self) -> None:
+        if self.connector is not None:
+            self.connector._on_queue_pair_closing()  # type: ignore[attr-defined]
+        self._defunct = self._closed_error
+        with self._lock:
+            self._flush_natively()
+            # Freed before their queue pair: rxe hangs for 51 s if it is the other way round.
+            for binding in list(self._bindings):
+                binding.window._free()  # type: ignore[attr-defined]
+                binding.end()
+            result = lib.ibv_destroy_qp(self._qp)
+            if result:
+                self._defunct = None
+                check("close queue pair", result)
+            self._drain_queues()
+            self._cancel_rest()
+        for queue in {self.receive_cq, self.initiator_cq}:
+            with queue._lock:
+                kept = lib.ndpy_kept_of(queue._native, self._serial)
+                if kept:
+                    self._source.kept[queue._serial] = kept
+                else:
+                    queue._sources.pop(self._serial, None)
+                queue._users -= 1
+        if self.srq is not None:
+            self._leave_shared_queue()
+        lib.ndpy_queue_pair_free(self._native)
+        self._native = self._qp = None
+        self._tell_queues()
+
+    def _leave_shared_queue(self) -> None:
+        assert self.srq is not None
+        queue = self.receive_cq
+        with queue._lock:
+            number = self._qp.qp_num
+            claimed = _CLAIMED + self._serial
+            entry = queue._shared_sources.pop(number)
+            kept = lib.ndpy_claim_kept(queue._native, number, claimed)
+            if kept:
+                self._source.kept_shared = kept
+                queue._shared_sources[claimed] = entry
+        self.srq._users -= 1
+
+    def _on_removed(self) -> None:
+        self._tell_queues()
+
+    # ---- windows ----
+
+    def _post_bind(
+        self, window: MemoryWindow, region: MemoryRegion, element: Sge, access: Access, context: int, flags: int
+    ) -> None:
+        assert isinstance(window, VerbsMemoryWindow)
+        with self._lock:
+            self._check()
+            bound = window._binding
+            misuse = bound is not None and not bound.invalidating
+            if bound is None:
+                window._prepare(self._serial)
+            former_key = window._key
+            token = window._next_key()
+            binding = Binding(window, self, region, element, access, token)
+            if not misuse:
+                binding.begin()
+            request = _BindRequest(binding, misuse)
+            self._initiator_records.append(request)
+            try:
+                refused = lib.ndpy_post_bind(
+                    self._native,
+                    flags,
+                    context,
+                    window._native,
+                    region._native,  # type: ignore[attr-defined]
+                    element.address,
+                    element.length,
+                    native_access(access & ~Access.LOCAL_WRITE, self._iwarp),
+                    token,
+                )
+            except (OverflowError, TypeError) as error:
+                self._withdraw(binding, bound, former_key, misuse)
+                raise self._bad_argument(error, context, flags) from None
+            if not refused:
+                request.posted(window._native)
+                return
+            self._withdraw(binding, bound, former_key, misuse)
+        raise self._refusal(Operation.BIND, refused, [], flags)
+
+    def _withdraw(self, binding: Binding, former: Binding | None, key: int, misuse: bool) -> None:
+        """A bind was not posted: the window is as it was."""
+        self._initiator_records.pop()
+        window = binding.window
+        assert isinstance(window, VerbsMemoryWindow)
+        window._key = key
+        if not misuse:
+            binding.end()
+            window._binding = former
+
+    def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
+        self._check()
+        self._own(window, "the window")
+        assert isinstance(window, VerbsMemoryWindow)
+        with self._lock:
+            self._check()
+            binding = window._binding
+            if binding is not None and (binding.queue_pair is not self or binding.invalidating):
+                binding = None
+            # Providers do not all check whose window it is; a token that cannot exist is refused by each.
+            token = binding.token if binding is not None else 0
+            self._initiator_records.append(_InvalidateRequest(window, binding))
+            try:
+                refused = lib.ndpy_post_invalidate(self._native, flags, context, token)
+            except (OverflowError, TypeError) as error:
+                self._initiator_records.pop()
+                raise self._bad_argument(error, context, flags) from None
+            if not refused:
+                if binding is not None:
+                    binding.invalidating = True
+                return
+            self._initiator_records.pop()
+        raise self._refusal(Operation.INVALIDATE, refused, [], flags)
+
+    # ---- connecting without librdmacm, and what went wrong ----
+
+    def local_endpoint(self, gid_index: int | None = None, psn: int | None = None) -> Endpoint:
+        """This side's part of a connection made without librdmacm, for connect_endpoint() on the other side.
+
+        gid_index: None chooses by rank: RoCE v2 before v1, routable before link-local, IPv4 before IPv6
+        (ibv_rc_pingpong takes it as -g). psn: the first packet's sequence number, 24 bits; None for a random one.
+        UnsupportedError on iWARP, where only librdmacm connects.
+        """
+        self._check()
+        self._local = observe(self._adapter, self._qp.qp_num, gid_index, psn)
+        return self._local
+
+    def connect_endpoint(
+        self,
+        remote: Endpoint,
+        *,
+        timeout: int = 14,
+        retry_count: int = 7,
+        rnr_retry: int = 7,
+        min_rnr_timer: int = 12,
+    ) -> None:
+        """Connect to a peer whose endpoint came by other means (verbs only; ibv_modify_qp(3) gives the fields' codes).
+
+        This side's end is what local_endpoint() gave last, which the peer has to know. The path MTU is the smaller of the two ends'. NotConnectedError if there was a connection before.
+        """
+        self._check()
+        if not self._never_connected or self.connector is not None:
+            raise errors.ConnectionActiveError(
+                "the queue pair is or was connected; create another one", operation="connect_endpoint"
+            )
+        local = self._local or self.local_endpoint()
+        modify_to_connected(
+            self._qp, self._adapter, local, remote, timeout=timeout, retry_count=retry_count, rnr_retry=rnr_retry,
+            min_rnr_timer=min_rnr_timer,
+        )  # fmt: skip
+        self._path = (local, remote)
+        self._begin_connection()
+
+    def _explain(self, status: Status) -> str:
+        if status is not Status.IO_TIMEOUT:
+            return ""
+        return explain_timeout(self._adapter, self._path, self.connector)
+
+    def _native_status_name(self, native_status: int) -> str:
+        return text(lib.ibv_wc_status_str(native_status))
+
+    def _describe(self) -> str:
+        state = "never connected" if self._never_connected else "ended" if self._ended else "connected"
+        return f"QueuePair ({state})"
+
+
+class VerbsSharedReceiveQueue(SharedReceiveQueue):
+    _adapter: VerbsAdapter
+
+    def __init__(self, adapter: VerbsAdapter, depth: int, max_sge: int, threshold: int) -> None:
+        super().__init__(adapter, depth, max_sge)
+        self._threshold = threshold
+        self._elements = ffi.new("struct ndpy_element[]", max(max_sge, 1))
+        self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
+        # Receives complete in any order, so what they use is kept by slot.
+        self._free = list(range(depth - 1, -1, -1))
+        self._records: dict[int, Any] = {}
+        self._capacity = depth
+        self._armed: list[Pending[None]] = []
+        request = ffi.new("struct ibv_srq_init_attr *")
+        request.srq_context = ffi.cast("void *", self._serial)
+        request.attr.max_wr = depth
+        request.attr.max_sge = max_sge
+        self._srq = check_pointer("create shared receive queue", lib.ibv_create_srq(adapter._domain, request))
+        self._native = lib.ndpy_shared_queue_new(self._srq, depth, max_sge, adapter.info.max_transfer_length)
+        if self._native == ffi.NULL:
+            lib.ibv_destroy_srq(self._srq)
+            raise errors.InsufficientResourcesError("out of memory", operation="create shared receive queue")
+        self._opened()
+
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        elements = flatten(sges)
+        if len(elements) > self.max_sge:
+            raise self._refused(_TOO_MANY_ELEMENTS, len(elements))
+        triples = []
+        for element in elements:
+            region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
+            if region is None:
+                raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
+            self._own(region, "the region")
+            token = element.local_token if isinstance(element, MemoryRegion) else element.token
+            triples.append((element.address, element.length, token))
+        if not isinstance(context, int) or not 0 <= context < 1 << 64:
+            raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
+        with self._lock:
+            self._check()
+            if not self._free:
+                raise self._refused(_QUEUE_FULL, 0)
+            slot = self._free.pop()
+            for index, triple in enumerate(triples):
+                _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
+            # Recorded first: its completion may be taken by another thread before the call returns.
+            self._records[slot] = elements
+            refused = lib.ndpy_post_shared(self._native, slot, context, self._elements, len(triples))
+            if refused:
+                self._taken(slot)
+                raise self._refused(refused, len(elements))
+
+    def _taken(self, slot: int) -> None:
+        """The receive in this slot has ended."""
+        self._records.pop(slot, None)
+        self._free.append(slot)
+
+    def _refused(self, refused: int, count: int) -> errors.NdpyError:
+        if refused == _QUEUE_FULL:
+            return errors.QueueFullError(
+                f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
+            )
+        if refused == _TOO_MANY_ELEMENTS:
+            return errors.LimitExceededError(
+                f"receive: {count} elements are more than the {self.max_sge} of this queue"
+            )
+        if refused < 0:
+            return errors.LimitExceededError(
+                f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
+            )
+        return errors.from_errno("receive", refused)
+
+    def modify(self, depth: int = 0, threshold: int = 0) -> None:
+        self._check()
+        maximum = self._adapter.info.max_shared_receive_queue_depth
+        if not 0 <= depth <= maximum:
+            raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
+        with self._lock:
+            outstanding = len(self._records)
+            if depth and depth < outstanding:
+                raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
+            if depth > self._capacity:
+                raise errors.UnsupportedError(
+                    f"the queue was created for {self._capacity} receives and cannot grow beyond that",
+                    operation="modify",
+                )
+            if depth:
+                self.depth = depth
+                used = set(self._records)
+                self._free = [slot for slot in range(self._capacity - 1, -1, -1) if slot not in used][
+                    self._capacity - depth :
+                ]
+            if threshold:
+                self._threshold = threshold
+
+    def arm(self) -> Pending[None]:
+        self._check()
+        pending: Pending[None] = Pending("arm", lambda: self._disarm(pending))
+        if not self._threshold:
+            raise errors.InvalidFlagsError(
+                "the queue has no threshold; give one to create_shared_receive_queue() or modify()"
+            )
+        with self._lock:
+            if len(self._records) < self._threshold:
+                pending.succeed(None)
+                return pending
+            attributes = ffi.new("struct ibv_srq_attr *")
+            attributes.srq_limit = min(self._threshold, self.depth)
+            check("arm", lib.ibv_modify_srq(self._srq, attributes, lib.IBV_SRQ_LIMIT))
+            self._armed.append(pending)
+        return pending
+
+    def _disarm(self, pending: Pending[None]) -> None:
+        with self._lock:
+            self._armed = [armed for armed in self._armed if armed is not pending]
+
+    def _take_armed(self) -> list[Pending[None]]:
+        with self._lock:
+            armed, self._armed = self._armed, []
+        return armed
+
+    def _on_limit(self) -> None:
+        """Fewer receives than the threshold are left (IBV_EVENT_SRQ_LIMIT_REACHED)."""
+        for pending in self._take_armed():
+            pending.succeed(None)
+
+    def _on_error(self) -> None:
+        for pending in self._take_armed():
+            pending.fail(
+                errors.ProviderError("the adapter reports an error of the queue", operation="shared receive queue")
+            )
+
+    def _on_removed(self) -> None:
+        for pending in self._take_armed():
+            pending.fail(self._removed_error())
+
+    def _release(self) -> None:
+        check("close shared receive queue", lib.ibv_destroy_srq(self._srq))
+        lib.ndpy_shared_queue_free(self._native)
+        self._srq = self._native = None
+        for pending in self._take_armed():
+            pending.fail(errors.CanceledError("the shared receive queue was closed", operation="arm"))
+        self._records.clear()
