@@ -1,0 +1,429 @@
+"""Completion queues: contract G.1 to G.4."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from defects import known_defect
+from helpers import (
+    DEADLINE_S,
+    QUIET_S,
+    assert_works,
+    connect_ends,
+    connect_pair,
+    create_end,
+    memory,
+    require,
+    succeed,
+    take,
+    wait_until,
+)
+
+import ndpy
+from ndpy import Flags, Notify, Status
+
+
+def message(pair, *, solicited: bool = False, context: int = 0) -> None:
+    """One empty message from client to server; the client's own completion is taken."""
+    pair.server.queue_pair.receive([], context=context)
+    pair.client.queue_pair.send([], flags=Flags.SOLICITED if solicited else 0)
+    succeed(pair.client.cq)
+
+
+def still_running(pending) -> bool:
+    """Whether an operation has not ended after a while."""
+    with pytest.raises(ndpy.TimeoutError):
+        pending.result(QUIET_S)
+    return not pending.done()
+
+
+# ---- G.1: creation and results ----
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_g_1_1_a_depth_below_one_is_refused(adapter, depth):
+    with pytest.raises(ndpy.LimitExceededError):
+        adapter.create_completion_queue(depth)
+
+
+def test_g_1_2_the_greatest_depth_can_be_had_and_one_more_not(adapter, keep):
+    limit = adapter.info.max_completion_queue_depth
+    assert keep(adapter.create_completion_queue(limit)).depth == limit
+    with pytest.raises(ndpy.LimitExceededError, match=str(limit)):
+        adapter.create_completion_queue(limit + 1)
+
+
+def test_g_1_5_poll_takes_the_oldest_first_and_never_blocks(pair, keep):
+    assert pair.server.cq.poll() == []
+    for context in range(5):
+        message(pair, context=context)
+    time.sleep(QUIET_S)
+    assert pair.server.cq.poll(0) == []
+    assert [c.context for c in pair.server.cq.poll(2)] == [0, 1]
+    assert [c.context for c in pair.server.cq.poll(2)] == [2, 3]
+    assert [c.context for c in pair.server.cq.poll(2)] == [4]
+    assert pair.server.cq.poll() == []
+
+
+def test_g_1_5_more_completions_than_one_poll_takes(adapter, keep):
+    end = create_end(keep, adapter, cq_depth=256, receive_depth=200)
+    for context in range(200):
+        end.queue_pair.receive([], context=context)
+    end.queue_pair.flush()
+    completions = take(end.cq, 200)
+    assert [completion.context for completion in completions] == list(range(200))
+    end.queue_pair.receive([])
+
+
+def test_g_1_7_completions_of_a_closed_queue_pair_can_be_taken(adapter, keep):
+    end = create_end(keep, adapter)
+    end.queue_pair.receive([], context=9)
+    end.queue_pair.close()
+    (completion,) = take(end.cq)
+    assert (completion.context, completion.status) == (9, Status.CANCELED)
+
+
+def test_g_1_9_threads_never_take_one_completion_twice(adapter, keep):
+    end = create_end(keep, adapter, cq_depth=512, receive_depth=400)
+    for context in range(400):
+        end.queue_pair.receive([], context=context)
+    seen: list[int] = []
+    start = threading.Barrier(4)
+
+    def poll() -> None:
+        start.wait()
+        deadline = time.monotonic() + DEADLINE_S
+        while len(seen) < 400 and time.monotonic() < deadline:
+            seen.extend(completion.context for completion in end.cq.poll(3))
+
+    threads = [threading.Thread(target=poll) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    end.queue_pair.flush()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(seen) == list(range(400))
+
+
+def test_completions_can_be_kept(pair):
+    """What was polled stays readable after later polls."""
+    message(pair, context=1)
+    (first,) = succeed(pair.server.cq)
+    message(pair, context=2)
+    (second,) = succeed(pair.server.cq)
+    assert (first.context, second.context) == (1, 2)
+    assert first.ok
+    assert "RECEIVE" in repr(first)
+
+
+# ---- waiting ----
+
+
+def test_wait_returns_what_is_there_and_times_out(pair):
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        pair.server.cq.wait(0.1)
+    assert 0.1 <= time.monotonic() - begin < 5
+    with pytest.raises(ndpy.TimeoutError):
+        pair.server.cq.wait(0)
+    message(pair, context=3)
+    assert [c.context for c in pair.server.cq.wait(DEADLINE_S)] == [3]
+
+
+def test_wait_takes_up_to_max_entries(adapter, keep):
+    end = create_end(keep, adapter)
+    for context in range(5):
+        end.queue_pair.receive([], context=context)
+    end.queue_pair.flush()
+    assert [c.context for c in end.cq.wait(DEADLINE_S, 2)] == [0, 1]
+    assert [c.context for c in end.cq.wait(DEADLINE_S, max_entries=64)] == [2, 3, 4]
+
+
+def test_wait_wakes_for_a_completion_that_comes_later(pair):
+    taken: list[ndpy.Completion] = []
+    waiter = threading.Thread(target=lambda: taken.extend(pair.server.cq.wait(DEADLINE_S)))
+    waiter.start()
+    time.sleep(0.1)
+    assert waiter.is_alive()
+    message(pair, context=4)
+    waiter.join(DEADLINE_S)
+    assert [completion.context for completion in taken] == [4]
+
+
+def test_no_wake_up_is_lost(pair):
+    """Many rounds, each with a race between the last poll, arming, and the next message."""
+    taken: list[int] = []
+
+    def wait() -> None:
+        while len(taken) < 200:
+            taken.extend(completion.context for completion in pair.server.cq.wait(DEADLINE_S))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    for context in range(200):
+        message(pair, context=context)
+    waiter.join(DEADLINE_S)
+    assert taken == list(range(200))
+
+
+def test_many_threads_wait_and_each_completion_comes_once(pair):
+    taken: list[int] = []
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            while True:
+                taken.extend(completion.context for completion in pair.server.cq.wait(2.0, 1))
+        except ndpy.TimeoutError as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for context in range(30):
+        message(pair, context=context)
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert sorted(taken) == list(range(30))
+    assert len(ended) == 3
+
+
+def test_closing_ends_the_waits(adapter, keep):
+    cq = adapter.create_completion_queue(8)
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            cq.wait(DEADLINE_S)
+        except BaseException as error:
+            ended.append(error)
+
+    waiters = [threading.Thread(target=wait) for _ in range(2)]
+    for waiter in waiters:
+        waiter.start()
+    time.sleep(0.1)
+    cq.close()
+    for waiter in waiters:
+        waiter.join(DEADLINE_S)
+    assert [type(error) for error in ended] == [ndpy.ClosedError] * 2
+
+
+def test_a_closed_queue_cannot_be_used(adapter):
+    cq = adapter.create_completion_queue(8)
+    cq.close()
+    cq.close()
+    for use in (cq.poll, lambda: cq.wait(0), cq.arm, lambda: cq.resize(16)):
+        with pytest.raises(ndpy.ClosedError):
+            use()
+
+
+# ---- G.2: notification ----
+
+
+def test_g_2_1_arming_notifies_once(pair):
+    notified = pair.server.cq.arm()
+    message(pair)
+    assert notified.result(DEADLINE_S) is None
+    again = pair.server.cq.arm()
+    assert still_running(again)
+    message(pair)
+    again.result(DEADLINE_S)
+
+
+def test_g_2_2_solicited_waits_for_a_solicited_send(pair):
+    notified = pair.server.cq.arm(Notify.SOLICITED)
+    message(pair)
+    assert still_running(notified)
+    message(pair, solicited=True)
+    notified.result(DEADLINE_S)
+
+
+def test_g_2_2_errors_is_about_the_queue_itself(pair):
+    notified = pair.server.cq.arm(Notify.ERRORS)
+    message(pair, solicited=True)
+    assert still_running(notified)
+    notified.cancel()
+
+
+def test_g_2_2_other_kinds_are_refused(adapter, keep):
+    cq = keep(adapter.create_completion_queue(8))
+    with pytest.raises(ValueError):
+        cq.arm(7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Notify.ANY, Notify.SOLICITED])
+def test_g_2_3_a_failed_completion_satisfies_any_and_solicited(pair, kind):
+    pair.server.queue_pair.receive([], context=1)
+    notified = pair.server.cq.arm(kind)
+    pair.client.connector.disconnect(DEADLINE_S)
+    notified.result(DEADLINE_S)
+    (completion,) = take(pair.server.cq)
+    assert not completion.ok
+
+
+def test_g_2_4_one_completion_ends_all_outstanding_requests(pair):
+    notified = [pair.server.cq.arm() for _ in range(3)]
+    message(pair)
+    for pending in notified:
+        pending.result(DEADLINE_S)
+
+
+def test_g_2_5_a_completion_that_notified_does_not_notify_again(pair):
+    notified = pair.server.cq.arm()
+    message(pair, context=1)
+    notified.result(DEADLINE_S)
+    again = pair.server.cq.arm()
+    assert still_running(again)
+    assert [c.context for c in pair.server.cq.poll()] == [1]
+    message(pair, context=2)
+    again.result(DEADLINE_S)
+
+
+def test_g_2_6_any_outranks_solicited(pair):
+    solicited, anything = pair.server.cq.arm(Notify.SOLICITED), pair.server.cq.arm(Notify.ANY)
+    message(pair)
+    anything.result(DEADLINE_S)
+    solicited.result(DEADLINE_S)
+
+
+def test_g_2_6_solicited_does_not_lower_any(pair):
+    anything, solicited = pair.server.cq.arm(Notify.ANY), pair.server.cq.arm(Notify.SOLICITED)
+    message(pair)
+    anything.result(DEADLINE_S)
+    solicited.result(DEADLINE_S)
+
+
+def test_g_2_7_a_completion_from_before_arming_satisfies_it(pair):
+    assert pair.server.cq.poll() == []
+    message(pair, context=1)
+    time.sleep(QUIET_S)
+    pair.server.cq.arm().result(DEADLINE_S)
+    assert [c.context for c in pair.server.cq.poll()] == [1]
+
+
+def test_g_2_8_the_sequence_of_notification_and_results(pair):
+    notified = pair.server.cq.arm()
+    message(pair, context=1)
+    notified.result(DEADLINE_S)
+    assert len(pair.server.cq.poll()) == 1
+    assert pair.server.cq.poll() == []
+    again = pair.server.cq.arm()
+    assert still_running(again)
+    message(pair, context=2)
+    again.result(DEADLINE_S)
+    assert len(pair.server.cq.poll()) == 1
+
+
+def test_g_2_9_what_was_taken_does_not_notify(pair):
+    message(pair)
+    succeed(pair.server.cq)
+    notified = pair.server.cq.arm()
+    assert still_running(notified)
+    notified.cancel()
+
+
+def test_g_2_10_closing_cancels_the_notification(adapter):
+    cq = adapter.create_completion_queue(8)
+    notified = cq.arm()
+    cq.close()
+    with pytest.raises((ndpy.CanceledError, ndpy.ClosedError)):
+        notified.result(DEADLINE_S)
+
+
+def test_a_cancelled_notification_does_not_disturb_the_next(pair):
+    notified = pair.server.cq.arm()
+    assert notified.cancel()
+    with pytest.raises(ndpy.CanceledError):
+        notified.result(0)
+    again = pair.server.cq.arm()
+    message(pair)
+    again.result(DEADLINE_S)
+
+
+# ---- G.3: overrun ----
+
+
+def test_g_3_1_an_overrun_kills_the_queue(request, adapter, keep):
+    """The provider may have more room than was asked for, so the queue is filled until it says so."""
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    known_defect(request, adapter, "completion queue overrun")
+    server_cq = keep(adapter.create_completion_queue(1))
+    client = create_end(keep, adapter, initiator_depth=256)
+    server = create_end(keep, adapter, cq=server_cq, receive_depth=1024)
+    connect_ends(keep, adapter, client, server)
+    for context in range(1024):
+        server.queue_pair.receive([], context=context)
+
+    def overrun() -> bool:
+        try:
+            client.queue_pair.send([], flags=Flags.SILENT_SUCCESS)
+        except ndpy.QueueFullError:
+            time.sleep(0.01)
+        return server.connector.state != "established" or client.connector.state != "established"
+
+    wait_until(overrun, "the overrun ends the connection")
+    with pytest.raises(ndpy.CompletionQueueOverrunError):
+        server_cq.arm().result(DEADLINE_S)
+
+
+# ---- G.4: resize ----
+
+
+def test_g_4_1_resizing_loses_nothing(pair, keep):
+    require(pair.adapter, "RESIZE_COMPLETION_QUEUE")
+    for context in range(6):
+        message(pair, context=context)
+        if context == 2:
+            pair.server.cq.resize(128)
+            assert pair.server.cq.depth == 128
+        if context == 4:
+            pair.server.cq.resize(32)
+    assert [c.context for c in succeed(pair.server.cq, 6)] == list(range(6))
+
+
+def test_g_4_1_resizing_keeps_an_armed_notification(pair):
+    require(pair.adapter, "RESIZE_COMPLETION_QUEUE")
+    notified = pair.server.cq.arm()
+    pair.server.cq.resize(128)
+    message(pair)
+    notified.result(DEADLINE_S)
+
+
+def test_g_4_2_resizing_below_what_waits_is_refused(adapter, keep):
+    require(adapter, "RESIZE_COMPLETION_QUEUE")
+    end = create_end(keep, adapter)
+    for context in range(8):
+        end.queue_pair.receive([], context=context)
+    end.queue_pair.flush()
+    time.sleep(QUIET_S)
+    with pytest.raises(ndpy.LimitExceededError):
+        end.cq.resize(4)
+    assert end.cq.depth == 64
+    assert [c.context for c in take(end.cq, 8)] == list(range(8))
+
+
+@pytest.mark.parametrize("depth", ["too much", 0, -1])
+def test_g_4_3_depths_that_cannot_be_are_refused(adapter, keep, depth):
+    require(adapter, "RESIZE_COMPLETION_QUEUE")
+    cq = keep(adapter.create_completion_queue(8))
+    with pytest.raises(ndpy.LimitExceededError):
+        cq.resize(adapter.info.max_completion_queue_depth + 1 if depth == "too much" else depth)
+    assert cq.depth == 8
+
+
+def test_g_4_4_without_the_capability_resizing_is_unsupported(adapter, keep):
+    if "RESIZE_COMPLETION_QUEUE" in adapter.info.flags:
+        pytest.skip(f"{adapter.info.name} claims RESIZE_COMPLETION_QUEUE")
+    with pytest.raises(ndpy.UnsupportedError):
+        keep(adapter.create_completion_queue(8)).resize(16)
+
+
+def test_two_pairs_report_to_their_own_queues(adapter, keep, pair):
+    second = connect_pair(keep, adapter)
+    memory(keep, adapter, 8)
+    message(second, context=5)
+    assert pair.server.cq.poll() == []
+    assert [c.context for c in succeed(second.server.cq)] == [5]
+    assert_works(keep, pair)

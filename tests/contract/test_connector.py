@@ -1,0 +1,599 @@
+"""Connectors: contract section H."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from helpers import (
+    DEADLINE_S,
+    QUIET_S,
+    assert_works,
+    connect_ends,
+    connect_pair,
+    create_end,
+    establish,
+    host_of,
+    memory,
+    request,
+    require,
+    send_message,
+    statuses,
+    take,
+    wait_until,
+)
+
+import ndpy
+from ndpy import Access, RemoteMemory, Status
+
+
+@pytest.fixture
+def ends(adapter, keep):
+    """Two unconnected ends."""
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    return create_end(keep, adapter), create_end(keep, adapter)
+
+
+def offered(keep, adapter, client, server, **options):
+    """The server has accepted; the client has not completed yet."""
+    offer = request(keep, adapter, client.queue_pair)
+    accepting = offer.server.begin_accept(server.queue_pair, **options)
+    offer.connecting.result(DEADLINE_S)
+    return offer, accepting
+
+
+# ---- H.1: the order of calls ----
+
+
+def test_h_1_4_the_states_on_the_way(adapter, keep, ends):
+    client, server = ends
+    connector = keep(adapter.create_connector())
+    assert connector.state == "idle"
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector.bind((host_of(adapter), 0))
+    assert connector.state == "bound"
+    connecting = connector.begin_connect(client.queue_pair, listener.address)
+    other = keep(listener.get_request(DEADLINE_S))
+    assert (connector.state, other.state) == ("connecting", "requested")
+    accepting = other.begin_accept(server.queue_pair)
+    connecting.result(DEADLINE_S)
+    assert connector.state == "offered"
+    connector.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    assert (connector.state, other.state) == ("established", "established")
+    assert client.queue_pair.connector is connector
+    assert (connector.queue_pair, other.queue_pair) == (client.queue_pair, server.queue_pair)
+    connector.disconnect(DEADLINE_S)
+    other.wait_disconnected(DEADLINE_S)
+    assert (connector.state, other.state) == ("disconnected", "disconnected")
+
+
+def test_h_1_1_connect_waits_for_the_accept(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair)
+    with pytest.raises(ndpy.TimeoutError):
+        offer.connecting.result(QUIET_S)
+    establish(offer, server.queue_pair)
+
+
+def test_h_1_1_accept_waits_for_the_completion(adapter, keep, ends):
+    require(adapter, "REFUSE_OFFER")
+    offer, accepting = offered(keep, adapter, *ends)
+    with pytest.raises(ndpy.TimeoutError):
+        accepting.result(QUIET_S)
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+
+
+def test_h_1_2_a_slow_application_is_no_timeout(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair)
+    time.sleep(3)
+    accepting = offer.server.begin_accept(server.queue_pair)
+    offer.connecting.result(DEADLINE_S)
+    time.sleep(3)
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    send_message(keep, client, server, b"in the end")
+
+
+# ---- H.2: bind ----
+
+
+def test_h_2_1_bind_chooses_the_local_address(adapter, keep, ends):
+    client, server = ends
+    connector = keep(adapter.create_connector())
+    connector.bind((host_of(adapter), 0))
+    host, port = connector.local_address[:2]
+    assert host == host_of(adapter)
+    assert port >= 1024
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connecting = connector.begin_connect(client.queue_pair, listener.address)
+    other = keep(listener.get_request(DEADLINE_S))
+    assert other.peer_address[:2] == (host, port)
+    establish_from(other, connecting, connector, server)
+
+
+def establish_from(other, connecting, connector, server) -> None:
+    accepting = other.begin_accept(server.queue_pair)
+    connecting.result(DEADLINE_S)
+    connector.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+
+
+def test_h_2_2_an_address_in_use_is_refused(adapter, keep):
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.AddressInUseError):
+        connector.bind(listener.address)
+
+
+def test_h_2_3_bind_after_connect_is_refused_and_does_no_harm(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair)
+    with pytest.raises(ndpy.NdpyError):
+        offer.client.bind((host_of(adapter), 0))
+    establish(offer, server.queue_pair)
+
+
+def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends):
+    client, server = ends
+    connector = keep(adapter.create_connector())
+    connector.bind((host_of(adapter), 0))
+    try:
+        connector.bind((host_of(adapter), 0))
+    except ndpy.NdpyError:
+        assert connector.state == "bound"
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connecting = connector.begin_connect(client.queue_pair, listener.address)
+    establish_from(keep(listener.get_request(DEADLINE_S)), connecting, connector, server)
+
+
+def test_h_2_6_a_foreign_local_address_is_refused(adapter, keep):
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.AddressUnreachableError):
+        connector.bind(("203.0.113.77", 0))
+    assert connector.state == "idle"
+
+
+# ---- H.4: connect ----
+
+
+def test_h_4_2_nobody_listens(adapter, keep, ends):
+    listener = adapter.listen((host_of(adapter), 0))
+    address = listener.address
+    listener.close()
+    connector = keep(adapter.create_connector())
+    begin = time.monotonic()
+    with pytest.raises(ndpy.ConnectionRefusedError) as refused:
+        connector.connect(ends[0].queue_pair, address, timeout_s=DEADLINE_S)
+    assert time.monotonic() - begin < 10
+    assert isinstance(refused.value, ConnectionRefusedError)
+    assert str(address[1]) in str(refused.value)
+
+
+def test_h_4_2_a_rejection_carries_private_data(adapter, keep, ends):
+    offer = request(keep, adapter, ends[0].queue_pair)
+    offer.server.reject(b"no room today")
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        offer.connecting.result(DEADLINE_S)
+    assert offer.client.private_data.startswith(b"no room today")
+
+
+def test_h_4_4_a_refused_connector_may_retry(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair)
+    offer.server.reject()
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        offer.connecting.result(DEADLINE_S)
+    connecting = offer.client.begin_connect(client.queue_pair, offer.listener.address)
+    establish_from(keep(offer.listener.get_request(DEADLINE_S)), connecting, offer.client, server)
+    send_message(keep, client, server, b"second try")
+
+
+def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends):
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector = keep(adapter.create_connector())
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        connector.connect(ends[0].queue_pair, listener.address, timeout_s=0.5)
+    assert 0.5 <= time.monotonic() - begin < 5
+    assert ends[0].cq.poll() == []
+
+
+def test_h_4_2_an_address_nobody_has(adapter, keep, ends):
+    """On the adapter's own network, so that there is a route: no answer within some seconds."""
+    address = host_of(adapter)
+    neighbour = address.rpartition(".")[0] + ".77"
+    connector = keep(adapter.create_connector())
+    begin = time.monotonic()
+    with pytest.raises((ndpy.AddressUnreachableError, ndpy.TimeoutError)):
+        connector.connect(ends[0].queue_pair, (neighbour, 7000), timeout_s=DEADLINE_S)
+    assert time.monotonic() - begin < 15
+
+
+@pytest.mark.parametrize("address", [("0.0.0.0", 7000), ("::", 7000)])
+def test_h_4_2_the_wildcard_is_no_destination(adapter, keep, ends, address):
+    connector = keep(adapter.create_connector())
+    with pytest.raises((ndpy.AddressUnreachableError, ValueError)):
+        connector.connect(ends[0].queue_pair, address, timeout_s=DEADLINE_S)
+
+
+@pytest.mark.parametrize("address", ["text", ("host",), None, ("192.0.2.1", 70000)])
+def test_h_4_2_what_is_no_address_is_refused(adapter, keep, ends, address):
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ValueError):
+        connector.connect(ends[0].queue_pair, address, timeout_s=DEADLINE_S)
+    assert connector.state == "idle"
+
+
+def test_h_4_5_private_data_up_to_the_limit_arrive(adapter, keep, ends):
+    client, server = ends
+    data = bytes(range(1, adapter.info.max_caller_data + 1))
+    offer = request(keep, adapter, client.queue_pair, private_data=data)
+    assert offer.server.private_data == data
+    establish(offer, server.queue_pair)
+
+
+def test_h_4_2_longer_private_data_are_refused_inline_and_do_no_harm(adapter, keep, ends):
+    client, server = ends
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector = keep(adapter.create_connector())
+    limit = adapter.info.max_caller_data
+    with pytest.raises(ndpy.LimitExceededError, match=str(limit)):
+        connector.begin_connect(client.queue_pair, listener.address, private_data=bytes(limit + 1))
+    assert connector.state == "idle"
+    connecting = connector.begin_connect(client.queue_pair, listener.address)
+    establish_from(keep(listener.get_request(DEADLINE_S)), connecting, connector, server)
+
+
+def test_h_4_2_a_queue_pair_of_another_adapter_is_refused(adapter, keep, adapter_name):
+    other = keep(ndpy.open_adapter(adapter_name))
+    foreign = create_end(keep, other)
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.ForeignObjectError):
+        connector.begin_connect(foreign.queue_pair, (host_of(adapter), 7000))
+    assert connector.state == "idle"
+
+
+def test_h_4_6_read_limits_above_the_adapters_are_lowered_silently(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair, inbound_read_limit=100_000, outbound_read_limit=100_000)
+    assert offer.server.read_limits.inbound <= adapter.info.max_inbound_read_limit
+    assert offer.server.read_limits.outbound <= adapter.info.max_outbound_read_limit
+    establish(offer, server.queue_pair, inbound_read_limit=100_000, outbound_read_limit=100_000)
+    send_message(keep, client, server, b"connected")
+
+
+def test_h_4_7_a_second_connect_is_refused_and_the_first_goes_on(adapter, keep, ends):
+    client, server = ends
+    third = create_end(keep, adapter)
+    offer, accepting = offered(keep, adapter, client, server)
+    with pytest.raises(ndpy.NdpyError):
+        offer.client.begin_connect(third.queue_pair, offer.listener.address)
+    another = keep(adapter.create_connector())
+    with pytest.raises(ndpy.NdpyError):
+        another.begin_connect(client.queue_pair, offer.listener.address)
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    send_message(keep, client, server, b"the first")
+
+
+@pytest.mark.parametrize("what", ["connector", "queue pair"])
+def test_h_4_8_closing_while_offered_abandons_like_a_rejection(adapter, keep, ends, what):
+    require(adapter, "REFUSE_OFFER")
+    offer, accepting = offered(keep, adapter, *ends)
+    (offer.client if what == "connector" else ends[0].queue_pair).close()
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        accepting.result(DEADLINE_S)
+
+
+def test_h_4_9_an_accept_after_the_client_has_gone_is_aborted(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair)
+    offer.client.close()
+    time.sleep(QUIET_S)
+    with pytest.raises((ndpy.ConnectionAbortedError, ndpy.ConnectionRefusedError)):
+        offer.server.accept(server.queue_pair, timeout_s=DEADLINE_S)
+
+
+def test_h_4_2_cancelling_gives_the_attempt_up(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair)
+    assert offer.connecting.cancel()
+    with pytest.raises(ndpy.CanceledError):
+        offer.connecting.result(0)
+    assert_works(keep, connect_ends(keep, adapter, create_end(keep, adapter), server))
+
+
+# ---- H.5: complete and accept ----
+
+
+def test_h_5_1_complete_needs_an_offer(adapter, keep, ends):
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.NotConnectedError):
+        connector.complete_connect(DEADLINE_S)
+    offer = request(keep, adapter, ends[0].queue_pair)
+    with pytest.raises(ndpy.NotConnectedError):
+        offer.client.complete_connect(DEADLINE_S)
+    establish(offer, ends[1].queue_pair)
+    with pytest.raises(ndpy.NotConnectedError):
+        offer.client.complete_connect(DEADLINE_S)
+
+
+def test_h_5_3_accept_takes_a_queue_pair_of_the_same_adapter(adapter, keep, ends, adapter_name):
+    client, server = ends
+    foreign = create_end(keep, keep(ndpy.open_adapter(adapter_name)))
+    offer = request(keep, adapter, client.queue_pair)
+    with pytest.raises(ndpy.ForeignObjectError):
+        offer.server.begin_accept(foreign.queue_pair)
+    establish(offer, server.queue_pair)
+
+
+def test_h_5_4_too_long_private_data_leave_the_request_intact(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair)
+    with pytest.raises(ndpy.LimitExceededError, match=str(adapter.info.max_callee_data)):
+        offer.server.begin_accept(server.queue_pair, private_data=bytes(adapter.info.max_callee_data + 1))
+    assert offer.server.state == "requested"
+    establish(offer, server.queue_pair)
+
+
+def test_h_5_4_a_connected_queue_pair_cannot_accept(adapter, keep, pair):
+    client = create_end(keep, adapter)
+    offer = request(keep, adapter, client.queue_pair)
+    with pytest.raises(ndpy.NdpyError):
+        offer.server.begin_accept(pair.server.queue_pair)
+    establish(offer, create_end(keep, adapter).queue_pair)
+    assert_works(keep, pair)
+
+
+def test_h_5_4_accept_needs_a_request(adapter, keep, ends):
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.NotConnectedError):
+        connector.begin_accept(ends[0].queue_pair)
+
+
+def test_h_5_5_accept_succeeds_although_the_client_disconnects_at_once(adapter, keep, ends):
+    client, server = ends
+    offer, accepting = offered(keep, adapter, client, server)
+    offer.client.complete_connect(DEADLINE_S)
+    offer.client.disconnect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    offer.server.wait_disconnected(DEADLINE_S)
+
+
+def test_h_5_8_private_data_of_the_server_arrive_before_the_client_completes(adapter, keep, ends):
+    client, server = ends
+    data = bytes(index % 255 + 1 for index in range(adapter.info.max_callee_data))
+    offer, accepting = offered(keep, adapter, client, server, private_data=data)
+    assert offer.client.private_data == data
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+
+
+# ---- H.6: reject ----
+
+
+def test_h_6_2_the_client_can_refuse_the_offer(adapter, keep, ends):
+    require(adapter, "REFUSE_OFFER")
+    offer, accepting = offered(keep, adapter, *ends)
+    offer.client.reject()
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        accepting.result(DEADLINE_S)
+
+
+def test_h_6_2_without_the_capability_refusing_an_offer_is_unsupported(adapter, keep, ends):
+    if "REFUSE_OFFER" in adapter.info.flags:
+        pytest.skip(f"{adapter.info.name} claims REFUSE_OFFER")
+    offer, _ = offered(keep, adapter, *ends)
+    with pytest.raises(ndpy.UnsupportedError):
+        offer.client.reject()
+
+
+def test_h_6_3_too_much_to_say_leaves_the_request_intact(adapter, keep, ends):
+    offer = request(keep, adapter, ends[0].queue_pair)
+    with pytest.raises(ndpy.LimitExceededError):
+        offer.server.reject(bytes(adapter.info.max_callee_data + 1))
+    establish(offer, ends[1].queue_pair)
+
+
+def test_h_6_3_reject_needs_a_request_or_an_offer(adapter, keep, pair):
+    for connector in (keep(adapter.create_connector()), pair.client.connector, pair.server.connector):
+        with pytest.raises(ndpy.NotConnectedError):
+            connector.reject()
+    assert_works(keep, pair)
+
+
+def test_h_6_4_closing_a_request_refuses_it(adapter, keep, ends):
+    offer = request(keep, adapter, ends[0].queue_pair)
+    offer.server.close()
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        offer.connecting.result(DEADLINE_S)
+
+
+# ---- H.7: queries ----
+
+
+def test_h_7_1_queries_before_there_is_an_answer_are_refused(adapter, keep):
+    connector = keep(adapter.create_connector())
+    for name in ("private_data", "read_limits", "local_address", "peer_address"):
+        with pytest.raises(ndpy.NotConnectedError):
+            getattr(connector, name)
+
+
+def test_h_7_3_no_private_data_is_nothing(adapter, keep, ends):
+    offer = request(keep, adapter, ends[0].queue_pair)
+    assert not offer.server.private_data.strip(b"\0")
+    establish(offer, ends[1].queue_pair)
+    assert not offer.client.private_data.strip(b"\0")
+
+
+def test_h_7_5_read_limits_are_seen_from_the_caller(adapter, keep, ends):
+    """The contract's example: connect(4, 7) gives the server (7, 4), accept(5, 3) gives the client (3, 5)."""
+    info = adapter.info
+    if min(info.max_inbound_read_limit, info.max_outbound_read_limit) < 7:
+        pytest.skip(f"{info.name} runs fewer than 7 reads at once")
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair, inbound_read_limit=4, outbound_read_limit=7)
+    assert tuple(offer.server.read_limits) == (7, 4)
+    accepting = offer.server.begin_accept(server.queue_pair, inbound_read_limit=5, outbound_read_limit=3)
+    offer.connecting.result(DEADLINE_S)
+    assert tuple(offer.client.read_limits) == (3, 5)
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+
+
+def test_f_3_13_a_read_without_a_read_limit_is_invalid(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair, outbound_read_limit=0)
+    establish(offer, server.queue_pair)
+    owner = memory(keep, adapter, b"contents", Access.REMOTE_READ)
+    sink = memory(keep, adapter, b"original", Access.LOCAL_WRITE | Access.READ_SINK)
+    client.queue_pair.read(sink, RemoteMemory(owner.address, 8, owner.remote_token), context=1)
+    (completion,) = take(client.cq)
+    assert (completion.context, completion.status) == (1, Status.INVALID_REQUEST)
+    assert bytes(sink.buffer) == b"original"
+
+
+def test_h_7_8_each_side_sees_the_others_address(pair):
+    client, server = pair.client.connector, pair.server.connector
+    assert client.local_address[:2] == server.peer_address[:2]
+    assert client.peer_address[:2] == server.local_address[:2]
+    assert client.local_address[0] == host_of(pair.adapter)
+
+
+def test_an_ipv6_connection(adapter, keep, ends):
+    client, server = ends
+    offer = request(keep, adapter, client.queue_pair, version=6)
+    establish(offer, server.queue_pair)
+    assert offer.client.peer_address[0] == offer.server.local_address[0] == host_of(adapter, 6)
+    send_message(keep, client, server, b"over IPv6")
+
+
+# ---- H.8: disconnect ----
+
+
+def test_h_8_1_the_notification_needs_a_connection(adapter, keep):
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.NotConnectedError):
+        connector.begin_wait_disconnected()
+    with pytest.raises(ndpy.NotConnectedError):
+        connector.disconnect(DEADLINE_S)
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_h_8_1_the_notification_comes_with_the_peers_disconnect(pair, who):
+    leaving, staying = (pair.client, pair.server) if who == "client" else (pair.server, pair.client)
+    notified = [staying.connector.begin_wait_disconnected() for _ in range(2)]
+    with pytest.raises(ndpy.TimeoutError):
+        notified[0].result(QUIET_S)
+    leaving.connector.disconnect(DEADLINE_S)
+    for pending in notified:
+        pending.result(DEADLINE_S)
+
+
+def test_h_8_2_after_the_peers_disconnect_the_notification_is_there_at_once(pair):
+    pair.client.connector.disconnect(DEADLINE_S)
+    wait_until(lambda: pair.server.connector.state == "disconnected", "the server hears of it")
+    pair.server.connector.wait_disconnected(DEADLINE_S)
+    pair.server.connector.wait_disconnected(0)
+
+
+def test_wait_disconnected_times_out(pair, keep):
+    with pytest.raises(TimeoutError):
+        pair.client.connector.wait_disconnected(0.1)
+    assert_works(keep, pair)
+
+
+def test_h_8_3_a_cancelled_notification_is_cancelled(pair, keep):
+    notified = pair.client.connector.begin_wait_disconnected()
+    assert notified.cancel()
+    with pytest.raises(ndpy.CanceledError):
+        notified.result(0)
+    assert_works(keep, pair)
+
+
+def test_h_8_6_both_disconnects_succeed(pair):
+    pair.client.connector.disconnect(DEADLINE_S)
+    pair.server.connector.wait_disconnected(DEADLINE_S)
+    pair.server.connector.disconnect(DEADLINE_S)
+    for end in pair:
+        with pytest.raises(ndpy.NotConnectedError):
+            end.connector.disconnect(DEADLINE_S)
+
+
+def test_h_8_6_disconnects_at_once_from_both_sides_succeed(pair):
+    pendings = [end.connector.begin_disconnect() for end in pair]
+    for pending in pendings:
+        pending.result(DEADLINE_S)
+
+
+def test_h_8_7_disconnect_needs_nothing_from_the_peers_program(pair):
+    begin = time.monotonic()
+    pair.server.connector.disconnect(DEADLINE_S)
+    assert time.monotonic() - begin < 10
+
+
+def test_h_8_9_closing_a_connector_disconnects(pair, keep):
+    pair.client.queue_pair.receive(memory(keep, pair.adapter, 8), context=1)
+    pair.server.connector.close()
+    pair.client.connector.wait_disconnected(DEADLINE_S)
+    assert statuses(take(pair.client.cq)) == [Status.CANCELED]
+
+
+def test_a_closed_connector_cannot_be_used(adapter, keep, ends):
+    connector = adapter.create_connector()
+    connector.close()
+    connector.close()
+    for use in (
+        lambda: connector.bind((host_of(adapter), 0)),
+        lambda: connector.connect(ends[0].queue_pair, (host_of(adapter), 7000)),
+        lambda: connector.complete_connect(0),
+        lambda: connector.disconnect(0),
+        lambda: connector.wait_disconnected(0),
+        lambda: connector.reject(),
+    ):
+        with pytest.raises(ndpy.ClosedError):
+            use()
+
+
+def test_connections_come_and_go_in_threads(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(3):
+                with adapter.create_completion_queue(8) as first, adapter.create_completion_queue(8) as second:
+                    run_once(adapter, first, second)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * DEADLINE_S)
+    assert not failures
+    assert_works(keep, connect_pair(keep, adapter))
+
+
+def run_once(adapter, first, second) -> None:
+    with (
+        adapter.create_queue_pair(first) as client,
+        adapter.create_queue_pair(second) as server,
+        adapter.listen((host_of(adapter), 0)) as listener,
+        adapter.create_connector() as connector,
+    ):
+        connecting = connector.begin_connect(client, listener.address)
+        with listener.get_request(DEADLINE_S) as other:
+            accepting = other.begin_accept(server)
+            connecting.result(DEADLINE_S)
+            connector.complete_connect(DEADLINE_S)
+            accepting.result(DEADLINE_S)
+            server.receive([], context=1)
+            client.send([])
+            assert second.wait(DEADLINE_S)[0].context == 1
+            connector.disconnect(DEADLINE_S)

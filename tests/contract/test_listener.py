@@ -1,0 +1,213 @@
+"""Listeners: contract H.3."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from helpers import (
+    DEADLINE_S,
+    QUIET_S,
+    connect_ends,
+    create_end,
+    host_of,
+    request,
+    require,
+    send_message,
+    wait_until,
+)
+
+import ndpy
+
+
+@pytest.fixture
+def listener(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    return keep(adapter.listen((host_of(adapter), 0)))
+
+
+def start(keep, adapter, address, **options):
+    """A connection request on its way: connector and pending."""
+    end = create_end(keep, adapter)
+    end.connector = keep(adapter.create_connector())
+    return end, end.connector.begin_connect(end.queue_pair, address, **options)
+
+
+def test_h_3_1_an_address_is_listened_on_once(adapter, listener):
+    with pytest.raises(ndpy.AddressInUseError):
+        adapter.listen(listener.address)
+    with pytest.raises(OSError):
+        adapter.listen(listener.address)
+
+
+def test_h_3_1_an_address_that_is_not_the_adapters_is_refused(adapter):
+    with pytest.raises(ndpy.AddressUnreachableError):
+        adapter.listen(("203.0.113.77", 0))
+
+
+@pytest.mark.parametrize("address", ["text", ("host",), ("192.0.2.1", 65536), ("192.0.2.1", -1), None])
+def test_what_is_no_address_is_refused(adapter, address):
+    with pytest.raises(ValueError):
+        adapter.listen(address)
+
+
+def test_h_3_3_the_wildcard_listens_on_every_address_of_the_adapter(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    everywhere = keep(adapter.listen(("", 0)))
+    port = everywhere.address[1]
+    assert port
+    end, connecting = start(keep, adapter, (host_of(adapter), port))
+    connector = keep(everywhere.get_request(DEADLINE_S))
+    assert connector.local_address[:2] == (host_of(adapter), port)
+    connector.reject()
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        connecting.result(DEADLINE_S)
+    assert end.connector.state in {"bound", "idle"}
+
+
+def test_h_3_5_the_address_has_the_port_that_was_chosen(adapter, listener):
+    host, port = listener.address[:2]
+    assert host == host_of(adapter)
+    assert 1024 <= port <= 65535
+
+
+def test_h_3_6_a_request_becomes_a_connector(adapter, keep, listener):
+    _, connecting = start(keep, adapter, listener.address, private_data=b"who I am")
+    connector = keep(listener.get_request(DEADLINE_S))
+    assert connector.state == "requested"
+    assert connector.private_data.startswith(b"who I am")
+    assert not connector.private_data[8:].strip(b"\0")
+    assert not connecting.done()
+
+
+def test_get_request_times_out(listener):
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        listener.get_request(0.1)
+    assert 0.1 <= time.monotonic() - begin < 5
+
+
+def test_a_request_that_came_after_a_timeout_is_not_lost(adapter, keep, listener):
+    with pytest.raises(ndpy.TimeoutError):
+        listener.get_request(0.05)
+    start(keep, adapter, listener.address, private_data=b"late")
+    assert keep(listener.get_request(DEADLINE_S)).private_data.startswith(b"late")
+
+
+def test_h_3_7_many_may_wait_and_are_served_in_order(adapter, keep, listener):
+    waiting = [listener.begin_get_request() for _ in range(4)]
+    for number in range(4):
+        start(keep, adapter, listener.address, private_data=b"%d" % number)
+        connector = keep(waiting[number].result(DEADLINE_S))
+        assert connector.private_data[:1] == b"%d" % number
+        assert not any(pending.done() for pending in waiting[number + 1 :])
+
+
+def test_h_3_8_requests_wait_in_the_backlog(adapter, keep, listener):
+    for number in range(3):
+        start(keep, adapter, listener.address, private_data=b"%d" % number)
+    connectors = [keep(listener.get_request(DEADLINE_S)) for _ in range(3)]
+    assert sorted(connector.private_data[:1] for connector in connectors) == [b"0", b"1", b"2"]
+
+
+def test_h_3_8_beyond_the_backlog_requests_are_refused(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    listener = keep(adapter.listen((host_of(adapter), 0), backlog=2))
+    pendings = [start(keep, adapter, listener.address)[1] for _ in range(6)]
+    wait_until(lambda: any(pending.done() for pending in pendings), "one of six is refused")
+    time.sleep(QUIET_S)
+    refused = [pending for pending in pendings if pending.done()]
+    assert 1 <= len(refused) <= 4
+    for pending in refused:
+        with pytest.raises(ndpy.ConnectionRefusedError):
+            pending.result(0)
+
+
+def test_h_3_10_closing_ends_the_waits(adapter):
+    listener = adapter.listen((host_of(adapter), 0))
+    waiting = [listener.begin_get_request() for _ in range(2)]
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            listener.get_request(DEADLINE_S)
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.1)
+    listener.close()
+    thread.join(DEADLINE_S)
+    for pending in waiting:
+        with pytest.raises(ndpy.CanceledError):
+            pending.result(DEADLINE_S)
+    assert [type(error) for error in ended] == [ndpy.CanceledError]
+    with pytest.raises(ndpy.ClosedError):
+        listener.begin_get_request()
+
+
+def test_h_3_10_closing_refuses_the_requests_that_wait(adapter, keep, listener):
+    pendings = [start(keep, adapter, listener.address)[1] for _ in range(2)]
+    time.sleep(QUIET_S)
+    listener.close()
+    for pending in pendings:
+        with pytest.raises(ndpy.ConnectionRefusedError):
+            pending.result(DEADLINE_S)
+
+
+def test_h_3_10_after_closing_connects_are_refused_and_the_address_is_free(adapter, keep, listener):
+    address = listener.address
+    listener.close()
+    listener.close()
+    _, connecting = start(keep, adapter, address)
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        connecting.result(DEADLINE_S)
+    keep(adapter.listen(address))
+
+
+def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    offer = request(keep, adapter, client.queue_pair)
+    offer.listener.close()
+    accepting = offer.server.begin_accept(server.queue_pair)
+    offer.connecting.result(DEADLINE_S)
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    send_message(keep, client, server, b"still")
+
+
+def test_connections_outlive_the_listener(adapter, keep):
+    """connect_ends() closes its listener as soon as the connection stands."""
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter))
+    send_message(keep, pair.client, pair.server, b"still")
+
+
+def test_h_3_11_a_burst_of_requests_is_served(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    count = 24
+    listener = keep(adapter.listen((host_of(adapter), 0), backlog=0))
+    cq = keep(adapter.create_completion_queue(8))
+    attempts = []
+    for _ in range(count):
+        connector = keep(adapter.create_connector())
+        queue_pair = keep(adapter.create_queue_pair(cq, receive_depth=1, initiator_depth=1))
+        attempts.append((connector, connector.begin_connect(queue_pair, listener.address)))
+    accepting = []
+    for _ in range(count):
+        queue_pair = keep(adapter.create_queue_pair(cq, receive_depth=1, initiator_depth=1))
+        accepting.append(keep(listener.get_request(DEADLINE_S)).begin_accept(queue_pair))
+    for connector, connecting in attempts:
+        connecting.result(DEADLINE_S)
+        connector.complete_connect(DEADLINE_S)
+    for pending in accepting:
+        pending.result(DEADLINE_S)
+
+
+def test_an_ipv6_listener(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    listener = keep(adapter.listen((host_of(adapter, 6), 0)))
+    assert listener.address[0] == host_of(adapter, 6)

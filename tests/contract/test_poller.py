@@ -1,0 +1,223 @@
+"""Pollers: one thread that waits for many completion queues."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from helpers import DEADLINE_S, connect_pair, create_end, succeed
+
+import ndpy
+from ndpy import Flags
+
+
+@pytest.fixture
+def poller(adapter, keep):
+    return keep(ndpy.Poller())
+
+
+def message(pair, context: int = 0) -> None:
+    pair.server.queue_pair.receive([], context=context)
+    pair.client.queue_pair.send([], flags=Flags.SILENT_SUCCESS)
+
+
+def test_wait_delivers_completions_with_their_queue(adapter, keep, poller, pair):
+    second = connect_pair(keep, adapter)
+    poller.add(pair.server.cq)
+    poller.add(second.server.cq)
+    for turn, context in ((pair, 1), (second, 2), (pair, 3)):
+        message(turn, context)
+        ((cq, completions),) = poller.wait(DEADLINE_S)
+        assert cq is turn.server.cq
+        assert [completion.context for completion in completions] == [context]
+
+
+def test_what_a_queue_holds_already_is_delivered(poller, pair):
+    message(pair, 5)
+    succeed_later = time.monotonic() + 0.3
+    while time.monotonic() < succeed_later:
+        pass
+    poller.add(pair.server.cq)
+    ((cq, completions),) = poller.wait(DEADLINE_S)
+    assert cq is pair.server.cq
+    assert [completion.context for completion in completions] == [5]
+
+
+def test_more_than_one_wait_takes_of_a_queue_is_lost_by_none(adapter, keep, poller):
+    end = create_end(keep, adapter, cq_depth=256, receive_depth=150)
+    poller.add(end.cq)
+    for context in range(150):
+        end.queue_pair.receive([], context=context)
+    end.queue_pair.flush()
+    taken: list[int] = []
+    while len(taken) < 150:
+        for cq, completions in poller.wait(DEADLINE_S):
+            assert cq is end.cq
+            assert 1 <= len(completions) <= 64
+            taken += [completion.context for completion in completions]
+    assert taken == list(range(150))
+
+
+def test_no_wake_up_is_lost(poller, pair):
+    poller.add(pair.server.cq)
+    taken: list[int] = []
+
+    def wait() -> None:
+        while len(taken) < 150:
+            for _, completions in poller.wait(DEADLINE_S):
+                taken.extend(completion.context for completion in completions)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    for context in range(150):
+        pair.server.queue_pair.receive([], context=context)
+        pair.client.queue_pair.send([])
+        succeed(pair.client.cq)
+    waiter.join(DEADLINE_S)
+    assert taken == list(range(150))
+
+
+def test_wait_times_out(poller):
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        poller.wait(0.2)
+    assert 0.2 <= time.monotonic() - begin < 5
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0)
+
+
+def test_wake_from_another_thread_ends_the_wait(poller, pair):
+    poller.add(pair.server.cq)
+    returned: list[object] = []
+    waiter = threading.Thread(target=lambda: returned.append(poller.wait(DEADLINE_S)))
+    waiter.start()
+    time.sleep(0.2)
+    assert waiter.is_alive()
+    poller.wake()
+    waiter.join(DEADLINE_S)
+    assert returned == [[]]
+
+
+def test_a_wake_before_the_wait_is_not_lost(poller):
+    poller.wake()
+    assert poller.wait(DEADLINE_S) == []
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0)
+
+
+def test_removing_stops_the_delivery(poller, pair):
+    poller.add(pair.server.cq)
+    poller.add(pair.server.cq)
+    poller.remove(pair.server.cq)
+    poller.remove(pair.server.cq)
+    message(pair, 7)
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0.2)
+    assert [completion.context for completion in succeed(pair.server.cq)] == [7]
+
+
+def test_adding_while_another_thread_waits(poller, pair):
+    returned: list[object] = []
+    waiter = threading.Thread(target=lambda: returned.extend(poller.wait(DEADLINE_S)))
+    waiter.start()
+    time.sleep(0.1)
+    poller.add(pair.server.cq)
+    message(pair, 8)
+    waiter.join(DEADLINE_S)
+    assert [cq for cq, _ in returned] == [pair.server.cq]  # type: ignore[misc]
+
+
+def test_closing_a_queue_removes_it(adapter, poller, pair):
+    gone = adapter.create_completion_queue(8)
+    poller.add(gone)
+    poller.add(pair.server.cq)
+    gone.close()
+    message(pair, 9)
+    ((cq, _),) = poller.wait(DEADLINE_S)
+    assert cq is pair.server.cq
+    with pytest.raises(ndpy.ClosedError):
+        poller.add(gone)
+
+
+def test_queues_of_several_adapters(adapter, keep, poller, pair, adapter_name):
+    other = keep(ndpy.open_adapter(adapter_name))
+    second = connect_pair(keep, other)
+    poller.add(pair.server.cq)
+    poller.add(second.server.cq)
+    for turn in (pair, second):
+        message(turn)
+        ((cq, _),) = poller.wait(DEADLINE_S)
+        assert cq is turn.server.cq
+
+
+def test_closing_ends_a_wait(adapter):
+    poller = ndpy.Poller()
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            poller.wait(DEADLINE_S)
+        except BaseException as error:
+            ended.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    time.sleep(0.1)
+    poller.close()
+    poller.close()
+    waiter.join(DEADLINE_S)
+    assert [type(error) for error in ended] == [ndpy.ClosedError]
+    assert poller.closed
+    for use in (poller.wait, poller.wake):
+        with pytest.raises(ndpy.ClosedError):
+            use()
+
+
+def test_the_queues_survive_the_poller(adapter, pair):
+    with ndpy.Poller() as poller:
+        poller.add(pair.server.cq)
+    message(pair, 3)
+    assert [completion.context for completion in succeed(pair.server.cq)] == [3]
+
+
+def test_an_idle_wait_uses_no_processor_time(poller, pair):
+    poller.add(pair.server.cq)
+    poller.add(pair.client.cq)
+    before = time.process_time()
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(1.0)
+    assert time.process_time() - before < 0.1
+
+
+def test_an_idle_wait_on_a_queue_uses_no_processor_time(pair):
+    before = time.process_time()
+    with pytest.raises(ndpy.TimeoutError):
+        pair.server.cq.wait(1.0)
+    assert time.process_time() - before < 0.1
+
+
+@pytest.mark.parametrize("what", ["poller", "completion queue"])
+def test_other_threads_run_while_one_waits(poller, pair, what):
+    """The interpreter's lock is free during the wait: a counting thread comes forward."""
+    poller.add(pair.server.cq)
+    waiting = (lambda: poller.wait(0.5)) if what == "poller" else (lambda: pair.client.cq.wait(0.5))
+    ended = threading.Event()
+
+    def wait() -> None:
+        with pytest.raises(ndpy.TimeoutError):
+            waiting()
+        ended.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    counted = 0
+    longest = 0.0
+    last = time.monotonic()
+    while not ended.is_set():
+        counted += 1
+        now = time.monotonic()
+        longest, last = max(longest, now - last), now
+    waiter.join(DEADLINE_S)
+    assert counted > 1000
+    assert longest < 0.4

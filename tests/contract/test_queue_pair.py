@@ -1,0 +1,849 @@
+"""Queue pairs: contract section F."""
+
+from __future__ import annotations
+
+import gc
+import time
+
+import pytest
+from helpers import (
+    DEADLINE_S,
+    assert_quiet,
+    assert_works,
+    connect_ends,
+    connect_pair,
+    contents,
+    create_end,
+    fill,
+    memory,
+    require,
+    require_acknowledged_sends,
+    send_message,
+    statuses,
+    succeed,
+    take,
+    wait_until,
+)
+
+import ndpy
+from ndpy import Access, Flags, Operation, RemoteMemory, Status
+
+SINK = Access.LOCAL_WRITE | Access.READ_SINK
+
+
+@pytest.fixture
+def pair_with(keep, adapter):
+    """Make a connected pair with other options than the usual ones."""
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    return lambda **options: connect_pair(keep, adapter, **options)
+
+
+def contexts(completions) -> list[int]:
+    return [completion.context for completion in completions]
+
+
+# ---- F.1: creation ----
+
+
+def limits_of(info) -> dict[str, int]:
+    return {
+        "receive_depth": info.max_receive_queue_depth,
+        "initiator_depth": info.max_initiator_queue_depth,
+        "max_receive_sge": info.max_receive_sge,
+        "max_initiator_sge": info.max_initiator_sge,
+        "inline_data_size": info.max_inline_data_size,
+    }
+
+
+@pytest.mark.parametrize("name", ["receive_depth", "initiator_depth", "max_receive_sge", "max_initiator_sge"])
+def test_f_1_1_one_more_than_the_limit_is_refused(adapter, keep, name):
+    cq = keep(adapter.create_completion_queue(16))
+    limit = limits_of(adapter.info)[name]
+    with pytest.raises(ndpy.LimitExceededError, match=str(limit)):
+        adapter.create_queue_pair(cq, **{name: limit + 1})
+
+
+def test_f_1_1_more_inline_data_than_the_limit_is_refused(adapter, keep):
+    cq = keep(adapter.create_completion_queue(16))
+    with pytest.raises(ndpy.LimitExceededError):
+        adapter.create_queue_pair(cq, inline_data_size=adapter.info.max_inline_data_size + 1)
+
+
+@pytest.mark.parametrize("name", ["receive_depth", "initiator_depth", "max_receive_sge", "max_initiator_sge"])
+@pytest.mark.parametrize("value", [-1, 1 << 40])
+def test_f_1_1_senseless_values_are_refused(adapter, keep, name, value):
+    cq = keep(adapter.create_completion_queue(16))
+    with pytest.raises(ndpy.LimitExceededError):
+        adapter.create_queue_pair(cq, **{name: value})
+
+
+def test_f_1_2_every_limit_can_be_had_at_once(adapter, keep):
+    cq = keep(adapter.create_completion_queue(16))
+    limits = limits_of(adapter.info)
+    granted = keep(adapter.create_queue_pair(cq, **limits)).limits
+    for name, limit in limits.items():
+        assert getattr(granted, name) >= limit, name
+
+
+def test_f_1_3_completion_queues_of_another_adapter_are_refused(adapter, keep, adapter_name):
+    other = keep(ndpy.open_adapter(adapter_name))
+    own, foreign = keep(adapter.create_completion_queue(16)), keep(other.create_completion_queue(16))
+    for queues in ((foreign,), (own, foreign), (foreign, own)):
+        with pytest.raises(ndpy.ForeignObjectError):
+            adapter.create_queue_pair(*queues)
+
+
+def test_f_1_4_one_completion_queue_serves_many_queue_pairs(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    cq = keep(adapter.create_completion_queue(64))
+    pairs = [connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, cq=cq)) for _ in range(3)]
+    for number, pair in enumerate(pairs):
+        pair.server.queue_pair.receive(memory(keep, adapter, 4), context=number)
+        pair.client.queue_pair.send(memory(keep, adapter, b"data"))
+        (completion,) = succeed(cq)
+        assert completion.context == number
+        assert completion.queue_pair is pair.server.queue_pair
+
+
+def test_f_1_4_receives_and_requests_report_to_their_own_queues(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    client = create_end(keep, adapter)
+    requests = keep(adapter.create_completion_queue(16))
+    server = create_end(keep, adapter, initiator_cq=requests)
+    assert server.queue_pair.limits.receive_depth >= 16
+    pair = connect_ends(keep, adapter, client, server)
+    server.queue_pair.receive(memory(keep, adapter, 4), context=1)
+    client.queue_pair.receive(memory(keep, adapter, 4), context=2)
+    client.queue_pair.send(memory(keep, adapter, b"data"), context=3)
+    assert contexts(succeed(pair.server.cq)) == [1]
+    server.queue_pair.send(memory(keep, adapter, b"data"), context=4)
+    assert contexts(succeed(requests)) == [4]
+    assert pair.server.cq.poll() == []
+
+
+def test_f_1_5_queue_depths_do_not_depend_on_the_completion_queue(adapter, keep):
+    cq = keep(adapter.create_completion_queue(2))
+    limits = keep(adapter.create_queue_pair(cq, receive_depth=64, initiator_depth=64)).limits
+    assert (limits.receive_depth, limits.initiator_depth) == (64, 64)
+
+
+def test_f_1_8_a_completion_queue_in_use_refuses_to_close(adapter, keep):
+    end = create_end(keep, adapter)
+    with pytest.raises(ndpy.DeviceBusyError, match="QueuePair"):
+        end.cq.close()
+    assert not end.cq.closed
+    assert end.cq.poll() == []
+
+
+def test_f_1_9_completions_lead_to_their_queue_pair_and_context(pair, keep):
+    for end, context in ((pair.client, "mine"), (pair.server, None)):
+        end.queue_pair.context = context
+    pair.server.queue_pair.receive([], context=(1 << 64) - 1)
+    pair.client.queue_pair.send([], context=0)
+    (sent,), (received,) = succeed(pair.client.cq), succeed(pair.server.cq)
+    assert (sent.queue_pair, sent.queue_pair.context, sent.context) == (pair.client.queue_pair, "mine", 0)
+    assert (received.queue_pair, received.queue_pair.context) == (pair.server.queue_pair, None)
+    assert received.context == (1 << 64) - 1
+
+
+def test_f_1_10_completions_outlive_their_queue_pair(pair, keep):
+    inboxes = [memory(keep, pair.adapter, 4) for _ in range(3)]
+    for context, inbox in enumerate(inboxes):
+        pair.server.queue_pair.receive(inbox, context=context)
+    pair.client.queue_pair.send(memory(keep, pair.adapter, b"data"))
+    succeed(pair.client.cq)
+    wait_until(lambda: contents(inboxes[0]) == b"data", "the message arrives")
+    pair.server.connector.close()
+    pair.server.queue_pair.close()
+    completions = take(pair.server.cq, 3)
+    assert contexts(completions) == [0, 1, 2]
+    assert statuses(completions) == [Status.SUCCESS, Status.CANCELED, Status.CANCELED]
+    assert_quiet(pair.server.cq)
+
+
+def test_h_8_9_closing_a_queue_pair_disconnects(pair, keep):
+    pair.client.queue_pair.receive(memory(keep, pair.adapter, 4), context=1)
+    pair.server.connector.close()
+    pair.server.queue_pair.close()
+    assert statuses(take(pair.client.cq)) == [Status.CANCELED]
+    pair.client.connector.wait_disconnected(DEADLINE_S)
+
+
+# ---- F.2: what posting answers ----
+
+
+def test_f_2_2_posting_needs_a_connection(adapter, keep):
+    end = create_end(keep, adapter)
+    region = memory(keep, adapter, 16, Access.REMOTE_WRITE)
+    remote = RemoteMemory(region.address, 16, region.remote_token)
+    for post in (
+        lambda: end.queue_pair.send(region),
+        lambda: end.queue_pair.read(region, remote),
+        lambda: end.queue_pair.write(region, remote),
+    ):
+        with pytest.raises(ndpy.NotConnectedError, match="connect"):
+            post()
+    assert issubclass(ndpy.NotConnectedError, ConnectionError)
+    assert end.cq.poll() == []
+
+
+def test_f_2_2_the_client_is_connected_only_after_complete_connect(adapter, keep):
+    from helpers import request
+
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    offer = request(keep, adapter, client.queue_pair)
+    accepting = offer.server.begin_accept(server.queue_pair)
+    offer.connecting.result(DEADLINE_S)
+    with pytest.raises(ndpy.NotConnectedError):
+        client.queue_pair.send([])
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    server.queue_pair.receive([])
+    client.queue_pair.send([])
+    succeed(client.cq)
+
+
+def test_f_2_3_receives_can_be_posted_at_any_time(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    inboxes = [memory(keep, adapter, 8) for _ in range(2)]
+    server.queue_pair.receive(inboxes[0], context=1)
+    pair = connect_ends(keep, adapter, client, server)
+    server.queue_pair.receive(inboxes[1], context=2)
+    for data in (b"first", b"second"):
+        client.queue_pair.send(memory(keep, adapter, data))
+    assert contexts(succeed(pair.server.cq, 2)) == [1, 2]
+    assert [contents(inbox) for inbox in inboxes] == [b"first\0\0\0", b"second\0\0"]
+
+
+@pytest.mark.parametrize("who", ["own disconnect", "peer's disconnect"])
+def test_f_2_4_after_the_connection_requests_complete_cancelled(pair, keep, who):
+    first, second = pair.client.connector, pair.server.connector
+    (first if who == "own disconnect" else second).disconnect(DEADLINE_S)
+    first.wait_disconnected(DEADLINE_S)
+    region = memory(keep, pair.adapter, 8)
+    pair.client.queue_pair.receive(region, context=1)
+    pair.client.queue_pair.send(region, context=2)
+    pair.client.queue_pair.write(region, RemoteMemory(4096, 8, 1), context=3)
+    completions = take(pair.client.cq, 3)
+    assert sorted(contexts(completions)) == [1, 2, 3]
+    assert statuses(completions) == [Status.CANCELED] * 3
+    with pytest.raises(ndpy.CanceledError):
+        completions[0].raise_for_status()
+
+
+def test_f_2_5_a_full_receive_queue_refuses_and_loses_nothing(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    client, server = create_end(keep, adapter), create_end(keep, adapter, receive_depth=2)
+    region = memory(keep, adapter, 16)
+    server.queue_pair.receive(region[0:8], context=1)
+    server.queue_pair.receive(region[8:16], context=2)
+    with pytest.raises(ndpy.QueueFullError, match="2"):
+        server.queue_pair.receive(region, context=3)
+    pair = connect_ends(keep, adapter, client, server)
+    client.queue_pair.send(memory(keep, adapter, b"one"))
+    assert contexts(succeed(server.cq)) == [1]
+    server.queue_pair.receive(region[0:8], context=4)
+    for _ in range(2):
+        client.queue_pair.send(memory(keep, adapter, b"two"))
+    assert contexts(succeed(server.cq, 2)) == [2, 4]
+    assert_quiet(pair.server.cq)
+
+
+def test_f_2_5_a_full_initiator_queue_refuses_and_loses_nothing(pair_with, keep):
+    pair = pair_with(initiator_depth=3)
+    owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, b"contents")
+    with pytest.raises(ndpy.QueueFullError):
+        for context in range(4):
+            pair.client.queue_pair.write(local, owner.remote(), context=context)
+    assert contexts(succeed(pair.client.cq, 3)) == [0, 1, 2]
+    assert_quiet(pair.client.cq)
+    pair.client.queue_pair.write(local, owner.remote(), context=5)
+    assert contexts(succeed(pair.client.cq)) == [5]
+
+
+def test_f_2_5_silent_requests_free_their_slots(pair_with, keep):
+    pair = pair_with(initiator_depth=4)
+    owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, b"contents")
+    deadline = time.monotonic() + DEADLINE_S
+    posted = 0
+    while posted < 50 and time.monotonic() < deadline:
+        try:
+            pair.client.queue_pair.write(local, owner.remote(), flags=Flags.SILENT_SUCCESS)
+            posted += 1
+        except ndpy.QueueFullError:
+            assert pair.client.cq.poll() == []
+    assert posted == 50
+    assert_quiet(pair.client.cq)
+    assert contents(owner) == b"contents"
+
+
+def test_f_2_6_more_elements_than_the_adapter_has_are_refused(pair_with, keep):
+    """The test exceeds the adapter's limit, since a provider may grant more than was asked for (F.1.6)."""
+    pair = pair_with()
+    info = pair.adapter.info
+    region = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    too_many = [region[0:1]] * (max(info.max_initiator_sge, info.max_receive_sge) + 1)
+    room = RemoteMemory(region.address, 1 << 20, region.remote_token)
+    for post in (
+        lambda: pair.client.queue_pair.send(too_many),
+        lambda: pair.client.queue_pair.receive(too_many),
+        lambda: pair.client.queue_pair.read(too_many, room),
+        lambda: pair.client.queue_pair.write(too_many, room),
+    ):
+        with pytest.raises(ndpy.LimitExceededError):
+            post()
+    assert_quiet(pair.client.cq)
+    assert_works(keep, pair)
+
+
+def test_f_2_7_more_bytes_than_the_adapter_moves_are_refused(pair_with, keep):
+    pair = pair_with(max_initiator_sge=2)
+    limit = pair.adapter.info.max_transfer_length
+    size = min(limit, 1 << 20)
+    if limit >= 1 << 32:
+        pytest.skip(f"the limit of {pair.adapter.info.name}, {limit} bytes, is beyond a request's 32-bit lengths")
+    region = memory(keep, pair.adapter, size)
+    long = ndpy.Sge(region, region.address, limit, region.local_token)
+    for elements in ([long, region[0:1]], [long, long]):
+        with pytest.raises(ndpy.LimitExceededError):
+            pair.client.queue_pair.send(elements)
+    assert_works(keep, pair)
+
+
+def test_f_2_8_flags_that_the_operation_does_not_take_are_refused(pair, keep):
+    region = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE | Access.REMOTE_READ)
+    queue_pair = pair.client.queue_pair
+    for post, wrong in (
+        (lambda flags: queue_pair.send(region, flags=flags), 0x100),
+        (lambda flags: queue_pair.write(region, region.remote(), flags=flags), Flags.SOLICITED),
+        (lambda flags: queue_pair.read(region, region.remote(), flags=flags), Flags.SOLICITED),
+        (lambda flags: queue_pair.read(region, region.remote(), flags=flags), Flags.INLINE),
+    ):
+        with pytest.raises(ndpy.InvalidFlagsError):
+            post(wrong)
+    assert_quiet(pair.client.cq)
+
+
+@pytest.mark.parametrize("context", [-1, 1 << 64])
+def test_contexts_are_64_bits(pair, keep, context):
+    region = memory(keep, pair.adapter, 8)
+    for elements in (region, region[0:8], [region[0:4]]):
+        with pytest.raises(ValueError, match="2\\*\\*64"):
+            pair.client.queue_pair.receive(elements, context=context)
+    with pytest.raises(TypeError):
+        pair.client.queue_pair.receive(region, context="text")  # type: ignore[arg-type]
+    assert_works(keep, pair)
+
+
+def test_local_bytes_must_fit_the_remote_memory(pair, keep):
+    owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, 16, SINK)
+    for elements in (local, local[0:9], [local[0:4], local[4:9]]):
+        with pytest.raises(ndpy.ElementRangeError):
+            pair.client.queue_pair.write(elements, owner.remote())
+        with pytest.raises(ndpy.ElementRangeError):
+            pair.client.queue_pair.read(elements, owner.remote())
+    assert_works(keep, pair)
+
+
+def test_what_is_no_element_is_refused(pair, keep):
+    for wrong in (b"bytes", bytearray(4), [b"bytes"], [1], 7):
+        with pytest.raises(TypeError):
+            pair.client.queue_pair.send(wrong)  # type: ignore[arg-type]
+    assert_works(keep, pair)
+
+
+# ---- F.3: the requests ----
+
+
+def test_f_3_1_a_message_fills_the_elements_of_a_receive_in_order(pair_with, keep):
+    pair = pair_with(max_receive_sge=2, max_initiator_sge=2)
+    source = memory(keep, pair.adapter, b"ABCDEFGHIJKLMNOP")
+    sink = memory(keep, pair.adapter, b"." * 32)
+    pair.server.queue_pair.receive([sink[20:25], sink[0:16]], context=1)
+    pair.client.queue_pair.send([source[8:16], source[0:4]], context=2)
+    (received,) = succeed(pair.server.cq)
+    assert (received.operation, received.nbytes) == (Operation.RECEIVE, 12)
+    assert contents(sink) == b"NOPABCD" + b"." * 13 + b"IJKLM" + b"." * 7
+    succeed(pair.client.cq)
+
+
+def test_f_3_2_empty_messages(pair, keep):
+    region = memory(keep, pair.adapter, b"untouched")
+    pair.server.queue_pair.receive(region, context=1)
+    pair.server.queue_pair.receive([], context=2)
+    pair.client.queue_pair.send([])
+    pair.client.queue_pair.send(region[0:0])
+    for completion in succeed(pair.server.cq, 2):
+        assert completion.nbytes == 0
+    assert contents(region) == b"untouched"
+
+
+def test_f_3_3_a_short_message_leaves_the_rest_alone(pair, keep):
+    sink = memory(keep, pair.adapter, b"." * 16)
+    pair.server.queue_pair.receive(sink)
+    pair.client.queue_pair.send(memory(keep, pair.adapter, b"short"))
+    (completion,) = succeed(pair.server.cq)
+    assert completion.nbytes == 5
+    assert contents(sink) == b"short" + b"." * 11
+
+
+def test_f_3_4_a_message_longer_than_its_receive_ends_the_connection(pair, keep):
+    sink = memory(keep, pair.adapter, b"." * 16)
+    pair.server.queue_pair.receive(sink[0:8], context=1)
+    pair.server.queue_pair.receive(sink[0:8], context=2)
+    pair.client.queue_pair.send(memory(keep, pair.adapter, b"much too long"), context=3)
+    first, second = take(pair.server.cq, 2)
+    assert (first.context, first.status) == (1, Status.BUFFER_OVERFLOW)
+    assert (second.context, second.status) == (2, Status.CANCELED)
+    assert contents(sink)[8:] == b"." * 8
+    pair.client.connector.wait_disconnected(DEADLINE_S)
+    (sent,) = take(pair.client.cq)
+    assert sent.context == 3
+    if pair.adapter.info.transport != "iWARP":
+        assert sent.status is Status.DATA_OVERRUN
+
+
+def test_f_3_5_a_send_without_a_receive_times_out(pair, keep):
+    require_acknowledged_sends(pair.adapter)
+    begin = time.monotonic()
+    pair.client.queue_pair.send(memory(keep, pair.adapter, b"anybody?"), context=1)
+    (completion,) = take(pair.client.cq)
+    assert time.monotonic() - begin < 5
+    assert (completion.context, completion.status) == (1, Status.IO_TIMEOUT)
+    with pytest.raises(TimeoutError):
+        completion.raise_for_status()
+    assert pair.server.cq.poll() == []
+    pair.client.queue_pair.send([], context=2)
+    assert statuses(take(pair.client.cq)) == [Status.CANCELED]
+
+
+def test_f_3_5_a_receive_posted_in_time_takes_the_message(pair, keep):
+    require_acknowledged_sends(pair.adapter)
+    sink = memory(keep, pair.adapter, 8)
+    pair.client.queue_pair.send(memory(keep, pair.adapter, b"waiting!"))
+    assert_quiet(pair.client.cq, 0.1)
+    pair.server.queue_pair.receive(sink)
+    succeed(pair.server.cq)
+    succeed(pair.client.cq)
+    assert contents(sink) == b"waiting!"
+
+
+def test_f_3_7_reads_scatter_and_writes_gather_in_order(pair_with, keep):
+    pair = pair_with(max_initiator_sge=3)
+    if pair.adapter.info.max_read_sge < 3:
+        pytest.skip(f"{pair.adapter.info.name} takes {pair.adapter.info.max_read_sge} elements in a read")
+    owner = memory(keep, pair.adapter, b"0123456789abcdef", Access.REMOTE_READ | Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, b"." * 16, SINK)
+    pair.client.queue_pair.read([local[8:10], local[0:3], local[15:16]], owner.remote(4), context=1)
+    assert [completion.nbytes for completion in succeed(pair.client.cq)] == [6]
+    assert contents(local) == b"678.....45.....9"
+    pair.client.queue_pair.write([local[15:16], local[8:10], local[0:3]], owner.remote(), context=2)
+    assert [completion.operation for completion in succeed(pair.client.cq)] == [Operation.WRITE]
+    assert contents(owner) == b"9456786789abcdef"
+
+
+@pytest.mark.parametrize("length", [1, 4096, 4097, 300_001])
+def test_f_3_7_transfers_of_many_packets_are_exact(pair, keep, rng, length):
+    data = rng.randbytes(length)
+    owner = memory(keep, pair.adapter, length, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, data, SINK)
+    pair.client.queue_pair.write(local, owner.remote())
+    succeed(pair.client.cq)
+    assert contents(owner) == data
+    fill(local, bytes(length))
+    pair.client.queue_pair.read(local, owner.remote())
+    (completion,) = succeed(pair.client.cq)
+    assert completion.nbytes == length
+    assert contents(local) == data
+
+
+def test_f_3_8_writes_and_reads_raise_nothing_at_the_peer(pair, keep):
+    owner = memory(keep, pair.adapter, 8, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, b"contents", SINK)
+    pair.client.queue_pair.write(local, owner.remote())
+    pair.client.queue_pair.read(local, owner.remote())
+    succeed(pair.client.cq, 2)
+    assert_quiet(pair.server.cq)
+
+
+def test_f_3_9_empty_reads_and_writes_succeed(pair, keep):
+    """Token and address are not looked at (E.5.5): an empty read proves that the peer's adapter is alive."""
+    local = memory(keep, pair.adapter, 8, SINK)
+    nowhere = RemoteMemory(0, 0, 0)
+    pair.client.queue_pair.read([], nowhere, context=1)
+    pair.client.queue_pair.write([], nowhere, context=2)
+    pair.client.queue_pair.write(local[0:0], nowhere, context=3)
+    assert contexts(succeed(pair.client.cq, 3)) == [1, 2, 3]
+
+
+def test_f_3_11_the_last_byte_of_a_write_is_written_last(pair, keep):
+    require(pair.adapter, "IN_ORDER_DMA")
+    size = 65536
+    owner = memory(keep, pair.adapter, size, Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, size)
+    for round_number in range(1, 9):
+        fill(local, bytes([round_number]) * size)
+        pair.client.queue_pair.write(local, owner.remote(), flags=Flags.SILENT_SUCCESS)
+        wait_until(lambda number=round_number: owner.buffer[size - 1] == number, "the last byte arrives")
+        assert contents(owner) == bytes([round_number]) * size
+
+
+def test_f_3_12_a_write_before_a_send_is_seen_with_the_receive(pair, keep):
+    owner = memory(keep, pair.adapter, 65536, Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, 65536)
+    for number in range(1, 6):
+        fill(local, bytes([number]) * 65536)
+        pair.server.queue_pair.receive([])
+        pair.client.queue_pair.write(local, owner.remote(), flags=Flags.SILENT_SUCCESS)
+        pair.client.queue_pair.send([])
+        succeed(pair.server.cq)
+        assert contents(owner) == bytes([number]) * 65536
+        succeed(pair.client.cq)
+
+
+def test_f_3_13_reads_beyond_the_read_limit_wait(pair, keep):
+    owner = memory(keep, pair.adapter, 4096, Access.REMOTE_READ)
+    fill(owner, bytes(range(256)) * 16)
+    local = memory(keep, pair.adapter, 4096, SINK)
+    for number in range(16):
+        part = slice(256 * number, 256 * (number + 1))
+        pair.client.queue_pair.read(local[part], owner.remote()[part], context=number)
+    assert contexts(succeed(pair.client.cq, 16)) == list(range(16))
+    assert contents(local) == contents(owner)
+
+
+# ---- F.4: flags ----
+
+
+def test_f_4_1_silent_success_reports_nothing_but_failure(pair, keep):
+    owner = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
+    local = memory(keep, pair.adapter, b"contents", SINK)
+    pair.client.queue_pair.read(local, owner.remote(), context=1, flags=Flags.SILENT_SUCCESS)
+    assert_quiet(pair.client.cq)
+    pair.client.queue_pair.write(local, owner.remote(), context=2, flags=Flags.SILENT_SUCCESS)
+    (completion,) = take(pair.client.cq)
+    assert (completion.context, completion.status) == (2, Status.ACCESS_VIOLATION)
+
+
+def test_f_4_1_cancelled_silent_requests_report(pair, keep):
+    pair.server.connector.disconnect(DEADLINE_S)
+    pair.client.connector.wait_disconnected(DEADLINE_S)
+    pair.client.queue_pair.send([], context=3, flags=Flags.SILENT_SUCCESS)
+    (completion,) = take(pair.client.cq)
+    assert (completion.context, completion.status) == (3, Status.CANCELED)
+
+
+def test_f_4_2_a_read_fence_waits_for_the_reads_before(pair, keep):
+    """Read into a buffer, then a fenced send from it: the peer gets what was read."""
+    size = 100_000
+    owner = memory(keep, pair.adapter, bytes(range(250)) * 400, Access.REMOTE_READ)
+    local = memory(keep, pair.adapter, size, SINK)
+    for _ in range(3):
+        fill(local, bytes(size))
+        inbox = memory(keep, pair.adapter, size)
+        pair.server.queue_pair.receive(inbox)
+        pair.client.queue_pair.read(local, owner.remote(), context=1)
+        pair.client.queue_pair.send(local, context=2, flags=Flags.READ_FENCE)
+        assert contexts(succeed(pair.client.cq, 2)) == [1, 2]
+        succeed(pair.server.cq)
+        assert contents(inbox) == contents(owner)
+
+
+def test_f_4_4_inline_data_are_taken_during_the_call(pair_with, keep, adapter):
+    if not adapter.info.max_inline_data_size:
+        pytest.skip(f"{adapter.info.name} has no inline data")
+    size = min(adapter.info.max_inline_data_size, 64)
+    pair = pair_with(inline_data_size=size)
+    owner = memory(keep, adapter, size, Access.REMOTE_WRITE)
+    inbox = memory(keep, adapter, size)
+    local = memory(keep, adapter, b"N" * size)
+    pair.server.queue_pair.receive(inbox)
+    pair.client.queue_pair.send(local, flags=Flags.INLINE)
+    pair.client.queue_pair.write(local, owner.remote(), flags=Flags.INLINE)
+    fill(local, b"X" * size)
+    local.deregister()
+    succeed(pair.client.cq, 2)
+    succeed(pair.server.cq)
+    assert contents(inbox) == contents(owner) == b"N" * size
+
+
+def test_f_4_5_inline_data_need_not_be_registered(pair_with, keep, adapter):
+    if adapter.info.max_inline_data_size < 16:
+        pytest.skip(f"{adapter.info.name} has {adapter.info.max_inline_data_size} bytes of inline data")
+    pair = pair_with(inline_data_size=16)
+    inbox = memory(keep, adapter, 16)
+    for data in (b"just bytes", bytearray(b"a bytearray"), memoryview(b"a view")):
+        pair.server.queue_pair.receive(inbox)
+        pair.client.queue_pair.send(data, flags=Flags.INLINE)  # type: ignore[arg-type]
+        succeed(pair.client.cq)
+        (completion,) = succeed(pair.server.cq)
+        assert contents(inbox)[: completion.nbytes] == bytes(data)
+
+
+def test_f_4_6_more_than_the_inline_size_is_refused(pair_with, keep, adapter):
+    if not adapter.info.max_inline_data_size:
+        pytest.skip(f"{adapter.info.name} has no inline data")
+    pair = pair_with(inline_data_size=8)
+    granted = pair.client.queue_pair.limits.inline_data_size
+    assert granted >= 8
+    region = memory(keep, adapter, granted + 1)
+    with pytest.raises(ndpy.LimitExceededError):
+        pair.client.queue_pair.send(region, flags=Flags.INLINE)
+    assert_works(keep, pair)
+
+
+def test_f_4_7_a_wrong_local_token_is_a_violation(pair, keep):
+    region = memory(keep, pair.adapter, b"contents")
+    forged = ndpy.Sge(region, region.address, 8, region.local_token ^ 0x5A00)
+    pair.server.queue_pair.receive(memory(keep, pair.adapter, 8))
+    pair.client.queue_pair.send(forged, context=1)
+    (completion,) = take(pair.client.cq)
+    assert (completion.context, completion.status) == (1, Status.ACCESS_VIOLATION)
+
+
+# ---- F.5, F.6: order and errors ----
+
+
+def test_f_5_1_requests_complete_in_posting_order(pair, keep):
+    owner = memory(keep, pair.adapter, 65536, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, 65536, SINK)
+    for context in range(4):
+        pair.server.queue_pair.receive([], context=100 + context)
+    queue_pair = pair.client.queue_pair
+    for context in range(0, 12, 3):
+        queue_pair.read(local, owner.remote(), context=context)
+        queue_pair.write(local[0:4], owner.remote(), context=context + 1)
+        queue_pair.send([], context=context + 2)
+    assert contexts(succeed(pair.client.cq, 12)) == list(range(12))
+    assert contexts(succeed(pair.server.cq, 4)) == [100, 101, 102, 103]
+
+
+def test_f_5_3_messages_arrive_in_sending_order(pair, keep):
+    sinks = [memory(keep, pair.adapter, 4) for _ in range(10)]
+    for sink in sinks:
+        pair.server.queue_pair.receive(sink)
+    for number in range(10):
+        pair.client.queue_pair.send(memory(keep, pair.adapter, b"%04d" % number))
+    succeed(pair.client.cq, 10)
+    succeed(pair.server.cq, 10)
+    assert [contents(sink) for sink in sinks] == [b"%04d" % number for number in range(10)]
+
+
+def test_f_5_4_a_send_that_was_received_succeeds_although_the_peer_disconnects_at_once(pair, keep):
+    pair.server.queue_pair.receive([])
+    pair.client.queue_pair.send([], context=1)
+    succeed(pair.server.cq)
+    pair.server.connector.disconnect(DEADLINE_S)
+    assert contexts(succeed(pair.client.cq)) == [1]
+
+
+def test_f_6_1_an_error_completion_ends_the_connection_and_cancels_the_rest(pair, keep):
+    region = memory(keep, pair.adapter, b"contents")
+    pair.client.queue_pair.receive(region, context=10)
+    pair.server.queue_pair.receive(memory(keep, pair.adapter, 8), context=20)
+    forged = ndpy.Sge(region, region.address, 8, region.local_token ^ 0x5A00)
+    pair.client.queue_pair.send(forged, context=1)
+    pair.client.queue_pair.send(region, context=2, flags=Flags.SILENT_SUCCESS)
+    pair.client.queue_pair.send(region, context=3)
+    completions = take(pair.client.cq, 4)
+    initiator = [completion for completion in completions if completion.operation is Operation.SEND]
+    assert contexts(initiator) == [1, 2, 3]
+    assert statuses(initiator) == [Status.ACCESS_VIOLATION, Status.CANCELED, Status.CANCELED]
+    assert [(c.context, c.status) for c in completions if c not in initiator] == [(10, Status.CANCELED)]
+    pair.client.connector.wait_disconnected(DEADLINE_S)
+    pair.server.connector.wait_disconnected(DEADLINE_S)
+    assert statuses(take(pair.server.cq)) == [Status.CANCELED]
+
+
+def test_f_6_5_every_request_reports_exactly_once(pair, keep):
+    for context in range(16):
+        pair.server.queue_pair.receive([], context=context)
+    for context in range(8):
+        pair.client.queue_pair.send([], context=context)
+    succeed(pair.client.cq, 8)
+    pair.client.connector.disconnect(DEADLINE_S)
+    completions = take(pair.server.cq, 16)
+    assert contexts(completions) == list(range(16))
+    assert statuses(completions) == [Status.SUCCESS] * 8 + [Status.CANCELED] * 8
+    assert_quiet(pair.server.cq)
+    assert_quiet(pair.client.cq)
+
+
+def test_failed_completions_keep_the_native_status(pair, keep):
+    region = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), region.remote())
+    (completion,) = take(pair.client.cq)
+    assert not completion.ok
+    assert completion.native_status != 0
+    with pytest.raises(ndpy.ProviderError) as raised:
+        completion.raise_for_status()
+    assert raised.value.native == completion.native_status
+    assert raised.value.operation == "write"
+    assert isinstance(raised.value, OSError)
+
+
+# ---- F.7, F.8: flush and disconnect ----
+
+
+def test_f_7_1_flush_cancels_both_directions(pair, keep):
+    for context in (1, 2):
+        pair.client.queue_pair.receive(memory(keep, pair.adapter, 8), context=context)
+    pair.client.queue_pair.flush()
+    completions = take(pair.client.cq, 2)
+    assert contexts(completions) == [1, 2]
+    assert statuses(completions) == [Status.CANCELED] * 2
+    pair.client.queue_pair.send([], context=3)
+    (later,) = take(pair.client.cq)
+    assert (later.context, later.status) == (3, Status.CANCELED)
+
+
+def test_f_7_2_flush_leaves_other_queue_pairs_alone(adapter, keep, pair):
+    second = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, cq=pair.server.cq))
+    second.server.queue_pair.receive(memory(keep, adapter, 8), context=5)
+    pair.server.queue_pair.receive(memory(keep, adapter, 8), context=6)
+    pair.server.queue_pair.flush()
+    (completion,) = take(pair.server.cq)
+    assert (completion.context, completion.status) == (6, Status.CANCELED)
+    second.client.queue_pair.send([])
+    assert contexts(succeed(pair.server.cq)) == [5]
+
+
+def test_f_7_3_flush_works_on_a_queue_pair_that_never_was_connected(adapter, keep):
+    """Both completions are there when the first notification fires."""
+    end = create_end(keep, adapter)
+    region = memory(keep, adapter, 16)
+    end.queue_pair.receive(region[0:8], context=1)
+    end.queue_pair.receive(region[8:16], context=2)
+    notified = end.cq.arm()
+    assert not notified.done()
+    end.queue_pair.flush()
+    notified.result(DEADLINE_S)
+    completions = end.cq.poll(2)
+    assert contexts(completions) == [1, 2]
+    assert statuses(completions) == [Status.CANCELED] * 2
+
+
+def test_f_7_4_flush_does_not_change_what_has_completed(pair, keep):
+    inbox = memory(keep, pair.adapter, 4)
+    pair.server.queue_pair.receive(inbox, context=1)
+    pair.server.queue_pair.receive(inbox, context=2)
+    pair.client.queue_pair.send(memory(keep, pair.adapter, b"data"))
+    succeed(pair.client.cq)
+    wait_until(lambda: contents(inbox) == b"data", "the message arrives")
+    pair.server.queue_pair.flush()
+    assert statuses(take(pair.server.cq, 2)) == [Status.SUCCESS, Status.CANCELED]
+
+
+def test_f_7_5_flush_of_an_empty_queue_pair_gives_no_completion(adapter, keep):
+    end = create_end(keep, adapter)
+    end.queue_pair.flush()
+    assert_quiet(end.cq)
+
+
+def test_f_7_6_a_flushed_queue_pair_that_never_was_connected_stays_usable(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    for end in (client, server):
+        end.queue_pair.receive([], context=1)
+        end.queue_pair.flush()
+        assert statuses(take(end.cq)) == [Status.CANCELED]
+    assert_works(keep, connect_ends(keep, adapter, client, server))
+
+
+@pytest.mark.parametrize("who", ["client", "server"])
+def test_f_8_1_a_disconnect_cancels_the_requests_of_both_sides(pair, keep, who):
+    for end in pair:
+        for context in (1, 2, 3):
+            end.queue_pair.receive(memory(keep, pair.adapter, 8), context=context)
+    getattr(pair, who).connector.disconnect(DEADLINE_S)
+    for end in pair:
+        completions = take(end.cq, 3)
+        assert contexts(completions) == [1, 2, 3]
+        assert statuses(completions) == [Status.CANCELED] * 3
+
+
+def test_f_8_3_messages_before_the_disconnect_are_delivered_first(pair, keep):
+    for context in range(6):
+        pair.server.queue_pair.receive(memory(keep, pair.adapter, 8), context=context)
+    for _ in range(4):
+        pair.client.queue_pair.send(memory(keep, pair.adapter, b"message!"))
+    succeed(pair.client.cq, 4)
+    pair.client.connector.disconnect(DEADLINE_S)
+    assert statuses(take(pair.server.cq, 6)) == [Status.SUCCESS] * 4 + [Status.CANCELED] * 2
+
+
+def test_f_8_5_a_queue_pair_has_one_connection_in_its_life(pair, keep):
+    from helpers import host_of
+
+    pair.client.connector.disconnect(DEADLINE_S)
+    listener = keep(pair.adapter.listen((host_of(pair.adapter), 0)))
+    again = keep(pair.adapter.create_connector())
+    with pytest.raises(ndpy.NdpyError):
+        again.connect(pair.client.queue_pair, listener.address, timeout_s=DEADLINE_S)
+
+
+def test_f_8_5_after_a_failed_connect_the_queue_pair_is_as_it_was(adapter, keep):
+    """Its posted receives included."""
+    from helpers import request
+
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    inbox = memory(keep, adapter, 8)
+    client.queue_pair.receive(inbox, context=7)
+    offer = request(keep, adapter, client.queue_pair)
+    offer.server.reject()
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        offer.connecting.result(DEADLINE_S)
+    assert client.cq.poll() == []
+    pair = connect_ends(keep, adapter, client, server)
+    server.queue_pair.receive([])
+    pair.client.queue_pair.send([])
+    succeed(server.cq)
+    succeed(client.cq)
+    server.queue_pair.send(memory(keep, adapter, b"kept"))
+    assert contexts(succeed(client.cq)) == [7]
+    assert contents(inbox) == b"kept\0\0\0\0"
+
+
+# ---- lifetime ----
+
+
+def test_a_posted_request_keeps_its_memory(pair, keep):
+    """Everything that the program had is dropped; the message still arrives."""
+    pair.server.queue_pair.receive(pair.adapter.register(bytearray(16))[4:12], context=3)
+    with pytest.warns(ResourceWarning):
+        gc.collect()
+        pair.client.queue_pair.send(memory(keep, pair.adapter, b"arrives!"))
+        (completion,) = succeed(pair.server.cq)
+        assert (completion.context, completion.nbytes) == (3, 8)
+        del completion
+        gc.collect()
+
+
+def test_a_closed_queue_pair_cannot_be_used(adapter, keep):
+    end = create_end(keep, adapter)
+    region = memory(keep, adapter, 8)
+    end.queue_pair.close()
+    end.queue_pair.close()
+    remote = RemoteMemory(region.address, 8, 1)
+    for use in (
+        lambda: end.queue_pair.send(region),
+        lambda: end.queue_pair.send([region]),
+        lambda: end.queue_pair.receive(region),
+        lambda: end.queue_pair.read(region, remote),
+        lambda: end.queue_pair.write(region, remote),
+        end.queue_pair.flush,
+    ):
+        with pytest.raises(ndpy.ClosedError):
+            use()
+
+
+def test_messages_in_both_directions(pair, keep):
+    for number in range(5):
+        send_message(keep, pair.client, pair.server, b"to the server %d" % number)
+        send_message(keep, pair.server, pair.client, b"to the client %d" % number)

@@ -1,0 +1,277 @@
+"""What the tests share, as plain functions: memory, connected queue pairs, completions with a deadline."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import pytest
+
+import ndpy
+from ndpy import Access, Operation, Status
+
+# For what takes no time of its own; emulated machines are slow.
+DEADLINE_S = 20.0
+# Long enough for a wrong completion to show up, for tests that say that nothing comes.
+QUIET_S = 0.2
+
+STRESS = os.environ.get("NDPY_STRESS") == "1"
+
+# Whether a transport has it is a matter of its wire protocol, so no flag of the adapter says so:
+# on iWARP a send is complete when TCP has it, and there is no "receiver not ready".
+UNACKNOWLEDGED = ("iWARP",)
+
+_CLOSING_ORDER = (
+    ndpy.Poller,
+    ndpy.Listener,
+    ndpy.Connector,
+    ndpy.MemoryWindow,
+    ndpy.QueuePair,
+    ndpy.SharedReceiveQueue,
+    ndpy.CompletionQueue,
+    ndpy.MemoryRegion,
+    ndpy.Adapter,
+)
+
+
+class Keeper:
+    """Closes what it was given, users before what they use."""
+
+    def __init__(self) -> None:
+        self._things: list[Any] = []
+
+    def __call__(self, thing: Any) -> Any:
+        self._things.append(thing)
+        return thing
+
+    def close(self) -> None:
+        def rank(thing: Any) -> int:
+            return next(place for place, kind in enumerate(_CLOSING_ORDER) if isinstance(thing, kind))
+
+        failures = []
+        self._things.reverse()
+        self._things.sort(key=rank)
+        for thing in self._things:
+            try:
+                thing.close()
+            except ndpy.NdpyError as error:
+                failures.append(f"{thing!r}: {error!r}")
+        self._things.clear()
+        assert not failures, failures
+
+
+@dataclass
+class End:
+    """One end of a connection; its completion queue serves both directions."""
+
+    queue_pair: ndpy.QueuePair
+    cq: ndpy.CompletionQueue
+    connector: ndpy.Connector
+
+
+@dataclass
+class Pair:
+    """Two connected ends in one process."""
+
+    adapter: ndpy.Adapter
+    client: End
+    server: End
+
+    def __iter__(self):
+        return iter((self.client, self.server))
+
+
+def require(adapter: ndpy.Adapter, *capabilities: str) -> None:
+    """Skip, naming the capability, unless the adapter claims all of them."""
+    for capability in capabilities:
+        if capability not in adapter.info.flags:
+            pytest.skip(f"{adapter.info.name} does not claim {capability}")
+
+
+def require_acknowledged_sends(adapter: ndpy.Adapter) -> None:
+    """Skip where the transport completes a send before the peer's queue pair has taken it."""
+    if adapter.info.transport in UNACKNOWLEDGED:
+        pytest.skip(f"{adapter.info.name} speaks {adapter.info.transport}: no acknowledgement of sends")
+
+
+def host_of(adapter: ndpy.Adapter, version: int = 4) -> str:
+    """An address of the adapter to connect to."""
+    addresses = [text for text in adapter.info.addresses if not text.lower().startswith("fe80")]
+    wanted = [text for text in addresses if (":" in text) == (version == 6)]
+    if not wanted and version == 6:
+        pytest.skip(f"{adapter.info.name} has no IPv6 address: {adapter.info.addresses}")
+    return (wanted or addresses)[0]
+
+
+def memory(
+    keep: Keeper, adapter: ndpy.Adapter, contents: int | bytes, access: Access = Access.LOCAL_WRITE
+) -> ndpy.MemoryRegion:
+    """A registered bytearray: of so many zero bytes, or with these contents."""
+    return keep(adapter.register(bytearray(contents), access))
+
+
+def contents(region: ndpy.MemoryRegion) -> bytes:
+    """A copy of what a region's buffer holds now."""
+    return bytes(region.buffer)
+
+
+def fill(region: ndpy.MemoryRegion, data: bytes, offset: int = 0) -> None:
+    """Write into a region's buffer, as the program would."""
+    memoryview(region.buffer)[offset : offset + len(data)] = data
+
+
+def take(cq: ndpy.CompletionQueue, count: int = 1, timeout_s: float = DEADLINE_S) -> list[ndpy.Completion]:
+    """The next `count` completions; the test fails if they do not come within the deadline."""
+    deadline = time.monotonic() + timeout_s
+    taken: list[ndpy.Completion] = []
+    while len(taken) < count:
+        try:
+            taken += cq.wait(max(deadline - time.monotonic(), 0), count - len(taken))
+        except ndpy.TimeoutError:
+            pytest.fail(f"{len(taken)} of {count} completions came within {timeout_s:g} s: {taken}")
+    return taken
+
+
+def succeed(cq: ndpy.CompletionQueue, count: int = 1) -> list[ndpy.Completion]:
+    """The next `count` completions, all of them successful."""
+    completions = take(cq, count)
+    for completion in completions:
+        completion.raise_for_status()
+    return completions
+
+
+def statuses(completions: Iterable[ndpy.Completion]) -> list[Status]:
+    return [completion.status for completion in completions]
+
+
+def assert_quiet(cq: ndpy.CompletionQueue, seconds: float = QUIET_S) -> None:
+    """No completion comes for some time."""
+    with pytest.raises(ndpy.TimeoutError):
+        pytest.fail(f"unexpected: {cq.wait(seconds)}")
+
+
+def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
+    """Call condition() until it is true; fail the test at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout_s:g} s: {what}")
+        time.sleep(0.02)
+    return value
+
+
+def create_end(keep: Keeper, adapter: ndpy.Adapter, *, cq: Any = None, cq_depth: int = 64, **options: Any) -> End:
+    """An unconnected queue pair with its completion queue; the connector comes later."""
+    defaults = {"receive_depth": 16, "initiator_depth": 16}
+    cq = cq or keep(adapter.create_completion_queue(cq_depth))
+    queue_pair = keep(adapter.create_queue_pair(cq, **{**defaults, **options}))
+    return End(queue_pair, cq, None)  # type: ignore[arg-type]
+
+
+@dataclass
+class Offer:
+    """A connection between offer and acceptance: the server has been asked, or has accepted."""
+
+    listener: ndpy.Listener
+    connecting: ndpy.Pending[None]
+    client: ndpy.Connector
+    server: ndpy.Connector
+
+
+def request(keep: Keeper, adapter: ndpy.Adapter, queue_pair: ndpy.QueuePair, version: int = 4, **options: Any) -> Offer:
+    """Start to connect a queue pair to a new listener of the same adapter; the request has arrived there."""
+    listener = keep(adapter.listen((host_of(adapter, version), 0)))
+    client = keep(adapter.create_connector())
+    connecting = client.begin_connect(queue_pair, listener.address, **options)
+    server = keep(listener.get_request(DEADLINE_S))
+    return Offer(listener, connecting, client, server)
+
+
+def establish(offer: Offer, queue_pair: ndpy.QueuePair, **options: Any) -> None:
+    """Take a request through both steps on both sides."""
+    accepting = offer.server.begin_accept(queue_pair, **options)
+    offer.connecting.result(DEADLINE_S)
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+
+
+def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, **options: Any) -> Pair:
+    """Connect two ends to each other."""
+    offer = request(keep, adapter, client.queue_pair, **options)
+    establish(offer, server.queue_pair)
+    offer.listener.close()
+    client.connector, server.connector = offer.client, offer.server
+    return Pair(adapter, client, server)
+
+
+def connect_pair(keep: Keeper, adapter: ndpy.Adapter, **options: Any) -> Pair:
+    """Two connected ends; options are those of create_end(), for both."""
+    return connect_ends(keep, adapter, create_end(keep, adapter, **options), create_end(keep, adapter, **options))
+
+
+def send_message(keep: Keeper, source: End, sink: End, data: bytes) -> None:
+    """One message goes over, and arrives whole."""
+    adapter = source.queue_pair.adapter
+    target = memory(keep, adapter, len(data))
+    sink.queue_pair.receive(target, context=901)
+    source.queue_pair.send(memory(keep, adapter, data, Access.NONE), context=902)
+    (sent,) = succeed(source.cq)
+    (received,) = succeed(sink.cq)
+    assert (sent.operation, sent.context) == (Operation.SEND, 902)
+    assert (received.operation, received.context, received.nbytes) == (Operation.RECEIVE, 901, len(data))
+    assert contents(target) == data
+
+
+def assert_works(keep: Keeper, pair: Pair) -> None:
+    """Messages go over in both directions; the client sends first, as iWARP wants it."""
+    send_message(keep, pair.client, pair.server, b"from the client")
+    send_message(keep, pair.server, pair.client, b"from the server")
+
+
+def assert_refused(end: End, operation: Operation, context: int) -> None:
+    """The next completion of the requester is an access violation of this request (contract E.5.1)."""
+    (completion,) = take(end.cq)
+    assert (completion.operation, completion.context) == (operation, context)
+    assert completion.status is Status.ACCESS_VIOLATION, completion
+    with pytest.raises(ndpy.AccessViolationError):
+        completion.raise_for_status()
+
+
+def bind(end: End, window: ndpy.MemoryWindow, region: ndpy.MemoryRegion, *range_and_access: Any) -> ndpy.RemoteMemory:
+    """Bind a window and wait for it; what the peer gets."""
+    end.queue_pair.bind(window, region, *range_and_access, context=77)
+    (completion,) = succeed(end.cq)
+    assert (completion.operation, completion.context) == (Operation.BIND, 77)
+    return window.remote()
+
+
+# ---- what a process holds ----
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident_memory() -> int:
+    """Bytes of this process in memory, garbage not counted."""
+    gc.collect()
+    size: int = psutil.Process().memory_info().rss
+    return size
+
+
+def kernel_resources(pid: int | None = None) -> dict[str, int]:
+    """How many objects of each kind the kernel holds for a process (default: this one), on all devices."""
+    pid = pid or os.getpid()
+    counts = {}
+    for kind in ("qp", "cq", "mr", "pd", "cm_id", "ctx", "srq"):
+        done = subprocess.run(["rdma", "-j", "resource", "show", kind], capture_output=True, text=True, timeout=30)
+        if done.returncode == 0:
+            counts[kind] = sum(entry.get("pid") == pid for entry in json.loads(done.stdout or "[]"))
+    return counts
