@@ -1,0 +1,105 @@
+"""The built extension module: every declared name and type, and that nothing of RDMA is linked."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("the verbs module is Linux's", allow_module_level=True)
+
+from ndpy._verbs import ffi, lib
+
+from ndpy import _verbs
+
+CDEFS = Path(__file__).resolve().parent.parent.parent / "cdefs"
+OPAQUE = {"struct sockaddr", "struct ibv_async_event", "struct rdma_cm_event", "struct _compat_ibv_port_attr"}
+
+
+def declarations() -> str:
+    """All that cffi was given, without comments."""
+    names = ("ndpy_abi.h", "verbs/ibverbs.h", "verbs/rdmacm.h", "verbs/shim.h")
+    text = "\n".join((CDEFS / name).read_text() for name in names)
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def declared_types() -> set[str]:
+    return {" ".join(found) for found in re.findall(r"\b(struct|union|enum)\s+(\w+)\s*\{", declarations())}
+
+
+def declared_functions() -> set[str]:
+    return set(re.findall(r"^[\w *]*?\b(\w+)\([^;{]*\);", declarations(), flags=re.MULTILINE))
+
+
+def test_every_declared_name_can_be_reached():
+    """cffi finds a wrong declaration only at the first use of its name."""
+    names = dir(lib)
+    for name in names:
+        thing = getattr(lib, name)
+        assert isinstance(thing, int) or callable(thing), name
+    assert len(names) > 150
+    assert declared_functions() <= set(names)
+    assert {"ibv_create_qp", "rdma_create_id", "ndpy_post_one", "ndpy_poll", "IBV_WC_SUCCESS"} <= set(names)
+
+
+def test_every_declared_type_has_a_size():
+    typedefs, structs, unions = ffi.list_types()
+    kinds = [*(f"struct {name}" for name in structs), *(f"union {name}" for name in unions), *typedefs]
+    kinds = [name for name in kinds if not name.startswith(("struct $", "union $", "$"))]
+    # Types that only the C side knows are opaque, and so are those that stand behind pointers.
+    sized = {name for name in kinds if ffi.typeof(name).kind != "primitive" and has_size(name)}
+    enums = {name for name in declared_types() if name.startswith("enum")}
+    for name in enums:
+        assert ffi.sizeof(name) == 4, name
+    structures = {name for name in declared_types() if not name.startswith("enum")}
+    assert structures <= sized, structures - sized
+    for name in structures:
+        assert ffi.sizeof(name) > 0, name
+        for field, description in ffi.typeof(name).fields or []:
+            assert description.offset + ffi.sizeof(description.type) <= ffi.sizeof(name), (name, field)
+    assert OPAQUE.isdisjoint(structures)
+
+
+def has_size(name: str) -> bool:
+    try:
+        return ffi.sizeof(name) > 0
+    except (ffi.error, ValueError):
+        return False
+
+
+def test_the_shared_structures_have_the_layout_that_python_unpacks():
+    assert ffi.sizeof("struct ndpy_element") == 16
+    assert ffi.sizeof("struct ndpy_completion") == 48
+    offsets = {name: field.offset for name, field in ffi.typeof("struct ndpy_completion").fields}
+    assert offsets == {
+        "context": 0,
+        "nbytes": 8,
+        "operation": 16,
+        "status": 20,
+        "native_status": 24,
+        "vendor_status": 28,
+        "queue_pair": 32,
+        "retired": 36,
+        "slot": 40,
+        "flags": 44,
+    }
+
+
+@pytest.mark.parametrize("command", [["ldd"], ["readelf", "-d"]], ids=lambda command: command[0])
+def test_no_rdma_library_is_linked(command):
+    try:
+        shown = subprocess.run([*command, _verbs.__file__], capture_output=True, text=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip(f"{command[0]} is not installed")
+    assert shown.returncode == 0, shown.stderr
+    assert "libc" in shown.stdout
+    for library in ("ibverbs", "rdmacm", "libnl", "mlx"):
+        assert library not in shown.stdout
+
+
+def test_the_module_is_for_every_python_from_3_10_on():
+    assert _verbs.__file__.endswith(".abi3.so")

@@ -1,0 +1,152 @@
+"""Pending by itself: ends once, tells everybody, can be awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import ndpy
+from ndpy import Pending
+
+
+def test_it_ends_once():
+    pending: Pending[int] = Pending("work")
+    assert not pending.done()
+    assert pending.succeed(1)
+    assert not pending.succeed(2)
+    assert not pending.fail(ValueError("late"))
+    assert pending.done()
+    assert pending.result() == 1
+
+
+def test_a_failure_is_raised_with_every_result():
+    pending: Pending[int] = Pending("work")
+    assert pending.fail(ValueError("why"))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="why"):
+            pending.result(0)
+
+
+def test_result_times_out_naming_the_operation():
+    pending: Pending[int] = Pending("accept")
+    begin = time.monotonic()
+    with pytest.raises(ndpy.TimeoutError, match="accept") as raised:
+        pending.result(0.05)
+    assert time.monotonic() - begin >= 0.05
+    assert isinstance(raised.value, TimeoutError)
+    pending.succeed(3)
+    assert pending.result(0) == 3
+
+
+def test_cancel_asks_once_and_ends_it():
+    asked = []
+    pending: Pending[int] = Pending("work", lambda: asked.append(1))
+    assert pending.cancel()
+    assert not pending.cancel()
+    assert asked == [1]
+    with pytest.raises(ndpy.CanceledError):
+        pending.result(0)
+
+
+def test_cancel_after_the_end_does_nothing():
+    asked = []
+    pending: Pending[int] = Pending("work", lambda: asked.append(1))
+    pending.succeed(1)
+    assert not pending.cancel()
+    assert not asked
+    assert pending.result(0) == 1
+
+
+def test_an_operation_that_ends_while_it_is_cancelled_keeps_its_value():
+    pending: Pending[int] = Pending("work", lambda: pending.succeed(5) and None)
+    assert not pending.cancel()
+    assert pending.result(0) == 5
+
+
+def test_callbacks_run_once_each_and_at_once_when_late():
+    seen: list[Pending[int]] = []
+    pending: Pending[int] = Pending("work")
+    pending.add_done_callback(seen.append)
+    assert not seen
+    pending.succeed(1)
+    pending.add_done_callback(seen.append)
+    assert seen == [pending, pending]
+
+
+def test_waiting_threads_wake():
+    pending: Pending[int] = Pending("work")
+    results: list[int] = []
+    threads = [threading.Thread(target=lambda: results.append(pending.result(10))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    pending.succeed(4)
+    for thread in threads:
+        thread.join(10)
+    assert results == [4, 4, 4]
+
+
+def test_repr_tells_the_state():
+    pending: Pending[int] = Pending("accept")
+    assert "accept" in repr(pending)
+    assert "running" in repr(pending)
+    pending.fail(ValueError("why"))
+    assert "why" in repr(pending)
+
+
+def test_it_can_be_awaited_from_before_and_after_its_end():
+    async def main() -> list[int]:
+        early: Pending[int] = Pending("early")
+        early.succeed(1)
+        late: Pending[int] = Pending("late")
+        threading.Timer(0.05, late.succeed, [2]).start()
+        return [await early, await late, await late]
+
+    assert asyncio.run(asyncio.wait_for(main(), 10)) == [1, 2, 2]
+
+
+def test_a_failure_reaches_the_await():
+    async def main() -> None:
+        pending: Pending[int] = Pending("work")
+        threading.Timer(0.05, pending.fail, [ValueError("why")]).start()
+        await pending
+
+    with pytest.raises(ValueError, match="why"):
+        asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_cancelling_the_await_cancels_the_operation():
+    asked = []
+    pending: Pending[int] = Pending("work", lambda: asked.append(1))
+
+    async def wait() -> int:
+        return await pending
+
+    async def main() -> None:
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert asked == [1]
+    assert pending.done()
+
+
+def test_an_operation_that_outlives_its_loop_ends_quietly():
+    pending: Pending[int] = Pending("work")
+
+    async def main() -> None:
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        task.cancel()
+
+    async def wait() -> int:
+        return await pending
+
+    asyncio.run(main())
+    pending.succeed(1)
+    assert pending.done()

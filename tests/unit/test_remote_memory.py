@@ -1,0 +1,60 @@
+"""RemoteMemory, and its 20 bytes that a Windows and a Linux peer read alike."""
+
+from __future__ import annotations
+
+import pytest
+
+import ndpy
+from ndpy import RemoteMemory
+
+
+def test_the_bytes_are_base_length_and_token_in_network_order():
+    """ND_MW_DESCRIPTOR: UINT64 base, UINT64 length, UINT32 token."""
+    memory = RemoteMemory(0x0102030405060708, 0x1112131415161718, 0x21222324)
+    assert memory.to_bytes() == bytes.fromhex("0102030405060708 1112131415161718 21222324")
+    assert len(memory.to_bytes()) == 20
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        RemoteMemory(0, 0, 0),
+        RemoteMemory(0x7F00_1234_5000, 4096, 0xDEADBEEF),
+        RemoteMemory((1 << 64) - 1, 1, 0xFFFFFFFF),
+    ],
+)
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_come_back_as_the_same_memory(memory, kind):
+    again = RemoteMemory.from_bytes(kind(memory.to_bytes()))
+    assert again == memory
+    assert hash(again) == hash(memory)
+    assert (again.address, again.length, again.token) == (memory.address, memory.length, memory.token)
+
+
+@pytest.mark.parametrize("length", [0, 19, 21, 40])
+def test_other_than_20_bytes_are_refused(length):
+    with pytest.raises(ValueError, match=str(length)):
+        RemoteMemory.from_bytes(bytes(length))
+
+
+def test_a_range_past_the_address_space_is_refused():
+    data = ((1 << 64) - 10).to_bytes(8, "big") + (11).to_bytes(8, "big") + bytes(4)
+    with pytest.raises(ValueError, match="address space"):
+        RemoteMemory.from_bytes(data)
+
+
+def test_slices_keep_the_token_and_stay_inside():
+    memory = RemoteMemory(1000, 100, 7)
+    assert memory[10:30] == RemoteMemory(1010, 20, 7)
+    assert memory[:] == memory
+    assert memory[100:] == RemoteMemory(1100, 0, 7)
+    for wrong in (slice(0, 101), slice(-1, 5), slice(60, 50), slice(0, 10, 2)):
+        with pytest.raises(ndpy.ElementRangeError):
+            memory[wrong]
+
+
+def test_memories_compare_by_value():
+    assert RemoteMemory(1, 2, 3) == RemoteMemory(1, 2, 3)
+    assert RemoteMemory(1, 2, 3) != RemoteMemory(1, 2, 4)
+    assert RemoteMemory(1, 2, 3) != (1, 2, 3)
+    assert "token=0x3" in repr(RemoteMemory(1, 2, 3))
