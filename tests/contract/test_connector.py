@@ -384,12 +384,13 @@ def test_h_6_2_the_client_can_refuse_the_offer(adapter, keep, ends):
         accepting.result(DEADLINE_S)
 
 
-def test_h_6_2_without_the_capability_refusing_an_offer_is_unsupported(adapter, keep, ends):
+def test_h_6_2_without_the_capability_refusing_an_offer_ends_the_connection(adapter, keep, ends):
     if "REFUSE_OFFER" in adapter.info.flags:
         pytest.skip(f"{adapter.info.name} claims REFUSE_OFFER")
-    offer, _ = offered(keep, adapter, *ends)
-    with pytest.raises(ndpy.UnsupportedError):
-        offer.client.reject()
+    offer, accepting = offered(keep, adapter, *ends)
+    accepting.result(DEADLINE_S)
+    offer.client.reject()
+    offer.server.wait_disconnected(DEADLINE_S)
 
 
 def test_h_6_3_too_much_to_say_leaves_the_request_intact(adapter, keep, ends):
