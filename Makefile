@@ -26,6 +26,7 @@ venv:
 	@rig/setup.sh venv
 
 smoke: setup
+	@.venv/bin/python -m compileall -q ndpy # the VM is slow at it
 	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- .venv/bin/ndpy smoke rxe0 $(ARGS)
 
 test: setup
