@@ -12,6 +12,4 @@ for path in sys.argv[1:]:
                 total[name] += int(suite.get(name, 0))
 
 failed = total["failures"] + total["errors"]
-print(
-    f"tests: {total['tests'] - failed - total['skipped']} passed, {failed} failed, {total['skipped']} skipped"
-)
+print(f"tests: {total['tests'] - failed - total['skipped']} passed, {failed} failed, {total['skipped']} skipped")

@@ -24,9 +24,7 @@ def command() -> None:
 
 
 @command.command()
-@click.option(
-    "--netdev", metavar="NAME", help="Network interface for the adapter; default: the first with an address."
-)
+@click.option("--netdev", metavar="NAME", help="Network interface for the adapter; default: the first with an address.")
 def up(netdev: str | None) -> None:
     """Make an rxe adapter on this machine (needs root and a kernel with rdma_rxe)."""
     try:
@@ -54,18 +52,12 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--vm", "force_vm", is_flag=True, help="Use the VM even if there is an adapter here.")
 @click.option("--adapter", type=click.Choice(["rxe", "siw"]), help="Provide only this kind of adapter.")
-@click.option(
-    "--limit", default=1800.0, show_default=True, metavar="SECONDS", help="End the command after this time."
-)
+@click.option("--limit", default=1800.0, show_default=True, metavar="SECONDS", help="End the command after this time.")
 @click.option("--cpus", default=2, show_default=True, help="Processors of the VM.")
 @click.option("--memory", default="2G", show_default=True, help="Memory of the VM.")
 @click.option("--kernel", metavar="VERSION", help="Kernel of the VM; default: the newest that has rdma_rxe.")
-@click.option(
-    "--icount", is_flag=True, help="VM with one processor whose clock counts instructions: steady timings."
-)
-@click.option(
-    "--keep-log", type=click.Path(dir_okay=False, path_type=Path), help="Write the kernel log to this file."
-)
+@click.option("--icount", is_flag=True, help="VM with one processor whose clock counts instructions: steady timings.")
+@click.option("--keep-log", type=click.Path(dir_okay=False, path_type=Path), help="Write the kernel log to this file.")
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND...")
 def run(
     force_vm: bool,
