@@ -30,6 +30,11 @@ enum ndpy_flag {
     NDPY_INLINE = 0x20
 };
 
+/* Set by the Python side only: memory of a receive that may not be written. */
+enum ndpy_internal_flag {
+    NDPY_UNWRITABLE = 0x100
+};
+
 /* Why a post was refused before the provider saw it; a positive result is the provider's own number. */
 enum ndpy_refusal {
     NDPY_QUEUE_FULL = -1,

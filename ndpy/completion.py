@@ -30,6 +30,7 @@ _WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _OPERATIONS = tuple(Operation)
 _STATUSES = tuple(Status)
 _SUCCESS = int(Status.SUCCESS)
+_CANCELED = int(Status.CANCELED)
 
 _EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
     Status.CANCELED: errors.CanceledError,
@@ -174,11 +175,16 @@ class CompletionQueue(Resource):
                 if count:
                     raise errors.from_errno("poll", -count)
                 return []
-            completions = self._collect(count)
+            failed: list[Source] = []
+            completions = self._collect(count, failed)
             self._taken += len(completions)
-            return completions
+        for source in failed:
+            queue_pair = source.queue_pair()
+            if queue_pair is not None:
+                queue_pair._on_failed_completion()
+        return completions
 
-    def _collect(self, count: int) -> list[Completion]:
+    def _collect(self, count: int, failed: list[Source]) -> list[Completion]:
         completions = []
         sources = self._sources
         for entry in _ENTRY.iter_unpack(self._entries_view[: count * 48]):
@@ -198,6 +204,8 @@ class CompletionQueue(Resource):
                         entry = (*entry[:3], status, *entry[4:])
                 if source.kept:
                     self._take_kept(source, entry[6])
+            if entry[3] > _CANCELED:
+                failed.append(source)
             if not flags & _HIDDEN:
                 completions.append(_make(Completion, (*entry, source)))
         return completions

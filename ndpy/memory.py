@@ -113,6 +113,7 @@ class MemoryRegion(Resource):
         self.address = address
         self.length = length
         self.access = access
+        self._writable = bool(access & (Access.LOCAL_WRITE | Access.READ_SINK))
         self._bindings: set[Binding] = set()
 
     @property

@@ -27,6 +27,8 @@ _SEND = int(Operation.SEND)
 _READ = int(Operation.READ)
 _WRITE = int(Operation.WRITE)
 _INLINE = int(Flags.INLINE)
+# enum ndpy_internal_flag of cdefs/ndpy_abi.h.
+_UNWRITABLE = 0x100
 
 _ELEMENT = struct.Struct("=QII")
 
@@ -34,6 +36,13 @@ _TAKEN_FLAGS: dict[int, str] = {
     _SEND: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     _WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
 }
+
+
+def _writable(local: Any) -> bool:
+    """Whether all of these elements may be written; providers do not all say that it was this that failed."""
+    if type(local) is Sge:
+        return bool(local.region._writable)
+    return all(getattr(element, "region", element)._writable for element in flatten(local))
 
 
 def flatten(local: Any) -> list[Any]:
@@ -88,6 +97,8 @@ class QueuePair(Resource):
         self.context: Any = None
         self.connector: Connector | None = None
         self._lock = threading.Lock()
+        #: The connection is over; what is posted is cancelled.
+        self._ended = False
         self._source = Source(self)
         self._initiator_records = self._source.initiator
         self._receive_records = self._source.receive
@@ -125,7 +136,7 @@ class QueuePair(Resource):
             raise errors.UnsupportedError(
                 "this queue pair takes its receives from a shared receive queue; post them there", operation="receive"
             )
-        self._post(_RECEIVE, self._receive_records, sges, context, 0, 0, 0)
+        self._post(_RECEIVE, self._receive_records, sges, context, 0 if _writable(sges) else _UNWRITABLE, 0, 0)
 
     def read(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
         """Start an RDMA read of the first bytes of `remote` into `sges`; return once it is queued.
@@ -178,6 +189,8 @@ class QueuePair(Resource):
                 records.pop()
                 raise self._bad_argument(error, context, flags) from None
             if not refused:
+                if self._ended:
+                    self._on_posted_after_end()
                 return
             records.pop()
         raise self._refusal(operation, refused, [local], flags)
@@ -217,6 +230,8 @@ class QueuePair(Resource):
                 records.pop()
                 raise self._bad_argument(error, context, flags) from None
             if not refused:
+                if self._ended:
+                    self._on_posted_after_end()
                 return
             records.pop()
         raise self._refusal(operation, refused, elements, flags)
@@ -294,6 +309,14 @@ class QueuePair(Resource):
         On a connected queue pair later requests complete CANCELED too; one that never was connected stays usable.
         Source: IND2QueuePair::Flush (contract F.7); ibv_modify_qp(3) to IBV_QPS_ERR.
         """
+
+    @abc.abstractmethod
+    def _on_posted_after_end(self) -> None:
+        """A request was posted after the end of the connection; called with the lock held."""
+
+    @abc.abstractmethod
+    def _on_failed_completion(self) -> None:
+        """A request of it failed for another reason than being cancelled; called without locks held."""
 
     @abc.abstractmethod
     def _explain(self, status: Status) -> str:

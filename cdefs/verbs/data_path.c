@@ -249,7 +249,7 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     return 0;
 }
 
-static int post_receive(struct ndpy_queue_pair *qp, uint64_t context, const struct ndpy_element *elements,
+static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, const struct ndpy_element *elements,
     uint32_t count, uint64_t nbytes)
 {
     struct ibv_recv_wr wr, *bad;
@@ -266,7 +266,7 @@ static int post_receive(struct ndpy_queue_pair *qp, uint64_t context, const stru
     slot->context = context;
     slot->nbytes = nbytes;
     slot->operation = NDPY_RECEIVE;
-    slot->flags = 0;
+    slot->flags = (uint16_t)flags;
     wr.wr_id = (uintptr_t)slot;
     wr.next = NULL;
     wr.sg_list = (struct ibv_sge *)elements;
@@ -301,7 +301,7 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
     for (uint32_t i = 0; i < count; i++)
         nbytes += elements[i].length;
     if (operation == NDPY_RECEIVE)
-        return post_receive(qp, context, elements, count, nbytes);
+        return post_receive(qp, flags, context, elements, count, nbytes);
     if (flags & NDPY_INLINE) {
         if (nbytes > qp->inline_size)
             return NDPY_INLINE_TOO_LONG;
@@ -379,8 +379,10 @@ int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot_index, uint6
 
 /* ---- polling ---- */
 
-static uint32_t translate_status(enum ibv_wc_status status, uint32_t operation)
+static uint32_t translate_status(enum ibv_wc_status status, uint32_t operation, uint32_t flags)
 {
+    if (flags & NDPY_UNWRITABLE && status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR)
+        return NDPY_ACCESS_VIOLATION;
     switch (status) {
     case IBV_WC_SUCCESS:
         return NDPY_SUCCESS;
@@ -404,6 +406,10 @@ static uint32_t translate_status(enum ibv_wc_status status, uint32_t operation)
     case IBV_WC_REM_ABORT_ERR:
         return NDPY_REMOTE_ERROR;
     case IBV_WC_LOC_QP_OP_ERR:
+        /* The software adapters' word for a receive shorter than its message, and for an unknown local token. */
+        if (operation == NDPY_RECEIVE)
+            return NDPY_BUFFER_OVERFLOW;
+        return operation == NDPY_BIND || operation == NDPY_INVALIDATE ? NDPY_INVALID_REQUEST : NDPY_ACCESS_VIOLATION;
     case IBV_WC_MW_BIND_ERR:
         return NDPY_INVALID_REQUEST;
     case IBV_WC_LOC_EEC_OP_ERR:
@@ -423,7 +429,7 @@ static void translate(const struct ibv_wc *wc, struct ndpy_completion *out)
 
     out->context = slot->context;
     out->operation = slot->operation;
-    out->status = translate_status(wc->status, slot->operation);
+    out->status = translate_status(wc->status, slot->operation, slot->flags);
     out->native_status = wc->status;
     out->vendor_status = wc->status == IBV_WC_SUCCESS ? 0 : wc->vendor_err;
     out->flags = 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ndpy import errors
@@ -47,6 +48,7 @@ class VerbsAdapter(Adapter):
         self._port = active[0] if active else info.ports[0].number
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._executor_lock = threading.Lock()
+        self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
         self._context = self._domain = self._channel = self._sentinel = None
         self._cm_event = ffi.new("struct ndpy_cm_event *")
@@ -206,6 +208,13 @@ class VerbsAdapter(Adapter):
     def _wake(self) -> None:
         self._events.wake()
 
+    def _in_background(self, call: Callable[[], Any]) -> None:
+        """Run a native call that may block for long; closing the adapter waits for it."""
+        self._background = {thread for thread in self._background if thread.is_alive()}
+        thread = threading.Thread(target=call, name=f"ndpy-{self.info.name}-release", daemon=True)
+        self._background.add(thread)
+        thread.start()
+
     def _on_connection_events(self) -> None:
         event = self._cm_event
         while not lib.ndpy_next_cm_event(self._channel, next(_serials), event):
@@ -267,6 +276,8 @@ class VerbsAdapter(Adapter):
         self._free()
 
     def _free(self) -> None:
+        for thread in self._background:
+            thread.join()
         if self._events is not None:
             self._events.stop()
         if self._sentinel is not None:

@@ -149,7 +149,7 @@ class VerbsCompletionQueue(CompletionQueue):
     def _changed(self) -> None:
         """Completions were added without an event, or the state changed: everybody is to look."""
         with self._lock:
-            ended = self._end_armed() if not self._released and lib.ndpy_kept(self._native) else []
+            ended = self._end_armed() if self._native is not None and self._drain() else []
         self._announce(ended)
 
     def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:

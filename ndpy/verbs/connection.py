@@ -118,6 +118,7 @@ class VerbsConnector(Connector):
         self._watching: list[Pending[None]] = []
         self._request: tuple[bytes, ReadLimits] = (b"", ReadLimits(0, 0))
         self._disconnect_called = False
+        self._disconnect_sent = False
         self._iwarp = adapter.info.transport == "iWARP"
         self._target = ""
         self._opened()
@@ -308,14 +309,18 @@ class VerbsConnector(Connector):
                 return
             self._abandon()
 
-    def _abandon(self) -> None:
-        accepting = self._state == "accepting"
-        queue_pair = self.queue_pair
+    def _abandon(self, *, queue_pair_untouched: bool = False) -> None:
+        former, queue_pair = self._state, self.queue_pair
         self._pending = None
         self._release_queue_pair()
         self._move("failed")
-        self._replace_identifier(None)
-        if accepting and isinstance(queue_pair, VerbsQueuePair):
+        if former == "connecting" and self._iwarp and self._id is not None:
+            # The kernel holds this call until the peer has answered, or for ten seconds.
+            identifier, self._id = self._id, None
+            self._adapter._in_background(lambda: lib.rdma_destroy_id(identifier))
+        else:
+            self._replace_identifier(None)
+        if former == "accepting" and isinstance(queue_pair, VerbsQueuePair) and not queue_pair_untouched:
             queue_pair._end_connection()
 
     def begin_complete_connect(self) -> Pending[None]:
@@ -391,16 +396,17 @@ class VerbsConnector(Connector):
                 if not self._iwarp:
                     self._ready_queue_pair(queue_pair)
                 parameters, _kept = self._parameters()
-                if lib.rdma_accept(self._id, parameters):
-                    number = ffi.errno
-                    if number in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
-                        # The kernel's word for a request whose client has gone.
-                        raise errors.ConnectionAbortedError(
-                            "the client has given up", operation="accept", native=number
-                        )
-                    raise errors.from_errno("accept", number)
+                check_errno("accept", lib.rdma_accept(self._id, parameters))
+            except errors.ProviderError as error:
+                self._abandon(queue_pair_untouched=self._iwarp)
+                if error.native in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
+                    # The kernel's words for a request whose client has gone.
+                    raise errors.ConnectionAbortedError(
+                        "the client has given up", operation="accept", native=error.native
+                    ) from None
+                raise
             except BaseException:
-                self._abandon()
+                self._abandon(queue_pair_untouched=self._iwarp)
                 raise
         return pending
 
@@ -455,6 +461,9 @@ class VerbsConnector(Connector):
         # iWARP sends what is queued before it closes, unless the queue pair is in the error state by then.
         if not self._iwarp and isinstance(queue_pair, VerbsQueuePair):
             queue_pair._end_connection()
+        if self._disconnect_sent:
+            return
+        self._disconnect_sent = True
         if lib.rdma_disconnect(self._id):
             number = ffi.errno
             if number not in (errno.EINVAL, errno.ENOTCONN):
@@ -485,6 +494,12 @@ class VerbsConnector(Connector):
             self._disconnecting = None
         for pending in ended:
             pending.succeed(None)
+
+    def _on_failed_completion(self) -> None:
+        """A request failed, which ends the connection (contract F.6.1): the peer is told."""
+        with self._state_lock:
+            if self._state == "established" and self._id is not None:
+                self._disconnect_natively()
 
     def _on_queue_pair_closing(self) -> None:
         """The queue pair is being closed: the connection ends, or the attempt does."""
@@ -534,6 +549,8 @@ class VerbsConnector(Connector):
                     queue_pair._end_connection()
             elif self._id is not None and self._state == "requested":
                 lib.rdma_reject(self._id, ffi.NULL, 0)
+            if self._state == "connecting":
+                self._abandon()
             self._release_queue_pair()
             self._replace_identifier(None)
         for pending in waiting:
@@ -603,8 +620,11 @@ class VerbsConnector(Connector):
             error = failure
         if error is None:
             return None
-        pending = self._pending
+        pending, queue_pair = self._pending, self.queue_pair
         self._failed_attempt()
+        if self._iwarp and kind == lib.RDMA_CM_EVENT_REJECTED and isinstance(queue_pair, VerbsQueuePair):
+            # The kernel has moved it to the error state, from which iWARP knows no way back.
+            queue_pair._end_connection()
         return (pending, error) if pending else None
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
@@ -618,7 +638,10 @@ class VerbsConnector(Connector):
                 why = "nobody listens there"
             elif not self._iwarp and number != _REJECT_CONSUMER:
                 why = f"the peer's connection manager rejected the request with reason {number}"
-            return errors.ConnectionRefusedError(f"{self._target}: {why}", operation="connect", native=number)
+            name = None if self._iwarp else _REJECT_NAMES.get(number, "")
+            return errors.ConnectionRefusedError(
+                f"{self._target}: {why}", operation="connect", native=number, native_name=name
+            )
         if kind in (lib.RDMA_CM_EVENT_ADDR_ERROR, lib.RDMA_CM_EVENT_ROUTE_ERROR):
             return errors.AddressUnreachableError(
                 f"{self._target} does not answer address resolution from {self._adapter.info.name}; "
@@ -657,7 +680,10 @@ class VerbsConnector(Connector):
         if event.type == lib.RDMA_CM_EVENT_REJECTED:
             self._private_data = event.private_data
             error: errors.NdpyError = errors.ConnectionRefusedError(
-                "the client rejected the offer", operation="accept", native=number
+                "the client rejected the offer",
+                operation="accept",
+                native=number,
+                native_name=None if self._iwarp else _REJECT_NAMES.get(number, ""),
             )
         elif event.type == lib.RDMA_CM_EVENT_UNREACHABLE:
             error = errors.TimeoutError("the client did not complete the connection", operation="accept", native=number)
@@ -673,6 +699,14 @@ class VerbsConnector(Connector):
 
 _REJECT_NO_LISTENER = 8
 _REJECT_CONSUMER = 28
+# Reasons of the InfiniBand connection manager, as the architecture's specification names them (volume 1, 12.6.7.2).
+_REJECT_NAMES = {
+    3: "no resources",
+    4: "timeout",
+    8: "invalid service ID",
+    10: "stale connection",
+    28: "consumer reject",
+}
 
 _ENDINGS = (
     lib.RDMA_CM_EVENT_REJECTED,

@@ -111,7 +111,6 @@ class VerbsQueuePair(QueuePair):
         self._elements = ffi.new("struct ndpy_element[]", count)
         self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
         self._never_connected = True
-        self._ended = False
         #: The adapter's word for an error of the queue pair itself, "" if there was none.
         self.failure = ""
         self._iwarp = adapter.info.transport == "iWARP"
@@ -210,6 +209,14 @@ class VerbsQueuePair(QueuePair):
                 lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_ENDED)
             self._to_state(lib.IBV_QPS_ERR)
 
+    def _on_posted_after_end(self) -> None:
+        # siw cancels such a request at once and raises no event for it.
+        self._tell_queues()
+
+    def _on_failed_completion(self) -> None:
+        if self.connector is not None:
+            self.connector._on_failed_completion()  # type: ignore[attr-defined]
+
     def flush(self) -> None:
         self._check()
         with self._lock:
@@ -228,7 +235,8 @@ class VerbsQueuePair(QueuePair):
     def _flush_natively(self) -> None:
         """Have the provider give back what it holds, for a limited time."""
         self._to_state(lib.IBV_QPS_ERR)
-        deadline = time.monotonic() + _FLUSH_S
+        # An iWARP provider gives nothing back before there was a connection.
+        deadline = time.monotonic() + (0 if self._iwarp and self._never_connected else _FLUSH_S)
         pause = 0.0
         while True:
             self._drain_queues()
@@ -255,6 +263,7 @@ class VerbsQueuePair(QueuePair):
                     raise errors.from_errno("flush", -cancelled)
 
     def _tell_queues(self) -> None:
+        """Wake whoever waits for the queues: completions came without an event, or nothing will come any more."""
         for queue in {self.receive_cq, self.initiator_cq}:
             queue._changed()
 
