@@ -48,7 +48,8 @@ enum ndpy_refusal {
 enum ndpy_connection {
     NDPY_NEVER_CONNECTED = 0,
     NDPY_CONNECTED = 1,
-    NDPY_ENDED = 2
+    NDPY_ENDED = 2,
+    NDPY_ENDED_UNPOSTED = 3     /* as ENDED, for a provider that would never complete what is posted now */
 };
 
 enum ndpy_completion_flag {

@@ -240,6 +240,8 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
         wr->send_flags |= IBV_SEND_SIGNALED;
 
     ring_commit(ring);
+    if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
+        return 0;
     error = ibv_post_send(qp->native, wr, &bad);
     if (error) {
         ring_withdraw(ring);
@@ -272,6 +274,8 @@ static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t con
     wr.sg_list = (struct ibv_sge *)elements;
     wr.num_sge = (int)count;
     ring_commit(qp->receive);
+    if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
+        return 0;
     error = ibv_post_recv(qp->native, &wr, &bad);
     if (error) {
         ring_withdraw(qp->receive);

@@ -205,13 +205,20 @@ class VerbsQueuePair(QueuePair):
             if self._released or self._ended or self._qp is None:
                 return
             self._ended = True
-            if not self._never_connected:
-                lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_ENDED)
             self._to_state(lib.IBV_QPS_ERR)
+            if not self._never_connected:
+                self._set_ended()
+
+    def _set_ended(self) -> None:
+        # siw has flushed when the state has changed, and does not complete what is posted after that.
+        state = lib.NDPY_ENDED_UNPOSTED if self._iwarp else lib.NDPY_ENDED
+        lib.ndpy_queue_pair_set_connection(self._native, state)
 
     def _on_posted_after_end(self) -> None:
-        # siw cancels such a request at once and raises no event for it.
-        self._tell_queues()
+        if self._iwarp:
+            self._drain_queues()
+            self._cancel_rest()
+            self._tell_queues()
 
     def _on_failed_completion(self) -> None:
         if self.connector is not None:
@@ -222,9 +229,9 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             self._check()
             if not self._never_connected:
-                lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_ENDED)
                 self._ended = True
                 check("flush", self._to_state(lib.IBV_QPS_ERR))
+                self._set_ended()
                 return
             self._flush_natively()
             check("flush", self._to_state(lib.IBV_QPS_RESET))
