@@ -1,0 +1,129 @@
+"""`ndpy devices`: the adapters of this machine, for a person or as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import ndpy
+from ndpy.provider import choose
+
+_NODES = Path("/sys/devices/system/node")
+_STATE_STYLES = {"active": "green", "down": "red"}
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """The processors of a list such as "0-3,8"."""
+    processors: set[int] = set()
+    for part in text.strip().split(","):
+        if part:
+            first, _, last = part.partition("-")
+            processors.update(range(int(first), int(last or first) + 1))
+    return processors
+
+
+def placement_warning(info: ndpy.AdapterInfo, nodes: Path = _NODES) -> str:
+    """A sentence if this process may only run on processors of other NUMA nodes than the adapter's, else ""."""
+    if info.numa_node is None:
+        return ""
+    try:
+        local = parse_cpu_list((nodes / f"node{info.numa_node}" / "cpulist").read_text())
+        allowed = set(psutil.Process().cpu_affinity())
+    except (OSError, ValueError, AttributeError, psutil.Error):
+        return ""
+    if not local or local & allowed:
+        return ""
+    return (
+        f"{info.name} is on NUMA node {info.numa_node}, but this process may only run on processors of other nodes; "
+        f"expect about half the bandwidth. Start programs with: numactl --cpunodebind={info.numa_node} "
+        f"--membind={info.numa_node} COMMAND"
+    )
+
+
+def _table(infos: list[ndpy.AdapterInfo]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in (
+        "adapter",
+        "provider",
+        "transport",
+        "state",
+        "addresses",
+        "netdev",
+        "NUMA",
+        "MTU",
+        "firmware",
+        "driver",
+    ):
+        table.add_column(column, overflow="fold")
+    for info in infos:
+        table.add_row(
+            Text(info.name, style="bold"),
+            info.provider,
+            info.transport,
+            Text(info.state, style=_STATE_STYLES.get(info.state, "yellow")),
+            "\n".join(info.addresses) or "none",
+            info.netdev or "-",
+            "-" if info.numa_node is None else str(info.numa_node),
+            str(info.mtu),
+            info.firmware or "-",
+            info.driver,
+        )
+    return table
+
+
+def _details(info: ndpy.AdapterInfo) -> list[str]:
+    lines = [
+        f"{info.name}: vendor {info.vendor_id:#06x}, device {info.device_id}",
+        f"  capabilities: {', '.join(sorted(info.flags)) or 'none'}",
+    ]
+    for port in info.ports:
+        lines.append(
+            f"  port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, "
+            f"LID {port.lid}, {port.netdev or 'no netdev'}"
+        )
+        lines += [f"    GID {gid.index}: {gid.address} ({gid.type})" for gid in port.gids]
+    lines.append("  limits:")
+    lines += [f"    {name:32} {value}" for name, value in info.to_dict().items() if name.startswith("max_")]
+    return lines
+
+
+@click.command()
+@click.argument("adapter", required=False)
+@click.option("-v", "--verbose", is_flag=True, help="Show capabilities, ports, GIDs and limits as well.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(adapter: str | None, verbose: bool, as_json: bool) -> None:
+    """List the RDMA adapters of this machine, or only ADAPTER (a name or a local IP address).
+
+    Exit status 1 if there is none; the reason and the remedy are printed then.
+    """
+    try:
+        found = ndpy.list_adapters()
+        # With no adapter at all this raises as well, saying what is missing.
+        infos = [choose(found, adapter)] if adapter or not found else found
+    except (ndpy.NdpyError, OSError) as error:
+        if as_json:
+            click.echo("[]")
+        click.echo(f"ndpy devices: {error}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps([info.to_dict() for info in infos], indent=2))
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            # A file or a pipe has no width; folded columns would break whoever reads it.
+            console = Console(highlight=False, width=200)
+        console.print(_table(infos))
+        if verbose:
+            for info in infos:
+                click.echo("\n" + "\n".join(_details(info)))
+    for info in infos:
+        warning = placement_warning(info)
+        if warning:
+            click.echo(f"warning: {warning}", err=True)

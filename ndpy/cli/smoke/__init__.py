@@ -1,0 +1,179 @@
+"""`ndpy smoke`: does this adapter do what it says, with real data between two processes?"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+
+import ndpy
+from ndpy.cli.smoke import catalog, report
+from ndpy.cli.smoke.catalog import Check, Result, Verdict
+from ndpy.cli.smoke.lab import Lab
+from ndpy.cli.smoke.peer import serve, serve_client
+from ndpy.cli.smoke.remote import parse_address
+from ndpy.cli.smoke.runner import Runner, describe
+
+_INTERRUPTED = 130
+_NO_ADAPTER = Check("load", "open", "the adapter can be opened", (), lambda lab: "")
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@click.command()
+@click.argument("adapter", required=False)
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to FILE.")
+@click.option("--junit", "junit_file", type=click.Path(dir_okay=False, path_type=Path), help="Write JUnit XML to FILE.")
+@click.option("--list", "list_only", is_flag=True, help="List the checks and what they claim; run none.")
+@click.option(
+    "--only", "groups", multiple=True, type=click.Choice(list(catalog.GROUPS)), metavar="GROUP",
+    help="Run this group only; may be repeated.",
+)  # fmt: skip
+@click.option("--peer", "peer_host", metavar="HOST[:PORT]", help="Use the peer that `ndpy smoke --serve` runs on HOST.")
+@click.option(
+    "--timeout", "limit_s", type=click.FloatRange(1, 3600), default=30.0, show_default=True, help="Seconds a check."
+)
+@click.option("--serve", "serving", is_flag=True, help="Be the peer for a smoke test on another machine, until Ctrl-C.")
+@click.option(
+    "--listen", "listen_at", metavar="HOST[:PORT]", help="Where --serve listens; default: the adapter's address."
+)
+@click.option(
+    "--inetd", is_flag=True, hidden=True, help="With --serve: one client, on the socket that is standard input."
+)
+def command(
+    adapter: str | None,
+    json_file: Path | None,
+    junit_file: Path | None,
+    list_only: bool,
+    groups: tuple[str, ...],
+    peer_host: str | None,
+    limit_s: float,
+    serving: bool,
+    listen_at: str | None,
+    inetd: bool,
+) -> None:
+    """Test an RDMA adapter with real data between two processes.
+
+    ADAPTER is a name such as rxe0, or a local IP address; default: $NDPY_ADAPTER, else the first with an active port.
+    The peer is a second process here, or `ndpy smoke --serve` on another machine.
+
+    Every check ends as PASS, FAIL, KNOWN (a listed defect of this driver) or SKIP (the adapter does not claim the
+    capability), with the reason. Exit status: 0 if none failed, 1 if any did, 2 for wrong usage, 130 if interrupted.
+
+    --serve listens on a port for whoever can reach it: it moves test patterns only, to and from memory of its own.
+    """
+    if list_only:
+        for check in catalog.load(groups):
+            needs = f" (needs {', '.join(check.needs)})" if check.needs else ""
+            click.echo(f"{check.full_name:38} {check.claim}{needs}")
+        return
+    if (listen_at or inetd) and not serving:
+        raise click.UsageError("--listen goes with --serve")
+    if serving and (peer_host or json_file or junit_file or groups):
+        raise click.UsageError("--serve runs no checks; --peer, --json, --junit and --only go with the other side")
+    faulthandler.enable()
+    signal.signal(signal.SIGTERM, _terminated)
+    if serving:
+        sys.exit(_serve(adapter, listen_at, inetd))
+    for path in (json_file, junit_file):
+        if path is not None and not path.parent.is_dir():
+            raise click.UsageError(f"there is no folder {path.parent} for {path.name}")
+    run = report.Run(adapter or "no adapter", "no provider")
+    run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
+    status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
+    try:
+        if json_file is not None:
+            report.write_json(json_file, run)
+        if junit_file is not None:
+            report.write_junit(junit_file, run)
+    except OSError as error:
+        click.echo(f"smoke: {error.filename}: {error.strerror}", err=True)
+        status = status or 1
+    click.echo(run.summary())
+    if stuck:
+        # A thread that is stuck in the kernel would keep the interpreter from ending.
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
+def _run_checks(
+    run: report.Run, which: str | None, groups: tuple[str, ...], peer_host: str | None, limit_s: float
+) -> tuple[int, bool]:
+    """(exit status, whether a thread is stuck)."""
+    checks = catalog.load(groups)
+    reporter = report.Reporter(len(checks))
+    stuck = False
+    started = time.monotonic()
+    try:
+        try:
+            adapter = ndpy.open_adapter(which)
+        except (ndpy.NdpyError, OSError) as error:
+            result = Result(_NO_ADAPTER, Verdict.FAIL, f"{type(error).__name__}: {error}", time.monotonic() - started)
+            run.results.append(result)
+            reporter.ended(result)
+            return 1, False
+        info = adapter.info
+        run.adapter, run.provider = info.name, info.provider
+        run.details |= describe(info)
+        reporter.say(
+            f"smoke: {info.name} ({info.transport}, {info.driver}, port {info.state}, "
+            f"{', '.join(info.addresses) or 'no address'}), {len(checks)} checks"
+        )
+        runner = Runner(Lab(adapter, which, peer_host), run, reporter, limit_s=limit_s)
+        try:
+            runner.run(checks)
+        finally:
+            stuck = runner.stuck
+            if not stuck:
+                adapter.close()
+    except KeyboardInterrupt:
+        reporter.close()
+        click.echo(f"smoke: interrupted after {len(run.results)} of {len(checks)} checks", err=True)
+        return _INTERRUPTED, stuck
+    finally:
+        reporter.close()
+    return (1 if run.counts[Verdict.FAIL] else 0), stuck
+
+
+def _serve(which: str | None, listen_at: str | None, inetd: bool) -> int:
+    def say(text: str) -> None:
+        click.echo(text)
+        sys.stdout.flush()
+
+    try:
+        with ndpy.open_adapter(which) as adapter, contextlib.ExitStack() as stack:
+            if inetd:
+                serve_client(adapter, stack.enter_context(socket.socket(fileno=os.dup(0))))
+                return 0
+            addresses = adapter.info.addresses
+            try:
+                host, port = parse_address(listen_at or "", addresses[0] if addresses else "")
+            except ValueError as error:
+                raise click.UsageError(f"--listen: {error}") from None
+            if not host:
+                raise click.UsageError(f"{adapter.info.name} has no IP address; give one with --listen HOST")
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listener = stack.enter_context(socket.create_server(address[:2], family=family, backlog=4))
+            host, port = listener.getsockname()[:2]
+            shown = f"[{host}]" if ":" in host else host
+            say(f"smoke: serving {adapter.info.name} ({adapter.info.provider}) at {shown}:{port}; Ctrl-C ends it")
+            serve(adapter, listener, say)
+    except KeyboardInterrupt:
+        say("smoke: served until interrupted")
+        return 0
+    except (ndpy.NdpyError, OSError) as error:
+        click.echo(f"smoke: {type(error).__name__}: {error}", err=True)
+        return 1
+    return 0

@@ -1,0 +1,108 @@
+"""Group register: memory regions."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+
+import ndpy
+from ndpy import Access, Operation, Status
+from ndpy.cli.smoke.catalog import check
+from ndpy.cli.smoke.lab import Lab, expect, expect_same, expect_status, expect_unchanged, refusal
+from ndpy.cli.smoke.line import Memory, pattern
+
+
+@check("register", "sizes")
+def sizes(lab: Lab) -> str:
+    """1 byte at an odd address, a page and 16 MiB can be registered, and keep their bytes."""
+    buffer = bytearray(pattern(1, 8192))
+    with lab.adapter.register(memoryview(buffer)[4097:4098]) as region:
+        expect(
+            region.length == 1 and region.address % 2 == 1,
+            f"1 byte was registered as {region.length} at {region.address:#x}",
+        )
+    with lab.adapter.register(buffer) as region:
+        expect(region.length == 8192, f"8192 bytes were registered as {region.length}")
+    expect_same(bytes(buffer), pattern(1, 8192), "registering changed the buffer")
+    large = mmap.mmap(-1, 16 << 20)
+    large.write(pattern(2, 1 << 20))
+    digest = hashlib.sha256(large).digest()
+    with lab.adapter.register(large, Access.REMOTE_WRITE):
+        expect(hashlib.sha256(large).digest() == digest, "registering 16 MiB changed them")
+    return "1 B, 8 KiB and 16 MiB"
+
+
+@check("register", "tokens")
+def tokens(lab: Lab) -> str:
+    """64 regions over one buffer have different tokens."""
+    buffer = ndpy.alloc(4096)
+    regions = [lab.adapter.register(buffer, Access.REMOTE_WRITE) for _ in range(64)]
+    lab.keep(*regions)
+    expect(len({region.remote_token for region in regions}) == 64, "two live regions have the same remote token")
+    expect(len({region.local_token for region in regions}) == 64, "two live regions have the same local token")
+    return "64 remote and 64 local tokens"
+
+
+@check("register", "many-at-once")
+def many_at_once(lab: Lab) -> str:
+    """Registrations that run at the same time all succeed."""
+    pending = [lab.adapter.begin_register(ndpy.alloc(65536), Access.REMOTE_READ) for _ in range(8)]
+    regions = [one.result(lab.step()) for one in pending]
+    lab.keep(*regions)
+    expect(len({region.remote_token for region in regions}) == 8, "two of them have the same token")
+    ended = [region.begin_deregister() for region in regions]
+    for one in ended:
+        one.result(lab.step())
+    return "8 registered and deregistered"
+
+
+@check("register", "read-only-buffer")
+def read_only_buffer(lab: Lab) -> str:
+    """A read-only buffer is refused for writing, and accepted to send from."""
+    data = pattern(3, 4096)
+    with refusal(ndpy.AccessViolationError, "registering bytes for local write"):
+        lab.adapter.register(data, Access.LOCAL_WRITE).close()
+    pair = lab.connect()
+    region = lab.adapter.register(data, Access.NONE)
+    lab.keep(region)
+    pair.queue_pair.send(region[0:4096])
+    pair.take(1, "the send")
+    pair.take_far(1, "the send")
+    expect_same(pair.far.slot(0), data, "what the peer received")
+    return "4096 bytes sent from a read-only buffer"
+
+
+@check("register", "no-remote-right")
+def no_remote_right(lab: Lab) -> str:
+    """A region without a remote right cannot be reached by a peer that guesses its token."""
+    memory = lab.memory(4096, Access.LOCAL_WRITE)
+    guess = ndpy.RemoteMemory(memory.region.address, 4096, memory.region.local_token)
+    with refusal(ndpy.NdpyError, "remote() of a region without remote rights"):
+        memory.region.remote()
+    return _refused_to_peer(lab, memory, guess, Operation.WRITE)
+
+
+@check("register", "deregistered")
+def deregistered(lab: Lab) -> str:
+    """The token of a deregistered region grants nothing."""
+    buffer = ndpy.alloc(4096)
+    buffer[:] = pattern(4, 4096)
+    with lab.adapter.register(buffer, Access.REMOTE_WRITE | Access.REMOTE_READ) as region:
+        stale = region.remote()
+    pair = lab.connect(greet=True)
+    far = lab.far_memory(64)
+    pair.far.post(Operation.WRITE, far, remote=stale[0:64])
+    (ended,) = pair.take_far(1, "a write to a deregistered region")
+    expect_same(bytes(buffer), pattern(4, 4096), "a peer wrote into memory that was deregistered")
+    expect_status(ended, Status.ACCESS_VIOLATION, "a write to a deregistered region")
+    return "refused with ACCESS_VIOLATION, memory unchanged"
+
+
+def _refused_to_peer(lab: Lab, memory: Memory, remote: ndpy.RemoteMemory, operation: Operation) -> str:
+    pair = lab.connect(greet=True)
+    far = lab.far_memory(64)
+    pair.far.post(operation, far, remote=remote[0:64])
+    (ended,) = pair.take_far(1, "the peer's request")
+    expect_unchanged(memory, "the peer wrote")
+    expect_status(ended, Status.ACCESS_VIOLATION, f"the peer's {operation.name}")
+    return "refused with ACCESS_VIOLATION, memory unchanged"

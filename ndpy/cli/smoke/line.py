@@ -1,0 +1,151 @@
+"""What both sides of a smoke test are made of: memory with a known pattern, and one end of a connection."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Iterable
+
+import ndpy
+from ndpy import Access
+
+#: Queue depths of a line. Small: a check that needs more asks for more.
+DEPTH = 32
+
+
+@functools.lru_cache(maxsize=64)
+def pattern(seed: int, length: int) -> bytes:
+    """`length` bytes that differ from one seed to another and have no period."""
+    return random.Random(seed).randbytes(length)
+
+
+class Memory:
+    """A registered buffer that starts as pattern(seed, length)."""
+
+    def __init__(self, adapter: ndpy.Adapter, length: int, access: Access, seed: int) -> None:
+        self.length = length
+        self.seed = seed
+        self.buffer = ndpy.alloc(length)
+        self.buffer[:] = pattern(seed, length)
+        self.region = adapter.register(self.buffer, access)
+
+    def contents(self, offset: int = 0, length: int | None = None) -> bytes:
+        """A copy of the bytes as they are now."""
+        return bytes(self.buffer[offset : self.length if length is None else offset + length])
+
+    def changed(self) -> str:
+        """Where the bytes differ from the pattern, or "" if they do not."""
+        return difference(self.contents(), pattern(self.seed, self.length))
+
+    def close(self) -> None:
+        self.region.close()
+
+
+def difference(found: bytes, expected: bytes) -> str:
+    """Where two pieces of memory differ, as a sentence's end, or "" if they are equal."""
+    if found == expected:
+        return ""
+    if len(found) != len(expected):
+        return f"{len(found)} bytes instead of {len(expected)}"
+    wrong = [index for index, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b]
+    first = wrong[0]
+    return (
+        f"{len(wrong)} of {len(expected)} bytes differ, the first at offset {first} "
+        f"({found[first]:#04x} instead of {expected[first]:#04x}), the last at {wrong[-1]}"
+    )
+
+
+class Line:
+    """One end of a connection: a queue pair, its completion queues, and the connector once there is one."""
+
+    def __init__(
+        self,
+        adapter: ndpy.Adapter,
+        *,
+        depth: int = DEPTH,
+        max_sge: int = 1,
+        inline_data_size: int = 0,
+        cq: ndpy.CompletionQueue | None = None,
+        srq: ndpy.SharedReceiveQueue | None = None,
+    ) -> None:
+        self.cq = cq or adapter.create_completion_queue(min(2 * depth, adapter.info.max_completion_queue_depth))
+        self._owns_cq = cq is None
+        self.connector: ndpy.Connector | None = None
+        try:
+            self.queue_pair = adapter.create_queue_pair(
+                self.cq,
+                receive_depth=depth,
+                initiator_depth=depth,
+                max_receive_sge=max_sge,
+                max_initiator_sge=max_sge,
+                inline_data_size=inline_data_size,
+                srq=srq,
+            )
+        except BaseException:
+            if self._owns_cq:
+                self.cq.close()
+            raise
+
+    def post_receives(self, memory: Memory, count: int) -> None:
+        """Post `count` equal slots of the memory, with the slot's number as context."""
+        size = memory.length // count
+        for slot in range(count):
+            self.queue_pair.receive(memory.region[slot * size : (slot + 1) * size], context=slot)
+
+    def take(self, count: int, timeout_s: float) -> list[ndpy.Completion]:
+        """The next `count` completions; fewer if no more came in time."""
+        deadline = time.monotonic() + timeout_s
+        taken: list[ndpy.Completion] = []
+        while len(taken) < count:
+            left = deadline - time.monotonic()
+            try:
+                taken += self.cq.wait(max(left, 0), count - len(taken))
+            except ndpy.TimeoutError:
+                break
+        return taken
+
+    def resources(self) -> list[ndpy.Connector | ndpy.QueuePair | ndpy.CompletionQueue]:
+        """What it consists of."""
+        connector = [self.connector] if self.connector is not None else []
+        return [*connector, self.queue_pair, *([self.cq] if self._owns_cq else [])]
+
+
+Closable = (
+    ndpy.Connector
+    | ndpy.Listener
+    | ndpy.MemoryWindow
+    | ndpy.QueuePair
+    | ndpy.SharedReceiveQueue
+    | ndpy.CompletionQueue
+    | ndpy.MemoryRegion
+    | Memory
+    | ndpy.Adapter
+)
+
+_CLOSING_ORDER: tuple[type, ...] = (
+    ndpy.Listener,
+    ndpy.Connector,
+    ndpy.MemoryWindow,
+    ndpy.QueuePair,
+    ndpy.SharedReceiveQueue,
+    ndpy.CompletionQueue,
+    ndpy.MemoryRegion,
+    Memory,
+    ndpy.Adapter,
+)
+
+
+def close_all(resources: Iterable[Closable]) -> list[str]:
+    """Close everything, users before what they use; returns what could not be closed, and why."""
+
+    def rank(resource: Closable) -> int:
+        return next(index for index, kind in enumerate(_CLOSING_ORDER) if isinstance(resource, kind))
+
+    failures = []
+    for resource in sorted(resources, key=rank):
+        try:
+            resource.close()
+        except Exception as error:
+            failures.append(f"closing {type(resource).__name__}: {type(error).__name__}: {error}")
+    return failures

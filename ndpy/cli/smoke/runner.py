@@ -1,0 +1,165 @@
+"""Runs checks one after the other and judges them.
+
+A check runs in a thread of its own, so that one that never returns (a call stuck in the kernel, say) cannot take the
+verdicts of the others with it: its claim fails with the place where it stands, and the process ends without it.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import ndpy
+from ndpy.cli.smoke import known
+from ndpy.cli.smoke.catalog import Check, Failure, Result, Skip, Verdict
+from ndpy.cli.smoke.lab import Lab
+from ndpy.cli.smoke.remote import PeerLost, PeerRefused
+from ndpy.cli.smoke.report import Reporter, Run
+
+#: What a check may take beyond its own limit, for closing what it made.
+_CLOSING_S = 20.0
+_STUCK_S = 5.0
+
+
+class Runner:
+    """One run of the checks on an open adapter."""
+
+    def __init__(self, lab: Lab, run: Run, reporter: Reporter, *, limit_s: float) -> None:
+        self._lab = lab
+        self._run = run
+        self._reporter = reporter
+        self._limit_s = limit_s
+        #: A thread that does not come back; the process has to be ended without it.
+        self.stuck = False
+
+    def run(self, checks: Sequence[Check]) -> None:
+        """Run them all. KeyboardInterrupt passes, with the results so far kept."""
+        started = time.monotonic()
+        try:
+            for index, check in enumerate(checks):
+                self._reporter.starts(check)
+                self._note(self._run_one(check))
+                if self.stuck:
+                    for rest in checks[index + 1 :]:
+                        self._note(Result(rest, Verdict.FAIL, f"not run: {check.full_name} never came back"))
+                    return
+        except KeyboardInterrupt:
+            self._run.interrupted = True
+            raise
+        finally:
+            self._run.seconds = time.monotonic() - started
+            self._leave()
+
+    def _note(self, result: Result) -> None:
+        self._run.results.append(result)
+        self._reporter.ended(result)
+
+    def _leave(self) -> None:
+        if self.stuck:
+            self._lab.kill_peer()
+        elif self._run.interrupted:
+            # The check that was running may still use the lab; without a peer it soon ends, and so does the process.
+            self._lab.kill_peer()
+            self.stuck = True
+        else:
+            self._lab.close()
+
+    def _run_one(self, check: Check) -> Result:
+        done: list[Result] = []
+        thread = threading.Thread(target=lambda: done.append(self._attempt(check)), name=check.full_name, daemon=True)
+        started = time.monotonic()
+        thread.start()
+        thread.join(self._limit_s + _CLOSING_S)
+        if not done:
+            place = _where(sys._current_frames().get(thread.ident or 0))
+            self._lab.kill_peer()
+            thread.join(_STUCK_S)
+            self.stuck = thread.is_alive()
+            reason = f"did not end within {time.monotonic() - started:.0f} s; it stood at {place}"
+            return Result(check, Verdict.FAIL, reason, time.monotonic() - started)
+        done[0].seconds = time.monotonic() - started
+        return done[0]
+
+    def _attempt(self, check: Check) -> Result:
+        lab = self._lab
+        lab.begin(self._limit_s)
+        lost = False
+        try:
+            lab.need(*check.needs)
+            result = Result(check, Verdict.PASS, check.body(lab))
+        except Skip as skip:
+            result = Result(check, Verdict.SKIP, str(skip))
+        except PeerLost as error:
+            lost = True
+            result = Result(check, Verdict.FAIL, str(error))
+            lab.lose_peer(str(error))
+        except (Failure, PeerRefused) as failure:
+            result = Result(check, Verdict.FAIL, str(failure))
+        except Exception as error:
+            result = Result(check, Verdict.FAIL, f"{type(error).__name__}: {error}\nat {_place(error)}")
+        result.figures = lab.figures
+        try:
+            failures = lab.end()
+        except (PeerLost, PeerRefused) as error:
+            lab.lose_peer(str(error))
+            failures = [] if lost else [str(error)]
+        if failures:
+            reasons = [result.reason] if result.verdict is Verdict.FAIL else []
+            result = Result(check, Verdict.FAIL, "\n".join([*reasons, "cleaning up: " + "; ".join(failures)]))
+        return judge(result, lab.info.driver, platform.release())
+
+
+def judge(result: Result, driver: str, release: str) -> Result:
+    """The result in the light of the table of known defects."""
+    defect = known.listed(driver, release, result.check.full_name)
+    if defect is None:
+        return result
+    if result.verdict is Verdict.FAIL and defect.symptom in result.reason:
+        result.verdict = Verdict.KNOWN
+        result.reason = f"{defect.sentence}; here: {result.reason}"
+        result.reference = defect.reference
+    elif result.verdict is Verdict.PASS:
+        result.reason += f" (known defect of {driver} not seen: {defect.sentence})"
+    return result
+
+
+def _place(error: BaseException) -> str:
+    """The check's line, and the innermost one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [frame for frame in frames if "smoke" in frame.filename and "checks" in frame.filename]
+    shown = dict.fromkeys(f"{_short(frame.filename)}:{frame.lineno}" for frame in [*mine[-1:], *frames[-1:]])
+    return ", ".join(shown)
+
+
+def _where(frame: FrameType | None) -> str:
+    if frame is None:
+        return "its end"
+    stack = traceback.extract_stack(frame)[-4:]
+    return " < ".join(f"{_short(entry.filename)}:{entry.lineno} {entry.name}" for entry in reversed(stack))
+
+
+def _short(filename: str) -> str:
+    return "/".join(filename.replace("\\", "/").split("/")[-2:])
+
+
+def describe(info: ndpy.AdapterInfo) -> dict[str, Any]:
+    """What a report says of the adapter and the machine."""
+    return {
+        "driver": info.driver,
+        "transport": info.transport,
+        "firmware": info.firmware,
+        "state": info.state,
+        "addresses": list(info.addresses),
+        "mtu": info.mtu,
+        "flags": sorted(info.flags),
+        "host": platform.node(),
+        "kernel": platform.release(),
+        "ndpy": ndpy.__version__,
+        "python": platform.python_version(),
+    }
