@@ -373,6 +373,8 @@ def test_e_6_1_invalidating_takes_only_its_flags(window_pair, window, owner):
             window_pair.server.queue_pair.invalidate(window, flags=flags)
     window_pair.server.queue_pair.invalidate(window, flags=Flags.SILENT_SUCCESS | Flags.READ_FENCE)
     assert_quiet(window_pair.server.cq)
+    window_pair.server.queue_pair.write([], RemoteMemory(0, 0, 0), context=5)
+    assert [completion.context for completion in succeed(window_pair.server.cq)] == [5]
     owner.deregister()
 
 

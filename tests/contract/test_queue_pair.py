@@ -77,12 +77,33 @@ def test_f_1_1_senseless_values_are_refused(adapter, keep, name, value):
         adapter.create_queue_pair(cq, **{name: value})
 
 
-def test_f_1_2_every_limit_can_be_had_at_once(adapter, keep):
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("receive_depth",),
+        ("initiator_depth",),
+        ("max_receive_sge",),
+        ("max_initiator_sge",),
+        ("inline_data_size",),
+        ("max_receive_sge", "max_initiator_sge", "inline_data_size"),
+    ],
+    ids=" ".join,
+)
+def test_f_1_2_each_limit_can_be_had(adapter, keep, names):
     cq = keep(adapter.create_completion_queue(16))
-    limits = limits_of(adapter.info)
+    limits = {name: limit for name, limit in limits_of(adapter.info).items() if name in names}
     granted = keep(adapter.create_queue_pair(cq, **limits)).limits
     for name, limit in limits.items():
         assert getattr(granted, name) >= limit, name
+
+
+def test_f_1_2_all_limits_at_once_are_refused_for_lack_of_memory_only(adapter, keep):
+    """Verbs promises each limit, but not the memory for all of them together (ibv_create_qp(3))."""
+    cq = keep(adapter.create_completion_queue(16))
+    try:
+        keep(adapter.create_queue_pair(cq, **limits_of(adapter.info)))
+    except ndpy.InsufficientResourcesError as error:
+        assert error.native != 0
 
 
 def test_f_1_3_completion_queues_of_another_adapter_are_refused(adapter, keep, adapter_name):
@@ -339,7 +360,8 @@ def test_contexts_are_64_bits(pair, keep, context):
     assert_works(keep, pair)
 
 
-def test_local_bytes_must_fit_the_remote_memory(pair, keep):
+def test_local_bytes_must_fit_the_remote_memory(pair_with, keep):
+    pair = pair_with(max_initiator_sge=2)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     local = memory(keep, pair.adapter, 16, SINK)
     for elements in (local, local[0:9], [local[0:4], local[4:9]]):
