@@ -27,6 +27,7 @@ from typing import IO
 
 import psutil
 import pytest
+from helpers import wait_until
 
 import ndpy
 
@@ -139,8 +140,8 @@ class Process:
 
 
 def start_example(name: str, *arguments: str | int | Path) -> Process:
-    """Run examples/NAME.py with this Python, and with development warnings on."""
-    return Process(sys.executable, "-X", "dev", EXAMPLES / f"{name}.py", *map(str, arguments))
+    """Run examples/NAME.py with this Python; what it forgets to close shows as an error message."""
+    return Process(sys.executable, "-W", "default::ResourceWarning", EXAMPLES / f"{name}.py", *map(str, arguments))
 
 
 def start_program(config: pytest.Config, name: str, package: str, *arguments: str | int) -> Process:
@@ -162,16 +163,6 @@ def free_port() -> int:
         return port
 
 
-def wait_until(condition: object, what: str, timeout_s: float = DEADLINE_S) -> None:
-    """Call condition() until it is true; fail the test at the deadline."""
-    assert callable(condition)
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.05)
-
-
 def wait_for_rdma_listener(process: Process) -> None:
     """Wait until the kernel knows a connection manager identifier of the process that listens."""
 
@@ -191,7 +182,7 @@ def wait_for_rdma_listener(process: Process) -> None:
             for entry in json.loads(listing.stdout or "[]")
         )
 
-    wait_until(listens, f"{process.command[0]} listens")
+    wait_until(listens, f"{process.command[0]} listens", DEADLINE_S)
 
 
 def wait_for_tcp_listener(process: Process, port: int) -> None:
@@ -202,10 +193,8 @@ def wait_for_tcp_listener(process: Process, port: int) -> None:
             process.finish()
             pytest.fail("the server ended before it listened")
         return any(
-            socket.pid == process.popen.pid
-            and socket.laddr.port == port
-            and socket.status == psutil.CONN_LISTEN
+            socket.pid == process.popen.pid and socket.laddr.port == port and socket.status == psutil.CONN_LISTEN
             for socket in psutil.net_connections("tcp")
         )
 
-    wait_until(listens, f"{process.command[0]} listens on TCP port {port}")
+    wait_until(listens, f"{process.command[0]} listens on TCP port {port}", DEADLINE_S)

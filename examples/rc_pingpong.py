@@ -1,0 +1,171 @@
+"""ibv_rc_pingpong's exchange and messages; the other end may be ibverbs-utils' ibv_rc_pingpong.
+
+    python rc_pingpong.py                       ibv_rc_pingpong -g 1 192.0.2.1
+    ibv_rc_pingpong -g 1                        python rc_pingpong.py 192.0.2.1
+
+No connection manager takes part. The ends tell each other over TCP (port 18515) where their queue pairs
+are, in 52 bytes: the text "LID:QPN:PSN:GID" with 4, 6, 6 and 32 hexadecimal digits, and a zero byte. The
+client's comes first; the server connects its queue pair and answers with its own; the client ends with "done"
+and a zero byte. Then the client sends a message, each side answers a message by one with the same bytes, and
+both stop after the number of messages that both were told (-n). This is for InfiniBand and RoCE; iWARP has no
+such way to connect.
+
+The GID is chosen by rank (RoCE v2 before v1, routable before link-local); -g names one by its index instead.
+The path MTU is not part of the exchange, so both ends must be told the same (-m).
+"""
+
+import argparse
+import dataclasses
+import socket
+import sys
+import time
+from contextlib import ExitStack
+
+import ndpy
+
+PORT = 18515
+EXCHANGE_LENGTH = 52
+DONE = b"done\0"
+PAGE = 4096
+RECEIVES_AT_ONCE = 2
+
+
+def to_wire(endpoint):
+    text = f"{endpoint.lid:04x}:{endpoint.qp_number:06x}:{endpoint.psn:06x}:{endpoint.gid.hex()}"
+    return text.encode() + b"\0"
+
+
+def from_wire(data, local, mtu):
+    """The peer's endpoint. What the exchange does not say is taken to be as on this side."""
+    try:
+        lid, qp_number, psn, gid = data.rstrip(b"\0").decode().split(":")
+        lid, qp_number, psn, gid = int(lid, 16), int(qp_number, 16), int(psn, 16), bytes.fromhex(gid)
+    except ValueError:
+        sys.exit(f"rc_pingpong: the peer sent {data!r}, which is no LID:QPN:PSN:GID")
+    if not any(gid) and local.gid_type.startswith("RoCE"):
+        sys.exit("rc_pingpong: the peer sent no GID, and RoCE cannot do without: start it with -g INDEX")
+    return dataclasses.replace(local, lid=lid, qp_number=qp_number, psn=psn, gid=gid, mtu=mtu)
+
+
+def describe(which, endpoint):
+    numbers = f"LID {endpoint.lid:#06x}, QPN {endpoint.qp_number:#08x}, PSN {endpoint.psn:#08x}"
+    print(f"  {which} address: {numbers}, GID {socket.inet_ntop(socket.AF_INET6, endpoint.gid)}", flush=True)
+
+
+def receive_exactly(connection, length):
+    data = b""
+    while len(data) < length:
+        part = connection.recv(length - len(data))
+        if not part:
+            sys.exit("rc_pingpong: the peer closed the connection in the middle of the exchange")
+        data += part
+    return data
+
+
+def connect_as_server(queue_pair, local, args):
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    with socket.create_server(("", args.port), family=family, dualstack_ipv6=dual) as listener:
+        print(f"listening on TCP port {listener.getsockname()[1]}", flush=True)
+        connection, _ = listener.accept()  # waits for ever: end it with Ctrl-C
+    with connection:
+        connection.settimeout(args.timeout)
+        remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
+        queue_pair.connect_endpoint(local, remote)
+        connection.sendall(to_wire(local))
+        receive_exactly(connection, len(DONE))
+    return remote
+
+
+def connect_as_client(queue_pair, local, args):
+    with socket.create_connection((args.host, args.port), timeout=args.timeout) as connection:
+        connection.sendall(to_wire(local))
+        remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
+        queue_pair.connect_endpoint(local, remote)
+        connection.sendall(DONE)
+    return remote
+
+
+def pattern(size):
+    """Bytes unlike their neighbours, but 0 at the start of each page: ibv_rc_pingpong -c checks those."""
+    data = bytearray((bytes(range(1, 252)) * (size // 251 + 1))[:size])
+    data[::PAGE] = bytes(len(range(0, size, PAGE)))
+    return bytes(data)
+
+
+def run(adapter, args):
+    is_client = args.host is not None
+    with ExitStack() as stack:
+        inbox, outbox = bytearray(args.size), bytearray(args.size)
+        in_region = stack.enter_context(adapter.register(inbox, ndpy.Access.LOCAL_WRITE))
+        out_region = stack.enter_context(adapter.register(outbox, ndpy.Access.NONE))
+        received = stack.enter_context(adapter.create_completion_queue(RECEIVES_AT_ONCE + 1))
+        sent = stack.enter_context(adapter.create_completion_queue(2))
+        queue_pair = stack.enter_context(adapter.create_queue_pair(received, sent))
+        queue_pair.receive(in_region)
+
+        local = queue_pair.local_endpoint(gid_index=args.gid_index)
+        describe("local", local)
+        remote = (connect_as_client if is_client else connect_as_server)(queue_pair, local, args)
+        describe("remote", remote)
+
+        expected = pattern(args.size) if is_client else None
+        start = time.perf_counter()
+        for number in range(args.iterations):
+            if is_client:
+                outbox[:] = expected
+                queue_pair.send(out_region)
+                finish(sent, args)
+            finish(received, args)
+            # What the first message should be, the server can only tell (-c) from the marks on its pages.
+            if expected is None:
+                expected = bytes(inbox)
+                if args.check and any(expected[::PAGE]):
+                    sys.exit("rc_pingpong: the first message has not the marks that a client with -c makes")
+            if inbox != expected:
+                sys.exit(f"rc_pingpong: message {number} arrived damaged")
+            inbox[:] = bytes(args.size)
+            if number + 1 < args.iterations:
+                queue_pair.receive(in_region)
+            if not is_client:
+                outbox[:] = expected
+                queue_pair.send(out_region)
+                finish(sent, args)
+        seconds = time.perf_counter() - start
+    each_us = seconds / args.iterations * 1e6
+    print(f"{args.iterations} iters of {args.size} bytes verified, {each_us:.2f} usec/iter")
+
+
+def finish(queue, args):
+    (completion,) = queue.wait(args.timeout)
+    completion.raise_for_status()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("host", nargs="?", help="the server's address; without it this is the server")
+    parser.add_argument("-p", dest="port", type=int, default=PORT, help="TCP port, default: %(default)s")
+    parser.add_argument("-d", dest="adapter", help="name of the adapter, default: the first active one")
+    parser.add_argument("-s", dest="size", type=int, default=4096, help="bytes a message, default: %(default)s")
+    parser.add_argument("-n", dest="iterations", type=int, default=1000, help="default: %(default)s")
+    parser.add_argument("-m", dest="mtu", type=int, default=1024, help="path MTU, default: %(default)s")
+    parser.add_argument("-g", dest="gid_index", type=int, help="GID index, default: chosen by rank")
+    parser.add_argument("-c", dest="check", action="store_true", help="server: the client has -c too")
+    parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="limit of each step")
+    args = parser.parse_args()
+    if args.size < 1 or args.iterations < 1:
+        parser.error("-s and -n are 1 or more")
+    with ndpy.open_adapter(args.adapter) as adapter:
+        if adapter.info.transport == "iWARP":
+            name = adapter.info.name
+            sys.exit(f"rc_pingpong: {name} speaks iWARP, which cannot connect without a connection manager")
+        run(adapter, args)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ndpy.NdpyError, OSError) as error:
+        sys.exit(f"rc_pingpong: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,119 @@
+"""The rc_pingpong example against ibverbs-utils' ibv_rc_pingpong, in both roles."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+from processes import free_port, start_example, start_program, wait_for_tcp_listener
+
+import ndpy
+
+PACKAGE = "ibverbs-utils"
+PROGRAM = "ibv_rc_pingpong"
+
+# Options that both programs take: one packet and several, no multiple of a page, larger path MTU.
+COMMON = [
+    [],
+    ["-s", "1", "-n", "20"],
+    ["-s", "10007", "-n", "100"],
+    ["-s", "65536", "-n", "20", "-m", "2048"],
+    ["-s", "3000000", "-n", "3", "-m", "4096"],
+]
+
+
+@pytest.fixture
+def name(adapter) -> str:
+    if adapter.info.transport == "iWARP":
+        pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
+    return adapter.info.name
+
+
+def routable_gids(adapter: ndpy.Adapter) -> list[ndpy.Gid]:
+    """What both ends of one machine can use; by rank, so that the first is what ndpy chooses by itself."""
+    gids = [gid for gid in adapter.info.ports[0].gids if not gid.address.startswith("fe80")]
+    return sorted(gids, key=lambda gid: (gid.type != "RoCE v2", gid.index))
+
+
+@pytest.mark.parametrize("options", COMMON, ids=" ".join)
+def test_ibv_rc_pingpong_as_client_of_our_server(adapter, name, pytestconfig, options):
+    talk_to_our_server(pytestconfig, adapter, name, ours=options, theirs=options)
+
+
+@pytest.mark.parametrize("options", COMMON, ids=" ".join)
+def test_ibv_rc_pingpong_as_server_of_our_client(adapter, name, pytestconfig, options):
+    talk_to_their_server(pytestconfig, adapter, name, ours=options, theirs=options)
+
+
+@pytest.mark.parametrize("option", ["-e", "-c"], ids=["events", "validation"])
+def test_ibv_rc_pingpong_with_an_option_of_its_own(adapter, name, pytestconfig, option):
+    common = ["-s", "20000", "-n", "50"]
+    ours = [*common, "-c"] if option == "-c" else common
+    talk_to_our_server(pytestconfig, adapter, name, ours=ours, theirs=[*common, option])
+    result = talk_to_their_server(pytestconfig, adapter, name, ours=common, theirs=[*common, option])
+    assert "invalid data" not in result.out
+
+
+def test_gid_index_given_by_hand(adapter, name, pytestconfig):
+    gids = routable_gids(adapter)
+    if len(gids) < 2:
+        pytest.skip(f"{name} has only one GID that can be routed")
+    for gid in gids:
+        options = ["-n", "20", "-g", str(gid.index)]
+        for talk in (talk_to_our_server, talk_to_their_server):
+            talk(pytestconfig, adapter, name, ours=options, theirs=options)
+
+
+def test_gid_is_chosen_by_rank_without_an_index(adapter, name):
+    with start_example("rc_pingpong", "-d", name, "-p", 0) as server:
+        address = server.wait_for(r"local address: .*GID (\S+)")[1]
+    assert socket.inet_pton(socket.AF_INET6, address) == routable_gids(adapter)[0].value
+
+
+def test_peer_without_a_gid_is_told_apart(adapter, name, pytestconfig):
+    port = free_port()
+    with start_example("rc_pingpong", "-d", name, "-p", port) as server:
+        server.wait_for("listening on TCP port")
+        with start_program(pytestconfig, PROGRAM, PACKAGE, "-d", name, "-p", port, "127.0.0.1") as client:
+            result = server.finish()
+            assert client.finish().status
+    assert result.status == 1
+    assert result.err == "rc_pingpong: the peer sent no GID, and RoCE cannot do without: start it with -g INDEX\n"
+
+
+def with_gid(adapter, options):
+    return options if "-g" in options else [*options, "-g", str(routable_gids(adapter)[0].index)]
+
+
+def talk_to_our_server(config, adapter, name, ours, theirs):
+    with start_example("rc_pingpong", "-d", name, "-p", 0, *ours) as server:
+        port = server.wait_for(r"listening on TCP port (\d+)")[1]
+        options = ["-d", name, "-p", port, *with_gid(adapter, theirs)]
+        with start_program(config, PROGRAM, PACKAGE, *options, "127.0.0.1") as client:
+            theirs = client.succeed()
+        result = server.succeed()
+    check_both_know_both(result, theirs)
+    return theirs
+
+
+def talk_to_their_server(config, adapter, name, ours, theirs):
+    port = free_port()
+    options = ["-d", name, "-p", port, *with_gid(adapter, theirs)]
+    with start_program(config, PROGRAM, PACKAGE, *options) as server:
+        wait_for_tcp_listener(server, port)
+        with start_example("rc_pingpong", "-d", name, "-p", port, *ours, "127.0.0.1") as client:
+            result = client.succeed()
+        theirs = server.succeed()
+    check_both_know_both(result, theirs)
+    return theirs
+
+
+def check_both_know_both(ours, theirs):
+    """The addresses that the two print, in the same format, are each other's."""
+
+    def addresses(text):
+        return [line.split("address:")[1].split() for line in text.splitlines() if "address:" in line]
+
+    assert addresses(ours.out) == addresses(theirs.out)[::-1]
+    assert " iters " in theirs.out
+    assert "verified" in ours.out

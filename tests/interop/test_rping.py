@@ -1,0 +1,84 @@
+"""The rping example against rdmacm-utils' rping, in both roles."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import host_of
+from processes import free_port, start_example, start_program, wait_for_rdma_listener
+
+# rping's default size, its least and its greatest; one page and a message that is no multiple of anything.
+SIZES_AND_COUNTS = [(64, 10), (23, 3), (4096, 5), (10007, 3), (65535, 3)]
+
+
+def lines_of(text: str, label: str) -> list[str]:
+    return [line.removeprefix(label) for line in text.splitlines() if line.startswith(label)]
+
+
+@pytest.mark.parametrize(("size", "count"), SIZES_AND_COUNTS)
+def test_rping_client_validates_what_our_server_writes(adapter, pytestconfig, size, count):
+    address = host_of(adapter)
+    with start_example("rping", "-s", "-v", "-a", address, "-p", 0, "--adapter", adapter.info.name) as server:
+        port = server.wait_for(r"listening on \S+ port (\d+)")[1]
+        options = ["-c", "-v", "-V", "-a", address, "-p", port, "-S", size, "-C", count]
+        with start_program(pytestconfig, "rping", "rdmacm-utils", *options) as client:
+            theirs = client.succeed()
+        ours = server.succeed()
+    assert f"{count} rounds verified" in ours.out
+    pings = lines_of(theirs.out, "ping data: ")
+    assert [line.partition(": ")[0] for line in pings] == [f"rdma-ping-{number}" for number in range(count)]
+    assert lines_of(ours.out, "server ping data: ") == pings
+
+
+@pytest.mark.parametrize(("size", "count"), SIZES_AND_COUNTS)
+def test_our_client_verifies_what_rping_server_writes(adapter, pytestconfig, size, count):
+    address, port = host_of(adapter), free_port()
+    options = ["-s", "-v", "-a", address, "-p", port, "-S", size]
+    with start_program(pytestconfig, "rping", "rdmacm-utils", *options) as server:
+        wait_for_rdma_listener(server)
+        options = ["-c", "-v", "-a", address, "-p", port, "-S", size, "-C", count]
+        with start_example("rping", *options, "--adapter", adapter.info.name) as client:
+            ours = client.succeed()
+        theirs = server.succeed()
+    assert f"{count} rounds of {size} bytes verified" in ours.out
+    pings = lines_of(ours.out, "ping data: ")
+    assert len(pings) == count
+    assert lines_of(theirs.out, "server ping data: ") == pings
+
+
+def test_rping_works_over_ipv6_both_ways(adapter, pytestconfig):
+    address, port = host_of(adapter, version=6), free_port()
+    with start_example("rping", "-s", "-a", address, "-p", 0, "--adapter", adapter.info.name) as server:
+        chosen = server.wait_for(r"listening on \S+ port (\d+)")[1]
+        options = ["-c", "-V", "-a", address, "-p", chosen, "-C", 3]
+        with start_program(pytestconfig, "rping", "rdmacm-utils", *options) as client:
+            client.succeed()
+        assert "3 rounds verified" in server.succeed().out
+    with start_program(pytestconfig, "rping", "rdmacm-utils", "-s", "-a", address, "-p", port) as server:
+        wait_for_rdma_listener(server)
+        with start_example("rping", "-c", "-a", address, "-p", port, "-C", 3) as client:
+            assert "3 rounds of 64 bytes verified" in client.succeed().out
+        server.succeed()
+
+
+def test_persistent_rping_server_serves_several_of_our_clients(adapter, pytestconfig):
+    address, port = host_of(adapter), free_port()
+    with start_program(pytestconfig, "rping", "rdmacm-utils", "-s", "-P", "-a", address, "-p", port) as server:
+        wait_for_rdma_listener(server)
+        clients = [start_example("rping", "-c", "-a", address, "-p", port, "-C", 20) for _ in range(2)]
+        with clients[0], clients[1]:
+            for client in clients:
+                assert "20 rounds of 64 bytes verified" in client.succeed().out
+
+
+def test_our_server_ends_cleanly_when_the_rping_client_is_killed(adapter, pytestconfig):
+    address = host_of(adapter)
+    with start_example("rping", "-s", "-a", address, "-p", 0, "-v", "--adapter", adapter.info.name) as server:
+        port = server.wait_for(r"listening on \S+ port (\d+)")[1]
+        with start_program(pytestconfig, "rping", "rdmacm-utils", "-c", "-a", address, "-p", port) as client:
+            server.wait_for("server ping data: rdma-ping-3")
+            client.popen.kill()
+            result = server.finish()
+    # The death may be noticed between two rounds, which looks like a disconnect, or within one.
+    assert result.status in (0, 1)
+    assert "Traceback" not in result.err
+    assert result.status == 0 or len(result.err.strip().splitlines()) == 1
