@@ -1,0 +1,176 @@
+"""What happens to a program while its link or device goes away, run as a process of its own on a link of its own.
+
+python on_a_link.py removal|port ADAPTER NETDEV
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from helpers import (
+    DEADLINE_S,
+    Keeper,
+    Pair,
+    assert_works,
+    connect_pair,
+    create_end,
+    host_of,
+    memory,
+    take,
+    wait_until,
+)
+
+import ndpy
+from ndpy import Access, Status
+
+# How long the news of a removal may take to reach every object.
+NOTICE_S = 10.0
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def expect_removed(what: str, call) -> None:
+    """The call raises DeviceRemovedError, and not after a while."""
+    begin = time.monotonic()
+    try:
+        result = call()
+    except ndpy.DeviceRemovedError as error:
+        assert time.monotonic() - begin < NOTICE_S, what
+        assert "removed" in str(error)
+        return
+    except BaseException as error:
+        raise AssertionError(f"{what}: {error!r}") from error
+    raise AssertionError(f"{what}: returned {result!r}")
+
+
+def removal(name: str, netdev: str) -> None:
+    """The device is taken away while everything is in use."""
+    keep = Keeper()
+    adapter = ndpy.open_adapter(name)
+    pair: Pair = connect_pair(keep, adapter)
+    region = memory(keep, adapter, 4096, Access.REMOTE_WRITE)
+    element = region[0:8]
+    remote = region.remote()
+    idle = create_end(keep, adapter)
+    idle.queue_pair.receive(region)
+    pair.server.queue_pair.receive(region)
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector = keep(adapter.create_connector())
+    silent = keep(adapter.create_connector())
+    connecting = silent.begin_connect(create_end(keep, adapter).queue_pair, listener.address)
+    requested = keep(listener.get_request(DEADLINE_S))
+    asked = listener.begin_get_request()
+    armed = idle.cq.arm()
+    left = pair.client.connector.begin_wait_disconnected()
+    poller = keep(ndpy.Poller())
+    poller.add(idle.cq)
+    window = keep(adapter.create_memory_window()) if "MEMORY_WINDOWS" in adapter.info.flags else None
+    if window is not None:
+        pair.server.queue_pair.bind(window, region)
+        take(pair.server.cq)[0].raise_for_status()
+    shared = keep(adapter.create_shared_receive_queue(8)) if "SHARED_RECEIVE_QUEUES" in adapter.info.flags else None
+
+    ended: list[BaseException] = []
+
+    def wait_for_completion() -> None:
+        try:
+            idle.cq.wait(DEADLINE_S)
+        except BaseException as error:
+            ended.append(error)
+
+    waiter = threading.Thread(target=wait_for_completion)
+    waiter.start()
+    time.sleep(0.2)
+    say("ready")
+    begin = time.monotonic()
+    delete = subprocess.Popen(["rdma", "link", "delete", name])
+
+    for what, pending in {"connect": connecting, "get_request": asked, "arm": armed, "wait_disconnected": left}.items():
+        expect_removed(what, lambda pending=pending: pending.result(DEADLINE_S))
+    waiter.join(DEADLINE_S)
+    assert [type(error) for error in ended] == [ndpy.DeviceRemovedError], ended
+    calls = {
+        "register": lambda: adapter.register(bytearray(8)),
+        "begin_register": lambda: adapter.begin_register(bytearray(8)),
+        "create_completion_queue": lambda: adapter.create_completion_queue(8),
+        "create_queue_pair": lambda: adapter.create_queue_pair(idle.cq),
+        "create_connector": adapter.create_connector,
+        "listen": lambda: adapter.listen(("", 0)),
+        "send": lambda: pair.client.queue_pair.send(element),
+        "send of several": lambda: pair.client.queue_pair.send([element]),
+        "receive": lambda: pair.client.queue_pair.receive(element),
+        "read": lambda: pair.client.queue_pair.read(element, remote),
+        "write": lambda: pair.client.queue_pair.write(element, remote),
+        "flush": pair.client.queue_pair.flush,
+        "poll": idle.cq.poll,
+        "wait": lambda: idle.cq.wait(DEADLINE_S),
+        "arm again": idle.cq.arm,
+        "resize": lambda: idle.cq.resize(128),
+        "remote": region.remote,
+        "disconnect": lambda: pair.client.connector.disconnect(DEADLINE_S),
+        "accept": lambda: requested.begin_accept(idle.queue_pair),
+        "reject": requested.reject,
+        "bind address": lambda: connector.bind((host_of(adapter), 0)),
+        "connect again": lambda: connector.connect(idle.queue_pair, (host_of(adapter), 7000), timeout_s=DEADLINE_S),
+        "get_request": listener.begin_get_request,
+    }
+    if window is not None:
+        calls["bind"] = lambda: pair.server.queue_pair.bind(window, region)
+        calls["invalidate"] = lambda: pair.server.queue_pair.invalidate(window)
+        calls["window"] = window.remote
+    if shared is not None:
+        calls["shared receive"] = lambda: shared.receive([])
+        calls["shared modify"] = lambda: shared.modify(4)
+        calls["shared arm"] = shared.arm
+    for what, call in calls.items():
+        expect_removed(what, call)
+    say(f"every object knows after {time.monotonic() - begin:.1f} s")
+    begin = time.monotonic()
+    keep.close()
+    adapter.close()
+    assert delete.wait(DEADLINE_S) == 0
+    say(f"closed, and deleted {time.monotonic() - begin:.1f} s later")
+    assert name not in [info.name for info in ndpy.list_adapters()]
+    try:
+        ndpy.open_adapter(name)
+    except ndpy.AdapterNotFoundError:
+        say("gone")
+
+
+def port(name: str, netdev: str) -> None:
+    """The port goes down and comes up while a connection is in use."""
+    keep = Keeper()
+    with ndpy.open_adapter(name) as adapter:
+        pair = connect_pair(keep, adapter)
+        assert_works(keep, pair)
+        assert adapter.port_state == "active"
+        subprocess.run(["ip", "link", "set", netdev, "down"], check=True, timeout=DEADLINE_S)
+        begin = time.monotonic()
+        wait_until(lambda: adapter.port_state == "down", "the event arrives", NOTICE_S)
+        say(f"down after {time.monotonic() - begin:.1f} s")
+        assert next(info.state for info in ndpy.list_adapters() if info.name == name) == "down"
+        # Whether messages still go to oneself is the driver's business; what is posted must end in any case.
+        pair.server.queue_pair.receive(memory(keep, adapter, 8), context=1)
+        pair.client.queue_pair.send(memory(keep, adapter, b"message!"), context=2)
+        (completion,) = take(pair.client.cq, timeout_s=2 * DEADLINE_S)
+        assert completion.status in (Status.SUCCESS, Status.IO_TIMEOUT, Status.CANCELED), completion
+        say("a send in between:", completion.status.name)
+        subprocess.run(["ip", "link", "set", netdev, "up"], check=True, timeout=DEADLINE_S)
+        wait_until(lambda: adapter.port_state == "active", "the event arrives", NOTICE_S)
+        assert next(info.state for info in ndpy.list_adapters() if info.name == name) == "active"
+        wait_until(lambda: host_of(adapter), "the address is back", NOTICE_S)
+        assert_works(keep, connect_pair(keep, adapter))
+        say("works again")
+        keep.close()
+
+
+if __name__ == "__main__":
+    {"removal": removal, "port": port}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,542 @@
+"""Memory of posted requests, dropping and closing in any order, from any thread, and leaks."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import time
+import warnings
+
+import psutil
+import pytest
+from conftest import SEED
+from helpers import (
+    DEADLINE_S,
+    STRESS,
+    connect_pair,
+    create_end,
+    fill,
+    host_of,
+    kernel_resources,
+    memory,
+    open_files,
+    request,
+    require,
+    resident_memory,
+    statuses,
+    succeed,
+    take,
+    wait_until,
+)
+
+import ndpy
+from ndpy import Access, Status
+
+ORDERS = 400 if STRESS else 200
+CYCLES = 10_000 if STRESS else 150
+# What an allocator may keep; a leak of one 64-byte object a cycle is above it at 10,000 cycles.
+TOLERANCE = 600_000
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Dropping without close() warns, which is the point here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+
+
+# ---- memory of posted requests ----
+
+
+def churn() -> list[bytearray]:
+    """Use memory that was freed, so that a write into it would show, or crash."""
+    return [bytearray(b"\xaa" * 65536) for _ in range(32)]
+
+
+def test_a_posted_receive_outlives_every_reference_to_its_memory(pair, keep):
+    """Buffer and region are dropped and collected; the message arrives and nothing else is written."""
+    size = 65536
+    for number in range(8):
+        pair.server.queue_pair.receive(pair.adapter.register(ndpy.alloc(size)), context=number)
+    gc.collect()
+    used = churn()
+    for number in range(8):
+        pair.client.queue_pair.send(memory(keep, pair.adapter, bytes([number]) * size))
+        (completion,) = succeed(pair.server.cq)
+        assert (completion.context, completion.nbytes) == (number, size)
+        del completion
+        gc.collect()
+    assert all(block == b"\xaa" * 65536 for block in used)
+
+
+def test_a_posted_receive_outlives_region_window_and_buffer(window_pair, keep):
+    buffer = bytearray(64)
+    region = window_pair.adapter.register(buffer)
+    window = window_pair.adapter.create_memory_window()
+    window_pair.server.queue_pair.bind(window, region, 0, 32)
+    succeed(window_pair.server.cq)
+    window_pair.server.queue_pair.receive(region, context=1)
+    del buffer, region, window
+    gc.collect()
+    churn()
+    window_pair.client.queue_pair.send(memory(keep, window_pair.adapter, b"into a window's region"))
+    (completion,) = succeed(window_pair.server.cq)
+    assert (completion.context, completion.nbytes) == (1, 22)
+
+
+def test_posted_reads_and_writes_outlive_their_memory(pair, keep):
+    size = 262_144
+    owner = memory(keep, pair.adapter, size, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    for number in range(4):
+        source = ndpy.alloc(size)
+        source[:] = bytes([number + 1]) * size
+        pair.client.queue_pair.write(pair.adapter.register(source), owner.remote(), context=number)
+        pair.client.queue_pair.read(
+            pair.adapter.register(bytearray(size), Access.LOCAL_WRITE | Access.READ_SINK), owner.remote(), context=100
+        )
+        del source
+        gc.collect()
+        used = churn()
+    succeed(pair.client.cq, 8)
+    assert bytes(owner.buffer) == b"\x04" * size
+    assert all(block == b"\xaa" * 65536 for block in used)
+
+
+def test_a_dropped_buffer_is_released_after_its_completion(pair, keep):
+    """The reference goes with the completion: what was registered can be resized again."""
+    buffer = bytearray(64)
+    pair.server.queue_pair.receive(pair.adapter.register(buffer)[0:8])
+    gc.collect()
+    with pytest.raises(BufferError):
+        buffer.extend(b"x")
+    pair.client.queue_pair.send(memory(keep, pair.adapter, b"message!"))
+    succeed(pair.server.cq)
+    gc.collect()
+
+    def resized() -> bool:
+        try:
+            buffer.extend(b"x")
+        except BufferError:
+            return False
+        return True
+
+    wait_until(resized, "the buffer is released")
+
+
+def test_a_dropped_queue_pair_lets_go_of_its_memory(adapter, keep):
+    buffer = bytearray(64)
+    end = create_end(lambda thing: thing, adapter, cq=keep(adapter.create_completion_queue(64)))
+    end.queue_pair.receive(adapter.register(buffer))
+    del end
+    gc.collect()
+
+    def resized() -> bool:
+        try:
+            buffer.extend(b"x")
+        except BufferError:
+            gc.collect()
+            return False
+        return True
+
+    wait_until(resized, "the buffer is released")
+
+
+# ---- any order ----
+
+
+def build(adapter: ndpy.Adapter) -> list[object]:
+    """One of everything, connected and with requests posted in both directions."""
+    things: list[object] = []
+
+    def note(thing):
+        things.append(thing)
+        return thing
+
+    client, server = create_end(note, adapter, receive_depth=4, initiator_depth=4), create_end(note, adapter)
+    region = note(adapter.register(bytearray(4096), Access.REMOTE_WRITE))
+    offer = request(note, adapter, client.queue_pair)
+    accepting = offer.server.begin_accept(server.queue_pair)
+    offer.connecting.result(DEADLINE_S)
+    offer.client.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    server.queue_pair.receive(region[0:64])
+    client.queue_pair.receive(region[64:128])
+    client.queue_pair.write(region[0:8], region.remote(128, 8))
+    if "MEMORY_WINDOWS" in adapter.info.flags:
+        window = note(adapter.create_memory_window())
+        server.queue_pair.bind(window, region, 0, 2048)
+    note(adapter)
+    return things
+
+
+def unmade(adapter: ndpy.Adapter) -> list[object]:
+    """One of everything, nothing connected: cheap enough for many orders."""
+    cq = adapter.create_completion_queue(8)
+    queue_pair = adapter.create_queue_pair(cq, receive_depth=4, initiator_depth=4)
+    region = adapter.register(bytearray(4096), Access.REMOTE_WRITE)
+    queue_pair.receive(region[0:64])
+    things = [cq, queue_pair, region, adapter.create_connector(), adapter.listen((host_of(adapter), 0)), adapter]
+    if "MEMORY_WINDOWS" in adapter.info.flags:
+        things.append(adapter.create_memory_window())
+    if "SHARED_RECEIVE_QUEUES" in adapter.info.flags:
+        srq = adapter.create_shared_receive_queue(4)
+        srq.receive(region[64:128])
+        things += [srq, adapter.create_queue_pair(cq, srq=srq)]
+    return things
+
+
+def take_apart(things: list[object], rng: random.Random) -> None:
+    """Close or drop everything in a random order; refusals of what is in use are fine, crashes are not."""
+    rng.shuffle(things)
+    while things:
+        thing = things.pop()
+        if rng.random() < 0.5:
+            try:
+                thing.close()  # type: ignore[attr-defined]
+            except ndpy.DeviceBusyError:
+                if rng.random() < 0.5:
+                    things.insert(0, thing)
+        del thing
+        if rng.random() < 0.2:
+            gc.collect()
+
+
+def assert_all_gone(before: dict[str, int], files: int) -> None:
+    gc.collect()
+    wait_until(lambda: kernel_resources() == before, "the kernel has nothing left")
+    wait_until(lambda: open_files() <= files, "no file descriptor is left")
+
+
+def test_dropping_and_closing_in_any_order(adapter_name):
+    """Hundreds of orders, each with an adapter of its own."""
+    files = open_files()
+    before = kernel_resources()
+    for number in range(ORDERS):
+        rng = random.Random(SEED + number)
+        try:
+            take_apart(unmade(ndpy.open_adapter(adapter_name)), rng)
+        except BaseException:
+            print(f"order {number}: seed {SEED + number}")
+            raise
+    assert_all_gone(before, files)
+
+
+def test_dropping_and_closing_connections_in_any_order(adapter, adapter_name):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    files = open_files()
+    before = kernel_resources()
+    for number in range(ORDERS // 10):
+        rng = random.Random(SEED + number)
+        try:
+            take_apart(build(ndpy.open_adapter(adapter_name)), rng)
+        except BaseException:
+            print(f"order {number}: seed {SEED + number}")
+            raise
+    assert_all_gone(before, files)
+
+
+def test_closing_twice_from_several_threads(adapter, rng):
+    for _ in range(10):
+        things = [thing for thing in unmade(adapter) if thing is not adapter]
+        failures: list[BaseException] = []
+
+        def close_all(order, failures=failures) -> None:
+            left = list(order)
+            deadline = time.monotonic() + DEADLINE_S
+            while left and time.monotonic() < deadline:
+                for thing in list(left):
+                    try:
+                        thing.close()
+                        left.remove(thing)
+                    except ndpy.DeviceBusyError:
+                        continue
+                    except BaseException as error:
+                        failures.append(error)
+                        return
+
+        threads = [threading.Thread(target=close_all, args=(rng.sample(things, len(things)),)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert not failures
+        assert all(thing.closed for thing in things)
+
+
+def test_an_interpreter_that_ends_with_everything_open(adapter_name):
+    """No hang and no crash at exit, whatever is still open."""
+    import subprocess
+    import sys
+
+    code = (
+        "import ndpy, sys; a = ndpy.open_adapter(sys.argv[1]); r = a.register(bytearray(64));"
+        "cq = a.create_completion_queue(8); q = a.create_queue_pair(cq); q.receive(r); p = cq.arm();"
+        "l = a.listen(('', 0)); g = l.begin_get_request(); poller = ndpy.Poller(); poller.add(cq)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, adapter_name], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- leaks ----
+
+
+def cycle_adapter(adapter: ndpy.Adapter) -> None:
+    ndpy.open_adapter(adapter.info.name).close()
+
+
+def cycle_region(adapter: ndpy.Adapter) -> None:
+    adapter.register(bytearray(4096)).close()
+
+
+def cycle_completion_queue(adapter: ndpy.Adapter) -> None:
+    cq = adapter.create_completion_queue(8)
+    cq.arm()
+    cq.close()
+
+
+def cycle_queue_pair(adapter: ndpy.Adapter) -> None:
+    with adapter.create_completion_queue(8) as cq, adapter.create_queue_pair(cq, receive_depth=4) as queue_pair:
+        queue_pair.receive([])
+        queue_pair.flush()
+        assert statuses(cq.poll()) == [Status.CANCELED]
+
+
+def cycle_shared_receive_queue(adapter: ndpy.Adapter) -> None:
+    require(adapter, "SHARED_RECEIVE_QUEUES")
+    with adapter.create_shared_receive_queue(8) as srq:
+        srq.receive([])
+
+
+def cycle_connector(adapter: ndpy.Adapter) -> None:
+    with adapter.create_connector() as connector:
+        connector.bind((host_of(adapter), 0))
+
+
+def cycle_listener(adapter: ndpy.Adapter) -> None:
+    with adapter.listen((host_of(adapter), 0)) as listener:
+        listener.begin_get_request()
+
+
+def cycle_poller(adapter: ndpy.Adapter) -> None:
+    with ndpy.Poller() as poller, adapter.create_completion_queue(8) as cq:
+        poller.add(cq)
+        poller.wake()
+        assert poller.wait(DEADLINE_S) == []
+
+
+def cycle_window(adapter: ndpy.Adapter) -> None:
+    require(adapter, "MEMORY_WINDOWS")
+    adapter.create_memory_window().close()
+
+
+CYCLED = {
+    name.removeprefix("cycle_"): function for name, function in list(globals().items()) if name.startswith("cycle_")
+}
+# Each of these opens a device or tears a queue pair down, which takes milliseconds.
+SLOW = {"adapter": 10, "queue_pair": 3}
+
+
+def assert_no_leak(cycle, count: int) -> None:
+    """Files, kernel resources and memory are the same after many cycles as after the first ones."""
+    for _ in range(max(20, count // 10)):
+        cycle()
+    gc.collect()
+    files, held, used = open_files(), kernel_resources(), resident_memory()
+    threads = psutil.Process().num_threads()
+    for _ in range(count):
+        cycle()
+    gc.collect()
+    assert open_files() == files
+    assert kernel_resources() == held
+    assert psutil.Process().num_threads() == threads
+    grown = resident_memory() - used
+    assert grown < TOLERANCE, f"{grown} bytes more after {count} cycles"
+
+
+@pytest.mark.timeout(3600 if STRESS else 120)
+@pytest.mark.parametrize("name", CYCLED)
+def test_cycles_of_create_and_close_leave_nothing(adapter, name):
+    """10,000 with NDPY_STRESS=1; some are slow, and get a share."""
+    count = CYCLES if STRESS else CYCLES // SLOW.get(name, 1)
+    assert_no_leak(lambda: CYCLED[name](adapter), count)
+
+
+@pytest.mark.timeout(3600 if STRESS else 120)
+def test_cycles_of_bind_and_invalidate_leave_nothing(window_pair, keep):
+    region = memory(keep, window_pair.adapter, 4096)
+
+    def cycle() -> None:
+        with window_pair.adapter.create_memory_window() as window:
+            window_pair.server.queue_pair.bind(window, region)
+            window_pair.server.queue_pair.invalidate(window)
+            succeed(window_pair.server.cq, 2)
+
+    assert_no_leak(cycle, CYCLES)
+
+
+@pytest.mark.timeout(3600 if STRESS else 120)
+def test_cycles_of_messages_leave_nothing(pair, keep):
+    region = memory(keep, pair.adapter, 64, Access.REMOTE_WRITE)
+
+    def cycle() -> None:
+        pair.server.queue_pair.receive(region[0:8])
+        pair.client.queue_pair.write(region[8:16], region.remote(16, 8))
+        pair.client.queue_pair.send(region[8:16])
+        succeed(pair.client.cq, 2)
+        succeed(pair.server.cq)
+
+    assert_no_leak(cycle, CYCLES)
+
+
+@pytest.mark.timeout(3600 if STRESS else 120)
+def test_cycles_of_connections_leave_nothing(adapter):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+
+    def cycle() -> None:
+        things: list[object] = []
+
+        def note(thing):
+            things.append(thing)
+            return thing
+
+        pair = connect_pair(note, adapter, receive_depth=2, initiator_depth=2)
+        pair.client.connector.disconnect(DEADLINE_S)
+        for kind in (ndpy.Connector, ndpy.Listener, ndpy.QueuePair, ndpy.CompletionQueue):
+            for thing in things:
+                if isinstance(thing, kind):
+                    thing.close()
+
+    # The kernel keeps an identifier for a while after a connection (TIMEWAIT), not for the process.
+    assert_no_leak(cycle, 2000 if STRESS else 15)
+
+
+# ---- threads ----
+
+
+def test_threads_hammer_one_queue_pair(adapter, keep):
+    """Writes from several threads, completions taken by several others: each comes exactly once."""
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    pair = connect_pair(keep, adapter, initiator_depth=32, cq_depth=64)
+    owner = memory(keep, adapter, 4096, Access.REMOTE_WRITE)
+    local = memory(keep, adapter, b"x" * 4096)
+    count, writers = (2000 if STRESS else 120), 3
+    seen: list[int] = []
+    failures: list[BaseException] = []
+    finished = threading.Event()
+
+    def post(base: int) -> None:
+        try:
+            for number in range(base, base + count):
+                while True:
+                    try:
+                        pair.client.queue_pair.write(local[0:16], owner.remote(0, 16), context=number)
+                        break
+                    except ndpy.QueueFullError:
+                        time.sleep(0.001)
+        except BaseException as error:
+            failures.append(error)
+
+    def poll() -> None:
+        try:
+            while not finished.is_set():
+                try:
+                    for completion in pair.client.cq.wait(0.5, 5):
+                        completion.raise_for_status()
+                        seen.append(completion.context)
+                except ndpy.TimeoutError:
+                    continue
+        except BaseException as error:
+            failures.append(error)
+
+    posting = [threading.Thread(target=post, args=(count * number,)) for number in range(writers)]
+    polling = [threading.Thread(target=poll) for _ in range(2)]
+    for thread in posting + polling:
+        thread.start()
+    for thread in posting:
+        thread.join(2 * DEADLINE_S)
+    try:
+        wait_until(lambda: failures or len(seen) == writers * count, "all writes have completed")
+    finally:
+        finished.set()
+        for thread in polling:
+            thread.join(DEADLINE_S)
+    assert not failures
+    assert sorted(seen) == list(range(writers * count))
+
+
+def test_threads_create_and_close_on_one_adapter(adapter):
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(15):
+                cycle_region(adapter)
+                cycle_completion_queue(adapter)
+                cycle_connector(adapter)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * DEADLINE_S)
+    assert not failures
+
+
+def test_closing_under_a_posting_thread_ends_in_closed_error(pair, keep):
+    owner = memory(keep, pair.adapter, 64, Access.REMOTE_WRITE)
+    local = memory(keep, pair.adapter, 64)
+    ended: list[BaseException] = []
+    started = threading.Event()
+
+    def post() -> None:
+        try:
+            while True:
+                try:
+                    pair.client.queue_pair.write(local, owner.remote())
+                except ndpy.QueueFullError:
+                    pair.client.cq.poll()
+                started.set()
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    started.wait(DEADLINE_S)
+    time.sleep(0.05)
+    pair.client.connector.close()
+    pair.client.queue_pair.close()
+    thread.join(DEADLINE_S)
+    assert [type(error) for error in ended] == [ndpy.ClosedError]
+    completions = pair.client.cq.poll()
+    assert all(status in (Status.SUCCESS, Status.CANCELED) for status in statuses(completions))
+
+
+def test_a_window_dropped_while_bound_stays_bound_until_its_queue_pair_ends(window_pair, keep):
+    region = memory(keep, window_pair.adapter, b"original")
+    window = window_pair.adapter.create_memory_window()
+    window_pair.server.queue_pair.bind(window, region)
+    succeed(window_pair.server.cq)
+    remote = window.remote()
+    del window
+    gc.collect()
+    fill(region, b"still my")
+    window_pair.client.queue_pair.write(memory(keep, window_pair.adapter, b"granted!"), remote)
+    (completion,) = take(window_pair.client.cq)
+    assert completion.status in (Status.SUCCESS, Status.ACCESS_VIOLATION)
+    window_pair.server.connector.close()
+    window_pair.server.queue_pair.close()
+    region.deregister(timeout_s=DEADLINE_S)
+
+
+def test_kernel_resources_are_counted(adapter, keep):
+    """The counts that the leak tests compare do move."""
+    before = kernel_resources()
+    memory(keep, adapter, 64)
+    create_end(keep, adapter)
+    now = kernel_resources()
+    assert (now["mr"], now["cq"], now["qp"]) == (before["mr"] + 1, before["cq"] + 1, before["qp"] + 1)
+    assert before["pd"] >= 1

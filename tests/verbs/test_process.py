@@ -1,0 +1,205 @@
+"""The process around the adapter: lockable memory, fork, signals, unmapped memory."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from helpers import DEADLINE_S, assert_works, memory
+
+import ndpy
+from ndpy import Access
+
+NOBODY = 65534
+
+MEMLOCK = f"""
+import os, resource, sys
+import ndpy
+
+adapter = ndpy.open_adapter(sys.argv[1])
+adapter.register(bytearray(4096)).close()
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (262144, 262144))
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+held = adapter.register(ndpy.alloc(65536))
+try:
+    adapter.register(ndpy.alloc(1 << 20))
+except ndpy.InsufficientResourcesError as error:
+    print(error.native)
+    print(error)
+held.close()
+adapter.register(ndpy.alloc(65536)).close()
+adapter.close()
+print("goes on")
+"""
+
+
+def test_too_little_lockable_memory_names_limit_use_and_remedy(adapter):
+    """RLIMIT_MEMLOCK of 256 KiB, 64 KiB pinned, 1 MiB asked for, by a user without CAP_IPC_LOCK."""
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    done = subprocess.run(
+        [sys.executable, "-c", MEMLOCK, adapter.info.name], capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 0, done.stderr
+    number, *lines = done.stdout.splitlines()
+    message = " ".join(lines[:-1])
+    assert int(number) == errno.ENOMEM
+    assert "RLIMIT_MEMLOCK" in message
+    assert "262144" in message or "256 KiB" in message
+    assert "65536" in message or "64 KiB" in message
+    assert "ulimit -l" in message or "limits" in message
+    assert lines[-1] == "goes on"
+
+
+def test_partly_mapped_memory_is_refused(adapter):
+    """Two pages, of which the second is taken away."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 3, ctypes.c_int, ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    page = mmap.PAGESIZE
+    address = libc.mmap(None, 2 * page, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    assert libc.munmap(address + page, page) == 0
+    try:
+        with pytest.raises(ndpy.AccessViolationError) as raised:
+            adapter.register((address, 2 * page))
+        assert raised.value.native == errno.EFAULT
+        adapter.register((address, page)).close()
+    finally:
+        libc.munmap(address, page)
+
+
+def test_read_only_pages_cannot_be_written(adapter):
+    """Memory that Python does not own tells nothing of its protection; the provider finds out."""
+    pages = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ)
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 3, ctypes.c_int, ctypes.c_long]
+    address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    with pytest.raises(ndpy.AccessViolationError):
+        adapter.register((address, mmap.PAGESIZE), Access.LOCAL_WRITE)
+    with pytest.raises(ndpy.AccessViolationError):
+        adapter.register(pages, Access.LOCAL_WRITE)
+    adapter.register(pages, Access.NONE).close()
+
+
+def exit_status(pid: int) -> int:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    pytest.fail("the child hangs")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_cannot_use_what_it_inherits(adapter, keep, pair):
+    """Each use raises ClosedError that recommends spawn; closing is harmless; the parent goes on."""
+    region = memory(keep, adapter, 64)
+    element = region[0:8]
+    poller = keep(ndpy.Poller())
+    poller.add(pair.server.cq)
+    uses = [
+        lambda: adapter.register(bytearray(8)),
+        lambda: adapter.create_completion_queue(8),
+        lambda: pair.client.queue_pair.send(element),
+        lambda: pair.client.queue_pair.receive(region),
+        lambda: pair.client.cq.poll(),
+        lambda: pair.client.cq.wait(0),
+        lambda: pair.client.connector.disconnect(0),
+        lambda: adapter.listen(("", 0)),
+        lambda: region.remote(),
+    ]
+    child = os.fork()
+    if child == 0:
+        status = 99
+        try:
+            status = 0
+            for number, use in enumerate(uses, 1):
+                try:
+                    use()
+                    status = status or number
+                except ndpy.ClosedError as error:
+                    if "spawn" not in str(error):
+                        status = status or 50 + number
+                except BaseException:
+                    status = status or 100 + number
+            for thing in (region, *[end.queue_pair for end in pair], pair.client.cq, adapter):
+                thing.close()
+        except BaseException:
+            status = 98
+        finally:
+            os._exit(status)
+    assert exit_status(child) == 0
+    assert_works(keep, pair)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_can_open_its_own(adapter, adapter_name):
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            with ndpy.open_adapter(adapter_name) as own, own.register(bytearray(64)) as region:
+                status = 0 if region.length == 64 else 2
+        finally:
+            os._exit(status)
+    assert exit_status(child) == 0
+
+
+@pytest.mark.parametrize("what", ["completion queue", "poller", "pending"])
+def test_a_signal_that_raises_nothing_does_not_end_a_wait(pair, keep, what):
+    """The handler runs, and the deadline still holds."""
+    poller = keep(ndpy.Poller())
+    poller.add(pair.server.cq)
+    handled: list[int] = []
+    former = signal.signal(signal.SIGUSR1, lambda number, frame: handled.append(number))
+    timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
+    waits = {
+        "completion queue": lambda: pair.client.cq.wait(0.6),
+        "poller": lambda: poller.wait(0.6),
+        "pending": lambda: pair.client.cq.arm().result(0.6),
+    }
+    begin = time.monotonic()
+    timer.start()
+    try:
+        with pytest.raises(ndpy.TimeoutError):
+            waits[what]()
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, former)
+    assert handled == [signal.SIGUSR1]
+    assert 0.6 <= time.monotonic() - begin < 5
+
+
+def test_wake_from_a_signal_handler(keep, adapter):
+    poller = keep(ndpy.Poller())
+    former = signal.signal(signal.SIGUSR1, lambda number, frame: poller.wake())
+    timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
+    timer.start()
+    try:
+        assert poller.wait(DEADLINE_S) == []
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, former)
+
+
+def test_waiting_costs_no_processor_time_with_connections_open(adapter, pair):
+    """The adapter's own thread sleeps as well."""
+    time.sleep(0.3)
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.05
