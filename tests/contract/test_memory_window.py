@@ -262,7 +262,7 @@ def test_e_3_3_another_queue_pair_cannot_use_the_window(window_pair, keep, windo
 
 
 def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, window, owner, local):
-    known_defect(request, window_pair.adapter, "window bounds")
+    known_defect(request, window_pair.adapter, "windows/write-past-end")
     remote = bind(window_pair.server, window, owner, 0, 4000, READ | WRITE)
     beyond = RemoteMemory(remote.address, 4001, remote.token)
     window_pair.client.queue_pair.write(local[:4001], beyond, context=8)
@@ -270,7 +270,7 @@ def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, wind
 
 
 def test_e_3_4_one_byte_before_the_beginning_is_refused(request, window_pair, keep, window, owner, local):
-    known_defect(request, window_pair.adapter, "window bounds")
+    known_defect(request, window_pair.adapter, "windows/write-before-start")
     remote = bind(window_pair.server, window, owner, 64, 64, READ | WRITE)
     before = RemoteMemory(remote.address - 1, 2, remote.token)
     window_pair.client.queue_pair.write(local[:2], before, context=8)

@@ -126,11 +126,13 @@ def test_a_dropped_buffer_is_released_after_its_completion(pair, keep):
 
 
 def test_a_dropped_queue_pair_lets_go_of_its_memory(adapter, keep):
+    """Its requests are cancelled; the memory is free when these completions are taken."""
     buffer = bytearray(64)
-    end = create_end(lambda thing: thing, adapter, cq=keep(adapter.create_completion_queue(64)))
-    end.queue_pair.receive(adapter.register(buffer))
-    del end
+    cq = keep(adapter.create_completion_queue(64))
+    create_end(lambda thing: thing, adapter, cq=cq).queue_pair.receive(adapter.register(buffer), context=6)
     gc.collect()
+    (completion,) = take(cq)
+    assert (completion.context, completion.status, completion.queue_pair) == (6, Status.CANCELED, None)
 
     def resized() -> bool:
         try:
