@@ -40,6 +40,10 @@ class Sge:
 #: What the posting calls take as local memory; an empty sequence stands for no bytes.
 Elements = Union[Sge, "MemoryRegion", Sequence[Union[Sge, "MemoryRegion"]]]
 
+_Bytes = Union[bytes, bytearray, memoryview]
+#: What send and write take: with Flags.INLINE also memory that is not registered.
+InlineElements = Union[Elements, _Bytes, Sequence[Union[Sge, "MemoryRegion", _Bytes]]]
+
 
 def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
     """The offset and length that a slice names; nothing is clamped, since bytes that are not there cannot be sent."""

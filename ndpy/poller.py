@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import threading
 from types import TracebackType
 from typing import TypeVar
@@ -13,7 +12,7 @@ from ndpy.errors import ClosedError
 P = TypeVar("P", bound="Poller")
 
 
-class Poller(abc.ABC):
+class Poller:
     """Waits for any of its completion queues, which may be of several adapters.
 
     One thread waits at a time; add(), remove(), wake() and close() may be called from any other. Connection and device
@@ -31,28 +30,28 @@ class Poller(abc.ABC):
         self._lock = threading.Lock()
         self._closed = False
 
-    @abc.abstractmethod
     def add(self, completion_queue: CompletionQueue) -> None:
         """Wait for this queue too; harmless when repeated. What it holds already is delivered by the next wait()."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def remove(self, completion_queue: CompletionQueue) -> None:
         """Wait for it no more; harmless if it was not added. Closing a queue removes it."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
         """Wait until queues have completions, and take up to 64 of each.
 
         Returns an empty list after wake(). Raises TimeoutError after timeout_s seconds, ClosedError when closed.
         """
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def wake(self) -> None:
         """Make the present or next wait() return; safe from any thread and from a signal handler."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Stop; a waiting thread gets ClosedError. The completion queues are not closed."""
+        raise NotImplementedError
 
     @property
     def closed(self) -> bool:

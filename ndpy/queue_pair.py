@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.completion import CompletionQueue, Source
 from ndpy.flags import Access, Flags, Operation, Status
-from ndpy.memory import Binding, Elements, MemoryRegion, MemoryWindow, RemoteMemory, Sge, address_of
+from ndpy.memory import Binding, Elements, InlineElements, MemoryRegion, MemoryWindow, RemoteMemory, Sge, address_of
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
 
@@ -112,7 +112,7 @@ class QueuePair(Resource):
     def _completion_queues(self) -> tuple[CompletionQueue, CompletionQueue]:
         return self.receive_cq, self.initiator_cq
 
-    def send(self, sges: Elements, *, context: int = 0, flags: int = 0) -> None:
+    def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0) -> None:
         """Send a message to the peer's oldest posted receive; return once it is queued.
 
         sges: an Sge, a region, or a sequence of them, together 0 to info.max_transfer_length bytes; with INLINE also
@@ -149,7 +149,7 @@ class QueuePair(Resource):
             raise self._beyond(sges.length, remote)
         self._post(_READ, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
 
-    def write(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
+    def write(self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
         """Start an RDMA write of `sges` into the first bytes of `remote`; return once it is queued.
 
         The peer takes no part in it and sees no completion. Errors as for send().
