@@ -306,7 +306,7 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
         nbytes += elements[i].length;
     if (operation == NDPY_RECEIVE)
         return post_receive(qp, flags, context, elements, count, nbytes);
-    if (flags & NDPY_INLINE) {
+    if (flags & allowed_flags[operation] & NDPY_INLINE) {
         if (nbytes > qp->inline_size)
             return NDPY_INLINE_TOO_LONG;
     } else if (nbytes > qp->max_length) {
