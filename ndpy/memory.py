@@ -40,9 +40,9 @@ class Sge:
 #: What the posting calls take as local memory; an empty sequence stands for no bytes.
 Elements = Union[Sge, "MemoryRegion", Sequence[Union[Sge, "MemoryRegion"]]]
 
-_Bytes = Union[bytes, bytearray, memoryview]
+_Bytes = bytes | bytearray | memoryview
 #: What send and write take: with Flags.INLINE also memory that is not registered.
-InlineElements = Union[Elements, _Bytes, Sequence[Union[Sge, "MemoryRegion", _Bytes]]]
+InlineElements = Elements | _Bytes | Sequence[Union[Sge, "MemoryRegion", _Bytes]]
 
 
 def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
