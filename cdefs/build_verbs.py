@@ -27,6 +27,9 @@ def source() -> str:
     entries = " \\\n".join(f"    SYMBOL({library}, {name}, {required})" for library, name, required in table)
     names = "\n".join(f"#undef {name}\n#define {name} ndpy_call_{name}" for _, name, _ in table)
     return f"""
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include <stddef.h>
 #include <stdint.h>
 #include <infiniband/verbs.h>

@@ -205,10 +205,15 @@ class CompletionQueue(Resource):
                 if source.kept:
                     self._take_kept(source, entry[6])
             if entry[3] > _CANCELED:
+                entry = self._judge(entry)
                 failed.append(source)
             if not flags & _HIDDEN:
                 completions.append(_make(Completion, (*entry, source)))
         return completions
+
+    def _judge(self, entry: tuple[int, ...]) -> tuple[int, ...]:
+        """The completion of a failed request, with a status that fits better where more is known of the adapter."""
+        return entry
 
     def _take_kept(self, source: Source, number: int) -> None:
         left = source.kept.get(self._serial, 0) - 1

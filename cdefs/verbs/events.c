@@ -2,7 +2,9 @@
    for ever, and after the acknowledgement the object may be gone, so nothing of it is touched any more. */
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <unistd.h>
 
 struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd)
 {
@@ -116,9 +118,20 @@ const char *ndpy_cm_device(struct rdma_cm_id *id)
     return id->verbs ? ibv_get_device_name(id->verbs->device) : "";
 }
 
-struct ibv_context *ndpy_cm_context(struct rdma_cm_id *id)
+int ndpy_cm_let_go(struct rdma_cm_id *id)
 {
-    return id->verbs;
+    int null, error = 0;
+
+    if (!id->verbs)
+        return 0;
+    null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null < 0)
+        return errno;
+    /* The library's structures stay valid; only the files behind their descriptors are another one. */
+    if (dup3(null, id->verbs->cmd_fd, O_CLOEXEC) < 0 || dup3(null, id->verbs->async_fd, O_CLOEXEC) < 0)
+        error = errno;
+    close(null);
+    return error;
 }
 
 int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size)

@@ -41,7 +41,9 @@ int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, str
 
 /* The device name that a connection is bound to, or "". */
 const char *ndpy_cm_device(struct rdma_cm_id *id);
-struct ibv_context *ndpy_cm_context(struct rdma_cm_id *id);
+/* Let go of a removed device: librdmacm keeps its own context of every device open for the life of the process, and
+   some drivers (rxe) cannot remove a device that is open. Returns 0 or an errno. */
+int ndpy_cm_let_go(struct rdma_cm_id *id);
 /* Copy a socket address of a connection (peer != 0: the other end's) into out; returns its length. */
 int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size);
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out);

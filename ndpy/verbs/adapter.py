@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,6 +51,9 @@ class VerbsAdapter(Adapter):
         self._executor_lock = threading.Lock()
         self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
+        self._on_port_active: weakref.WeakKeyDictionary[VerbsConnector, Callable[[], None]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._context = self._domain = self._channel = self._sentinel = None
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
@@ -208,6 +212,9 @@ class VerbsAdapter(Adapter):
     def _wake(self) -> None:
         self._events.wake()
 
+    def _when_port_is_active(self, connector: VerbsConnector, call: Callable[[], None]) -> None:
+        self._on_port_active[connector] = call
+
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for long; closing the adapter waits for it."""
         self._background = {thread for thread in self._background if thread.is_alive()}
@@ -248,6 +255,10 @@ class VerbsAdapter(Adapter):
                     self._mark_removed()
             elif kind in (lib.IBV_EVENT_PORT_ACTIVE, lib.IBV_EVENT_PORT_ERR):
                 self._port_states[event.port] = "active" if kind == lib.IBV_EVENT_PORT_ACTIVE else "down"
+                if self.port_state == "active":
+                    waiting, self._on_port_active = self._on_port_active, weakref.WeakKeyDictionary()
+                    for _, call in list(waiting.items()):
+                        call()
             elif kind == lib.IBV_EVENT_CQ_ERR and isinstance(target, VerbsCompletionQueue):
                 target._on_overrun()
             elif isinstance(target, VerbsSharedReceiveQueue):
@@ -281,6 +292,8 @@ class VerbsAdapter(Adapter):
         if self._events is not None:
             self._events.stop()
         if self._sentinel is not None:
+            if self._defunct == self._removed_error:
+                lib.ndpy_cm_let_go(self._sentinel)
             lib.rdma_destroy_id(self._sentinel)
             self._sentinel = None
         if self._channel is not None:

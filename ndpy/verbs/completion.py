@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
-from ndpy.flags import Notify
+from ndpy.flags import Notify, Operation, Status
 from ndpy.pending import Pending
 from ndpy.verbs.library import check, check_pointer, ffi, lib
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Room beyond the depth asked for: completions of silent requests that are signaled now and then take a place too.
 _SLACK = 64
+
+_DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRITE))
 
 
 class VerbsCompletionQueue(CompletionQueue):
@@ -67,6 +69,16 @@ class VerbsCompletionQueue(CompletionQueue):
     def _new_entries(self, count: int) -> tuple[Any, memoryview]:
         entries = ffi.new("struct ndpy_completion[]", count)
         return entries, memoryview(ffi.buffer(entries))
+
+    def _judge(self, entry: tuple[int, ...]) -> tuple[int, ...]:
+        # rxe has one word for a request that it cannot send, whether its memory or the port is the reason.
+        if (
+            entry[4] == lib.IBV_WC_LOC_QP_OP_ERR
+            and self._adapter.port_state != "active"
+            and entry[2] in _DATA_OPERATIONS
+        ):
+            return (*entry[:3], int(Status.IO_TIMEOUT), *entry[4:])
+        return entry
 
     def fileno(self) -> int:
         """The completion channel's file descriptor, for programs with an event loop of their own; use arm() with it."""

@@ -464,11 +464,22 @@ class VerbsConnector(Connector):
         if self._disconnect_sent:
             return
         self._disconnect_sent = True
+        if self._adapter.port_state != "active":
+            # A datagram of the connection manager that meets a closed port leaves rxe's manager dead for good.
+            self._adapter._when_port_is_active(self, self._disconnect_late)
+            self._on_disconnected()
+            return
         if lib.rdma_disconnect(self._id):
             number = ffi.errno
             if number not in (errno.EINVAL, errno.ENOTCONN):
                 raise errors.from_errno("disconnect", number)
             self._on_disconnected()
+
+    def _disconnect_late(self) -> None:
+        """The port is back: tell the peer now."""
+        with self._state_lock:
+            if self._id is not None:
+                lib.rdma_disconnect(self._id)
 
     def begin_wait_disconnected(self) -> Pending[None]:
         with self._state_lock:

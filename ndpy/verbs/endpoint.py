@@ -147,6 +147,8 @@ def explain_timeout(adapter: VerbsAdapter, path: tuple[Endpoint, Endpoint] | Non
         "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a GID of another "
         "network or type (RoCE v1 and v2 do not talk), an MTU that the network does not carry, UDP port 4791 blocked"
     )
+    if adapter.port_state != "active":
+        return f"port {adapter._port} of {adapter.info.name} is down: see `ip link` and the cable"
     if path is not None:
         return f"from {path[0]} to {path[1]}; {causes}"
     if connector is not None:

@@ -25,7 +25,7 @@ class VerbsPoller(Poller):
         self._queues: dict[int, VerbsCompletionQueue] = {}
         self._to_look_at: set[VerbsCompletionQueue] = set()
         self._woken = False
-        self._waiting = False
+        self._waiters = 0
 
     def add(self, completion_queue: CompletionQueue) -> None:
         assert isinstance(completion_queue, VerbsCompletionQueue)
@@ -57,14 +57,23 @@ class VerbsPoller(Poller):
 
     def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            ready = self._collect()
+        with self._lock:
+            self._check()
+            self._waiters += 1
+        try:
+            while True:
+                ready = self._collect()
+                with self._lock:
+                    self._check()
+                    woken, self._woken = self._woken, False
+                if ready or woken:
+                    return ready
+                self._sleep(deadline)
+        finally:
             with self._lock:
-                self._check()
-                woken, self._woken = self._woken, False
-            if ready or woken:
-                return ready
-            self._sleep(deadline)
+                self._waiters -= 1
+                if self._closed and not self._waiters:
+                    self._free()
 
     def _collect(self) -> list[tuple[CompletionQueue, list[Completion]]]:
         with self._lock:
@@ -122,6 +131,19 @@ class VerbsPoller(Poller):
             self._closed = True
             queues, self._queues = list(self._queues.values()), {}
             self._to_look_at.clear()
-        for queue in queues:
-            queue._pollers.discard(self)
-        os.eventfd_write(self._wake_fd, 1)
+            for queue in queues:
+                queue._pollers.discard(self)
+            # A thread that still sleeps on the descriptors is woken, and frees them when it leaves.
+            if self._waiters:
+                os.eventfd_write(self._wake_fd, 1)
+            else:
+                self._free()
+
+    def _free(self) -> None:
+        self._epoll.close()
+        os.close(self._wake_fd)
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self._closed = True
+            self._free()
