@@ -27,7 +27,8 @@ class Poller:
         return super().__new__(cls)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant, so that a signal handler may call wake() in a thread that holds it.
+        self._lock = threading.RLock()
         self._closed = False
 
     def add(self, completion_queue: CompletionQueue) -> None:

@@ -119,10 +119,10 @@ class VerbsPoller(Poller):
         return self._epoll.fileno()
 
     def wake(self) -> None:
-        # No lock: a signal handler may have interrupted a holder of it.
-        if not self._closed:
-            self._woken = True
-            os.eventfd_write(self._wake_fd, 1)
+        with self._lock:
+            if not self._closed:
+                self._woken = True
+                os.eventfd_write(self._wake_fd, 1)
 
     def close(self) -> None:
         with self._lock:
