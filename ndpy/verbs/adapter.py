@@ -19,11 +19,13 @@ from ndpy.memory import span
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import _serials
+from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion import VerbsCompletionQueue
-from ndpy.verbs.connection import VerbsConnector, VerbsListener, bind_identifier, new_identifier
+from ndpy.verbs.connection import VerbsConnector
 from ndpy.verbs.devices import open_context
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.library import check, check_pointer, ffi, lib, text
+from ndpy.verbs.listener import VerbsListener
 from ndpy.verbs.memory import VerbsMemoryRegion, VerbsMemoryWindow, validate_access
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
 

@@ -1,4 +1,4 @@
-"""Connectors and listeners over librdmacm.
+"""Connectors over librdmacm.
 
 Every connection of an adapter reports to one event channel, which the adapter's thread reads; the handlers here run in
 that thread. A connector's queue pair is not given to librdmacm (its identifier has no queue pair), so that connecting has
@@ -10,16 +10,15 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
-import struct
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import Address, Connector, Listener, ReadLimits, is_wildcard, resolve
+from ndpy.connection import Address, Connector, ReadLimits, is_wildcard, resolve
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePair
+from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
 from ndpy.verbs.devices import MAX_CALLEE_DATA, MAX_CALLER_DATA
-from ndpy.verbs.library import check, check_errno, ffi, lib, text
+from ndpy.verbs.library import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 
 if TYPE_CHECKING:
@@ -34,66 +33,6 @@ _RNR_RETRY_FOR_EVER = 7
 _RNR_TIMER_123_MS = 27
 # Bits of rdma_init_qp_attr()'s mask that kernels leave set by mistake on InfiniBand.
 _ROCE_MASK_BITS = 0xE00000
-
-
-def pack_address(family: int, address: tuple[Any, ...]) -> Any:
-    """A struct sockaddr *, with the memory it points to."""
-    if family == socket.AF_INET:
-        data = struct.pack("=H", family) + struct.pack(">H", address[1]) + socket.inet_aton(address[0]) + bytes(8)
-    else:
-        data = struct.pack("=H", family) + struct.pack(">HI", address[1], address[2])
-        data += socket.inet_pton(family, address[0].partition("%")[0]) + struct.pack("=I", address[3])
-    return ffi.new("char[]", data)
-
-
-def unpack_address(identifier: Any, peer: bool) -> Address | None:
-    """The local or the peer's (host, port) of a connection; None before there is one."""
-    data = ffi.new("unsigned char[28]")
-    length = lib.ndpy_cm_address(identifier, int(peer), data, 28)
-    raw = bytes(ffi.buffer(data, length))
-    if length == 16:
-        return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4], "big")
-    if length == 28:
-        host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
-        scope = int.from_bytes(raw[24:28], "little" if struct.pack("=H", 1)[0] else "big")
-        if scope and ipaddress.ip_address(host).is_link_local:
-            host += f"%{socket.if_indextoname(scope)}"
-        return host, int.from_bytes(raw[2:4], "big")
-    return None
-
-
-def new_identifier(adapter: VerbsAdapter, key: int) -> Any:
-    pointer = ffi.new("struct rdma_cm_id **")
-    check_errno(
-        "create connector",
-        lib.rdma_create_id(adapter._channel, pointer, ffi.cast("void *", key), lib.RDMA_PS_TCP),
-    )
-    return pointer[0]
-
-
-def bind_identifier(adapter: VerbsAdapter, identifier: Any, address: Address) -> None:
-    """rdma_bind_addr(), and that the address is this adapter's."""
-    family, resolved = resolve(address)
-    packed = pack_address(family, resolved)
-    where = f"{address[0]} port {address[1]}"
-    if lib.rdma_bind_addr(identifier, ffi.cast("struct sockaddr *", packed)):
-        number = ffi.errno
-        if number == errno.EADDRINUSE:
-            raise errors.AddressInUseError(f"{where} is in use", operation="bind", native=number)
-        if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
-            raise not_ours(adapter, address[0], number)
-        raise errors.from_errno("bind", number, f"{where} cannot be bound")
-    device = text(lib.ndpy_cm_device(identifier))
-    if device and device != adapter.info.name:
-        raise not_ours(adapter, address[0], 0, f"; it is {device}'s")
-
-
-def not_ours(adapter: VerbsAdapter, host: str, number: int, more: str = "") -> errors.AddressUnreachableError:
-    return errors.AddressUnreachableError(
-        f"{host} is no address of {adapter.info.name}{more}; its addresses are {', '.join(adapter.info.addresses) or 'none'}",
-        operation="bind",
-        native=number,
-    )
 
 
 def limit_private_data(private_data: bytes, maximum: int, operation: str) -> bytes:
@@ -725,102 +664,3 @@ _ENDINGS = (
     lib.RDMA_CM_EVENT_CONNECT_ERROR,
     lib.RDMA_CM_EVENT_DISCONNECTED,
 )
-
-
-class VerbsListener(Listener):
-    _adapter: VerbsAdapter
-
-    def __init__(self, adapter: VerbsAdapter, address: Address, backlog: int) -> None:
-        super().__init__(adapter)
-        self._backlog = backlog
-        self._waiting: deque[VerbsConnector] = deque()
-        self._asked: deque[Pending[Connector]] = deque()
-        self._id = new_identifier(adapter, self._serial)
-        # Registered before the first request can come.
-        self._opened()
-        try:
-            bind_identifier(adapter, self._id, self._local(address))
-            check_errno("listen", lib.rdma_listen(self._id, backlog or 1024), f"cannot listen at {address}")
-            bound = unpack_address(self._id, peer=False)
-            assert bound is not None
-            self._address = bound
-        except BaseException:
-            self._released = True
-            self._adapter._children.pop(self._serial, None)
-            lib.rdma_destroy_id(self._id)
-            raise
-
-    def _local(self, address: Address) -> Address:
-        """An adapter's only address of a family instead of the wildcard, which would take all adapters' requests."""
-        host, port = address[0], address[1]
-        own = self._adapter.info.addresses
-        if host in ("", "*"):
-            host = "::" if any(":" in entry for entry in own) and not any("." in entry for entry in own) else "0.0.0.0"
-        family, resolved = resolve((host, port))
-        if not is_wildcard(resolved[0]):
-            return host, port
-        same = [
-            entry for entry in own if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
-        ]
-        return (same[0] if len(same) == 1 else host), port
-
-    @property
-    def address(self) -> Address:
-        self._check()
-        return self._address
-
-    def begin_get_request(self) -> Pending[Connector]:
-        self._check()
-        pending: Pending[Connector] = Pending("get_request")
-        with self._lifetime:
-            self._check()
-            if self._waiting:
-                pending.succeed(self._waiting.popleft())
-            else:
-                self._asked.append(pending)
-        return pending
-
-    def _on_event(self, event: CmEvent) -> None:
-        if event.type != lib.RDMA_CM_EVENT_CONNECT_REQUEST:
-            return
-        if text(lib.ndpy_cm_device(event.id)) != self._adapter.info.name:
-            lib.rdma_reject(event.id, ffi.NULL, 0)
-            lib.rdma_destroy_id(event.id)
-            return
-        connector = VerbsConnector(self._adapter, event.id, event.key)
-        info = self._adapter.info
-        connector._requested(
-            event.private_data,
-            ReadLimits(
-                min(event.responder_resources, info.max_inbound_read_limit),
-                min(event.initiator_depth, info.max_outbound_read_limit),
-            ),
-        )
-        with self._lifetime:
-            if not self._released:
-                while self._asked:
-                    if self._asked.popleft().succeed(connector):
-                        return
-                if not self._backlog or len(self._waiting) < self._backlog:
-                    self._waiting.append(connector)
-                    return
-        connector.close()
-
-    def _on_removed(self) -> None:
-        with self._lifetime:
-            asked, self._asked = self._asked, deque()
-        for pending in asked:
-            pending.fail(self._removed_error())
-
-    def _release(self) -> None:
-        asked, self._asked = self._asked, deque()
-        waiting, self._waiting = self._waiting, deque()
-        check("close listener", lib.rdma_destroy_id(self._id))
-        for connector in waiting:
-            connector.close()
-        for pending in asked:
-            pending.fail(errors.CanceledError("the listener was closed", operation="get_request"))
-
-    def _describe(self) -> str:
-        host, port = getattr(self, "_address", ("?", 0))
-        return f"Listener at {host} port {port}"

@@ -1,0 +1,77 @@
+"""Socket addresses and rdma_cm identifiers: what a connection is named by."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.connection import Address, resolve
+from ndpy.verbs.library import check_errno, ffi, lib, text
+
+if TYPE_CHECKING:
+    from ndpy.verbs.adapter import VerbsAdapter
+
+
+def pack_address(family: int, address: tuple[Any, ...]) -> Any:
+    """A struct sockaddr *, with the memory it points to."""
+    if family == socket.AF_INET:
+        data = struct.pack("=H", family) + struct.pack(">H", address[1]) + socket.inet_aton(address[0]) + bytes(8)
+    else:
+        data = struct.pack("=H", family) + struct.pack(">HI", address[1], address[2])
+        data += socket.inet_pton(family, address[0].partition("%")[0]) + struct.pack("=I", address[3])
+    return ffi.new("char[]", data)
+
+
+def unpack_address(identifier: Any, peer: bool) -> Address | None:
+    """The local or the peer's (host, port) of a connection; None before there is one."""
+    data = ffi.new("unsigned char[28]")
+    length = lib.ndpy_cm_address(identifier, int(peer), data, 28)
+    raw = bytes(ffi.buffer(data, length))
+    if length == 16:
+        return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4], "big")
+    if length == 28:
+        host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
+        scope = int.from_bytes(raw[24:28], sys.byteorder)
+        if scope and ipaddress.ip_address(host).is_link_local:
+            host += f"%{socket.if_indextoname(scope)}"
+        return host, int.from_bytes(raw[2:4], "big")
+    return None
+
+
+def new_identifier(adapter: VerbsAdapter, key: int) -> Any:
+    pointer = ffi.new("struct rdma_cm_id **")
+    check_errno(
+        "create connector",
+        lib.rdma_create_id(adapter._channel, pointer, ffi.cast("void *", key), lib.RDMA_PS_TCP),
+    )
+    return pointer[0]
+
+
+def bind_identifier(adapter: VerbsAdapter, identifier: Any, address: Address) -> None:
+    """rdma_bind_addr(), and that the address is this adapter's."""
+    family, resolved = resolve(address)
+    packed = pack_address(family, resolved)
+    where = f"{address[0]} port {address[1]}"
+    if lib.rdma_bind_addr(identifier, ffi.cast("struct sockaddr *", packed)):
+        number = ffi.errno
+        if number == errno.EADDRINUSE:
+            raise errors.AddressInUseError(f"{where} is in use", operation="bind", native=number)
+        if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
+            raise not_ours(adapter, address[0], number)
+        raise errors.from_errno("bind", number, f"{where} cannot be bound")
+    device = text(lib.ndpy_cm_device(identifier))
+    if device and device != adapter.info.name:
+        raise not_ours(adapter, address[0], 0, f"; it is {device}'s")
+
+
+def not_ours(adapter: VerbsAdapter, host: str, number: int, more: str = "") -> errors.AddressUnreachableError:
+    return errors.AddressUnreachableError(
+        f"{host} is no address of {adapter.info.name}{more}; its addresses are {', '.join(adapter.info.addresses) or 'none'}",
+        operation="bind",
+        native=number,
+    )

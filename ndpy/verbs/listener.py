@@ -1,0 +1,116 @@
+"""Listeners over librdmacm; their events come through the adapter's thread, as those of connectors do."""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ndpy import errors
+from ndpy.connection import Address, Connector, Listener, ReadLimits, is_wildcard, resolve
+from ndpy.pending import Pending
+from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
+from ndpy.verbs.connection import VerbsConnector
+from ndpy.verbs.library import check, check_errno, ffi, lib, text
+
+if TYPE_CHECKING:
+    from ndpy.verbs.adapter import CmEvent, VerbsAdapter
+
+
+class VerbsListener(Listener):
+    _adapter: VerbsAdapter
+
+    def __init__(self, adapter: VerbsAdapter, address: Address, backlog: int) -> None:
+        super().__init__(adapter)
+        self._backlog = backlog
+        self._waiting: deque[VerbsConnector] = deque()
+        self._asked: deque[Pending[Connector]] = deque()
+        self._id = new_identifier(adapter, self._serial)
+        # Registered before the first request can come.
+        self._opened()
+        try:
+            bind_identifier(adapter, self._id, self._local(address))
+            check_errno("listen", lib.rdma_listen(self._id, backlog or 1024), f"cannot listen at {address}")
+            bound = unpack_address(self._id, peer=False)
+            assert bound is not None
+            self._address = bound
+        except BaseException:
+            self._released = True
+            self._adapter._children.pop(self._serial, None)
+            lib.rdma_destroy_id(self._id)
+            raise
+
+    def _local(self, address: Address) -> Address:
+        """An adapter's only address of a family instead of the wildcard, which would take all adapters' requests."""
+        host, port = address[0], address[1]
+        own = self._adapter.info.addresses
+        if host in ("", "*"):
+            host = "::" if any(":" in entry for entry in own) and not any("." in entry for entry in own) else "0.0.0.0"
+        family, resolved = resolve((host, port))
+        if not is_wildcard(resolved[0]):
+            return host, port
+        same = [
+            entry for entry in own if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
+        ]
+        return (same[0] if len(same) == 1 else host), port
+
+    @property
+    def address(self) -> Address:
+        self._check()
+        return self._address
+
+    def begin_get_request(self) -> Pending[Connector]:
+        self._check()
+        pending: Pending[Connector] = Pending("get_request")
+        with self._lifetime:
+            self._check()
+            if self._waiting:
+                pending.succeed(self._waiting.popleft())
+            else:
+                self._asked.append(pending)
+        return pending
+
+    def _on_event(self, event: CmEvent) -> None:
+        if event.type != lib.RDMA_CM_EVENT_CONNECT_REQUEST:
+            return
+        if text(lib.ndpy_cm_device(event.id)) != self._adapter.info.name:
+            lib.rdma_reject(event.id, ffi.NULL, 0)
+            lib.rdma_destroy_id(event.id)
+            return
+        connector = VerbsConnector(self._adapter, event.id, event.key)
+        info = self._adapter.info
+        connector._requested(
+            event.private_data,
+            ReadLimits(
+                min(event.responder_resources, info.max_inbound_read_limit),
+                min(event.initiator_depth, info.max_outbound_read_limit),
+            ),
+        )
+        with self._lifetime:
+            if not self._released:
+                while self._asked:
+                    if self._asked.popleft().succeed(connector):
+                        return
+                if not self._backlog or len(self._waiting) < self._backlog:
+                    self._waiting.append(connector)
+                    return
+        connector.close()
+
+    def _on_removed(self) -> None:
+        with self._lifetime:
+            asked, self._asked = self._asked, deque()
+        for pending in asked:
+            pending.fail(self._removed_error())
+
+    def _release(self) -> None:
+        asked, self._asked = self._asked, deque()
+        waiting, self._waiting = self._waiting, deque()
+        check("close listener", lib.rdma_destroy_id(self._id))
+        for connector in waiting:
+            connector.close()
+        for pending in asked:
+            pending.fail(errors.CanceledError("the listener was closed", operation="get_request"))
+
+    def _describe(self) -> str:
+        host, port = getattr(self, "_address", ("?", 0))
+        return f"Listener at {host} port {port}"
