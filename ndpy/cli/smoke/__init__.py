@@ -82,13 +82,15 @@ def command(
         raise click.UsageError("--listen goes with --serve")
     if serving and (peer_host or json_file or junit_file or groups):
         raise click.UsageError("--serve runs no checks; --peer, --json, --junit and --only go with the other side")
-    faulthandler.enable()
-    signal.signal(signal.SIGTERM, _terminated)
-    if serving:
-        sys.exit(_serve(adapter, listen_at, inetd))
     for path in (json_file, junit_file):
         if path is not None and not path.parent.is_dir():
             raise click.UsageError(f"there is no folder {path.parent} for {path.name}")
+    with contextlib.suppress(OSError):
+        # There is no file behind the standard error of some callers.
+        faulthandler.enable()
+    signal.signal(signal.SIGTERM, _terminated)
+    if serving:
+        sys.exit(_serve(adapter, listen_at, inetd))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)

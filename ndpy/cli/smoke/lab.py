@@ -238,6 +238,25 @@ class Lab:
             if flag not in self.info.flags:
                 raise Skip(f"{self.info.name} does not claim {flag}")
 
+    @property
+    def iwarp(self) -> bool:
+        """Whether this is iWARP, where a write or send completes when it has left, before the peer has judged it."""
+        return self.info.transport == "iWARP"
+
+    def expect_refused(
+        self, operation: Operation, status: Status, wait_disconnected: Callable[[float], None], what: str
+    ) -> str:
+        """See that the requester was told; returns how. iWARP tells of a refused write by ending the connection."""
+        if self.iwarp and operation is Operation.WRITE and status is Status.SUCCESS:
+            try:
+                wait_disconnected(self.step())
+            except (ndpy.TimeoutError, PeerRefused):
+                raise Failure(f"{what} was not refused: it succeeded and the connection lives on") from None
+            return "refused by ending the connection (iWARP acknowledges no write)"
+        expect(status is not Status.SUCCESS, f"{what} was not refused")
+        expect(status is Status.ACCESS_VIOLATION, f"{what} completed {status.name}, expected ACCESS_VIOLATION")
+        return "refused with ACCESS_VIOLATION"
+
     def address(self, version: int | None = None) -> str | None:
         """An address of the peer that this adapter has one of the same kind for; None if there is none."""
 

@@ -6,10 +6,10 @@ import hashlib
 import mmap
 
 import ndpy
-from ndpy import Access, Operation, Status
+from ndpy import Access, Operation
 from ndpy.cli.smoke.catalog import check
-from ndpy.cli.smoke.lab import Lab, expect, expect_same, expect_status, expect_unchanged, refusal
-from ndpy.cli.smoke.line import Memory, pattern
+from ndpy.cli.smoke.lab import Lab, expect, expect_same, expect_unchanged, refusal
+from ndpy.cli.smoke.line import pattern
 
 
 @check("register", "sizes")
@@ -79,7 +79,9 @@ def no_remote_right(lab: Lab) -> str:
     guess = ndpy.RemoteMemory(memory.region.address, 4096, memory.region.local_token)
     with refusal(ndpy.NdpyError, "remote() of a region without remote rights"):
         memory.region.remote()
-    return _refused_to_peer(lab, memory, guess, Operation.WRITE)
+    seen = _refused_to_peer(lab, guess)
+    expect_unchanged(memory, "the peer wrote")
+    return seen
 
 
 @check("register", "deregistered")
@@ -89,20 +91,14 @@ def deregistered(lab: Lab) -> str:
     buffer[:] = pattern(4, 4096)
     with lab.adapter.register(buffer, Access.REMOTE_WRITE | Access.REMOTE_READ) as region:
         stale = region.remote()
-    pair = lab.connect(greet=True)
-    far = lab.far_memory(64)
-    pair.far.post(Operation.WRITE, far, remote=stale[0:64])
-    (ended,) = pair.take_far(1, "a write to a deregistered region")
+    seen = _refused_to_peer(lab, stale)
     expect_same(bytes(buffer), pattern(4, 4096), "a peer wrote into memory that was deregistered")
-    expect_status(ended, Status.ACCESS_VIOLATION, "a write to a deregistered region")
-    return "refused with ACCESS_VIOLATION, memory unchanged"
+    return seen
 
 
-def _refused_to_peer(lab: Lab, memory: Memory, remote: ndpy.RemoteMemory, operation: Operation) -> str:
+def _refused_to_peer(lab: Lab, remote: ndpy.RemoteMemory) -> str:
     pair = lab.connect(greet=True)
     far = lab.far_memory(64)
-    pair.far.post(operation, far, remote=remote[0:64])
-    (ended,) = pair.take_far(1, "the peer's request")
-    expect_unchanged(memory, "the peer wrote")
-    expect_status(ended, Status.ACCESS_VIOLATION, f"the peer's {operation.name}")
-    return "refused with ACCESS_VIOLATION, memory unchanged"
+    pair.far.post(Operation.WRITE, far, remote=remote[0:64])
+    (ended,) = pair.take_far(1, "the peer's write")
+    return lab.expect_refused(Operation.WRITE, ended.status, pair.far.wait_disconnected, "the peer's write")

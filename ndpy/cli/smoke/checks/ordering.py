@@ -75,6 +75,8 @@ def silent_success(lab: Lab) -> str:
         expect(contexts(ended) == [2], "a silent request completed")
     lab.nothing_more(pair.near, "after silent requests")
     expect_same(far.contents(), memory.contents(), "what was written")
+    if lab.iwarp:
+        return f"3 times {depth} requests with one completion each (iWARP: no write completes as refused)"
     target = far.remote
     target.token ^= 0x5A00A5
     pair.queue_pair.write(memory.region, target, flags=Flags.SILENT_SUCCESS, context=3)

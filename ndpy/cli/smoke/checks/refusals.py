@@ -141,7 +141,7 @@ def after_close(lab: Lab) -> str:
     line.queue_pair.close()
     line.queue_pair.close()
     with refusal(ndpy.ClosedError, "posting on a closed queue pair"):
-        line.queue_pair.receive([])
+        line.queue_pair.receive(lab.ping.region)
     line.cq.close()
     with refusal(ndpy.ClosedError, "polling a closed completion queue"):
         line.cq.poll()
@@ -155,7 +155,7 @@ def in_use(lab: Lab) -> str:
     with refusal(ndpy.DeviceBusyError, "closing a completion queue in use") as said:
         line.cq.close()
     expect("QueuePair" in said[0], f"the refusal does not name the queue pair: {said[0]}")
-    line.queue_pair.receive([])
+    line.queue_pair.receive(lab.ping.region)
     with refusal(ndpy.DeviceBusyError, "closing an adapter in use"):
         lab.adapter.close()
     return "DeviceBusyError, and both go on working"

@@ -1,0 +1,113 @@
+"""The command line where there is no adapter."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+import ndpy
+from ndpy.cli import main
+from ndpy.cli.devices import parse_cpu_list, placement_warning
+
+
+@pytest.fixture
+def no_adapter(monkeypatch):
+    """As on a machine without any."""
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    monkeypatch.setattr("ndpy.list_adapters", list)
+    monkeypatch.setattr("ndpy.provider.list_adapters", list)
+
+
+def invoke(*words):
+    return CliRunner().invoke(main, words)
+
+
+def make_info(**changes) -> ndpy.AdapterInfo:
+    values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
+    values |= {"name": "mlx5_0", "flags": frozenset(), "ports": (), "addresses": (), "numa_node": None}
+    return ndpy.AdapterInfo(**(values | changes))
+
+
+def test_subcommands_are_listed():
+    output = invoke("--help").output
+    assert all(name in output for name in ("devices", "smoke", "softroce"))
+
+
+def test_devices_without_an_adapter_says_why_and_fails(no_adapter):
+    result = invoke("devices")
+    assert result.exit_code == 1
+    assert "no RDMA adapter" in result.output
+
+
+def test_devices_as_json_is_json_even_then(no_adapter):
+    result = invoke("devices", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == []
+
+
+def test_smoke_without_an_adapter_fails_with_reports_all_the_same(no_adapter, tmp_path):
+    result = invoke("smoke", "--json", str(tmp_path / "out.json"), "--junit", str(tmp_path / "out.xml"))
+    assert result.exit_code == 1
+    assert result.output.splitlines()[-1] == "smoke: 0 passed, 1 failed, 0 known, 0 skipped on no adapter (no provider)"
+    assert "AdapterNotFoundError" in json.loads((tmp_path / "out.json").read_text())["checks"][0]["reason"]
+    assert (tmp_path / "out.xml").exists()
+
+
+def test_smoke_serve_without_an_adapter_fails(no_adapter):
+    result = invoke("smoke", "--serve")
+    assert result.exit_code == 1
+    assert "no RDMA adapter" in result.output
+
+
+def test_smoke_list_needs_no_adapter(no_adapter):
+    result = invoke("smoke", "--list", "--only", "windows")
+    assert result.exit_code == 0
+    assert "windows/write-past-end" in result.output
+    assert "connect/" not in result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--only", "nonsense"],
+        ["--listen", "192.0.2.1"],
+        ["--serve", "--peer", "192.0.2.1"],
+        ["--timeout", "0"],
+        ["--json", "/no/such/folder/out.json"],
+    ],
+)
+def test_wrong_usage_ends_with_status_2(words):
+    assert invoke("smoke", *words).exit_code == 2
+
+
+def test_cpu_lists():
+    assert parse_cpu_list("0-2,8\n") == {0, 1, 2, 8}
+    assert parse_cpu_list("\n") == set()
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Node 0 has no processor that any process may use, node 1 has all of them."""
+    for node, processors in ((0, "100000-100001"), (1, "0-9999")):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(processors + "\n")
+    return tmp_path
+
+
+def test_a_process_on_another_node_is_warned(nodes):
+    warning = placement_warning(make_info(numa_node=0), nodes)
+    assert "NUMA node 0" in warning
+    assert "numactl --cpunodebind=0" in warning
+
+
+@pytest.mark.parametrize("node", [None, 1, 7])
+def test_no_warning_without_a_reason(nodes, node):
+    assert placement_warning(make_info(numa_node=node), nodes) == ""
+
+
+def test_the_module_runs_as_a_command():
+    done = subprocess.run([sys.executable, "-m", "ndpy", "--version"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert ndpy.__version__ in done.stdout

@@ -1,0 +1,119 @@
+"""The control channel of the smoke test: bounded, with deadlines, and data only."""
+
+import socket
+import time
+
+import pytest
+
+from ndpy.cli.smoke.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
+from ndpy.cli.smoke.remote import DEFAULT_PORT, parse_address
+
+
+@pytest.fixture
+def ends():
+    """A channel, and the plain socket at its other end."""
+    ours, theirs = socket.socketpair()
+    channel = Channel(ours, line_limit=1000)
+    yield channel, theirs
+    channel.close()
+    theirs.close()
+
+
+def test_a_message_arrives_as_it_was_sent(ends):
+    channel, theirs = ends
+    other = Channel(theirs, line_limit=1000)
+    other.send({"command": "hello", "data": encode(b"\0\xff")}, 1.0)
+    other.send({"second": 2}, 1.0)
+    assert channel.receive(1.0) == {"command": "hello", "data": "AP8="}
+    assert channel.receive(1.0) == {"second": 2}
+
+
+@pytest.mark.parametrize("line", [b"not json\n", b"[1]\n", b"\xff\xfe\n", b"[" * 900 + b"\n", b"\n", b"1\n"])
+def test_nonsense_is_an_error_of_the_channel(ends, line):
+    channel, theirs = ends
+    theirs.sendall(line)
+    with pytest.raises(ChannelError):
+        channel.receive(1.0)
+
+
+def test_a_line_without_an_end_is_given_up(ends):
+    channel, theirs = ends
+    theirs.sendall(b"x" * 2000)
+    with pytest.raises(ChannelError, match="more than 1000 bytes"):
+        channel.receive(1.0)
+
+
+def test_silence_ends_at_the_deadline(ends):
+    channel, _ = ends
+    started = time.monotonic()
+    with pytest.raises(ChannelError, match="nothing came"):
+        channel.receive(0.1)
+    assert time.monotonic() - started < 5
+
+
+def test_bytes_that_trickle_do_not_extend_the_deadline(ends):
+    channel, theirs = ends
+    theirs.sendall(b"{")
+    with pytest.raises(ChannelError, match="nothing came"):
+        channel.receive(0.1)
+
+
+def test_the_end_of_the_other_side_is_told(ends):
+    channel, theirs = ends
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive(1.0)
+
+
+def test_arguments_are_taken_with_type_and_bounds():
+    arguments = Arguments({"n": 5, "t": "x", "d": "AP8=", "s": 0.5, "none": None})
+    assert arguments.integer("n", 0, 5) == 5
+    assert arguments.text("t", 1) == "x"
+    assert arguments.data("d", 2) == b"\0\xff"
+    assert arguments.seconds("s", 1) == 0.5
+    assert arguments.optional("none", 0, 1) is None
+    arguments.finish()
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda a: a.integer("missing", 0, 1),
+        lambda a: a.integer("n", 0, 4),
+        lambda a: a.integer("flag", 0, 4),
+        lambda a: a.integer("t", 0, 4),
+        lambda a: a.text("t", 3),
+        lambda a: a.text("n", 3),
+        lambda a: a.data("t", 100),
+        lambda a: a.data("d", 1),
+        lambda a: a.seconds("n", 4),
+        lambda a: a.seconds("flag", 4),
+        lambda a: a.finish(),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(take):
+    with pytest.raises(BadRequest):
+        take(Arguments({"n": 5, "t": "!!!!", "d": "AP8=", "flag": True}))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("host", ("host", DEFAULT_PORT)),
+        ("host:5", ("host", 5)),
+        (":5", ("default", 5)),
+        ("", ("default", DEFAULT_PORT)),
+        ("192.0.2.1:5", ("192.0.2.1", 5)),
+        ("2001:db8::1", ("2001:db8::1", DEFAULT_PORT)),
+        ("[2001:db8::1]:5", ("2001:db8::1", 5)),
+        ("[2001:db8::1]", ("2001:db8::1", DEFAULT_PORT)),
+    ],
+)
+def test_addresses_of_a_peer(text, expected):
+    assert parse_address(text, "default") == expected
+
+
+@pytest.mark.parametrize("text", ["host:port", "host:70000", "[2001:db8::1", "[2001:db8::1]5"])
+def test_addresses_that_are_none(text):
+    with pytest.raises(ValueError):
+        parse_address(text)

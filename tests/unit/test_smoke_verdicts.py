@@ -1,0 +1,192 @@
+"""Verdicts and reports of the smoke test, without an adapter."""
+
+import json
+import threading
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+
+from ndpy.cli.smoke import known, report, runner
+from ndpy.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
+from ndpy.cli.smoke.remote import PeerLost
+
+BOUNDS = "windows/write-past-end"
+
+
+class FakeLab:
+    """As much of a lab as the runner needs."""
+
+    def __init__(self):
+        self.info = SimpleNamespace(driver="rdma_rxe", flags=frozenset())
+        self.figures = {}
+        self.lost = []
+        self.left = []
+        self.killed = threading.Event()
+        self.closed = False
+
+    def begin(self, limit_s):
+        self.figures = {}
+
+    def need(self, *flags):
+        if flags:
+            raise Skip(f"does not claim {flags[0]}")
+
+    def end(self):
+        return self.left
+
+    def lose_peer(self, reason):
+        self.lost.append(reason)
+
+    def kill_peer(self):
+        self.killed.set()
+
+    def close(self):
+        self.closed = True
+
+
+def make_check(body, name="x", needs=()):
+    return Check("windows", name, "what it claims", needs, body)
+
+
+def run(*checks, lab=None, limit_s=5.0):
+    lab = lab or FakeLab()
+    outcome = report.Run("rxe0", "verbs")
+    reporter = report.Reporter(len(checks), terminal=False)
+    worker = runner.Runner(lab, outcome, reporter, limit_s=limit_s)
+    worker.run(checks)
+    return outcome, lab, worker
+
+
+def fails(text):
+    def body(lab):
+        raise Failure(text)
+
+    return body
+
+
+def test_verdicts_and_the_summary_line(capsys):
+    outcome, lab, _ = run(
+        make_check(lambda lab: "fine"),
+        make_check(fails("wrong")),
+        make_check(lambda lab: "", needs=("MEMORY_WINDOWS",)),
+    )
+    assert [result.verdict for result in outcome.results] == [Verdict.PASS, Verdict.FAIL, Verdict.SKIP]
+    assert outcome.results[2].reason == "does not claim MEMORY_WINDOWS"
+    assert outcome.summary() == "smoke: 1 passed, 1 failed, 0 known, 1 skipped on rxe0 (verbs)"
+    assert lab.closed
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["PASS", "FAIL", "wrong", "SKIP"]
+
+
+def test_an_exception_is_a_failure_with_its_place():
+    def body(lab):
+        raise KeyError("what")
+
+    outcome, _, _ = run(make_check(body))
+    assert outcome.results[0].verdict is Verdict.FAIL
+    assert "KeyError: 'what'" in outcome.results[0].reason
+    assert "test_smoke_verdicts.py" in outcome.results[0].reason
+
+
+def test_a_lost_peer_costs_one_check():
+    def body(lab):
+        raise PeerLost("the peer process 12 was killed by signal 9")
+
+    outcome, lab, _ = run(make_check(body), make_check(lambda lab: "fine"))
+    assert [result.verdict for result in outcome.results] == [Verdict.FAIL, Verdict.PASS]
+    assert "killed by signal 9" in outcome.results[0].reason
+    assert len(lab.lost) == 1
+
+
+def test_what_cannot_be_closed_fails_the_check():
+    lab = FakeLab()
+    lab.left = ["closing QueuePair: it hangs"]
+    outcome, _, _ = run(make_check(lambda lab: "fine"), lab=lab)
+    assert outcome.results[0].verdict is Verdict.FAIL
+    assert "it hangs" in outcome.results[0].reason
+
+
+def test_a_check_that_never_returns_does_not_hold_up_the_run(monkeypatch):
+    monkeypatch.setattr(runner, "_CLOSING_S", 0.1)
+    monkeypatch.setattr(runner, "_STUCK_S", 0.1)
+    release = threading.Event()
+
+    def body(lab):
+        release.wait(30)
+        return ""
+
+    outcome, lab, worker = run(make_check(body, "stuck"), make_check(lambda lab: "fine", "next"), limit_s=0.2)
+    release.set()
+    assert worker.stuck and lab.killed.is_set()
+    assert [result.verdict for result in outcome.results] == [Verdict.FAIL, Verdict.FAIL]
+    assert "it stood at" in outcome.results[0].reason
+    assert outcome.results[1].reason == "not run: windows/stuck never came back"
+
+
+def judged(verdict, reason, *, driver="rdma_rxe", release="6.1.0-50-amd64", name=BOUNDS):
+    group, _, name = name.partition("/")
+    return runner.judge(Result(Check(group, name, "claim", (), lambda lab: ""), verdict, reason), driver, release)
+
+
+def test_a_listed_defect_is_known():
+    result = judged(Verdict.FAIL, "the write was not refused")
+    assert result.verdict is Verdict.KNOWN
+    assert "rxe_resp.c" in result.reference
+    assert "the write was not refused" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("the peer is gone", {}),
+        ("was not refused", {"driver": "mlx5_core"}),
+        ("was not refused", {"name": "windows/read-only"}),
+        ("was not refused", {"release": "5.13.9"}),
+    ],
+)
+def test_everything_else_is_a_failure(reason, changes):
+    assert judged(Verdict.FAIL, reason, **changes).verdict is Verdict.FAIL
+
+
+def test_a_listed_defect_that_is_gone_is_reported():
+    result = judged(Verdict.PASS, "refused")
+    assert result.verdict is Verdict.PASS
+    assert "not seen" in result.reason
+
+
+def test_the_table_names_checks_that_exist_and_says_why():
+    names = {check.full_name for check in load()}
+    for defect in known.DEFECTS:
+        assert defect.check in names
+        assert defect.sentence and defect.reference and defect.symptom
+
+
+@pytest.mark.parametrize(
+    ("release", "version"), [("6.1.0-50-amd64", (6, 1, 0)), ("6.12.107+deb13", (6, 12, 107)), ("7", (7,)), ("odd", ())]
+)
+def test_kernel_versions(release, version):
+    assert known.kernel_version(release) == version
+
+
+def test_every_group_has_checks_with_a_claim_and_a_name_of_its_own():
+    checks = load()
+    assert {check.group for check in checks} == set(GROUPS)
+    assert len({check.full_name for check in checks}) == len(checks)
+    assert all(check.claim for check in checks)
+    assert {check.group for check in load(["connect"])} == {"connect"}
+
+
+def test_json_and_junit_say_the_same(tmp_path):
+    outcome, _, _ = run(
+        make_check(lambda lab: "fine", "good"), make_check(fails("wrong <&>\x01"), "bad"), make_check(fails("was not refused"), "write-past-end")
+    )  # fmt: skip
+    report.write_json(tmp_path / "out.json", outcome)
+    report.write_junit(tmp_path / "out.xml", outcome)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["summary"] == {"pass": 1, "fail": 1, "known": 1, "skip": 0}
+    assert [check["verdict"] for check in found["checks"]][:2] == ["PASS", "FAIL"]
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures")) == ("3", str(found["summary"]["fail"]))
+    assert suite.findall("testcase")[1].find("failure").get("message") == "wrong <&>?"
