@@ -47,6 +47,7 @@ struct ndpy_queue_pair {
     uint32_t max_receive_sge;
     uint32_t inline_size;
     uint64_t max_length;
+    int fences_all;
     atomic_int connection;
 };
 
@@ -123,6 +124,11 @@ void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection)
 {
     atomic_store(&qp->connection, connection);
+}
+
+void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp)
+{
+    qp->fences_all = 1;
 }
 
 static uint32_t ring_in_flight(struct ndpy_ring *ring)
@@ -230,7 +236,7 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     wr->wr_id = (uintptr_t)slot;
     wr->next = NULL;
     wr->send_flags = 0;
-    if (flags & NDPY_READ_FENCE)
+    if (qp->fences_all ? operation != NDPY_READ : flags & NDPY_READ_FENCE)
         wr->send_flags |= IBV_SEND_FENCE;
     if (flags & NDPY_SOLICITED)
         wr->send_flags |= IBV_SEND_SOLICITED;

@@ -54,6 +54,8 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(struct ibv_qp *native, uint32_t numb
     uint64_t max_length);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
+/* Fence all that can follow a read, for providers that complete it ahead of the read otherwise. */
+void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp);
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
 
 struct ndpy_shared_queue *ndpy_shared_queue_new(struct ibv_srq *native, uint32_t depth, uint32_t max_sge,

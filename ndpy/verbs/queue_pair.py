@@ -145,6 +145,9 @@ class VerbsQueuePair(QueuePair):
                     adapter.info.max_transfer_length,
                 ),
             )
+            if adapter.info.driver == "siw":
+                # It completes what was posted after a read ahead of it, and it cannot fence a read.
+                lib.ndpy_queue_pair_fence_all(self._native)
             self._initialise()
         except BaseException:
             lib.ibv_destroy_qp(self._qp)
