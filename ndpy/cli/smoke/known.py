@@ -55,15 +55,6 @@ DEFECTS = (
         "seen on 6.1",
         first=(5, 3),
     ),
-    Defect(
-        "siw",
-        "ordering/mixed",
-        "in the order",
-        "siw completes sends and writes ahead of reads that were posted before them",
-        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx_from_sq(): only a fence makes a request wait; "
-        "seen on 6.1",
-        first=(5, 3),
-    ),
 )
 
 

@@ -319,4 +319,9 @@ def serve(adapter: ndpy.Adapter, listener: socket.socket, say: Callable[[str], N
     while True:
         connection, address = listener.accept()
         say(f"smoke: client {address[0]}")
-        say(f"smoke: client {address[0]} {serve_client(adapter, connection)}")
+        try:
+            ended = serve_client(adapter, connection)
+        except Exception as error:
+            # Whatever one client brought about, the next one is served.
+            ended = f"dropped: {type(error).__name__}: {error}"
+        say(f"smoke: client {address[0]} {ended}")

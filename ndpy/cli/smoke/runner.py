@@ -122,7 +122,8 @@ def judge(result: Result, driver: str, release: str) -> Result:
         return result
     if result.verdict is Verdict.FAIL and defect.symptom in result.reason:
         result.verdict = Verdict.KNOWN
-        result.reason = f"{defect.sentence}; here: {result.reason}"
+        seen = result.reason.partition("\n")[0]
+        result.reason = f"{defect.sentence}; here: {seen}"
         result.reference = defect.reference
     elif result.verdict is Verdict.PASS:
         result.reason += f" (known defect of {driver} not seen: {defect.sentence})"
