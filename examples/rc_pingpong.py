@@ -71,7 +71,7 @@ def connect_as_server(queue_pair, local, args):
     with connection:
         connection.settimeout(args.timeout)
         remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
-        queue_pair.connect_endpoint(local, remote)
+        queue_pair.connect_endpoint(remote)
         connection.sendall(to_wire(local))
         receive_exactly(connection, len(DONE))
     return remote
@@ -81,7 +81,7 @@ def connect_as_client(queue_pair, local, args):
     with socket.create_connection((args.host, args.port), timeout=args.timeout) as connection:
         connection.sendall(to_wire(local))
         remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
-        queue_pair.connect_endpoint(local, remote)
+        queue_pair.connect_endpoint(remote)
         connection.sendall(DONE)
     return remote
 

@@ -12,14 +12,8 @@ import ndpy
 PACKAGE = "ibverbs-utils"
 PROGRAM = "ibv_rc_pingpong"
 
-# Options that both programs take: one packet and several, no multiple of a page, larger path MTU.
-COMMON = [
-    [],
-    ["-s", "1", "-n", "20"],
-    ["-s", "10007", "-n", "100"],
-    ["-s", "65536", "-n", "20", "-m", "2048"],
-    ["-s", "3000000", "-n", "3", "-m", "4096"],
-]
+# Options that both programs take: one packet, several of them, and a larger path MTU.
+COMMON = [["-s", "1", "-n", "100"], ["-s", "10007", "-n", "100"], ["-s", "3000000", "-n", "3", "-m", "4096"]]
 
 
 @pytest.fixture
@@ -45,12 +39,10 @@ def test_ibv_rc_pingpong_as_server_of_our_client(adapter, name, pytestconfig, op
     talk_to_their_server(pytestconfig, adapter, name, ours=options, theirs=options)
 
 
-@pytest.mark.parametrize("option", ["-e", "-c"], ids=["events", "validation"])
-def test_ibv_rc_pingpong_with_an_option_of_its_own(adapter, name, pytestconfig, option):
-    common = ["-s", "20000", "-n", "50"]
-    ours = [*common, "-c"] if option == "-c" else common
-    talk_to_our_server(pytestconfig, adapter, name, ours=ours, theirs=[*common, option])
-    result = talk_to_their_server(pytestconfig, adapter, name, ours=common, theirs=[*common, option])
+def test_ibv_rc_pingpong_with_events_and_validation(adapter, name, pytestconfig):
+    common, theirs = ["-s", "20000", "-n", "50"], ["-s", "20000", "-n", "50", "-e", "-c"]
+    talk_to_our_server(pytestconfig, adapter, name, ours=[*common, "-c"], theirs=theirs)
+    result = talk_to_their_server(pytestconfig, adapter, name, ours=common, theirs=theirs)
     assert "invalid data" not in result.out
 
 
@@ -58,10 +50,9 @@ def test_gid_index_given_by_hand(adapter, name, pytestconfig):
     gids = routable_gids(adapter)
     if len(gids) < 2:
         pytest.skip(f"{name} has only one GID that can be routed")
-    for gid in gids:
-        options = ["-n", "20", "-g", str(gid.index)]
-        for talk in (talk_to_our_server, talk_to_their_server):
-            talk(pytestconfig, adapter, name, ours=options, theirs=options)
+    options = ["-n", "20", "-g", str(gids[-1].index)]
+    talk_to_our_server(pytestconfig, adapter, name, ours=options, theirs=options)
+    talk_to_their_server(pytestconfig, adapter, name, ours=options, theirs=options)
 
 
 def test_gid_is_chosen_by_rank_without_an_index(adapter, name):
