@@ -8,7 +8,7 @@ import sys
 import warnings
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
@@ -19,9 +19,6 @@ from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair, SharedReceiveQueue
 from ndpy.resource import Resource, busy
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 _open_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
@@ -37,7 +34,7 @@ class Adapter(Resource):
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
-        self._children: MutableMapping[int, Resource] = weakref.WeakValueDictionary()
+        self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         #: Held by the adapter's thread too, so that an adapter that was dropped itself is closed as well.
         self._orphans: deque[Resource] = deque()
         super().__init__(self)
@@ -141,9 +138,13 @@ class Adapter(Resource):
             raise
         return connector
 
+    def _open_children(self) -> list[Resource]:
+        """What was made from this adapter and not closed; a snapshot that other threads cannot disturb."""
+        return [child for reference in self._children.valuerefs() if (child := reference()) is not None]
+
     def _refuse_if_used(self) -> None:
         self._close_orphans()
-        users = [child._describe() for child in {*self._children.values(), *self._orphans} if child is not self]
+        users = [child._describe() for child in {*self._open_children(), *self._orphans} if child is not self]
         if users:
             raise busy(self, users)
 
@@ -162,10 +163,10 @@ class Adapter(Resource):
     def _mark_removed(self) -> None:
         """The device has gone: from now on everything of this adapter raises DeviceRemovedError, and can be closed."""
         self._defunct = self._removed_error
-        for child in list(self._children.values()):
+        for child in self._open_children():
             if not child._released:
                 child._defunct = child._removed_error
-        for child in list(self._children.values()):
+        for child in self._open_children():
             child._on_removed()
 
     def _describe(self) -> str:
@@ -189,7 +190,7 @@ def close_orphans(orphans: deque[Resource]) -> None:
 def _disown_in_child() -> None:
     """A forked child must not use or free what the parent works with."""
     for adapter in list(_open_adapters):
-        for resource in [*adapter._children.values(), adapter]:
+        for resource in [*adapter._open_children(), adapter]:
             if not resource._released:
                 resource._defunct = resource._forked_error
                 resource._released = True

@@ -168,9 +168,10 @@ class CompletionQueue(Resource):
         with self._lock:
             if self._defunct is not None:
                 raise self._defunct()
-            if max_entries > self._entry_count:
-                self._resize_entries(min(max_entries, self.depth) if self.depth > self._entry_count else max_entries)
-            count = self._poll_native(self._native, self._entries, min(max_entries, self._entry_count))
+            wanted = max(0, min(max_entries, self.depth + 64))
+            if wanted > self._entry_count:
+                self._resize_entries(wanted)
+            count = self._poll_native(self._native, self._entries, wanted)
             if count <= 0:
                 if count:
                     raise errors.from_errno("poll", -count)
@@ -276,7 +277,7 @@ class CompletionQueue(Resource):
         if self._users:
             users = [
                 child._describe()
-                for child in list(self._adapter._children.values())
+                for child in self._adapter._open_children()
                 if self in getattr(child, "_completion_queues", ())
             ]
             raise busy(self, users)

@@ -23,8 +23,8 @@ Address = tuple[str, int]
 TRANSITIONS: dict[str, frozenset[str]] = {
     "idle": frozenset({"bound", "connecting", "requested"}),
     "bound": frozenset({"bound", "connecting"}),
-    "connecting": frozenset({"offered", "bound", "failed"}),
-    "offered": frozenset({"established", "bound", "failed", "disconnected"}),
+    "connecting": frozenset({"offered", "idle", "bound", "failed"}),
+    "offered": frozenset({"established", "failed"}),
     "requested": frozenset({"accepting", "failed"}),
     "accepting": frozenset({"established", "failed"}),
     "established": frozenset({"disconnected"}),

@@ -62,7 +62,10 @@ class Pending(Generic[T]):
         return isinstance(self._error, CanceledError)
 
     def add_done_callback(self, callback: Callable[[Pending[T]], None]) -> None:
-        """Call callback(self) at the end, in the thread that ends it; at once if it has ended."""
+        """Call callback(self) at the end, in the thread that ends it; at once if it has ended.
+
+        The thread may hold locks of the objects concerned: pass the news on, and do the work elsewhere.
+        """
         with self._condition:
             if not self._done:
                 self._callbacks.append(callback)

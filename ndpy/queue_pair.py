@@ -188,12 +188,12 @@ class QueuePair(Resource):
             except (OverflowError, TypeError) as error:
                 records.pop()
                 raise self._bad_argument(error, context, flags) from None
-            if not refused:
-                if self._ended:
-                    self._on_posted_after_end()
-                return
-            records.pop()
-        raise self._refusal(operation, refused, [local], flags)
+            if refused:
+                records.pop()
+        if refused:
+            raise self._refusal(operation, refused, [local], flags)
+        if self._ended:
+            self._on_posted_after_end()
 
     def _post_many(
         self,
@@ -229,12 +229,12 @@ class QueuePair(Resource):
             except (OverflowError, TypeError) as error:
                 records.pop()
                 raise self._bad_argument(error, context, flags) from None
-            if not refused:
-                if self._ended:
-                    self._on_posted_after_end()
-                return
-            records.pop()
-        raise self._refusal(operation, refused, elements, flags)
+            if refused:
+                records.pop()
+        if refused:
+            raise self._refusal(operation, refused, elements, flags)
+        if self._ended:
+            self._on_posted_after_end()
 
     def _element(self, element: Any, inline: bool) -> tuple[int, int, int]:
         if isinstance(element, Sge):
@@ -312,7 +312,7 @@ class QueuePair(Resource):
 
     @abc.abstractmethod
     def _on_posted_after_end(self) -> None:
-        """A request was posted after the end of the connection; called with the lock held."""
+        """A request was posted after the end of the connection."""
 
     @abc.abstractmethod
     def _on_failed_completion(self) -> None:
@@ -421,9 +421,7 @@ class SharedReceiveQueue(Resource):
     def _refuse_if_used(self) -> None:
         if self._users:
             users = [
-                child._describe()
-                for child in list(self._adapter._children.values())
-                if getattr(child, "srq", None) is self
+                child._describe() for child in self._adapter._open_children() if getattr(child, "srq", None) is self
             ]
             raise busy(self, users)
 

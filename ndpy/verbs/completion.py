@@ -227,7 +227,7 @@ class VerbsCompletionQueue(CompletionQueue):
             ended, self._armed = [pending for _, pending in self._armed], []
         for pending in ended:
             pending.fail(self._overrun_error())
-        for child in list(self._adapter._children.values()):
+        for child in self._adapter._open_children():
             if self in getattr(child, "_completion_queues", ()):
                 child._end_connection()  # type: ignore[attr-defined]
         self._announce([])

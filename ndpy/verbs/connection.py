@@ -60,6 +60,8 @@ class VerbsConnector(Connector):
         self._disconnect_sent = False
         self._iwarp = adapter.info.transport == "iWARP"
         self._target = ""
+        #: The address of bind(), for every attempt.
+        self._bound_to: Address | None = None
         self._opened()
 
     # ---- what can be asked ----
@@ -118,6 +120,8 @@ class VerbsConnector(Connector):
                 lib.rdma_destroy_id(identifier)
                 raise
             self._replace_identifier(identifier)
+            bound = unpack_address(identifier, peer=False)
+            self._bound_to = (address[0], bound[1] if bound else address[1])
             self._move("bound")
 
     def _replace_identifier(self, identifier: Any) -> None:
@@ -154,7 +158,10 @@ class VerbsConnector(Connector):
                 source = None
                 if self._id is None:
                     self._id = new_identifier(self._adapter, self._serial)
-                    source = self._source_address(family, resolved)
+                    if self._bound_to is not None:
+                        bind_identifier(self._adapter, self._id, self._bound_to)
+                    else:
+                        source = self._source_address(family, resolved)
                 self._move("connecting")
                 packed = pack_address(family, resolved)
                 check_errno(
@@ -230,9 +237,8 @@ class VerbsConnector(Connector):
     def _failed_attempt(self) -> None:
         """A connect did not lead to an offer: connector and queue pair can try again (contract H.4.4)."""
         self._release_queue_pair()
-        if self._state in ("connecting", "offered"):
-            self._move("bound")
-            self._state = "idle"
+        if self._state == "connecting":
+            self._move("bound" if self._bound_to else "idle")
         self._pending = None
         self._replace_identifier(None)
 

@@ -218,10 +218,14 @@ class VerbsQueuePair(QueuePair):
         lib.ndpy_queue_pair_set_connection(self._native, state)
 
     def _on_posted_after_end(self) -> None:
-        if self._iwarp:
+        if not self._iwarp:
+            return
+        with self._lock:
+            if self._native is None:
+                return
             self._drain_queues()
             self._cancel_rest()
-            self._tell_queues()
+        self._tell_queues()
 
     def _on_failed_completion(self) -> None:
         if self.connector is not None:
@@ -357,11 +361,12 @@ class VerbsQueuePair(QueuePair):
             except (OverflowError, TypeError) as error:
                 self._withdraw(binding, bound, former_key, misuse)
                 raise self._bad_argument(error, context, flags) from None
-            if not refused:
+            if refused:
+                self._withdraw(binding, bound, former_key, misuse)
+            else:
                 request.posted(window._native)
-                return
-            self._withdraw(binding, bound, former_key, misuse)
-        raise self._refusal(Operation.BIND, refused, [], flags)
+        if refused:
+            raise self._refusal(Operation.BIND, refused, [], flags)
 
     def _withdraw(self, binding: Binding, former: Binding | None, key: int, misuse: bool) -> None:
         """A bind was not posted: the window is as it was."""
