@@ -213,6 +213,14 @@ static const uint8_t allowed_flags[] = {
     [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
 };
 
+/* What a provider's refusal of a request means: some return the errno, some its negative, some -1 and set errno. */
+static int post_error(int result)
+{
+    if (result != -1)
+        return result > 0 ? result : -result;
+    return errno ? errno : EIO;
+}
+
 static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
     uint64_t nbytes, struct ibv_send_wr *wr)
 {
@@ -251,11 +259,14 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     error = ibv_post_send(qp->native, wr, &bad);
     if (error) {
         ring_withdraw(ring);
-        return error > 0 ? error : (errno ? errno : EIO);
+        return post_error(error);
     }
     ring->silent_run = wr->send_flags & IBV_SEND_SIGNALED ? 0 : ring->silent_run + 1;
     return 0;
 }
+
+/* siw takes no receive without elements; one of no bytes is the same to it. */
+static struct ibv_sge empty_element;
 
 static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, const struct ndpy_element *elements,
     uint32_t count, uint64_t nbytes)
@@ -283,9 +294,14 @@ static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t con
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         return 0;
     error = ibv_post_recv(qp->native, &wr, &bad);
+    if (error && !count) {
+        wr.sg_list = &empty_element;
+        wr.num_sge = 1;
+        error = ibv_post_recv(qp->native, &wr, &bad);
+    }
     if (error) {
         ring_withdraw(qp->receive);
-        return error > 0 ? error : (errno ? errno : EIO);
+        return post_error(error);
     }
     return 0;
 }
@@ -384,7 +400,12 @@ int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot_index, uint6
     wr.sg_list = (struct ibv_sge *)elements;
     wr.num_sge = (int)count;
     error = ibv_post_srq_recv(queue->native, &wr, &bad);
-    return error >= 0 ? error : (errno ? errno : EIO);
+    if (error && !count) {
+        wr.sg_list = &empty_element;
+        wr.num_sge = 1;
+        error = ibv_post_srq_recv(queue->native, &wr, &bad);
+    }
+    return error ? post_error(error) : 0;
 }
 
 /* ---- polling ---- */
