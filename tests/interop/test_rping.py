@@ -55,7 +55,8 @@ def test_rping_works_over_ipv6_both_ways(adapter, pytestconfig):
         assert "3 rounds verified" in server.succeed().out
     with start_program(pytestconfig, "rping", "rdmacm-utils", "-s", "-a", address, "-p", port) as server:
         wait_for_rdma_listener(server)
-        with start_example("rping", "-c", "-a", address, "-p", port, "-C", 3) as client:
+        options = ["-c", "-a", address, "-p", port, "-C", 3]
+        with start_example("rping", *options, "--adapter", adapter.info.name) as client:
             assert "3 rounds of 64 bytes verified" in client.succeed().out
         server.succeed()
 
@@ -64,7 +65,8 @@ def test_persistent_rping_server_serves_several_of_our_clients(adapter, pytestco
     address, port = host_of(adapter), free_port()
     with start_program(pytestconfig, "rping", "rdmacm-utils", "-s", "-P", "-a", address, "-p", port) as server:
         wait_for_rdma_listener(server)
-        clients = [start_example("rping", "-c", "-a", address, "-p", port, "-C", 20) for _ in range(2)]
+        options = ["-c", "-a", address, "-p", port, "-C", 20, "--adapter", adapter.info.name]
+        clients = [start_example("rping", *options) for _ in range(2)]
         with clients[0], clients[1]:
             for client in clients:
                 assert "20 rounds of 64 bytes verified" in client.succeed().out
