@@ -195,12 +195,11 @@ class CompletionQueue(Resource):
             else:
                 source = sources[entry[6]]
                 operation = entry[2]
-                if operation == _RECEIVE:
-                    source.receive.popleft()
-                elif entry[7] == 1 and operation not in _WINDOW_OPERATIONS:
-                    source.initiator.popleft()
+                records = source.receive if operation == _RECEIVE else source.initiator
+                if entry[7] == 1 and operation not in _WINDOW_OPERATIONS:
+                    records.popleft()
                 else:
-                    status = _retire(source.initiator, entry)
+                    status = _retire(records, entry)
                     if status != entry[3]:
                         entry = (*entry[:3], status, *entry[4:])
                 if source.kept:

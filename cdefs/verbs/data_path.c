@@ -470,13 +470,15 @@ static void translate(const struct ibv_wc *wc, struct ndpy_completion *out)
     else
         out->nbytes = slot->operation == NDPY_RECEIVE ? wc->byte_len : slot->nbytes;
     if (ring) {
-        uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+        int32_t newly = (int32_t)(slot->sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
 
         out->queue_pair = ring->number;
-        out->retired = slot->sequence + 1 - retired;
+        /* A provider that breaks the order: this one was retired by a later request's completion. */
+        out->retired = newly > 0 ? (uint32_t)newly : 0;
         if (slot->flags & NDPY_SILENT_SUCCESS && wc->status == IBV_WC_SUCCESS)
             out->flags = NDPY_HIDDEN;
-        atomic_store_explicit(&ring->retired, slot->sequence + 1, memory_order_release);
+        if (newly > 0)
+            atomic_store_explicit(&ring->retired, slot->sequence + 1, memory_order_release);
     } else {
         out->queue_pair = wc->qp_num;
         out->retired = 0;
