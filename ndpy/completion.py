@@ -30,6 +30,7 @@ _WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _OPERATIONS = tuple(Operation)
 _STATUSES = tuple(Status)
 _SUCCESS = int(Status.SUCCESS)
+_ACCESS_VIOLATION = int(Status.ACCESS_VIOLATION)
 _CANCELED = int(Status.CANCELED)
 
 _EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
@@ -197,7 +198,9 @@ class CompletionQueue(Resource):
                 operation = entry[2]
                 records = source.receive if operation == _RECEIVE else source.initiator
                 if entry[7] == 1 and operation not in _WINDOW_OPERATIONS:
-                    records.popleft()
+                    record = records.popleft()
+                    if entry[3] > _CANCELED and operation == _RECEIVE and _deregistered(record):
+                        entry = (*entry[:3], _ACCESS_VIOLATION, *entry[4:])
                 else:
                     status = _retire(records, entry)
                     if status != entry[3]:
@@ -283,6 +286,12 @@ class CompletionQueue(Resource):
 
     def _describe(self) -> str:
         return f"CompletionQueue of depth {self.depth}"
+
+
+def _deregistered(record: Any) -> bool:
+    """Whether a receive failed because its memory has gone; the software adapters have a word of their own for it."""
+    elements: list[Any] = record if isinstance(record, list) else [record]
+    return any((getattr(element, "region", None) or element).closed for element in elements)
 
 
 def _retire(records: deque[Any], entry: tuple[int, ...]) -> int:
