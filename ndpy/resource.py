@@ -58,7 +58,9 @@ class Resource:
             self._refuse_if_used()
             self._release()
             self._released = True
-            self._defunct = self._closed_error
+            # No bound method: a cycle would keep the region's buffer until the garbage collector runs.
+            message = f"{self._describe()} is closed"
+            self._defunct = lambda: ClosedError(message)
             self._adapter._children.pop(self._serial, None)
 
     def __enter__(self: R) -> R:
