@@ -96,10 +96,13 @@ class VerbsMemoryRegion(MemoryRegion):
         native = native_access(access, iwarp)
         if "MEMORY_WINDOWS" in adapter.info.flags:
             native |= lib.IBV_ACCESS_MW_BIND
+        region = lib.ibv_reg_mr(adapter._domain, ffi.cast("void *", address), length, native)
+        if region == ffi.NULL and ffi.errno == errno.EFAULT and not access & Access.LOCAL_WRITE:
+            # For the kernel the right to bind windows is a right to write, which pages mapped read-only cannot give.
+            native &= ~lib.IBV_ACCESS_MW_BIND
+            region = lib.ibv_reg_mr(adapter._domain, ffi.cast("void *", address), length, native)
         self._native = check_pointer(
-            "register",
-            lib.ibv_reg_mr(adapter._domain, ffi.cast("void *", address), length, native),
-            lambda number: registration_error(number, address, length, access),
+            "register", region, lambda number: registration_error(number, address, length, access)
         )
         self.local_token = self._native.lkey
         self.remote_token = self._native.rkey
