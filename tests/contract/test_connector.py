@@ -18,6 +18,7 @@ from helpers import (
     memory,
     request,
     require,
+    require_reusable_queue_pairs,
     send_message,
     statuses,
     take,
@@ -188,6 +189,7 @@ def test_h_4_2_a_rejection_carries_private_data(adapter, keep, ends):
 
 
 def test_h_4_4_a_refused_connector_may_retry(adapter, keep, ends):
+    require_reusable_queue_pairs(adapter)
     client, server = ends
     offer = request(keep, adapter, client.queue_pair)
     offer.server.reject()

@@ -19,6 +19,7 @@ from helpers import (
     memory,
     require,
     require_acknowledged_sends,
+    require_reusable_queue_pairs,
     send_message,
     statuses,
     succeed,
@@ -545,6 +546,7 @@ def test_f_3_13_reads_beyond_the_read_limit_wait(pair, keep):
 
 
 def test_f_4_1_silent_success_reports_nothing_but_failure(pair, keep):
+    require_acknowledged_sends(pair.adapter)
     owner = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
     local = memory(keep, pair.adapter, b"contents", SINK)
     pair.client.queue_pair.read(local, owner.remote(), context=1, flags=Flags.SILENT_SUCCESS)
@@ -699,15 +701,15 @@ def test_f_6_5_every_request_reports_exactly_once(pair, keep):
 
 
 def test_failed_completions_keep_the_native_status(pair, keep):
-    region = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
-    pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), region.remote())
+    region = memory(keep, pair.adapter, b"original", Access.REMOTE_WRITE)
+    pair.client.queue_pair.read(memory(keep, pair.adapter, 8, SINK), region.remote())
     (completion,) = take(pair.client.cq)
     assert not completion.ok
     assert completion.native_status != 0
     with pytest.raises(ndpy.ProviderError) as raised:
         completion.raise_for_status()
     assert raised.value.native == completion.native_status
-    assert raised.value.operation == "write"
+    assert raised.value.operation == "read"
     assert isinstance(raised.value, OSError)
 
 
@@ -816,6 +818,7 @@ def test_f_8_5_after_a_failed_connect_the_queue_pair_is_as_it_was(adapter, keep)
     from helpers import request
 
     require(adapter, "LOOPBACK_CONNECTIONS")
+    require_reusable_queue_pairs(adapter)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     inbox = memory(keep, adapter, 8)
     client.queue_pair.receive(inbox, context=7)
