@@ -8,6 +8,7 @@ import mmap
 import threading
 
 import pytest
+from defects import known_defect
 from helpers import (
     DEADLINE_S,
     assert_quiet,
@@ -278,7 +279,8 @@ def test_d_3_3_remote_read_grants_reading_only(pair, keep):
     assert contents(owner) == b"readable"
 
 
-def test_d_3_3_remote_write_grants_writing_only(pair, keep):
+def test_d_3_3_remote_write_grants_writing_only(request, pair, keep):
+    known_defect(request, pair.adapter, "read-write/read-of-writable")
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     local = memory(keep, pair.adapter, b"written!", sink_access(pair.adapter))
     pair.client.queue_pair.write(local, owner.remote())

@@ -701,8 +701,9 @@ def test_f_6_5_every_request_reports_exactly_once(pair, keep):
 
 
 def test_failed_completions_keep_the_native_status(pair, keep):
-    region = memory(keep, pair.adapter, b"original", Access.REMOTE_WRITE)
-    pair.client.queue_pair.read(memory(keep, pair.adapter, 8, SINK), region.remote())
+    region = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
+    beyond = RemoteMemory(region.address, 9, region.remote_token)
+    pair.client.queue_pair.read(memory(keep, pair.adapter, 9, SINK), beyond)
     (completion,) = take(pair.client.cq)
     assert not completion.ok
     assert completion.native_status != 0
@@ -773,6 +774,7 @@ def test_f_7_5_flush_of_an_empty_queue_pair_gives_no_completion(adapter, keep):
 
 def test_f_7_6_a_flushed_queue_pair_that_never_was_connected_stays_usable(adapter, keep):
     require(adapter, "LOOPBACK_CONNECTIONS")
+    require_reusable_queue_pairs(adapter)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     for end in (client, server):
         end.queue_pair.receive([], context=1)
