@@ -30,9 +30,10 @@ enum ndpy_flag {
     NDPY_INLINE = 0x20
 };
 
-/* Set by the Python side only: memory of a receive that may not be written. */
+/* Beside enum ndpy_flag in a slot. NDPY_UNWRITABLE: a receive's memory that may not be written. */
 enum ndpy_internal_flag {
-    NDPY_UNWRITABLE = 0x100
+    NDPY_UNWRITABLE = 0x100,
+    NDPY_MARKER = 0x200         /* a request of ndpy's own; its completion is hidden */
 };
 
 /* Why a post was refused before the provider saw it; a positive result is the provider's own number. */
@@ -42,7 +43,8 @@ enum ndpy_refusal {
     NDPY_TOO_MANY_ELEMENTS = -3,
     NDPY_TOO_LONG = -4,
     NDPY_INLINE_TOO_LONG = -5,
-    NDPY_BAD_FLAGS = -6
+    NDPY_BAD_FLAGS = -6,
+    NDPY_NO_READS = -7
 };
 
 enum ndpy_connection {

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ndpy.connection import Connector
 
 # enum ndpy_refusal of cdefs/ndpy_abi.h.
-_QUEUE_FULL, _NOT_CONNECTED, _TOO_MANY_ELEMENTS, _TOO_LONG, _INLINE_TOO_LONG, _BAD_FLAGS = range(-1, -7, -1)
+_QUEUE_FULL, _NOT_CONNECTED, _TOO_MANY_ELEMENTS, _TOO_LONG, _INLINE_TOO_LONG, _BAD_FLAGS, _NO_READS = range(-1, -8, -1)
 
 _RECEIVE = int(Operation.RECEIVE)
 _SEND = int(Operation.SEND)
@@ -193,7 +193,7 @@ class QueuePair(Resource):
         if refused:
             raise self._refusal(operation, refused, [local], flags)
         if self._ended:
-            self._on_posted_after_end()
+            self._on_posted_after_end(operation)
 
     def _post_many(
         self,
@@ -234,7 +234,7 @@ class QueuePair(Resource):
         if refused:
             raise self._refusal(operation, refused, elements, flags)
         if self._ended:
-            self._on_posted_after_end()
+            self._on_posted_after_end(operation)
 
     def _element(self, element: Any, inline: bool) -> tuple[int, int, int]:
         if isinstance(element, Sge):
@@ -311,7 +311,7 @@ class QueuePair(Resource):
         """
 
     @abc.abstractmethod
-    def _on_posted_after_end(self) -> None:
+    def _on_posted_after_end(self, operation: int) -> None:
         """A request was posted after the end of the connection."""
 
     @abc.abstractmethod
@@ -356,6 +356,10 @@ class QueuePair(Resource):
             return errors.LimitExceededError(
                 f"{name}: {total} bytes are more than the {limits.inline_data_size} that this queue pair sends inline "
                 "(inline_data_size of create_queue_pair)"
+            )
+        if refused == _NO_READS:
+            return errors.LimitExceededError(
+                "read: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"
             )
         if refused == _BAD_FLAGS:
             taken = _TAKEN_FLAGS.get(operation, "SILENT_SUCCESS and READ_FENCE")

@@ -48,6 +48,7 @@ struct ndpy_queue_pair {
     uint32_t inline_size;
     uint64_t max_length;
     int fences_all;
+    int refuses_reads;
     atomic_int connection;
 };
 
@@ -124,6 +125,11 @@ void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection)
 {
     atomic_store(&qp->connection, connection);
+}
+
+void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
+{
+    qp->refuses_reads = 1;
 }
 
 void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp)
@@ -233,6 +239,8 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
         return NDPY_BAD_FLAGS;
     if (atomic_load_explicit(&qp->connection, memory_order_acquire) == NDPY_NEVER_CONNECTED)
         return NDPY_NOT_CONNECTED;
+    if (operation == NDPY_READ && qp->refuses_reads)
+        return NDPY_NO_READS;
     slot = ring_next(ring);
     if (!slot)
         return NDPY_QUEUE_FULL;
@@ -263,6 +271,33 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     }
     ring->silent_run = wr->send_flags & IBV_SEND_SIGNALED ? 0 : ring->silent_run + 1;
     return 0;
+}
+
+int ndpy_post_marker(struct ndpy_queue_pair *qp)
+{
+    struct ibv_send_wr wr, *bad;
+    struct ndpy_slot *slot;
+
+    if (!ring_in_flight(qp->initiator) || !qp->initiator->silent_run)
+        return 0;
+    slot = ring_next(qp->initiator);
+    if (!slot)
+        return 0;
+    slot->context = 0;
+    slot->nbytes = 0;
+    slot->operation = NDPY_SEND;
+    slot->flags = NDPY_MARKER;
+    memset(&wr, 0, sizeof wr);
+    wr.wr_id = (uintptr_t)slot;
+    wr.opcode = IBV_WR_SEND;
+    wr.send_flags = IBV_SEND_SIGNALED;
+    ring_commit(qp->initiator);
+    if (ibv_post_send(qp->native, &wr, &bad)) {
+        ring_withdraw(qp->initiator);
+        return 0;
+    }
+    qp->initiator->silent_run = 0;
+    return 1;
 }
 
 /* siw takes no receive without elements; one of no bytes is the same to it. */
@@ -473,9 +508,15 @@ static void translate(const struct ibv_wc *wc, struct ndpy_completion *out)
         int32_t newly = (int32_t)(slot->sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
 
         out->queue_pair = ring->number;
+        if ((int32_t)(slot->sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0) {
+            /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
+            out->flags = NDPY_HIDDEN;
+            out->retired = 0;
+            return;
+        }
         /* A provider that breaks the order: this one was retired by a later request's completion. */
         out->retired = newly > 0 ? (uint32_t)newly : 0;
-        if (slot->flags & NDPY_SILENT_SUCCESS && wc->status == IBV_WC_SUCCESS)
+        if (slot->flags & NDPY_MARKER || (slot->flags & NDPY_SILENT_SUCCESS && wc->status == IBV_WC_SUCCESS))
             out->flags = NDPY_HIDDEN;
         if (newly > 0)
             atomic_store_explicit(&ring->retired, slot->sequence + 1, memory_order_release);
@@ -615,6 +656,11 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
             .slot = slot->sequence,
         };
 
+        if (slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER)) {
+            completion.status = NDPY_SUCCESS;
+            completion.native_status = IBV_WC_SUCCESS;
+            completion.flags = NDPY_HIDDEN;
+        }
         keep(cq, &completion);
     }
     atomic_store(&ring->retired, retired + left);

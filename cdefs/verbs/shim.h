@@ -54,6 +54,11 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(struct ibv_qp *native, uint32_t numb
     uint64_t max_length);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
+/* Refuse reads: the peer serves none. */
+void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
+/* Silent requests that succeeded leave no trace until a later completion. In the error state, post one that is flushed
+   behind them; returns whether it was posted, which takes a place in the initiator queue. */
+int ndpy_post_marker(struct ndpy_queue_pair *qp);
 /* Fence all that can follow a read, for providers that complete it ahead of the read otherwise. */
 void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp);
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
@@ -87,5 +92,5 @@ uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number);
 /* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */
 uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
 /* End what is left in one direction of a queue pair with NDPY_CANCELED. Only after the provider let go of it.
-   Returns how many, or minus an errno. */
+   A silent request that has left no completion by then has succeeded. Returns how many, or minus an errno. */
 int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq);

@@ -230,6 +230,7 @@ class VerbsCompletionQueue(CompletionQueue):
         for child in self._adapter._open_children():
             if self in getattr(child, "_completion_queues", ()):
                 child._end_connection()  # type: ignore[attr-defined]
+                child._on_failed_completion()  # type: ignore[attr-defined]
         self._announce([])
 
     def _overrun_error(self) -> errors.ProviderError:

@@ -42,7 +42,10 @@ class VerbsListener(Listener):
 
     def _local(self, address: Address) -> Address:
         """An adapter's only address of a family instead of the wildcard, which would take all adapters' requests."""
-        host, port = address[0], address[1]
+        try:
+            host, port = address
+        except (TypeError, ValueError):
+            raise ValueError(f"an address is (host, port), not {address!r}") from None
         own = self._adapter.info.addresses
         if host in ("", "*"):
             host = "::" if any(":" in entry for entry in own) and not any("." in entry for entry in own) else "0.0.0.0"

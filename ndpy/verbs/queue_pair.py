@@ -200,6 +200,8 @@ class VerbsQueuePair(QueuePair):
     def _begin_connection(self) -> None:
         """The connection exists: initiator requests may be posted."""
         self._never_connected = False
+        if self.connector is not None and not self.connector.read_limits.outbound:
+            lib.ndpy_queue_pair_refuse_reads(self._native)
         lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
 
     def _end_connection(self) -> None:
@@ -217,11 +219,14 @@ class VerbsQueuePair(QueuePair):
         state = lib.NDPY_ENDED_UNPOSTED if self._iwarp else lib.NDPY_ENDED
         lib.ndpy_queue_pair_set_connection(self._native, state)
 
-    def _on_posted_after_end(self) -> None:
-        if not self._iwarp:
-            return
+    def _on_posted_after_end(self, operation: int) -> None:
         with self._lock:
             if self._native is None:
+                return
+            if not self._iwarp:
+                if operation == Operation.RECEIVE:
+                    # rxe flushes receives when the state is set, and not when they are posted later.
+                    self._to_state(lib.IBV_QPS_ERR)
                 return
             self._drain_queues()
             self._cancel_rest()
@@ -249,6 +254,10 @@ class VerbsQueuePair(QueuePair):
     def _flush_natively(self) -> None:
         """Have the provider give back what it holds, for a limited time."""
         self._to_state(lib.IBV_QPS_ERR)
+        if not self._iwarp and not self._never_connected:
+            self._initiator_records.append(None)
+            if not lib.ndpy_post_marker(self._native):
+                self._initiator_records.pop()
         # An iWARP provider gives nothing back before there was a connection.
         deadline = time.monotonic() + (0 if self._iwarp and self._never_connected else _FLUSH_S)
         pause = 0.0
