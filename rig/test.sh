@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 python=.venv/bin/python
 results=.rig/results
 mkdir -p $results
-rm -f $results/*.xml
+rm -f $results/*.xml $results/*.log
 if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=900; fi
 failed=
 
@@ -25,16 +25,32 @@ on_adapter() {
     .venv/bin/ndpy softroce run ${SOFTROCE---vm} --adapter "$kind" --limit $limit -- \
         $python -m pytest --ignore tests/unit --adapter "$adapter" \
         -p no:cacheprovider --junitxml "$results/$adapter.xml" ${ARGS:-}
-    report "$adapter" $?
 }
 
 has_siw() { ls /lib/modules/*/updates/siw.ko* /lib/modules/*/kernel/drivers/infiniband/sw/siw/siw.ko* 2>/dev/null | grep -q .; }
+
+# The tests on siw0 run beside the others, since an emulated machine does not fill two processors.
+siw=
+if has_siw; then
+    on_adapter siw siw0 >$results/siw0.log 2>&1 &
+    siw=$!
+    # A background job of a shell ignores Ctrl-C; its VM goes with the command that runs it.
+    trap 'pkill -TERM -P $siw; exit 130' INT TERM
+fi
 
 echo "== tests without an adapter"
 $python -m pytest tests/unit --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
 on_adapter rxe rxe0
-if has_siw; then on_adapter siw siw0; else echo "== no tests on siw0: this machine has no siw module"; fi
+report rxe0 $?
+if [ -n "$siw" ]; then
+    wait $siw
+    status=$?
+    cat $results/siw0.log
+    report siw0 $status
+else
+    echo "== no tests on siw0: this machine has no siw module"
+fi
 
 $python rig/sum_results.py $results/*.xml
 if [ -n "$failed" ]; then
