@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import abc
+import gc
 import os
 import sys
-import warnings
 import weakref
-from collections import deque
 from typing import Any
 
-from ndpy import errors
 from ndpy.completion import CompletionQueue
 from ndpy.connection import Address, Connector, Listener
 from ndpy.flags import Access
@@ -18,7 +16,7 @@ from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair, SharedReceiveQueue
-from ndpy.resource import Resource, busy
+from ndpy.resource import Orphans, Resource, busy
 
 _open_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
@@ -36,7 +34,7 @@ class Adapter(Resource):
         self.info = info
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         #: Held by the adapter's thread too, so that an adapter that was dropped itself is closed as well.
-        self._orphans: deque[Resource] = deque()
+        self._orphans = Orphans()
         super().__init__(self)
 
     def _opened(self) -> None:
@@ -143,22 +141,26 @@ class Adapter(Resource):
         return [child for reference in self._children.valuerefs() if (child := reference()) is not None]
 
     def _refuse_if_used(self) -> None:
-        self._close_orphans()
-        users = [child._describe() for child in {*self._open_children(), *self._orphans} if child is not self]
+        users = self._users_left()
+        if users:
+            # A queue pair and its connector refer to each other, so that dropped ones wait for the garbage collector.
+            gc.collect()
+            users = self._users_left()
         if users:
             raise busy(self, users)
 
+    def _users_left(self) -> list[str]:
+        self._orphans.close()
+        return [child._describe() for child in {*self._open_children(), *self._orphans.waiting()} if child is not self]
+
     def _adopt(self, orphan: Resource) -> None:
         """Take over what was dropped without close(); called by finalizers, so it only notes and wakes the thread."""
-        self._orphans.append(orphan)
+        self._orphans.add(orphan)
         self._wake()
 
     @abc.abstractmethod
     def _wake(self) -> None:
         """Make the adapter's thread look for orphans. Must be safe in a finalizer."""
-
-    def _close_orphans(self) -> None:
-        close_orphans(self._orphans)
 
     def _mark_removed(self) -> None:
         """The device has gone: from now on everything of this adapter raises DeviceRemovedError, and can be closed."""
@@ -171,20 +173,6 @@ class Adapter(Resource):
 
     def _describe(self) -> str:
         return f"Adapter {self.info.name}"
-
-
-def close_orphans(orphans: deque[Resource]) -> None:
-    """Close what was dropped, users before what they use; what is still in use stays for the next time."""
-    waiting = []
-    while orphans:
-        waiting.append(orphans.popleft())
-    for orphan in sorted(waiting, key=lambda orphan: orphan._release_order):
-        try:
-            orphan.close()
-        except errors.DeviceBusyError:
-            orphans.append(orphan)
-        except Exception as error:
-            warnings.warn(f"{orphan!r} was dropped and cannot be closed: {error}", ResourceWarning, stacklevel=2)
 
 
 def _disown_in_child() -> None:

@@ -10,6 +10,7 @@ import itertools
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -124,6 +125,41 @@ class Resource:
     def _release(self) -> None:
         """Free the native resource. If it raises, the object stays open."""
         raise NotImplementedError
+
+
+class Orphans:
+    """What was dropped without close(), to be closed where a provider may be called."""
+
+    def __init__(self) -> None:
+        self._dropped: deque[Resource] = deque()
+        self._closing = threading.RLock()
+
+    def add(self, orphan: Resource) -> None:
+        """Note one; takes no lock, since finalizers call it."""
+        self._dropped.append(orphan)
+
+    def waiting(self) -> list[Resource]:
+        """Those that could not be closed yet."""
+        return list(self._dropped)
+
+    def close(self) -> None:
+        """Close them, users before what they use, and wait for another thread that is at it.
+
+        What is still in use stays for the next time.
+        """
+        with self._closing:
+            waiting = []
+            while self._dropped:
+                waiting.append(self._dropped.popleft())
+            for orphan in sorted(waiting, key=lambda orphan: orphan._release_order):
+                try:
+                    orphan.close()
+                except DeviceBusyError:
+                    self._dropped.append(orphan)
+                except Exception as error:
+                    warnings.warn(
+                        f"{orphan!r} was dropped and cannot be closed: {error}", ResourceWarning, stacklevel=2
+                    )
 
 
 def busy(resource: Resource, users: list[str]) -> DeviceBusyError:

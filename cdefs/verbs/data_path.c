@@ -262,8 +262,10 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
         wr->send_flags |= IBV_SEND_SIGNALED;
 
     ring_commit(ring);
-    if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
+    if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED) {
+        slot->flags = 0;
         return 0;
+    }
     error = ibv_post_send(qp->native, wr, &bad);
     if (error) {
         ring_withdraw(ring);

@@ -12,17 +12,15 @@ import sys
 import threading
 import traceback
 import weakref
-from collections import deque
 from collections.abc import Callable
 
-from ndpy.adapter import close_orphans
-from ndpy.resource import Resource
+from ndpy.resource import Orphans
 
 
 class EventThread:
     """Calls handlers when their file descriptors are readable. Handlers are bound methods, held weakly."""
 
-    def __init__(self, name: str, orphans: deque[Resource]) -> None:
+    def __init__(self, name: str, orphans: Orphans) -> None:
         self._orphans = orphans
         self._epoll = select.epoll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -66,7 +64,7 @@ class EventThread:
                 for fd, _ in self._epoll.poll():
                     if fd == self._wake:
                         os.eventfd_read(self._wake)
-                        close_orphans(self._orphans)
+                        self._orphans.close()
                         continue
                     self._handle(fd)
         finally:
