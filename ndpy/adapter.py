@@ -32,6 +32,9 @@ class Adapter(Resource):
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
+        #: Serial numbers of what is open. The collector clears weak references before it calls finalizers, so that
+        #: children which are about to be handed over are in here only.
+        self._open: set[int] = set()
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         #: Held by the adapter's thread too, so that an adapter that was dropped itself is closed as well.
         self._orphans = Orphans()
@@ -151,7 +154,10 @@ class Adapter(Resource):
 
     def _users_left(self) -> list[str]:
         self._orphans.close()
-        return [child._describe() for child in {*self._open_children(), *self._orphans.waiting()} if child is not self]
+        if not self._open:
+            return []
+        left = {*self._open_children(), *self._orphans.waiting()} - {self}
+        return [child._describe() for child in left] or ["objects that are being released"]
 
     def _adopt(self, orphan: Resource) -> None:
         """Take over what was dropped without close(); called by finalizers, so it only notes and wakes the thread."""

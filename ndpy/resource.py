@@ -43,6 +43,7 @@ class Resource:
         """The native resource exists from here on; called last by the constructor."""
         self._released = False
         self._adapter._children[self._serial] = self
+        self._adapter._open.add(self._serial)
         if self._adapter._defunct is not None:
             self._defunct = self._adapter._defunct
 
@@ -58,11 +59,19 @@ class Resource:
                 return
             self._refuse_if_used()
             self._release()
-            self._released = True
             # No bound method: a cycle would keep the region's buffer until the garbage collector runs.
             message = f"{self._describe()} is closed"
             self._defunct = lambda: ClosedError(message)
-            self._adapter._children.pop(self._serial, None)
+            self._gone()
+
+    def _gone(self) -> None:
+        """The native resource does not exist any more."""
+        self._released = True
+        adapter = self._adapter
+        adapter._children.pop(self._serial, None)
+        adapter._open.discard(self._serial)
+        if adapter is not self and adapter._orphans.waiting():
+            adapter._wake()
 
     def __enter__(self: R) -> R:
         self._check()

@@ -35,8 +35,7 @@ class VerbsListener(Listener):
             assert bound is not None
             self._address = bound
         except BaseException:
-            self._released = True
-            self._adapter._children.pop(self._serial, None)
+            self._gone()
             lib.rdma_destroy_id(self._id)
             raise
 
