@@ -70,7 +70,8 @@ class Resource:
         adapter = self._adapter
         adapter._children.pop(self._serial, None)
         adapter._open.discard(self._serial)
-        if adapter is not self and adapter._orphans.waiting():
+        if adapter is not self and adapter._orphans.unsettled:
+            # One of them may have waited for this.
             adapter._wake()
 
     def __enter__(self: R) -> R:
@@ -142,6 +143,12 @@ class Orphans:
     def __init__(self) -> None:
         self._dropped: deque[Resource] = deque()
         self._closing = threading.RLock()
+        self._at_it = False
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether some are left, or may be left by a thread that is closing them."""
+        return self._at_it or bool(self._dropped)
 
     def add(self, orphan: Resource) -> None:
         """Note one; takes no lock, since finalizers call it."""
@@ -157,6 +164,7 @@ class Orphans:
         What is still in use stays for the next time.
         """
         with self._closing:
+            self._at_it = True
             waiting = []
             while self._dropped:
                 waiting.append(self._dropped.popleft())
@@ -169,6 +177,7 @@ class Orphans:
                     warnings.warn(
                         f"{orphan!r} was dropped and cannot be closed: {error}", ResourceWarning, stacklevel=2
                     )
+            self._at_it = False
 
 
 def busy(resource: Resource, users: list[str]) -> DeviceBusyError:

@@ -153,19 +153,21 @@ class VerbsQueuePair(QueuePair):
             lib.ibv_destroy_qp(self._qp)
             lib.ndpy_queue_pair_free(self._native or ffi.NULL)
             raise
+        # Kept, because completions are sorted by it after the native queue pair has gone.
+        self._number = int(self._qp.qp_num)
         for queue in {receive_cq, initiator_cq}:
             queue._sources[self._serial] = self._source
             queue._users += 1
         if srq is not None:
             srq._users += 1
-            receive_cq._shared_sources[self._qp.qp_num] = (self._source, srq)
+            receive_cq._shared_sources[self._number] = (self._source, srq)
         self._opened()
 
     @property
     def number(self) -> int:
         """The queue pair number (QPN)."""
         self._check()
-        return int(self._qp.qp_num)
+        return self._number
 
     @property
     def connection_ended(self) -> bool:
@@ -324,7 +326,7 @@ class VerbsQueuePair(QueuePair):
         assert self.srq is not None
         queue = self.receive_cq
         with queue._lock:
-            number = self._qp.qp_num
+            number = self._number
             claimed = _CLAIMED + self._serial
             entry = queue._shared_sources.pop(number)
             kept = lib.ndpy_claim_kept(queue._native, number, claimed)
