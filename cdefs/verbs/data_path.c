@@ -35,6 +35,7 @@ struct ndpy_ring {
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
+    int closed;
     struct ndpy_slot slots[];
 };
 
@@ -111,6 +112,11 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(struct ibv_qp *native, uint32_t numb
         return NULL;
     }
     return qp;
+}
+
+void ndpy_queue_pair_close(struct ndpy_queue_pair *qp)
+{
+    qp->initiator->closed = qp->receive->closed = 1;
 }
 
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
@@ -490,11 +496,14 @@ static uint32_t translate_status(enum ibv_wc_status status, uint32_t operation, 
     }
 }
 
-static void translate(const struct ibv_wc *wc, struct ndpy_completion *out)
+/* Returns 0 for a completion of a closed queue pair, whose requests have all ended. */
+static uint32_t translate(const struct ibv_wc *wc, struct ndpy_completion *out)
 {
     struct ndpy_slot *slot = (struct ndpy_slot *)(uintptr_t)wc->wr_id;
     struct ndpy_ring *ring = slot->ring;
 
+    if (ring && ring->closed)
+        return 0;
     out->context = slot->context;
     out->operation = slot->operation;
     out->status = translate_status(wc->status, slot->operation, slot->flags);
@@ -514,7 +523,7 @@ static void translate(const struct ibv_wc *wc, struct ndpy_completion *out)
             /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
             out->flags = NDPY_HIDDEN;
             out->retired = 0;
-            return;
+            return 1;
         }
         /* A provider that breaks the order: this one was retired by a later request's completion. */
         out->retired = newly > 0 ? (uint32_t)newly : 0;
@@ -527,6 +536,7 @@ static void translate(const struct ibv_wc *wc, struct ndpy_completion *out)
         out->retired = 0;
         out->flags = NDPY_FROM_SHARED_QUEUE;
     }
+    return 1;
 }
 
 static int keep_room(struct ndpy_completion_queue *cq, uint32_t more)
@@ -576,7 +586,7 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
         if (got < 0)
             return done ? (int)done : -EIO;
         for (int i = 0; i < got; i++)
-            translate(&wc[i], &out[done++]);
+            done += translate(&wc[i], &out[done]);
         if ((uint32_t)got < wanted)
             break;
     }
@@ -598,8 +608,8 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
         if (got < 0)
             return -EIO;
         for (int i = 0; i < got; i++) {
-            translate(&wc[i], &completion);
-            keep(cq, &completion);
+            if (translate(&wc[i], &completion))
+                keep(cq, &completion);
         }
     } while (got == NDPY_POLL_BATCH);
     return (int)(cq->kept_visible - before);
