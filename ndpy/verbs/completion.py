@@ -140,7 +140,7 @@ class VerbsCompletionQueue(CompletionQueue):
     def _on_event(self) -> None:
         """Take the channel's events and tell everybody who waits for one."""
         with self._lock:
-            if self._released or not lib.ndpy_take_cq_events(self._channel):
+            if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
                 return
             ended = self._end_armed()
         self._announce(ended)
@@ -189,7 +189,7 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def _on_armed_event(self) -> None:
         with self._lock:
-            if self._released or not self._armed:
+            if self._channel is None or not self._armed:
                 return
             if lib.ndpy_take_cq_events(self._channel):
                 # The completion that raised the event is the first that came after arming; later ones count as fresh.
@@ -261,7 +261,9 @@ class VerbsCompletionQueue(CompletionQueue):
         for poller in list(self._pollers):
             poller.remove(self)
         self._adapter._events.forget(self._channel.fd)
-        self._destroy()
+        # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
+        with self._lock:
+            self._destroy()
         os.close(self._kick)
 
     def _destroy(self) -> None:
