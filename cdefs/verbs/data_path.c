@@ -16,7 +16,6 @@
 #include <string.h>
 
 #define NDPY_POLL_BATCH 32
-#define NDPY_CLOSED_SLOT 0xffff
 #define NDPY_MAX_SGE_ON_STACK 64
 
 struct ndpy_ring;
@@ -168,12 +167,6 @@ struct ndpy_shared_queue *ndpy_shared_queue_new(struct ibv_srq *native, uint32_t
     for (uint32_t i = 0; i < depth; i++)
         queue->slots[i].sequence = i;
     return queue;
-}
-
-void ndpy_shared_queue_close(struct ndpy_shared_queue *queue)
-{
-    for (uint32_t i = 0; i < queue->depth; i++)
-        queue->slots[i].operation = NDPY_CLOSED_SLOT;
 }
 
 void ndpy_shared_queue_free(struct ndpy_shared_queue *queue)
@@ -509,7 +502,7 @@ static uint32_t translate(const struct ibv_wc *wc, struct ndpy_completion *out)
     struct ndpy_slot *slot = (struct ndpy_slot *)(uintptr_t)wc->wr_id;
     struct ndpy_ring *ring = slot->ring;
 
-    if (ring ? ring->closed : slot->operation == NDPY_CLOSED_SLOT)
+    if (ring && ring->closed)
         return 0;
     out->context = slot->context;
     out->operation = slot->operation;

@@ -67,7 +67,6 @@ uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
 
 struct ndpy_shared_queue *ndpy_shared_queue_new(struct ibv_srq *native, uint32_t depth, uint32_t max_sge,
     uint64_t max_length);
-void ndpy_shared_queue_close(struct ndpy_shared_queue *queue);
 void ndpy_shared_queue_free(struct ndpy_shared_queue *queue);
 
 struct ndpy_completion_queue *ndpy_completion_queue_new(struct ibv_cq *native);

@@ -53,7 +53,7 @@ class VerbsAdapter(Adapter):
         self._port = active[0] if active else info.ports[0].number
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._executor_lock = threading.Lock()
-        self._former: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._former: deque[Any] = deque()
         self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
         self._on_port_active: weakref.WeakKeyDictionary[VerbsConnector, Callable[[], None]] = (
@@ -220,12 +220,11 @@ class VerbsAdapter(Adapter):
     def _when_port_is_active(self, connector: VerbsConnector, call: Callable[[], None]) -> None:
         self._on_port_active[connector] = call
 
-    def _free_later(self, free: Callable[[Any], None], native: Any) -> None:
-        """siw delivers completions for a while after their queue was destroyed, which point into its memory."""
-        self._former.append((free, native))
+    def _free_later(self, queue_pair: Any) -> None:
+        """siw delivers completions of a queue pair for a while after it was destroyed, which point into its rings."""
+        self._former.append(queue_pair)
         if len(self._former) > _KEPT_RINGS:
-            free, native = self._former.popleft()
-            free(native)
+            lib.ndpy_queue_pair_free(self._former.popleft())
 
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for long; closing the adapter waits for it."""
@@ -302,8 +301,7 @@ class VerbsAdapter(Adapter):
         for thread in self._background:
             thread.join()
         while self._former:
-            free, native = self._former.popleft()
-            free(native)
+            lib.ndpy_queue_pair_free(self._former.popleft())
         if self._events is not None:
             self._events.stop()
         if self._sentinel is not None:

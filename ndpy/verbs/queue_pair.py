@@ -319,7 +319,7 @@ class VerbsQueuePair(QueuePair):
         if self.srq is not None:
             self._leave_shared_queue()
         lib.ndpy_queue_pair_close(self._native)
-        self._adapter._free_later(lib.ndpy_queue_pair_free, self._native)
+        self._adapter._free_later(self._native)
         self._native = self._qp = None
         self._tell_queues()
 
@@ -604,8 +604,7 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
 
     def _release(self) -> None:
         check("close shared receive queue", lib.ibv_destroy_srq(self._srq))
-        lib.ndpy_shared_queue_close(self._native)
-        self._adapter._free_later(lib.ndpy_shared_queue_free, self._native)
+        lib.ndpy_shared_queue_free(self._native)
         self._srq = self._native = None
         for pending in self._take_armed():
             pending.fail(errors.CanceledError("the shared receive queue was closed", operation="arm"))
