@@ -35,7 +35,6 @@ struct ndpy_ring {
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
-    int closed;
     struct ndpy_slot slots[];
 };
 
@@ -112,11 +111,6 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(struct ibv_qp *native, uint32_t numb
         return NULL;
     }
     return qp;
-}
-
-void ndpy_queue_pair_close(struct ndpy_queue_pair *qp)
-{
-    qp->initiator->closed = qp->receive->closed = 1;
 }
 
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
@@ -496,14 +490,11 @@ static uint32_t translate_status(enum ibv_wc_status status, uint32_t operation, 
     }
 }
 
-/* Returns 0 for a completion of a closed queue pair, whose requests have all ended. */
-static uint32_t translate(const struct ibv_wc *wc, struct ndpy_completion *out)
+static void translate(const struct ibv_wc *wc, struct ndpy_completion *out)
 {
     struct ndpy_slot *slot = (struct ndpy_slot *)(uintptr_t)wc->wr_id;
     struct ndpy_ring *ring = slot->ring;
 
-    if (ring && ring->closed)
-        return 0;
     out->context = slot->context;
     out->operation = slot->operation;
     out->status = translate_status(wc->status, slot->operation, slot->flags);
@@ -523,7 +514,7 @@ static uint32_t translate(const struct ibv_wc *wc, struct ndpy_completion *out)
             /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
             out->flags = NDPY_HIDDEN;
             out->retired = 0;
-            return 1;
+            return;
         }
         /* A provider that breaks the order: this one was retired by a later request's completion. */
         out->retired = newly > 0 ? (uint32_t)newly : 0;
@@ -536,7 +527,6 @@ static uint32_t translate(const struct ibv_wc *wc, struct ndpy_completion *out)
         out->retired = 0;
         out->flags = NDPY_FROM_SHARED_QUEUE;
     }
-    return 1;
 }
 
 static int keep_room(struct ndpy_completion_queue *cq, uint32_t more)
@@ -586,7 +576,7 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
         if (got < 0)
             return done ? (int)done : -EIO;
         for (int i = 0; i < got; i++)
-            done += translate(&wc[i], &out[done]);
+            translate(&wc[i], &out[done++]);
         if ((uint32_t)got < wanted)
             break;
     }
@@ -608,8 +598,8 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
         if (got < 0)
             return -EIO;
         for (int i = 0; i < got; i++) {
-            if (translate(&wc[i], &completion))
-                keep(cq, &completion);
+            translate(&wc[i], &completion);
+            keep(cq, &completion);
         }
     } while (got == NDPY_POLL_BATCH);
     return (int)(cq->kept_visible - before);

@@ -52,8 +52,6 @@ int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_a
 struct ndpy_queue_pair *ndpy_queue_pair_new(struct ibv_qp *native, uint32_t number, uint32_t initiator_depth,
     uint32_t receive_depth, uint32_t max_initiator_sge, uint32_t max_receive_sge, uint32_t inline_size,
     uint64_t max_length);
-/* All requests have ended: completions that a provider delivers even later are dropped. */
-void ndpy_queue_pair_close(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
 /* Refuse reads: the peer serves none. */

@@ -6,7 +6,6 @@ import concurrent.futures
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ from ndpy.verbs.memory import VerbsMemoryRegion, VerbsMemoryWindow, validate_acc
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
 
 _REGISTERING_THREADS = 4
-_KEPT_RINGS = 32
 
 
 class CmEvent(NamedTuple):
@@ -53,7 +51,6 @@ class VerbsAdapter(Adapter):
         self._port = active[0] if active else info.ports[0].number
         self._executor: concurrent.futures.ThreadPoolExecutor | None = None
         self._executor_lock = threading.Lock()
-        self._former: deque[Any] = deque()
         self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
         self._on_port_active: weakref.WeakKeyDictionary[VerbsConnector, Callable[[], None]] = (
@@ -220,12 +217,6 @@ class VerbsAdapter(Adapter):
     def _when_port_is_active(self, connector: VerbsConnector, call: Callable[[], None]) -> None:
         self._on_port_active[connector] = call
 
-    def _free_later(self, queue_pair: Any) -> None:
-        """siw delivers completions of a queue pair for a while after it was destroyed, which point into its rings."""
-        self._former.append(queue_pair)
-        if len(self._former) > _KEPT_RINGS:
-            lib.ndpy_queue_pair_free(self._former.popleft())
-
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for long; closing the adapter waits for it."""
         self._background = {thread for thread in self._background if thread.is_alive()}
@@ -300,8 +291,6 @@ class VerbsAdapter(Adapter):
     def _free(self) -> None:
         for thread in self._background:
             thread.join()
-        while self._former:
-            lib.ndpy_queue_pair_free(self._former.popleft())
         if self._events is not None:
             self._events.stop()
         if self._sentinel is not None:

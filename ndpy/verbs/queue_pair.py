@@ -318,8 +318,7 @@ class VerbsQueuePair(QueuePair):
                 queue._users -= 1
         if self.srq is not None:
             self._leave_shared_queue()
-        lib.ndpy_queue_pair_close(self._native)
-        self._adapter._free_later(self._native)
+        lib.ndpy_queue_pair_free(self._native)
         self._native = self._qp = None
         self._tell_queues()
 
