@@ -258,7 +258,7 @@ class _Session:
         arguments += [
             "--user",
             "root",
-            f"--append=loglevel=5 modprobe.blacklist={_UNUSED_MODULES}",
+            f"--append=loglevel=5 mitigations=off modprobe.blacklist={_UNUSED_MODULES}",
             f"--rodir={job}",
         ]
         if not self._kvm:
