@@ -30,7 +30,6 @@ _WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _OPERATIONS = tuple(Operation)
 _STATUSES = tuple(Status)
 _SUCCESS = int(Status.SUCCESS)
-_ACCESS_VIOLATION = int(Status.ACCESS_VIOLATION)
 _CANCELED = int(Status.CANCELED)
 
 _EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
@@ -199,23 +198,25 @@ class CompletionQueue(Resource):
                 records = source.receive if operation == _RECEIVE else source.initiator
                 if entry[7] == 1 and operation not in _WINDOW_OPERATIONS:
                     record = records.popleft()
-                    if entry[3] > _CANCELED and operation == _RECEIVE and _deregistered(record):
-                        entry = (*entry[:3], _ACCESS_VIOLATION, *entry[4:])
                 else:
-                    status = _retire(records, entry)
+                    status, record = _retire(records, entry)
                     if status != entry[3]:
                         entry = (*entry[:3], status, *entry[4:])
+                if entry[3] > _CANCELED:
+                    entry = self._judge(entry, record)
                 if source.kept:
                     self._take_kept(source, entry[6])
             if entry[3] > _CANCELED:
-                entry = self._judge(entry)
                 failed.append(source)
             if not flags & _HIDDEN:
                 completions.append(_make(Completion, (*entry, source)))
         return completions
 
-    def _judge(self, entry: tuple[int, ...]) -> tuple[int, ...]:
-        """The completion of a failed request, with a status that fits better where more is known of the adapter."""
+    def _judge(self, entry: tuple[int, ...], record: Any) -> tuple[int, ...]:
+        """The completion of a failed request, with a status that fits better where more is known of the adapter.
+
+        record: what the request used (see QueuePair), None if it is not known.
+        """
         return entry
 
     def _take_kept(self, source: Source, number: int) -> None:
@@ -288,22 +289,17 @@ class CompletionQueue(Resource):
         return f"CompletionQueue of depth {self.depth}"
 
 
-def _deregistered(record: Any) -> bool:
-    """Whether a receive failed because its memory has gone; the software adapters have a word of their own for it."""
-    elements: list[Any] = record if isinstance(record, list) else [record]
-    return any((getattr(element, "region", None) or element).closed for element in elements)
-
-
-def _retire(records: deque[Any], entry: tuple[int, ...]) -> int:
+def _retire(records: deque[Any], entry: tuple[int, ...]) -> tuple[int, Any]:
     """Let go of what the ended requests used, silent ones included, and tell windows how their requests ended.
 
-    Returns the status of the last one, which a window request may correct.
+    Returns the status of the last one, which a window request may correct, and what it used.
     """
-    status = entry[3]
+    status, record = entry[3], None
     for left in range(entry[7] - 1, -1, -1):
-        ended = getattr(records.popleft(), "ended", None)
+        record = records.popleft()
+        ended = getattr(record, "ended", None)
         if ended is not None:
             result = ended(status if left == 0 else _SUCCESS)
             if left == 0:
                 status = result
-    return status
+    return status, record

@@ -191,7 +191,7 @@ class Offer:
     server: ndpy.Connector
 
 
-def request(keep: Keeper, adapter: ndpy.Adapter, queue_pair: ndpy.QueuePair, version: int = 4, **options: Any) -> Offer:
+def ask(keep: Keeper, adapter: ndpy.Adapter, queue_pair: ndpy.QueuePair, version: int = 4, **options: Any) -> Offer:
     """Start to connect a queue pair to a new listener of the same adapter; the request has arrived there."""
     listener = keep(adapter.listen((host_of(adapter, version), 0)))
     client = keep(adapter.create_connector())
@@ -210,7 +210,7 @@ def establish(offer: Offer, queue_pair: ndpy.QueuePair, **options: Any) -> None:
 
 def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, **options: Any) -> Pair:
     """Connect two ends to each other."""
-    offer = request(keep, adapter, client.queue_pair, **options)
+    offer = ask(keep, adapter, client.queue_pair, **options)
     establish(offer, server.queue_pair)
     offer.listener.close()
     client.connector, server.connector = offer.client, offer.server

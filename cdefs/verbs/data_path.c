@@ -268,8 +268,14 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     }
     error = ibv_post_send(qp->native, wr, &bad);
     if (error) {
+        error = post_error(error);
+        /* siw knows of the connection's end before the connection manager has told it. */
+        if (error == ENOTCONN && qp->fences_all) {
+            slot->flags = 0;
+            return 0;
+        }
         ring_withdraw(ring);
-        return post_error(error);
+        return error;
     }
     ring->silent_run = wr->send_flags & IBV_SEND_SIGNALED ? 0 : ring->silent_run + 1;
     return 0;

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
-from ndpy.flags import Notify, Operation, Status
+from ndpy.flags import Access, Notify, Operation, Status
+from ndpy.memory import MemoryRegion
 from ndpy.pending import Pending
 from ndpy.verbs.library import check, check_pointer, ffi, lib
 
@@ -70,15 +71,19 @@ class VerbsCompletionQueue(CompletionQueue):
         entries = ffi.new("struct ndpy_completion[]", count)
         return entries, memoryview(ffi.buffer(entries))
 
-    def _judge(self, entry: tuple[int, ...]) -> tuple[int, ...]:
-        # rxe has one word for a request that it cannot send, whether its memory or the port is the reason.
-        if (
-            entry[4] == lib.IBV_WC_LOC_QP_OP_ERR
-            and self._adapter.port_state != "active"
-            and entry[2] in _DATA_OPERATIONS
-        ):
-            return (*entry[:3], int(Status.IO_TIMEOUT), *entry[4:])
-        return entry
+    def _judge(self, entry: tuple[int, ...], record: Any) -> tuple[int, ...]:
+        _, _, operation, status, native = entry[:5]
+        intact = record is not None and _intact(record, operation in (Operation.READ, Operation.RECEIVE))
+        if operation == Operation.RECEIVE:
+            if record is not None and not intact:
+                status = Status.ACCESS_VIOLATION
+        elif native == lib.IBV_WC_LOC_QP_OP_ERR and operation in _DATA_OPERATIONS:
+            # The software adapters have one word for a request that they cannot send: rxe whether its memory or
+            # the port is the reason, siw whether its memory or the loss of the connection.
+            lost = intact if self._adapter.info.transport == "iWARP" else self._adapter.port_state != "active"
+            if lost:
+                status = Status.IO_TIMEOUT
+        return (*entry[:3], int(status), *entry[4:])
 
     def fileno(self) -> int:
         """The completion channel's file descriptor, for programs with an event loop of their own; use arm() with it."""
@@ -281,3 +286,16 @@ class VerbsCompletionQueue(CompletionQueue):
             self._channel = None
         if self._released:
             os.close(self._kick)
+
+
+def _intact(record: Any, sink: bool) -> bool:
+    """Whether all memory of a request is still registered, with the right to be written to if it is a sink."""
+    for element in record if isinstance(record, list) else [record]:
+        region = getattr(element, "region", element)
+        if not isinstance(region, MemoryRegion):
+            continue
+        if region.closed or (region is not element and element.token != region.local_token):
+            return False
+        if sink and not region.access & Access.LOCAL_WRITE:
+            return False
+    return True

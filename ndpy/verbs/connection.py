@@ -560,14 +560,20 @@ class VerbsConnector(Connector):
                 return None
             if kind == lib.RDMA_CM_EVENT_ROUTE_RESOLVED:
                 parameters, _kept = self._parameters()
-                check_errno("connect", lib.rdma_connect(self._id, parameters))
+                if lib.rdma_connect(self._id, parameters):
+                    number = ffi.errno
+                    if number in _NO_ANSWER:
+                        raise self._unreachable(number)
+                    raise errors.from_errno("connect", number)
                 return None
             if kind in (lib.RDMA_CM_EVENT_CONNECT_RESPONSE, lib.RDMA_CM_EVENT_ESTABLISHED):
                 self._private_data = event.private_data
                 mine = self._request[1]
-                self._read_limits = ReadLimits(
-                    min(mine.inbound, event.responder_resources), min(mine.outbound, event.initiator_depth)
-                )
+                inbound, outbound = event.responder_resources, event.initiator_depth
+                if self._adapter.info.driver == "siw":
+                    # It reports the reply's limits as the server sees them (siw_cm.c, siw_proc_mpareply()).
+                    inbound, outbound = outbound, inbound
+                self._read_limits = ReadLimits(min(mine.inbound, inbound), min(mine.outbound, outbound))
                 self._move("offered")
                 pending, self._pending = self._pending, None
                 return (pending, None) if pending else None
@@ -606,28 +612,30 @@ class VerbsConnector(Connector):
                 native=number,
             )
         if kind == lib.RDMA_CM_EVENT_UNREACHABLE:
-            if number in (errno.ECONNREFUSED, errno.ECONNRESET):
-                return errors.ConnectionRefusedError(
-                    f"{self._target}: nobody listens there", operation="connect", native=number
-                )
-            if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-                return errors.AddressUnreachableError(
-                    f"there is no way to {self._target}", operation="connect", native=number
-                )
-            return errors.TimeoutError(
-                f"{self._target} does not answer; it is down, has no RDMA adapter at that address, or UDP port 4791 is blocked",
-                operation="connect",
-                native=number,
-            )
+            return self._unreachable(number)
         if kind in (lib.RDMA_CM_EVENT_CONNECT_ERROR, lib.RDMA_CM_EVENT_DISCONNECTED):
             if number == errno.ECONNREFUSED:
-                return errors.ConnectionRefusedError(
-                    f"{self._target}: nobody listens there", operation="connect", native=number
-                )
+                return self._unreachable(number)
             return errors.ConnectionAbortedError(
                 f"the connection to {self._target} broke while it was made", operation="connect", native=number
             )
         return None
+
+    def _unreachable(self, number: int) -> errors.NdpyError:
+        """What the errno of an attempt that led to no answer of a listener means."""
+        if number in (errno.ECONNREFUSED, errno.ECONNRESET):
+            return errors.ConnectionRefusedError(
+                f"{self._target}: nobody listens there", operation="connect", native=number
+            )
+        if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            return errors.AddressUnreachableError(
+                f"there is no way to {self._target}", operation="connect", native=number
+            )
+        return errors.TimeoutError(
+            f"{self._target} does not answer; it is down, has no RDMA adapter at that address, or UDP port 4791 is blocked",
+            operation="connect",
+            native=number,
+        )
 
     def _handle_loss(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
         """The peer refused, or vanished, before the connection was established."""
@@ -652,6 +660,16 @@ class VerbsConnector(Connector):
             queue_pair._end_connection()
         return (pending, error) if pending else None
 
+
+# What the kernel answers at once where it opens a TCP connection itself (iWARP).
+_NO_ANSWER = (
+    errno.ECONNREFUSED,
+    errno.ECONNRESET,
+    errno.ENETUNREACH,
+    errno.EHOSTUNREACH,
+    errno.ETIMEDOUT,
+    errno.EAGAIN,
+)
 
 _REJECT_NO_LISTENER = 8
 _REJECT_CONSUMER = 28

@@ -215,6 +215,11 @@ class VerbsQueuePair(QueuePair):
             self._to_state(lib.IBV_QPS_ERR)
             if not self._never_connected:
                 self._set_ended()
+            if self._iwarp:
+                self._drain_queues()
+                self._cancel_rest()
+        if self._iwarp:
+            self._tell_queues()
 
     def _set_ended(self) -> None:
         # siw has flushed when the state has changed, and does not complete what is posted after that.

@@ -9,10 +9,10 @@ import pytest
 from helpers import (
     DEADLINE_S,
     QUIET_S,
+    ask,
     connect_ends,
     create_end,
     host_of,
-    request,
     require,
     send_message,
     wait_until,
@@ -170,7 +170,7 @@ def test_h_3_10_after_closing_connects_are_refused_and_the_address_is_free(adapt
 def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep):
     require(adapter, "LOOPBACK_CONNECTIONS")
     client, server = create_end(keep, adapter), create_end(keep, adapter)
-    offer = request(keep, adapter, client.queue_pair)
+    offer = ask(keep, adapter, client.queue_pair)
     offer.listener.close()
     accepting = offer.server.begin_accept(server.queue_pair)
     offer.connecting.result(DEADLINE_S)

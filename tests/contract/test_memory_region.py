@@ -11,6 +11,7 @@ import pytest
 from defects import known_defect
 from helpers import (
     DEADLINE_S,
+    ask,
     assert_quiet,
     assert_refused,
     assert_works,
@@ -21,7 +22,6 @@ from helpers import (
     establish,
     fill,
     memory,
-    request,
     require,
     statuses,
     succeed,
@@ -139,7 +139,7 @@ def test_d_2_10_memory_can_be_registered_while_connecting(adapter, keep, late):
     require(adapter, "LOOPBACK_CONNECTIONS")
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     early = memory(keep, adapter, b"early", Access.LOCAL_WRITE)
-    offer = request(keep, adapter, client.queue_pair)
+    offer = ask(keep, adapter, client.queue_pair)
     between = memory(keep, adapter, b"later", Access.LOCAL_WRITE)
     source, sink = (between, early) if late == "client" else (early, between)
     data = contents(source)

@@ -9,6 +9,7 @@ import pytest
 from helpers import (
     DEADLINE_S,
     UNACKNOWLEDGED,
+    ask,
     assert_quiet,
     assert_works,
     connect_ends,
@@ -211,11 +212,10 @@ def test_f_2_2_posting_needs_a_connection(adapter, keep):
 
 
 def test_f_2_2_the_client_is_connected_only_after_complete_connect(adapter, keep):
-    from helpers import request
 
     require(adapter, "LOOPBACK_CONNECTIONS")
     client, server = create_end(keep, adapter), create_end(keep, adapter)
-    offer = request(keep, adapter, client.queue_pair)
+    offer = ask(keep, adapter, client.queue_pair)
     accepting = offer.server.begin_accept(server.queue_pair)
     offer.connecting.result(DEADLINE_S)
     with pytest.raises(ndpy.NotConnectedError):
@@ -817,14 +817,13 @@ def test_f_8_5_a_queue_pair_has_one_connection_in_its_life(pair, keep):
 
 def test_f_8_5_after_a_failed_connect_the_queue_pair_is_as_it_was(adapter, keep):
     """Its posted receives included."""
-    from helpers import request
 
     require(adapter, "LOOPBACK_CONNECTIONS")
     require_reusable_queue_pairs(adapter)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     inbox = memory(keep, adapter, 8)
     client.queue_pair.receive(inbox, context=7)
-    offer = request(keep, adapter, client.queue_pair)
+    offer = ask(keep, adapter, client.queue_pair)
     offer.server.reject()
     with pytest.raises(ndpy.ConnectionRefusedError):
         offer.connecting.result(DEADLINE_S)

@@ -15,6 +15,7 @@ from conftest import SEED
 from helpers import (
     DEADLINE_S,
     STRESS,
+    ask,
     connect_pair,
     create_end,
     fill,
@@ -22,7 +23,6 @@ from helpers import (
     kernel_resources,
     memory,
     open_files,
-    request,
     require,
     resident_memory,
     statuses,
@@ -180,7 +180,7 @@ def build(adapter: ndpy.Adapter) -> list[object]:
 
     client, server = create_end(note, adapter, receive_depth=4, initiator_depth=4), create_end(note, adapter)
     region = note(adapter.register(bytearray(4096), Access.REMOTE_WRITE))
-    offer = request(note, adapter, client.queue_pair)
+    offer = ask(note, adapter, client.queue_pair)
     accepting = offer.server.begin_accept(server.queue_pair)
     offer.connecting.result(DEADLINE_S)
     offer.client.complete_connect(DEADLINE_S)
@@ -371,20 +371,26 @@ SLOW = {"adapter": 10, "queue_pair": 3}
 
 
 def assert_no_leak(cycle, count: int) -> None:
-    """Files, kernel resources and memory are the same after many cycles as after the first ones."""
+    """Files, kernel resources and memory are the same after many cycles as after the first ones.
+
+    Resident memory can grow once by a huge page; what leaks grows every time.
+    """
     for _ in range(max(20, count // 10)):
         cycle()
     gc.collect()
-    files, held, used = open_files(), kernel_resources(), resident_memory()
+    files, held = open_files(), kernel_resources()
     threads = psutil.Process().num_threads()
-    for _ in range(count):
-        cycle()
-    gc.collect()
-    assert open_files() == files
-    assert kernel_resources() == held
-    assert psutil.Process().num_threads() == threads
-    grown = resident_memory() - used
-    assert grown < TOLERANCE, f"{grown} bytes more after {count} cycles"
+    growths: list[int] = []
+    while len(growths) < 3 and (not growths or growths[-1] >= TOLERANCE):
+        used = resident_memory()
+        for _ in range(count):
+            cycle()
+        gc.collect()
+        assert open_files() == files
+        assert kernel_resources() == held
+        assert psutil.Process().num_threads() == threads
+        growths.append(resident_memory() - used)
+    assert growths[-1] < TOLERANCE, f"{growths} bytes more after {count} cycles each"
 
 
 @pytest.mark.timeout(3600 if STRESS else 120)

@@ -48,6 +48,14 @@ DEFECTS = (
     ),
     Defect(
         "siw",
+        "connect/read-limits",
+        "this side was told",
+        "siw's server serves as many reads at once as the client asks for, whatever limit it was accepted with",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_accept(): relaxed_ird_negotiation; seen on 6.1",
+        first=(5, 3),
+    ),
+    Defect(
+        "siw",
         "read-write/read-of-writable",
         "was not refused",
         "siw lets a peer read a region that has no right to be read",
