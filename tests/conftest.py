@@ -59,6 +59,13 @@ def pair(keep, adapter) -> Pair:
 
 
 @pytest.fixture
+def pair_with(keep, adapter):
+    """Make a connected pair with other options than the usual ones."""
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    return lambda **options: connect_pair(keep, adapter, **options)
+
+
+@pytest.fixture
 def window_pair(keep, adapter) -> Pair:
     """The same, on an adapter that has memory windows."""
     require(adapter, "LOOPBACK_CONNECTIONS", "MEMORY_WINDOWS")

@@ -153,6 +153,10 @@ def succeed(cq: ndpy.CompletionQueue, count: int = 1) -> list[ndpy.Completion]:
     return completions
 
 
+def contexts(completions: Iterable[ndpy.Completion]) -> list[int]:
+    return [completion.context for completion in completions]
+
+
 def statuses(completions: Iterable[ndpy.Completion]) -> list[Status]:
     return [completion.status for completion in completions]
 
