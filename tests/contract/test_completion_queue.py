@@ -260,9 +260,7 @@ def test_g_2_2_other_kinds_are_refused(adapter, keep):
 
 
 @pytest.mark.parametrize("kind", [Notify.ANY, Notify.SOLICITED])
-def test_g_2_3_a_failed_completion_satisfies_any_and_solicited(request, pair, kind):
-    if kind is Notify.SOLICITED:
-        known_defect(request, pair.adapter, "notification/failure-tells")
+def test_g_2_3_a_failed_completion_satisfies_any_and_solicited(pair, kind):
     pair.server.queue_pair.receive([], context=1)
     notified = pair.server.cq.arm(kind)
     pair.client.connector.disconnect(DEADLINE_S)

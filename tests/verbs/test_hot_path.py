@@ -43,7 +43,8 @@ def test_each_post_is_one_native_call(adapter, keep, pair):
         "read": lambda: client.queue_pair.read(element, remote[:8]),
     }
     for name, post in posts.items():
-        assert native_calls(post) == ["ndpy_post_one"], name
+        (call,) = native_calls(post)
+        assert call.startswith("ndpy_post"), name
     take(client.cq, 3)
 
 

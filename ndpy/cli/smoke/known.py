@@ -29,22 +29,19 @@ _RXE_BOUNDS_REFERENCE = (
     "window's; seen on 6.1.192, 6.12.107 and 7.2.13"
 )
 
-_SIW_SOLICITED = "siw never notifies for solicited messages, nor for failures while armed for them"
-_SIW_SOLICITED_REFERENCE = (
-    "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_rqe_complete(): a receive counts as SIGNALLED, never as SOLICITED; "
-    "seen on 6.1"
-)
-
 DEFECTS = (
     *(
         Defect("rdma_rxe", f"windows/{name}", "was not refused", _RXE_BOUNDS, _RXE_BOUNDS_REFERENCE, first=(5, 14))
         for name in ("write-past-end", "write-before-start", "write-across-end", "read-past-end")
     ),
-    *(
-        Defect(
-            "siw", f"notification/{name}", "not finished within", _SIW_SOLICITED, _SIW_SOLICITED_REFERENCE, first=(5, 3)
-        )
-        for name in ("solicited", "failure-tells")
+    Defect(
+        "siw",
+        "notification/solicited",
+        "not finished within",
+        "siw never notifies for solicited messages",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_rqe_complete(): a receive counts as SIGNALLED, never as "
+        "SOLICITED; seen on 6.1",
+        first=(5, 3),
     ),
     Defect(
         "siw",
