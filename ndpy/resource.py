@@ -6,6 +6,7 @@ background thread closes it: a finalizer may run in any thread, with any lock he
 
 from __future__ import annotations
 
+import abc
 import itertools
 import sys
 import threading
@@ -24,7 +25,7 @@ _serials = itertools.count(1)
 R = TypeVar("R", bound="Resource")
 
 
-class Resource:
+class Resource(abc.ABC):
     """Base of the public classes with close()."""
 
     #: Orphans are closed in ascending order: users before what they use.
@@ -132,9 +133,9 @@ class Resource:
     def _refuse_if_used(self) -> None:
         """Raise DeviceBusyError while something depends on this."""
 
+    @abc.abstractmethod
     def _release(self) -> None:
         """Free the native resource. If it raises, the object stays open."""
-        raise NotImplementedError
 
 
 class Orphans:
