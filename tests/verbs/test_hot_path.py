@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+import pytest
 from helpers import memory, take
 from ndpy._verbs import lib
 
