@@ -68,6 +68,8 @@ class Process:
             stderr=subprocess.PIPE,
             env=environment,
             text=True,
+            # The tests may run as a background job, which shells start with Ctrl-C ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self._readers = [
             threading.Thread(target=self._read, args=(name, pipe), daemon=True)

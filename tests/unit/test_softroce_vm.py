@@ -135,14 +135,21 @@ def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed()
 def test_signal_ends_the_vm(number):
     """SIGKILL too: the VM sees that its host's end is gone, and powers off."""
     with subprocess.Popen(
-        arguments("--", "sh", "-c", "echo ready; sleep 600"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        arguments("--", "sh", "-c", "echo ready; sleep 600"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # The tests may run as a background job, which shells start with Ctrl-C ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert any("qemu" in child.name() for child in children)
-        process.send_signal(number)
-        assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            children = psutil.Process(process.pid).children(recursive=True)
+            assert any("qemu" in child.name() for child in children)
+            process.send_signal(number)
+            assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+        finally:
+            process.kill()
     deadline = time.monotonic() + 10
     while any(map(alive, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
