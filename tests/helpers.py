@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import pytest
@@ -21,6 +21,8 @@ from ndpy import Access, Operation, Status
 DEADLINE_S = 20.0
 # Long enough for a wrong completion to show up, for tests that say that nothing comes.
 QUIET_S = 0.2
+
+T = TypeVar("T")
 
 STRESS = os.environ.get("NDPY_STRESS") == "1"
 
@@ -86,6 +88,11 @@ class Pair:
 
     def __iter__(self):
         return iter((self.client, self.server))
+
+
+def sample(values: list[T], count: int) -> list[T]:
+    """All values with NDPY_STRESS=1, else the first few: starting processes is what takes an emulated machine long."""
+    return values if STRESS else values[:count]
 
 
 def require(adapter: ndpy.Adapter, *capabilities: str) -> None:

@@ -243,7 +243,7 @@ def test_g_2_2_solicited_waits_for_a_solicited_send(request, pair):
     message(pair)
     assert still_running(notified)
     message(pair, solicited=True)
-    notified.result(DEADLINE_S)
+    notified.result(DEADLINE_S / 4)
 
 
 def test_g_2_2_errors_is_about_the_queue_itself(pair):
