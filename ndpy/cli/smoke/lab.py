@@ -247,7 +247,7 @@ class Lab:
         self, operation: Operation, status: Status, wait_disconnected: Callable[[float], None], what: str
     ) -> str:
         """See that the requester was told; returns how. iWARP tells of a refused write by ending the connection."""
-        if self.iwarp and operation is Operation.WRITE and status is Status.SUCCESS:
+        if self.iwarp and operation is Operation.WRITE and status in (Status.SUCCESS, Status.IO_TIMEOUT):
             try:
                 wait_disconnected(self.step())
             except (ndpy.TimeoutError, PeerRefused):
