@@ -449,6 +449,7 @@ class Library:
     """The provider's DLL, loaded by path as the catalogue's users load it."""
 
     def __init__(self, path: Path | str = DLL) -> None:
+        self.path = path
         name = ffi.new("char16_t[]", str(path))
         self.module = kernel32.LoadLibraryExW(name, NULL, 0)
         if self.module == NULL:
