@@ -1,0 +1,379 @@
+#include "listener.h"
+#include "addresses.h"
+#include "connector.h"
+#include "trace.h"
+
+#include <mswsock.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ADDRESS_ROOM (sizeof(struct sockaddr_storage) + 16)
+
+struct listener {
+    struct object object;
+    struct source source;
+    SRWLOCK lock;
+    SOCKET socket;
+    struct sockaddr_storage address;
+    bool listening, closed;
+    ULONG backlog; /* 0: no limit */
+    struct stream *first, **last; /* requests that nobody asked for yet */
+    ULONG count;
+    struct io accept_io; /* holds a reference and the transport while in flight */
+    SOCKET accepted;
+    uint8_t accept_buffer[2 * ADDRESS_ROOM];
+    LPFN_ACCEPTEX accept_ex;
+};
+
+static const struct IND2Listener_methods methods;
+
+static HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockaddr *address, ULONG size)
+{
+    struct listener *listener = (struct listener *)self;
+    struct sockaddr_storage wish;
+    int error = 0;
+
+    if (adapter_gone(listener->object.adapter))
+        return ND_DEVICE_REMOVED;
+    HRESULT status = address_take(address, size, &wish);
+    if (status != ND_SUCCESS)
+        return status;
+    if (!address_is_wildcard((struct sockaddr *)&wish) && !addresses_serve((struct sockaddr *)&wish))
+        return ND_INVALID_ADDRESS;
+    AcquireSRWLockExclusive(&listener->lock);
+    if (listener->socket != INVALID_SOCKET) {
+        status = ND_ADDRESS_ALREADY_ASSOCIATED;
+    } else {
+        listener->socket = stream_socket(&wish, true, &error);
+        if (listener->socket == INVALID_SOCKET)
+            status = error == WSAEADDRINUSE || error == WSAEACCES ? ND_SHARING_VIOLATION
+                     : error == WSAENOBUFS                        ? ND_TOO_MANY_ADDRESSES
+                     : error == WSAEADDRNOTAVAIL                  ? ND_INVALID_ADDRESS
+                                                                  : ND_INSUFFICIENT_RESOURCES;
+    }
+    ReleaseSRWLockExclusive(&listener->lock);
+    return status;
+}
+
+/* ---- Accepting ---- */
+
+/* Under the lock, while listening. */
+static void accept_next(struct listener *listener)
+{
+    DWORD bytes;
+
+    listener->accepted = WSASocketW(listener->address.ss_family, SOCK_STREAM, IPPROTO_TCP, NULL, 0,
+                                    WSA_FLAG_OVERLAPPED | WSA_FLAG_NO_HANDLE_INHERIT);
+    if (listener->accepted == INVALID_SOCKET)
+        return;
+    memset(&listener->accept_io.overlapped, 0, sizeof listener->accept_io.overlapped);
+    object_hold(&listener->object);
+    transport_hold();
+    /* Also what is accepted at once is reported through the port. */
+    if (listener->accept_ex(listener->socket, listener->accepted, listener->accept_buffer, 0, ADDRESS_ROOM,
+                            ADDRESS_ROOM, &bytes, &listener->accept_io.overlapped) ||
+        WSAGetLastError() == ERROR_IO_PENDING)
+        return;
+    TRACE("listener %p: cannot accept, error %d", (void *)listener, WSAGetLastError());
+    closesocket(listener->accepted);
+    listener->accepted = INVALID_SOCKET;
+    object_drop(&listener->object);
+    transport_unhold();
+}
+
+static struct stream *make_stream(struct listener *listener, SOCKET socket, SOCKET accepted)
+{
+    struct sockaddr_storage local = {0}, peer = {0};
+    int local_size = sizeof local, peer_size = sizeof peer;
+
+    setsockopt(accepted, SOL_SOCKET, SO_UPDATE_ACCEPT_CONTEXT, (const char *)&socket, sizeof socket);
+    /* A wildcard listener gets connections to addresses that the adapter does not serve. */
+    if (getsockname(accepted, (struct sockaddr *)&local, &local_size) != 0 ||
+        getpeername(accepted, (struct sockaddr *)&peer, &peer_size) != 0 ||
+        !addresses_serve((struct sockaddr *)&local)) {
+        closesocket(accepted);
+        return NULL;
+    }
+    struct stream *stream = stream_create(listener->object.adapter, accepted);
+    if (stream == NULL)
+        return NULL;
+    stream->local = local;
+    stream->peer = peer;
+    stream->listener = listener;
+    object_hold(&listener->object);
+    return stream;
+}
+
+static void accept_done(struct io *io, DWORD error, DWORD bytes)
+{
+    struct listener *listener = CONTAINER_OF(io, struct listener, accept_io);
+
+    UNUSED(bytes);
+    AcquireSRWLockExclusive(&listener->lock);
+    SOCKET accepted = listener->accepted, socket = listener->socket;
+    bool closed = listener->closed;
+    listener->accepted = INVALID_SOCKET;
+    if (!closed)
+        accept_next(listener);
+    ReleaseSRWLockExclusive(&listener->lock);
+
+    struct stream *stream = NULL;
+    if (error == 0 && !closed)
+        stream = make_stream(listener, socket, accepted);
+    else
+        closesocket(accepted);
+    if (stream != NULL) {
+        stream_lock(stream);
+        stream_accepted(stream);
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
+    object_drop(&listener->object);
+    transport_unhold();
+}
+
+static HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog)
+{
+    struct listener *listener = (struct listener *)self;
+    GUID id = WSAID_ACCEPTEX;
+    DWORD bytes;
+    int length = sizeof listener->address;
+    HRESULT status = ND_SUCCESS;
+
+    if (adapter_gone(listener->object.adapter))
+        return ND_DEVICE_REMOVED;
+    AcquireSRWLockExclusive(&listener->lock);
+    if (listener->socket == INVALID_SOCKET || listener->listening) {
+        status = ND_INVALID_DEVICE_STATE;
+    } else if (listen(listener->socket, SOMAXCONN) != 0) {
+        status = WSAGetLastError() == WSAEADDRINUSE ? ND_SHARING_VIOLATION : ND_INSUFFICIENT_RESOURCES;
+    } else if (getsockname(listener->socket, (struct sockaddr *)&listener->address, &length) != 0 ||
+               WSAIoctl(listener->socket, SIO_GET_EXTENSION_FUNCTION_POINTER, &id, sizeof id, &listener->accept_ex,
+                        sizeof listener->accept_ex, &bytes, NULL, NULL) != 0 ||
+               !transport_attach((HANDLE)listener->socket)) {
+        status = ND_INSUFFICIENT_RESOURCES;
+    } else {
+        listener->backlog = backlog;
+        listener->listening = true;
+        accept_next(listener);
+    }
+    ReleaseSRWLockExclusive(&listener->lock);
+    return status;
+}
+
+/* ---- Requests ---- */
+
+static void refuse(struct stream *stream)
+{
+    struct listener *listener;
+
+    stream_lock(stream);
+    listener = stream->listener;
+    stream->listener = NULL;
+    stream_withdraw(stream);
+    stream_unlock(stream);
+    if (listener != NULL)
+        object_drop(listener_object(listener));
+    stream_drop(stream);
+}
+
+/* Under the lock. */
+static struct stream *pop(struct listener *listener)
+{
+    struct stream *stream = listener->first;
+
+    if (stream == NULL)
+        return NULL;
+    listener->first = stream->next_request;
+    if (listener->first == NULL)
+        listener->last = &listener->first;
+    listener->count--;
+    return stream;
+}
+
+static void hand_out(struct listener *listener, struct request *request, struct stream *stream)
+{
+    struct connector *connector = request->subject;
+    bool adopted = connector_adopt(connector, stream);
+
+    if (adopted) {
+        stream_lock(stream);
+        struct listener *held = stream->listener;
+        stream->listener = NULL;
+        ReleaseSRWLockExclusive(&stream->lock);
+        if (held != NULL)
+            object_drop(listener_object(held));
+    } else {
+        /* The connector was released while it waited: nobody can take this request through it. */
+        stream_hold(stream);
+        refuse(stream);
+    }
+    request_finish(&listener->source, request, adopted ? ND_SUCCESS : ND_CANCELED);
+    object_drop(connector_object(connector));
+    stream_drop(stream);
+}
+
+/* Pairs waiting requests with waiting calls, oldest first on both sides. */
+static void match(struct listener *listener)
+{
+    for (;;) {
+        struct request *request = NULL;
+        struct stream *stream = NULL;
+        AcquireSRWLockExclusive(&listener->lock);
+        if (listener->first != NULL)
+            request = request_take(&listener->source, REQUEST_CONNECTION);
+        if (request != NULL)
+            stream = pop(listener);
+        ReleaseSRWLockExclusive(&listener->lock);
+        if (request == NULL)
+            return;
+        hand_out(listener, request, stream);
+    }
+}
+
+void listener_request(struct listener *listener, struct stream *stream)
+{
+    stream_hold(stream);
+    AcquireSRWLockExclusive(&listener->lock);
+    bool full = listener->backlog != 0 && listener->count >= listener->backlog &&
+                !request_pending(&listener->source, REQUEST_CONNECTION);
+    bool take = !listener->closed && !full;
+    if (take) {
+        stream->next_request = NULL;
+        *listener->last = stream;
+        listener->last = &stream->next_request;
+        listener->count++;
+    }
+    ReleaseSRWLockExclusive(&listener->lock);
+    if (take)
+        match(listener);
+    else
+        refuse(stream);
+}
+
+static HRESULT STDMETHODCALLTYPE listener_get_request(IND2Listener *self, IUnknown *connector_pointer,
+                                                      OVERLAPPED *overlapped)
+{
+    struct listener *listener = (struct listener *)self;
+    struct connector *connector = connector_from(connector_pointer, listener->object.adapter);
+
+    if (adapter_gone(listener->object.adapter))
+        return ND_DEVICE_REMOVED;
+    if (connector == NULL)
+        return ND_INVALID_PARAMETER_1;
+    if (!listener->listening)
+        return ND_INVALID_DEVICE_STATE;
+    if (!connector_reserve(connector))
+        return ND_CONNECTION_ACTIVE;
+    HRESULT status = request_accept(&listener->source, REQUEST_CONNECTION, overlapped, connector);
+    if (status == ND_PENDING)
+        match(listener);
+    else
+        connector_unreserve(connector);
+    return status;
+}
+
+static void request_abandoned(struct source *source, struct request *request)
+{
+    UNUSED(source);
+    if (request->kind == REQUEST_CONNECTION)
+        connector_unreserve(request->subject);
+}
+
+static HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, struct sockaddr *address, ULONG *size)
+{
+    struct listener *listener = (struct listener *)self;
+
+    if (adapter_gone(listener->object.adapter))
+        return ND_DEVICE_REMOVED;
+    if (!listener->listening)
+        return ND_INVALID_DEVICE_STATE;
+    return address_give(&listener->address, address, size);
+}
+
+/* ---- The object ---- */
+
+static HRESULT STDMETHODCALLTYPE listener_cancel(IND2Listener *self)
+{
+    return source_cancel(&((struct listener *)self)->source);
+}
+
+static HRESULT STDMETHODCALLTYPE listener_result(IND2Listener *self, OVERLAPPED *overlapped, BOOL wait)
+{
+    UNUSED(self);
+    return overlapped_result(overlapped, wait);
+}
+
+static void listener_closed(struct object *object)
+{
+    struct listener *listener = CONTAINER_OF(object, struct listener, object);
+    struct stream *stream, *next;
+
+    AcquireSRWLockExclusive(&listener->lock);
+    listener->closed = true;
+    if (listener->socket != INVALID_SOCKET)
+        closesocket(listener->socket);
+    listener->socket = INVALID_SOCKET;
+    stream = listener->first;
+    listener->first = NULL;
+    listener->last = &listener->first;
+    ReleaseSRWLockExclusive(&listener->lock);
+    source_close(&listener->source);
+    for (; stream != NULL; stream = next) {
+        next = stream->next_request;
+        refuse(stream);
+    }
+}
+
+static void listener_destroy(struct object *object)
+{
+    struct listener *listener = CONTAINER_OF(object, struct listener, object);
+
+    source_free(&listener->source);
+    free(listener);
+}
+
+static const struct object_class class = {
+    .kind = KIND_LISTENER,
+    .iid = &softnd_iid_IND2Listener,
+    .overlapped = true,
+    .closed = listener_closed,
+    .destroy = listener_destroy,
+};
+
+static const struct IND2Listener_methods methods = {
+    OBJECT_METHODS(IND2Listener), listener_cancel, listener_result, listener_bind, listener_listen,
+    listener_local_address,       listener_get_request,
+};
+
+struct object *listener_object(struct listener *listener)
+{
+    return &listener->object;
+}
+
+HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+{
+    HRESULT status = object_check_iid(&class, iid, out);
+
+    if (status != ND_SUCCESS)
+        return status;
+    struct listener *listener = calloc(1, sizeof *listener);
+    if (listener == NULL)
+        return ND_NO_MEMORY;
+    InitializeSRWLock(&listener->lock);
+    listener->socket = INVALID_SOCKET;
+    listener->accepted = INVALID_SOCKET;
+    listener->last = &listener->first;
+    listener->accept_io.done = accept_done;
+    listener->source.abandoned = request_abandoned;
+    status = source_start(&listener->source, adapter, &listener->object, file);
+    if (status == ND_SUCCESS && !object_start(&listener->object, &methods, &class, adapter))
+        status = ND_INSUFFICIENT_RESOURCES;
+    if (status != ND_SUCCESS) {
+        source_free(&listener->source);
+        free(listener);
+        return status;
+    }
+    *out = listener;
+    return ND_SUCCESS;
+}
