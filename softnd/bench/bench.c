@@ -129,6 +129,7 @@ struct end {
     OVERLAPPED overlapped;
     char *buffer;
     ND2_SGE ping_out, ping_in, block;
+    int received, initiated; /* completions that came early */
 };
 
 static void finish(const char *what, struct end *end, void *object, HRESULT status)
@@ -191,22 +192,24 @@ static void close_end(struct end *end)
     end->adapter->methods->Release(end->adapter);
 }
 
-/* Polls until `receives` and `initiated` completions have come. */
+/* Polls until `receives` and `initiated` completions have come, less those that came before. */
 static void take(struct end *end, int receives, int initiated)
 {
     ND2_RESULT results[16];
 
-    while (receives > 0 || initiated > 0) {
+    while (end->received < receives || end->initiated < initiated) {
         ULONG count = end->cq->methods->GetResults(end->cq, results, 16);
 
         for (ULONG i = 0; i < count; i++) {
             check("completion", results[i].Status);
             if (results[i].RequestType == Nd2RequestTypeReceive)
-                receives--;
+                end->received++;
             else
-                initiated--;
+                end->initiated++;
         }
     }
+    end->received -= receives;
+    end->initiated -= initiated;
 }
 
 static void post_receive(struct end *end)
