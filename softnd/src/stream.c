@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define IN_BUFFER_SIZE (512u * 1024)
-#define OUT_BUFFER_SIZE (256u * 1024)
+#define OUT_BUFFER_SIZE (1100u * 1024) /* a 1 MiB Write with its headers */
 #define GOODBYE_MS 2000
 #define START_UP_MS 10000
 #define PROBE_MS 60
