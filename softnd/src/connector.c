@@ -574,6 +574,7 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
         events = 0;
     if ((events & EVENT_OFFERED) != 0 && connector->state == CONNECTING) {
         connector->state = OFFERED;
+        connector->local = stream->local;
         take_peer_data(connector, stream, false);
         finished = REQUEST_CONNECT;
         result = ND_SUCCESS;

@@ -3,6 +3,10 @@
  * Messages are not interleaved; whole answers and whole operations take turns. Each segment is copied from the
  * consumer's memory into the stream's buffer, where the token is checked and a missing page does no harm.
  *
+ * A Write of several segments is announced by a zero-length Write to its end: to any iWARP peer a Write of nothing, to
+ * this provider a chance to judge the whole before the first byte is placed (E.3.5). Zero-length Writes of the program
+ * therefore go out without token.
+ *
  * Operation numbers: everything before `acknowledged` is proven to be taken by the peer; `covered` is what Reads
  * under way will prove; `unacknowledged` is the end of the last Send or Write that is on the wire.
  */
@@ -168,12 +172,19 @@ static enum progress fill_data(struct queue_pair *qp, struct stream *stream, str
         fail(qp, operation, ND_ACCESS_VIOLATION);
         return PROGRESS;
     }
-    uint8_t *frame = stream_room(stream, WIRE_UNTAGGED_SIZE + payload + RESERVE);
+    uint8_t *frame = stream_room(stream, 2 * WIRE_UNTAGGED_SIZE + payload + RESERVE);
     if (frame == NULL)
         return NO_ROOM;
     if (operation->type == Nd2RequestTypeWrite) {
-        header = wire_put_tagged(frame, RDMAP_WRITE, operation->remote_token, operation->remote_address + qp->offset,
-                                 last, payload);
+        if (!last && qp->offset == 0) {
+            header = wire_put_tagged(frame, RDMAP_WRITE, operation->remote_token,
+                                     operation->remote_address + operation->length, true, 0);
+            put_trailer(stream, frame, header);
+            frame = stream_room(stream, WIRE_UNTAGGED_SIZE + payload + RESERVE / 2);
+        }
+        uint32_t token = operation->length == 0 ? 0 : operation->remote_token;
+        uint64_t address = operation->length == 0 ? 0 : operation->remote_address + qp->offset;
+        header = wire_put_tagged(frame, RDMAP_WRITE, token, address, last, payload);
     } else {
         bool solicit = (operation->flags & ND_OP_FLAG_SEND_AND_SOLICIT_EVENT) != 0;
         if (qp->offset == 0)

@@ -87,6 +87,8 @@ struct queue_pair {
 
     struct receive_ring receives;
     struct wire_receiver receiver;
+    uint32_t announced_token; /* of a Write that is longer than a segment; 0: none */
+    uint64_t announced_end;
     struct receive receive; /* of the message that is coming in */
     bool has_receive, stalled;
     struct cq_entry entries[PUBLISH_BATCH]; /* Receive completions, until the answers are on their way */

@@ -48,11 +48,23 @@ static enum outcome stop(struct queue_pair *qp, struct stream *stream, int error
 static enum outcome take_write(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
     struct adapter *adapter = qp->object.adapter;
+    uint64_t whole = segment->size;
 
-    if (segment->size == 0 || memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size,
-                                           ACCESS_REMOTE_WRITE, qp))
+    if (segment->size == 0) {
+        /* Announces the end of a long Write that comes next; see initiator.c. */
+        qp->announced_token = segment->stag;
+        qp->announced_end = segment->offset;
         return HANDLED;
-    char reason = memory_refusal(adapter, segment->stag, segment->offset, segment->size, qp);
+    }
+    if (qp->announced_token == segment->stag && qp->announced_token != 0 && stream->peer_to_peer &&
+        qp->announced_end > segment->offset && qp->announced_end - segment->offset > whole)
+        whole = qp->announced_end - segment->offset;
+    qp->announced_token = 0;
+    if ((whole == segment->size ||
+         memory_check(adapter, segment->stag, segment->offset, whole, ACCESS_REMOTE_WRITE, qp)) &&
+        memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size, ACCESS_REMOTE_WRITE, qp))
+        return HANDLED;
+    char reason = memory_refusal(adapter, segment->stag, segment->offset, whole, qp);
     return stop(qp, stream, reason == 'T' ? DDP_INVALID_STAG : reason == 'B' ? DDP_BOUNDS : RDMAP_ACCESS, segment);
 }
 
@@ -76,6 +88,18 @@ static bool scatter(struct queue_pair *qp, uint64_t offset, const uint8_t *data,
     return true;
 }
 
+/* Every element must lie in its region, also where the message does not reach (D.5.2). */
+static bool receive_allows(struct queue_pair *qp)
+{
+    for (ULONG i = 0; i < qp->receive.sge_count; i++) {
+        const ND2_SGE *sge = &qp->receive.sge[i];
+        if (sge->BufferLength > 0 && !memory_check(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer,
+                                                   sge->BufferLength, ACCESS_LOCAL_WRITE, NULL))
+            return false;
+    }
+    return true;
+}
+
 static enum outcome take_send(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
     if (!qp->has_receive) {
@@ -91,6 +115,10 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         stream->after.srq |= qp->srq != NULL;
         qp->stalled = false;
         qp->has_receive = true;
+        if (!receive_allows(qp)) {
+            add_entry(qp, ND_ACCESS_VIOLATION, 0, false);
+            return stop(qp, stream, RDMAP_OPERATION, segment);
+        }
     }
 
     uint64_t room = 0;

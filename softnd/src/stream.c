@@ -13,6 +13,7 @@
 #define OUT_BUFFER_SIZE (1100u * 1024) /* a 1 MiB Write with its headers */
 #define GOODBYE_MS 2000
 #define START_UP_MS 10000
+#define CONNECT_MS 21000
 #define PROBE_MS 60
 
 static SRWLOCK streams_lock = SRWLOCK_INIT;
@@ -537,7 +538,10 @@ static void connect_done(struct io *io, DWORD error, DWORD bytes)
         if (error != 0) {
             lost(stream, error);
         } else {
+            int length = sizeof stream->local;
+            stream_clear_timer(stream);
             setsockopt(stream->socket, SOL_SOCKET, SO_UPDATE_CONNECT_CONTEXT, NULL, 0);
+            getsockname(stream->socket, (struct sockaddr *)&stream->local, &length);
             handshake_request_sent(stream);
         }
     }
@@ -558,6 +562,7 @@ void stream_connect(struct stream *stream)
         return;
     }
     stream->phase = STREAM_CONNECTING;
+    stream_set_timer(stream, CONNECT_MS);
     stream_hold(stream);
     memset(&stream->connect_io.overlapped, 0, sizeof stream->connect_io.overlapped);
     if (connect_ex(stream->socket, (struct sockaddr *)&stream->peer, address_size((struct sockaddr *)&stream->peer),
