@@ -69,7 +69,8 @@ class WindowsProcess:
             cwd=ROOT,
             env={**os.environ, "WINE_LIMIT": str(int(limit_s)), **environment},
         )
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -88,7 +89,10 @@ class WindowsProcess:
         return line
 
     def finish(self, limit_s: float = 60.0) -> int:
-        return self.process.wait(limit_s)
+        """Wait until it has ended and all its output is in `lines`; its exit status."""
+        status = self.process.wait(limit_s)
+        self._reader.join(10)
+        return status
 
     def __enter__(self) -> WindowsProcess:
         return self
