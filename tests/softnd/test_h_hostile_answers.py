@@ -254,10 +254,7 @@ def test_mutated_answers_end_all_requests_and_reach_only_the_sink(listener):
                     ulpdu = iwarp.tagged(RESPONSE, sink_stag, sink_offset + begin, data, last=end == size)
                     frames.append(iwarp.fpdu(ulpdu, crc=crc))
             frames.append(iwarp.fpdu(iwarp.untagged(Opcode.SEND, 0, 1, b"late"), crc=crc))
-            if rng.random() < 0.5:
-                stream = mutate_fields(rng, frames, crc)
-            else:
-                stream = mutate(rng, b"".join(frames))
+            stream = mutate_fields(rng, frames, crc) if rng.random() < 0.5 else mutate(rng, b"".join(frames))
             try:
                 end_all(victim, stream)
             except AssertionError as error:
