@@ -3,11 +3,8 @@
 #include "connector.h"
 #include "trace.h"
 
-#include <mswsock.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define ADDRESS_ROOM (sizeof(struct sockaddr_storage) + 16)
 
 struct listener {
     struct object object;
@@ -19,10 +16,9 @@ struct listener {
     ULONG backlog; /* 0: no limit */
     struct stream *first, **last; /* requests that nobody asked for yet */
     ULONG count;
-    struct io accept_io; /* holds a reference and the transport while in flight */
-    SOCKET accepted;
-    uint8_t accept_buffer[2 * ADDRESS_ROOM];
-    LPFN_ACCEPTEX accept_ex;
+    HANDLE arrival, wait; /* an event of the socket, and what posts accept_io when it is set */
+    struct io accept_io;
+    bool accept_posted; /* holds a reference and the transport */
 };
 
 static const struct IND2Listener_methods methods;
@@ -57,36 +53,18 @@ static HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct 
 
 /* ---- Accepting ---- */
 
-/* Under the lock, while listening. */
-static void accept_next(struct listener *listener)
-{
-    DWORD bytes;
-
-    listener->accepted = WSASocketW(listener->address.ss_family, SOCK_STREAM, IPPROTO_TCP, NULL, 0,
-                                    WSA_FLAG_OVERLAPPED | WSA_FLAG_NO_HANDLE_INHERIT);
-    if (listener->accepted == INVALID_SOCKET)
-        return;
-    memset(&listener->accept_io.overlapped, 0, sizeof listener->accept_io.overlapped);
-    object_hold(&listener->object);
-    transport_hold();
-    /* Also what is accepted at once is reported through the port. */
-    if (listener->accept_ex(listener->socket, listener->accepted, listener->accept_buffer, 0, ADDRESS_ROOM,
-                            ADDRESS_ROOM, &bytes, &listener->accept_io.overlapped) ||
-        WSAGetLastError() == ERROR_IO_PENDING)
-        return;
-    TRACE("listener %p: cannot accept, error %d", (void *)listener, WSAGetLastError());
-    closesocket(listener->accepted);
-    listener->accepted = INVALID_SOCKET;
-    object_drop(&listener->object);
-    transport_unhold();
-}
-
-static struct stream *make_stream(struct listener *listener, SOCKET socket, SOCKET accepted)
+/* Plain accept, when the socket's event tells that there is something: sockets made by AcceptEx cost a call more in
+ * each operation under Wine. */
+static struct stream *make_stream(struct listener *listener, SOCKET accepted)
 {
     struct sockaddr_storage local = {0}, peer = {0};
     int local_size = sizeof local, peer_size = sizeof peer;
 
-    setsockopt(accepted, SOL_SOCKET, SO_UPDATE_ACCEPT_CONTEXT, (const char *)&socket, sizeof socket);
+    u_long blocking = 0;
+
+    WSAEventSelect(accepted, NULL, 0); /* inherited from the listening socket */
+    ioctlsocket(accepted, FIONBIO, &blocking);
+    SetHandleInformation((HANDLE)accepted, HANDLE_FLAG_INHERIT, 0);
     /* A wildcard listener gets connections to addresses that the adapter does not serve. */
     if (getsockname(accepted, (struct sockaddr *)&local, &local_size) != 0 ||
         getpeername(accepted, (struct sockaddr *)&peer, &peer_size) != 0 ||
@@ -108,21 +86,19 @@ static void accept_done(struct io *io, DWORD error, DWORD bytes)
 {
     struct listener *listener = CONTAINER_OF(io, struct listener, accept_io);
 
+    UNUSED(error);
     UNUSED(bytes);
-    AcquireSRWLockExclusive(&listener->lock);
-    SOCKET accepted = listener->accepted, socket = listener->socket;
-    bool closed = listener->closed;
-    listener->accepted = INVALID_SOCKET;
-    if (!closed)
-        accept_next(listener);
-    ReleaseSRWLockExclusive(&listener->lock);
-
-    struct stream *stream = NULL;
-    if (error == 0 && !closed)
-        stream = make_stream(listener, socket, accepted);
-    else
-        closesocket(accepted);
-    if (stream != NULL) {
+    for (;;) {
+        AcquireSRWLockExclusive(&listener->lock);
+        SOCKET accepted = listener->closed ? INVALID_SOCKET : accept(listener->socket, NULL, NULL);
+        if (accepted == INVALID_SOCKET)
+            listener->accept_posted = false;
+        ReleaseSRWLockExclusive(&listener->lock);
+        if (accepted == INVALID_SOCKET)
+            break;
+        struct stream *stream = make_stream(listener, accepted);
+        if (stream == NULL)
+            continue;
         stream_lock(stream);
         stream_accepted(stream);
         stream_unlock(stream);
@@ -132,11 +108,24 @@ static void accept_done(struct io *io, DWORD error, DWORD bytes)
     transport_unhold();
 }
 
+static void CALLBACK arrived(void *context, BOOLEAN timed_out)
+{
+    struct listener *listener = context;
+
+    UNUSED(timed_out);
+    AcquireSRWLockExclusive(&listener->lock);
+    if (!listener->closed && !listener->accept_posted) {
+        listener->accept_posted = true;
+        object_hold(&listener->object);
+        transport_hold();
+        transport_post(&listener->accept_io);
+    }
+    ReleaseSRWLockExclusive(&listener->lock);
+}
+
 static HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog)
 {
     struct listener *listener = (struct listener *)self;
-    GUID id = WSAID_ACCEPTEX;
-    DWORD bytes;
     int length = sizeof listener->address;
     HRESULT status = ND_SUCCESS;
 
@@ -148,14 +137,14 @@ static HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backl
     } else if (listen(listener->socket, SOMAXCONN) != 0) {
         status = WSAGetLastError() == WSAEADDRINUSE ? ND_SHARING_VIOLATION : ND_INSUFFICIENT_RESOURCES;
     } else if (getsockname(listener->socket, (struct sockaddr *)&listener->address, &length) != 0 ||
-               WSAIoctl(listener->socket, SIO_GET_EXTENSION_FUNCTION_POINTER, &id, sizeof id, &listener->accept_ex,
-                        sizeof listener->accept_ex, &bytes, NULL, NULL) != 0 ||
-               !transport_attach((HANDLE)listener->socket)) {
+               (listener->arrival == NULL && (listener->arrival = CreateEventW(NULL, FALSE, FALSE, NULL)) == NULL) ||
+               WSAEventSelect(listener->socket, listener->arrival, FD_ACCEPT) != 0 ||
+               !RegisterWaitForSingleObject(&listener->wait, listener->arrival, arrived, listener, INFINITE,
+                                            WT_EXECUTEINWAITTHREAD)) {
         status = ND_INSUFFICIENT_RESOURCES;
     } else {
         listener->backlog = backlog;
         listener->listening = true;
-        accept_next(listener);
     }
     ReleaseSRWLockExclusive(&listener->lock);
     return status;
@@ -309,6 +298,9 @@ static void listener_closed(struct object *object)
     struct listener *listener = CONTAINER_OF(object, struct listener, object);
     struct stream *stream, *next;
 
+    /* Waits for a callback that runs; none comes afterwards. */
+    if (listener->wait != NULL)
+        UnregisterWaitEx(listener->wait, INVALID_HANDLE_VALUE);
     AcquireSRWLockExclusive(&listener->lock);
     listener->closed = true;
     if (listener->socket != INVALID_SOCKET)
@@ -329,6 +321,8 @@ static void listener_destroy(struct object *object)
 {
     struct listener *listener = CONTAINER_OF(object, struct listener, object);
 
+    if (listener->arrival != NULL)
+        CloseHandle(listener->arrival);
     source_free(&listener->source);
     free(listener);
 }
@@ -362,7 +356,6 @@ HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void *
         return ND_NO_MEMORY;
     InitializeSRWLock(&listener->lock);
     listener->socket = INVALID_SOCKET;
-    listener->accepted = INVALID_SOCKET;
     listener->last = &listener->first;
     listener->accept_io.done = accept_done;
     listener->source.abandoned = request_abandoned;

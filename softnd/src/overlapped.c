@@ -95,7 +95,7 @@ HRESULT overlapped_file_create(HANDLE *handle)
     if (!SetFileCompletionNotificationModes(consumer,
                                             FILE_SKIP_COMPLETION_PORT_ON_SUCCESS | FILE_SKIP_SET_EVENT_ON_HANDLE))
         goto fail;
-    if (!transport_attach(file->server) ||
+    if (!transport_attach(file->server, &file->watch.worker) ||
         !SetFileCompletionNotificationModes(file->server, FILE_SKIP_COMPLETION_PORT_ON_SUCCESS))
         goto fail;
 

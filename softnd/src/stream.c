@@ -12,6 +12,7 @@
 #define IN_BUFFER_SIZE (512u * 1024)
 #define OUT_BUFFER_SIZE (1100u * 1024) /* a 1 MiB Write with its headers */
 #define GOODBYE_MS 2000
+#define ROUNDS 16
 #define START_UP_MS 10000
 #define CONNECT_MS 21000
 #define PROBE_MS 60
@@ -31,7 +32,7 @@ struct stream *stream_create(struct adapter *adapter, SOCKET socket)
     struct stream *stream = calloc(1, sizeof *stream);
     BOOL on = TRUE;
 
-    if (stream == NULL || !transport_attach((HANDLE)socket) ||
+    if (stream == NULL || !transport_attach((HANDLE)socket, &stream->resume_io.worker) ||
         !SetFileCompletionNotificationModes((HANDLE)socket,
                                             FILE_SKIP_COMPLETION_PORT_ON_SUCCESS | FILE_SKIP_SET_EVENT_ON_HANDLE)) {
         closesocket(socket);
@@ -45,10 +46,12 @@ struct stream *stream_create(struct adapter *adapter, SOCKET socket)
     stream->adapter = adapter;
     object_hold(&adapter->object);
     stream->socket = socket;
+    stream->left_over = INVALID_SOCKET;
     stream->receive_io.done = receive_done;
     stream->send_io.done = send_done;
     stream->connect_io.done = connect_done;
     stream->resume_io.done = resume_done;
+    stream->connect_io.worker = stream->resume_io.worker;
     stream->in.data = stream->in.small;
     stream->in.size = STREAM_SMALL_BUFFER;
     for (int i = 0; i < 2; i++) {
@@ -143,7 +146,10 @@ static void close_socket(struct stream *stream)
     if (stream->socket == INVALID_SOCKET)
         return;
     TRACE("stream %p: closed in phase %d", (void *)stream, stream->phase);
-    closesocket(stream->socket);
+    if (stream->starting > 0)
+        stream->left_over = stream->socket;
+    else
+        closesocket(stream->socket);
     stream->socket = INVALID_SOCKET;
     stream->phase = STREAM_CLOSED;
     stream_clear_timer(stream);
@@ -360,47 +366,56 @@ static bool make_room(struct stream *stream)
     return in->end < in->size;
 }
 
-/* True when data were there at once and have been handled. */
+/* Starts to receive, and handles what is there at once: true then. The system call is made without the lock, so that a
+ * program that just learned of a completion can post at once; close_socket leaves the socket to this function. */
 static bool receive_some(struct stream *stream)
 {
     DWORD bytes = 0, flags = 0;
 
-    if (stream->receiving || stream->peer_closed || stream->socket == INVALID_SOCKET || !make_room(stream))
+    stream_lock(stream);
+    if (stream->receiving || stream->peer_closed || stream->socket == INVALID_SOCKET || !make_room(stream)) {
+        stream_unlock(stream);
         return false;
+    }
+    SOCKET socket = stream->socket;
     WSABUF part = {(ULONG)(stream->in.size - stream->in.end), (char *)stream->in.data + stream->in.end};
     memset(&stream->receive_io.overlapped, 0, sizeof stream->receive_io.overlapped);
     stream->receiving = true;
+    stream->starting++;
     stream_hold(stream);
-    if (WSARecv(stream->socket, &part, 1, &bytes, &flags, &stream->receive_io.overlapped, NULL) != 0) {
-        int error = WSAGetLastError();
-        if (error == WSA_IO_PENDING)
-            return false;
+    stream_unlock(stream);
+
+    bool now = WSARecv(socket, &part, 1, &bytes, &flags, &stream->receive_io.overlapped, NULL) == 0;
+    int error = now ? 0 : WSAGetLastError();
+
+    stream_lock(stream);
+    if (error != WSA_IO_PENDING) {
         stream->receiving = false;
-        lost(stream, (DWORD)error);
         stream_drop(stream);
-        return false;
+        if (error == 0 && bytes > 0 && stream->phase != STREAM_CLOSED) {
+            stream->in.end += bytes;
+            process(stream);
+        } else if (stream->phase != STREAM_CLOSED) {
+            lost(stream, (DWORD)error);
+        }
     }
-    stream->receiving = false;
-    stream_drop(stream);
-    if (bytes == 0) {
-        lost(stream, 0);
-        return false;
+    /* With WSA_IO_PENDING the operation's end may already have run elsewhere, and another may be started. */
+    if (--stream->starting == 0 && stream->left_over != INVALID_SOCKET) {
+        closesocket(stream->left_over);
+        stream->left_over = INVALID_SOCKET;
     }
-    stream->in.end += bytes;
-    process(stream);
-    return true;
+    stream_unlock(stream);
+    return error == 0 && bytes > 0;
 }
 
-/* Receives until nothing is there; what came is made known to the consumer each time around. */
+/* Receives until nothing is there; what came is made known to the consumer each time around. After some rounds the
+ * worker's other streams get their turn. */
 static void receive_all(struct stream *stream)
 {
-    bool again;
-
-    do {
-        stream_lock(stream);
-        again = receive_some(stream);
-        stream_unlock(stream);
-    } while (again);
+    for (int i = 0; i < ROUNDS; i++)
+        if (!receive_some(stream))
+            return;
+    stream_resume(stream);
 }
 
 static void receive_done(struct io *io, DWORD error, DWORD bytes)

@@ -57,6 +57,8 @@ struct stream {
     SRWLOCK lock;
     struct adapter *adapter;
     SOCKET socket;
+    unsigned starting; /* calls that start to receive, without the lock */
+    SOCKET left_over;  /* closed meanwhile: closed for good by the last of them */
     enum stream_phase phase;
     struct io receive_io, send_io, connect_io, resume_io;
     bool receiving, sending, fin_sent, peer_closed, resume_posted;

@@ -5,7 +5,6 @@
 
 #define MAX_WORKERS 4
 #define GOODBYE_MS 3000
-#define BATCH 16
 
 enum state { STOPPED, RUNNING, STOPPING };
 
@@ -14,9 +13,10 @@ static CONDITION_VARIABLE lifecycle_changed = CONDITION_VARIABLE_INIT;
 static enum state state;
 static LONG users;
 
-static HANDLE port;
+static HANDLE ports[MAX_WORKERS];
 static HANDLE workers[MAX_WORKERS];
 static unsigned worker_count;
+static volatile LONG next_worker;
 
 static SRWLOCK hold_lock = SRWLOCK_INIT;
 static CONDITION_VARIABLE hold_changed = CONDITION_VARIABLE_INIT;
@@ -65,9 +65,9 @@ void timer_set(struct timer *timer, uint32_t delay_ms, timer_fired *fired)
     *at = timer;
     bool first = timers == timer;
     ReleaseSRWLockExclusive(&timer_lock);
-    /* A worker sleeps until the timer that was first when it began to wait. */
+    /* The first worker sleeps until the timer that was first when it began to wait. */
     if (first)
-        PostQueuedCompletionStatus(port, 0, key_wake, NULL);
+        PostQueuedCompletionStatus(ports[0], 0, key_wake, NULL);
 }
 
 bool timer_cancel(struct timer *timer)
@@ -99,35 +99,35 @@ static DWORD error_of(OVERLAPPED *overlapped)
 
 static DWORD WINAPI work(void *argument)
 {
-    UNUSED(argument);
-    for (;;) {
-        OVERLAPPED_ENTRY entries[BATCH];
-        ULONG count = 0;
-        DWORD wait = run_timers();
+    HANDLE *port = argument;
+    bool keeps_time = port == &ports[0];
 
-        /* One entry at a time under load lets the other workers share; a batch saves calls when alone. */
-        if (!GetQueuedCompletionStatusEx(port, entries, 1, &count, wait, FALSE))
-            continue;
-        for (ULONG i = 0; i < count; i++) {
-            if (entries[i].lpCompletionKey == key_quit)
-                return 0;
-            if (entries[i].lpOverlapped == NULL)
-                continue;
-            struct io *io = CONTAINER_OF(entries[i].lpOverlapped, struct io, overlapped);
-            io->done(io, error_of(&io->overlapped), entries[i].dwNumberOfBytesTransferred);
+    for (;;) {
+        OVERLAPPED *overlapped = NULL;
+        ULONG_PTR key = key_wake;
+        DWORD bytes = 0;
+        DWORD wait = keeps_time ? run_timers() : INFINITE;
+
+        GetQueuedCompletionStatus(*port, &bytes, &key, &overlapped, wait);
+        if (overlapped != NULL) {
+            struct io *io = CONTAINER_OF(overlapped, struct io, overlapped);
+            io->done(io, error_of(&io->overlapped), bytes);
+        } else if (key == key_quit) {
+            return 0;
         }
     }
 }
 
-bool transport_attach(HANDLE handle)
+bool transport_attach(HANDLE handle, unsigned *worker)
 {
-    return CreateIoCompletionPort(handle, port, key_io, 0) != NULL;
+    *worker = (unsigned)InterlockedIncrement(&next_worker) % worker_count;
+    return CreateIoCompletionPort(handle, ports[*worker], key_io, 0) != NULL;
 }
 
 void transport_post(struct io *io)
 {
     io->overlapped.Internal = 0;
-    PostQueuedCompletionStatus(port, 0, key_io, &io->overlapped);
+    PostQueuedCompletionStatus(ports[io->worker], 0, key_io, &io->overlapped);
 }
 
 void transport_hold(void)
@@ -161,36 +161,37 @@ static bool wait_for_holds(uint64_t deadline_ms)
 static void stop_workers(void)
 {
     for (unsigned i = 0; i < worker_count; i++)
-        PostQueuedCompletionStatus(port, 0, key_quit, NULL);
+        PostQueuedCompletionStatus(ports[i], 0, key_quit, NULL);
     for (unsigned i = 0; i < worker_count; i++) {
         WaitForSingleObject(workers[i], INFINITE);
         CloseHandle(workers[i]);
     }
+    /* A callback of the last worker may have posted to the first one's port: they close together. */
+    for (unsigned i = 0; i < worker_count; i++)
+        CloseHandle(ports[i]);
     worker_count = 0;
-    if (port != NULL)
-        CloseHandle(port);
-    port = NULL;
 }
 
 static bool start_workers(void)
 {
     SYSTEM_INFO system;
+    unsigned count = 0;
 
     GetSystemInfo(&system);
     unsigned wanted = system.dwNumberOfProcessors;
     wanted = wanted < 2 ? 2 : wanted > MAX_WORKERS ? MAX_WORKERS : wanted;
-    port = CreateIoCompletionPort(INVALID_HANDLE_VALUE, NULL, 0, 0);
-    if (port == NULL)
-        return false;
-    for (; worker_count < wanted; worker_count++) {
-        workers[worker_count] = CreateThread(NULL, 0, work, NULL, 0, NULL);
-        if (workers[worker_count] == NULL)
+    for (; count < wanted; count++) {
+        ports[count] = CreateIoCompletionPort(INVALID_HANDLE_VALUE, NULL, 0, 1);
+        if (ports[count] == NULL)
             break;
+        workers[count] = CreateThread(NULL, 0, work, &ports[count], 0, NULL);
+        if (workers[count] != NULL)
+            continue;
+        CloseHandle(ports[count]);
+        break;
     }
-    if (worker_count > 0)
-        return true;
-    stop_workers();
-    return false;
+    worker_count = count;
+    return count > 0;
 }
 
 bool transport_acquire(void)

@@ -1,6 +1,7 @@
-/* The process's completion port, its worker threads and its timers.
+/* The process's worker threads, their completion ports, and its timers.
  *
- * Workers run while any object of an adapter exists. A callback runs on a worker (or, for an operation that
+ * Each worker has a port of its own: a handle stays with one thread, so that what this thread started also ends there
+ * without waking another. Workers run while any object of an adapter exists. A callback runs on a worker (or, for an operation that
  * finished at once, where its issuer decides), never holds up others for long and never waits for the consumer.
  */
 #ifndef SOFTND_TRANSPORT_H
@@ -18,6 +19,7 @@ typedef void io_done(struct io *io, DWORD error, DWORD bytes);
 struct io {
     OVERLAPPED overlapped;
     io_done *done;
+    unsigned worker; /* for transport_post */
 };
 
 struct timer;
@@ -35,8 +37,9 @@ bool transport_acquire(void);
 void transport_release(void);
 bool transport_stopped(void);
 
-bool transport_attach(HANDLE handle);
-/* Runs io->done on a worker. */
+/* Gives the handle to one of the workers, whose number it tells. Its operations end there. */
+bool transport_attach(HANDLE handle, unsigned *worker);
+/* Runs io->done on io->worker. */
 void transport_post(struct io *io);
 
 /* Things that must end before the workers do: streams, listening sockets and overlapped files. */
