@@ -135,14 +135,15 @@ HRESULT addresses_list(SOCKET_ADDRESS_LIST *list, ULONG *size)
 bool addresses_serve(const struct sockaddr *address)
 {
     struct sockaddr_storage all[MAX_ADDRESSES];
-    unsigned count = collect(all);
 
+    /* All of 127.0.0.0/8 is this machine; the list of the others takes a millisecond. */
+    if (address->sa_family == AF_INET && (ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24) == 127)
+        return selected(address);
+    unsigned count = collect(all);
     for (unsigned i = 0; i < count; i++)
         if (same_address((struct sockaddr *)&all[i], address))
             return true;
-    /* All of 127.0.0.0/8 is this machine. */
-    return address->sa_family == AF_INET && selected(address) &&
-           (ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24) == 127;
+    return false;
 }
 
 bool addresses_any(int family, struct sockaddr_storage *out)

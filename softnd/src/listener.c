@@ -68,7 +68,8 @@ static struct stream *make_stream(struct listener *listener, SOCKET accepted)
     /* A wildcard listener gets connections to addresses that the adapter does not serve. */
     if (getsockname(accepted, (struct sockaddr *)&local, &local_size) != 0 ||
         getpeername(accepted, (struct sockaddr *)&peer, &peer_size) != 0 ||
-        !addresses_serve((struct sockaddr *)&local)) {
+        (address_is_wildcard((struct sockaddr *)&listener->address) &&
+         !addresses_serve((struct sockaddr *)&local))) {
         closesocket(accepted);
         return NULL;
     }
