@@ -24,6 +24,7 @@ struct peer {
     struct wire_receiver receiver;
     struct wire_read read;
     bool reading;
+    uint32_t received; /* of the message that comes in */
     bool granted[TOKENS];
     uint8_t memory[GUARD + WINDOW + GUARD];
     uint8_t message[GUARD + RECEIVE_SIZE + GUARD];
@@ -83,6 +84,8 @@ static int place_tagged(struct peer *peer, const struct wire_segment *segment)
 
 static int place_send(struct peer *peer, const struct wire_segment *segment)
 {
+    require(segment->message_offset == peer->received);
+    peer->received = segment->last ? 0 : peer->received + segment->size;
     if (!fits(segment->message_offset, segment->size, RECEIVE_SIZE))
         return DDP_TOO_LONG;
     memcpy(peer->message + GUARD + segment->message_offset, segment->payload, segment->size);

@@ -1,4 +1,5 @@
-/* Writes the streams that the fuzzer starts from into the folder that is named: one of each kind of message. */
+/* Writes the streams that the fuzzer starts from into the folder that is named: all kinds of messages in a row, and
+ * Terminates by themselves. */
 #include "../wire/wire.h"
 
 #include <stdio.h>
@@ -45,8 +46,6 @@ static void startup(bool reply, uint8_t revision)
 static void messages(void)
 {
     const struct wire_read_request request = {.sink_stag = token_of(7), .source_stag = token_of(1), .size = 100};
-    struct wire_segment offender;
-    size_t used, at;
 
     end(wire_put_tagged(stream + size, RDMAP_WRITE, token_of(0), 8, false, 32), 32);
     end(wire_put_tagged(stream + size, RDMAP_WRITE, token_of(0), 40, true, 5), 5);
@@ -56,11 +55,31 @@ static void messages(void)
     end(wire_put_send(stream + size, RDMAP_SEND_INVALIDATE, token_of(2), 3, 0, true, 9), 9);
     end(wire_put_read_request(stream + size, 1, &request), 0);
     end(wire_put_tagged(stream + size, RDMAP_READ_RESPONSE, token_of(9), 0, false, 200), 200);
-    at = size;
     end(wire_put_tagged(stream + size, RDMAP_READ_RESPONSE, token_of(9), 200, true, 56), 56);
     end(wire_put_send(stream + size, RDMAP_SEND_SOLICITED_INVALIDATE, token_of(3), 4, 0, true, 1), 1);
-    if (wire_parse(stream + at, size - at, true, &offender, &used) == WIRE_OK)
-        end(wire_put_terminate(stream + size, DDP_BOUNDS, &offender), 0);
+}
+
+/* A Terminate that complains of a Write, of a Read Request, of a Send, or of nothing. */
+static void terminate(unsigned kind)
+{
+    const struct wire_read_request request = {.sink_stag = token_of(7), .source_stag = token_of(1), .size = 100};
+    static uint8_t fpdu[128];
+    struct wire_segment offender;
+    size_t header, used;
+
+    switch (kind) {
+    case 0:
+        header = wire_put_tagged(fpdu, RDMAP_WRITE, token_of(0), 8, true, 0);
+        break;
+    case 1:
+        header = wire_put_read_request(fpdu, 1, &request);
+        break;
+    default:
+        header = wire_put_send(fpdu, RDMAP_SEND, 0, 1, 0, true, 0);
+    }
+    header += wire_put_trailer(fpdu + header, header, false, 0);
+    if (wire_parse(fpdu, header, false, &offender, &used) == WIRE_OK)
+        end(wire_put_terminate(stream + size, DDP_BOUNDS, kind == 3 ? NULL : &offender), 0);
 }
 
 static int save(const char *folder, unsigned number)
@@ -91,7 +110,15 @@ int main(int count, char **arguments)
         if (mode & 4)
             startup(mode & 8, mode & 1 ? 2 : 1);
         messages();
+        terminate(mode & 3);
         failed = save(arguments[1], mode);
+    }
+    /* Without messages in front, a changed length does not move the Terminate out of step. */
+    for (unsigned kind = 0; kind < 4 && !failed; kind++) {
+        size = 0;
+        stream[size++] = 0;
+        terminate(kind);
+        failed = save(arguments[1], 16 + kind);
     }
     return failed;
 }
