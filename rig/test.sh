@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs all tests: tests/unit here, the others in a VM on rxe0 and in another one on siw0.
+# Runs all tests: tests/unit and softnd's here, the others in a VM on rxe0 and in another one on siw0.
 # `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
 
 set -u
@@ -23,7 +23,7 @@ on_adapter() {
     kind=$1 adapter=$2
     echo "== tests on $adapter"
     .venv/bin/ndpy softroce run ${SOFTROCE---vm} --adapter "$kind" --limit $limit -- \
-        $python -m pytest --ignore tests/unit --adapter "$adapter" \
+        $python -m pytest --ignore tests/unit --ignore tests/softnd --adapter "$adapter" \
         -p no:cacheprovider --junitxml "$results/$adapter.xml" ${ARGS:-}
 }
 
@@ -41,6 +41,8 @@ fi
 echo "== tests without an adapter"
 $python -m pytest tests/unit --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
+rig/test-softnd.sh
+report softnd $?
 on_adapter rxe rxe0
 report rxe0 $?
 if [ -n "$siw" ]; then
