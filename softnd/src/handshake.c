@@ -83,6 +83,7 @@ void handshake_request_sent(struct stream *stream)
         .private_data = stream->own_private,
     };
 
+    TRACE("stream %p: connected from port %u", (void *)stream, address_port((struct sockaddr *)&stream->local));
     stream->phase = STREAM_AWAIT_REPLY;
     send_frame(stream, &frame);
 }
@@ -158,6 +159,7 @@ void handshake_request(struct stream *stream)
         stream_reply(stream, true, NULL, 0);
         return;
     }
+    TRACE("stream %p: request of revision %u, %lu bytes of private data", (void *)stream, frame.revision, stream->private_size);
     stream->phase = STREAM_REQUESTED;
     event(stream, EVENT_REQUESTED, ND_SUCCESS);
 }

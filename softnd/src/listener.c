@@ -80,6 +80,7 @@ static struct stream *make_stream(struct listener *listener, SOCKET accepted)
     stream->peer = peer;
     stream->listener = listener;
     object_hold(&listener->object);
+    TRACE("listener %p: stream %p from port %u", (void *)listener, (void *)stream, address_port((struct sockaddr *)&peer));
     return stream;
 }
 
@@ -92,8 +93,12 @@ static void accept_done(struct io *io, DWORD error, DWORD bytes)
     for (;;) {
         AcquireSRWLockExclusive(&listener->lock);
         SOCKET accepted = listener->closed ? INVALID_SOCKET : accept(listener->socket, NULL, NULL);
-        if (accepted == INVALID_SOCKET)
+        if (accepted == INVALID_SOCKET) {
             listener->accept_posted = false;
+            /* Anew, since Wine can tell of a connection that was accepted already, and then not of the next. */
+            if (!listener->closed)
+                WSAEventSelect(listener->socket, listener->arrival, FD_ACCEPT);
+        }
         ReleaseSRWLockExclusive(&listener->lock);
         if (accepted == INVALID_SOCKET)
             break;

@@ -169,6 +169,14 @@ static enum outcome take_read_response(struct queue_pair *qp, struct stream *str
     if (qp->reads_first == qp->reads_end)
         return stop(qp, stream, DDP_INVALID_STAG, segment);
     struct read_slot *slot = &qp->reads[qp->reads_first % READ_SLOTS];
+    if (slot->read.left == 0) {
+        /* A Read of no bytes. Linux's siw, when it is busy, answers with bytes of an earlier message: they go nowhere. */
+        if (segment->stag != slot->read.sink_stag)
+            return stop(qp, stream, DDP_INVALID_STAG, segment);
+        if (segment->last)
+            initiator_answered(qp, stream, slot);
+        return HANDLED;
+    }
     int error = wire_receive_response(&slot->read, segment);
     if (error != WIRE_OK)
         return stop(qp, stream, error, segment);
