@@ -7,7 +7,7 @@ windows_packages='cffi pytest pytest-timeout psutil pycparser pluggy iniconfig p
 # All that the Windows side depends on: a change of any of it makes a new one.
 wine_key() {
     {
-        echo "$windows_python $windows_packages"
+        cat "$rig/wine.sh"
         dpkg-query -W -f '${Package} ${Version}\n' wine wine64 2>/dev/null
     } | sha256sum
 }
@@ -21,6 +21,8 @@ unpack_windows_python() {
     home=$(dirname "$(find "$work/python" -name python.exe | head -n 1)")
     mkdir -p "$wine/python"
     cp -a "$home/." "$wine/python/"
+    # Without it platform.node() and the like ask elsewhere; Wine's WMI ends the process.
+    rm -f "$wine/python/_wmi.pyd"
     digits=$(echo $windows_python | tr -d .)
     printf '%s\r\n' "python$digits.zip" . Lib 'import site' >"$wine/python/python$digits._pth"
 }
