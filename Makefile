@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke test stress lint wheel clean
+.PHONY: help setup venv smoke test stress lint wheel clean softnd softnd-check softnd-fuzz softnd-bench
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -17,6 +17,8 @@ help:
 	@echo "make test     all tests;  make stress: with full counts"
 	@echo "make lint     ruff and mypy"
 	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
+	@echo "make softnd   the NetworkDirect provider, softnd/build/softnd.dll;  make softnd-check: its tests"
+	@echo "make softnd-fuzz   its wire code in a fuzzer for a minute;  make softnd-bench: its speed beside TCP"
 	@echo "make wheel    a wheel in dist/;  make clean: remove what was built"
 
 setup:
@@ -35,6 +37,20 @@ test: setup
 stress: setup
 	@NDPY_STRESS=1 rig/test.sh
 
+softnd: setup
+	$(MAKE) -C softnd
+
+softnd-check: setup
+	@rig/test-softnd.sh
+	@.venv/bin/python rig/sum_results.py .rig/results/softnd*.xml
+
+softnd-fuzz: setup
+	$(MAKE) -C softnd/fuzz test fuzz SECONDS=60
+
+softnd-bench: softnd
+	$(MAKE) -s -C softnd build/bench.exe
+	rig/wine-python --run softnd/build/bench.exe 'softnd\build\softnd.dll'
+
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -45,6 +61,7 @@ wheel: venv
 	@ls dist/*.whl
 
 clean:
+	$(MAKE) -s -C softnd clean
 	rm -rf .venv .rig build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
 	rm -f ndpy/_verbs*.so
 	find ndpy tests examples cdefs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Makes a fresh Debian or Ubuntu machine ready for ndpy's tests: packages, a kernel with software
-# adapters for the VM, and a virtual environment. Run it as root or as a user who may use sudo.
-# Running it again costs a second; it does only what is missing.
+# adapters for the VM, a virtual environment, and a Windows Python under Wine. Run it as root or as a
+# user who may use sudo. Running it again costs a second; it does only what is missing.
 #
 #   rig/setup.sh            everything
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 chooses another Python)
+#   rig/setup.sh wine       only packages, .venv and the Windows side, in .rig/wine
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,6 +17,7 @@ say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 
 . "$rig/venv.sh"
+. "$rig/wine.sh"
 
 case ${1:-all} in
 venv) make_venv ;;
@@ -25,6 +27,13 @@ all)
     provide_kernel
     provide_siw
     make_venv
+    provide_wine
+    ;;
+wine)
+    . "$rig/system.sh"
+    install_packages
+    make_venv
+    provide_wine
     ;;
 *) die "unknown part $1" ;;
 esac

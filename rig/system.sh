@@ -26,7 +26,12 @@ install_packages() {
     [ "$(dpkg --print-architecture)" = amd64 ] || die "the VM is made for amd64 only"
     wanted=$(sed 's/#.*//' "$rig/packages.txt")
     absent=
-    for package in $wanted; do installed "$package" || absent="$absent $package"; done
+    for package in $wanted; do
+        name=${package%\?}
+        if installed "$name"; then continue; fi
+        if [ "$name" != "$package" ] && { update_lists; ! available "$name"; }; then continue; fi
+        absent="$absent $name"
+    done
     if [ -n "$absent" ]; then
         say "installing$absent"
         apt_install $absent || die "the packages could not be installed"

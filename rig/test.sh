@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs all tests: tests/unit here, the others in a VM on rxe0 and then in another one on siw0.
+# Runs all tests: tests/unit here and softnd's under Wine, the others in a VM on rxe0 and then in another one on siw0.
 # `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
 
 set -u
@@ -31,10 +31,20 @@ on_adapter() {
 
 has_siw() { ls /lib/modules/*/updates/siw.ko* /lib/modules/*/kernel/drivers/infiniband/sw/siw/siw.ko* 2>/dev/null | grep -q .; }
 
-# Nothing runs beside another: two emulated machines on two processors are slower than one after the other.
+# softnd's tests wait more than they compute. Emulated machines do not run beside each other for long: on two
+# processors that is slower than one after the other.
+rig/test-softnd.sh >$results/softnd.log 2>&1 &
+softnd=$!
+# A background job of a shell ignores Ctrl-C.
+trap 'kill $softnd; exit 130' INT TERM
+
 echo "== tests without an adapter"
 $python -m pytest tests/unit --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
+wait $softnd
+status=$?
+cat $results/softnd.log
+report softnd $status
 on_adapter rxe rxe0 tests/contract tests/interop tests/verbs
 if ! has_siw; then
     echo "== no tests on siw0: this machine has no siw module"

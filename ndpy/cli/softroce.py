@@ -45,6 +45,16 @@ def down(names: tuple[str, ...]) -> None:
     click.echo(f"removed: {', '.join(removed) or 'nothing'}")
 
 
+def _forwards(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> tuple[vm.Forward, ...]:
+    forwards = []
+    for value in values:
+        ports = [int(word) if word.isascii() and word.isdigit() else 0 for word in value.split(":")]
+        if len(ports) != 2 or not all(0 < port < 65536 for port in ports):
+            raise click.BadParameter(f"{value!r} is not HOST_PORT:VM_PORT")
+        forwards.append(vm.Forward(*ports))
+    return tuple(forwards)
+
+
 def _terminated(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
@@ -57,6 +67,17 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 @click.option("--memory", default="2G", show_default=True, help="Memory of the VM.")
 @click.option("--kernel", metavar="VERSION", help="Kernel of the VM; default: the newest that has rdma_rxe.")
 @click.option("--icount", is_flag=True, help="VM with one processor whose clock counts instructions: steady timings.")
+@click.option(
+    "--network", is_flag=True, help="VM that reaches this machine's loopback at 10.0.2.2, with siw1 on the way."
+)
+@click.option(
+    "--forward",
+    "forwards",
+    callback=_forwards,
+    multiple=True,
+    metavar="HOST_PORT:VM_PORT",
+    help="Let a TCP port of this machine's loopback lead to one of 10.0.2.15 in the VM; implies --network.",
+)
 @click.option("--keep-log", type=click.Path(dir_okay=False, path_type=Path), help="Write the kernel log to this file.")
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND...")
 def run(
@@ -67,6 +88,8 @@ def run(
     memory: str,
     kernel: str | None,
     icount: bool,
+    network: bool,
+    forwards: tuple[vm.Forward, ...],
     keep_log: Path | None,
     words: tuple[str, ...],
 ) -> None:
@@ -80,8 +103,10 @@ def run(
     The exit status is the command's. 123: it passed, but the kernel log shows a bug. 124: it was not
     done in time. 125: no adapter could be provided, or the VM broke.
     """
-    machine = vm.Machine(cpus, memory, kernel, (adapter,) if adapter else ("rxe", "siw"), icount)
-    force_vm = force_vm or icount or kernel is not None
+    network = network or bool(forwards)
+    adapters = (adapter,) if adapter else ("rxe", "siw")
+    machine = vm.Machine(cpus, memory, kernel, adapters, icount, forwards if network else None)
+    force_vm = force_vm or icount or network or kernel is not None
     request = runner.Request(words, limit, force_vm, adapter, machine, keep_log)
     signal.signal(signal.SIGTERM, _terminated)
     signal.signal(signal.SIGHUP, _terminated)

@@ -6,7 +6,7 @@
 # until the host has seen all marks. The host then ends the VM.
 
 job=$1
-. "$job/settings"        # NONCE, ADAPTERS, MERGED, CHECKOUT
+. "$job/settings"        # NONCE, ADAPTERS, MERGED, CHECKOUT, NETWORK
 ports=/dev/virtio-ports
 run=/run/ndpy
 
@@ -68,6 +68,18 @@ for adapter in $ADAPTERS; do
         ;;
     esac
 done
+
+# QEMU's user network. No default route: nothing but the host's loopback, 10.0.2.2, can be reached.
+if [ -n "$NETWORK" ]; then
+    modprobe virtio_net || fail "modprobe virtio_net"
+    for device in /sys/class/net/*; do
+        if [ -e "$device/device" ]; then netdev=${device##*/}; fi
+    done
+    ip address add 10.0.2.15/24 dev "$netdev" && ip link set "$netdev" up || fail "the network could not be set up"
+    case " $ADAPTERS " in
+    *" siw "*) [ ! -e /sys/module/siw ] || rdma link add siw1 type siw netdev "$netdev" || fail "siw1 could not be made" ;;
+    esac
+fi
 
 echo 16 >/proc/sys/vm/nr_hugepages # for programs that register huge pages
 ulimit -l unlimited

@@ -46,6 +46,14 @@ _NOT_PASSED_ON = {"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR", "LIST
 
 
 @dataclass(frozen=True)
+class Forward:
+    """A TCP port of this machine's loopback that leads to a port of the VM."""
+
+    host_port: int
+    guest_port: int
+
+
+@dataclass(frozen=True)
 class Machine:
     """What the VM is made of."""
 
@@ -54,6 +62,8 @@ class Machine:
     kernel: str | None = None
     adapters: tuple[str, ...] = ("rxe", "siw")
     icount: bool = False
+    # QEMU's user network: this machine is 10.0.2.2 in there. None: no such network.
+    forwards: tuple[Forward, ...] | None = None
 
 
 @dataclass
@@ -86,6 +96,11 @@ def _kvm_works(qemu: str) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return done.returncode == 0
+
+
+def _network_options(forwards: Sequence[Forward]) -> list[str]:
+    rules = "".join(f",hostfwd=tcp:127.0.0.1:{rule.host_port}-:{rule.guest_port}" for rule in forwards)
+    return [f"-netdev user,id=ndpy-net{rules}", "-device virtio-net-pci,netdev=ndpy-net"]
 
 
 def writable_folder(cwd: Path) -> Path:
@@ -234,6 +249,7 @@ class _Session:
             "ADAPTERS": " ".join(machine.adapters),
             "MERGED": "1" if self._merged else "",
             "CHECKOUT": str(writable_folder(cwd)),
+            "NETWORK": "" if machine.forwards is None else "1",
         }
         lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
         (job / "settings").write_text("".join(lines), encoding="utf-8")
@@ -253,6 +269,8 @@ class _Session:
             qemu_options.append(f"-device virtserialport,bus=ndpy.0,chardev=ndpy-{port},name=ndpy.{port}")
         if machine.icount:
             qemu_options.append("-icount shift=1,sleep=off")
+        if machine.forwards is not None:
+            qemu_options += _network_options(machine.forwards)
         arguments = [vng, "--verbose", "--run", str(kernel.image), "--force-9p", "--disable-microvm"]
         arguments += ["--cpus", "1" if machine.icount else str(machine.cpus), "--memory", machine.memory]
         arguments += [

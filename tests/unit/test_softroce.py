@@ -60,9 +60,22 @@ def test_options_after_the_command_belong_to_the_command(monkeypatch):
 def test_a_kernel_or_the_instruction_clock_asks_for_the_vm(monkeypatch):
     seen = []
     monkeypatch.setattr(runner, "run", lambda request, say: seen.append(request) or 0)
-    for option in (["--vm"], ["--icount"], ["--kernel", "6.1.0"], []):
+    for option in (["--vm"], ["--icount"], ["--kernel", "6.1.0"], ["--network"], ["--forward", "1:2"], []):
         invoke("run", *option, "--", "true")
-    assert [request.force_vm for request in seen] == [True, True, True, False]
+    assert [request.force_vm for request in seen] == [True, True, True, True, True, False]
+
+
+def test_forwards_come_with_the_user_network(monkeypatch):
+    seen = []
+    monkeypatch.setattr(runner, "run", lambda request, say: seen.append(request.machine.forwards) or 0)
+    for options in ([], ["--network"], ["--forward", "1234:7174", "--forward", "65535:1"]):
+        invoke("run", *options, "--", "true")
+    assert seen == [None, (), (vm.Forward(1234, 7174), vm.Forward(65535, 1))]
+
+
+@pytest.mark.parametrize("forward", ["7174", "0:1", "1:65536", "1:2:3", "a:1", "-1:2", ":"])
+def test_forward_that_is_no_pair_of_ports_is_refused(forward):
+    assert invoke("run", "--forward", forward, "--", "true").exit_code == 2
 
 
 def test_unknown_adapter_kind_is_refused():

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import textwrap
 import time
 
 import psutil
@@ -154,3 +156,24 @@ def test_signal_ends_the_vm(number):
     while any(map(alive, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert [child for child in children if alive(child)] == []
+
+
+def test_vm_and_this_machine_reach_each_other_over_the_user_network():
+    with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as free:
+        free_port = free.getsockname()[1]
+        free.close()
+        script = f"""
+            import socket
+            with socket.create_server(("10.0.2.15", 7174)) as listener:
+                socket.create_connection(("10.0.2.2", {here.getsockname()[1]})).close()
+                connection, _ = listener.accept()
+                connection.sendall(b"from the VM")
+        """
+        here.settimeout(BOOT_S)
+        command = arguments("--forward", f"{free_port}:7174", "--", sys.executable, "-c", textwrap.dedent(script))
+        with subprocess.Popen(command) as process:
+            here.accept()[0].close()
+            with socket.create_connection(("127.0.0.1", free_port), 10) as connection:
+                connection.settimeout(30)
+                assert connection.recv(100) == b"from the VM"
+            assert process.wait(60) == 0

@@ -1,0 +1,45 @@
+/* The adapter: limits, switches, the token table of its memory, and the creation of everything else. */
+#ifndef SOFTND_ADAPTER_H
+#define SOFTND_ADAPTER_H
+
+#include "object.h"
+#include "switches.h"
+#include "memory.h"
+
+#define SOFTND_ADAPTER_ID UINT64_C(0x736F66746E640001)
+
+#define MAX_REGISTRATION_SIZE ((SIZE_T)1 << 36)
+#define MAX_SGE 16u
+#define MAX_TRANSFER_LENGTH (1u << 30)
+#define MAX_INLINE_DATA 236u
+#define MAX_READ_LIMIT 64u
+#define MAX_QUEUE_DEPTH 1024u
+#define MAX_SHARED_QUEUE_DEPTH 4096u
+#define MAX_CQ_DEPTH 65536u
+#define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame carries */
+#define MIN_GRANTED_SGE 4u
+
+struct adapter {
+    struct object object;
+    struct switches switches;
+    struct token_table tokens;
+    SRWLOCK sources_lock; /* taken under no other lock but a listener's or connector's */
+    struct source *sources;
+    volatile LONG64 requests;      /* for SOFTND_REMOVE_AFTER_REQUESTS */
+    volatile LONG64 registrations; /* for SOFTND_REFUSE_REGISTRATIONS_AFTER */
+    volatile LONG removed;
+};
+
+HRESULT adapter_create(REFIID iid, void **out);
+/* Counts a request; false when the adapter is gone. */
+bool adapter_request(struct adapter *adapter);
+static inline bool adapter_gone(const struct adapter *adapter)
+{
+    return adapter->removed != 0;
+}
+
+void adapter_count_registration(LONG made, LONG leaked);
+LONG adapter_registrations_made(void);
+LONG adapter_registrations_leaked(void);
+
+#endif

@@ -1,0 +1,49 @@
+/* Completion queue: a ring of results, and notifications by sequence number (section G).
+ *
+ * Every entry gets the next sequence number. `triggered` is the number up to which entries have already satisfied a
+ * notification; such entries satisfy no other, fetched or not (G.2.5).
+ */
+#ifndef SOFTND_COMPLETION_QUEUE_H
+#define SOFTND_COMPLETION_QUEUE_H
+
+#include "object.h"
+#include "overlapped.h"
+
+struct completion_queue {
+    struct object object;
+    struct source source;
+    SRWLOCK lock;
+    struct cq_entry *ring;
+    ULONG capacity; /* a power of two above the depth */
+    ULONG depth;
+    uint64_t taken, added; /* sequence numbers: entries taken+1..added are in the ring */
+    uint64_t triggered;
+    uint64_t last_any, last_solicited; /* newest entry that satisfies the type; errors satisfy both */
+    bool any_armed, solicited_armed;
+    HRESULT failure; /* ND_BUFFER_OVERFLOW after an overrun, ND_DEVICE_REMOVED */
+    USHORT group;
+    KAFFINITY affinity;
+};
+
+struct cq_entry {
+    ND2_RESULT result;
+    bool solicited;
+};
+
+HRESULT cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, USHORT group, KAFFINITY affinity,
+                  void **out);
+struct completion_queue *cq_from(IUnknown *pointer, const struct adapter *adapter);
+
+/* Adds entries in one step and then notifies. False when the queue overran (now or earlier): entries are lost and
+ * the queue pair has to go. */
+bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, ULONG count);
+/* The two halves of cq_add for callers that hold locks: cq_put may be called under a queue pair's lock, cq_notify
+ * afterwards without. */
+bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, ULONG count, bool *notify);
+void cq_notify(struct completion_queue *cq);
+void cq_fail(struct completion_queue *cq, HRESULT status);
+
+HRESULT notify_affinity(const struct adapter *adapter, USHORT group, KAFFINITY affinity, USHORT *out_group,
+                        KAFFINITY *out_affinity);
+
+#endif

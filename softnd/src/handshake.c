@@ -1,0 +1,269 @@
+/* MPA start-up: request and reply frames, revision 2 with its read limits and first message, revision 1 as fallback.
+ *
+ * The active side asks for the peer-to-peer model with a zero-length Read as first message, which makes the passive
+ * side's Accept complete and later serves as acknowledgement. A peer that closes instead of answering may know only
+ * revision 1; then it is asked once more in its own way.
+ */
+#include "addresses.h"
+#include "queue_pair.h"
+#include "stream.h"
+#include "trace.h"
+
+#include <mswsock.h>
+#include <string.h>
+
+static ULONG smaller(ULONG a, ULONG b)
+{
+    return a < b ? a : b;
+}
+
+HRESULT handshake_status(DWORD error)
+{
+    switch (error) {
+    case ERROR_CONNECTION_REFUSED:
+    case WSAECONNREFUSED:
+        return ND_CONNECTION_REFUSED;
+    case ERROR_NETWORK_UNREACHABLE:
+    case WSAENETUNREACH:
+    case WSAENETDOWN:
+        return ND_NETWORK_UNREACHABLE;
+    case ERROR_HOST_UNREACHABLE:
+    case WSAEHOSTUNREACH:
+    case WSAEHOSTDOWN:
+        return ND_HOST_UNREACHABLE;
+    case ERROR_SEM_TIMEOUT:
+    case ERROR_TIMEOUT:
+    case WSAETIMEDOUT:
+        return ND_IO_TIMEOUT;
+    case WSAEADDRNOTAVAIL:
+    case ERROR_INVALID_NETNAME:
+    case ERROR_INVALID_ADDRESS:
+        return ND_INVALID_ADDRESS;
+    case WSAEADDRINUSE:
+    case ERROR_ADDRESS_ALREADY_ASSOCIATED:
+        return ND_ADDRESS_ALREADY_EXISTS;
+    case ERROR_DEVICE_REMOVED:
+        return ND_DEVICE_REMOVED;
+    default:
+        return ND_CONNECTION_ABORTED;
+    }
+}
+
+static void event(struct stream *stream, unsigned events, HRESULT status)
+{
+    stream->after.events |= events;
+    stream->after.status = status;
+}
+
+static bool send_frame(struct stream *stream, const struct mpa_frame *frame)
+{
+    uint8_t *out = stream_room(stream, MPA_MAX_FRAME);
+
+    if (out == NULL)
+        return false;
+    size_t size = mpa_encode(out, frame);
+    if (size == 0)
+        return false;
+    stream_filled(stream, size);
+    stream_pump(stream);
+    return stream->phase != STREAM_CLOSED;
+}
+
+void handshake_request_sent(struct stream *stream)
+{
+    struct mpa_frame frame = {
+        .revision = stream->revision,
+        .crc = stream->adapter->switches.require_crc,
+        .enhanced = stream->revision == 2,
+        .peer_to_peer = true,
+        .rtr_read = true,
+        .ird = (uint16_t)stream->own_inbound,
+        .ord = (uint16_t)stream->own_outbound,
+        .private_size = (uint16_t)stream->own_private_size,
+        .private_data = stream->own_private,
+    };
+
+    TRACE("stream %p: connected from port %u", (void *)stream, address_port((struct sockaddr *)&stream->local));
+    stream->phase = STREAM_AWAIT_REPLY;
+    send_frame(stream, &frame);
+}
+
+static void take_private_data(struct stream *stream, const struct mpa_frame *frame)
+{
+    stream->private_size = frame->private_size;
+    memcpy(stream->private_data, frame->private_data, frame->private_size);
+}
+
+static void take_limits(struct stream *stream, const struct mpa_frame *frame)
+{
+    stream->peer_inbound = stream->peer_outbound = MAX_READ_LIMIT;
+    if (!frame->enhanced)
+        return;
+    if (frame->ird != MPA_MAX_READ_LIMIT)
+        stream->peer_inbound = smaller(frame->ird, MAX_READ_LIMIT);
+    if (frame->ord != MPA_MAX_READ_LIMIT)
+        stream->peer_outbound = smaller(frame->ord, MAX_READ_LIMIT);
+}
+
+void handshake_reply(struct stream *stream)
+{
+    struct mpa_frame frame;
+    size_t used = 0;
+
+    int result = mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, true, &frame, &used);
+    if (result == WIRE_MORE)
+        return;
+    if (result != WIRE_OK || (frame.markers && !frame.reject)) {
+        TRACE("stream %p: not an MPA reply", (void *)stream);
+        handshake_lost(stream, ND_CONNECTION_ABORTED);
+        return;
+    }
+    stream->in.begin += used;
+    take_private_data(stream, &frame);
+    take_limits(stream, &frame);
+    if (frame.reject) {
+        event(stream, EVENT_REFUSED, ND_CONNECTION_REFUSED);
+        stream_goodbye(stream);
+        return;
+    }
+    stream->crc = frame.crc || stream->adapter->switches.require_crc;
+    stream->peer_to_peer = frame.enhanced && frame.peer_to_peer && frame.rtr_read;
+    stream->may_send = true;
+    stream->phase = STREAM_OFFERED;
+    event(stream, EVENT_OFFERED, ND_SUCCESS);
+}
+
+void handshake_request(struct stream *stream)
+{
+    struct mpa_frame frame;
+    size_t used = 0;
+
+    int result = mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, false, &frame,
+                            &used);
+    if (result == WIRE_MORE)
+        return;
+    if (result != WIRE_OK) {
+        TRACE("stream %p: not an MPA request", (void *)stream);
+        stream_goodbye(stream);
+        return;
+    }
+    stream->in.begin += used;
+    stream_clear_timer(stream);
+    stream->revision = frame.revision;
+    take_private_data(stream, &frame);
+    take_limits(stream, &frame);
+    stream->crc = frame.crc || stream->adapter->switches.require_crc;
+    /* Without this first message Accept cannot know that the peer went on (H.1.1). */
+    stream->peer_to_peer = frame.enhanced && frame.peer_to_peer && frame.rtr_read;
+    if (frame.markers) {
+        stream_reply(stream, true, NULL, 0);
+        return;
+    }
+    TRACE("stream %p: request of revision %u, %lu bytes of private data", (void *)stream, frame.revision, stream->private_size);
+    stream->phase = STREAM_REQUESTED;
+    event(stream, EVENT_REQUESTED, ND_SUCCESS);
+}
+
+bool stream_reply(struct stream *stream, bool reject, const void *private_data, ULONG private_size)
+{
+    struct mpa_frame frame = {
+        .revision = stream->revision,
+        .reply = true,
+        .reject = reject,
+        .crc = stream->crc,
+        .enhanced = stream->revision == 2,
+        .peer_to_peer = stream->peer_to_peer,
+        .rtr_read = stream->peer_to_peer,
+        .ird = (uint16_t)stream->own_inbound,
+        .ord = (uint16_t)stream->own_outbound,
+        .private_size = (uint16_t)private_size,
+        .private_data = private_data,
+    };
+
+    if (stream->phase == STREAM_CLOSED || stream->abandoned)
+        return false;
+    if (!send_frame(stream, &frame))
+        return false;
+    if (reject) {
+        stream_goodbye(stream);
+        return true;
+    }
+    if (stream->peer_to_peer) {
+        stream->phase = STREAM_ACCEPTING;
+        return true;
+    }
+    /* Such a peer says nothing until its program sends; the reply is all there is to wait for. Nothing may be sent
+     * before its first message. */
+    stream->phase = STREAM_ESTABLISHED;
+    qp_established(stream->queue_pair, stream);
+    event(stream, EVENT_ESTABLISHED, ND_SUCCESS);
+    return true;
+}
+
+bool stream_complete(struct stream *stream)
+{
+    if (stream->phase != STREAM_OFFERED)
+        return false;
+    stream->phase = STREAM_ESTABLISHED;
+    qp_established(stream->queue_pair, stream);
+    if (stream->peer_to_peer)
+        qp_probe(stream->queue_pair, stream);
+    stream_pump(stream);
+    stream_resume_input(stream);
+    return stream->phase != STREAM_CLOSED;
+}
+
+/* The active program rejects what the peer accepted: told by a Terminate, so that the peer's Accept ends with
+ * ND_CONNECTION_REFUSED and not like a loss (M.16). */
+void stream_withdraw(struct stream *stream)
+{
+    if (stream->phase == STREAM_OFFERED) {
+        uint8_t *out = stream_room(stream, WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE);
+        if (out != NULL) {
+            size_t size = wire_put_terminate(out, RDMAP_LOCAL_CATASTROPHIC, NULL);
+            uint32_t crc = stream->crc ? wire_crc32c(0, out, size) : 0;
+            size += wire_put_trailer(out + size, size, stream->crc, crc);
+            stream_filled(stream, size);
+        }
+        stream_goodbye(stream);
+    } else if (stream->phase == STREAM_REQUESTED) {
+        stream_reply(stream, true, NULL, 0);
+        stream_goodbye(stream);
+    } else if (stream->phase < STREAM_ESTABLISHED) {
+        stream_cut(stream);
+    } else {
+        stream_goodbye(stream);
+    }
+}
+
+void handshake_timeout(struct stream *stream)
+{
+    if (stream->phase == STREAM_CONNECTING || stream->phase == STREAM_AWAIT_REQUEST)
+        handshake_lost(stream, ND_IO_TIMEOUT);
+}
+
+void handshake_lost(struct stream *stream, HRESULT status)
+{
+    enum stream_phase phase = stream->phase;
+
+    switch (phase) {
+    case STREAM_CONNECTING:
+        event(stream, EVENT_FAILED, status);
+        break;
+    case STREAM_AWAIT_REPLY:
+        if (status == ND_CONNECTION_ABORTED && stream->revision == 2 && stream->in.end == 0)
+            event(stream, EVENT_FALLBACK, status);
+        else
+            event(stream, EVENT_FAILED, status == ND_CONNECTION_ABORTED ? ND_CONNECTION_REFUSED : status);
+        break;
+    case STREAM_ACCEPTING:
+        event(stream, EVENT_FAILED, status == ND_DEVICE_REMOVED ? status : ND_CONNECTION_ABORTED);
+        break;
+    case STREAM_REQUESTED:
+        stream->abandoned = true;
+        break;
+    default:
+        break;
+    }
+    stream_cut(stream);
+}

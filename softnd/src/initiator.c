@@ -1,0 +1,456 @@
+/* What goes out: operations in order, answers to the peer's Reads, acknowledgement Reads, and the Terminate.
+ *
+ * Messages are not interleaved; whole answers and whole operations take turns. Each segment is copied from the
+ * consumer's memory into the stream's buffer, where the token is checked and a missing page does no harm.
+ *
+ * A Write of several segments is announced by a zero-length Write to its end: to any iWARP peer a Write of nothing, to
+ * this provider a chance to judge the whole before the first byte is placed (E.3.5). Zero-length Writes of the program
+ * therefore go out without token.
+ *
+ * Operation numbers: everything before `acknowledged` is proven to be taken by the peer; `covered` is what Reads
+ * under way will prove; `unacknowledged` is the end of the last Send or Write that is on the wire.
+ */
+#include "queue_pair.h"
+#include "trace.h"
+
+#include <string.h>
+
+#define ACKNOWLEDGE_OPERATIONS 16u
+#define ACKNOWLEDGE_BYTES (256u * 1024)
+/* Room that is always left for a Terminate and an acknowledgement. */
+#define RESERVE 192u
+#define SINK_TOKEN 0xFFFFFF00u /* beyond every token of the table, so that no Write can use it */
+
+enum progress { NOTHING, NO_ROOM, PROGRESS };
+
+static void put_trailer(struct stream *stream, uint8_t *frame, size_t size)
+{
+    uint32_t crc = stream->crc ? wire_crc32c(0, frame, size) : 0;
+
+    stream_filled(stream, size + wire_put_trailer(frame + size, size, stream->crc, crc));
+}
+
+static size_t reads_under_way(const struct queue_pair *qp)
+{
+    return (size_t)(qp->reads_end - qp->reads_first);
+}
+
+static bool read_slot_free(const struct queue_pair *qp)
+{
+    size_t limit = qp->outbound_limit > 1 ? qp->outbound_limit : 1;
+    return reads_under_way(qp) < limit;
+}
+
+static void put_read(struct queue_pair *qp, struct stream *stream, uint8_t *frame, const struct operation *operation)
+{
+    struct read_slot *slot = &qp->reads[qp->reads_end % READ_SLOTS];
+    uint32_t msn = ++qp->read_msn;
+    struct wire_read_request request = {.sink_stag = htonl(SINK_TOKEN | (msn & 255))};
+
+    *slot = (struct read_slot){.operation = qp->started, .covers = qp->started, .msn = msn, .acknowledgement = true};
+    if (operation != NULL) {
+        request.source_stag = operation->remote_token;
+        request.source_offset = operation->remote_address;
+        request.size = (uint32_t)operation->length;
+        slot->acknowledgement = false;
+    }
+    slot->read = (struct wire_read){.sink_stag = request.sink_stag, .left = request.size};
+    qp->reads_end++;
+    qp->covered = qp->started;
+    qp->unacknowledged_bytes = 0;
+    put_trailer(stream, frame, wire_put_read_request(frame, msn, &request));
+}
+
+void qp_probe(struct queue_pair *qp, struct stream *stream)
+{
+    uint8_t *frame = stream_room(stream, RESERVE);
+
+    AcquireSRWLockExclusive(&qp->lock);
+    if (frame != NULL && reads_under_way(qp) < READ_SLOTS)
+        put_read(qp, stream, frame, NULL);
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
+/* Copies part of an operation's data from the consumer's memory. */
+static bool gather(struct queue_pair *qp, const struct operation *operation, uint64_t offset, uint8_t *out, size_t size)
+{
+    if ((operation->flags & ND_OP_FLAG_INLINE) != 0) {
+        memcpy(out, operation->inline_data + offset, size);
+        return true;
+    }
+    for (ULONG i = 0; i < operation->sge_count && size > 0; i++) {
+        const ND2_SGE *sge = &operation->sge[i];
+        if (offset >= sge->BufferLength) {
+            offset -= sge->BufferLength;
+            continue;
+        }
+        size_t part = sge->BufferLength - (size_t)offset;
+        part = part < size ? part : size;
+        if (!memory_read(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, out, part,
+                         ACCESS_LOCAL_READ, NULL))
+            return false;
+        out += part;
+        size -= part;
+        offset = 0;
+    }
+    return true;
+}
+
+bool initiator_place(struct queue_pair *qp, const struct operation *operation, uint64_t offset, const uint8_t *data,
+                     size_t size)
+{
+    for (ULONG i = 0; i < operation->sge_count && size > 0; i++) {
+        const ND2_SGE *sge = &operation->sge[i];
+        if (offset >= sge->BufferLength) {
+            offset -= sge->BufferLength;
+            continue;
+        }
+        size_t part = sge->BufferLength - (size_t)offset;
+        part = part < size ? part : size;
+        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, part,
+                          ACCESS_READ_SINK, NULL))
+            return false;
+        data += part;
+        size -= part;
+        offset = 0;
+    }
+    return true;
+}
+
+static bool elements_allow(struct queue_pair *qp, const struct operation *operation, enum access access)
+{
+    if ((operation->flags & ND_OP_FLAG_INLINE) != 0)
+        return true;
+    for (ULONG i = 0; i < operation->sge_count; i++) {
+        const ND2_SGE *sge = &operation->sge[i];
+        if (sge->BufferLength > 0 && !memory_check(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer,
+                                                   sge->BufferLength, access, NULL))
+            return false;
+    }
+    return true;
+}
+
+static void fail(struct queue_pair *qp, struct operation *operation, HRESULT status)
+{
+    operation->state = OPERATION_FAILED;
+    operation->status = status;
+    qp->initiator_stopped = true;
+    qp->offset = 0;
+}
+
+static enum progress fill_read(struct queue_pair *qp, struct stream *stream, struct operation *operation)
+{
+    if (qp->outbound_limit == 0) {
+        fail(qp, operation, ND_INVALID_DEVICE_REQUEST);
+        return PROGRESS;
+    }
+    if (!elements_allow(qp, operation, ACCESS_READ_SINK)) {
+        fail(qp, operation, ND_ACCESS_VIOLATION);
+        return PROGRESS;
+    }
+    if (!read_slot_free(qp))
+        return NOTHING;
+    uint8_t *frame = stream_room(stream, WIRE_READ_REQUEST_SIZE + RESERVE);
+    if (frame == NULL)
+        return NO_ROOM;
+    put_read(qp, stream, frame, operation);
+    operation->state = OPERATION_SENT;
+    operation->msn = qp->read_msn;
+    qp->started++;
+    return PROGRESS;
+}
+
+/* One segment of a Send or Write. */
+static enum progress fill_data(struct queue_pair *qp, struct stream *stream, struct operation *operation)
+{
+    uint64_t left = operation->length - qp->offset;
+    uint32_t payload = left > WIRE_MAX_PAYLOAD ? WIRE_MAX_PAYLOAD : (uint32_t)left;
+    bool last = payload == left;
+    size_t header;
+
+    if (qp->offset == 0 && !elements_allow(qp, operation, ACCESS_LOCAL_READ)) {
+        fail(qp, operation, ND_ACCESS_VIOLATION);
+        return PROGRESS;
+    }
+    uint8_t *frame = stream_room(stream, 2 * WIRE_UNTAGGED_SIZE + payload + RESERVE);
+    if (frame == NULL)
+        return NO_ROOM;
+    if (operation->type == Nd2RequestTypeWrite) {
+        if (!last && qp->offset == 0) {
+            header = wire_put_tagged(frame, RDMAP_WRITE, operation->remote_token,
+                                     operation->remote_address + operation->length, true, 0);
+            put_trailer(stream, frame, header);
+            frame = stream_room(stream, WIRE_UNTAGGED_SIZE + payload + RESERVE / 2);
+        }
+        uint32_t token = operation->length == 0 ? 0 : operation->remote_token;
+        uint64_t address = operation->length == 0 ? 0 : operation->remote_address + qp->offset;
+        header = wire_put_tagged(frame, RDMAP_WRITE, token, address, last, payload);
+    } else {
+        bool solicit = (operation->flags & ND_OP_FLAG_SEND_AND_SOLICIT_EVENT) != 0;
+        if (qp->offset == 0)
+            operation->msn = ++qp->send_msn;
+        header = wire_put_send(frame, solicit ? RDMAP_SEND_SOLICITED : RDMAP_SEND, 0, operation->msn,
+                               (uint32_t)qp->offset, last, payload);
+    }
+    if (!gather(qp, operation, qp->offset, frame + header, payload)) {
+        fail(qp, operation, ND_ACCESS_VIOLATION);
+        return PROGRESS;
+    }
+    put_trailer(stream, frame, header + payload);
+    qp->offset += payload;
+    qp->unacknowledged_bytes += payload;
+    if (last) {
+        operation->state = OPERATION_SENT;
+        operation->sent_mark = stream->filled_bytes;
+        qp->offset = 0;
+        qp->started++;
+        qp->unacknowledged = qp->started;
+    }
+    return PROGRESS;
+}
+
+static bool reads_of_program_under_way(const struct queue_pair *qp)
+{
+    for (uint64_t i = qp->reads_first; i < qp->reads_end; i++)
+        if (!qp->reads[i % READ_SLOTS].acknowledgement)
+            return true;
+    return false;
+}
+
+static enum progress fill_operation(struct queue_pair *qp, struct stream *stream)
+{
+    if (qp->started == qp->posted || qp->initiator_stopped)
+        return NOTHING;
+    struct operation *operation = qp_operation(qp, qp->started);
+    if ((operation->flags & ND_OP_FLAG_READ_FENCE) != 0 && reads_of_program_under_way(qp))
+        return NOTHING;
+    switch (operation->type) {
+    case Nd2RequestTypeRead:
+        return fill_read(qp, stream, operation);
+    case Nd2RequestTypeBind:
+    case Nd2RequestTypeInvalidate: {
+        bool done = operation->type == Nd2RequestTypeBind ? window_bind(&operation->bind, qp)
+                                                           : window_invalidate(operation->bind.window, qp);
+        if (!done) {
+            fail(qp, operation, ND_INVALID_DEVICE_REQUEST);
+            return PROGRESS;
+        }
+        operation->state = OPERATION_DONE;
+        qp->started++;
+        return PROGRESS;
+    }
+    default:
+        return fill_data(qp, stream, operation);
+    }
+}
+
+/* One segment of the oldest answer. */
+static enum progress fill_answer(struct queue_pair *qp, struct stream *stream)
+{
+    if (qp->answers_first == qp->answers_end)
+        return NOTHING;
+    struct answer *answer = &qp->answers[qp->answers_first % ANSWERS];
+    const struct wire_read_request *request = &answer->request;
+    uint32_t left = request->size - answer->done;
+    uint32_t payload = left > WIRE_MAX_PAYLOAD ? WIRE_MAX_PAYLOAD : left;
+    uint8_t *frame = stream_room(stream, WIRE_TAGGED_SIZE + payload + RESERVE);
+    if (frame == NULL)
+        return NO_ROOM;
+    size_t header = wire_put_tagged(frame, RDMAP_READ_RESPONSE, request->sink_stag,
+                                    request->sink_offset + answer->done, payload == left, payload);
+    if (payload > 0 &&
+        !memory_read(qp->object.adapter, request->source_stag, request->source_offset + answer->done, frame + header,
+                     payload, ACCESS_REMOTE_READ, qp)) {
+        /* The right was taken away meanwhile. */
+        qp->answers_first = qp->answers_end;
+        responder_stop(qp, stream, RDMAP_INVALID_STAG, NULL);
+        return NOTHING;
+    }
+    put_trailer(stream, frame, header + payload);
+    answer->done += payload;
+    if (payload == left) {
+        qp->answers_first++;
+        if (qp->input_waits) {
+            qp->input_waits = false;
+            stream_resume_input(stream);
+        }
+    }
+    return PROGRESS;
+}
+
+static void fill_acknowledgement(struct queue_pair *qp, struct stream *stream, bool idle)
+{
+    if (!qp->acknowledgements || qp->unacknowledged <= qp->covered || !read_slot_free(qp) || qp->offset > 0)
+        return;
+    if (!idle && qp->unacknowledged_bytes < ACKNOWLEDGE_BYTES &&
+        qp->unacknowledged - qp->covered < ACKNOWLEDGE_OPERATIONS)
+        return;
+    uint8_t *frame = stream_room(stream, WIRE_READ_REQUEST_SIZE + RESERVE / 2);
+    if (frame != NULL)
+        put_read(qp, stream, frame, NULL);
+}
+
+static bool in_answer(const struct queue_pair *qp)
+{
+    return qp->answers_first < qp->answers_end && qp->answers[qp->answers_first % ANSWERS].done > 0;
+}
+
+void qp_fill(struct queue_pair *qp, struct stream *stream)
+{
+    enum progress progress;
+
+    AcquireSRWLockExclusive(&qp->lock);
+    do {
+        progress = NOTHING;
+        if (qp->offset == 0 && (qp->answer_turn || in_answer(qp) || qp->ending)) {
+            progress = fill_answer(qp, stream);
+            qp->answer_turn = in_answer(qp);
+        }
+        if (progress != NOTHING)
+            continue;
+        if (!qp->ending) {
+            progress = fill_operation(qp, stream);
+            qp->answer_turn = true;
+            fill_acknowledgement(qp, stream, progress == NOTHING);
+        }
+        if (progress == NOTHING && qp->offset == 0)
+            progress = fill_answer(qp, stream);
+    } while (progress == PROGRESS);
+    initiator_complete(qp, stream);
+    if (qp->ending && !qp->terminate_out && qp->answers_first == qp->answers_end) {
+        uint8_t *frame = stream_room(stream, qp->terminate_size);
+        if (frame != NULL) {
+            memcpy(frame, qp->terminate, qp->terminate_size);
+            stream_filled(stream, qp->terminate_size);
+            qp->terminate_out = true;
+        }
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
+void qp_sent(struct queue_pair *qp, struct stream *stream)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    if (!qp->acknowledgements)
+        initiator_complete(qp, stream);
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
+static bool is_complete(const struct queue_pair *qp, const struct stream *stream, const struct operation *operation)
+{
+    if (operation->state != OPERATION_SENT || operation->type == Nd2RequestTypeRead)
+        return operation->state == OPERATION_DONE;
+    if (qp->acknowledgements)
+        return qp->completed < qp->acknowledged;
+    return stream->sent_bytes >= operation->sent_mark;
+}
+
+void initiator_complete(struct queue_pair *qp, struct stream *stream)
+{
+    struct cq_entry entries[16];
+    ULONG count = 0;
+
+    while (qp->completed < qp->posted) {
+        struct operation *operation = qp_operation(qp, qp->completed);
+        if (operation->state == OPERATION_FAILED) {
+            /* Its turn has come: the peer is told, then everything ends (F.6.1). */
+            if (!qp->ending)
+                responder_stop(qp, stream, RDMAP_LOCAL_CATASTROPHIC, NULL);
+            break;
+        }
+        if (!is_complete(qp, stream, operation))
+            break;
+        qp->completed++;
+        operation_release(operation);
+        if ((operation->flags & ND_OP_FLAG_SILENT_SUCCESS) != 0)
+            continue;
+        entries[count++] = (struct cq_entry){.result = {.Status = ND_SUCCESS,
+                                                         .BytesTransferred = (ULONG)operation->length,
+                                                         .QueuePairContext = qp->context,
+                                                         .RequestContext = operation->context,
+                                                         .RequestType = operation->type}};
+        if (count == COUNT_OF(entries)) {
+            qp->broken |= !cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
+            count = 0;
+        }
+    }
+    if (count > 0)
+        qp->broken |= !cq_put(qp->initiator_cq, entries, count, &stream->after.initiator_cq);
+}
+
+bool qp_finished(struct queue_pair *qp, bool idle, HRESULT *first)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    bool finished = qp->terminated || qp->broken || (qp->terminate_out && idle);
+    *first = ND_CANCELED;
+    if (qp->completed < qp->posted && qp_operation(qp, qp->completed)->state == OPERATION_FAILED)
+        *first = qp_operation(qp, qp->completed)->status;
+    ReleaseSRWLockExclusive(&qp->lock);
+    return finished;
+}
+
+void initiator_answered(struct queue_pair *qp, struct stream *stream, struct read_slot *slot)
+{
+    uint64_t proven = slot->covers;
+
+    if (!slot->acknowledgement && !slot->discarded) {
+        qp_operation(qp, slot->operation)->state = OPERATION_DONE;
+        proven = slot->covers;
+    }
+    if (proven > qp->acknowledged)
+        qp->acknowledged = proven;
+    qp->reads_first++;
+    initiator_complete(qp, stream);
+}
+
+static bool write_is_meant(const struct operation *operation, const struct wire_terminate *why)
+{
+    return operation->type == Nd2RequestTypeWrite && operation->remote_token == why->stag &&
+           why->offset - operation->remote_address <= operation->length;
+}
+
+static HRESULT status_of(const struct wire_terminate *why, ND2_REQUEST_TYPE type)
+{
+    int layer = WIRE_ERROR_LAYER(why->error), kind = WIRE_ERROR_TYPE(why->error);
+
+    if (why->error == DDP_TOO_LONG)
+        return ND_DATA_OVERRUN;
+    if (why->error == DDP_NO_BUFFER)
+        return ND_IO_TIMEOUT;
+    if (type != Nd2RequestTypeSend && kind == 1 && layer <= 1)
+        return ND_ACCESS_VIOLATION;
+    return ND_REMOTE_ERROR;
+}
+
+/* The peer's Terminate: finds the operation that it complains of. What came before it was taken (F.6.5). */
+void initiator_terminated(struct queue_pair *qp, struct stream *stream, const struct wire_terminate *why)
+{
+    uint64_t found = qp->posted;
+    uint64_t sent = qp->started < qp->posted && qp->offset > 0 ? qp->started + 1 : qp->started;
+
+    TRACE("stream %p: the peer terminates with 0x%x", (void *)stream, why->error);
+    for (uint64_t i = qp->completed; i < sent && found == qp->posted && why->has_header; i++) {
+        const struct operation *operation = qp_operation(qp, i);
+        bool meant = why->tagged ? write_is_meant(operation, why)
+                     : why->queue == QUEUE_SEND
+                         ? operation->type == Nd2RequestTypeSend && operation->msn == why->msn
+                         : operation->type == Nd2RequestTypeRead && operation->msn == why->msn;
+        if (meant && operation->state != OPERATION_DONE)
+            found = i;
+    }
+    if (found == qp->posted && why->error != RDMAP_LOCAL_CATASTROPHIC && why->error != DDP_LOCAL_CATASTROPHIC)
+        found = qp->completed;
+    if (found == qp->posted)
+        return;
+    struct operation *operation = qp_operation(qp, found);
+    operation->state = OPERATION_FAILED;
+    operation->status = status_of(why, operation->type);
+    for (uint64_t i = qp->completed; i < found; i++) {
+        struct operation *earlier = qp_operation(qp, i);
+        bool taken = earlier->type != Nd2RequestTypeRead && earlier->state == OPERATION_SENT;
+        if (taken)
+            earlier->state = OPERATION_DONE;
+    }
+    qp->ending = true; /* initiator_complete does not answer a Terminate with another */
+    initiator_complete(qp, stream);
+}

@@ -1,0 +1,77 @@
+/* What all COM objects share: two reference counts, the interfaces they answer to, and the count of live objects.
+ *
+ * The consumer sees only the COM count, so that its last Release returns 0 whatever the provider still does with the
+ * object (H.4.10). The object's memory goes with the last internal reference; the COM references together hold one.
+ *
+ * Locks, outermost first. A thread takes them only in this order, and holds none across a call that may block:
+ *   listener, connector, stream, queue pair, shared receive queue, token table, completion queue,
+ *   a source's request list, an overlapped file, timers.
+ * Requests are never completed towards the consumer's OVERLAPPED under any lock but the overlapped file's.
+ */
+#ifndef SOFTND_OBJECT_H
+#define SOFTND_OBJECT_H
+
+#include "../nd2.h"
+#include "compat.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum object_kind {
+    KIND_PROVIDER,
+    KIND_ADAPTER,
+    KIND_REGION,
+    KIND_WINDOW,
+    KIND_COMPLETION_QUEUE,
+    KIND_SHARED_QUEUE,
+    KIND_QUEUE_PAIR,
+    KIND_CONNECTOR,
+    KIND_LISTENER,
+    KIND_COUNT
+};
+
+struct object;
+struct adapter;
+
+struct object_class {
+    enum object_kind kind;
+    const GUID *iid;
+    bool overlapped;                   /* answers to IID_IND2Overlapped too */
+    void (*closed)(struct object *);   /* the consumer's last reference went */
+    void (*destroy)(struct object *);  /* nobody refers to it: frees it */
+};
+
+struct object {
+    const void *methods; /* first: the consumer's interface pointer is the object's address */
+    const struct object_class *class;
+    volatile LONG com_references;
+    volatile LONG references;
+    struct adapter *adapter; /* held by an internal reference; NULL in a provider */
+};
+
+/* With one COM reference. Counts the object as live; false when the workers cannot be started. */
+bool object_start(struct object *object, const void *methods, const struct object_class *class,
+                  struct adapter *adapter);
+void object_hold(struct object *object);
+void object_drop(struct object *object);
+
+HRESULT STDMETHODCALLTYPE object_query_interface(struct object *object, REFIID iid, void **out);
+ULONG STDMETHODCALLTYPE object_add_ref(struct object *object);
+ULONG STDMETHODCALLTYPE object_release(struct object *object);
+
+/* The object behind a consumer's pointer when it is of this kind and of this adapter (any when NULL), else NULL.
+ * The pointer may be anything. */
+struct object *object_from(IUnknown *pointer, const void *methods, const struct adapter *adapter);
+
+/* Answers ND_SUCCESS or E_NOINTERFACE, and E_POINTER when `out` cannot be written. Sets *out to NULL. */
+HRESULT object_check_iid(const struct object_class *class, REFIID iid, void **out);
+
+LONG object_live_count(void);
+void object_write_statistics(void);
+
+#define OBJECT_METHODS(type)                                                       \
+    (HRESULT(STDMETHODCALLTYPE *)(type *, REFIID, void **))(void *)object_query_interface, \
+        (ULONG(STDMETHODCALLTYPE *)(type *))(void *)object_add_ref,                \
+        (ULONG(STDMETHODCALLTYPE *)(type *))(void *)object_release
+
+#endif

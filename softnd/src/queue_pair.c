@@ -1,0 +1,512 @@
+#include "queue_pair.h"
+#include "guarded_copy.h"
+#include "trace.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FENCE_AND_SILENT (ND_OP_FLAG_SILENT_SUCCESS | ND_OP_FLAG_READ_FENCE)
+
+static const struct IND2QueuePair_methods methods;
+
+void operation_release(struct operation *operation)
+{
+    if (operation->bind.region != NULL)
+        object_drop(&operation->bind.region->object);
+    if (operation->bind.window != NULL)
+        object_drop(&operation->bind.window->object);
+    operation->bind.region = NULL;
+    operation->bind.window = NULL;
+}
+
+/* ---- The connection's beginning and end ---- */
+
+bool qp_attach(struct queue_pair *qp, struct stream *stream)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    bool free = qp->state == QP_IDLE && qp->object.com_references > 0;
+    if (free) {
+        qp->state = QP_CONNECTING;
+        qp->stream = stream;
+        stream_hold(stream);
+        object_hold(&qp->object);
+        stream->queue_pair = qp;
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+    return free;
+}
+
+void qp_detach(struct queue_pair *qp, struct stream *stream)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    bool attached = qp->state == QP_CONNECTING && qp->stream == stream;
+    if (attached) {
+        qp->state = QP_IDLE;
+        qp->stream = NULL;
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (attached)
+        stream_drop(stream);
+}
+
+void qp_established(struct queue_pair *qp, struct stream *stream)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    qp->state = QP_CONNECTED;
+    qp->outbound_limit = stream->own_outbound < stream->peer_inbound ? stream->own_outbound : stream->peer_inbound;
+    qp->acknowledgements = stream->peer_to_peer || qp->outbound_limit > 0;
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
+bool qp_has_requests(struct queue_pair *qp)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    bool has = qp->completed < qp->posted;
+    ReleaseSRWLockExclusive(&qp->lock);
+    return has;
+}
+
+static struct cq_entry canceled(const struct queue_pair *qp, void *context, ND2_REQUEST_TYPE type, HRESULT status)
+{
+    return (struct cq_entry){.result = {.Status = status,
+                                        .QueuePairContext = qp->context,
+                                        .RequestContext = context,
+                                        .RequestType = type}};
+}
+
+/* Both flushes put all their entries before anybody is notified (F.7.3). */
+static void flush_initiator(struct queue_pair *qp, HRESULT first, bool *notify)
+{
+    for (uint64_t i = qp->completed; i < qp->posted; i++)
+        if (qp_operation(qp, i)->state == OPERATION_FAILED)
+            first = ND_CANCELED;
+    for (; qp->completed < qp->posted; qp->completed++) {
+        struct operation *operation = qp_operation(qp, qp->completed);
+        HRESULT status = operation->state == OPERATION_FAILED ? operation->status : first;
+        bool done = operation->state == OPERATION_DONE;
+        struct cq_entry entry = canceled(qp, operation->context, operation->type, done ? ND_SUCCESS : status);
+        operation_release(operation);
+        if (!done)
+            first = ND_CANCELED;
+        else if ((operation->flags & ND_OP_FLAG_SILENT_SUCCESS) != 0)
+            continue;
+        qp->broken |= !cq_put(qp->initiator_cq, &entry, 1, notify);
+    }
+    qp->started = qp->posted;
+    qp->offset = 0;
+    for (uint64_t i = qp->reads_first; i < qp->reads_end; i++)
+        qp->reads[i % READ_SLOTS].discarded = true;
+}
+
+static void flush_receives(struct queue_pair *qp, bool *notify)
+{
+    if (qp->has_receive) {
+        struct cq_entry entry = canceled(qp, qp->receive.context, Nd2RequestTypeReceive, ND_CANCELED);
+        qp->broken |= !cq_put(qp->receive_cq, &entry, 1, notify);
+        qp->has_receive = false;
+    }
+    while (ring_take(&qp->receives, &qp->receive)) {
+        struct cq_entry entry = canceled(qp, qp->receive.context, Nd2RequestTypeReceive, ND_CANCELED);
+        qp->broken |= !cq_put(qp->receive_cq, &entry, 1, notify);
+    }
+}
+
+void qp_publish(struct queue_pair *qp, struct stream *stream)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    if (qp->entry_count > 0) {
+        qp->broken |= !cq_put(qp->receive_cq, qp->entries, qp->entry_count, &stream->after.receive_cq);
+        qp->entry_count = 0;
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
+void qp_cancel_receives(struct queue_pair *qp, struct stream *stream)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    flush_receives(qp, &stream->after.receive_cq);
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
+void qp_end(struct queue_pair *qp, struct stream *stream, HRESULT first)
+{
+    qp_publish(qp, stream);
+    AcquireSRWLockExclusive(&qp->lock);
+    bool was_attached = qp->stream == stream;
+    if (was_attached) {
+        qp->state = QP_ENDED;
+        qp->stream = NULL;
+        flush_initiator(qp, first, &stream->after.initiator_cq);
+        flush_receives(qp, &stream->after.receive_cq);
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (was_attached)
+        stream_drop(stream);
+    if (qp->srq != NULL)
+        srq_forget(qp->srq, qp);
+}
+
+static struct stream *stream_of(struct queue_pair *qp)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    struct stream *stream = qp->stream;
+    if (stream != NULL)
+        stream_hold(stream);
+    ReleaseSRWLockExclusive(&qp->lock);
+    return stream;
+}
+
+void qp_resume(struct queue_pair *qp)
+{
+    struct stream *stream = stream_of(qp);
+
+    if (stream == NULL)
+        return;
+    stream_resume(stream);
+    stream_drop(stream);
+}
+
+/* ---- Posting ---- */
+
+/* Under the lock: whether an initiator request can be taken. ND_CANCELED: taken and over already. */
+static HRESULT may_post(struct queue_pair *qp)
+{
+    if (qp->state < QP_CONNECTED)
+        return ND_CONNECTION_INVALID;
+    if (qp->posted - qp->completed == qp->limits.initiator_depth)
+        return ND_NO_MORE_ENTRIES;
+    return qp->state == QP_ENDED || qp->flushed ? ND_CANCELED : ND_SUCCESS;
+}
+
+/* Queues a filled-in operation, and lets go of the lock. */
+static HRESULT post(struct queue_pair *qp, const struct operation *operation, HRESULT status)
+{
+    struct stream *stream = NULL;
+    bool notify = false;
+
+    if (status == ND_SUCCESS) {
+        struct operation *slot = qp_operation(qp, qp->posted);
+        size_t size = offsetof(struct operation, inline_data);
+        if ((operation->flags & ND_OP_FLAG_INLINE) != 0)
+            size += (size_t)operation->length;
+        memcpy(slot, operation, size);
+        if (slot->bind.region != NULL)
+            object_hold(&slot->bind.region->object);
+        if (slot->bind.window != NULL)
+            object_hold(&slot->bind.window->object);
+        qp->posted++;
+        stream = qp->stream;
+        if (stream != NULL)
+            stream_hold(stream);
+    } else if (status == ND_CANCELED) {
+        struct cq_entry entry = canceled(qp, operation->context, operation->type, ND_CANCELED);
+        cq_put(qp->initiator_cq, &entry, 1, &notify);
+        status = ND_SUCCESS;
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (notify)
+        cq_notify(qp->initiator_cq);
+    if (stream != NULL) {
+        stream_lock(stream);
+        stream_pump(stream);
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
+    return status;
+}
+
+static HRESULT take_inline(struct operation *operation, const ND2_SGE *sge, ULONG sge_count, ULONG limit)
+{
+    ND2_SGE part;
+
+    for (ULONG i = 0; i < sge_count; i++) {
+        if (sge == NULL || !guarded_copy(&part, &sge[i], sizeof part))
+            return ND_ACCESS_VIOLATION;
+        if (part.BufferLength > limit - operation->length)
+            return ND_BUFFER_OVERFLOW;
+        if (!guarded_copy(operation->inline_data + operation->length, part.Buffer, part.BufferLength))
+            return ND_ACCESS_VIOLATION;
+        operation->length += part.BufferLength;
+    }
+    return ND_SUCCESS;
+}
+
+static HRESULT post_data(struct queue_pair *qp, struct operation *operation, const ND2_SGE *sge, ULONG sge_count)
+{
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    AcquireSRWLockExclusive(&qp->lock);
+    HRESULT status = may_post(qp), arguments;
+    if (status != ND_SUCCESS && status != ND_CANCELED) {
+        ReleaseSRWLockExclusive(&qp->lock);
+        return status;
+    }
+    if ((operation->flags & ND_OP_FLAG_INLINE) != 0) {
+        arguments = take_inline(operation, sge, sge_count, qp->limits.inline_size);
+    } else {
+        arguments = sge_take(operation->sge, sge, sge_count, qp->limits.initiator_sge, &operation->length);
+        operation->sge_count = sge_count;
+    }
+    if (arguments != ND_SUCCESS) {
+        ReleaseSRWLockExclusive(&qp->lock);
+        return arguments;
+    }
+    return post(qp, operation, status);
+}
+
+static void prepare(struct operation *operation, void *context, ND2_REQUEST_TYPE type, ULONG flags)
+{
+    memset(operation, 0, offsetof(struct operation, inline_data));
+    operation->context = context;
+    operation->type = type;
+    operation->flags = flags;
+}
+
+static HRESULT STDMETHODCALLTYPE qp_send(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
+                                         ULONG flags)
+{
+    struct operation operation;
+
+    if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT | ND_OP_FLAG_INLINE)) != 0)
+        return ND_INVALID_PARAMETER_4;
+    prepare(&operation, context, Nd2RequestTypeSend, flags);
+    return post_data((struct queue_pair *)self, &operation, sge, sge_count);
+}
+
+static HRESULT STDMETHODCALLTYPE qp_read(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
+                                         UINT64 remote_address, UINT32 remote_token, ULONG flags)
+{
+    struct operation operation;
+
+    if ((flags & ~(ULONG)FENCE_AND_SILENT) != 0)
+        return ND_INVALID_PARAMETER_6;
+    prepare(&operation, context, Nd2RequestTypeRead, flags);
+    operation.remote_address = remote_address;
+    operation.remote_token = remote_token;
+    return post_data((struct queue_pair *)self, &operation, sge, sge_count);
+}
+
+static HRESULT STDMETHODCALLTYPE qp_write(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
+                                          UINT64 remote_address, UINT32 remote_token, ULONG flags)
+{
+    struct operation operation;
+
+    if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_INLINE)) != 0)
+        return ND_INVALID_PARAMETER_6;
+    prepare(&operation, context, Nd2RequestTypeWrite, flags);
+    operation.remote_address = remote_address;
+    operation.remote_token = remote_token;
+    return post_data((struct queue_pair *)self, &operation, sge, sge_count);
+}
+
+static HRESULT STDMETHODCALLTYPE qp_bind(IND2QueuePair *self, void *context, IUnknown *region_pointer,
+                                         IUnknown *window_pointer, const void *buffer, SIZE_T size, ULONG flags)
+{
+    struct queue_pair *qp = (struct queue_pair *)self;
+    struct region *region = region_from(region_pointer);
+    struct window *window = window_from(window_pointer);
+    struct operation operation;
+
+    if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_ALLOW_WRITE)) != 0)
+        return ND_INVALID_PARAMETER_6;
+    if (region == NULL)
+        return ND_INVALID_PARAMETER_2;
+    if (window == NULL)
+        return ND_INVALID_PARAMETER_3;
+    if (region->object.adapter != qp->object.adapter || window->object.adapter != qp->object.adapter)
+        return ND_INVALID_PARAMETER_MIX;
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    prepare(&operation, context, Nd2RequestTypeBind, flags);
+    AcquireSRWLockExclusive(&qp->lock);
+    HRESULT status = may_post(qp);
+    if (status == ND_SUCCESS || status == ND_CANCELED) {
+        HRESULT arguments = window_prepare(window, region, buffer, size, flags, &operation.bind);
+        if (arguments == ND_SUCCESS) {
+            if (status == ND_SUCCESS)
+                window_accept(&operation.bind);
+            return post(qp, &operation, status);
+        }
+        status = arguments;
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+    return status;
+}
+
+static HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer,
+                                               ULONG flags)
+{
+    struct queue_pair *qp = (struct queue_pair *)self;
+    struct window *window = window_from(window_pointer);
+    struct operation operation;
+
+    if ((flags & ~(ULONG)FENCE_AND_SILENT) != 0)
+        return ND_INVALID_PARAMETER_3;
+    if (window == NULL)
+        return ND_INVALID_PARAMETER_2;
+    if (window->object.adapter != qp->object.adapter)
+        return ND_INVALID_PARAMETER_MIX;
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    prepare(&operation, context, Nd2RequestTypeInvalidate, flags);
+    operation.bind.window = window;
+    AcquireSRWLockExclusive(&qp->lock);
+    HRESULT status = may_post(qp);
+    if (status == ND_SUCCESS || status == ND_CANCELED)
+        return post(qp, &operation, status);
+    ReleaseSRWLockExclusive(&qp->lock);
+    return status;
+}
+
+static HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count)
+{
+    struct queue_pair *qp = (struct queue_pair *)self;
+    bool notify = false, stalled = false;
+
+    if (qp->srq != NULL)
+        return ND_INVALID_DEVICE_REQUEST;
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    AcquireSRWLockExclusive(&qp->lock);
+    HRESULT status = ring_add(&qp->receives, context, sge, sge_count, qp->limits.receive_sge);
+    if (status == ND_SUCCESS) {
+        if (qp->state == QP_ENDED || qp->flushed)
+            flush_receives(qp, &notify);
+        stalled = qp->stalled;
+    }
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (notify)
+        cq_notify(qp->receive_cq);
+    if (stalled)
+        qp_resume(qp);
+    return status;
+}
+
+static HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self)
+{
+    struct queue_pair *qp = (struct queue_pair *)self;
+    bool initiator = false, receive = false;
+
+    if (adapter_gone(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    struct stream *stream = stream_of(qp);
+    if (stream != NULL)
+        stream_lock(stream);
+    AcquireSRWLockExclusive(&qp->lock);
+    flush_initiator(qp, ND_CANCELED, &initiator);
+    flush_receives(qp, &receive);
+    qp->flushed |= qp->state == QP_CONNECTED;
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (stream != NULL) {
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
+    if (initiator)
+        cq_notify(qp->initiator_cq);
+    if (receive)
+        cq_notify(qp->receive_cq);
+    return ND_SUCCESS;
+}
+
+static void qp_closed(struct object *object)
+{
+    struct queue_pair *qp = CONTAINER_OF(object, struct queue_pair, object);
+    struct stream *stream = stream_of(qp);
+    bool notify = false;
+
+    if (stream != NULL) {
+        stream_lock(stream);
+        if (stream->phase >= STREAM_ESTABLISHED) {
+            qp_end(qp, stream, ND_CANCELED);
+            stream_goodbye(stream);
+        } else if (stream->phase != STREAM_CLOSED) {
+            stream->after.events |= EVENT_FAILED;
+            stream->after.status = ND_CANCELED;
+            stream_withdraw(stream);
+        }
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
+    AcquireSRWLockExclusive(&qp->lock);
+    flush_receives(qp, &notify);
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (notify)
+        cq_notify(qp->receive_cq);
+    windows_forget(object->adapter, qp);
+}
+
+static void qp_destroy(struct object *object)
+{
+    struct queue_pair *qp = CONTAINER_OF(object, struct queue_pair, object);
+
+    object_drop(&qp->receive_cq->object);
+    object_drop(&qp->initiator_cq->object);
+    if (qp->srq != NULL)
+        object_drop(&qp->srq->object);
+    free(qp->receives.entries);
+    free(qp->operations);
+    free(qp);
+}
+
+static const struct object_class class = {
+    .kind = KIND_QUEUE_PAIR,
+    .iid = &softnd_iid_IND2QueuePair,
+    .closed = qp_closed,
+    .destroy = qp_destroy,
+};
+
+static const struct IND2QueuePair_methods methods = {
+    OBJECT_METHODS(IND2QueuePair), qp_flush, qp_send, qp_receive, qp_bind, qp_invalidate, qp_read, qp_write,
+};
+
+struct queue_pair *qp_from(IUnknown *pointer)
+{
+    return (struct queue_pair *)object_from(pointer, &methods, NULL);
+}
+
+static ULONG granted_sge(ULONG asked)
+{
+    return asked < MIN_GRANTED_SGE ? MIN_GRANTED_SGE : asked;
+}
+
+HRESULT qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *receive_cq,
+                  struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
+                  const struct queue_pair_limits *limits, void **out)
+{
+    HRESULT status = object_check_iid(&class, iid, out);
+
+    if (status != ND_SUCCESS)
+        return status;
+    struct queue_pair *qp = calloc(1, sizeof *qp);
+    if (qp == NULL)
+        return ND_NO_MEMORY;
+    InitializeSRWLock(&qp->lock);
+    qp->limits = *limits;
+    qp->limits.receive_sge = granted_sge(limits->receive_sge);
+    qp->limits.initiator_sge = granted_sge(limits->initiator_sge);
+    qp->context = context;
+    qp->receive_cq = receive_cq;
+    qp->initiator_cq = initiator_cq;
+    qp->srq = srq;
+    qp->operations = calloc(limits->initiator_depth == 0 ? 1 : limits->initiator_depth, sizeof *qp->operations);
+    if (qp->operations == NULL || !ring_start(&qp->receives, limits->receive_depth)) {
+        status = ND_NO_MEMORY;
+        goto fail;
+    }
+    if (!object_start(&qp->object, &methods, &class, adapter)) {
+        status = ND_INSUFFICIENT_RESOURCES;
+        goto fail;
+    }
+    object_hold(&receive_cq->object);
+    object_hold(&initiator_cq->object);
+    if (srq != NULL)
+        object_hold(&srq->object);
+    *out = qp;
+    return ND_SUCCESS;
+
+fail:
+    free(qp->receives.entries);
+    free(qp->operations);
+    free(qp);
+    return status;
+}

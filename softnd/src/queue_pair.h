@@ -1,0 +1,155 @@
+/* Queue pair: the consumer's requests, their execution in order, and what the peer asks for.
+ *
+ * queue_pair.c has the interface and the completions, initiator.c what goes out, responder.c what comes in.
+ *
+ * Operations are numbered in posting order: [completed, started) are executed or on the wire, [started, posted) wait.
+ * A Send or Write is complete when a zero-length Read sent after it was answered: iWARP handles everything in order,
+ * so that answer proves that the peer took it. Any other Read's answer proves the same.
+ */
+#ifndef SOFTND_QUEUE_PAIR_H
+#define SOFTND_QUEUE_PAIR_H
+
+#include "../wire/wire.h"
+#include "adapter.h"
+#include "completion_queue.h"
+#include "shared_receive_queue.h"
+#include "stream.h"
+
+#define READ_SLOTS (MAX_READ_LIMIT + 2)
+#define ANSWERS 128u
+#define PUBLISH_BATCH 32u
+
+struct queue_pair_limits {
+    ULONG receive_depth, initiator_depth, receive_sge, initiator_sge, inline_size;
+};
+
+enum queue_pair_state { QP_IDLE, QP_CONNECTING, QP_CONNECTED, QP_ENDED };
+enum operation_state { OPERATION_QUEUED, OPERATION_SENT, OPERATION_DONE, OPERATION_FAILED };
+
+struct operation {
+    void *context;
+    ND2_REQUEST_TYPE type;
+    ULONG flags;
+    enum operation_state state;
+    HRESULT status;
+    uint64_t length, remote_address;
+    uint32_t remote_token, msn;
+    uint64_t sent_mark; /* of the stream's filled bytes, at its end */
+    ULONG sge_count;
+    ND2_SGE sge[MAX_SGE];
+    struct bind bind;
+    uint8_t inline_data[MAX_INLINE_DATA];
+};
+
+/* A Read Request under way. */
+struct read_slot {
+    struct wire_read read;
+    uint64_t operation;
+    uint64_t covers; /* its answer proves all operations before this number */
+    uint64_t received;
+    uint32_t msn;
+    bool acknowledgement, discarded;
+};
+
+/* A Read Response to give. */
+struct answer {
+    struct wire_read_request request;
+    uint32_t done;
+};
+
+struct queue_pair {
+    struct object object;
+    SRWLOCK lock;
+    struct completion_queue *receive_cq, *initiator_cq;
+    struct shared_queue *srq;
+    void *context;
+    struct queue_pair_limits limits;
+    enum queue_pair_state state;
+    bool flushed; /* by Flush while connected: later requests are cancelled too */
+    bool broken;  /* a completion queue overran */
+    struct stream *stream;
+
+    struct operation *operations;
+    uint64_t posted, started, completed;
+    uint64_t acknowledged, covered, unacknowledged; /* operation numbers, see initiator.c */
+    uint64_t offset;                                /* of the operation being sent */
+    uint64_t unacknowledged_bytes;
+    bool initiator_stopped, answer_turn;
+    uint32_t send_msn, read_msn;
+    ULONG outbound_limit;
+    bool acknowledgements;
+    struct read_slot reads[READ_SLOTS];
+    uint64_t reads_first, reads_end;
+
+    struct answer answers[ANSWERS];
+    uint64_t answers_first, answers_end;
+    bool input_waits; /* for room in answers */
+
+    struct receive_ring receives;
+    struct wire_receiver receiver;
+    uint32_t announced_token; /* of a Write that is longer than a segment; 0: none */
+    uint64_t announced_end;
+    struct receive receive; /* of the message that is coming in */
+    bool has_receive, stalled;
+    struct cq_entry entries[PUBLISH_BATCH]; /* Receive completions, until the answers are on their way */
+    ULONG entry_count;
+
+    bool ending, terminate_out; /* a Terminate is to be sent, was sent */
+    bool terminated;            /* one was received */
+    uint8_t terminate[WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE];
+    size_t terminate_size;
+
+    struct queue_pair *next_waiting; /* the shared queue's, under its lock */
+    bool waiting;
+};
+
+HRESULT qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *receive_cq,
+                  struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
+                  const struct queue_pair_limits *limits, void **out);
+struct queue_pair *qp_from(IUnknown *pointer);
+
+/* Connecting: false when it is or was in use. The stream then holds the queue pair. Without locks. */
+bool qp_attach(struct queue_pair *queue_pair, struct stream *stream);
+/* The attempt failed: the queue pair is as before. Without locks. */
+void qp_detach(struct queue_pair *queue_pair, struct stream *stream);
+void qp_resume(struct queue_pair *queue_pair);
+
+/* All of these with the stream's lock held. */
+void qp_established(struct queue_pair *queue_pair, struct stream *stream);
+bool qp_has_requests(struct queue_pair *queue_pair);
+/* Cancels everything; the oldest operation gets `first`. The queue pair is then ended. */
+void qp_end(struct queue_pair *queue_pair, struct stream *stream, HRESULT first);
+void qp_cancel_receives(struct queue_pair *queue_pair, struct stream *stream);
+void qp_publish(struct queue_pair *queue_pair, struct stream *stream);
+
+/* initiator.c */
+void qp_fill(struct queue_pair *queue_pair, struct stream *stream);
+void qp_sent(struct queue_pair *queue_pair, struct stream *stream);
+/* A zero-length Read: the first message, or a question whether the peer still is there. */
+void qp_probe(struct queue_pair *queue_pair, struct stream *stream);
+/* Time for qp_end: a Terminate came in or, when nothing is left to send, went out; or the queue pair broke. */
+bool qp_finished(struct queue_pair *queue_pair, bool idle, HRESULT *first);
+/* With the queue pair's lock as well: */
+void initiator_complete(struct queue_pair *queue_pair, struct stream *stream);
+void initiator_answered(struct queue_pair *queue_pair, struct stream *stream, struct read_slot *slot);
+void initiator_terminated(struct queue_pair *queue_pair, struct stream *stream, const struct wire_terminate *why);
+bool initiator_place(struct queue_pair *queue_pair, const struct operation *operation, uint64_t offset,
+                     const uint8_t *data, size_t size);
+
+static inline struct operation *qp_operation(struct queue_pair *queue_pair, uint64_t number)
+{
+    return &queue_pair->operations[number % queue_pair->limits.initiator_depth];
+}
+
+/* Lets go of what a Bind or Invalidate refers to. */
+void operation_release(struct operation *operation);
+
+/* responder.c */
+/* Handles what is complete in the stream's buffer; true when there may be more to handle after qp_publish. */
+bool qp_input(struct queue_pair *queue_pair, struct stream *stream);
+void qp_receive_timeout(struct queue_pair *queue_pair, struct stream *stream);
+/* With the queue pair's lock as well: ends the connection with a Terminate once the answers due are given. */
+void responder_stop(struct queue_pair *queue_pair, struct stream *stream, int error,
+                    const struct wire_segment *offender);
+
+#endif

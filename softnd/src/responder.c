@@ -1,0 +1,293 @@
+/* What comes in: Writes and Sends into memory, Read Requests, answers to our own Reads, Terminates.
+ *
+ * Segments are handled one by one, only when complete, and only as far as the queue pair can: a Send that finds no
+ * Receive stays in the buffer with all that follows. The receiver's state moves on when a segment was handled.
+ */
+#include "queue_pair.h"
+#include "trace.h"
+
+#include <string.h>
+
+/* How long a Send may wait for a Receive (F.3.5); with a shared receive queue there is no limit (G.6.7). */
+#define NO_RECEIVE_MS 3000
+/* How long a Terminate may wait for the peer to take what comes before it. */
+#define TERMINATE_MS 2000
+
+enum outcome { HANDLED, WAITS, STOPPED };
+
+void responder_stop(struct queue_pair *qp, struct stream *stream, int error, const struct wire_segment *offender)
+{
+    if (qp->ending)
+        return;
+    TRACE("stream %p: terminating with 0x%x", (void *)stream, error);
+    qp->ending = true;
+    size_t size = wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender
+                                                                                                         : NULL);
+    uint32_t crc = stream->crc ? wire_crc32c(0, qp->terminate, size) : 0;
+    qp->terminate_size = size + wire_put_trailer(qp->terminate + size, size, stream->crc, crc);
+    stream_set_timer(stream, TERMINATE_MS);
+}
+
+static void add_entry(struct queue_pair *qp, HRESULT status, uint32_t bytes, bool solicited)
+{
+    qp->entries[qp->entry_count++] = (struct cq_entry){.result = {.Status = status,
+                                                                   .BytesTransferred = bytes,
+                                                                   .QueuePairContext = qp->context,
+                                                                   .RequestContext = qp->receive.context,
+                                                                   .RequestType = Nd2RequestTypeReceive},
+                                                        .solicited = solicited};
+    qp->has_receive = false;
+}
+
+static enum outcome stop(struct queue_pair *qp, struct stream *stream, int error, const struct wire_segment *segment)
+{
+    responder_stop(qp, stream, error, segment);
+    return STOPPED;
+}
+
+static enum outcome take_write(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    struct adapter *adapter = qp->object.adapter;
+    uint64_t whole = segment->size;
+
+    if (segment->size == 0) {
+        /* Announces the end of a long Write that comes next; see initiator.c. */
+        qp->announced_token = segment->stag;
+        qp->announced_end = segment->offset;
+        return HANDLED;
+    }
+    if (qp->announced_token == segment->stag && qp->announced_token != 0 && stream->peer_to_peer &&
+        qp->announced_end > segment->offset && qp->announced_end - segment->offset > whole)
+        whole = qp->announced_end - segment->offset;
+    qp->announced_token = 0;
+    if ((whole == segment->size ||
+         memory_check(adapter, segment->stag, segment->offset, whole, ACCESS_REMOTE_WRITE, qp)) &&
+        memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size, ACCESS_REMOTE_WRITE, qp))
+        return HANDLED;
+    char reason = memory_refusal(adapter, segment->stag, segment->offset, whole, qp);
+    return stop(qp, stream, reason == 'T' ? DDP_INVALID_STAG : reason == 'B' ? DDP_BOUNDS : RDMAP_ACCESS, segment);
+}
+
+static bool scatter(struct queue_pair *qp, uint64_t offset, const uint8_t *data, size_t size)
+{
+    for (ULONG i = 0; i < qp->receive.sge_count && size > 0; i++) {
+        const ND2_SGE *sge = &qp->receive.sge[i];
+        if (offset >= sge->BufferLength) {
+            offset -= sge->BufferLength;
+            continue;
+        }
+        size_t part = sge->BufferLength - (size_t)offset;
+        part = part < size ? part : size;
+        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, part,
+                          ACCESS_LOCAL_WRITE, NULL))
+            return false;
+        data += part;
+        size -= part;
+        offset = 0;
+    }
+    return true;
+}
+
+/* Every element must lie in its region, also where the message does not reach (D.5.2). */
+static bool receive_allows(struct queue_pair *qp)
+{
+    for (ULONG i = 0; i < qp->receive.sge_count; i++) {
+        const ND2_SGE *sge = &qp->receive.sge[i];
+        if (sge->BufferLength > 0 && !memory_check(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer,
+                                                   sge->BufferLength, ACCESS_LOCAL_WRITE, NULL))
+            return false;
+    }
+    return true;
+}
+
+static enum outcome take_send(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    if (!qp->has_receive) {
+        bool taken = qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive) : ring_take(&qp->receives, &qp->receive);
+        if (!taken) {
+            if (!qp->stalled && qp->srq == NULL)
+                stream_set_timer(stream, NO_RECEIVE_MS);
+            qp->stalled = true;
+            return WAITS;
+        }
+        if (qp->stalled && qp->srq == NULL)
+            stream_clear_timer(stream);
+        stream->after.srq |= qp->srq != NULL;
+        qp->stalled = false;
+        qp->has_receive = true;
+        if (!receive_allows(qp)) {
+            add_entry(qp, ND_ACCESS_VIOLATION, 0, false);
+            return stop(qp, stream, RDMAP_OPERATION, segment);
+        }
+    }
+
+    uint64_t room = 0;
+    for (ULONG i = 0; i < qp->receive.sge_count; i++)
+        room += qp->receive.sge[i].BufferLength;
+    uint64_t end = (uint64_t)segment->message_offset + segment->size;
+    if (end > room) {
+        add_entry(qp, ND_BUFFER_OVERFLOW, 0, false);
+        return stop(qp, stream, DDP_TOO_LONG, segment);
+    }
+    if (!scatter(qp, segment->message_offset, segment->payload, segment->size)) {
+        add_entry(qp, ND_ACCESS_VIOLATION, 0, false);
+        return stop(qp, stream, RDMAP_OPERATION, segment);
+    }
+    if (!segment->last)
+        return HANDLED;
+    bool invalidates = segment->opcode == RDMAP_SEND_INVALIDATE || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE;
+    if (invalidates && !window_invalidate_token(qp->object.adapter, segment->invalidate, qp)) {
+        add_entry(qp, ND_INVALID_DEVICE_REQUEST, 0, false);
+        return stop(qp, stream, RDMAP_CANNOT_INVALIDATE, segment);
+    }
+    add_entry(qp, ND_SUCCESS, (uint32_t)end,
+              segment->opcode == RDMAP_SEND_SOLICITED || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE);
+    return HANDLED;
+}
+
+static enum outcome take_read_request(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    const struct wire_read_request *request = &segment->request;
+    struct adapter *adapter = qp->object.adapter;
+
+    if (qp->answers_end - qp->answers_first == ANSWERS) {
+        qp->input_waits = true;
+        return WAITS;
+    }
+    if (request->size > 0 && !memory_check(adapter, request->source_stag, request->source_offset, request->size,
+                                           ACCESS_REMOTE_READ, qp)) {
+        char reason = memory_refusal(adapter, request->source_stag, request->source_offset, request->size, qp);
+        return stop(qp, stream, reason == 'T' ? RDMAP_INVALID_STAG : reason == 'B' ? RDMAP_BOUNDS : RDMAP_ACCESS,
+                    segment);
+    }
+    qp->answers[qp->answers_end++ % ANSWERS] = (struct answer){.request = *request};
+    return HANDLED;
+}
+
+static enum outcome take_read_response(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    if (qp->reads_first == qp->reads_end)
+        return stop(qp, stream, DDP_INVALID_STAG, segment);
+    struct read_slot *slot = &qp->reads[qp->reads_first % READ_SLOTS];
+    if (slot->read.left == 0) {
+        /* A Read of no bytes. Linux's siw, when it is busy, answers with bytes of an earlier message: they go nowhere. */
+        if (segment->stag != slot->read.sink_stag)
+            return stop(qp, stream, DDP_INVALID_STAG, segment);
+        if (segment->last)
+            initiator_answered(qp, stream, slot);
+        return HANDLED;
+    }
+    int error = wire_receive_response(&slot->read, segment);
+    if (error != WIRE_OK)
+        return stop(qp, stream, error, segment);
+    if (!slot->acknowledgement && !slot->discarded) {
+        struct operation *operation = qp_operation(qp, slot->operation);
+        if (!initiator_place(qp, operation, slot->received, segment->payload, segment->size)) {
+            operation->state = OPERATION_FAILED;
+            operation->status = ND_ACCESS_VIOLATION;
+            qp->initiator_stopped = true;
+            slot->discarded = true;
+            /* Everything before it is proven by this answer; its own turn has come. */
+            if (slot->covers > qp->acknowledged)
+                qp->acknowledged = slot->covers;
+            initiator_complete(qp, stream);
+            return STOPPED;
+        }
+    }
+    slot->received += segment->size;
+    if (slot->read.left == 0)
+        initiator_answered(qp, stream, slot);
+    return HANDLED;
+}
+
+static enum outcome take(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    switch (segment->opcode) {
+    case RDMAP_WRITE:
+        return take_write(qp, stream, segment);
+    case RDMAP_READ_REQUEST:
+        return take_read_request(qp, stream, segment);
+    case RDMAP_READ_RESPONSE:
+        return take_read_response(qp, stream, segment);
+    case RDMAP_TERMINATE:
+        initiator_terminated(qp, stream, &segment->terminate);
+        qp->ending = qp->terminated = true; /* a Terminate is not answered by another */
+        return STOPPED;
+    default:
+        return take_send(qp, stream, segment);
+    }
+}
+
+/* The first segment on a passive side that waits for it. False when it ends the attempt. */
+static bool take_first(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    if (segment->opcode == RDMAP_TERMINATE) {
+        stream->after.events |= EVENT_FAILED;
+        stream->after.status = ND_CONNECTION_REFUSED;
+        stream_goodbye(stream);
+        return false;
+    }
+    stream->phase = STREAM_ESTABLISHED;
+    qp_established(qp, stream);
+    stream->after.events |= EVENT_ESTABLISHED;
+    return true;
+}
+
+bool qp_input(struct queue_pair *qp, struct stream *stream)
+{
+    enum outcome outcome = HANDLED;
+
+    while (outcome == HANDLED && qp->entry_count < PUBLISH_BATCH && !qp->ending) {
+        const uint8_t *data = stream->in.data + stream->in.begin;
+        struct wire_segment segment;
+        size_t used = 0;
+
+        int result = wire_parse(data, stream->in.end - stream->in.begin, stream->crc, &segment, &used);
+        if (result == WIRE_MORE)
+            return false;
+        /* Before the queue pair's lock: this takes it. */
+        if (stream->phase == STREAM_ACCEPTING && result == WIRE_OK && !take_first(qp, stream, &segment))
+            return false;
+        if (stream->phase != STREAM_ESTABLISHED) {
+            stream->after.events |= EVENT_FAILED;
+            stream->after.status = ND_CONNECTION_ABORTED;
+            stream_cut(stream);
+            return false;
+        }
+        stream->may_send = true;
+
+        AcquireSRWLockExclusive(&qp->lock);
+        struct wire_receiver receiver = qp->receiver;
+        if (result == WIRE_OK)
+            result = wire_receive(&receiver, &segment);
+        if (result == WIRE_OK)
+            outcome = take(qp, stream, &segment);
+        else
+            outcome = stop(qp, stream, result, &segment);
+        if (outcome == HANDLED) {
+            qp->receiver = receiver;
+            stream->in.begin += used;
+        }
+        ReleaseSRWLockExclusive(&qp->lock);
+    }
+    return outcome == HANDLED && !qp->ending;
+}
+
+void qp_receive_timeout(struct queue_pair *qp, struct stream *stream)
+{
+    struct wire_segment segment;
+    size_t used;
+
+    AcquireSRWLockExclusive(&qp->lock);
+    bool ending = qp->ending;
+    if (!ending && qp->stalled && qp->receives.count == 0 &&
+        wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc, &segment,
+                   &used) == WIRE_OK)
+        responder_stop(qp, stream, DDP_NO_BUFFER, &segment);
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (ending) {
+        qp_end(qp, stream, ND_CANCELED);
+        stream_end(stream);
+        stream_cut(stream);
+    }
+}

@@ -1,0 +1,21 @@
+/* A line per event in the file that SOFTND_TRACE names; nothing when it is not set. */
+#ifndef SOFTND_TRACE_H
+#define SOFTND_TRACE_H
+
+#include "compat.h"
+
+#include <stdbool.h>
+
+extern bool trace_on;
+
+void trace_open(void);
+void trace_close(void);
+void trace_line(const char *format, ...) PRINTF_LIKE(1, 2);
+
+#define TRACE(...)                   \
+    do {                             \
+        if (trace_on)                \
+            trace_line(__VA_ARGS__); \
+    } while (0)
+
+#endif

@@ -1,0 +1,191 @@
+/* iWARP on the wire: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and RDMAP (RFC 5040), without any I/O.
+ *
+ * Nothing here allocates, blocks or keeps state beyond the structures that the caller owns, and nothing depends on
+ * an operating system. What comes from the wire is checked here as far as it can be without knowing memory: lengths,
+ * versions, opcodes, queues, sequence numbers and offsets that wrap. Whether a token grants an access is the caller's.
+ *
+ * STags are uint32_t holding the four bytes as they lie on the wire, which is what NetworkDirect calls a remote token.
+ * All other numbers are in host order. Buffers need no alignment.
+ *
+ * Results: WIRE_OK, WIRE_MORE (not all bytes are there yet), or an error, which is what a Terminate message reports
+ * and never 0 or negative.
+ */
+#ifndef SOFTND_WIRE_H
+#define SOFTND_WIRE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define WIRE_OK 0
+#define WIRE_MORE (-1)
+#define WIRE_ERROR(layer, type, code) (0x10000 | (layer) << 12 | (type) << 8 | (code))
+#define WIRE_ERROR_LAYER(error) ((error) >> 12 & 15)
+#define WIRE_ERROR_TYPE(error) ((error) >> 8 & 15)
+#define WIRE_ERROR_CODE(error) ((error) & 255)
+
+/* RFC 5040 section 4.8 (layer 0), RFC 5041 section 8.2 (layer 1), RFC 5044 section 8 and RFC 6581 section 8 (layer 2) */
+enum wire_error {
+    RDMAP_LOCAL_CATASTROPHIC = WIRE_ERROR(0, 0, 0),
+    RDMAP_INVALID_STAG = WIRE_ERROR(0, 1, 0),
+    RDMAP_BOUNDS = WIRE_ERROR(0, 1, 1),
+    RDMAP_ACCESS = WIRE_ERROR(0, 1, 2),
+    RDMAP_STAG_NOT_OF_STREAM = WIRE_ERROR(0, 1, 3),
+    RDMAP_OFFSET_WRAPS = WIRE_ERROR(0, 1, 4),
+    RDMAP_CANNOT_INVALIDATE = WIRE_ERROR(0, 1, 9),
+    RDMAP_VERSION = WIRE_ERROR(0, 2, 5),
+    RDMAP_OPCODE = WIRE_ERROR(0, 2, 6),
+    RDMAP_STREAM_CATASTROPHIC = WIRE_ERROR(0, 2, 7),
+    RDMAP_OPERATION = WIRE_ERROR(0, 2, 255),
+
+    DDP_LOCAL_CATASTROPHIC = WIRE_ERROR(1, 0, 0),
+    DDP_INVALID_STAG = WIRE_ERROR(1, 1, 0),
+    DDP_BOUNDS = WIRE_ERROR(1, 1, 1),
+    DDP_STAG_NOT_OF_STREAM = WIRE_ERROR(1, 1, 2),
+    DDP_OFFSET_WRAPS = WIRE_ERROR(1, 1, 3),
+    DDP_TAGGED_VERSION = WIRE_ERROR(1, 1, 4),
+    DDP_INVALID_QUEUE = WIRE_ERROR(1, 2, 1),
+    DDP_NO_BUFFER = WIRE_ERROR(1, 2, 2),
+    DDP_SEQUENCE = WIRE_ERROR(1, 2, 3),
+    DDP_MESSAGE_OFFSET = WIRE_ERROR(1, 2, 4),
+    DDP_TOO_LONG = WIRE_ERROR(1, 2, 5),
+    DDP_UNTAGGED_VERSION = WIRE_ERROR(1, 2, 6),
+
+    MPA_STREAM_LOST = WIRE_ERROR(2, 0, 1),
+    MPA_CRC = WIRE_ERROR(2, 0, 2),
+    MPA_LENGTH = WIRE_ERROR(2, 0, 3),
+    MPA_FRAME = WIRE_ERROR(2, 0, 4),
+    MPA_LOCAL_CATASTROPHIC = WIRE_ERROR(2, 0, 5),
+    MPA_INSUFFICIENT_IRD = WIRE_ERROR(2, 0, 6),
+    MPA_NO_MATCHING_RTR = WIRE_ERROR(2, 0, 7)
+};
+
+/* CRC32C of `size` more bytes; start with 0 and pass on what came back. */
+uint32_t wire_crc32c(uint32_t crc, const void *data, size_t size);
+
+/* ---- MPA start-up frames (RFC 5044 section 7.1, RFC 6581 section 4) ---- */
+
+#define MPA_HEADER_SIZE 20u
+#define MPA_MAX_PRIVATE_DATA 512u
+#define MPA_MAX_FRAME (MPA_HEADER_SIZE + MPA_MAX_PRIVATE_DATA)
+#define MPA_MAX_READ_LIMIT 0x3FFFu /* this value stands for "not negotiated" */
+
+struct mpa_frame {
+    uint8_t revision; /* 1 or 2 */
+    bool reply, markers, crc, reject;
+    bool enhanced; /* revision 2 only; the next seven then count, and take 4 of the 512 bytes of private data */
+    bool peer_to_peer;
+    bool rtr_send, rtr_write, rtr_read;
+    uint16_t ird, ord; /* as the sender of the frame sees them */
+    uint16_t private_size;
+    const uint8_t *private_data; /* decoded: inside the caller's buffer */
+};
+
+/* Writes up to MPA_MAX_FRAME bytes and returns their number; 0 when the private data is too long. */
+size_t mpa_encode(uint8_t *out, const struct mpa_frame *frame);
+/* Decodes a reply or a request. WIRE_MORE until the frame is complete; MPA_FRAME as soon as it can be none of that kind,
+ * has a revision other than 1 and 2, or more than 512 bytes of private data. */
+int mpa_decode(const uint8_t *data, size_t size, bool reply, struct mpa_frame *frame, size_t *used);
+
+/* ---- FPDUs out ---- */
+
+enum wire_opcode {
+    RDMAP_WRITE,
+    RDMAP_READ_REQUEST,
+    RDMAP_READ_RESPONSE,
+    RDMAP_SEND,
+    RDMAP_SEND_INVALIDATE,
+    RDMAP_SEND_SOLICITED,
+    RDMAP_SEND_SOLICITED_INVALIDATE,
+    RDMAP_TERMINATE
+};
+
+enum wire_queue { QUEUE_SEND, QUEUE_READ_REQUEST, QUEUE_TERMINATE, QUEUE_COUNT };
+
+#define WIRE_MAX_ULPDU 65535u
+#define WIRE_MAX_FPDU (2u + WIRE_MAX_ULPDU + 3u + 4u)
+/* The largest payload that is sent in one FPDU: no padding, and a whole number of cache lines fewer than the limit. */
+#define WIRE_MAX_PAYLOAD 65472u
+#define WIRE_TAGGED_SIZE 16u       /* with the length in front */
+#define WIRE_UNTAGGED_SIZE 20u     /* likewise */
+#define WIRE_READ_REQUEST_SIZE 48u /* likewise, with its payload */
+#define WIRE_MAX_TERMINATE_SIZE 72u
+#define WIRE_MAX_TRAILER_SIZE 7u
+
+struct wire_read_request {
+    uint32_t sink_stag, source_stag;
+    uint64_t sink_offset, source_offset;
+    uint32_t size;
+};
+
+struct wire_segment;
+
+/* Each writes everything in front of the payload and returns its size. opcode: RDMAP_WRITE or RDMAP_READ_RESPONSE. */
+size_t wire_put_tagged(uint8_t *out, enum wire_opcode opcode, uint32_t stag, uint64_t offset, bool last, uint32_t payload);
+/* opcode: one of the four Sends; invalidate counts for two of them. msn starts with 1 on each queue. */
+size_t wire_put_send(uint8_t *out, enum wire_opcode opcode, uint32_t invalidate, uint32_t msn, uint32_t message_offset,
+                     bool last, uint32_t payload);
+size_t wire_put_read_request(uint8_t *out, uint32_t msn, const struct wire_read_request *request);
+/* offender: what is complained of, or NULL. Its header is sent along. */
+size_t wire_put_terminate(uint8_t *out, int error, const struct wire_segment *offender);
+/* Padding and CRC. size: all of the FPDU so far. crc: over all of it, or 0 where CRCs are off. */
+size_t wire_put_trailer(uint8_t *out, size_t size, bool with_crc, uint32_t crc);
+
+/* ---- FPDUs in ---- */
+
+struct wire_terminate {
+    int error;       /* a WIRE_ERROR(), perhaps none of those above */
+    bool has_header; /* then the offender's: */
+    bool tagged;
+    enum wire_opcode opcode;
+    uint32_t stag;
+    uint64_t offset;
+    uint32_t queue, msn;
+    bool has_request; /* then the Read Request's: */
+    struct wire_read_request request;
+};
+
+struct wire_segment {
+    enum wire_opcode opcode;
+    bool tagged, last;
+    uint32_t stag; /* tagged */
+    uint64_t offset;
+    uint32_t queue, msn, message_offset; /* untagged */
+    uint32_t invalidate;                 /* of a Send with Invalidate */
+    const uint8_t *payload;              /* inside the caller's buffer */
+    uint32_t size;
+    struct wire_read_request request; /* of a Read Request */
+    struct wire_terminate terminate;  /* of a Terminate */
+    const uint8_t *header;            /* DDP header, inside the caller's buffer */
+    uint16_t ulpdu_size;
+};
+
+/* Takes one FPDU from the beginning of the data. WIRE_OK: *used is its size. WIRE_MORE: *used is the size that the FPDU will
+ * have, or 0 where that is not known yet. An error after the header could be read leaves it in the segment, so that a
+ * Terminate can carry it; segment->header is NULL otherwise. */
+int wire_parse(const uint8_t *data, size_t size, bool with_crc, struct wire_segment *segment, size_t *used);
+
+/* What has been received so far on one connection. Zeroed at its beginning. */
+struct wire_receiver {
+    uint32_t messages[QUEUE_COUNT]; /* complete ones on each queue */
+    bool in_message;                /* a Send has begun: */
+    enum wire_opcode opcode;
+    uint32_t invalidate;
+    uint32_t message_offset;
+    bool terminated;
+};
+
+/* Checks the order of a parsed segment and takes note of it. segment->message_offset of a Send is then what came before. */
+int wire_receive(struct wire_receiver *receiver, const struct wire_segment *segment);
+
+/* The oldest Read Request that is not answered completely. */
+struct wire_read {
+    uint32_t sink_stag;
+    uint64_t sink_offset;
+    uint32_t left;
+};
+
+/* Checks a Read Response segment against it and takes note; read->left is 0 with the last one. */
+int wire_receive_response(struct wire_read *read, const struct wire_segment *segment);
+
+#endif

@@ -1,0 +1,56 @@
+"""Fixtures of softnd's tests. Those that load the DLL run under Windows or Wine, the others anywhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # an embedded Python does not look beside a test
+
+WINDOWS = sys.platform == "win32"
+SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
+STRESS = bool(os.environ.get("NDPY_STRESS"))
+
+_ON_WINDOWS = ["test_[a-m]_*.py", "test_random.py", "test_load.py", "test_leaks.py", "test_switches.py"]
+if WINDOWS:
+    _all = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    _wanted = {path.name for pattern in _ON_WINDOWS for path in Path(__file__).parent.glob(pattern)}
+    collect_ignore = sorted(_all - _wanted)
+else:
+    collect_ignore_glob = _ON_WINDOWS
+
+
+def share(full: int, part: int) -> int:
+    """A count: full with NDPY_STRESS=1, otherwise a share of it."""
+    return full if STRESS else part
+
+
+if WINDOWS:
+    from consumer import Kit, make_pair
+
+    @pytest.fixture
+    def kit():
+        """Owns what the test makes; at the end everything is released."""
+        kit = Kit()
+        yield kit
+        kit.close()
+
+    @pytest.fixture
+    def node(kit):
+        """An adapter object on the IPv4 loopback address, with an overlapped file."""
+        return kit.node()
+
+    @pytest.fixture
+    def pair(kit):
+        """(active, passive): two connected sides in this process, on two adapter objects."""
+        return make_pair(kit)
+
+    @pytest.fixture
+    def rng():
+        """A random generator whose seed is shown with a failure; NDPY_TEST_SEED sets another one."""
+        print(f"seed {SEED} (NDPY_TEST_SEED)")
+        return random.Random(SEED)

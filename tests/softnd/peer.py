@@ -1,0 +1,94 @@
+"""Another process of a test: runs a function of a test module, which talks with the test in lines of JSON.
+
+    with Peer("test_h_connectors", "server", 5) as peer: ... peer.receive() ... peer.send("go")
+
+calls server(channel, 5) there. `channel` has send and receive as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+DEADLINE_S = 40.0
+
+
+class Channel:
+    """The peer's end: standard input and output."""
+
+    def send(self, value: Any) -> None:
+        sys.stdout.write("=" + json.dumps(value) + "\n")
+        sys.stdout.flush()
+
+    def receive(self) -> Any:
+        line = sys.stdin.readline()
+        if not line:
+            sys.exit(3)  # the test has gone
+        return json.loads(line)
+
+
+class Peer:
+    """The test's end."""
+
+    def __init__(self, module: str, function: str, *arguments: Any, **environment: str) -> None:
+        import os
+
+        command = [sys.executable, __file__, module, function, json.dumps(arguments)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env={**os.environ, **environment},
+        )  # fmt: skip
+        self.output: list[str] = []
+        self._lines: queue.Queue[Any] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith("="):
+                self._lines.put(line[1:])
+            else:
+                self.output.append(line)
+        self._lines.put(None)
+
+    def send(self, value: Any) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(value) + "\n")
+        self.process.stdin.flush()
+
+    def receive(self, timeout_s: float = DEADLINE_S) -> Any:
+        line = self._lines.get(timeout=timeout_s)
+        assert line is not None, "the peer ended:\n" + "".join(self.output)
+        return json.loads(line)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def finish(self) -> int:
+        """The exit status of a peer that ends by itself."""
+        return self.process.wait(DEADLINE_S)
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        if kind is not None:
+            print("output of the other process:\n" + "".join(self.output))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    _, name, function, arguments = sys.argv
+    getattr(importlib.import_module(name), function)(Channel(), *json.loads(arguments))

@@ -1,0 +1,193 @@
+"""softnd under Wine and Linux's siw in a VM, through QEMU's user network: rping's conversation, data verified.
+
+One VM serves all tests. In there runs rping as server, then rping as client of a softnd server for each
+size, then a client that trespasses. The VM is slow to start, so softnd's servers are up before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import hostile
+import pytest
+from hostile import ROOT, WindowsProcess
+
+from ndpy.softroce import tools
+
+SIZES = [64, 23, 10007, 65535]
+ROUNDS = 5
+VM_LIMIT_S = 300
+
+pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
+
+# The kernel listens for siw, so only the connection manager's table shows when.
+_GUEST = """
+rping -s -P -a 10.0.2.15 -p 7174 -S 65535 &
+server=$!
+until rdma resource show cm_id | grep -q LISTEN; do sleep 0.2; done
+echo rping server is there
+{clients}
+echo begin: trespass
+{python} -B {trespass} {trespass_port}
+echo end: trespass $?
+until [ -e {done} ]; do sleep 0.5; done
+kill $server
+echo leaving
+"""
+
+_CLIENT = """
+echo begin: client {size}
+rping -c -V -a 10.0.2.2 -p {port} -S {size} -C {rounds} 2>&1
+echo end: client {size} $?
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+class Machine:
+    """The VM, its output line by line."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self._ended = False
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._changed:
+                self.lines.append(line.rstrip())
+                self._changed.notify_all()
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait_for(self, beginning: str) -> str:
+        """The line that begins so."""
+
+        def found() -> str | None:
+            return next((line for line in self.lines if line.startswith(beginning)), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() is not None or self._ended, VM_LIMIT_S)
+            line = found()
+        assert line is not None, "\n".join(self.lines[-20:])
+        return line
+
+    def between(self, begin: str, end: str) -> list[str]:
+        return self.lines[self.lines.index(begin) + 1 : self.lines.index(end)]
+
+
+class Siw:
+    """The VM and the servers that softnd holds ready for it."""
+
+    def __init__(self, machine: Machine, port: int, servers: dict[str, WindowsProcess], trace: Path) -> None:
+        self.machine = machine
+        self.port = port
+        self.servers = servers
+        self.trace = trace
+
+    def softnd_client(self, role: str, size: int, **environment: str) -> list[str]:
+        """Runs softnd's client against rping's server in the VM; its output."""
+        self.machine.wait_for("rping server is there")
+        arguments = (hostile.dll(), role, "127.0.0.1", self.port, size, ROUNDS)
+        with WindowsProcess(hostile.PROGRAMS / "rping.exe", *arguments, limit_s=120, **environment) as process:
+            status = process.finish(120)
+        assert status == 0, process.lines
+        return process.lines
+
+
+@pytest.fixture(scope="module")
+def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
+    absent = tools.missing(tools.FOR_VM)
+    if absent:
+        pytest.skip(tools.explain_missing(absent))
+    if not any(Path("/lib/modules").glob("*/**/siw.ko*")):
+        pytest.skip("no kernel here has siw: make setup")
+    program = hostile.windows_program("rping")
+    folder = tmp_path_factory.mktemp("siw")
+    done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; its /tmp is its own
+    script = ROOT / "softnd/build" / f"siw-{os.getpid()}.sh"
+    port, *ports = free_ports(2 + len(SIZES))
+    names = [*map(str, SIZES), "trespass"]
+    clients = [_CLIENT.format(size=size, port=ports[at], rounds=ROUNDS) for at, size in enumerate(SIZES)]
+    script.write_text(
+        _GUEST.format(
+            clients="".join(clients),
+            python=sys.executable,
+            trespass=ROOT / "tests/softnd/trespass.py",
+            trespass_port=ports[-1],
+            done=done,
+        )
+    )
+    trace = folder / "trace"
+    with contextlib.ExitStack() as stack:
+        stack.callback(script.unlink, missing_ok=True)
+        stack.callback(done.unlink, missing_ok=True)
+        servers = {}
+        for name, its_port in zip(names, ports, strict=True):
+            arguments = (hostile.dll(), "server", "127.0.0.1", its_port, 65535, 0)
+            environment = {"SOFTND_TRACE": str(trace)} if name == "trespass" else {}
+            process = WindowsProcess(program, *arguments, limit_s=VM_LIMIT_S + 60, **environment)
+            servers[name] = stack.enter_context(process)
+            assert servers[name].next_line().startswith("listening")
+        command = [sys.executable, "-m", "ndpy", "softroce", "run", "--forward", f"{port}:7174"]
+        command += ["--adapter", "siw", "--limit", str(VM_LIMIT_S), "--", "sh", str(script)]
+        machine = Machine(command)
+        try:
+            yield Siw(machine, port, servers, trace)
+            done.touch()
+            status = machine.process.wait(60)
+        finally:
+            if machine.process.poll() is None:
+                machine.process.send_signal(signal.SIGTERM)
+                machine.process.wait(60)
+    assert status == 0, "\n".join(machine.lines[-20:])  # 123: the VM's kernel log shows trouble
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_softnd_client_verifies_what_rping_server_on_siw_writes(siw, size):
+    assert siw.softnd_client("client", size) == [f"client: {ROUNDS} rounds of {size} bytes verified"]
+
+
+def test_softnd_client_and_siw_use_crcs_if_they_are_asked_for(siw):
+    lines = siw.softnd_client("client", 10007, SOFTND_CRC="required")
+    assert lines == [f"client: {ROUNDS} rounds of 10007 bytes verified"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_rping_client_on_siw_verifies_what_softnd_server_writes(siw, size):
+    assert siw.machine.wait_for(f"end: client {size} ") == f"end: client {size} 0"
+    server = siw.servers[str(size)]
+    assert server.finish() == 0
+    assert server.lines[1:] == [f"server: {ROUNDS} rounds verified"]
+
+
+def test_siw_ends_a_connection_that_trespasses_with_a_terminate_and_softnd_understands_it(siw):
+    lines = siw.softnd_client("trespass", 64)
+    # ND_ACCESS_VIOLATION can come only from what the Terminate says; ND_CANCELED would be a mere loss.
+    assert lines[1:] == ["trespass: write completed with 0xc0000005, receive with 0xc0000120"]
+
+
+def test_softnd_ends_a_connection_that_trespasses_with_a_terminate_and_siw_understands_it(siw):
+    assert siw.machine.wait_for("end: trespass ") == "end: trespass 0"
+    server = siw.servers["trespass"]
+    assert server.finish() == 0
+    assert server.lines[1:] == ["server: 0 rounds verified"]
+    assert "terminating with 0x11100" in siw.trace.read_text()  # DDP, tagged buffer, invalid STag
