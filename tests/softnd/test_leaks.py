@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import psutil
 import pytest
 from conftest import share
 from consumer import (
@@ -17,6 +16,8 @@ from consumer import (
     get_address,
     get_results,
     make_pair,
+    open_handles,
+    used_bytes,
     wait_until,
 )
 from nd2 import IID, NOTIFY_ANY, NULL, Interface, Status, ffi, kernel32, raw, sockaddr
@@ -183,24 +184,19 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_cycles_leave_handles_and_memory_where_they_were(kit, node, kind):
     cycle = cycles(kit, node, kind)
-    process = psutil.Process()
     for _ in range(CYCLES // 5):
         cycle()
     gc.collect()
-    handles, memory = process.num_handles(), process.memory_info().private
+    handles, memory = open_handles(), used_bytes()
     for _ in range(CYCLES):
         cycle()
     gc.collect()
-    wait_until(
-        lambda: process.num_handles() <= handles + 10, f"handles go back from {process.num_handles()} to {handles}"
-    )
-    grown = process.memory_info().private - memory
+    wait_until(lambda: open_handles() <= handles + 10, f"handles go back from {open_handles()} to {handles}")
+    grown = used_bytes() - memory
     assert grown < max(4 << 20, CYCLES * 200), f"{grown} bytes more after {CYCLES} cycles"
 
 
 def test_the_whole_life_over_and_over(kit):
-    process = psutil.Process()
-
     def life():
         own = Kit()
         active, passive = make_pair(own)
@@ -213,15 +209,13 @@ def test_the_whole_life_over_and_over(kit):
 
     for _ in range(10):
         life()
-    handles = process.num_handles()
+    handles = open_handles()
     for _ in range(share(1000, 50)):
         life()
-    wait_until(lambda: process.num_handles() <= handles + 10, "handles are where they were")
+    wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
 
 
 def test_abandoned_connects_leave_nothing(kit):
-    process = psutil.Process()
-
     def abandon(i):
         own = Kit()
         active, passive = Side(own.node(), 1), Side(own.node(), 2)
@@ -240,9 +234,9 @@ def test_abandoned_connects_leave_nothing(kit):
 
     for i in range(12):
         abandon(i)
-    handles = process.num_handles()
+    handles = open_handles()
     for i in range(share(2000, 80)):
         abandon(i)
-    wait_until(lambda: process.num_handles() <= handles + 10, "handles are where they were")
+    wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
     active, passive = Side(kit.node(), 1), Side(kit.node(), 2)
     establish(active, passive)
