@@ -1,6 +1,7 @@
 #include "completion_queue.h"
 #include "adapter.h"
 #include "guarded_copy.h"
+#include "queue_pair.h"
 #include "trace.h"
 
 #include <stdlib.h>
@@ -64,6 +65,27 @@ bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, ULONG c
     return fits;
 }
 
+/* The queue overran: its queue pairs lose their connections (G.3.1). */
+static void break_users(struct completion_queue *cq)
+{
+    for (;;) {
+        AcquireSRWLockExclusive(&cq->lock);
+        struct cq_user *user = cq->users;
+        while (user != NULL && user->told)
+            user = user->next;
+        struct queue_pair *queue_pair = user != NULL ? user->queue_pair : NULL;
+        if (user != NULL) {
+            user->told = true;
+            object_hold(&queue_pair->object);
+        }
+        ReleaseSRWLockExclusive(&cq->lock);
+        if (queue_pair == NULL)
+            return;
+        qp_break(queue_pair);
+        object_drop(&queue_pair->object);
+    }
+}
+
 void cq_notify(struct completion_queue *cq)
 {
     AcquireSRWLockExclusive(&cq->lock);
@@ -81,6 +103,8 @@ void cq_notify(struct completion_queue *cq)
     ReleaseSRWLockExclusive(&cq->lock);
     if (newest != 0 || status != ND_SUCCESS)
         request_complete_all(&cq->source, REQUEST_NOTIFY, status);
+    if (status != ND_SUCCESS)
+        break_users(cq);
 }
 
 bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, ULONG count)
@@ -93,13 +117,25 @@ bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, ULONG c
     return fits;
 }
 
-void cq_fail(struct completion_queue *cq, HRESULT status)
+void cq_enlist(struct completion_queue *cq, struct cq_user *user, struct queue_pair *queue_pair)
+{
+    user->queue_pair = queue_pair;
+    AcquireSRWLockExclusive(&cq->lock);
+    user->next = cq->users;
+    user->link = &cq->users;
+    if (user->next != NULL)
+        user->next->link = &user->next;
+    cq->users = user;
+    ReleaseSRWLockExclusive(&cq->lock);
+}
+
+void cq_unlist(struct completion_queue *cq, struct cq_user *user)
 {
     AcquireSRWLockExclusive(&cq->lock);
-    if (cq->failure == ND_SUCCESS)
-        cq->failure = status;
+    *user->link = user->next;
+    if (user->next != NULL)
+        user->next->link = user->link;
     ReleaseSRWLockExclusive(&cq->lock);
-    cq_notify(cq);
 }
 
 static HRESULT STDMETHODCALLTYPE cq_notify_request(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped)

@@ -9,6 +9,15 @@
 #include "object.h"
 #include "overlapped.h"
 
+struct queue_pair;
+
+/* A queue pair that completes here, in the queue's list under its lock. */
+struct cq_user {
+    struct cq_user *next, **link;
+    struct queue_pair *queue_pair;
+    bool told; /* of the queue's failure */
+};
+
 struct completion_queue {
     struct object object;
     struct source source;
@@ -21,6 +30,7 @@ struct completion_queue {
     uint64_t last_any, last_solicited; /* newest entry that satisfies the type; errors satisfy both */
     bool any_armed, solicited_armed;
     HRESULT failure; /* ND_BUFFER_OVERFLOW after an overrun, ND_DEVICE_REMOVED */
+    struct cq_user *users;
     USHORT group;
     KAFFINITY affinity;
 };
@@ -41,7 +51,8 @@ bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, ULONG c
  * afterwards without. */
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, ULONG count, bool *notify);
 void cq_notify(struct completion_queue *cq);
-void cq_fail(struct completion_queue *cq, HRESULT status);
+void cq_enlist(struct completion_queue *cq, struct cq_user *user, struct queue_pair *queue_pair);
+void cq_unlist(struct completion_queue *cq, struct cq_user *user);
 
 HRESULT notify_affinity(const struct adapter *adapter, USHORT group, KAFFINITY affinity, USHORT *out_group,
                         KAFFINITY *out_affinity);

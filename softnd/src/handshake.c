@@ -113,7 +113,9 @@ void handshake_reply(struct stream *stream)
     int result = mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, true, &frame, &used);
     if (result == WIRE_MORE)
         return;
-    if (result != WIRE_OK || (frame.markers && !frame.reject)) {
+    /* Who was asked for CRCs and answers without will not send any. */
+    bool no_crc = result == WIRE_OK && !frame.reject && !frame.crc && stream->adapter->switches.require_crc;
+    if (result != WIRE_OK || (frame.markers && !frame.reject) || no_crc) {
         TRACE("stream %p: not an MPA reply", (void *)stream);
         handshake_lost(stream, ND_CONNECTION_ABORTED);
         return;

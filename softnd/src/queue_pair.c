@@ -166,6 +166,21 @@ void qp_resume(struct queue_pair *qp)
     stream_drop(stream);
 }
 
+void qp_break(struct queue_pair *qp)
+{
+    struct stream *stream = stream_of(qp);
+
+    AcquireSRWLockExclusive(&qp->lock);
+    qp->broken = true;
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (stream == NULL)
+        return;
+    stream_lock(stream);
+    stream_pump(stream);
+    stream_unlock(stream);
+    stream_drop(stream);
+}
+
 /* ---- Posting ---- */
 
 /* Under the lock: whether an initiator request can be taken. ND_CANCELED: taken and over already. */
@@ -433,6 +448,8 @@ static void qp_closed(struct object *object)
     if (notify)
         cq_notify(qp->receive_cq);
     windows_forget(object->adapter, qp);
+    cq_unlist(qp->receive_cq, &qp->receive_user);
+    cq_unlist(qp->initiator_cq, &qp->initiator_user);
 }
 
 static void qp_destroy(struct object *object)
@@ -501,6 +518,8 @@ HRESULT qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *
     object_hold(&initiator_cq->object);
     if (srq != NULL)
         object_hold(&srq->object);
+    cq_enlist(receive_cq, &qp->receive_user, qp);
+    cq_enlist(initiator_cq, &qp->initiator_user, qp);
     *out = qp;
     return ND_SUCCESS;
 

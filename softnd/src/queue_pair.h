@@ -61,6 +61,7 @@ struct queue_pair {
     struct object object;
     SRWLOCK lock;
     struct completion_queue *receive_cq, *initiator_cq;
+    struct cq_user receive_user, initiator_user;
     struct shared_queue *srq;
     void *context;
     struct queue_pair_limits limits;
@@ -113,6 +114,8 @@ bool qp_attach(struct queue_pair *queue_pair, struct stream *stream);
 /* The attempt failed: the queue pair is as before. Without locks. */
 void qp_detach(struct queue_pair *queue_pair, struct stream *stream);
 void qp_resume(struct queue_pair *queue_pair);
+/* A completion queue overran: the connection ends. Without locks. */
+void qp_break(struct queue_pair *queue_pair);
 
 /* All of these with the stream's lock held. */
 void qp_established(struct queue_pair *queue_pair, struct stream *stream);

@@ -9,7 +9,7 @@ import time
 import nd2
 import pytest
 from conftest import share
-from consumer import Memory, Port, accept, connect, get_address, make_pair, pointer, wait_until
+from consumer import Memory, Port, accept, connect, get_address, make_pair, open_handles, pointer, wait_until
 from nd2 import NOTIFY_ANY, NULL, Mr, Status, ffi, kernel32
 
 
@@ -60,9 +60,6 @@ def test_c_1_3_the_handle_may_be_closed_before_everything_made_on_it(kit):
 
 
 def test_c_1_3_many_files_closed_by_the_caller_leave_no_handle(node):
-    import psutil
-
-    process = psutil.Process()
     out = ffi.new("void **")
 
     def cycle(count):
@@ -71,9 +68,9 @@ def test_c_1_3_many_files_closed_by_the_caller_leave_no_handle(node):
             assert kernel32.CloseHandle(out[0])
 
     cycle(20)
-    before = process.num_handles()
+    before = open_handles()
     cycle(200)
-    wait_until(lambda: process.num_handles() <= before + 8, "files closed by the caller are gone")
+    wait_until(lambda: open_handles() <= before + 8, "files closed by the caller are gone")
 
 
 def test_c_1_4_and_c_1_5_each_object_reports_to_its_own_files_port(kit, node, memory):

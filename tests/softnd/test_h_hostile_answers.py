@@ -153,14 +153,23 @@ def test_second_answer_to_a_read_is_refused(victim):
     assert victim.region.get(SINK, SIZE) == b"x" * SIZE
 
 
-def test_acknowledgement_that_carries_data_is_refused_and_the_send_does_not_succeed(victim):
+def test_bytes_in_an_acknowledgement_go_nowhere(victim):
     assert victim.side.send(victim.region.sge(0, 8)) == Status.SUCCESS
     (request,) = victim.peer.hold(1)
     assert request[2] == 0
-    victim.peer.send_raw(answer(b"x")(request))
+    victim.peer.send_raw(answer(b"x" * 60_000, last=False)(request))
+    victim.peer.send_raw(answer(b"x", offset=victim.region.address)(request))
+    assert victim.side.one().status == Status.SUCCESS
+    assert victim.region.get() == GUARD * REGION
+
+
+def test_acknowledgement_with_another_tag_is_refused_and_the_send_does_not_succeed(victim):
+    assert victim.side.send(victim.region.sge(0, 8)) == Status.SUCCESS
+    (request,) = victim.peer.hold(1)
+    victim.peer.send_raw(answer(b"", stag=1)(request))
     assert victim.side.one().status.failed
     victim.peer.run_to_the_end()
-    assert victim.peer.terminated is not None
+    assert victim.peer.terminated.error in {(1, 1, 0), (0, 1, 0)}
     assert victim.region.get() == GUARD * REGION
 
 

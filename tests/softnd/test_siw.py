@@ -1,6 +1,6 @@
 """softnd under Wine and Linux's siw in a VM, through QEMU's user network: rping's conversation, data verified.
 
-One VM serves all tests. In there runs rping as server, then rping as client of a softnd server for each
+One VM serves all tests. In there run rping's servers, then rping as client of a softnd server for each
 size, then a client that trespasses. The VM is slow to start, so softnd's servers are up before it.
 """
 
@@ -23,23 +23,23 @@ from hostile import ROOT, WindowsProcess
 from ndpy.softroce import tools
 
 SIZES = [64, 23, 10007, 65535]
-ROUNDS = 5
+ROUNDS = 30
 VM_LIMIT_S = 300
+GUEST_PORTS = {name: 7174 + at for at, name in enumerate([*map(str, SIZES), "crc", "trespass"])}
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
 
 # The kernel listens for siw, so only the connection manager's table shows when.
+# A server for each client: rping's option for several now and then leaves one of them without an answer.
 _GUEST = """
-rping -s -P -a 10.0.2.15 -p 7174 -S 65535 &
-server=$!
-until rdma resource show cm_id | grep -q LISTEN; do sleep 0.2; done
-echo rping server is there
+for port in {servers}; do rping -s -a 10.0.2.15 -p $port -S 65535 & done
+until [ $(rdma resource show cm_id | grep -c LISTEN) = {count} ]; do sleep 0.2; done
+echo rping servers are there
 {clients}
 echo begin: trespass
 {python} -B {trespass} {trespass_port}
 echo end: trespass $?
 until [ -e {done} ]; do sleep 0.5; done
-kill $server
 echo leaving
 """
 
@@ -97,19 +97,21 @@ class Machine:
 class Siw:
     """The VM and the servers that softnd holds ready for it."""
 
-    def __init__(self, machine: Machine, port: int, servers: dict[str, WindowsProcess], trace: Path) -> None:
+    def __init__(
+        self, machine: Machine, ports: dict[str, int], servers: dict[str, WindowsProcess], trace: Path
+    ) -> None:
         self.machine = machine
-        self.port = port
+        self.ports = ports  # of this machine, that lead to rping's servers
         self.servers = servers
         self.trace = trace
 
-    def softnd_client(self, role: str, size: int, **environment: str) -> list[str]:
+    def softnd_client(self, name: str, role: str, size: int, **environment: str) -> list[str]:
         """Runs softnd's client against rping's server in the VM; its output."""
-        self.machine.wait_for("rping server is there")
-        arguments = (hostile.dll(), role, "127.0.0.1", self.port, size, ROUNDS)
+        self.machine.wait_for("rping servers are there")
+        arguments = (hostile.dll(), role, "127.0.0.1", self.ports[name], size, ROUNDS)
         with WindowsProcess(hostile.PROGRAMS / "rping.exe", *arguments, limit_s=120, **environment) as process:
-            status = process.finish(120)
-        assert status == 0, process.lines
+            status = process.finish(60)
+        assert status == 0, (process.lines, self.machine.lines[-20:])
         return process.lines
 
 
@@ -124,11 +126,15 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
     folder = tmp_path_factory.mktemp("siw")
     done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; its /tmp is its own
     script = ROOT / "softnd/build" / f"siw-{os.getpid()}.sh"
-    port, *ports = free_ports(2 + len(SIZES))
+    ports = free_ports(1 + len(SIZES) + len(GUEST_PORTS))
+    forwarded = dict(zip(GUEST_PORTS, ports, strict=False))
+    ports = ports[len(GUEST_PORTS) :]
     names = [*map(str, SIZES), "trespass"]
     clients = [_CLIENT.format(size=size, port=ports[at], rounds=ROUNDS) for at, size in enumerate(SIZES)]
     script.write_text(
         _GUEST.format(
+            servers=" ".join(map(str, GUEST_PORTS.values())),
+            count=len(GUEST_PORTS),
             clients="".join(clients),
             python=sys.executable,
             trespass=ROOT / "tests/softnd/trespass.py",
@@ -147,11 +153,12 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             process = WindowsProcess(program, *arguments, limit_s=VM_LIMIT_S + 60, **environment)
             servers[name] = stack.enter_context(process)
             assert servers[name].next_line().startswith("listening")
-        command = [sys.executable, "-m", "ndpy", "softroce", "run", "--forward", f"{port}:7174"]
+        command = [sys.executable, "-m", "ndpy", "softroce", "run"]
+        command += [f"--forward={port}:{GUEST_PORTS[name]}" for name, port in forwarded.items()]
         command += ["--adapter", "siw", "--limit", str(VM_LIMIT_S), "--", "sh", str(script)]
         machine = Machine(command)
         try:
-            yield Siw(machine, port, servers, trace)
+            yield Siw(machine, forwarded, servers, trace)
             done.touch()
             status = machine.process.wait(60)
         finally:
@@ -163,11 +170,11 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_softnd_client_verifies_what_rping_server_on_siw_writes(siw, size):
-    assert siw.softnd_client("client", size) == [f"client: {ROUNDS} rounds of {size} bytes verified"]
+    assert siw.softnd_client(str(size), "client", size) == [f"client: {ROUNDS} rounds of {size} bytes verified"]
 
 
 def test_softnd_client_and_siw_use_crcs_if_they_are_asked_for(siw):
-    lines = siw.softnd_client("client", 10007, SOFTND_CRC="required")
+    lines = siw.softnd_client("crc", "client", 10007, SOFTND_CRC="required")
     assert lines == [f"client: {ROUNDS} rounds of 10007 bytes verified"]
 
 
@@ -180,7 +187,7 @@ def test_rping_client_on_siw_verifies_what_softnd_server_writes(siw, size):
 
 
 def test_siw_ends_a_connection_that_trespasses_with_a_terminate_and_softnd_understands_it(siw):
-    lines = siw.softnd_client("trespass", 64)
+    lines = siw.softnd_client("trespass", "trespass", 64)
     # ND_ACCESS_VIOLATION can come only from what the Terminate says; ND_CANCELED would be a mere loss.
     assert lines[1:] == ["trespass: write completed with 0xc0000005, receive with 0xc0000120"]
 
