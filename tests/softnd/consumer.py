@@ -13,7 +13,7 @@ import nd2
 import psutil
 from nd2 import IID, NULL, Interface, Kind, Mr, Op, Status, ffi, kernel32, raw
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 LOOPBACK = "127.0.0.1"
 
 
