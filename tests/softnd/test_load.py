@@ -192,7 +192,7 @@ def test_many_connections_lose_and_double_nothing(kit):
 
 
 def test_a_killed_peer_frees_everything_of_its_connections(kit):
-    connections, rounds = 16, share(20, 2)
+    connections, rounds = share(16, 8), share(20, 1)
     kit.node()  # keeps the provider's threads
     measured = []
     for _ in range(rounds + 1):
