@@ -361,7 +361,13 @@ def test_g_2_7_waiting_by_notification_alone_loses_nothing(kit, pair):
                 expected += len(got)
                 continue
             assert passive.cq.Notify(NOTIFY_ANY, overlapped) == Status.PENDING
-            assert kernel32.WaitForSingleObject(event, 10000) == 0, f"wake-up {sent} was lost"
+            if kernel32.WaitForSingleObject(event, 10000) != 0:
+                state = (
+                    passive.cq.GetOverlappedResult(overlapped, 0),
+                    get_results(passive.cq, 8),
+                    get_results(active.cq, 8),
+                )
+                pytest.fail(f"wake-up {sent} was lost: {state}")
 
 
 # G.3 Overrun

@@ -103,10 +103,10 @@ def test_h_1_1_connect_completes_with_accept_and_accept_with_complete_connect(ki
 
 def test_h_1_2_slow_programs_are_waited_for(kit):
     meeting = Meeting(kit)
-    time.sleep(share(30, 6))
+    time.sleep(share(30, 2))
     assert meeting.connecting.pending()
     meeting.offer()
-    time.sleep(share(30, 6))
+    time.sleep(share(30, 2))
     assert meeting.accepting.pending()
     meeting.complete()
 
