@@ -1,4 +1,4 @@
-/* What both shims and the Python side agree on. Plain declarations only: cffi reads this file as it is.
+/* What all shims and the Python side agree on. Plain declarations only: cffi reads this file as it is.
    Numbers are those of ndpy/flags.py; a test compares the two. */
 
 enum ndpy_operation {
@@ -36,7 +36,7 @@ enum ndpy_internal_flag {
     NDPY_MARKER = 0x200         /* a request of ndpy's own; its completion is hidden */
 };
 
-/* Why a post was refused before the provider saw it; a positive result is the provider's own number. */
+/* Why a post was refused before the provider saw it; any other number but 0 is the provider's own. */
 enum ndpy_refusal {
     NDPY_QUEUE_FULL = -1,
     NDPY_NOT_CONNECTED = -2,
@@ -79,3 +79,45 @@ struct ndpy_completion {
     uint32_t slot;
     uint32_t flags;
 };
+
+/* The data path (data_path.c): one for all providers. */
+struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
+    uint32_t receive_depth, uint32_t max_initiator_sge, uint32_t max_receive_sge, uint32_t inline_size,
+    uint64_t max_length);
+void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
+void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
+/* Refuse reads: the peer serves none. */
+void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
+/* Silent requests that succeeded leave no trace until a later completion. In the error state, post one that is flushed
+   behind them; returns whether it was posted, which takes a place in the initiator queue. */
+int ndpy_post_marker(struct ndpy_queue_pair *qp);
+uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
+
+struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
+    uint64_t max_length);
+void ndpy_shared_queue_free(struct ndpy_shared_queue *queue);
+
+struct ndpy_completion_queue *ndpy_completion_queue_new(void *native);
+void ndpy_completion_queue_free(struct ndpy_completion_queue *cq);
+
+/* 0, one of enum ndpy_refusal, or the provider's own number. */
+int ndpy_post_one(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context, uint64_t address,
+    uint32_t length, uint32_t token, uint64_t remote_address, uint32_t remote_token);
+int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count, uint64_t remote_address, uint32_t remote_token);
+int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count);
+
+/* Up to `count` completions, oldest first; their number, or minus an errno. */
+int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+/* Take everything that the provider has into the queue's own memory, where ndpy_poll finds it.
+   Returns how many visible ones were added, or minus an errno. */
+int ndpy_drain(struct ndpy_completion_queue *cq);
+/* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
+uint32_t ndpy_kept(struct ndpy_completion_queue *cq);
+uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number);
+/* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */
+uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
+/* End what is left in one direction of a queue pair with NDPY_CANCELED. Only after the provider let go of it.
+   A silent request that has left no completion by then has succeeded. Returns how many, or minus an errno. */
+int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq);

@@ -1,0 +1,196 @@
+/* The data path's part for NetworkDirect 2; see ../data_path.c. A provider hands a request's context and its queue pair's
+   back with the completion: here the address of the slot, and the number that Python knows the queue pair by. */
+
+#include "../rings.h"
+
+_Static_assert(sizeof(struct ndpy_element) == sizeof(struct nd2_sge), "an element is an ND2_SGE");
+_Static_assert(offsetof(struct ndpy_element, length) == offsetof(struct nd2_sge, buffer_length), "element length");
+_Static_assert(offsetof(struct ndpy_element, token) == offsetof(struct nd2_sge, memory_region_token), "element token");
+_Static_assert(sizeof(struct nd2_result) == 32, "ND2_RESULT");
+_Static_assert(offsetof(struct nd2_result, queue_pair_context) == 8, "ND2_RESULT.QueuePairContext");
+_Static_assert(offsetof(struct nd2_result, request_context) == 16, "ND2_RESULT.RequestContext");
+_Static_assert(offsetof(struct nd2_result, request_type) == 24, "ND2_RESULT.RequestType");
+_Static_assert(sizeof(struct nd2_adapter_info) == 96, "ND2_ADAPTER_INFO");
+_Static_assert(offsetof(struct nd2_adapter_info, max_initiator_sge) == 32, "ND2_ADAPTER_INFO.MaxInitiatorSge");
+_Static_assert(offsetof(struct nd2_adapter_info, adapter_flags) == 92, "ND2_ADAPTER_INFO.AdapterFlags");
+/* Numbers that both sides share need no translation. */
+_Static_assert((int)ND_OP_FLAG_SILENT_SUCCESS == (int)NDPY_SILENT_SUCCESS, "flags");
+_Static_assert((int)ND_OP_FLAG_READ_FENCE == (int)NDPY_READ_FENCE, "flags");
+_Static_assert((int)ND_OP_FLAG_SEND_AND_SOLICIT_EVENT == (int)NDPY_SOLICITED, "flags");
+_Static_assert((int)ND_OP_FLAG_INLINE == (int)NDPY_INLINE, "flags");
+
+struct native_request {
+    const struct ndpy_element *elements;
+    uint32_t count;
+    uint32_t remote_token;
+    uint64_t remote_address;
+    /* bind and invalidate */
+    void *region;
+    void *window;
+    uint64_t address;
+    uint64_t length;
+    uint32_t access;
+};
+
+struct native_result {
+    struct nd2_result result;
+};
+
+#define ND_BUFFER_OVERFLOW 0x80000005u
+#define ND_NO_MORE_ENTRIES 0x8000001Au
+#define ND_ACCESS_VIOLATION 0xC0000005u
+#define ND_INVALID_DEVICE_REQUEST 0xC0000010u
+#define ND_DATA_OVERRUN 0xC000003Cu
+#define ND_DATA_ERROR 0xC000003Eu
+#define ND_IO_TIMEOUT 0xC00000B5u
+#define ND_INTERNAL_ERROR 0xC00000E5u
+#define ND_CANCELED 0xC0000120u
+#define ND_REMOTE_ERROR 0xC000013Du
+#define ND_CONNECTION_INVALID 0xC000023Au
+
+#define NATIVE_CANCELED ND_CANCELED
+
+static void native_data_request(struct native_request *out, uint32_t operation, const struct ndpy_element *elements,
+    uint32_t count, uint64_t remote_address, uint32_t remote_token)
+{
+    (void)operation;
+    out->elements = elements;
+    out->count = count;
+    out->remote_address = remote_address;
+    out->remote_token = remote_token;
+}
+
+/* What a provider refuses for a reason that ndpy knows too is said in ndpy's words. */
+static int refusal(int32_t status)
+{
+    switch ((uint32_t)status) {
+    case ND_NO_MORE_ENTRIES:
+        return NDPY_QUEUE_FULL;
+    case ND_CONNECTION_INVALID:
+        return NDPY_NOT_CONNECTED;
+    default:
+        return status;
+    }
+}
+
+static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
+{
+    struct IND2QueuePair *native = qp->native;
+    const struct nd2_sge *sge = (const struct nd2_sge *)request->elements;
+    uint32_t flags = slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE);
+
+    if (!signaled)
+        flags |= ND_OP_FLAG_SILENT_SUCCESS;
+    switch (slot->operation) {
+    case NDPY_SEND:
+        return refusal(IND2QueuePair_Send(native, slot, sge, request->count, flags));
+    case NDPY_READ:
+        return refusal(IND2QueuePair_Read(native, slot, sge, request->count, request->remote_address,
+            request->remote_token, flags));
+    case NDPY_WRITE:
+        return refusal(IND2QueuePair_Write(native, slot, sge, request->count, request->remote_address,
+            request->remote_token, flags));
+    case NDPY_BIND:
+        return refusal(IND2QueuePair_Bind(native, slot, request->region, request->window,
+            (const void *)(uintptr_t)request->address, (size_t)request->length, flags | request->access));
+    default:
+        return refusal(IND2QueuePair_Invalidate(native, slot, request->window, flags));
+    }
+}
+
+static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct ndpy_element *elements,
+    uint32_t count)
+{
+    return refusal(IND2QueuePair_Receive(qp->native, slot, (const struct nd2_sge *)elements, count));
+}
+
+static int native_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_slot *slot,
+    const struct ndpy_element *elements, uint32_t count)
+{
+    return refusal(IND2SharedReceiveQueue_Receive(queue->native, slot, (const struct nd2_sge *)elements, count));
+}
+
+_Static_assert(sizeof(struct native_result) == sizeof(struct nd2_result), "an array of results is one of ND2_RESULT");
+
+static int native_poll(struct ndpy_completion_queue *cq, struct native_result *results, uint32_t count)
+{
+    return (int)IND2CompletionQueue_GetResults(cq->native, &results->result, count);
+}
+
+static struct ndpy_slot *native_slot(const struct native_result *result)
+{
+    return result->result.request_context;
+}
+
+static uint32_t native_queue_pair(const struct native_result *result)
+{
+    return (uint32_t)(uintptr_t)result->result.queue_pair_context;
+}
+
+static uint32_t native_status(const struct native_result *result)
+{
+    return (uint32_t)result->result.status;
+}
+
+static uint32_t native_vendor_status(const struct native_result *result)
+{
+    (void)result;
+    return 0;
+}
+
+static uint32_t native_bytes(const struct native_result *result)
+{
+    return result->result.bytes_transferred;
+}
+
+static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
+{
+    (void)operation;
+    (void)flags;
+    switch (status) {
+    case 0:
+        return NDPY_SUCCESS;
+    case ND_CANCELED:
+        return NDPY_CANCELED;
+    case ND_ACCESS_VIOLATION:
+        return NDPY_ACCESS_VIOLATION;
+    case ND_BUFFER_OVERFLOW:
+        return NDPY_BUFFER_OVERFLOW;
+    case ND_DATA_OVERRUN:
+    case ND_DATA_ERROR:
+        return NDPY_DATA_OVERRUN;
+    case ND_IO_TIMEOUT:
+        return NDPY_IO_TIMEOUT;
+    case ND_REMOTE_ERROR:
+        return NDPY_REMOTE_ERROR;
+    case ND_INVALID_DEVICE_REQUEST:
+        return NDPY_INVALID_REQUEST;
+    case ND_INTERNAL_ERROR:
+        return NDPY_INTERNAL_ERROR;
+    default:
+        return NDPY_UNKNOWN;
+    }
+}
+
+#include "../data_path.c"
+
+int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
+    uint64_t address, uint64_t length, uint32_t access)
+{
+    struct native_request request = {
+        .region = region,
+        .window = window,
+        .address = address,
+        .length = length,
+        .access = access,
+    };
+
+    return post_initiator(qp, NDPY_BIND, flags, context, length, &request);
+}
+
+int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
+{
+    struct native_request request = {.window = window};
+
+    return post_initiator(qp, NDPY_INVALIDATE, flags, context, 0, &request);
+}

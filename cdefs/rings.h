@@ -1,0 +1,62 @@
+/* What the rings are made of; ndpy_abi.h has what Python sees. */
+
+#include <stdatomic.h>
+
+#define NDPY_POLL_BATCH 32
+
+/* native_post(): taken, but the provider will not complete it. ndpy_cancel_rest ends it. */
+#define NATIVE_NEVER_COMPLETES (-100)
+
+struct ndpy_ring;
+
+struct ndpy_slot {
+    struct ndpy_ring *ring;      /* NULL: a slot of a shared receive queue */
+    uint64_t context;
+    uint64_t nbytes;
+    uint32_t sequence;           /* of the ring; the index of a shared queue's slot */
+    uint16_t operation;
+    uint16_t flags;
+};
+
+struct ndpy_ring {
+    atomic_uint posted;
+    atomic_uint retired;
+    uint32_t depth;
+    uint32_t silent_run;
+    uint32_t number;
+    struct ndpy_slot slots[];
+};
+
+struct ndpy_queue_pair {
+    void *native;
+    struct ndpy_ring *initiator;
+    struct ndpy_ring *receive;
+    uint32_t number;
+    uint32_t max_initiator_sge;
+    uint32_t max_receive_sge;
+    uint32_t inline_size;
+    uint64_t max_length;
+    int fences_all;
+    int refuses_reads;
+    atomic_int connection;
+};
+
+struct ndpy_shared_queue {
+    void *native;
+    uint32_t depth;
+    uint32_t max_sge;
+    uint64_t max_length;
+    struct ndpy_slot slots[];
+};
+
+struct ndpy_completion_queue {
+    void *native;
+    struct ndpy_completion *kept;
+    uint32_t kept_capacity;
+    uint32_t kept_head;
+    uint32_t kept_count;
+    uint32_t kept_visible;
+};
+
+_Static_assert(sizeof(struct ndpy_completion) == 48, "the Python side unpacks 48 bytes");
+_Static_assert(sizeof(uintptr_t) <= sizeof(uint64_t), "a slot's address fits a request's context");
