@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke test stress lint wheel clean windows softnd softnd-check softnd-fuzz softnd-bench
+.PHONY: help setup venv smoke test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -20,7 +20,8 @@ help:
 	@echo "make windows  ndpy/_networkdirect.pyd and softnd.dll, for ndpy on Windows or under Wine"
 	@echo "make softnd   the NetworkDirect provider, softnd/build/softnd.dll;  make softnd-check: its tests"
 	@echo "make softnd-fuzz   its wire code in a fuzzer for a minute;  make softnd-bench: its speed beside TCP"
-	@echo "make wheel    a wheel in dist/;  make clean: remove what was built"
+	@echo "make wheels   wheels for Linux and Windows and the source archive, in dist/"
+	@echo "make clean    remove what was built"
 
 setup:
 	@rig/setup.sh
@@ -61,9 +62,9 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --strict ndpy
 
-wheel: venv
-	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@ls dist/*.whl
+wheels:
+	@rig/setup.sh wine
+	@rig/wheels.sh
 
 clean:
 	$(MAKE) -s -C softnd clean
