@@ -5,6 +5,7 @@ As soon as a connection is made one NotifyDisconnect is issued for it, so that i
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
 # After these the same connector and queue pair may try again (contract H.4.2).
 _MAY_RETRY = (CONNECTION_REFUSED, IO_TIMEOUT, TIMEOUT, NETWORK_UNREACHABLE, HOST_UNREACHABLE)
+
+# Where ports are chosen from (contract H.2.1).
+_FIRST_PORT = 49152
+_PORTS = 16384
 
 
 def new_native_connector(adapter: NetworkDirectAdapter) -> Any:
@@ -145,12 +150,28 @@ class NetworkDirectConnector(Connector):
     def bind(self, address: Address) -> None:
         with self._state_lock:
             self._expect("bind", "idle", "bound")
-            self._bind(address)
+            host, port = listening_address(self._adapter.info.addresses, address)
+            if port:
+                self._bind((host, port))
+            else:
+                port = self._bind_to_some_port(host)
+            self._addresses["local"] = (host, port)
             self._move("bound")
 
+    def _bind_to_some_port(self, host: str) -> int:
+        """Providers do not tell what they chose before connect() (contract H.7.7), so the choice is made here."""
+        start = random.randrange(_PORTS)
+        for offset in range(_PORTS):
+            port = _FIRST_PORT + (start + offset) % _PORTS
+            try:
+                self._bind((host, port))
+                return port
+            except errors.AddressInUseError:
+                continue
+        raise errors.AddressInUseError(f"no port of {host} is free", operation="bind")
+
     def _bind(self, address: Address) -> None:
-        host, port = listening_address(self._adapter.info.addresses, address)
-        packed = pack_address((host, port))
+        packed = pack_address(address)
         if self._bound:
             # Providers differ in whether a bound connector can be bound again (contract H.2.4).
             native = new_native_connector(self._adapter)

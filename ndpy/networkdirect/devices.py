@@ -7,6 +7,7 @@ import ipaddress
 import os
 import pathlib
 import threading
+import uuid
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -25,12 +26,17 @@ _FLAGS = (
 )
 
 
+# For a provider that is named by its path: it must not insist on an identifier of its own (contract A.3.1).
+NO_ID = str(uuid.UUID(int=0))
+
+
 @dataclasses.dataclass(frozen=True)
 class NetworkDirectAdapterInfo(AdapterInfo):
-    """An adapter of a NetworkDirect provider. provider_path: of its DLL; adapter_id: the provider's number of it."""
+    """An adapter of a NetworkDirect provider. provider_path: of its DLL; provider_id: the catalogue entry's GUID;
+    adapter_id: the provider's number of the adapter."""
 
     provider_path: str = ""
-    provider_id: bytes = bytes(16)
+    provider_id: str = NO_ID
     adapter_id: int = 0
 
 
@@ -40,7 +46,7 @@ class Provider:
     _loaded: ClassVar[dict[str, Provider]] = {}
     _lock = threading.Lock()
 
-    def __init__(self, path: str, provider_id: bytes) -> None:
+    def __init__(self, path: str, provider_id: str) -> None:
         self.path = path
         self._provider_id = provider_id
         self._users = 0
@@ -53,7 +59,7 @@ class Provider:
             raise errors.ProviderNotFoundError(f"{_why_not_loaded(path, failure[0])}")
 
     @classmethod
-    def use(cls, path: str, provider_id: bytes = bytes(16)) -> Provider:
+    def use(cls, path: str, provider_id: str = NO_ID) -> Provider:
         """The provider at a path, loaded if need be; drop() it after use."""
         with cls._lock:
             provider = cls._loaded.get(path)
@@ -72,7 +78,9 @@ class Provider:
 
     def _object(self, interface: str) -> Any:
         out = ffi.new("void **")
-        status = lib.ndpy_get_class_object(self._library, self._provider_id, lib.ndpy_iid(interface.encode()), out)
+        status = lib.ndpy_get_class_object(
+            self._library, uuid.UUID(self._provider_id).bytes_le, lib.ndpy_iid(interface.encode()), out
+        )
         if status:
             if interface == "IND2Provider" and self._is_version_1():
                 raise errors.UnsupportedError(
@@ -85,7 +93,9 @@ class Provider:
 
     def _is_version_1(self) -> bool:
         out = ffi.new("void **")
-        status = lib.ndpy_get_class_object(self._library, self._provider_id, lib.ndpy_iid(b"IClassFactory"), out)
+        status = lib.ndpy_get_class_object(
+            self._library, uuid.UUID(self._provider_id).bytes_le, lib.ndpy_iid(b"IClassFactory"), out
+        )
         if status:
             return False
         lib.IUnknown_Release(ffi.cast("struct IUnknown *", out[0]))
@@ -150,17 +160,17 @@ def query(native: Any) -> Any:
     return info
 
 
-def provider_paths() -> Iterator[tuple[str, bytes]]:
+def provider_paths() -> Iterator[tuple[str, str]]:
     """(path, identifier) of each provider: those of NDPY_PROVIDER, or of the Winsock catalogue."""
     named = os.environ.get("NDPY_PROVIDER")
     if named:
         for path in named.split(os.pathsep):
             if path:
-                yield path, bytes(16)
+                yield path, NO_ID
         return
     for entry in catalogue.entries():
         if not entry.problem:
-            yield entry.path, entry.provider_id
+            yield entry.path, str(uuid.UUID(bytes_le=entry.provider_id))
 
 
 def list_adapters() -> list[AdapterInfo]:
@@ -223,7 +233,7 @@ def _rank(address: str) -> tuple[bool, bool, int]:
 
 
 def _describe(
-    provider: Provider, provider_id: bytes, adapter_id: int, addresses: tuple[str, ...], name: str
+    provider: Provider, provider_id: str, adapter_id: int, addresses: tuple[str, ...], name: str
 ) -> AdapterInfo:
     addresses = tuple(sorted(addresses, key=_rank))
     native = provider.open(adapter_id, addresses)

@@ -72,7 +72,18 @@ class Request:
     forward: a completion port that gets the packet instead.
     """
 
-    __slots__ = ("_event", "_lock", "_native", "_running", "_target", "_thread", "key", "on_end", "overlapped")
+    __slots__ = (
+        "__weakref__",
+        "_event",
+        "_lock",
+        "_native",
+        "_running",
+        "_target",
+        "_thread",
+        "key",
+        "on_end",
+        "overlapped",
+    )
 
     def __init__(
         self,
