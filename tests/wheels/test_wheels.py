@@ -38,14 +38,15 @@ WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", 
 OBJDUMP = "x86_64-w64-mingw32-objdump"
 
 
-def run(*command: str | Path, **options) -> subprocess.CompletedProcess[str]:
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     # Neither the adapter of a test run nor the checkout may reach what is installed.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "PYTHON"))}
-    return subprocess.run([str(word) for word in command], env=clean, capture_output=True, text=True, **options)
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=110)
 
 
-def output_of(*command: str | Path, **options) -> str:
-    done = run(*command, timeout=100, **options)
+def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    done = run(*command, cwd=cwd, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -146,11 +147,17 @@ def on_windows(release) -> Path:
     return folder / "python/python.exe"
 
 
-def windows(python: Path, *arguments: str) -> str:
+def windows(python: Path, *arguments: str | Path, **variables: str) -> str:
     """The output of a Windows Python that has to succeed, run in an empty folder."""
     empty = PLACE / "empty"
     empty.mkdir(exist_ok=True)
-    return output_of(ROOT / "rig/wine-python", "--run", python, *arguments, cwd=empty)
+    return output_of(ROOT / "rig/wine-python", "--run", python, *arguments, cwd=empty, **variables)
+
+
+def installed_softnd(python: Path) -> str:
+    """The softnd.dll beside that Python's ndpy, as Windows names it."""
+    path = python.parents[1] / "packages" / SOFTND
+    return "Z:" + str(path).replace("/", "\\")
 
 
 def test_wheels_carry_the_code_of_their_own_platform_and_are_the_same_otherwise(release):
@@ -196,7 +203,7 @@ def test_windows_libraries_need_what_every_windows_has(release, tmp_path, name):
 
 
 def test_source_archive_has_the_whole_project(release):
-    listed = run("git", "-C", ROOT, "ls-files", timeout=60)
+    listed = run("git", "ls-files")
     if listed.returncode:
         pytest.skip("not a git checkout")
     with tarfile.open(release.sdist) as archive:
@@ -220,7 +227,7 @@ def test_linux_wheel_runs_without_the_checkout(release, on_linux):
 
 @pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this machine has an adapter")
 def test_linux_wheel_says_that_there_is_no_adapter(on_linux):
-    done = run(on_linux / "bin/ndpy", "devices", cwd=on_linux, timeout=60)
+    done = run(on_linux / "bin/ndpy", "devices", cwd=on_linux)
     assert done.returncode == 1
     assert "no RDMA adapter" in done.stdout + done.stderr
 
@@ -235,10 +242,13 @@ def test_windows_wheel_runs_without_the_checkout(release, on_windows):
     assert all(path.startswith(folder) for path in [module, *paths])
 
 
-def test_softnd_of_the_windows_wheel_can_be_loaded(on_windows):
-    code = (
-        "import ctypes, ndpy, pathlib;"
-        "dll = ctypes.WinDLL(str(pathlib.Path(ndpy.__file__).parent / 'networkdirect' / 'softnd.dll'));"
-        "print(dll.DllGetClassObject, dll.DllCanUnloadNow)"
-    )
-    assert windows(on_windows, "-c", code).count("_FuncPtr") == 2
+def test_softnd_of_the_windows_wheel_is_an_adapter(on_windows):
+    output = windows(on_windows, "-m", "ndpy", "devices", NDPY_PROVIDER=installed_softnd(on_windows))
+    assert re.search(r"^softnd0 +networkdirect .* active ", output, re.MULTILINE), output
+
+
+def test_first_program_of_the_readme_runs_on_it(on_windows, tmp_path):
+    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "hello.py").write_text(program)
+    output = windows(on_windows, tmp_path / "hello.py", NDPY_PROVIDER=installed_softnd(on_windows))
+    assert output.splitlines()[-1] == "hello over RDMA on softnd0"
