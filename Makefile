@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench
+.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ ARGS ?=
 export PYTHON SOFTROCE ARGS
 
 help:
-	@echo "make smoke    the hardware smoke test on a software adapter"
+	@echo "make smoke    the hardware smoke test on a software adapter;  make smoke-windows: on softnd, under Wine"
 	@echo "make test     all tests;  make stress: with full counts"
 	@echo "make lint     ruff and mypy"
 	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
@@ -28,6 +28,9 @@ setup:
 
 venv:
 	@rig/setup.sh venv
+
+smoke-windows: windows
+	@NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=900 rig/wine-python -m ndpy smoke softnd0 $(ARGS)
 
 smoke: setup
 	@.venv/bin/python -m compileall -q ndpy # the VM is slow at it

@@ -36,7 +36,8 @@ class AdapterInfo:
 
     addresses: the IP addresses that connections can use. numa_node: None where the system does not say.
     flags: capabilities, of MEMORY_WINDOWS, SHARED_RECEIVE_QUEUES, RESIZE_COMPLETION_QUEUE, IN_ORDER_DMA,
-    LOOPBACK_CONNECTIONS, ATOMICS, READ_SINK_REQUIRED and REFUSE_OFFER (a client can take back its request, and refuse what the server accepted).
+    LOOPBACK_CONNECTIONS, ATOMICS, READ_SINK_REQUIRED, GIDS (ports have tables of them) and REFUSE_OFFER (a client can take
+    back its request, and refuse what the server accepted).
     Source: ND2_ADAPTER_INFO (contract B.7); ibv_query_device(3), ibv_query_port(3).
     """
 

@@ -127,5 +127,5 @@ def release(native: Any) -> None:
 
 def win32_error(operation: str, number: int, message: str) -> errors.ProviderError:
     """The exception for a Win32 error number."""
-    text = ctypes.FormatError(number).strip()
+    text = ctypes.FormatError(number).strip()  # type: ignore[attr-defined, unused-ignore]
     return errors.ProviderError(f"{message}: {text}", operation=operation, native=number, native_name="")

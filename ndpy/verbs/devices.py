@@ -160,7 +160,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
 
 
 def _capabilities(attributes: Any, iwarp: bool) -> frozenset[str]:
-    flags = {"LOOPBACK_CONNECTIONS"}
+    flags = {"GIDS", "LOOPBACK_CONNECTIONS"}
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
         flags.add("MEMORY_WINDOWS")

@@ -18,6 +18,7 @@ import click
 import ndpy
 from ndpy.cli.smoke import catalog, report
 from ndpy.cli.smoke.catalog import Check, Result, Verdict
+from ndpy.cli.smoke.channel import meet
 from ndpy.cli.smoke.lab import Lab
 from ndpy.cli.smoke.peer import serve, serve_client
 from ndpy.cli.smoke.remote import parse_address
@@ -49,7 +50,10 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     "--listen", "listen_at", metavar="HOST[:PORT]", help="Where --serve listens; default: the adapter's address."
 )
 @click.option(
-    "--inetd", is_flag=True, hidden=True, help="With --serve: one client, on the socket that is standard input."
+    "--client",
+    type=click.IntRange(1, 65535),
+    hidden=True,
+    help="With --serve: one client, who waits at this port of this machine and whose secret is on the standard input.",
 )
 def command(
     adapter: str | None,
@@ -61,7 +65,7 @@ def command(
     limit_s: float,
     serving: bool,
     listen_at: str | None,
-    inetd: bool,
+    client: int | None,
 ) -> None:
     """Test an RDMA adapter with real data between two processes.
 
@@ -78,7 +82,7 @@ def command(
             needs = f" (needs {', '.join(check.needs)})" if check.needs else ""
             click.echo(f"{check.full_name:38} {check.claim}{needs}")
         return
-    if (listen_at or inetd) and not serving:
+    if (listen_at or client) and not serving:
         raise click.UsageError("--listen goes with --serve")
     if serving and (peer_host or json_file or junit_file or groups):
         raise click.UsageError("--serve runs no checks; --peer, --json, --junit and --only go with the other side")
@@ -90,7 +94,7 @@ def command(
         faulthandler.enable()
     signal.signal(signal.SIGTERM, _terminated)
     if serving:
-        sys.exit(_serve(adapter, listen_at, inetd))
+        sys.exit(_serve(adapter, listen_at, client))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
@@ -149,15 +153,15 @@ def _run_checks(
     return (1 if run.counts[Verdict.FAIL] else 0), stuck
 
 
-def _serve(which: str | None, listen_at: str | None, inetd: bool) -> int:
+def _serve(which: str | None, listen_at: str | None, client: int | None) -> int:
     def say(text: str) -> None:
         click.echo(text)
         sys.stdout.flush()
 
     try:
         with ndpy.open_adapter(which) as adapter, contextlib.ExitStack() as stack:
-            if inetd:
-                serve_client(adapter, stack.enter_context(socket.socket(fileno=os.dup(0))))
+            if client:
+                serve_client(adapter, stack.enter_context(meet(client, sys.stdin.buffer)))
                 return 0
             addresses = adapter.info.addresses
             try:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import hmac
 import json
+import secrets
 import socket
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import IO, Any
 
 REPLY_LIMIT = 256 * 1024
 REQUEST_LIMIT = 8 * 1024
@@ -37,9 +40,9 @@ class Channel:
         self._socket = connection
         self._line_limit = line_limit
         self._received = b""
-        if connection.family != getattr(socket, "AF_UNIX", None):
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):
+            # Of a socket that is TCP's.
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
         """Send one message; ChannelClosed or ChannelError if that cannot be done in time."""
@@ -82,6 +85,43 @@ class Channel:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+_SECRET_SIZE = 32
+
+
+class Meeting:
+    """A place on this machine where one process that was told the secret can connect, and nobody else."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.secret = secrets.token_bytes(_SECRET_SIZE)
+
+    def accept(self, alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
+        """The connection of the one who knows the secret; None at the deadline, or when it is not alive any more."""
+        deadline = time.monotonic() + timeout_s
+        self._listener.settimeout(0.1)
+        with self._listener:
+            while time.monotonic() < deadline and alive():
+                try:
+                    connection, _ = self._listener.accept()
+                except TimeoutError:
+                    continue
+                connection.settimeout(1.0)
+                with contextlib.suppress(OSError):
+                    if hmac.compare_digest(connection.recv(_SECRET_SIZE, socket.MSG_WAITALL), self.secret):
+                        return connection
+                connection.close()
+        return None
+
+
+def meet(port: int, told: IO[bytes]) -> socket.socket:
+    """The other end of a Meeting; `told` is where its secret can be read."""
+    secret = told.read(_SECRET_SIZE)
+    connection = socket.create_connection(("127.0.0.1", port), 10.0)
+    connection.sendall(secret)
+    return connection
 
 
 class Arguments:

@@ -20,6 +20,7 @@ from ndpy.cli.smoke.remote import Ended, FarLine, FarMemory, Peer, PeerLost, Pee
 PATIENCE_S = 10.0
 #: How long something is watched that should not happen.
 QUIET_S = 0.3
+_NO_PEER = "there is no peer any more"
 _MAX_PEER_STARTS = 3
 
 AnyCompletion = ndpy.Completion | Ended
@@ -200,7 +201,7 @@ class Lab:
         """The peer, started at its first use, and again if it was lost."""
         if self._peer is None:
             if self._peer_starts >= _MAX_PEER_STARTS:
-                raise PeerLost(f"there is no peer any more; the last time: {self._peer_reason}")
+                raise PeerLost(f"{_NO_PEER}; the last time: {self._peer_reason}")
             if self.peer_host is None:
                 self.need("LOOPBACK_CONNECTIONS")
             self._peer_starts += 1
@@ -215,7 +216,8 @@ class Lab:
 
     def lose_peer(self, reason: str) -> None:
         """The peer is lost; the next use starts or calls it again."""
-        self._peer_reason = reason
+        if not reason.startswith(_NO_PEER):
+            self._peer_reason = reason
         peer, self._peer = self._peer, None
         if peer is not None:
             peer.close()

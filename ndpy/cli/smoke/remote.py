@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
-from ndpy.cli.smoke.channel import REPLY_LIMIT, Arguments, Channel, ChannelClosed, ChannelError, encode
+from ndpy.cli.smoke.channel import REPLY_LIMIT, Arguments, Channel, ChannelClosed, ChannelError, Meeting, encode
 from ndpy.cli.smoke.line import difference, pattern
 from ndpy.cli.smoke.peer import MAX_CONTENTS, MAX_WAIT_S, PROTOCOL
 
@@ -56,24 +56,34 @@ def parse_address(text: str, default_host: str = "") -> tuple[str, int]:
 
 
 class _LocalProcess:
-    """The peer as a second process of this machine; the control channel is its standard input."""
+    """The peer as a second process of this machine. Raises PeerLost if it does not come."""
 
     def __init__(self, adapter: str) -> None:
-        ours, theirs = socket.socketpair()
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        command = [sys.executable, "-m", "ndpy", "smoke", "--serve", "--inetd", adapter]
-        with theirs:
-            # Its own session: Ctrl-C reaches the near side only, which then ends the peer in order.
-            self._process = subprocess.Popen(
-                command,
-                stdin=theirs.fileno(),
-                stdout=self._errors,
-                stderr=self._errors,
-                start_new_session=True,
-                env={**os.environ, "NDPY_ADAPTER": adapter},
-            )
+        meeting = Meeting()
+        command = [sys.executable, "-m", "ndpy", "smoke", "--serve", "--client", str(meeting.port), adapter]
+        # A session or group of its own: Ctrl-C reaches the near side only, which then ends the peer in order.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._errors,
+            stderr=self._errors,
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            env={**os.environ, "NDPY_ADAPTER": adapter},
+        )
         self.pid = self._process.pid
-        self.channel = Channel(ours, line_limit=REPLY_LIMIT)
+        try:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError), self._process.stdin as told:
+                told.write(meeting.secret)
+            connection = meeting.accept(lambda: self._process.poll() is None, _START_LIMIT_S)
+            if connection is None:
+                raise PeerLost(self.explain())
+        except BaseException:
+            self._process.kill()
+            raise
+        self.channel = Channel(connection, line_limit=REPLY_LIMIT)
 
     def explain(self) -> str:
         """How the process is."""

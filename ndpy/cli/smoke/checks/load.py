@@ -74,7 +74,7 @@ def port_active(lab: Lab) -> str:
     return f"port {port.number}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, {port.netdev or 'no netdev'}"
 
 
-@check("enumerate", "gids")
+@check("enumerate", "gids", needs=("GIDS",))
 def gids(lab: Lab) -> str:
     """The active port has GIDs, distinct and of a type that fits the transport."""
     found = [gid for port in lab.info.ports if port.state == "active" for gid in port.gids]
