@@ -19,6 +19,7 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
 import pytest
+from helpers import STRESS
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
@@ -252,3 +253,12 @@ def test_first_program_of_the_readme_runs_on_it(on_windows, tmp_path):
     (tmp_path / "hello.py").write_text(program)
     output = windows(on_windows, tmp_path / "hello.py", NDPY_PROVIDER=installed_softnd(on_windows))
     assert output.splitlines()[-1] == "hello over RDMA on softnd0"
+
+
+def test_smoke_test_of_the_windows_wheel_passes_on_it(on_windows):
+    """With its peer, a second process; all of its checks with NDPY_STRESS=1 only."""
+    some = [] if STRESS else ["--only", "send-receive", "--only", "windows"]
+    softnd = installed_softnd(on_windows)
+    output = windows(on_windows, "-m", "ndpy", "smoke", "softnd0", *some, NDPY_PROVIDER=softnd)
+    verdict = re.fullmatch(r"smoke: (\d+) passed, 0 failed, .* on softnd0 .*", output.splitlines()[-1])
+    assert verdict and int(verdict[1]) > 10, output
