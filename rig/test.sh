@@ -47,11 +47,11 @@ cat $results/softnd-windows.log
 report softnd-windows $status
 rig/test-softnd.sh ends
 report softnd-ends $?
-on_adapter rxe rxe0 tests/contract tests/interop tests/verbs
+on_adapter rxe rxe0 tests/contract tests/interop tests/verbs tests/examples
 if ! has_siw; then
     echo "== no tests on siw0: this machine has no siw module"
 elif [ -n "${NDPY_STRESS:-}" ]; then
-    on_adapter siw siw0 tests/contract tests/interop tests/verbs
+    on_adapter siw siw0 tests/contract tests/interop tests/verbs tests/examples
 else
     # tests/verbs starts dozens of processes, which takes the emulated machine minutes.
     on_adapter siw siw0 tests/contract tests/interop

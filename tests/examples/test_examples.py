@@ -8,7 +8,7 @@ import runpy
 import sys
 
 import pytest
-from helpers import host_of, sample
+from helpers import host_of, require, sample
 from processes import EXAMPLES, ROOT, Process, free_port, start_example
 
 SERVERS = {
@@ -38,8 +38,10 @@ def start(adapter):
     """Start an example on the adapter under test."""
 
     def start_on_adapter(name, *arguments) -> Process:
-        if name == "rc_pingpong" and adapter.info.transport == "iWARP":
-            pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
+        if name == "rc_pingpong":
+            require(adapter, "GIDS")
+            if adapter.info.transport == "iWARP":
+                pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
         option = "-d" if name == "rc_pingpong" else "--adapter"
         return start_example(name, *arguments, option, adapter.info.name)
 
