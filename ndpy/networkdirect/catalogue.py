@@ -1,9 +1,0 @@
-from typing import Any
-
-
-def entries() -> list[Any]:
-    return []
-
-
-def bitness(path: str) -> str:
-    return ""
