@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import ndpy
 from ndpy.cli import main
-from ndpy.cli.devices import parse_cpu_list, placement_warning
+from ndpy.placement import parse_cpu_list, placement_warning
 
 
 @pytest.fixture
