@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke test stress lint wheel clean softnd softnd-check softnd-fuzz softnd-bench
+.PHONY: help setup venv smoke test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -17,9 +17,11 @@ help:
 	@echo "make test     all tests;  make stress: with full counts"
 	@echo "make lint     ruff and mypy"
 	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
+	@echo "make windows  ndpy/_networkdirect.pyd and softnd.dll, for ndpy on Windows or under Wine"
 	@echo "make softnd   the NetworkDirect provider, softnd/build/softnd.dll;  make softnd-check: its tests"
 	@echo "make softnd-fuzz   its wire code in a fuzzer for a minute;  make softnd-bench: its speed beside TCP"
-	@echo "make wheel    a wheel in dist/;  make clean: remove what was built"
+	@echo "make wheels   wheels for Linux and Windows and the source archive, in dist/"
+	@echo "make clean    remove what was built"
 
 setup:
 	@rig/setup.sh
@@ -36,6 +38,10 @@ test: setup
 
 stress: setup
 	@NDPY_STRESS=1 rig/test.sh
+
+# setup.sh makes the extension module.
+windows: softnd
+	@ls -l ndpy/_networkdirect.pyd softnd/build/softnd.dll
 
 softnd: setup
 	$(MAKE) -C softnd
@@ -56,12 +62,12 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --strict ndpy
 
-wheel: venv
-	.venv/bin/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
-	@ls dist/*.whl
+wheels:
+	@rig/setup.sh wine
+	@rig/wheels.sh
 
 clean:
 	$(MAKE) -s -C softnd clean
 	rm -rf .venv .rig build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
-	rm -f ndpy/_verbs*.so
+	rm -f ndpy/_verbs*.so ndpy/_networkdirect.pyd
 	find ndpy tests examples cdefs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -7,15 +7,17 @@ import gc
 import os
 import sys
 import weakref
+from dataclasses import replace
 from typing import Any
 
+from ndpy import errors
 from ndpy.completion import CompletionQueue
 from ndpy.connection import Address, Connector, Listener
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending, wait_or_cancel
-from ndpy.queue_pair import QueuePair, SharedReceiveQueue
+from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import Orphans, Resource, busy
 
 _open_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
@@ -99,6 +101,39 @@ class Adapter(Resource):
 
         Raises LimitExceededError beyond the limits of info, ForeignObjectError, InsufficientResourcesError.
         """
+
+    def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
+        if not least <= value <= maximum:
+            raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
+
+    def _limit_shared_receive_queue(self, depth: int, max_sge: int, threshold: int) -> None:
+        if "SHARED_RECEIVE_QUEUES" not in self.info.flags:
+            raise errors.UnsupportedError(
+                f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
+            )
+        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
+        self._limit("max_sge", max_sge, self.info.max_receive_sge)
+        self._limit("threshold", threshold, depth, least=0)
+
+    def _limit_queue_pair(
+        self,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue,
+        limits: QueuePairLimits,
+        srq: SharedReceiveQueue | None,
+    ) -> QueuePairLimits:
+        """What was asked for, checked; with a shared receive queue there is no receive queue of its own."""
+        self._own(receive_cq, "the receive completion queue")
+        self._own(initiator_cq, "the initiator completion queue")
+        if srq is not None:
+            self._own(srq, "the shared receive queue")
+        info = self.info
+        self._limit("receive_depth", limits.receive_depth, info.max_receive_queue_depth, least=0)
+        self._limit("initiator_depth", limits.initiator_depth, info.max_initiator_queue_depth, least=0)
+        self._limit("max_receive_sge", limits.max_receive_sge, info.max_receive_sge, least=0)
+        self._limit("max_initiator_sge", limits.max_initiator_sge, info.max_initiator_sge, least=0)
+        self._limit("inline_data_size", limits.inline_data_size, info.max_inline_data_size, least=0)
+        return limits if srq is None else replace(limits, receive_depth=0)
 
     @abc.abstractmethod
     def create_connector(self) -> Connector:

@@ -6,6 +6,7 @@ import abc
 import ipaddress
 import socket
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ndpy import errors
@@ -59,6 +60,62 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
     return int(found[0][0]), found[0][4]
 
 
+def limit_private_data(private_data: bytes, maximum: int, operation: str) -> bytes:
+    """The data as bytes; LimitExceededError beyond the maximum."""
+    data = bytes(private_data)
+    if len(data) > maximum:
+        raise errors.LimitExceededError(f"{operation}: {len(data)} bytes of private data are more than {maximum}")
+    return data
+
+
+def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
+    """resolve(), for something that can be connected to; AddressUnreachableError for port 0 and the wildcard."""
+    family, resolved = resolve(address)
+    if resolved[1] == 0:
+        raise errors.AddressUnreachableError("nothing can listen at port 0", operation="connect")
+    if is_wildcard(resolved[0]):
+        raise errors.AddressUnreachableError(f"{resolved[0]} names no host to connect to", operation="connect")
+    return family, resolved
+
+
+def source_host(name: str, addresses: Sequence[str], destination: str) -> str:
+    """The address of the adapter `name` to come from: the destination itself, or the one that shares most with it."""
+    wanted = ipaddress.ip_address(destination.partition("%")[0])
+    candidates = []
+    for host in addresses:
+        own = ipaddress.ip_address(host.partition("%")[0])
+        if own.version != wanted.version:
+            continue
+        shared = (int(own) ^ int(wanted)).bit_length()
+        candidates.append((own != wanted, own.is_link_local != wanted.is_link_local, shared, host))
+    if not candidates:
+        raise errors.AddressUnreachableError(
+            f"{name} has no {'IPv4' if wanted.version == 4 else 'IPv6'} address to reach {destination} from; its addresses "
+            f"are {', '.join(addresses) or 'none'}",
+            operation="connect",
+        )
+    return min(candidates)[3]
+
+
+def listening_address(addresses: Sequence[str], address: Address) -> Address:
+    """Where to listen for (host, port): host "" or "*" is the wildcard, and an adapter's only address of a family stands
+    for the wildcard, which would take other adapters' requests too."""
+    try:
+        host, port = address
+    except (TypeError, ValueError):
+        raise ValueError(f"an address is (host, port), not {address!r}") from None
+    if host in ("", "*"):
+        has_ipv6 = any(":" in entry for entry in addresses)
+        host = "::" if has_ipv6 and not any("." in entry for entry in addresses) else "0.0.0.0"
+    family, resolved = resolve((host, port))
+    if not is_wildcard(resolved[0]):
+        return host, port
+    same = [
+        entry for entry in addresses if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
+    ]
+    return (same[0] if len(same) == 1 else host), port
+
+
 def is_wildcard(host: str) -> bool:
     """Whether a numeric host stands for all addresses."""
     return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
@@ -82,6 +139,13 @@ class Connector(Resource):
         self._state = "idle"
         self._state_lock = threading.RLock()
         self.queue_pair: QueuePair | None = None
+        self._private_data: bytes | None = None
+        self._read_limits: ReadLimits | None = None
+        #: The connect or accept, the disconnect, and the waits for the end that are under way.
+        self._pending: Pending[None] | None = None
+        self._disconnecting: Pending[None] | None = None
+        self._watching: list[Pending[None]] = []
+        self._disconnect_called = False
 
     @property
     def adapter(self) -> Adapter:
@@ -97,20 +161,26 @@ class Connector(Resource):
         self._state = state
 
     @property
-    @abc.abstractmethod
     def private_data(self) -> bytes:
         """What the peer sent with its connect, accept or reject; b"" if nothing.
 
         InfiniBand and RoCE pad it with zero bytes. NotConnectedError before anything came (contract H.7.1).
         """
+        self._check()
+        if self._private_data is None:
+            raise errors.NotConnectedError("the peer has sent nothing yet", operation="private_data")
+        return self._private_data
 
     @property
-    @abc.abstractmethod
     def read_limits(self) -> ReadLimits:
         """What the peer wants and offers, capped by this adapter; after the connection was made, what holds.
 
         NotConnectedError before the peer said it (contract H.7.5, H.7.6).
         """
+        self._check()
+        if self._read_limits is None:
+            raise errors.NotConnectedError("the peer has not said its read limits yet", operation="read_limits")
+        return self._read_limits
 
     @property
     @abc.abstractmethod
@@ -242,9 +312,55 @@ class Connector(Resource):
         """Wait until the connection has ended, from whichever side. NotConnectedError if there never was one."""
         wait_or_cancel(self.begin_wait_disconnected(), timeout_s)
 
-    @abc.abstractmethod
     def begin_wait_disconnected(self) -> Pending[None]:
         """Ask for one notification of the connection's end. Source: IND2Connector::NotifyDisconnect."""
+        with self._state_lock:
+            self._expect("wait_disconnected", "established", "disconnected")
+            pending: Pending[None] = Pending("wait_disconnected")
+            if self._state == "disconnected":
+                pending.succeed(None)
+            else:
+                self._watching.append(pending)
+        return pending
+
+    def _expect(self, operation: str, *states: str) -> None:
+        self._check()
+        if self._state not in states:
+            active = self._state in ("connecting", "offered", "accepting", "established") and operation in (
+                "connect",
+                "accept",
+                "bind",
+            )
+            kind = errors.ConnectionActiveError if active else errors.NotConnectedError
+            raise kind(f"the connector is {self._state}; this needs {' or '.join(states)}", operation=operation)
+
+    def _take_queue_pair(self, queue_pair: QueuePair) -> None:
+        self._own(queue_pair, "the queue pair")
+        if queue_pair.connector is not None or not queue_pair._never_connected or queue_pair._ended:
+            raise errors.ConnectionActiveError(
+                "the queue pair is or was connected; a queue pair has one connection in its life", operation="connect"
+            )
+        queue_pair.connector = self
+        self.queue_pair = queue_pair
+
+    def _own_limits(self, inbound: int | None, outbound: int | None) -> ReadLimits:
+        info = self._adapter.info
+        return ReadLimits(
+            min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
+            min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
+        )
+
+    def _release_queue_pair(self) -> None:
+        if self.queue_pair is not None:
+            self.queue_pair.connector = None
+            self.queue_pair = None
+
+    def _take_waiting(self) -> list[Pending[None]]:
+        """What is under way, which the caller ends."""
+        waiting = [pending for pending in (self._pending, self._disconnecting, *self._watching) if pending is not None]
+        self._pending = self._disconnecting = None
+        self._watching = []
+        return waiting
 
     def _describe(self) -> str:
         return f"Connector ({self._state})"

@@ -67,7 +67,9 @@ class ProviderError(NdpyError, OSError):
     def __str__(self) -> str:
         text = f"{self.operation}: {self.message}" if self.operation else self.message
         if self.native:
-            text += f" [native status {self.native}{f' ({self.native_name})' if self.native_name else ''}]"
+            # An errno is known by its decimal digits, a status of NetworkDirect by its hexadecimal ones.
+            number = str(self.native) if self.native < 1 << 16 else f"{self.native:#010x}"
+            text += f" [native status {number}{f' ({self.native_name})' if self.native_name else ''}]"
         return text
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -23,7 +23,11 @@ def implementation() -> Any:
         from ndpy import verbs
 
         return verbs
-    raise ProviderNotFoundError(f"ndpy has no provider for {sys.platform}; it runs on Linux")
+    if sys.platform == "win32":
+        from ndpy import networkdirect
+
+        return networkdirect
+    raise ProviderNotFoundError(f"ndpy has no provider for {sys.platform}; it runs on Linux and Windows")
 
 
 def diagnose() -> list[Finding]:

@@ -97,6 +97,7 @@ class QueuePair(Resource):
         self.context: Any = None
         self.connector: Connector | None = None
         self._lock = threading.Lock()
+        self._never_connected = True
         #: The connection is over; what is posted is cancelled.
         self._ended = False
         self._source = Source(self)
@@ -107,6 +108,11 @@ class QueuePair(Resource):
     @property
     def adapter(self) -> Adapter:
         return self._adapter
+
+    @property
+    def connection_ended(self) -> bool:
+        """Whether it had a connection that has ended, or was flushed while it had one."""
+        return self._ended
 
     @property
     def _completion_queues(self) -> tuple[CompletionQueue, CompletionQueue]:
@@ -364,7 +370,11 @@ class QueuePair(Resource):
         if refused == _BAD_FLAGS:
             taken = _TAKEN_FLAGS.get(operation, "SILENT_SUCCESS and READ_FENCE")
             return errors.InvalidFlagsError(f"{name} takes the flags {taken}, not {Flags(flags)!r}")
-        return errors.from_errno(name, refused)
+        return self._native_refusal(name, refused)
+
+    @abc.abstractmethod
+    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
+        """The exception for a number of the provider's own."""
 
     @staticmethod
     def _bad_argument(error: Exception, context: int, flags: int) -> Exception:
@@ -381,7 +391,8 @@ class QueuePair(Resource):
         )
 
     def _describe(self) -> str:
-        return "QueuePair"
+        state = "never connected" if self._never_connected else "ended" if self._ended else "connected"
+        return f"QueuePair ({state})"
 
 
 class SharedReceiveQueue(Resource):

@@ -28,12 +28,14 @@ all)
     provide_siw
     make_venv
     provide_wine
+    "$rig/windows/extension.sh"
     ;;
 wine)
     . "$rig/system.sh"
     install_packages
     make_venv
     provide_wine
+    "$rig/windows/extension.sh"
     ;;
 *) die "unknown part $1" ;;
 esac

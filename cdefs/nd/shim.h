@@ -37,13 +37,15 @@ void ndpy_request_start(struct ndpy_request *request);
 /* No packet will come: it was refused, or ended inline, or its event was waited for. */
 void ndpy_request_stop(struct ndpy_request *request);
 void ndpy_request_drop(struct ndpy_request *request);
+/* The port in `forward` is going to be closed. */
+void ndpy_request_detach(struct ndpy_request *request);
 
 struct ndpy_packet {
     uint64_t key;
     struct ndpy_request *request;   /* NULL: posted by ndpy_post_packet */
 };
 /* Up to `count` packets of a port, waiting up to timeout_ms (0xFFFFFFFF: for ever). Packets that are to be forwarded
-   are, without returning. Returns their number, 0 after the time, or minus an error. */
+   elsewhere are, without returning. Returns their number, 0 after the time, or minus an error. */
 int ndpy_take_packets(void *port, struct ndpy_packet *out, uint32_t count, uint32_t timeout_ms);
 int32_t ndpy_post_packet(void *port, uint64_t key);
 

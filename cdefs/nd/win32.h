@@ -30,6 +30,6 @@ int32_t ResetEvent(void *event);
 uint32_t WaitForSingleObject(void *handle, uint32_t timeout_ms);
 int32_t CloseHandle(void *handle);
 int32_t FreeLibrary(void *module);
-void *VirtualAlloc(void *address, size_t size, uint32_t type, uint32_t protection);
+void *VirtualAllocExNuma(void *process, void *address, size_t size, uint32_t type, uint32_t protection, uint32_t node);
 int32_t VirtualFree(void *address, size_t size, uint32_t type);
 size_t GetLargePageMinimum(void);

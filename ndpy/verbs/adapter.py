@@ -159,13 +159,7 @@ class VerbsAdapter(Adapter):
         self, depth: int, *, max_sge: int = 1, threshold: int = 0
     ) -> VerbsSharedReceiveQueue:
         self._check()
-        if "SHARED_RECEIVE_QUEUES" not in self.info.flags:
-            raise errors.UnsupportedError(
-                f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
-            )
-        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
-        self._limit("max_sge", max_sge, self.info.max_receive_sge)
-        self._limit("threshold", threshold, depth, least=0)
+        self._limit_shared_receive_queue(depth, max_sge, threshold)
         return VerbsSharedReceiveQueue(self, depth, max_sge, threshold)
 
     def create_queue_pair(
@@ -182,24 +176,9 @@ class VerbsAdapter(Adapter):
     ) -> VerbsQueuePair:
         self._check()
         initiator_cq = initiator_cq or receive_cq
-        self._own(receive_cq, "the receive completion queue")
-        self._own(initiator_cq, "the initiator completion queue")
-        if srq is not None:
-            self._own(srq, "the shared receive queue")
-        info = self.info
-        self._limit("receive_depth", receive_depth, info.max_receive_queue_depth, least=0)
-        self._limit("initiator_depth", initiator_depth, info.max_initiator_queue_depth, least=0)
-        self._limit("max_receive_sge", max_receive_sge, info.max_receive_sge, least=0)
-        self._limit("max_initiator_sge", max_initiator_sge, info.max_initiator_sge, least=0)
-        self._limit("inline_data_size", inline_data_size, info.max_inline_data_size, least=0)
-        limits = QueuePairLimits(
-            receive_depth if srq is None else 0, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size
-        )
+        limits = QueuePairLimits(receive_depth, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size)
+        limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
         return VerbsQueuePair(self, receive_cq, initiator_cq, limits, srq)
-
-    def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
-        if not least <= value <= maximum:
-            raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
 
     def create_connector(self) -> VerbsConnector:
         self._check()

@@ -8,12 +8,18 @@ two steps and the queue pair's states are moved here; on iWARP the kernel moves 
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import Address, Connector, ReadLimits, is_wildcard, resolve
+from ndpy.connection import (
+    Address,
+    Connector,
+    ReadLimits,
+    limit_private_data,
+    resolve_destination,
+    source_host,
+)
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePair
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
@@ -35,13 +41,6 @@ _RNR_TIMER_123_MS = 27
 _ROCE_MASK_BITS = 0xE00000
 
 
-def limit_private_data(private_data: bytes, maximum: int, operation: str) -> bytes:
-    data = bytes(private_data)
-    if len(data) > maximum:
-        raise errors.LimitExceededError(f"{operation}: {len(data)} bytes of private data are more than {maximum}")
-    return data
-
-
 class VerbsConnector(Connector):
     _adapter: VerbsAdapter
 
@@ -50,13 +49,7 @@ class VerbsConnector(Connector):
         if key:
             self._serial = key
         self._id = identifier
-        self._private_data: bytes | None = None
-        self._read_limits: ReadLimits | None = None
-        self._pending: Pending[None] | None = None
-        self._disconnecting: Pending[None] | None = None
-        self._watching: list[Pending[None]] = []
         self._request: tuple[bytes, ReadLimits] = (b"", ReadLimits(0, 0))
-        self._disconnect_called = False
         self._disconnect_sent = False
         self._iwarp = adapter.info.transport == "iWARP"
         self._target = ""
@@ -65,20 +58,6 @@ class VerbsConnector(Connector):
         self._opened()
 
     # ---- what can be asked ----
-
-    @property
-    def private_data(self) -> bytes:
-        self._check()
-        if self._private_data is None:
-            raise errors.NotConnectedError("the peer has sent nothing yet", operation="private_data")
-        return self._private_data
-
-    @property
-    def read_limits(self) -> ReadLimits:
-        self._check()
-        if self._read_limits is None:
-            raise errors.NotConnectedError("the peer has not said its read limits yet", operation="read_limits")
-        return self._read_limits
 
     @property
     def local_address(self) -> Address:
@@ -96,17 +75,6 @@ class VerbsConnector(Connector):
             which = "peer" if peer else "local"
             raise errors.NotConnectedError(f"there is no {which} address yet", operation=f"{which}_address")
         return address
-
-    def _expect(self, operation: str, *states: str) -> None:
-        self._check()
-        if self._state not in states:
-            active = self._state in ("connecting", "offered", "accepting", "established") and operation in (
-                "connect",
-                "accept",
-                "bind",
-            )
-            kind = errors.ConnectionActiveError if active else errors.NotConnectedError
-            raise kind(f"the connector is {self._state}; this needs {' or '.join(states)}", operation=operation)
 
     # ---- the active side ----
 
@@ -140,11 +108,7 @@ class VerbsConnector(Connector):
     ) -> Pending[None]:
         self._check()
         data = limit_private_data(private_data, MAX_CALLER_DATA, "connect")
-        family, resolved = resolve(address)
-        if resolved[1] == 0:
-            raise errors.AddressUnreachableError("nothing can listen at port 0", operation="connect")
-        if is_wildcard(resolved[0]):
-            raise errors.AddressUnreachableError(f"{resolved[0]} names no host to connect to", operation="connect")
+        family, resolved = resolve_destination(address)
         with self._state_lock:
             self._expect("connect", "idle", "bound")
             self._take_queue_pair(queue_pair)
@@ -181,39 +145,9 @@ class VerbsConnector(Connector):
 
     def _source_address(self, family: int, destination: tuple[Any, ...]) -> Any:
         """An address of this adapter to come from: the destination itself, or one of its network, or any."""
-        wanted = ipaddress.ip_address(destination[0].partition("%")[0])
-        candidates = []
-        for host in self._adapter.info.addresses:
-            own = ipaddress.ip_address(host.partition("%")[0])
-            if own.version != wanted.version:
-                continue
-            shared = (int(own) ^ int(wanted)).bit_length()
-            candidates.append((own != wanted, own.is_link_local != wanted.is_link_local, shared, host))
-        if not candidates:
-            raise errors.AddressUnreachableError(
-                f"{self._adapter.info.name} has no {'IPv4' if wanted.version == 4 else 'IPv6'} address to reach {destination[0]} "
-                f"from; its addresses are {', '.join(self._adapter.info.addresses) or 'none'}",
-                operation="connect",
-            )
-        found = socket.getaddrinfo(min(candidates)[3], 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+        host = source_host(self._adapter.info.name, self._adapter.info.addresses, destination[0])
+        found = socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
         return pack_address(family, found[0][4])
-
-    def _take_queue_pair(self, queue_pair: QueuePair) -> None:
-        self._own(queue_pair, "the queue pair")
-        assert isinstance(queue_pair, VerbsQueuePair)
-        if queue_pair.connector is not None or not queue_pair._never_connected or queue_pair._ended:
-            raise errors.ConnectionActiveError(
-                "the queue pair is or was connected; a queue pair has one connection in its life", operation="connect"
-            )
-        queue_pair.connector = self
-        self.queue_pair = queue_pair
-
-    def _own_limits(self, inbound: int | None, outbound: int | None) -> ReadLimits:
-        info = self._adapter.info
-        return ReadLimits(
-            min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
-            min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
-        )
 
     def _parameters(self) -> tuple[Any, Any]:
         """A struct rdma_conn_param of what is asked for, and the memory that it points to."""
@@ -241,11 +175,6 @@ class VerbsConnector(Connector):
             self._move("bound" if self._bound_to else "idle")
         self._pending = None
         self._replace_identifier(None)
-
-    def _release_queue_pair(self) -> None:
-        if self.queue_pair is not None:
-            self.queue_pair.connector = None
-            self.queue_pair = None
 
     def _give_up(self, pending: Pending[None]) -> None:
         """cancel() of a connect or accept."""
@@ -426,16 +355,6 @@ class VerbsConnector(Connector):
             if self._id is not None:
                 lib.rdma_disconnect(self._id)
 
-    def begin_wait_disconnected(self) -> Pending[None]:
-        with self._state_lock:
-            self._expect("wait_disconnected", "established", "disconnected")
-            pending: Pending[None] = Pending("wait_disconnected")
-            if self._state == "disconnected":
-                pending.succeed(None)
-            else:
-                self._watching.append(pending)
-        return pending
-
     def _on_disconnected(self) -> None:
         """The connection is over, from whichever side."""
         queue_pair = self.queue_pair
@@ -475,21 +394,13 @@ class VerbsConnector(Connector):
     def _on_removed(self) -> None:
         error = self._removed_error()
         with self._state_lock:
-            waiting = [
-                pending for pending in (self._pending, self._disconnecting, *self._watching) if pending is not None
-            ]
-            self._pending = self._disconnecting = None
-            self._watching = []
+            waiting = self._take_waiting()
         for pending in waiting:
             pending.fail(error)
 
     def _release(self) -> None:
         with self._state_lock:
-            waiting = [
-                pending for pending in (self._pending, self._disconnecting, *self._watching) if pending is not None
-            ]
-            self._pending = self._disconnecting = None
-            self._watching = []
+            waiting = self._take_waiting()
             queue_pair = self.queue_pair
             if isinstance(queue_pair, VerbsQueuePair) and self._state in (
                 "established",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
 from ndpy import errors
-from ndpy.connection import Address, Connector, Listener, ReadLimits, is_wildcard, resolve
+from ndpy.connection import Address, Connector, Listener, ReadLimits, listening_address
 from ndpy.pending import Pending
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connection import VerbsConnector
@@ -29,7 +28,7 @@ class VerbsListener(Listener):
         # Registered before the first request can come.
         self._opened()
         try:
-            bind_identifier(adapter, self._id, self._local(address))
+            bind_identifier(adapter, self._id, listening_address(adapter.info.addresses, address))
             check_errno("listen", lib.rdma_listen(self._id, backlog or 1024), f"cannot listen at {address}")
             bound = unpack_address(self._id, peer=False)
             assert bound is not None
@@ -38,23 +37,6 @@ class VerbsListener(Listener):
             self._gone()
             lib.rdma_destroy_id(self._id)
             raise
-
-    def _local(self, address: Address) -> Address:
-        """An adapter's only address of a family instead of the wildcard, which would take all adapters' requests."""
-        try:
-            host, port = address
-        except (TypeError, ValueError):
-            raise ValueError(f"an address is (host, port), not {address!r}") from None
-        own = self._adapter.info.addresses
-        if host in ("", "*"):
-            host = "::" if any(":" in entry for entry in own) and not any("." in entry for entry in own) else "0.0.0.0"
-        family, resolved = resolve((host, port))
-        if not is_wildcard(resolved[0]):
-            return host, port
-        same = [
-            entry for entry in own if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
-        ]
-        return (same[0] if len(same) == 1 else host), port
 
     @property
     def address(self) -> Address:

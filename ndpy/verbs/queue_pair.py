@@ -110,7 +110,6 @@ class VerbsQueuePair(QueuePair):
         count = max(limits.max_receive_sge, limits.max_initiator_sge, 1)
         self._elements = ffi.new("struct ndpy_element[]", count)
         self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
-        self._never_connected = True
         #: The adapter's word for an error of the queue pair itself, "" if there was none.
         self.failure = ""
         self._iwarp = adapter.info.transport == "iWARP"
@@ -168,11 +167,6 @@ class VerbsQueuePair(QueuePair):
         """The queue pair number (QPN)."""
         self._check()
         return self._number
-
-    @property
-    def connection_ended(self) -> bool:
-        """Whether it had a connection that has ended, or was flushed while it had one."""
-        return self._ended
 
     # Receives can only be posted from the state INIT on.
     def _initialise(self) -> None:
@@ -465,9 +459,8 @@ class VerbsQueuePair(QueuePair):
     def _native_status_name(self, native_status: int) -> str:
         return text(lib.ibv_wc_status_str(native_status))
 
-    def _describe(self) -> str:
-        state = "never connected" if self._never_connected else "ended" if self._ended else "connected"
-        return f"QueuePair ({state})"
+    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
+        return errors.from_errno(operation, number)
 
 
 class VerbsSharedReceiveQueue(SharedReceiveQueue):

@@ -239,7 +239,7 @@ def test_h_4_2_what_is_no_address_is_refused(adapter, keep, ends, address):
 
 def test_h_4_5_private_data_up_to_the_limit_arrive(adapter, keep, ends):
     client, server = ends
-    data = bytes(range(1, adapter.info.max_caller_data + 1))
+    data = bytes(1 + index % 255 for index in range(adapter.info.max_caller_data))
     offer = ask(keep, adapter, client.queue_pair, private_data=data)
     assert_private_data(offer.server, data)
     establish(offer, server.queue_pair)

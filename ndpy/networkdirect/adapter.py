@@ -1,0 +1,150 @@
+"""An open NetworkDirect adapter."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from ndpy import errors
+from ndpy.adapter import Adapter
+from ndpy.completion import CompletionQueue
+from ndpy.connection import Address
+from ndpy.flags import Access
+from ndpy.info import AdapterInfo
+from ndpy.memory import span
+from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
+from ndpy.networkdirect.connection import NetworkDirectConnector
+from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, Provider
+from ndpy.networkdirect.events import EventThread
+from ndpy.networkdirect.library import check, ffi, lib, release
+from ndpy.networkdirect.listener import NetworkDirectListener
+from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow, validate_access
+from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair, NetworkDirectSharedReceiveQueue
+from ndpy.pending import Pending
+from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
+
+
+class NetworkDirectAdapter(Adapter):
+    info: NetworkDirectAdapterInfo
+
+    def __init__(self, info: NetworkDirectAdapterInfo) -> None:
+        super().__init__(info)
+        self._registering: set[NetworkDirectMemoryRegion] = set()
+        self._native: Any = None
+        self._file: Any = None
+        self._events: EventThread | None = None  # type: ignore[assignment]
+        self._provider = Provider.use(info.provider_path, info.provider_id)
+        try:
+            self._native = self._provider.open(info.adapter_id, info.addresses)
+            self._file = self._new_file()
+            self._events = EventThread(info.name, self._orphans, weakref.ref(self))
+            self._events.add_file(self._file)
+        except BaseException:
+            self._free()
+            raise
+        self._opened()
+
+    _events: EventThread
+
+    def _new_file(self) -> Any:
+        out = ffi.new("void **")
+        check("open adapter", lib.IND2Adapter_CreateOverlappedFile(self._native, out))
+        return out[0]
+
+    @property
+    def completion_port(self) -> int:
+        """The handle of the completion port on which the adapter's overlapped requests complete."""
+        self._check()
+        return int(ffi.cast("uintptr_t", self._events.port))
+
+    # ---- making objects ----
+
+    def _prepare_region(self, buffer: Any, access: Access) -> NetworkDirectMemoryRegion:
+        self._check()
+        access = validate_access(access)
+        owner, address, length = span(buffer, bool(access & (Access.LOCAL_WRITE | Access.READ_SINK)))
+        if length > self.info.max_registration_size:
+            raise errors.LimitExceededError(
+                f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
+            )
+        return NetworkDirectMemoryRegion(self, owner, buffer, address, length, access)
+
+    def _register(self, buffer: Any, access: Access) -> NetworkDirectMemoryRegion:
+        region = self._prepare_region(buffer, access)
+        region._register_now()
+        return region
+
+    def begin_register(  # type: ignore[override]
+        self, buffer: Any, access: Access = Access.LOCAL_WRITE
+    ) -> Pending[NetworkDirectMemoryRegion]:
+        return self._prepare_region(buffer, access)._begin_register()
+
+    def create_memory_window(self) -> NetworkDirectMemoryWindow:
+        self._check()
+        return NetworkDirectMemoryWindow(self)
+
+    def create_completion_queue(self, depth: int) -> NetworkDirectCompletionQueue:
+        self._check()
+        self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
+        return NetworkDirectCompletionQueue(self, depth)
+
+    def create_shared_receive_queue(
+        self, depth: int, *, max_sge: int = 1, threshold: int = 0
+    ) -> NetworkDirectSharedReceiveQueue:
+        self._check()
+        self._limit_shared_receive_queue(depth, max_sge, threshold)
+        return NetworkDirectSharedReceiveQueue(self, depth, max_sge, threshold)
+
+    def create_queue_pair(
+        self,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue | None = None,
+        *,
+        receive_depth: int = 64,
+        initiator_depth: int = 64,
+        max_receive_sge: int = 1,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+        srq: SharedReceiveQueue | None = None,
+    ) -> NetworkDirectQueuePair:
+        self._check()
+        initiator_cq = initiator_cq or receive_cq
+        limits = QueuePairLimits(receive_depth, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size)
+        limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
+        return NetworkDirectQueuePair(self, receive_cq, initiator_cq, limits, srq)
+
+    def create_connector(self) -> NetworkDirectConnector:
+        self._check()
+        return NetworkDirectConnector(self)
+
+    def listen(self, address: Address, *, backlog: int = 8) -> NetworkDirectListener:
+        self._check()
+        return NetworkDirectListener(self, address, backlog)
+
+    # ---- events, and the end ----
+
+    def _wake(self) -> None:
+        self._events.wake()
+
+    def _release(self) -> None:
+        for region in list(self._registering):
+            region._give_up()
+        self._refuse_if_used()
+        self._free()
+
+    def _free(self) -> None:
+        # The thread takes the packets that are on their way; after it nothing refers to a request.
+        if self._events is not None:
+            self._events.stop()
+        if self._file is not None:
+            lib.CloseHandle(self._file)
+            self._file = None
+        if self._native is not None:
+            release(self._native)
+            self._native = None
+        self._provider.drop()
+
+
+def open_adapter(info: AdapterInfo) -> NetworkDirectAdapter:
+    assert isinstance(info, NetworkDirectAdapterInfo)
+    return NetworkDirectAdapter(info)

@@ -1,0 +1,75 @@
+"""Socket addresses as Windows lays them out in memory."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from ndpy.connection import Address, resolve
+from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, ffi
+
+_AF_INET = 2
+_AF_INET6 = 23
+
+
+def pack_address(address: Address) -> bytes:
+    """A SOCKADDR_IN or SOCKADDR_IN6 of (host, port)."""
+    family, resolved = resolve(address)
+    return pack_resolved(family, resolved)
+
+
+def pack_resolved(family: int, resolved: tuple[Any, ...]) -> bytes:
+    """A SOCKADDR_IN or SOCKADDR_IN6 of what getaddrinfo() gave."""
+    host, port = resolved[:2]
+    if family == socket.AF_INET6:
+        octets = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+        head = struct.pack("<H", _AF_INET6) + struct.pack(">HI", port, resolved[2])
+        return head + octets + struct.pack("<I", resolved[3])
+    return struct.pack("<H", _AF_INET) + struct.pack(">H", port) + socket.inet_pton(socket.AF_INET, host) + bytes(8)
+
+
+def unpack_address(data: bytes) -> Address | None:
+    """(host, port) of a socket address; None for another family, or one that is cut off (contract A.5.5)."""
+    if len(data) < 16:
+        return None
+    family = struct.unpack_from("<H", data)[0]
+    port = struct.unpack_from(">H", data, 2)[0]
+    if family == _AF_INET:
+        return socket.inet_ntop(socket.AF_INET, data[4:8]), port
+    if family == _AF_INET6 and len(data) >= 28:
+        host = socket.inet_ntop(socket.AF_INET6, data[8:24])
+        scope = struct.unpack_from("<I", data, 24)[0]
+        return (f"{host}%{scope}" if scope else host), port
+    return None
+
+
+def sized(operation: str, call: Callable[[Any, Any], int]) -> Any:
+    """What a sized getter gives, in a buffer of the right size; it may change between two calls (contract A.5)."""
+    size = ffi.new("uint32_t *", 0)
+    buffer = ffi.NULL
+    for _ in range(16):
+        status = call(buffer, size)
+        if status & 0xFFFFFFFF != BUFFER_OVERFLOW:
+            check(operation, status)
+            return ffi.NULL if buffer == ffi.NULL else buffer[0 : size[0]]
+        buffer = ffi.new("unsigned char[]", max(size[0], 8))
+        size[0] = len(buffer)
+    check(operation, status, "the size changes at every call")
+    return None
+
+
+def address_list(operation: str, call: Callable[[Any, Any], int]) -> list[bytes]:
+    """The socket addresses of a QueryAddressList (contract A.5)."""
+    buffer = sized(operation, call)
+    if buffer == ffi.NULL:
+        return []
+    count = int(ffi.cast("int32_t *", buffer)[0])
+    found = []
+    for index in range(count):
+        entry = ffi.cast("uintptr_t *", buffer + 8 + 16 * index)
+        length = int(ffi.cast("int32_t *", entry + 1)[0])
+        if entry[0] and length > 0:
+            found.append(bytes(ffi.buffer(ffi.cast("char *", entry[0]), length)))
+    return found

@@ -1,0 +1,274 @@
+"""Completion queues, and how waiting for them works on Windows.
+
+Notify is one shot, any number may be outstanding, and each ends for the next completion (contract G.2). A wait() uses a
+request of its own that sets an event and brings no packet, so nothing stands between the provider and the waiting thread.
+A request that was armed and not needed stays armed for the next wait(): cancelling it would cancel all others as well.
+arm() goes through the adapter's thread, a poller's requests through the poller's own port (poller.py).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.completion import CompletionQueue
+from ndpy.flags import Notify
+from ndpy.networkdirect.library import (
+    BUFFER_OVERFLOW,
+    CANCELED,
+    PENDING,
+    SUCCESS,
+    check,
+    create,
+    ffi,
+    lib,
+    release,
+    status_error,
+)
+from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all, wait_for_event
+from ndpy.pending import Pending
+
+if TYPE_CHECKING:
+    from ndpy.networkdirect.adapter import NetworkDirectAdapter
+    from ndpy.networkdirect.poller import NetworkDirectPoller
+
+# Room beyond the depth asked for: completions of silent requests that are signaled now and then take a place too.
+_SLACK = 64
+
+
+class NetworkDirectCompletionQueue(CompletionQueue):
+    _adapter: NetworkDirectAdapter
+    _poll_native = staticmethod(lib.ndpy_poll)
+
+    def __init__(self, adapter: NetworkDirectAdapter, depth: int) -> None:
+        super().__init__(adapter, depth)
+        self._pollers: weakref.WeakSet[NetworkDirectPoller] = weakref.WeakSet()
+        #: Every Notify that the provider may hold.
+        self._requests: set[Request] = set()
+        self._idle_waiters: list[Request] = []
+        self._waiting: list[Request] = []
+        self._no_waiters = threading.Condition(self._lock)
+        self._armed: dict[Request, Pending[None]] = {}
+        # The last completion kept here that ended a notification, counted since creation as _taken is.
+        self._notified = 0
+        self._cq = create(
+            "create completion queue",
+            "IND2CompletionQueue",
+            lib.IND2Adapter_CreateCompletionQueue,
+            adapter._native,
+            adapter._file,
+            self._native_depth(depth),
+            0,
+            0,
+        )
+        self._native = lib.ndpy_completion_queue_new(self._cq)
+        if self._native == ffi.NULL:
+            release(self._cq)
+            raise errors.InsufficientResourcesError("out of memory", operation="create completion queue")
+        self._opened()
+
+    def _native_depth(self, depth: int) -> int:
+        return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)
+
+    def _new_entries(self, count: int) -> tuple[Any, memoryview]:
+        entries = ffi.new("struct ndpy_completion[]", count)
+        return entries, memoryview(ffi.buffer(entries))
+
+    def _drain(self) -> int:
+        """Take what the provider has; returns how many completions wait to be taken."""
+        added = lib.ndpy_drain(self._native)
+        if added < 0:
+            raise errors.from_errno("poll", -added)
+        return int(lib.ndpy_kept(self._native))
+
+    # ---- notifications ----
+
+    def _notify(self, kind: Notify, request: Request) -> int:
+        """Issue a Notify: PENDING, or SUCCESS when there is something already."""
+        self._requests.add(request)
+        status = request.issue(lambda overlapped: lib.IND2CompletionQueue_Notify(self._cq, int(kind), overlapped))
+        if status != PENDING:
+            self._requests.discard(request)
+            if status != SUCCESS:
+                raise self._notify_error("arm", status)
+        return status
+
+    def _ended(self, request: Request, status: int) -> None:
+        """A Notify has ended; raise if that says something bad of the queue."""
+        self._requests.discard(request)
+        # A provider may cancel an older request when a newer one comes (contract M.19); then it is issued again.
+        if status not in (SUCCESS, CANCELED):
+            raise self._notify_error("wait", status)
+
+    def _notify_error(self, operation: str, status: int) -> errors.ProviderError:
+        if status != BUFFER_OVERFLOW:
+            return status_error(operation, status)
+        return errors.CompletionQueueOverrunError(
+            f"more completions arrived than this queue of depth {self.depth} holds; some are lost, and its queue pairs are "
+            "unusable: close them, and create the queue with room for all requests that are outstanding at once",
+            operation=operation,
+            native=status,
+            native_name="ND_BUFFER_OVERFLOW",
+        )
+
+    def _wait_for_notification(self, deadline: float | None) -> None:
+        with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
+            request = self._idle_waiters.pop() if self._idle_waiters else Request(self._cq)
+            try:
+                if not request.running and self._notify(Notify.ANY, request) == SUCCESS:
+                    self._idle_waiters.append(request)
+                    return
+                if self._drain():
+                    self._idle_waiters.append(request)
+                    return
+            except BaseException:
+                self._idle_waiters.append(request)
+                raise
+            self._waiting.append(request)
+        try:
+            if not wait_for_event(request.event, deadline):
+                raise errors.TimeoutError("no completion within the time allowed", operation="wait")
+        finally:
+            with self._lock:
+                # Whoever wanted this thread to look set the event too; the provider's own signal is in the status.
+                lib.ResetEvent(request.event)
+                status = request.take()
+                self._waiting.remove(request)
+                self._idle_waiters.append(request)
+                self._no_waiters.notify_all()
+                if status is not None:
+                    self._requests.discard(request)
+        if self._defunct is not None:
+            raise self._defunct()
+        if status is not None:
+            self._ended(request, status)
+
+    def _pass_on(self) -> None:
+        with self._lock:
+            if self._waiting:
+                lib.SetEvent(self._waiting[0].event)
+
+    def _changed(self) -> None:
+        """Completions were added that the provider does not know of, or the state changed: everybody is to look."""
+        with self._lock:
+            waiting = bool(self._native is not None and lib.ndpy_kept(self._native))
+            ended = list(self._armed.values()) if waiting else []
+            if waiting:
+                self._armed.clear()
+            for request in self._waiting:
+                lib.SetEvent(request.event)
+        for pending in ended:
+            pending.succeed(None)
+        for poller in list(self._pollers):
+            poller._look_at(self)
+
+    def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
+        self._check()
+        kind = Notify(kind)
+        pending: Pending[None] = OverlappedPending("arm", lambda: self._disarm(request))
+        request = Request(self._cq, self._adapter._events)
+        request.on_end = self._on_armed_end(weakref.ref(self), weakref.ref(request))
+        with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
+            kept = int(lib.ndpy_kept(self._native))
+            if kind is not Notify.ERRORS and kept and self._taken + kept > max(self._notified, self._taken):
+                # Taken from the provider already, which has forgotten them.
+                self._notified = self._taken + kept
+                pending.succeed(None)
+                return pending
+            self._armed[request] = pending
+            try:
+                status = self._notify(kind, request)
+            except BaseException:
+                del self._armed[request]
+                raise
+            if status == SUCCESS:
+                self._armed.pop(request, None)
+                pending.succeed(None)
+        return pending
+
+    @staticmethod
+    def _on_armed_end(owner: weakref.ref[Any], request: weakref.ref[Request]) -> Callable[[int], None]:
+        def on_end(status: int) -> None:
+            queue, ended = owner(), request()
+            if queue is not None and ended is not None:
+                queue._end_armed(ended, status)
+
+        return on_end
+
+    def _end_armed(self, request: Request, status: int) -> None:
+        with self._lock:
+            self._requests.discard(request)
+            pending = self._armed.pop(request, None)
+        if pending is None:
+            return
+        if status == SUCCESS:
+            pending.succeed(None)
+        elif status == CANCELED and self._defunct is None:
+            # Not by close(): another Notify pushed it out, and whoever asked still waits.
+            pending.fail(errors.CanceledError("cancelled", operation="arm", native=status, native_name="ND_CANCELED"))
+        else:
+            pending.fail(self._notify_error("arm", status))
+
+    def _disarm(self, request: Request) -> None:
+        # Cancelling natively would cancel the requests of all others: it stays, and its end finds nobody.
+        with self._lock:
+            self._armed.pop(request, None)
+
+    def resize(self, depth: int) -> None:
+        self._check()
+        maximum = self._adapter.info.max_completion_queue_depth
+        if not 1 <= depth <= maximum:
+            raise errors.LimitExceededError(
+                f"a completion queue of {self._adapter.info.name} holds 1 to {maximum}, not {depth}"
+            )
+        if "RESIZE_COMPLETION_QUEUE" not in self._adapter.info.flags:
+            raise errors.UnsupportedError(
+                f"{self._adapter.info.name} cannot resize completion queues", operation="resize"
+            )
+        with self._lock:
+            waiting = self._drain()
+            if waiting > depth:
+                raise errors.LimitExceededError(f"{waiting} completions wait in the queue; it cannot shrink to {depth}")
+            check("resize", lib.IND2CompletionQueue_Resize(self._cq, self._native_depth(depth)))
+            self.depth = depth
+
+    # ---- the end ----
+
+    def _on_removed(self) -> None:
+        with self._lock:
+            ended = list(self._armed.values())
+            self._armed.clear()
+            for request in self._waiting:
+                lib.SetEvent(request.event)
+        for pending in ended:
+            pending.fail(self._removed_error())
+
+    def _release(self) -> None:
+        with self._lock:
+            self._defunct = self._closed_error
+            ended = list(self._armed.values())
+            self._armed.clear()
+            for request in self._waiting:
+                lib.SetEvent(request.event)
+            if not self._no_waiters.wait_for(lambda: not self._waiting, 5):
+                self._defunct = None
+                raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
+        for pending in ended:
+            pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
+        for poller in list(self._pollers):
+            poller.remove(self)
+        cancel_all(self._cq, list(self._requests))
+        # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
+        with self._lock:
+            self._requests.clear()
+            self._idle_waiters.clear()
+            release(self._cq)
+            lib.ndpy_completion_queue_free(self._native)
+            self._cq = self._native = None

@@ -1,0 +1,256 @@
+"""Regions, windows and allocation on Windows."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.flags import Access
+from ndpy.memory import MemoryRegion, MemoryWindow
+from ndpy.networkdirect.library import (
+    ACCESS_VIOLATION,
+    DEVICE_REMOVED,
+    INSUFFICIENT_RESOURCES,
+    NO_MEMORY,
+    PENDING,
+    SUCCESS,
+    create,
+    ffi,
+    lib,
+    release,
+    status_error,
+    win32_error,
+)
+from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all, run
+from ndpy.pending import Pending
+
+if TYPE_CHECKING:
+    from ndpy.networkdirect.adapter import NetworkDirectAdapter
+
+_REGION_FLAGS = (
+    Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK | Access.DO_NOT_SECURE_VM
+)
+
+
+def validate_access(access: int) -> Access:
+    """The rights; InvalidFlagsError for bits that are none, UnsupportedError for what NetworkDirect has not."""
+    if access & (Access.REMOTE_ATOMIC & ~Access.LOCAL_WRITE):
+        raise errors.UnsupportedError("NetworkDirect has no atomic operations", operation="register")
+    if access & ~_REGION_FLAGS:
+        raise errors.InvalidFlagsError(f"register: {access:#x} has bits that are no Access flags")
+    return Access(access)
+
+
+def registration_error(status: int, address: int, length: int, access: int) -> errors.ProviderError:
+    """What a refused or failed Register means (contract D.2)."""
+    if status == ACCESS_VIOLATION:
+        writable = " and writable" if access & Access.LOCAL_WRITE else ""
+        return status_error("register", status, f"the {length} bytes at {address:#x} are not all mapped{writable}")
+    if status in (INSUFFICIENT_RESOURCES, NO_MEMORY):
+        return status_error(
+            "register",
+            status,
+            f"{length} bytes could not be pinned; the adapter or the system is short of memory or of registrations: "
+            "close regions that are not needed, or register less at once",
+        )
+    return status_error("register", status)
+
+
+class NetworkDirectMemoryRegion(MemoryRegion):
+    _adapter: NetworkDirectAdapter
+
+    def __init__(
+        self, adapter: NetworkDirectAdapter, owner: Any, buffer: Any, address: int, length: int, access: Access
+    ) -> None:
+        super().__init__(adapter, buffer, address, length, access)
+        self._owner = owner
+        self._registered = False
+        self._native = create(
+            "register", "IND2MemoryRegion", lib.IND2Adapter_CreateMemoryRegion, adapter._native, adapter._file
+        )
+
+    def _register(self, overlapped: Any) -> int:
+        address = ffi.cast("void *", self.address)
+        flags = int(self.access)
+        return int(lib.IND2MemoryRegion_Register(self._native, address, self.length, flags, overlapped))
+
+    def _deregister(self, overlapped: Any) -> int:
+        return int(lib.IND2MemoryRegion_Deregister(self._native, overlapped))
+
+    def _register_now(self) -> None:
+        try:
+            run("register", self._native, self._register)
+        except errors.ProviderError as failure:
+            self._drop()
+            raise registration_error(failure.native, self.address, self.length, self.access) from None
+        except BaseException:
+            self._drop()
+            raise
+        self._on_registered()
+
+    def _on_registered(self) -> None:
+        self.local_token = lib.IND2MemoryRegion_GetLocalToken(self._native)
+        self.remote_token = lib.IND2MemoryRegion_GetRemoteToken(self._native)
+        self._registered = True
+        self._opened()
+
+    def _begin_register(self) -> Pending[NetworkDirectMemoryRegion]:
+        """Start to register. The request holds the region, and with it the buffer, until it has ended."""
+        pending: Pending[NetworkDirectMemoryRegion] = OverlappedPending("register", lambda: self._cancel(request))
+
+        def on_end(status: int) -> None:
+            self._adapter._registering.discard(self)
+            if status != SUCCESS:
+                self._drop()
+                pending.fail(registration_error(status, self.address, self.length, self.access))
+                return
+            self._on_registered()
+            if not pending.succeed(self):
+                self.close()
+
+        request = Request(self._native, self._adapter._events, on_end)
+        self._adapter._registering.add(self)
+        self._registration = request
+        status = request.issue(self._register)
+        if status == SUCCESS:
+            on_end(status)
+        elif status != PENDING:
+            self._adapter._registering.discard(self)
+            self._drop()
+            raise registration_error(status, self.address, self.length, self.access)
+        return pending
+
+    @staticmethod
+    def _cancel(request: Request) -> None:
+        if request.running:
+            lib.IND2Overlapped_CancelOverlappedRequests(request.target)
+
+    def _give_up(self) -> None:
+        """The adapter is being closed: end the registration that is under way."""
+        for request, status in cancel_all(self._native, [self._registration]):
+            if request.on_end is not None:
+                request.on_end(status)
+
+    def begin_deregister(self) -> Pending[None]:
+        pending: Pending[None] = OverlappedPending("deregister")
+
+        def on_end(status: int) -> None:
+            with self._lifetime:
+                if status not in (SUCCESS, DEVICE_REMOVED):
+                    self._defunct = None
+                    pending.fail(status_error("deregister", status))
+                    return
+                self._drop()
+                self._gone()
+            pending.succeed(None)
+
+        with self._lifetime:
+            if self._released:
+                pending.succeed(None)
+                return pending
+            self._refuse_if_used()
+            request = Request(self._native, self._adapter._events, on_end)
+            self._defunct = self._closed_error
+            status = request.issue(self._deregister)
+            if status == PENDING:
+                self._deregistering = request
+                return pending
+            if status not in (SUCCESS, DEVICE_REMOVED):
+                self._defunct = None
+                raise status_error("deregister", status)
+        on_end(status)
+        return pending
+
+    _deregistering: Request | None = None
+
+    def _release(self) -> None:
+        if self._deregistering is not None:
+            # Begun before; the thread that takes its end finishes the rest.
+            status = self._deregistering.wait()
+            if status is not None and self._deregistering.on_end is not None:
+                self._deregistering.on_end(status)
+            return
+        if self._registered:
+            with contextlib.suppress(errors.DeviceRemovedError):
+                run("deregister", self._native, self._deregister)
+        self._drop()
+
+    def _drop(self) -> None:
+        """Let go of the native object, and then of the buffer: an exported memoryview keeps a bytearray from moving."""
+        native, self._native = self._native, None
+        if native is not None:
+            release(native)
+        self._owner = None
+
+
+class NetworkDirectMemoryWindow(MemoryWindow):
+    _adapter: NetworkDirectAdapter
+
+    def __init__(self, adapter: NetworkDirectAdapter) -> None:
+        super().__init__(adapter)
+        self._native = create(
+            "create memory window", "IND2MemoryWindow", lib.IND2Adapter_CreateMemoryWindow, adapter._native
+        )
+        self._opened()
+
+    def _release(self) -> None:
+        release(self._native)
+        self._native = None
+        if self._binding is not None:
+            self._binding.end()
+
+
+_MEM_COMMIT_RESERVE = 0x3000
+_MEM_LARGE_PAGES = 0x20000000
+_MEM_RELEASE = 0x8000
+_PAGE_READWRITE = 0x04
+_PRIVILEGE_NOT_HELD = 1314
+
+
+def address_of(view: memoryview) -> int:
+    """The address of a contiguous view's first byte."""
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+
+
+def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:
+    """ndpy.alloc() on Windows."""
+    page = mmap.PAGESIZE
+    size = -(-length // page) * page + (alignment if alignment > mmap.ALLOCATIONGRANULARITY else 0)
+    if not huge_pages and numa_node is None:
+        try:
+            view = memoryview(mmap.mmap(-1, size))
+        except (OSError, OverflowError) as failure:
+            number = getattr(failure, "winerror", None) or 0
+            raise errors.InsufficientResourcesError(
+                f"{size} bytes could not be mapped", operation="alloc", native=number
+            ) from None
+    else:
+        view = _allocate_specially(size, huge_pages, numa_node)
+    offset = -address_of(view) % alignment
+    return view[offset : offset + length]
+
+
+def _allocate_specially(size: int, huge_pages: bool, numa_node: int | None) -> memoryview:
+    kind = _MEM_COMMIT_RESERVE
+    if huge_pages:
+        huge = lib.GetLargePageMinimum()
+        if not huge:
+            raise errors.UnsupportedError("this system has no large pages", operation="alloc")
+        size = -(-size // huge) * huge
+        kind |= _MEM_LARGE_PAGES
+    node = 0xFFFFFFFF if numa_node is None else numa_node
+    if not 0 <= node <= 0xFFFFFFFF:
+        raise errors.UnsupportedError(f"there is no NUMA node {numa_node}", operation="alloc")
+    process = ffi.cast("void *", -1)
+    memory = lib.VirtualAllocExNuma(process, ffi.NULL, size, kind, _PAGE_READWRITE, node)
+    if memory == ffi.NULL:
+        number = lib.GetLastError()
+        message = f"{size} bytes could not be allocated"
+        if number == _PRIVILEGE_NOT_HELD:
+            message += "; large pages need the right 'Lock pages in memory' (SeLockMemoryPrivilege, secpol.msc)"
+        failure = win32_error("alloc", number, message)
+        raise errors.InsufficientResourcesError(failure.message, operation="alloc", native=number, native_name="")
+    owned = ffi.gc(ffi.cast("char *", memory), lambda base: lib.VirtualFree(base, 0, _MEM_RELEASE), size)
+    return memoryview(ffi.buffer(owned, size))

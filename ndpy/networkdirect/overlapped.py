@@ -1,0 +1,208 @@
+"""Overlapped requests: issued once, ended once, by whoever learns of it first.
+
+A request that a provider accepted (ND_PENDING) brings exactly one packet to the completion port of the file that its
+object was created on; one that ended inline brings none (contract C.2). Its result is asked for after the packet came, and
+may say that another phase began (C.4.5). Closing an object cancels its requests and takes their results before the object
+is released; the packets that come later find nobody, and the structure they point to lives until then (requests.c).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ndpy import errors
+from ndpy.networkdirect.library import CANCELED, PENDING, SUCCESS, check, ffi, lib, status_error
+from ndpy.pending import Pending
+from ndpy.resource import _serials
+
+if TYPE_CHECKING:
+    from ndpy.networkdirect.events import EventThread
+
+T = TypeVar("T")
+
+_FOR_EVER = 0xFFFFFFFF
+_WAIT_TIMEOUT = 0x102
+# Ctrl-C sets a flag that the main thread looks at between two calls; no wait of Windows ends for it.
+_SLICE_MS = 200
+# How long a provider may take to let go of what was cancelled.
+_CANCEL_S = 10.0
+
+
+def wait_for_event(event: Any, deadline: float | None) -> bool:
+    """Wait until an event is set; False at the deadline. Ctrl-C ends it in the main thread."""
+    sliced = threading.current_thread() is threading.main_thread()
+    while True:
+        left_ms = _FOR_EVER if deadline is None else max(0, round((deadline - time.monotonic()) * 1000))
+        wait_ms = min(left_ms, _SLICE_MS) if sliced else left_ms
+        if lib.WaitForSingleObject(event, wait_ms) != _WAIT_TIMEOUT:
+            return True
+        if wait_ms == left_ms:
+            return False
+
+
+class OverlappedPending(Pending[T]):
+    """A Pending whose result() lets Ctrl-C through: a lock cannot be interrupted on Windows."""
+
+    def result(self, timeout_s: float | None = None) -> T:
+        if threading.current_thread() is not threading.main_thread():
+            return super().result(timeout_s)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._done:
+            left_s = _SLICE_MS / 1000 if deadline is None else deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            with self._condition:
+                self._condition.wait_for(lambda: self._done, min(left_s, _SLICE_MS / 1000))
+        try:
+            return super().result(0)
+        except errors.TimeoutError:
+            if self._done:
+                raise
+            raise errors.TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation) from None
+
+
+class Request:
+    """One overlapped request of an object; can be issued again when it has ended.
+
+    target: the object, which GetOverlappedResult is asked of. thread: whose port the packet goes to; None for a request
+    that sets its event only. on_end(status) is called by the thread, without locks, when the packet has come.
+    forward: a completion port that gets the packet instead.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_event",
+        "_lock",
+        "_native",
+        "_running",
+        "_target",
+        "_thread",
+        "key",
+        "on_end",
+        "overlapped",
+    )
+
+    def __init__(
+        self,
+        target: Any,
+        thread: EventThread | None = None,
+        on_end: Callable[[int], None] | None = None,
+        forward: Any = ffi.NULL,
+    ) -> None:
+        self.key = next(_serials)
+        native = lib.ndpy_request_new(self.key, forward, thread is None)
+        if native == ffi.NULL:
+            raise errors.InsufficientResourcesError(
+                "no event for an overlapped request", operation="overlapped request"
+            )
+        self._native = ffi.gc(native, lib.ndpy_request_drop)
+        self.overlapped = ffi.addressof(native, "overlapped")
+        self._event = native.event
+        self._target = ffi.cast("struct IND2Overlapped *", target)
+        self._thread = thread
+        self.on_end = on_end
+        self._lock = threading.Lock()
+        self._running = False
+
+    @property
+    def running(self) -> bool:
+        """Whether it was accepted and its result has not been taken."""
+        return self._running
+
+    @property
+    def target(self) -> Any:
+        """The object it is a request of, as an IND2Overlapped."""
+        return self._target
+
+    @property
+    def event(self) -> Any:
+        """Set when it has ended."""
+        return self._event
+
+    def issue(self, call: Callable[[Any], int]) -> int:
+        """call(overlapped) starts it: PENDING, or SUCCESS or the refusal, after which nothing follows (contract C.2)."""
+        with self._lock:
+            self._running = True
+        lib.ndpy_request_start(self._native)
+        if self._thread is not None:
+            self._thread.expect(self)
+        status = call(self.overlapped) & 0xFFFFFFFF
+        if status != PENDING:
+            if self._thread is not None:
+                self._thread.forget(self)
+            with self._lock:
+                self._running = False
+            lib.ndpy_request_stop(self._native)
+        return status
+
+    def take(self) -> int | None:
+        """Its status if it has ended and nobody has taken it yet, else None."""
+        with self._lock:
+            if not self._running:
+                return None
+            status: int = lib.IND2Overlapped_GetOverlappedResult(self._target, self.overlapped, 0) & 0xFFFFFFFF
+            if status == PENDING:
+                return None
+            self._running = False
+        if self._thread is None:
+            lib.ndpy_request_stop(self._native)
+        else:
+            self._thread.forget(self)
+        return status
+
+    def wait(self, deadline: float | None = None) -> int | None:
+        """Wait for its end; its status, None at the deadline or if another thread took it."""
+        while True:
+            lib.ResetEvent(self._event)
+            status = self.take()
+            if status is not None or not self._running:
+                return status
+            if not wait_for_event(self._event, deadline):
+                return self.take()
+
+    def detach(self) -> None:
+        """Its packet is not to be forwarded any more, since the port is being closed."""
+        lib.ndpy_request_detach(self._native)
+
+
+def run(operation: str, target: Any, call: Callable[[Any], int]) -> None:
+    """Issue a request and wait for its end; raise unless it succeeded. Ctrl-C cancels it and waits for that."""
+    request = Request(target)
+    status: int | None = request.issue(call)
+    if status == PENDING:
+        try:
+            status = request.wait()
+        except BaseException:
+            cancel_all(target, [request])
+            raise
+    check(operation, SUCCESS if status is None else status)
+
+
+def cancel_all(target: Any, requests: list[Request]) -> list[tuple[Request, int]]:
+    """Cancel the requests of an object and wait until the provider has let go of each; those taken here and their ends."""
+    if not any(request.running for request in requests):
+        return []
+    lib.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", target))
+    ended = []
+    deadline = time.monotonic() + _CANCEL_S
+    for request in requests:
+        status = request.wait(deadline)
+        if status is not None:
+            ended.append((request, status))
+        elif request.running:
+            raise errors.DeviceBusyError(
+                f"the provider did not let go of a cancelled request within {_CANCEL_S:g} s", operation="cancel"
+            )
+    return ended
+
+
+def outcome(operation: str, status: int, message: str = "") -> errors.ProviderError | None:
+    """The exception for a request's end, None for success."""
+    if status == SUCCESS:
+        return None
+    if status == CANCELED:
+        return errors.CanceledError("cancelled", operation=operation, native=status, native_name="ND_CANCELED")
+    return status_error(operation, status, message)

@@ -1,0 +1,516 @@
+"""Queue pairs and shared receive queues over NetworkDirect."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.completion import CompletionQueue
+from ndpy.flags import Access, Operation, Status
+from ndpy.memory import Binding, Elements, MemoryRegion, MemoryWindow, Sge
+from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
+from ndpy.networkdirect.library import (
+    BUFFER_OVERFLOW,
+    CANCELED,
+    PENDING,
+    SUCCESS,
+    check,
+    create,
+    ffi,
+    lib,
+    release,
+    status_error,
+    status_name,
+)
+from ndpy.networkdirect.memory import NetworkDirectMemoryWindow
+from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all
+from ndpy.pending import Pending
+from ndpy.queue_pair import (
+    _ELEMENT,
+    _QUEUE_FULL,
+    _TOO_MANY_ELEMENTS,
+    QueuePair,
+    QueuePairLimits,
+    SharedReceiveQueue,
+    flatten,
+)
+
+if TYPE_CHECKING:
+    from ndpy.networkdirect.adapter import NetworkDirectAdapter
+
+_SUCCESS = int(Status.SUCCESS)
+
+# Longest wait for a closing queue pair to give back its requests.
+_FLUSH_S = 1.0
+
+
+class _BindRequest:
+    """A posted bind; keeps window and region alive, and undoes the binding if it failed."""
+
+    __slots__ = ("binding", "misuse")
+
+    def __init__(self, binding: Binding, misuse: bool) -> None:
+        self.binding = binding
+        self.misuse = misuse
+
+    def ended(self, status: int) -> int:
+        if status != _SUCCESS and not self.misuse:
+            self.binding.end()
+        return status
+
+
+class _InvalidateRequest:
+    """A posted invalidate; ends the binding when it succeeded."""
+
+    __slots__ = ("binding", "window")
+
+    def __init__(self, window: MemoryWindow, binding: Binding | None) -> None:
+        self.window = window
+        self.binding = binding
+
+    def ended(self, status: int) -> int:
+        if self.binding is not None:
+            if status == _SUCCESS:
+                self.binding.end()
+            else:
+                self.binding.invalidating = False
+        return status
+
+
+class NetworkDirectQueuePair(QueuePair):
+    _adapter: NetworkDirectAdapter
+    _post_one = staticmethod(lib.ndpy_post_one)
+    _post_list = staticmethod(lib.ndpy_post)
+    receive_cq: NetworkDirectCompletionQueue
+    initiator_cq: NetworkDirectCompletionQueue
+
+    def __init__(
+        self,
+        adapter: NetworkDirectAdapter,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue,
+        limits: QueuePairLimits,
+        srq: SharedReceiveQueue | None,
+    ) -> None:
+        super().__init__(adapter, receive_cq, initiator_cq, limits, srq)
+        # A posted element list is copied during the call; one array, under the lock, serves all calls.
+        count = max(limits.max_receive_sge, limits.max_initiator_sge, 1)
+        self._elements = ffi.new("struct ndpy_element[]", count)
+        self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
+        # The completions of shared receive queues bring it back.
+        context = ffi.cast("void *", self._serial)
+        initiator = (max(limits.initiator_depth, 1), max(limits.max_initiator_sge, 1), limits.inline_data_size)
+        if srq is None:
+            self._qp = create(
+                "create queue pair",
+                "IND2QueuePair",
+                lib.IND2Adapter_CreateQueuePair,
+                adapter._native,
+                self.receive_cq._cq,
+                self.initiator_cq._cq,
+                context,
+                max(limits.receive_depth, 1),
+                initiator[0],
+                max(limits.max_receive_sge, 1),
+                *initiator[1:],
+            )
+        else:
+            self._qp = create(
+                "create queue pair",
+                "IND2QueuePair",
+                lib.IND2Adapter_CreateQueuePairWithSrq,
+                adapter._native,
+                self.receive_cq._cq,
+                self.initiator_cq._cq,
+                srq._srq,  # type: ignore[attr-defined]
+                context,
+                *initiator,
+            )
+        self._native: Any = lib.ndpy_queue_pair_new(
+            self._qp,
+            self._serial,
+            limits.initiator_depth,
+            limits.receive_depth,
+            limits.max_initiator_sge,
+            limits.max_receive_sge,
+            limits.inline_data_size,
+            adapter.info.max_transfer_length,
+        )
+        if self._native == ffi.NULL:
+            release(self._qp)
+            raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
+        for queue in {receive_cq, initiator_cq}:
+            queue._sources[self._serial] = self._source
+            queue._users += 1
+        if srq is not None:
+            srq._users += 1
+            receive_cq._shared_sources[self._serial] = (self._source, srq)
+        self._opened()
+
+    def _begin_connection(self) -> None:
+        """The connection exists: initiator requests may be posted."""
+        self._never_connected = False
+        if self.connector is not None and not self.connector.read_limits.outbound:
+            lib.ndpy_queue_pair_refuse_reads(self._native)
+        lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
+
+    def _end_connection(self) -> None:
+        """The connection is over; the provider cancels what is outstanding and what will be posted (contract F.2.4)."""
+        self._ended = True
+
+    def _on_posted_after_end(self, operation: int) -> None:
+        pass
+
+    def _on_failed_completion(self) -> None:
+        # The provider ends the connection and tells the peer (contract F.6.1).
+        self._ended = True
+        if self.connector is not None:
+            self.connector._on_failed_completion()  # type: ignore[attr-defined]
+
+    def flush(self) -> None:
+        self._check()
+        with self._lock:
+            self._check()
+            check("flush", lib.IND2QueuePair_Flush(self._qp))
+            if not self._never_connected:
+                self._ended = True
+
+    def _take_back(self) -> None:
+        """Have the provider give back what it holds, for a limited time."""
+        lib.IND2QueuePair_Flush(self._qp)
+        if not self._never_connected:
+            self._initiator_records.append(None)
+            if not lib.ndpy_post_marker(self._native):
+                self._initiator_records.pop()
+        deadline = time.monotonic() + _FLUSH_S
+        pause = 0.0
+        while True:
+            self._drain_queues()
+            if not self._in_flight() or time.monotonic() > deadline:
+                return
+            # The provider flushes in its own time and there is no event for "all done".
+            time.sleep(pause)
+            pause = min(2 * pause + 0.0002, 0.02)
+
+    def _in_flight(self) -> int:
+        return int(lib.ndpy_queue_pair_in_flight(self._native, 0) + lib.ndpy_queue_pair_in_flight(self._native, 1))
+
+    def _drain_queues(self) -> None:
+        for queue in {self.receive_cq, self.initiator_cq}:
+            with queue._lock:
+                queue._drain()
+
+    def _cancel_rest(self) -> None:
+        """Requests that the provider never gave back; only when it has let go of them."""
+        for receive, queue in ((1, self.receive_cq), (0, self.initiator_cq)):
+            with queue._lock:
+                cancelled = lib.ndpy_cancel_rest(self._native, receive, queue._native)
+                if cancelled < 0:
+                    raise errors.from_errno("flush", -cancelled)
+
+    def _release(self) -> None:
+        connector = self.connector
+        self._defunct = self._closed_error
+        with self._lock:
+            self._take_back()
+            given_back = not self._in_flight()
+            release(self._qp)
+            self._qp = None
+            self._drain_queues()
+            self._cancel_rest()
+            for binding in list(self._bindings):
+                binding.end()
+        if connector is not None:
+            connector._on_queue_pair_closed()  # type: ignore[attr-defined]
+        for queue in {self.receive_cq, self.initiator_cq}:
+            with queue._lock:
+                kept = lib.ndpy_kept_of(queue._native, self._serial)
+                if kept:
+                    self._source.kept[queue._serial] = kept
+                else:
+                    queue._sources.pop(self._serial, None)
+                queue._users -= 1
+        if self.srq is not None:
+            self._leave_shared_queue()
+        if given_back:
+            lib.ndpy_queue_pair_free(self._native)
+        # Else a completion that names one of its slots may still come: they stay.
+        self._native = None
+        for queue in {self.receive_cq, self.initiator_cq}:
+            queue._changed()
+
+    def _leave_shared_queue(self) -> None:
+        assert self.srq is not None
+        queue = self.receive_cq
+        with queue._lock:
+            kept = lib.ndpy_claim_kept(queue._native, self._serial, self._serial)
+            if kept:
+                self._source.kept_shared = kept
+            else:
+                del queue._shared_sources[self._serial]
+        self.srq._users -= 1
+
+    def _on_removed(self) -> None:
+        for queue in {self.receive_cq, self.initiator_cq}:
+            queue._changed()
+
+    # ---- windows ----
+
+    def _post_bind(
+        self, window: MemoryWindow, region: MemoryRegion, element: Sge, access: Access, context: int, flags: int
+    ) -> None:
+        assert isinstance(window, NetworkDirectMemoryWindow)
+        allowed = (lib.ND_OP_FLAG_ALLOW_READ if access & Access.REMOTE_READ else 0) | (
+            lib.ND_OP_FLAG_ALLOW_WRITE if access & Access.REMOTE_WRITE & ~Access.LOCAL_WRITE else 0
+        )
+        with self._lock:
+            self._check()
+            bound = window._binding
+            misuse = bound is not None and not bound.invalidating
+            binding = Binding(window, self, region, element, access, 0)
+            if not misuse:
+                binding.begin()
+            self._initiator_records.append(_BindRequest(binding, misuse))
+            try:
+                refused = lib.ndpy_post_bind(
+                    self._native,
+                    flags,
+                    context,
+                    region._native,  # type: ignore[attr-defined]
+                    window._native,
+                    element.address,
+                    element.length,
+                    allowed,
+                )
+            except (OverflowError, TypeError) as failure:
+                self._withdraw(binding, bound, misuse)
+                raise self._bad_argument(failure, context, flags) from None
+            if refused:
+                self._withdraw(binding, bound, misuse)
+            else:
+                # The token of the new binding is there before the bind completes (contract E.2.8).
+                binding.token = lib.IND2MemoryWindow_GetRemoteToken(window._native)
+        if refused:
+            raise self._refusal(Operation.BIND, refused, [], flags)
+
+    def _withdraw(self, binding: Binding, former: Binding | None, misuse: bool) -> None:
+        """A bind was not posted: the window is as it was."""
+        self._initiator_records.pop()
+        if not misuse:
+            binding.end()
+            binding.window._binding = former
+
+    def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
+        self._check()
+        self._own(window, "the window")
+        assert isinstance(window, NetworkDirectMemoryWindow)
+        with self._lock:
+            self._check()
+            binding = window._binding
+            if binding is not None and (binding.queue_pair is not self or binding.invalidating):
+                binding = None
+            self._initiator_records.append(_InvalidateRequest(window, binding))
+            try:
+                refused = lib.ndpy_post_invalidate(self._native, flags, context, window._native)
+            except (OverflowError, TypeError) as failure:
+                self._initiator_records.pop()
+                raise self._bad_argument(failure, context, flags) from None
+            if not refused:
+                if binding is not None:
+                    binding.invalidating = True
+                return
+            self._initiator_records.pop()
+        raise self._refusal(Operation.INVALIDATE, refused, [], flags)
+
+    # ---- what went wrong ----
+
+    def _explain(self, status: Status) -> str:
+        if status is not Status.IO_TIMEOUT or self.connector is None:
+            return ""
+        try:
+            host, port = self.connector.peer_address
+        except (errors.NdpyError, OSError):
+            return ""
+        return f"the peer is {host} port {port}: is its process alive, does it post receives, and is the link up?"
+
+    def _native_status_name(self, native_status: int) -> str:
+        return status_name(native_status)
+
+    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
+        return status_error(operation, number)
+
+
+class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
+    _adapter: NetworkDirectAdapter
+
+    def __init__(self, adapter: NetworkDirectAdapter, depth: int, max_sge: int, threshold: int) -> None:
+        super().__init__(adapter, depth, max_sge)
+        self._threshold = threshold
+        self._elements = ffi.new("struct ndpy_element[]", max(max_sge, 1))
+        self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
+        # Receives of several queue pairs complete in any order, so what they use is kept by slot.
+        self._free = list(range(depth - 1, -1, -1))
+        self._records: dict[int, Any] = {}
+        self._capacity = depth
+        self._armed: dict[Request, Pending[None]] = {}
+        self._requests: set[Request] = set()
+        self._srq = create(
+            "create shared receive queue",
+            "IND2SharedReceiveQueue",
+            lib.IND2Adapter_CreateSharedReceiveQueue,
+            adapter._native,
+            adapter._file,
+            depth,
+            max_sge,
+            threshold,
+            0,
+            0,
+        )
+        self._native = lib.ndpy_shared_queue_new(self._srq, depth, max_sge, adapter.info.max_transfer_length)
+        if self._native == ffi.NULL:
+            release(self._srq)
+            raise errors.InsufficientResourcesError("out of memory", operation="create shared receive queue")
+        self._opened()
+
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        elements = flatten(sges)
+        if len(elements) > self.max_sge:
+            raise self._refused(_TOO_MANY_ELEMENTS, len(elements))
+        triples = []
+        for element in elements:
+            region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
+            if region is None:
+                raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
+            self._own(region, "the region")
+            token = element.local_token if isinstance(element, MemoryRegion) else element.token
+            triples.append((element.address, element.length, token))
+        if not isinstance(context, int) or not 0 <= context < 1 << 64:
+            raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
+        with self._lock:
+            self._check()
+            if not self._free:
+                raise self._refused(_QUEUE_FULL, 0)
+            slot = self._free.pop()
+            for index, triple in enumerate(triples):
+                _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
+            # Recorded first: its completion may be taken by another thread before the call returns.
+            self._records[slot] = elements
+            refused = lib.ndpy_post_shared(self._native, slot, context, self._elements, len(triples))
+            if refused:
+                self._taken(slot)
+                raise self._refused(refused, len(elements))
+
+    def _taken(self, slot: int) -> None:
+        """The receive in this slot has ended."""
+        self._records.pop(slot, None)
+        self._free.append(slot)
+
+    def _refused(self, refused: int, count: int) -> errors.NdpyError:
+        if refused == _QUEUE_FULL:
+            return errors.QueueFullError(
+                f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
+            )
+        if refused == _TOO_MANY_ELEMENTS:
+            return errors.LimitExceededError(
+                f"receive: {count} elements are more than the {self.max_sge} of this queue"
+            )
+        if -16 < refused < 0:
+            return errors.LimitExceededError(
+                f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
+            )
+        return status_error("receive", refused)
+
+    def modify(self, depth: int = 0, threshold: int = 0) -> None:
+        self._check()
+        maximum = self._adapter.info.max_shared_receive_queue_depth
+        if not 0 <= depth <= maximum:
+            raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
+        with self._lock:
+            outstanding = len(self._records)
+            if depth and depth < outstanding:
+                raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
+            if depth > self._capacity:
+                raise errors.UnsupportedError(
+                    f"the queue was created for {self._capacity} receives and cannot grow beyond that",
+                    operation="modify",
+                )
+            status = lib.IND2SharedReceiveQueue_Modify(self._srq, depth, threshold) & 0xFFFFFFFF
+            if status == BUFFER_OVERFLOW:
+                raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
+            check("modify", status)
+            if depth:
+                self.depth = depth
+                used = set(self._records)
+                self._free = [slot for slot in range(self._capacity - 1, -1, -1) if slot not in used][
+                    self._capacity - depth :
+                ]
+            if threshold:
+                self._threshold = threshold
+
+    def arm(self) -> Pending[None]:
+        self._check()
+        if not self._threshold:
+            raise errors.InvalidFlagsError(
+                "the queue has no threshold; give one to create_shared_receive_queue() or modify()"
+            )
+        pending: Pending[None] = OverlappedPending("arm", lambda: self._disarm(request))
+        owner = weakref.ref(self)
+
+        def on_end(status: int) -> None:
+            queue = owner()
+            if queue is not None:
+                queue._end_armed(request, status)
+
+        request = Request(self._srq, self._adapter._events, on_end)
+        with self._lock:
+            self._armed[request] = pending
+            self._requests.add(request)
+            status = request.issue(lambda overlapped: lib.IND2SharedReceiveQueue_Notify(self._srq, overlapped))
+            if status != PENDING:
+                self._armed.pop(request, None)
+                self._requests.discard(request)
+        if status == SUCCESS:
+            pending.succeed(None)
+        elif status != PENDING:
+            raise status_error("arm", status)
+        return pending
+
+    def _end_armed(self, request: Request, status: int) -> None:
+        with self._lock:
+            self._requests.discard(request)
+            pending = self._armed.pop(request, None)
+        if pending is None:
+            return
+        if status == SUCCESS:
+            pending.succeed(None)
+        elif status == CANCELED:
+            pending.fail(errors.CanceledError("cancelled", operation="arm", native=status, native_name="ND_CANCELED"))
+        else:
+            pending.fail(status_error("shared receive queue", status))
+
+    def _disarm(self, request: Request) -> None:
+        # Cancelling natively would cancel the requests of all others: it stays, and its end finds nobody.
+        with self._lock:
+            self._armed.pop(request, None)
+
+    def _take_armed(self) -> list[Pending[None]]:
+        with self._lock:
+            armed = list(self._armed.values())
+            self._armed.clear()
+        return armed
+
+    def _on_removed(self) -> None:
+        for pending in self._take_armed():
+            pending.fail(self._removed_error())
+
+    def _release(self) -> None:
+        armed = self._take_armed()
+        cancel_all(self._srq, list(self._requests))
+        release(self._srq)
+        lib.ndpy_shared_queue_free(self._native)
+        self._srq = self._native = None
+        for pending in armed:
+            pending.fail(errors.CanceledError("the shared receive queue was closed", operation="arm"))
+        self._records.clear()
