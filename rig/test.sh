@@ -1,13 +1,13 @@
 #!/bin/sh
-# Runs all tests: tests/unit here and softnd's under Wine, the others in a VM on rxe0 and then in another one on siw0.
-# `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
+# Runs all tests: tests/unit and tests/wheels here and softnd's under Wine, the others in a VM on rxe0 and then in another
+# one on siw0. `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
 
 set -u
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 results=.rig/results
 mkdir -p $results
-rm -f $results/*.xml $results/*.log
+rm -rf $results/*.xml $results/*.log .rig/wheels
 if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=900; fi
 failed=
 
@@ -31,6 +31,9 @@ on_adapter() {
 
 has_siw() { ls /lib/modules/*/updates/siw.ko* /lib/modules/*/kernel/drivers/infiniband/sw/siw/siw.ko* 2>/dev/null | grep -q .; }
 
+# Here, so that the parts which need softnd.dll do not build it at the same time.
+make -s -C softnd || exit 1
+
 # What runs under Wine waits more than it computes, so it runs beside the first part. Emulated machines do not run
 # beside each other: on two processors that is slower than one after the other.
 {
@@ -43,7 +46,7 @@ windows=$!
 trap 'kill $windows; exit 130' INT TERM
 
 echo "== tests without an adapter"
-$python -m pytest tests/unit --junitxml $results/unit.xml ${ARGS:-}
+$python -m pytest tests/unit tests/wheels --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
 wait $windows
 status=$?
@@ -51,6 +54,9 @@ cat $results/windows.log
 report windows $status
 rig/test-softnd.sh ends
 report softnd-ends $?
+# tests/wheels has made it, unless ARGS kept it from that.
+installed=$PWD/.rig/wheels/linux/bin/ndpy
+if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
 on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
 if ! has_siw; then
     echo "== no tests on siw0: this machine has no siw module"

@@ -18,6 +18,8 @@ hook() {
         >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
 }
 
+# The list of an earlier build would be added to what MANIFEST.in says.
+rm -f ndpy.egg-info/SOURCES.txt
 hook build_sdist "$dist"
 tar -x -z -C "$work" -f "$dist"/ndpy-*.tar.gz
 cd "$work"/ndpy-*/

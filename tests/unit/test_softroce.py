@@ -14,6 +14,9 @@ from ndpy.cli import main
 from ndpy.softroce import SetupError, kernel_log, links, tools, vm
 from ndpy.softroce import run as runner
 
+if sys.platform != "linux":
+    pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
+
 
 def invoke(*arguments):
     return CliRunner().invoke(main, ["softroce", *arguments])

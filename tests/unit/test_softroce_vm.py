@@ -15,6 +15,9 @@ from helpers import STRESS, sample
 from ndpy.softroce import SetupError, tools
 from ndpy.softroce import run as runner
 
+if sys.platform != "linux":
+    pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
+
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(300)]
 
 BOOT_S = 200

@@ -1,0 +1,264 @@
+"""The files of a release: made once, each wheel installed into an empty environment and run from there.
+
+The checkout is on no path of those environments, and the dependencies in them are those that the wheel's metadata names.
+"""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+
+import pytest
+from helpers import STRESS
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+ROOT = Path(__file__).resolve().parents[2]
+WINDOWS_PYTHON = ROOT / ".rig/wine/python"
+# tests/verbs/test_installed.py runs the Linux environment in a virtual machine, so it is not a temporary one.
+PLACE = ROOT / ".rig/wheels"
+
+if sys.platform != "linux" or not (WINDOWS_PYTHON / "python.exe").exists():
+    pytest.skip("needs what rig/setup.sh provides", allow_module_level=True)
+
+VERBS_MODULE = "ndpy/_verbs.abi3.so"
+WINDOWS_MODULE = "ndpy/_networkdirect.pyd"
+SOFTND = "ndpy/networkdirect/softnd.dll"
+# What Windows itself has, and the python3.dll of the interpreter.
+WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", "iphlpapi.dll", "python3.dll"}
+OBJDUMP = "x86_64-w64-mingw32-objdump"
+
+
+def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    # Neither the adapter of a test run nor the checkout may reach what is installed.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "PYTHON"))}
+    words = [str(word) for word in command]
+    return subprocess.run(words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=110)
+
+
+def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
+    done = run(*command, cwd=cwd, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Release:
+    """The three files."""
+
+    sdist: Path
+    linux: Path
+    windows: Path
+
+
+@pytest.fixture(scope="session")
+def release() -> Release:
+    shutil.rmtree(PLACE, ignore_errors=True)
+    output_of(ROOT / "rig/wheels.sh", PLACE / "dist")
+    paths = sorted((PLACE / "dist").iterdir())
+    sdist, linux, windows = (
+        [path for path in paths if part in path.name] for part in (".tar.gz", "linux", "win_amd64.whl")
+    )
+    assert len(paths) == 3 and len(sdist) == len(linux) == len(windows) == 1, paths
+    return Release(*sdist, *linux, *windows)
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+
+
+def metadata(wheel: Path, name: str = "METADATA") -> email.message.Message:
+    (text,) = [data for path, data in contents(wheel).items() if path.endswith(f".dist-info/{name}")]
+    return email.message_from_bytes(text)
+
+
+def version_of(wheel: Path) -> str:
+    return metadata(wheel)["Version"]
+
+
+def install(wheel: Path, folder: Path, *options: str) -> None:
+    """Put a wheel into a folder as pip does, which refuses one whose tags do not fit."""
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-index", "--no-deps")
+    output_of(*pip, "--target", folder, *options, wheel)
+
+
+def install_requirements(wheel: Path, folder: Path, source: Path, environment: dict[str, str]) -> None:
+    """Copy from `source` the distributions that the wheel requires in that environment, and those that they require."""
+    present = {canonicalize_name(found.metadata["Name"]): found for found in distributions(path=[str(source)])}
+    done: set[str] = set()
+
+    def copy(requirements: list[str]) -> None:
+        for requirement in map(Requirement, requirements):
+            if requirement.marker and not requirement.marker.evaluate({"extra": "", **environment}):
+                continue
+            found: Distribution = present[canonicalize_name(requirement.name)]
+            assert requirement.specifier.contains(found.version), requirement
+            if requirement.name in done:
+                continue
+            done.add(requirement.name)
+            for file in found.files or []:
+                if ".." not in file.parts and "__pycache__" not in file.parts:
+                    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy2(source / file, folder / file)
+            copy(found.requires or [])
+
+    copy(metadata(wheel).get_all("Requires-Dist"))
+    assert "cffi" in done
+
+
+@pytest.fixture(scope="session")
+def on_linux(release) -> Path:
+    """The folder of a virtual environment with the Linux wheel."""
+    folder = PLACE / "linux"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin/python"
+    output_of(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--no-deps", release.linux)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    (source,) = Path(sys.prefix).glob("lib/python3*/site-packages")
+    install_requirements(release.linux, site, source, {})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def on_windows(release) -> Path:
+    """The python.exe of a Windows Python which has the Windows wheel and nothing else."""
+    folder = PLACE / "windows"
+    shutil.copytree(WINDOWS_PYTHON, folder / "python", ignore=shutil.ignore_patterns("Lib"))
+    (paths,) = (folder / "python").glob("*._pth")
+    zipped = paths.read_text().split()[0]
+    paths.write_text(f"{zipped}\n.\n..\\packages\nimport site\n")
+    digits = re.sub(r"\D", "", zipped)
+    version = f"{digits[0]}.{digits[1:]}"
+    packages = folder / "packages"
+    tags = ("--platform", "win_amd64", "--python-version", version, "--implementation", "cp")
+    install(release.windows, packages, "--only-binary", ":all:", *tags)
+    environment = {"sys_platform": "win32", "os_name": "nt", "platform_system": "Windows", "python_version": version}
+    install_requirements(release.windows, packages, WINDOWS_PYTHON / "Lib", environment)
+    return folder / "python/python.exe"
+
+
+def windows(python: Path, *arguments: str | Path, **variables: str) -> str:
+    """The output of a Windows Python that has to succeed, run in an empty folder."""
+    empty = PLACE / "empty"
+    empty.mkdir(exist_ok=True)
+    return output_of(ROOT / "rig/wine-python", "--run", python, *arguments, cwd=empty, **variables)
+
+
+def installed_softnd(python: Path) -> str:
+    """The softnd.dll beside that Python's ndpy, as Windows names it."""
+    path = python.parents[1] / "packages" / SOFTND
+    return "Z:" + str(path).replace("/", "\\")
+
+
+def test_wheels_carry_the_code_of_their_own_platform_and_are_the_same_otherwise(release):
+    linux, windows = contents(release.linux), contents(release.windows)
+    assert linux.keys() - windows.keys() == {VERBS_MODULE}
+    assert windows.keys() - linux.keys() == {WINDOWS_MODULE, SOFTND}
+    differing = {name.rpartition("/")[2] for name in linux.keys() & windows.keys() if linux[name] != windows[name]}
+    assert differing == {"WHEEL", "RECORD"}
+    assert {"ndpy/py.typed", "ndpy/softroce/guest.sh", "ndpy/cli/smoke/checks/windows.py"} <= linux.keys()
+
+
+def test_wheels_are_tagged_for_every_python_from_3_10_on(release):
+    for wheel in (release.linux, release.windows):
+        _, _, _, tags = parse_wheel_filename(wheel.name)
+        assert {(tag.interpreter, tag.abi) for tag in tags} == {("cp310", "abi3")}
+        inside = metadata(wheel, "WHEEL")
+        assert set(inside.get_all("Tag")) == {str(tag) for tag in tags}
+        assert inside["Root-Is-Purelib"] == "false"
+        assert metadata(wheel)["Requires-Python"] == ">=3.10"
+    assert re.search(r"-manylinux_2_\d+_\w+\.whl$", release.linux.name)
+    assert release.windows.name.endswith("-win_amd64.whl")
+
+
+def test_linux_module_needs_the_c_library_and_the_stable_interface_of_python_alone(release, tmp_path):
+    module = tmp_path / "module.so"
+    module.write_bytes(contents(release.linux)[VERBS_MODULE])
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "--dynamic", module))
+    assert {name for name in needed if not name.startswith("ld-linux")} == {"libc.so.6"}
+    # Windows' python3.dll exports the stable interface and nothing else.
+    stable = set(re.findall(r"\b_?Py\w+", output_of(OBJDUMP, "-p", WINDOWS_PYTHON / "python3.dll")))
+    undefined = re.findall(r" U (\w+)", output_of("nm", "--dynamic", module))
+    assert "PyImport_ImportModule" in undefined
+    assert {name for name in undefined if name.startswith(("Py", "_Py"))} <= stable
+
+
+@pytest.mark.parametrize("name", [WINDOWS_MODULE, SOFTND])
+def test_windows_libraries_need_what_every_windows_has(release, tmp_path, name):
+    library = tmp_path / "library.dll"
+    library.write_bytes(contents(release.windows)[name])
+    needed = re.findall(r"DLL Name: (\S+)", output_of(OBJDUMP, "-p", library))
+    assert needed
+    assert {name.lower() for name in needed} <= WINDOWS_LIBRARIES
+
+
+def test_source_archive_has_the_whole_project(release):
+    listed = run("git", "ls-files")
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    with tarfile.open(release.sdist) as archive:
+        packed = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
+    # A name with a dot in front is for the repository alone.
+    tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".") and (ROOT / name).exists()}
+    assert tracked <= packed.keys()
+    assert not [name for name in packed if name.endswith((".pyd", ".dll", ".so", ".o", ".pyc", ".whl"))]
+    assert packed["rig/wine-python"].mode & 0o100
+
+
+def test_linux_wheel_runs_without_the_checkout(release, on_linux):
+    version = output_of(on_linux / "bin/ndpy", "--version", cwd=on_linux)
+    assert version == f"ndpy, version {version_of(release.linux)}\n"
+    code = "import ndpy, ndpy._verbs; print(ndpy.__version__, ndpy.__file__, ndpy._verbs.__file__, sep='\\n')"
+    told = output_of(on_linux / "bin/python", "-W", "error", "-c", code, cwd=on_linux).splitlines()
+    assert told[0] == version_of(release.linux)
+    assert all(Path(path).is_relative_to(on_linux) for path in told[1:])
+    assert told[2].endswith(VERBS_MODULE)
+
+
+@pytest.mark.skipif(any(Path("/sys/class/infiniband").glob("*")), reason="this machine has an adapter")
+def test_linux_wheel_says_that_there_is_no_adapter(on_linux):
+    done = run(on_linux / "bin/ndpy", "devices", cwd=on_linux)
+    assert done.returncode == 1
+    assert "no RDMA adapter" in done.stdout + done.stderr
+
+
+def test_windows_wheel_runs_without_the_checkout(release, on_windows):
+    assert windows(on_windows, "-m", "ndpy", "--version").split()[-1] == version_of(release.windows)
+    code = "import ndpy, ndpy._networkdirect as m, sys; print(ndpy.__version__, m.__file__, *sys.path, sep='\\n')"
+    version, module, *paths = windows(on_windows, "-c", code).splitlines()
+    assert version == version_of(release.windows)
+    folder = "Z:" + str(PLACE / "windows").replace("/", "\\")
+    assert module.replace("\\", "/").endswith(WINDOWS_MODULE)
+    assert all(path.startswith(folder) for path in [module, *paths])
+
+
+def test_softnd_of_the_windows_wheel_is_an_adapter(on_windows):
+    output = windows(on_windows, "-m", "ndpy", "devices", NDPY_PROVIDER=installed_softnd(on_windows))
+    assert re.search(r"^softnd0 +networkdirect .* active ", output, re.MULTILINE), output
+
+
+def test_first_program_of_the_readme_runs_on_it(on_windows, tmp_path):
+    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "hello.py").write_text(program)
+    output = windows(on_windows, tmp_path / "hello.py", NDPY_PROVIDER=installed_softnd(on_windows))
+    assert output.splitlines()[-1] == "hello over RDMA on softnd0"
+
+
+def test_smoke_test_of_the_windows_wheel_passes_on_it(on_windows):
+    """With its peer, a second process; all of its checks with NDPY_STRESS=1 only."""
+    some = [] if STRESS else ["--only", "send-receive", "--only", "windows"]
+    softnd = installed_softnd(on_windows)
+    output = windows(on_windows, "-m", "ndpy", "smoke", "softnd0", *some, NDPY_PROVIDER=softnd)
+    verdict = re.fullmatch(r"smoke: (\d+) passed, 0 failed, .* on softnd0 .*", output.splitlines()[-1])
+    assert verdict and int(verdict[1]) > 10, output
