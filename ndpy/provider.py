@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
+from ndpy.finding import Finding, failed
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -27,6 +28,27 @@ def implementation() -> Any:
 
         return networkdirect
     raise ProviderNotFoundError(f"ndpy has no provider for {sys.platform}; it runs on Linux and Windows")
+
+
+def diagnose() -> list[Finding]:
+    """What is right and wrong with RDMA on this machine, for `ndpy doctor`; never raises for anything that is broken."""
+    try:
+        if sys.platform == "linux":
+            from ndpy.verbs import diagnosis as linux
+
+            return linux.diagnose()
+        if sys.platform == "win32":
+            from ndpy.networkdirect import diagnosis as windows
+
+            return windows.diagnose()
+    except ImportError as error:
+        return [
+            failed("ndpy", f"a module of ndpy or of what it needs is missing: {error}", "install ndpy again with pip")
+        ]
+    except ProviderNotFoundError as error:
+        message, _, remedy = str(error).partition("; ")
+        return [failed("ndpy", message, remedy)]
+    return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]
 
 
 def list_adapters() -> list[AdapterInfo]:

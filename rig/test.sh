@@ -36,7 +36,11 @@ make -s -C softnd || exit 1
 
 # What runs under Wine waits more than it computes, so it runs beside the first part. Emulated machines do not run
 # beside each other: on two processors that is slower than one after the other.
-rig/test-softnd.sh windows >$results/softnd-windows.log 2>&1 &
+{
+    rig/test-softnd.sh windows
+    softnd=$?
+    rig/test-windows.sh && exit $softnd
+} >$results/windows.log 2>&1 &
 windows=$!
 # A background job of a shell ignores Ctrl-C.
 trap 'kill $windows; exit 130' INT TERM
@@ -46,18 +50,18 @@ $python -m pytest tests/unit tests/wheels --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
 wait $windows
 status=$?
-cat $results/softnd-windows.log
-report softnd-windows $status
+cat $results/windows.log
+report windows $status
 rig/test-softnd.sh ends
 report softnd-ends $?
 # tests/wheels has made it, unless ARGS kept it from that.
 installed=$PWD/.rig/wheels/linux/bin/ndpy
 if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
-on_adapter rxe rxe0 tests/contract tests/interop tests/verbs
+on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
 if ! has_siw; then
     echo "== no tests on siw0: this machine has no siw module"
 elif [ -n "${NDPY_STRESS:-}" ]; then
-    on_adapter siw siw0 tests/contract tests/interop tests/verbs
+    on_adapter siw siw0 tests/contract tests/interop tests/verbs tests/examples
 else
     # tests/verbs starts dozens of processes, which takes the emulated machine minutes.
     on_adapter siw siw0 tests/contract tests/interop

@@ -10,11 +10,11 @@ Leaving the block kills the process if it still runs; nothing but what was start
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +31,7 @@ from helpers import wait_until
 
 import ndpy
 
+_INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
@@ -63,13 +64,11 @@ class Process:
         }
         self.popen = subprocess.Popen(
             self.command,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
             text=True,
-            # The tests may run as a background job, which shells start with Ctrl-C ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         self._readers = [
             threading.Thread(target=self._read, args=(name, pipe), daemon=True)
@@ -95,6 +94,8 @@ class Process:
         if self.popen.poll() is None:
             self.popen.kill()
             self.popen.wait(DEADLINE_S)
+        with contextlib.suppress(OSError):
+            self.popen.stdin.close()  # type: ignore[union-attr]
         if kind is not None:
             print(self._report())
 
@@ -119,8 +120,9 @@ class Process:
         return found
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
-        self.popen.send_signal(signal.SIGINT)
+        """What Ctrl-C does, for a program of start_example()."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
 
     def finish(self, timeout_s: float = DEADLINE_S) -> Result:
         """Wait for its end; fail the test at the deadline."""
@@ -143,7 +145,8 @@ class Process:
 
 def start_example(name: str, *arguments: str | int | Path) -> Process:
     """Run examples/NAME.py with this Python; what it forgets to close shows as an error message."""
-    return Process(sys.executable, "-W", "default::ResourceWarning", EXAMPLES / f"{name}.py", *map(str, arguments))
+    program = EXAMPLES / f"{name}.py"
+    return Process(sys.executable, "-W", "default::ResourceWarning", _INTERRUPTIBLE, program, *map(str, arguments))
 
 
 def start_program(config: pytest.Config, name: str, package: str, *arguments: str | int) -> Process:

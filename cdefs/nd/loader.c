@@ -48,7 +48,7 @@ int ndpy_protocols(struct nd_protocol *out, int count)
 
 uint32_t ndpy_provider_path(const unsigned char *provider_id, wchar_t *path, uint32_t size)
 {
-    wchar_t raw[MAX_PATH];
+    wchar_t raw[MAX_PATH] = L"";
     INT length = MAX_PATH, error = 0;
     DWORD expanded;
     GUID id;
@@ -56,6 +56,9 @@ uint32_t ndpy_provider_path(const unsigned char *provider_id, wchar_t *path, uin
     memcpy(&id, provider_id, sizeof id);
     if (WSCGetProviderPath(&id, raw, &length, &error) != 0)
         return error ? (uint32_t)error : ERROR_FILE_NOT_FOUND;
+    /* Wine answers with success and writes nothing. */
+    if (!raw[0])
+        return ERROR_FILE_NOT_FOUND;
     expanded = ExpandEnvironmentStringsW(raw, path, size);
     if (!expanded)
         return GetLastError();

@@ -8,6 +8,7 @@ import click
 
 _SUBCOMMANDS = {
     "devices": "ndpy.cli.devices",
+    "doctor": "ndpy.cli.doctor",
     "smoke": "ndpy.cli.smoke",
     "softroce": "ndpy.cli.softroce",
 }
@@ -31,4 +32,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ndpy")
 def main() -> None:
-    """RDMA adapters from the command line: list them, test them, or make one in software."""
+    """RDMA adapters from the command line: list them, test them, find out what is wrong, or make one in software."""

@@ -4,47 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import click
-import psutil
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import ndpy
+from ndpy.placement import placement_warning
 from ndpy.provider import choose
 
-_NODES = Path("/sys/devices/system/node")
 _STATE_STYLES = {"active": "green", "down": "red"}
-
-
-def parse_cpu_list(text: str) -> set[int]:
-    """The processors of a list such as "0-3,8"."""
-    processors: set[int] = set()
-    for part in text.strip().split(","):
-        if part:
-            first, _, last = part.partition("-")
-            processors.update(range(int(first), int(last or first) + 1))
-    return processors
-
-
-def placement_warning(info: ndpy.AdapterInfo, nodes: Path = _NODES) -> str:
-    """A sentence if this process may only run on processors of other NUMA nodes than the adapter's, else ""."""
-    if info.numa_node is None:
-        return ""
-    try:
-        local = parse_cpu_list((nodes / f"node{info.numa_node}" / "cpulist").read_text())
-        allowed = set(psutil.Process().cpu_affinity())
-    except (OSError, ValueError, AttributeError, psutil.Error):
-        return ""
-    if not local or local & allowed:
-        return ""
-    return (
-        f"{info.name} is on NUMA node {info.numa_node}, but this process may only run on processors of other nodes; "
-        f"expect about half the bandwidth. Start programs with: numactl --cpunodebind={info.numa_node} "
-        f"--membind={info.numa_node} COMMAND"
-    )
 
 
 def _table(infos: list[ndpy.AdapterInfo]) -> Table:

@@ -17,7 +17,8 @@ except ImportError as error:
         "`python setup.py build_ext --inplace` in a checkout (needs libibverbs-dev and librdmacm-dev)"
     ) from None
 
-_PACKAGES = (
+# Environment variable, name, and the package that has it.
+PACKAGES = (
     (
         "NDPY_LIBIBVERBS",
         "libibverbs.so.1",
@@ -36,11 +37,11 @@ def load() -> None:
     with _lock:
         if _loaded:
             return
-        paths = [os.environ.get(variable) or name for variable, name, _ in _PACKAGES]
+        paths = [os.environ.get(variable) or name for variable, name, _ in PACKAGES]
         reason = ffi.new("char[512]")
         failed = lib.ndpy_load(paths[0].encode(), paths[1].encode(), reason, len(reason))
         if failed:
-            variable, _, package = _PACKAGES[failed - 1]
+            variable, _, package = PACKAGES[failed - 1]
             raise ProviderNotFoundError(
                 f"{paths[failed - 1]} cannot be used ({ffi.string(reason).decode(errors='replace')}); "
                 f"install {package}, or set {variable} to the library's path"

@@ -23,6 +23,11 @@ _REMOTE_WRITE_ALONE = Access.REMOTE_WRITE & ~Access.LOCAL_WRITE
 _ATOMIC_ALONE = Access.REMOTE_ATOMIC & ~Access.LOCAL_WRITE
 _KNOWN = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK | Access.REMOTE_ATOMIC
 
+MEMLOCK_REMEDY = (
+    "raise it with `ulimit -l unlimited`, 'memlock' in /etc/security/limits.conf, LimitMEMLOCK= of a systemd unit, or "
+    "`docker run --ulimit memlock=-1`"
+)
+
 
 def native_access(access: int, iwarp: bool) -> int:
     """Access as ibv_access_flags."""
@@ -67,10 +72,7 @@ def memlock_error(number: int, length: int) -> errors.ProviderError:
     message = f"{length} bytes could not be pinned: RLIMIT_MEMLOCK is {limit}, {pinned} KiB are pinned already"
     if soft != resource.RLIM_INFINITY and pinned * 1024 + length > soft:
         more = "" if hard == soft else f" (this process may go to {'unlimited' if hard < 0 else f'{hard // 1024} KiB'})"
-        message += (
-            f"; raise it with `ulimit -l unlimited`{more}, 'memlock' in /etc/security/limits.conf, LimitMEMLOCK= of a "
-            "systemd unit, or `docker run --ulimit memlock=-1`"
-        )
+        message += f"; {MEMLOCK_REMEDY}{more}"
     else:
         message += "; the system or the adapter is short of memory or of registrations (dmesg may say which)"
     return errors.InsufficientResourcesError(message, operation="register", native=number)

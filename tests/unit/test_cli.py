@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 import ndpy
 from ndpy.cli import main
-from ndpy.cli.devices import parse_cpu_list, placement_warning
+from ndpy.placement import parse_cpu_list, placement_warning
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def make_info(**changes) -> ndpy.AdapterInfo:
 
 def test_subcommands_are_listed():
     output = invoke("--help").output
-    assert all(name in output for name in ("devices", "smoke", "softroce"))
+    assert all(name in output for name in ("devices", "doctor", "smoke", "softroce"))
 
 
 def test_devices_without_an_adapter_says_why_and_fails(no_adapter):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ndpy"
 
 # Who may import whom; everything may use the leaves. `provider` is the one place that chooses the platform.
-LEAVES = {"errors", "flags", "info", "pending"}
+LEAVES = {"errors", "finding", "flags", "info", "pending", "placement"}
 PUBLIC = {"adapter", "buffer", "completion", "connection", "memory", "poller", "queue_pair", "resource"}
 PLATFORMS = {"verbs", "networkdirect"}
 BUILT = {"_verbs", "_nd"}

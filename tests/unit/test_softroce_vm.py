@@ -45,6 +45,9 @@ def arguments(*words):
     return [sys.executable, "-m", "ndpy", "softroce", "run", "--vm", *words]
 
 
+only_under_stress = pytest.mark.skipif(not STRESS, reason="with NDPY_STRESS=1 only: another machine to boot")
+
+
 def run(*words, **options):
     return subprocess.run(arguments(*words), capture_output=True, timeout=BOOT_S, check=False, **options)
 
@@ -113,7 +116,7 @@ def test_vm_reports_trouble_in_the_kernel_log(tmp_path):
     assert "WARNING: CPU: 0" in log.read_text()
 
 
-@pytest.mark.skipif(not STRESS, reason="with NDPY_STRESS=1 only: another machine to boot")
+@only_under_stress
 def test_vm_that_panics_is_reported_with_its_last_words():
     done = run("--", "sh", "-c", "echo before; sleep 1; echo c >/proc/sysrq-trigger; sleep 60")
     assert done.returncode == runner.EXIT_SETUP
@@ -121,6 +124,7 @@ def test_vm_that_panics_is_reported_with_its_last_words():
     assert "Kernel panic - not syncing: sysrq triggered crash" in done.stderr.decode()
 
 
+@only_under_stress
 def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed():
     """Someone has rxe0 open, so its removal waits in the kernel and no signal reaches it: `down` gives
     up, and so does the VM."""
@@ -163,6 +167,7 @@ def test_signal_ends_the_vm(number):
     assert [child for child in children if alive(child)] == []
 
 
+@only_under_stress
 def test_vm_and_this_machine_reach_each_other_over_the_user_network():
     with socket.create_server(("127.0.0.1", 0)) as here, socket.create_server(("127.0.0.1", 0)) as free:
         free_port = free.getsockname()[1]

@@ -8,7 +8,7 @@ import runpy
 import sys
 
 import pytest
-from helpers import host_of, sample
+from helpers import host_of, require, sample
 from processes import EXAMPLES, ROOT, Process, free_port, start_example
 
 SERVERS = {
@@ -38,8 +38,10 @@ def start(adapter):
     """Start an example on the adapter under test."""
 
     def start_on_adapter(name, *arguments) -> Process:
-        if name == "rc_pingpong" and adapter.info.transport == "iWARP":
-            pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
+        if name == "rc_pingpong":
+            require(adapter, "GIDS")
+            if adapter.info.transport == "iWARP":
+                pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
         option = "-d" if name == "rc_pingpong" else "--adapter"
         return start_example(name, *arguments, option, adapter.info.name)
 
@@ -63,7 +65,7 @@ def test_hello_writes_into_memory_and_is_what_the_readme_shows(monkeypatch, adap
     assert program in (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize(("size", "count"), sample([(64, 100), (100_000, 10), (1, 10)], 2))
+@pytest.mark.parametrize(("size", "count"), sample([(64, 100), (100_000, 10), (1, 10)], 1))
 def test_pingpong_verifies_both_directions_and_reports_latency(start, host, size, count):
     with start("pingpong", "server", "--port", 0) as server:
         options = ["--port", port_of(server), "--size", size, "--count", count]
@@ -85,7 +87,7 @@ def test_pingpong_server_refuses_sizes_beyond_its_limit(start, host):
         assert_one_line_error(server.finish(), "pingpong", "the client asked for 101 bytes")
 
 
-@pytest.mark.parametrize("size", sample([1, 3_000_001, 4096], 2))
+@pytest.mark.parametrize("size", sample([3_000_001, 1, 4096], 1))
 def test_file_is_read_whole_and_refused_after_revocation(start, adapter, host, tmp_path, size):
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.write_bytes(bytes(i * i % 251 for i in range(1000)) * (size // 1000) + b"\xff" * (size % 1000))
@@ -150,7 +152,7 @@ def test_server_survives_a_killed_client_and_reuses_its_slots(start, host):
         server.succeed()
 
 
-@pytest.mark.parametrize("size", sample([23, 65535, 64], 2))
+@pytest.mark.parametrize("size", sample([23, 65535, 64], 1))
 def test_rping_example_talks_to_itself(start, host, size):
     with start("rping", "-s", "-p", 0) as server:
         with start("rping", "-c", "-a", host, "-p", port_of(server), "-C", 5, "-S", size) as client:
@@ -165,14 +167,14 @@ def test_rc_pingpong_example_talks_to_itself(start):
         assert "50 iters of 4096 bytes verified" in server.succeed().out
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", sample(list(SERVERS), 2))
 def test_client_says_in_one_line_that_nobody_listens(start, host, name):
     words = {"HOST": host, "PORT": free_port()}
     with start(name, *(words.get(word, word) for word in CLIENTS[name])) as client:
         assert_one_line_error(client.finish(), name)
 
 
-@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("name", sample(list(SERVERS), 3))
 def test_waiting_server_ends_at_once_on_ctrl_c(start, name):
     with start(name, *SERVERS[name]) as server:
         port_of(server)

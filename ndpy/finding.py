@@ -1,0 +1,130 @@
+"""What `ndpy doctor` finds: a verdict, a sentence and a remedy; and running an examination where it can do no harm."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_LIMIT_S = 60.0
+_REPORT = "Please report this; what else was found holds all the same"
+
+
+class Verdict(str, enum.Enum):
+    """PASS: as it should be. WARN: works, with a drawback or a doubt. FAIL: does not work."""
+
+    PASS = "PASS"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. check: what; message: a sentence; remedy: what to do, "" only for PASS."""
+
+    check: str
+    verdict: Verdict
+    message: str
+    remedy: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.verdict is Verdict.PASS) is bool(self.remedy):
+            raise ValueError(f"{self.check}: {self.verdict.value} with the remedy {self.remedy!r}")
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain values, for JSON."""
+        return {"check": self.check, "verdict": self.verdict.value, "message": self.message, "remedy": self.remedy}
+
+
+def passed(check: str, message: str) -> Finding:
+    return Finding(check, Verdict.PASS, message)
+
+
+def warned(check: str, message: str, remedy: str) -> Finding:
+    return Finding(check, Verdict.WARN, message, remedy)
+
+
+def failed(check: str, message: str, remedy: str) -> Finding:
+    return Finding(check, Verdict.FAIL, message, remedy)
+
+
+def examine(check: str, function: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
+    """What an examination finds; if it breaks itself, that is what was found."""
+    try:
+        return list(function(*arguments))
+    except Exception as error:
+        return [warned(check, f"this could not be examined: {type(error).__name__}: {error}", _REPORT)]
+
+
+def examine_apart(check: str, module: str, function: str, *arguments: str, limit_s: float = _LIMIT_S) -> list[Finding]:
+    """What module.function(*arguments) finds in a process of its own, since it calls into other people's libraries.
+
+    A crash, a hang and what the libraries print to standard error become findings too.
+    """
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        f"from ndpy.finding import answer; answer({check!r}, {module!r}, {function!r}, {arguments!r})"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+    )
+    try:
+        out, err = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        # It may be waiting in the kernel, where no signal reaches it: do not wait for its end.
+        process.kill()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+        process.returncode = -1
+        return [
+            failed(
+                check,
+                f"no answer within {limit_s:g} s: the driver or its library hangs",
+                "look at the system's log (dmesg, Event Viewer); load the driver again, or restart the machine",
+            )
+        ]
+    said = [line.strip() for line in err.splitlines() if line.strip()]
+    try:
+        found = [Finding(**{**values, "verdict": Verdict(values["verdict"])}) for values in json.loads(out)]
+    except (ValueError, TypeError, KeyError):
+        words = f"; its last words: {said[-1]}" if said else ""
+        return [
+            failed(
+                check,
+                f"the process that examined this {_ending(process.returncode)}{words}",
+                "a library or driver that is loaded there is broken; install it again, in a version that fits the others",
+            )
+        ]
+    remedy = "this is what the libraries print themselves; see to it if adapters are missing or slow"
+    return [*found, *(warned(check, line, remedy) for line in dict.fromkeys(said))]
+
+
+def answer(check: str, module: str, function: str, arguments: tuple[str, ...]) -> None:
+    """The other end of examine_apart()."""
+    import importlib
+
+    found = examine(check, getattr(importlib.import_module(module), function), *arguments)
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    print(json.dumps([finding.to_dict() for finding in found]))
+
+
+def _ending(status: int) -> str:
+    if status < 0:
+        try:
+            return f"was ended by {signal.Signals(-status).name}"
+        except ValueError:
+            return f"was ended by signal {-status}"
+    # Windows says with a status of this form that an exception ended the process: 0xC0000005 is an access violation.
+    return f"ended with status {status:#x}" if status > 255 else f"ended with status {status} and no answer"

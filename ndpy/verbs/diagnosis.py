@@ -1,0 +1,254 @@
+"""What is right and wrong with RDMA on this Linux machine: libraries, drivers, devices and their ports.
+
+Kernel, device files and this process's limits are in surroundings.py. What calls into libibverbs runs in a process of its
+own, so that a broken driver is found instead of breaking the examination.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ndpy.errors import NdpyError, ProviderNotFoundError
+from ndpy.finding import Finding, examine, examine_apart, failed, passed, warned
+from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.placement import placement_warning
+from ndpy.verbs.devices import describe, device_names, open_context, why_no_adapter
+from ndpy.verbs.library import PACKAGES, lib, load
+from ndpy.verbs.surroundings import examine_surroundings, read, read_number
+
+_ROOT = Path("/")
+
+# The symbols that ibverbs.h marks optional: what is done without, and the rdma-core that has it.
+OPTIONAL = {
+    "_ibv_query_gid_table": ("GIDs are read from /sys one by one", 32),
+    "ibv_is_fork_initialized": ("nobody can say whether a fork() is harmless", 35),
+}
+
+# Below this much payload in a packet, headers and per-packet work show in the bandwidth.
+_GOOD_MTU = 2048
+# What a RoCE packet carries besides its payload: an MTU of 4096 takes this much of the interface.
+_ROCE_NETDEV_MTU = 4200
+
+
+def diagnose(root: Path = _ROOT) -> list[Finding]:
+    """Everything that is examined on this platform. root: the tree whose /sys, /proc, /dev and /etc are looked at."""
+    return [
+        *examine_apart("libraries", __name__, "examine_libraries"),
+        *examine("drivers", examine_drivers, root),
+        *examine_surroundings(root),
+        *examine_apart("adapters", __name__, "examine_devices"),
+    ]
+
+
+def examine_libraries() -> Iterator[Finding]:
+    """Whether libibverbs and librdmacm can be loaded, from where, and have what ndpy calls."""
+    usable = True
+    for variable, name, package in PACKAGES:
+        path = os.environ.get(variable) or name
+        check = name.partition(".")[0]
+        try:
+            ctypes.CDLL(path)
+        except OSError as error:
+            usable = False
+            yield failed(check, f"{path} cannot be loaded ({error})", _install(package, variable))
+        else:
+            named = f", which {variable} names" if os.environ.get(variable) else ""
+            yield passed(check, f"{_mapped(path)} can be loaded{named}")
+    if not usable:
+        return
+    try:
+        load()
+    except ProviderNotFoundError as error:
+        message, _, remedy = str(error).partition("; ")
+        yield failed("symbols", message, remedy)
+        return
+    missing = [name for name in OPTIONAL if not lib.ndpy_has_symbol(name.encode())]
+    for name in missing:
+        without, version = OPTIONAL[name]
+        yield warned("symbols", f"libibverbs has no {name}: {without}", f"rdma-core {version} and later have it")
+    if not missing:
+        yield passed("symbols", "the libraries have every function that ndpy can use")
+
+
+def _install(package: str, variable: str) -> str:
+    return f"install {package}, or set {variable} to the library's path"
+
+
+def _mapped(path: str) -> str:
+    """The file behind a library that this process has loaded."""
+    name = Path(path).name
+    for line in read(Path("/proc/self/maps")).splitlines():
+        file = line.split(maxsplit=5)[-1]
+        if Path(file).name.startswith(name):
+            return file
+    return path
+
+
+def examine_drivers(root: Path) -> Iterator[Finding]:
+    """libibverbs' own drivers: a .driver file names each, a shared library beside libibverbs is it."""
+    named = {
+        line.split()[1]
+        for file in sorted((root / "etc/libibverbs.d").glob("*.driver"))
+        for line in read(file).splitlines()
+        if line.startswith("driver ")
+    }
+    folders = [root / "usr/lib", root / "usr/lib64", root / "lib64", *(root / "usr/lib").glob("*-linux-gnu*")]
+    files = {file.name for folder in folders for file in (folder / "libibverbs").glob("lib*.so")}
+    there = {driver for driver in named if any(file.startswith(f"lib{driver}-rdmav") for file in files)}
+    # A name with a slash is the path of a driver that lies elsewhere.
+    absent = {driver for driver in named - there if "/" not in driver}
+    packages = PACKAGES[0][2]
+    if not named:
+        yield warned(
+            "drivers",
+            "/etc/libibverbs.d names no driver, so libibverbs finds no adapter unless it was built with its drivers inside",
+            f"install {packages}",
+        )
+    elif absent:
+        yield warned(
+            "drivers",
+            f"/etc/libibverbs.d names {', '.join(sorted(absent))}, but there is no library of that name",
+            f"install {packages} again",
+        )
+    else:
+        yield passed("drivers", f"libibverbs has drivers for {', '.join(sorted(named))}")
+
+
+def examine_devices() -> list[Finding]:
+    """The devices that libibverbs sees, and each port of them."""
+    try:
+        names = device_names()
+    except (NdpyError, OSError) as error:
+        message, _, remedy = str(error).partition("; ")
+        return [failed("adapters", f"not one could be looked for: {message}", remedy or "see the findings above")]
+    if not names:
+        message, _, remedy = why_no_adapter().partition(": ")
+        return [failed("adapters", message, remedy)]
+    found: list[Finding] = []
+    infos: list[AdapterInfo] = []
+    for name in names:
+        try:
+            context = open_context(name)
+            try:
+                infos.append(describe(context, name))
+            finally:
+                lib.ibv_close_device(context)
+        except (NdpyError, OSError) as error:
+            message, _, remedy = str(error).partition("; ")
+            found.append(failed(name, message, remedy or "look at the kernel's log (dmesg) for what the driver says"))
+    for info in infos:
+        found += examine(info.name, examine_adapter, info)
+    if infos and not any(port.state == "active" for info in infos for port in info.ports):
+        found.append(
+            failed("active port", "no port of any adapter is active", "bring a link up: ip link set NETDEV up")
+        )
+    return [*found, *examine("fork", examine_fork)]
+
+
+def examine_adapter(info: AdapterInfo, root: Path = _ROOT) -> Iterator[Finding]:
+    """State, MTU, GIDs and place of one adapter."""
+    addresses = ", ".join(info.addresses) or "no IP address"
+    yield passed(
+        info.name, f"{info.transport} adapter, driver {info.driver}, firmware {info.firmware or '-'}; {addresses}"
+    )
+    for port in info.ports:
+        check = f"{info.name} port {port.number}"
+        yield _state(check, port)
+        if info.transport != "iWARP":
+            yield _mtu(f"{check} MTU", port, root)
+        if info.transport != "InfiniBand":
+            yield _gids(f"{check} GIDs", info, port)
+    warning = placement_warning(info, root / "sys/devices/system/node")
+    if warning:
+        message, _, remedy = warning.partition(". ")
+        yield warned(f"{info.name} placement", message, remedy)
+    elif info.numa_node is None:
+        yield passed(f"{info.name} placement", "the system names no NUMA node for it")
+    else:
+        yield passed(f"{info.name} placement", f"on NUMA node {info.numa_node}, where this process may run too")
+
+
+def _state(check: str, port: PortInfo) -> Finding:
+    where = f"{port.link_layer}, {port.netdev or 'no network interface'}"
+    if port.state == "active":
+        return passed(check, f"active, {where}")
+    remedy = f"bring it up: ip link set {port.netdev} up" if port.netdev else "check the cable and the switch's port"
+    if port.link_layer == "InfiniBand":
+        remedy = "check the cable, and that a subnet manager runs (opensm, or the switch's)"
+    return warned(check, f"{port.state}, {where}", remedy)
+
+
+def _mtu(check: str, port: PortInfo, root: Path) -> Finding:
+    limit = read_number(root / "sys/class/net" / (port.netdev or "-") / "mtu")
+    of = f" (the MTU of {port.netdev} is {limit})" if limit else ""
+    if port.mtu >= min(_GOOD_MTU, port.max_mtu):
+        return passed(check, f"packets carry {port.mtu} of at most {port.max_mtu} bytes{of}")
+    remedy = "raise the subnet's MTU in the subnet manager's configuration"
+    if port.link_layer != "InfiniBand":
+        remedy = (
+            f"ip link set {port.netdev or 'NETDEV'} mtu {_ROCE_NETDEV_MTU}, on both ends and every switch between them"
+        )
+    return warned(check, f"packets carry only {port.mtu} of at most {port.max_mtu} bytes{of}", remedy)
+
+
+def routable(gid: Gid) -> bool:
+    """Whether a GID of RoCE is one that routers forward."""
+    try:
+        address = ipaddress.ip_address(gid.address)
+    except ValueError:
+        return False
+    return not (address.is_link_local or address.is_loopback or address.is_unspecified)
+
+
+def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
+    netdev = port.netdev or "NETDEV"
+    if port.netdev is None:
+        return warned(
+            check,
+            "its network interface cannot be seen from here, so connections find no address; it may be in another network "
+            "namespace",
+            "run in that namespace: ip netns exec NAME COMMAND, or docker run --network=host",
+        )
+    give = f"give the interface an address: ip address add ADDRESS/PREFIX dev {netdev}"
+    if info.transport == "iWARP":
+        own = [entry.partition("%")[0] for entry in info.addresses]
+        if any(not ipaddress.ip_address(entry).is_link_local for entry in own):
+            return passed(check, f"iWARP goes by the interface's addresses: {', '.join(own)}")
+        return warned(check, f"{netdev} has no address beyond the link", give)
+    kinds = {kind: [gid for gid in port.gids if gid.type == kind] for kind in sorted({gid.type for gid in port.gids})}
+    shown = ", ".join(
+        f"{len(gids)} of {kind} ({', '.join(gid.address for gid in gids if routable(gid)) or 'none routable'})"
+        for kind, gids in kinds.items()
+    )
+    if not any(routable(gid) for gid in port.gids):
+        return warned(
+            check, f"none is routable, so only peers on the same link are reached: {shown or 'no GID at all'}", give
+        )
+    if not any(routable(gid) for gid in kinds.get("RoCE v2", [])):
+        return warned(
+            check,
+            f"no routable GID of RoCE v2: {shown}",
+            "let the driver use RoCE v2 (cma_roce_mode -d DEVICE -p PORT -m 2); version 1 does not pass routers",
+        )
+    return passed(check, shown)
+
+
+def examine_fork() -> Iterator[Finding]:
+    """What a fork() does to registered memory."""
+    if not lib.ndpy_has_symbol(b"ibv_is_fork_initialized"):
+        return
+    state = lib.ibv_is_fork_initialized()
+    if state == lib.IBV_FORK_UNNEEDED:
+        yield passed("fork", "the kernel copies registered pages for a forked child, so fork() is harmless")
+    elif state == lib.IBV_FORK_ENABLED:
+        yield passed("fork", "libibverbs keeps registered memory from forked children (RDMAV_FORK_SAFE)")
+    else:
+        yield warned(
+            "fork",
+            "after a fork(), writing to registered memory can take the page from the adapter, which then uses stale bytes",
+            "start processes by the spawn method, or set RDMAV_FORK_SAFE=1, or use Linux 5.12 or later",
+        )

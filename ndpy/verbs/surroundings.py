@@ -1,0 +1,327 @@
+"""What the kernel, the device files and the limits of this process have to do with RDMA.
+
+Everything is read below a root folder, which is "/" but for tests.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ndpy.finding import Finding, examine, failed, passed, warned
+from ndpy.verbs.memory import MEMLOCK_REMEDY
+
+_MIB = 1 << 20
+# A queue pair's own rings are pinned and counted on many adapters, so with less than this even the first one may fail.
+_LEAST_MEMLOCK = _MIB
+_ENOUGH_MEMLOCK = 1024 * _MIB
+# An open adapter has a thread for events, and four where registrations run at once.
+_ENOUGH_THREADS = 16
+_ENOUGH_MEMORY = 256 * _MIB
+# What version 1 of the memory controller says for no limit: the largest multiple of the page size.
+_NO_LIMIT = 1 << 62
+
+_CAP_IPC_LOCK = 14
+_WHOLE_MACHINE = ["0", "0", "4294967295"]
+
+_MODULE_PACKAGES = (
+    "linux-modules-extra-{release} (Ubuntu), linux-image-amd64 (Debian; its cloud flavour has none), or the like"
+)
+_ELSEWHERE = (
+    "where that cannot be, `ndpy softroce run --vm -- COMMAND` runs a command in a small machine that has an adapter"
+)
+
+
+def read(path: Path) -> str:
+    """A file's text, "" where there is none or it may not be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_number(path: Path) -> int | None:
+    """The number in a file; None where there is none ("max" is none too)."""
+    text = read(path)
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def examine_surroundings(root: Path) -> list[Finding]:
+    """All of this module."""
+    parts: tuple[tuple[str, Callable[[Path], Iterator[Finding]]], ...] = (
+        ("kernel modules", examine_modules),
+        ("device files", examine_device_files),
+        ("locked memory", examine_memlock),
+        ("control group", examine_control_groups),
+        ("huge pages", examine_huge_pages),
+        ("container", examine_container),
+    )
+    return [finding for check, part in parts for finding in examine(check, part, root)]
+
+
+def examine_modules(root: Path) -> Iterator[Finding]:
+    """The modules behind /dev/infiniband, and those of software adapters."""
+    for module, purpose in (("ib_uverbs", "verbs"), ("rdma_ucm", "connections")):
+        check = f"module {module}"
+        state = module_state(root, module)
+        if state == "loaded":
+            yield passed(check, f"loaded, so that programs can use {purpose}")
+        elif state == "available":
+            yield failed(check, f"not loaded, so no program can use {purpose}", f"as root: modprobe {module}")
+        else:
+            package = f"the package {_MODULE_PACKAGES.format(release=_release(root))}"
+            remedy = f"install {package}; then, as root, modprobe {module}; {_ELSEWHERE}"
+            if in_container(root):
+                remedy = f"on the host, as root: modprobe {module} (in {package}); {_ELSEWHERE}"
+            yield failed(check, f"neither loaded nor in /lib/modules, so no program can use {purpose}", remedy)
+    states = [f"{module} is {module_state(root, module)}" for module in ("rdma_rxe", "siw")]
+    yield passed("software adapters", " and ".join(states))
+
+
+def module_state(root: Path, module: str) -> str:
+    """ "loaded", "available" or "absent"."""
+    folder = root / "lib/modules" / _release(root)
+    if (root / "sys/module" / module).exists() or f"/{module}.ko" in read(folder / "modules.builtin"):
+        return "loaded"
+    return "available" if re.search(rf"/{module}\.ko[.\w]*:", read(folder / "modules.dep")) else "absent"
+
+
+def _release(root: Path) -> str:
+    return read(root / "proc/sys/kernel/osrelease") or os.uname().release
+
+
+def examine_device_files(root: Path) -> Iterator[Finding]:
+    """Whether the files exist that the kernel's devices are used through, and this process may open them."""
+    folder = root / "dev/infiniband"
+    expected = sorted(path.name for path in (root / "sys/class/infiniband_verbs").glob("uverbs*"))
+    adapters = sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
+    names = [*(expected or sorted(path.name for path in folder.glob("uverbs*"))), "rdma_cm"]
+    if not folder.is_dir() or not any((folder / name).exists() for name in names):
+        if not adapters:
+            because = "the kernel has no RDMA device"
+            remedy = "load an adapter's driver, or make one in software: ndpy softroce up"
+        elif in_container(root):
+            because = f"the kernel has {', '.join(adapters)}, but this container was not given its files"
+            remedy = "docker run --device=/dev/infiniband"
+        else:
+            because = f"the kernel has {', '.join(adapters)}, but no module that makes the files"
+            remedy = "as root: modprobe -a ib_uverbs rdma_ucm"
+        yield failed("device files", f"there is no /dev/infiniband/uverbs*: {because}", remedy)
+        return
+    if names == ["rdma_cm"]:
+        yield failed(
+            "device files",
+            "there is no /dev/infiniband/uverbs*: the kernel has no RDMA device",
+            "load an adapter's driver, or make one in software: ndpy softroce up",
+        )
+    for name in names:
+        yield _device_file(root, folder / name)
+
+
+def _device_file(root: Path, path: Path) -> Finding:
+    shown = f"/{path.relative_to(root)}"
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        reason = f"it cannot be opened by uid {os.geteuid()}: {error.strerror}"
+        if error.errno == errno.ENOENT:
+            module = "rdma_ucm" if path.name == "rdma_cm" else "ib_uverbs"
+            remedy = f"as root: modprobe {module}; in a container: docker run --device=/dev/infiniband"
+        elif error.errno == errno.EPERM:
+            # The mode allows it: a control group's list of devices does not.
+            remedy = "allow the device to the container: docker run --device=/dev/infiniband"
+        elif error.errno == errno.EACCES:
+            remedy = (
+                "add the user to the group that owns the file, or install rdma-core, whose udev rules open it to all"
+            )
+        else:
+            remedy = "look at the kernel's log (dmesg) for what the driver says; load the driver again"
+        return failed(shown, reason, remedy)
+    return passed(shown, "there, and this process may open it")
+
+
+def examine_memlock(root: Path) -> Iterator[Finding]:
+    """How much memory this process may pin; registered memory is pinned."""
+    check = "locked memory"
+    limits = re.search(r"^Max locked memory\s+(\w+)\s+(\w+)", read(root / "proc/self/limits"), re.MULTILINE)
+    if limits is None:
+        yield warned(check, "/proc/self/limits does not say how much may be pinned", "mount /proc")
+        return
+    soft, hard = limits.groups()
+    status = _status(root)
+    pinned = sum(int(status.get(name, "0").split()[0]) for name in ("VmPin", "VmLck"))
+    if soft == "unlimited":
+        yield passed(check, "RLIMIT_MEMLOCK is unlimited")
+    elif _exempt(root, status):
+        yield passed(check, f"RLIMIT_MEMLOCK is {_size(int(soft))}, from which this process is exempt (CAP_IPC_LOCK)")
+    elif int(soft) >= _ENOUGH_MEMLOCK:
+        yield passed(check, f"RLIMIT_MEMLOCK is {_size(int(soft))}, of which {pinned} KiB are pinned")
+    else:
+        verdict = failed if int(soft) < _LEAST_MEMLOCK else warned
+        more = "" if hard == soft else f" (this process may go to {hard if hard == 'unlimited' else _size(int(hard))})"
+        yield verdict(
+            check,
+            f"RLIMIT_MEMLOCK is {_size(int(soft))}, of which {pinned} KiB are pinned: no more memory than that can be registered",
+            f"{MEMLOCK_REMEDY}{more}",
+        )
+
+
+def _status(root: Path) -> dict[str, str]:
+    pairs = (line.partition(":") for line in read(root / "proc/self/status").splitlines())
+    return {name: value.strip() for name, _, value in pairs}
+
+
+def _exempt(root: Path, status: dict[str, str]) -> bool:
+    """Whether the limit does not hold: by a capability of the whole machine, not of a user namespace's."""
+    capable = int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1
+    return bool(capable) and read(root / "proc/self/uid_map").split() == _WHOLE_MACHINE
+
+
+def _size(octets: int) -> str:
+    return f"{octets // 1024} KiB" if octets < 10 * _MIB else f"{octets // _MIB} MiB"
+
+
+def control_group_files(root: Path, controller: str, name: str) -> list[Path]:
+    """The files `name` of this process's control group and of all above it, the own first.
+
+    Version 2 has one tree; version 1 one for each controller, with version 2's perhaps beside them at "unified".
+    """
+    base = root / "sys/fs/cgroup"
+    found: list[Path] = []
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        tops = [base, base / "unified"] if not controllers else [base / controllers, base / controller]
+        if controllers and controller not in controllers.split(","):
+            continue
+        folder = Path(path.lstrip("/"))
+        # A container may be told a path of the host's: then the part of it that is there counts.
+        for part in (folder, *folder.parents):
+            found += [file for top in tops if (file := top / part / name).is_file() and file not in found]
+    return found
+
+
+def examine_control_groups(root: Path) -> Iterator[Finding]:
+    """Limits of RDMA objects, of threads and of memory."""
+    yield from _rdma_limits(root)
+    yield _counted(
+        root, "pids", ("pids.max",), "pids.current", _ENOUGH_THREADS, str, "threads", "an open adapter has up to five"
+    )
+    names = ("memory.max", "memory.limit_in_bytes")
+    yield _counted(
+        root, "memory", names, "", _ENOUGH_MEMORY, _size, "memory", "pinned memory counts and cannot be reclaimed"
+    )
+
+
+def _rdma_limits(root: Path) -> Iterator[Finding]:
+    limits: dict[tuple[str, str], tuple[int, int, Path]] = {}
+    for file in control_group_files(root, "rdma", "rdma.max"):
+        used = dict(_rdma_values(file.with_name("rdma.current")))
+        for key, value in _rdma_values(file):
+            left, now = value - used.get(key, 0), used.get(key, 0)
+            if key not in limits or left < limits[key][0] - limits[key][1]:
+                limits[key] = (value, now, file)
+    if not limits:
+        yield passed("rdma control group", "no limit of RDMA objects")
+    for (device, what), (value, now, file) in limits.items():
+        remedy = f"as root: write '{device} {what}=max' to /{file.relative_to(root)}"
+        thing = "open adapters" if what == "hca_handle" else "objects"
+        verdict = failed if now >= value else warned
+        yield verdict("rdma control group", f"{device}: {now} of at most {value} {thing} are in use", remedy)
+
+
+def _rdma_values(file: Path) -> Iterator[tuple[tuple[str, str], int]]:
+    for line in read(file).splitlines():
+        device, *pairs = line.split()
+        for pair in pairs:
+            name, _, value = pair.partition("=")
+            if value.isdigit():
+                yield (device, name), int(value)
+
+
+def _counted(
+    root: Path,
+    controller: str,
+    names: tuple[str, ...],
+    current: str,
+    enough: int,
+    show: Callable[[int], str],
+    what: str,
+    why: str,
+) -> Finding:
+    check = f"{controller} control group"
+    tightest: tuple[int, int, int, Path] | None = None
+    for name in names:
+        for file in control_group_files(root, controller, name):
+            limit = read_number(file)
+            usage = file.with_name(current or {"memory.max": "memory.current"}.get(name, "memory.usage_in_bytes"))
+            if limit is not None and limit < _NO_LIMIT:
+                now = read_number(usage) or 0
+                if tightest is None or limit - now < tightest[0]:
+                    tightest = limit - now, now, limit, file
+    if tightest is None:
+        return passed(check, f"no limit of {what}")
+    left, now, limit, file = tightest
+    message = f"{show(now)} of at most {show(limit)} of {what} in use"
+    if left >= enough:
+        return passed(check, message)
+    remedy = f"raise /{file.relative_to(root)} ({why}); in a container: docker run --{controller}{'-limit' if controller == 'pids' else ''}=…"
+    return warned(check, message, remedy)
+
+
+def examine_huge_pages(root: Path) -> Iterator[Finding]:
+    """The pool that alloc(huge_pages=True) takes from."""
+    fields = (line.split() for line in read(root / "proc/meminfo").splitlines())
+    values = {words[0].rstrip(":"): int(words[1]) for words in fields if len(words) > 1 and words[1].isdigit()}
+    total, free, size = (values.get(name, 0) for name in ("HugePages_Total", "HugePages_Free", "Hugepagesize"))
+    if not total:
+        yield passed(
+            "huge pages",
+            "none reserved; alloc(huge_pages=True) would need some (sysctl vm.nr_hugepages=NUMBER reserves)",
+        )
+    elif free:
+        yield passed("huge pages", f"{free} of {total} free, of {size} KiB each")
+    else:
+        yield warned(
+            "huge pages",
+            f"all {total} of {size} KiB each are taken",
+            "as root: sysctl vm.nr_hugepages=NUMBER reserves more",
+        )
+
+
+def in_container(root: Path) -> str:
+    """What shows that this is a container, or ""."""
+    for marker in (".dockerenv", "run/.containerenv"):
+        if (root / marker).exists():
+            return f"/{marker}"
+    environment = read(root / "proc/1/environ").split("\0")
+    for word in environment:
+        if word.startswith("container="):
+            return word
+    groups = re.search(r"/(docker|kubepods|lxc|libpod)\b", read(root / "proc/self/cgroup"))
+    return f"the control group {groups[1]}" if groups else ""
+
+
+def examine_container(root: Path) -> Iterator[Finding]:
+    """What a container needs to be given for RDMA."""
+    sign = in_container(root)
+    if not sign:
+        yield passed("container", "no sign of one")
+        return
+    lacking = []
+    if not (root / "dev/infiniband").is_dir():
+        lacking.append("--device=/dev/infiniband")
+    soft = re.search(r"^Max locked memory\s+(\w+)", read(root / "proc/self/limits"), re.MULTILINE)
+    if not _exempt(root, _status(root)) and soft is not None and soft[1] != "unlimited":
+        lacking.append("--ulimit memlock=-1")
+    if lacking:
+        yield warned(
+            "container",
+            f"this looks like one ({sign}), and it was not given all that RDMA needs",
+            f"docker run {' '.join(lacking)} (and --network=host, since adapters belong to the host's network namespace)",
+        )
+    else:
+        yield passed("container", f"this looks like one ({sign}); it was given the device files and memory to pin")

@@ -1,0 +1,569 @@
+"""`ndpy doctor`: what it finds in a machine, faked where this one cannot be made to be so, and in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import ndpy
+from ndpy.cli import main
+from ndpy.finding import Finding, Verdict, examine, examine_apart, passed
+
+if sys.platform != "linux":
+    pytest.skip("the machines faked here are Linux's", allow_module_level=True)
+
+from ndpy.verbs import diagnosis, surroundings
+from ndpy.verbs.surroundings import examine_control_groups
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+KERNEL = "6.1.0-test"
+STATUS = "Name:\tpython\nVmLck:\t       0 kB\nVmPin:\t      64 kB\nCapEff:\t{capabilities:016x}\n"
+WHOLE_MACHINE = "         0          0 4294967295\n"
+IPC_LOCK = 1 << 14
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Make files below a root; the root is returned."""
+
+    def make(files: dict[str, str], root: Path = tmp_path) -> Path:
+        for name, text in {"proc/sys/kernel/osrelease": KERNEL, **files}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        return root
+
+    return make
+
+
+def one(findings) -> Finding:
+    (finding,) = findings
+    return finding
+
+
+def named(findings, check: str) -> Finding:
+    return one([finding for finding in findings if finding.check == check])
+
+
+def verdicts(findings) -> set[str]:
+    return {finding.verdict.value for finding in findings}
+
+
+# What a finding is, and examining where it can do no harm.
+
+
+@pytest.mark.parametrize(("verdict", "remedy"), [(Verdict.PASS, "x"), (Verdict.WARN, ""), (Verdict.FAIL, "")])
+def test_a_remedy_comes_with_everything_but_a_pass(verdict, remedy):
+    with pytest.raises(ValueError):
+        Finding("check", verdict, "message", remedy)
+
+
+def test_an_examination_that_breaks_is_a_finding():
+    found = one(examine("the check", lambda: 1 // 0))
+    assert (found.check, found.verdict) == ("the check", Verdict.WARN)
+    assert "ZeroDivisionError" in found.message
+
+
+def module(tmp_path, monkeypatch, body: str) -> None:
+    (tmp_path / "examined.py").write_text(f"from ndpy.finding import passed\ndef look(*arguments):\n    {body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_an_examination_apart_answers_with_its_findings(tmp_path, monkeypatch):
+    module(tmp_path, monkeypatch, "return [passed('a', repr(arguments) + ' \u00e4')]")
+    assert examine_apart("check", "examined", "look", "x", "y") == [passed("a", "('x', 'y') \u00e4")]
+
+
+def test_a_crash_of_what_is_examined_is_a_finding(tmp_path, monkeypatch):
+    module(tmp_path, monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    found = one(examine_apart("check", "examined", "look"))
+    assert found.verdict is Verdict.FAIL
+    assert "SIGSEGV" in found.message
+
+
+def test_a_library_that_ends_the_process_is_a_finding_with_its_last_words(tmp_path, monkeypatch):
+    module(tmp_path, monkeypatch, "import os; os.write(2, b'no firmware'); os._exit(3)")
+    found = one(examine_apart("check", "examined", "look"))
+    assert found.verdict is Verdict.FAIL
+    assert "status 3" in found.message
+    assert "no firmware" in found.message
+
+
+def test_a_hang_of_what_is_examined_is_a_finding(tmp_path, monkeypatch):
+    module(tmp_path, monkeypatch, "import time; time.sleep(60)")
+    found = one(examine_apart("check", "examined", "look", limit_s=1.0))
+    assert found.verdict is Verdict.FAIL
+    assert "within 1 s" in found.message
+
+
+def test_what_the_libraries_print_is_a_warning(tmp_path, monkeypatch):
+    module(
+        tmp_path, monkeypatch, "import sys; print('libibverbs: Warning: x', file=sys.stderr); return [passed('a', 'b')]"
+    )
+    first, second = examine_apart("check", "examined", "look")
+    assert first.verdict is Verdict.PASS
+    assert (second.verdict, second.message) == (Verdict.WARN, "libibverbs: Warning: x")
+
+
+# Libraries, real ones and none.
+
+
+def test_the_optional_symbols_are_those_that_the_header_marks():
+    header = (ROOT / "cdefs/verbs/ibverbs.h").read_text() + (ROOT / "cdefs/verbs/rdmacm.h").read_text()
+    assert set(diagnosis.OPTIONAL) == set(re.findall(r"(\w+)\([^;]*\);\s*/\* optional", header))
+
+
+def doctor(**environment: str) -> tuple[int, list[dict[str, str]]]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("NDPY_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "ndpy", "doctor", "--json"],
+        cwd=ROOT,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.stderr == ""
+    return done.returncode, json.loads(done.stdout)
+
+
+def failures(findings: list[dict[str, str]]) -> dict[str, dict[str, str]]:
+    return {finding["check"]: finding for finding in findings if finding["verdict"] == "FAIL"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "check", "package"),
+    [("NDPY_LIBIBVERBS", "libibverbs", "libibverbs1"), ("NDPY_LIBRDMACM", "librdmacm", "librdmacm1")],
+)
+def test_a_missing_library_fails_and_names_the_package(variable, check, package):
+    status, findings = doctor(**{variable: "/nonexistent/library.so.1"})
+    assert status == 1
+    found = failures(findings)[check]
+    assert "/nonexistent/library.so.1" in found["message"]
+    assert package in found["remedy"]
+    assert variable in found["remedy"]
+
+
+def build(source: str, path: Path) -> Path:
+    path.with_suffix(".c").write_text(source)
+    try:
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", path, path.with_suffix(".c")], check=True, timeout=60)
+    except FileNotFoundError:
+        pytest.skip("no C compiler")
+    return path
+
+
+def test_a_library_without_its_symbols_fails(tmp_path):
+    status, findings = doctor(NDPY_LIBIBVERBS=str(build("int nothing;\n", tmp_path / "libempty.so")))
+    assert status == 1
+    assert "no symbol ibv_" in failures(findings)["symbols"]["message"]
+
+
+def test_a_library_that_crashes_when_it_is_loaded_does_not_crash_the_doctor(tmp_path):
+    source = "#include <stdlib.h>\n__attribute__((constructor)) static void crash(void) { abort(); }\n"
+    status, findings = doctor(NDPY_LIBIBVERBS=str(build(source, tmp_path / "libcrash.so")))
+    assert status == 1
+    assert "SIGABRT" in failures(findings)["libraries"]["message"]
+    assert "SIGABRT" in failures(findings)["adapters"]["message"]
+    assert "locked memory" in {finding["check"] for finding in findings}
+
+
+def test_without_the_extension_module_the_remedy_is_to_install(monkeypatch):
+    import ndpy.verbs
+
+    monkeypatch.delattr(ndpy.verbs, "diagnosis")
+    monkeypatch.setitem(sys.modules, "ndpy.verbs.diagnosis", None)
+    found = one(ndpy.provider.diagnose())
+    assert found.verdict is Verdict.FAIL
+    assert "install" in found.remedy
+
+
+def test_a_machine_without_rdma_fails_with_remedies():
+    if any(Path("/sys/class/infiniband").glob("*")):
+        pytest.skip("this machine has an adapter")
+    status, findings = doctor()
+    assert status == 1
+    found = failures(findings)
+    assert "ndpy softroce" in found["adapters"]["remedy"]
+    assert all(finding["remedy"] for finding in findings if finding["verdict"] != "PASS")
+    for name in ("ib_uverbs", "rdma_ucm"):
+        if surroundings.module_state(Path("/"), name) != "loaded":
+            assert f"modprobe {name}" in found[f"module {name}"]["remedy"]
+
+
+def test_an_adapter_asked_for_in_the_environment_and_absent_fails():
+    status, findings = doctor(NDPY_ADAPTER="mlx5_77")
+    assert status == 1
+    assert "mlx5_77" in failures(findings)["NDPY_ADAPTER"]["message"]
+
+
+def test_the_table_has_all_that_the_json_has(monkeypatch):
+    findings = [passed("one", "is well"), Finding("two", Verdict.WARN, "is odd", "turn it off and on again")]
+    monkeypatch.setattr("ndpy.provider.diagnose", lambda: findings)
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0
+    for words in ("PASS", "one", "is well", "WARN", "two", "is odd", "remedy: turn it off and on again"):
+        assert words in result.output
+    assert result.output.splitlines()[-1] == "doctor: 2 PASS, 1 WARN, 0 FAIL"
+
+
+# Drivers and modules, in faked trees.
+
+
+def test_drivers_are_listed(tree):
+    root = tree({"etc/libibverbs.d/mlx5.driver": "driver mlx5\n", "usr/lib64/libibverbs/libmlx5-rdmav34.so": ""})
+    assert "mlx5" in one(diagnosis.examine_drivers(root)).message
+
+
+def test_a_driver_without_its_library_is_warned(tree):
+    root = tree({"etc/libibverbs.d/mlx5.driver": "driver mlx5\n", "etc/libibverbs.d/own.driver": "driver /opt/own\n"})
+    found = one(diagnosis.examine_drivers(root))
+    assert found.verdict is Verdict.WARN
+    assert "mlx5" in found.message
+    assert "/opt/own" not in found.message
+
+
+def test_no_driver_at_all_names_the_package(tree):
+    found = one(diagnosis.examine_drivers(tree({})))
+    assert found.verdict is Verdict.WARN
+    assert "ibverbs-providers" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("files", "state"),
+    [
+        ({"sys/module/ib_uverbs/refcnt": "0"}, "loaded"),
+        ({f"lib/modules/{KERNEL}/modules.builtin": "kernel/drivers/infiniband/core/ib_uverbs.ko\n"}, "loaded"),
+        ({f"lib/modules/{KERNEL}/modules.dep": "kernel/drivers/infiniband/core/ib_uverbs.ko.xz: x.ko\n"}, "available"),
+        ({f"lib/modules/{KERNEL}/modules.dep": "kernel/other.ko: kernel/core/ib_uverbs.ko.xz\n"}, "absent"),
+        ({}, "absent"),
+    ],
+)
+def test_the_state_of_a_module(tree, files, state):
+    assert surroundings.module_state(tree(files), "ib_uverbs") == state
+
+
+def test_a_module_that_is_there_only_needs_loading(tree):
+    root = tree({f"lib/modules/{KERNEL}/modules.dep": "core/ib_uverbs.ko:\ncore/rdma_ucm.ko:\n"})
+    found = named(surroundings.examine_modules(root), "module ib_uverbs")
+    assert (found.verdict, found.remedy) == (Verdict.FAIL, "as root: modprobe ib_uverbs")
+
+
+def test_a_module_that_is_absent_needs_a_package(tree):
+    found = named(surroundings.examine_modules(tree({})), "module rdma_ucm")
+    assert found.verdict is Verdict.FAIL
+    assert f"linux-modules-extra-{KERNEL}" in found.remedy
+
+
+def test_in_a_container_modules_are_the_hosts(tree):
+    found = named(surroundings.examine_modules(tree({".dockerenv": ""})), "module rdma_ucm")
+    assert found.remedy.startswith("on the host, as root: modprobe rdma_ucm")
+
+
+# Device files.
+
+
+ADAPTER = {"sys/class/infiniband/mlx5_0/node_type": "1: CA", "sys/class/infiniband_verbs/uverbs0/ibdev": "mlx5_0"}
+FILES = {"dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": ""}
+
+
+def test_device_files_that_can_be_opened_pass(tree):
+    findings = list(surroundings.examine_device_files(tree({**ADAPTER, **FILES})))
+    assert [finding.check for finding in findings] == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
+    assert verdicts(findings) == {"PASS"}
+
+
+def test_a_device_file_that_may_not_be_opened_fails(tree):
+    if os.geteuid():
+        pytest.skip("only root can become another user")
+    # pytest's folders are closed to others.
+    with tempfile.TemporaryDirectory() as folder:
+        root = tree({**ADAPTER, **FILES}, Path(folder))
+        for path in [root, *root.rglob("*")]:
+            path.chmod(0o755 if path.is_dir() else 0o666)
+        (root / "dev/infiniband/uverbs0").chmod(0o600)
+        os.seteuid(65534)
+        try:
+            findings = list(surroundings.examine_device_files(root))
+        finally:
+            os.seteuid(0)
+    found = named(findings, "/dev/infiniband/uverbs0")
+    assert found.verdict is Verdict.FAIL
+    assert "65534" in found.message
+    assert "udev" in found.remedy
+    assert named(findings, "/dev/infiniband/rdma_cm").verdict is Verdict.PASS
+
+
+def test_without_device_files_a_container_needs_them_given(tree):
+    found = one(surroundings.examine_device_files(tree({**ADAPTER, ".dockerenv": ""})))
+    assert found.verdict is Verdict.FAIL
+    assert "--device=/dev/infiniband" in found.remedy
+
+
+def test_without_device_files_a_machine_with_an_adapter_needs_modules(tree):
+    found = one(surroundings.examine_device_files(tree(ADAPTER)))
+    assert found.verdict is Verdict.FAIL
+    assert "mlx5_0" in found.message
+    assert "modprobe -a ib_uverbs rdma_ucm" in found.remedy
+
+
+def test_only_rdma_cm_is_no_adapter(tree):
+    findings = list(surroundings.examine_device_files(tree({"dev/infiniband/rdma_cm": ""})))
+    assert named(findings, "device files").verdict is Verdict.FAIL
+    assert named(findings, "/dev/infiniband/rdma_cm").verdict is Verdict.PASS
+
+
+def test_a_missing_rdma_cm_names_its_module(tree):
+    findings = surroundings.examine_device_files(tree({**ADAPTER, "dev/infiniband/uverbs0": ""}))
+    found = named(findings, "/dev/infiniband/rdma_cm")
+    assert found.verdict is Verdict.FAIL
+    assert "modprobe rdma_ucm" in found.remedy
+
+
+# Locked memory.
+
+
+def memlock(tree, soft: object, hard: object, capabilities: int = 0, uid_map: str = WHOLE_MACHINE) -> Finding:
+    limits = f"Limit                     Soft Limit           Hard Limit           Units\nMax locked memory         {soft}  {hard}  bytes\n"
+    root = tree(
+        {
+            "proc/self/limits": limits,
+            "proc/self/status": STATUS.format(capabilities=capabilities),
+            "proc/self/uid_map": uid_map,
+        }
+    )
+    return one(surroundings.examine_memlock(root))
+
+
+@pytest.mark.parametrize(
+    ("soft", "verdict"), [("unlimited", "PASS"), (1 << 32, "PASS"), (8 << 20, "WARN"), (65536, "FAIL"), (0, "FAIL")]
+)
+def test_the_verdict_on_the_limit_of_locked_memory(tree, soft, verdict):
+    assert memlock(tree, soft, "unlimited").verdict.value == verdict
+
+
+def test_too_little_lockable_memory_says_how_much_is_pinned_and_the_remedy(tree):
+    found = memlock(tree, 65536, 8 << 20)
+    assert "RLIMIT_MEMLOCK is 64 KiB" in found.message
+    assert "64 KiB are pinned" in found.message
+    assert "8192 KiB" in found.remedy
+    for words in ("ulimit -l", "limits.conf", "LimitMEMLOCK=", "--ulimit memlock=-1"):
+        assert words in found.remedy
+
+
+def test_a_process_with_the_capability_is_exempt(tree):
+    assert memlock(tree, 65536, 65536, IPC_LOCK).verdict is Verdict.PASS
+
+
+def test_the_capability_of_a_user_namespace_is_no_exemption(tree):
+    assert memlock(tree, 65536, 65536, IPC_LOCK, "0 1000 1\n").verdict is Verdict.FAIL
+
+
+def test_without_proc_there_is_a_finding_all_the_same(tree):
+    assert one(surroundings.examine_memlock(tree({}))).verdict is Verdict.WARN
+
+
+# Control groups.
+
+
+def test_without_limits_all_control_groups_pass(tree):
+    files = {"proc/self/cgroup": "0::/user.slice\n"}
+    files |= {f"sys/fs/cgroup/user.slice/{name}": "max\n" for name in ("rdma.max", "pids.max", "memory.max")}
+    findings = list(examine_control_groups(tree(files)))
+    assert len(findings) == 3
+    assert verdicts(findings) == {"PASS"}
+
+
+def test_a_limit_of_a_group_above_counts(tree):
+    root = tree(
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/b/pids.max": "max\n",
+            "sys/fs/cgroup/a/pids.max": "100\n",
+            "sys/fs/cgroup/a/pids.current": "95\n",
+        }
+    )
+    found = named(examine_control_groups(root), "pids control group")
+    assert found.verdict is Verdict.WARN
+    assert "95 of at most 100" in found.message
+    assert "/sys/fs/cgroup/a/pids.max" in found.remedy
+
+
+def test_version_1_has_a_tree_for_each_controller(tree):
+    root = tree(
+        {
+            "proc/self/cgroup": "8:pids:/\n5:memory:/jobs/7\n3:cpu,cpuacct:/x\n0::/\n",
+            "sys/fs/cgroup/memory/jobs/7/memory.limit_in_bytes": str(256 << 20),
+            "sys/fs/cgroup/memory/jobs/7/memory.usage_in_bytes": str(200 << 20),
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(0x7FFFFFFFFFFFF000),
+            "sys/fs/cgroup/pids/pids.max": "100000",
+            "sys/fs/cgroup/pids/pids.current": "7",
+        }
+    )
+    findings = list(examine_control_groups(root))
+    found = named(findings, "memory control group")
+    assert found.verdict is Verdict.WARN
+    assert "200 MiB of at most 256 MiB" in found.message
+    assert named(findings, "pids control group").message == "7 of at most 100000 of threads in use"
+
+
+def test_a_path_of_the_hosts_in_a_container_leads_to_what_is_there(tree):
+    root = tree(
+        {"proc/self/cgroup": "0::/docker/abc\n", "sys/fs/cgroup/pids.max": "10", "sys/fs/cgroup/pids.current": "1"}
+    )
+    assert "1 of at most 10" in named(examine_control_groups(root), "pids control group").message
+
+
+@pytest.mark.parametrize(
+    ("current", "verdict"), [("hca_handle=1 hca_object=5", "WARN"), ("hca_handle=2 hca_object=5", "FAIL")]
+)
+def test_limits_of_rdma_objects_are_told(tree, current, verdict):
+    root = tree(
+        {
+            "proc/self/cgroup": "0::/job\n",
+            "sys/fs/cgroup/job/rdma.max": "mlx5_0 hca_handle=2 hca_object=max\n",
+            "sys/fs/cgroup/job/rdma.current": f"mlx5_0 {current}\n",
+        }
+    )
+    found = named(examine_control_groups(root), "rdma control group")
+    assert found.verdict.value == verdict
+    assert "mlx5_0" in found.message
+    assert "of at most 2 open adapters" in found.message
+    assert "/sys/fs/cgroup/job/rdma.max" in found.remedy
+
+
+# Huge pages and containers.
+
+
+@pytest.mark.parametrize(("total", "free", "verdict"), [(0, 0, "PASS"), (16, 3, "PASS"), (16, 0, "WARN")])
+def test_huge_pages(tree, total, free, verdict):
+    text = f"MemTotal: 1 kB\nHugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n"
+    assert one(surroundings.examine_huge_pages(tree({"proc/meminfo": text}))).verdict.value == verdict
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {".dockerenv": ""},
+        {"run/.containerenv": ""},
+        {"proc/1/environ": "PATH=/bin\0container=lxc\0"},
+        {"proc/self/cgroup": "0::/kubepods/pod1/2\n"},
+    ],
+)
+def test_a_container_is_told_what_it_lacks(tree, files):
+    limits = {"proc/self/limits": "Max locked memory         65536 65536 bytes\n"}
+    found = one(surroundings.examine_container(tree(files | limits)))
+    assert found.verdict is Verdict.WARN
+    assert "--device=/dev/infiniband" in found.remedy
+    assert "--ulimit memlock=-1" in found.remedy
+
+
+def test_a_container_that_was_given_everything_passes(tree):
+    files = {".dockerenv": "", "proc/self/limits": "Max locked memory  unlimited unlimited bytes\n", **FILES}
+    assert one(surroundings.examine_container(tree(files))).verdict is Verdict.PASS
+
+
+def test_an_empty_tree_breaks_nothing(tree):
+    findings = surroundings.examine_surroundings(tree({}))
+    assert not [finding for finding in findings if "could not be examined" in finding.message]
+
+
+def test_nonsense_in_every_file_breaks_nothing(tree):
+    names = (
+        "proc/self/limits", "proc/self/status", "proc/self/cgroup", "proc/self/uid_map", "proc/meminfo", "proc/1/environ",
+        "sys/fs/cgroup/pids.max", "sys/fs/cgroup/rdma.max", "etc/libibverbs.d/x.driver",
+    )  # fmt: skip
+    root = tree(dict.fromkeys(names, "\x00:=: \n::\nmax =\n"))
+    checks = {finding.check for finding in surroundings.examine_surroundings(root)}
+    assert {"locked memory", "huge pages", "container"} <= checks
+
+
+# Adapters and ports.
+
+
+def gid(index: int, address: str, kind: str = "RoCE v2") -> ndpy.info.Gid:
+    return ndpy.info.Gid(index, bytes(16), kind, address)
+
+
+def port(**changes) -> ndpy.info.PortInfo:
+    values = {
+        "number": 1, "state": "active", "link_layer": "Ethernet", "mtu": 4096, "max_mtu": 4096, "lid": 0, "netdev": "eth0",
+        "gids": (gid(0, "fe80::1"), gid(1, "192.0.2.1")),
+    }  # fmt: skip
+    return ndpy.info.PortInfo(**(values | changes))
+
+
+def adapter(*ports, **changes) -> ndpy.AdapterInfo:
+    values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
+    values |= {"name": "mlx5_0", "transport": "RoCE", "addresses": ("192.0.2.1",), "numa_node": None, "ports": ports}
+    return ndpy.AdapterInfo(**(values | changes))
+
+
+def examined(tree, *ports, **changes):
+    root = tree({"sys/class/net/eth0/mtu": "1500\n"})
+    return list(diagnosis.examine_adapter(adapter(*ports, **changes), root))
+
+
+def test_a_good_adapter_passes(tree):
+    assert verdicts(examined(tree, port())) == {"PASS"}
+
+
+def test_an_ethernet_mtu_of_1500_is_warned_with_both_numbers(tree):
+    found = named(examined(tree, port(mtu=1024)), "mlx5_0 port 1 MTU")
+    assert found.verdict is Verdict.WARN
+    assert "1024" in found.message
+    assert "1500" in found.message
+    assert found.remedy.startswith("ip link set eth0 mtu 4200")
+
+
+def test_a_small_mtu_that_is_the_ports_largest_passes(tree):
+    assert named(examined(tree, port(mtu=1024, max_mtu=1024)), "mlx5_0 port 1 MTU").verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("gids", "words"),
+    [
+        ((), "no GID at all"),
+        ((gid(0, "fe80::1"),), "none is routable"),
+        ((gid(0, "192.0.2.1", "RoCE v1"), gid(1, "fe80::1")), "no routable GID of RoCE v2"),
+    ],
+)
+def test_gids_that_routers_do_not_forward_are_warned(tree, gids, words):
+    found = named(examined(tree, port(gids=gids)), "mlx5_0 port 1 GIDs")
+    assert found.verdict is Verdict.WARN
+    assert words in found.message
+
+
+def test_iwarp_needs_an_address_beyond_the_link(tree):
+    good = examined(tree, port(), transport="iWARP")
+    bad = examined(tree, port(), transport="iWARP", addresses=("fe80::1%eth0",))
+    assert named(good, "mlx5_0 port 1 GIDs").verdict is Verdict.PASS
+    assert named(bad, "mlx5_0 port 1 GIDs").verdict is Verdict.WARN
+
+
+def test_a_netdev_in_another_namespace_is_told(tree):
+    found = named(examined(tree, port(netdev=None)), "mlx5_0 port 1 GIDs")
+    assert found.verdict is Verdict.WARN
+    assert "namespace" in found.message
+
+
+@pytest.mark.parametrize(("layer", "words"), [("Ethernet", "ip link set eth0 up"), ("InfiniBand", "subnet manager")])
+def test_a_port_that_is_down_says_how_it_comes_up(tree, layer, words):
+    found = named(examined(tree, port(state="down", link_layer=layer)), "mlx5_0 port 1")
+    assert found.verdict is Verdict.WARN
+    assert words in found.remedy
+
+
+def test_an_adapter_on_a_node_that_this_process_may_not_use_is_warned(tree):
+    tree({"sys/devices/system/node/node0/cpulist": "100000-100001\n"})
+    found = named(examined(tree, port(), numa_node=0), "mlx5_0 placement")
+    assert found.verdict is Verdict.WARN
+    assert "numactl --cpunodebind=0" in found.remedy
