@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench
+.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench bench-windows
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -20,6 +20,7 @@ help:
 	@echo "make windows  ndpy/_networkdirect.pyd and softnd.dll, for ndpy on Windows or under Wine"
 	@echo "make softnd   the NetworkDirect provider, softnd/build/softnd.dll;  make softnd-check: its tests"
 	@echo "make softnd-fuzz   its wire code in a fuzzer for a minute;  make softnd-bench: its speed beside TCP"
+	@echo "make bench-windows   what Python pays for a call over softnd, beside C"
 	@echo "make wheels   wheels for Linux and Windows and the source archive, in dist/"
 	@echo "make clean    remove what was built"
 
@@ -59,6 +60,10 @@ softnd-fuzz: setup
 softnd-bench: softnd
 	$(MAKE) -s -C softnd build/bench.exe
 	rig/wine-python --run softnd/build/bench.exe 'softnd\build\softnd.dll'
+
+bench-windows: windows
+	$(MAKE) -s -C softnd build/networkdirect_calls.exe
+	rig/wine-python benchmarks/networkdirect_calls.py 'softnd\build\networkdirect_calls.exe' 'softnd\build\softnd.dll'
 
 lint: setup
 	.venv/bin/ruff check .
