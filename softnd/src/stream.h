@@ -131,6 +131,8 @@ void stream_resume(struct stream *stream);
 /* Locked. */
 void stream_set_timer(struct stream *stream, uint32_t delay_ms);
 void stream_clear_timer(struct stream *stream);
+/* The rest of a start-up frame is due in the time for one, counted from the first call. */
+void stream_await_frame(struct stream *stream);
 
 void streams_abort(void);
 void streams_remove_adapter(struct adapter *adapter);
