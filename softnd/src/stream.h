@@ -145,6 +145,7 @@ void handshake_request(struct stream *stream);
 void handshake_timeout(struct stream *stream);
 /* The connection went during the start-up; status for the program. */
 void handshake_lost(struct stream *stream, HRESULT status);
+/* handshake_status.c */
 HRESULT handshake_status(DWORD error);
 
 #endif
