@@ -10,6 +10,7 @@ HRESULT handshake_status(DWORD error)
     case ERROR_NETWORK_UNREACHABLE:
     case WSAENETUNREACH:
     case WSAENETDOWN:
+    case WSAEINVAL: /* under Wine: no way leads there from the address that the connector is bound to */
         return ND_NETWORK_UNREACHABLE;
     case ERROR_HOST_UNREACHABLE:
     case WSAEHOSTUNREACH:
