@@ -17,38 +17,6 @@ static ULONG smaller(ULONG a, ULONG b)
     return a < b ? a : b;
 }
 
-HRESULT handshake_status(DWORD error)
-{
-    switch (error) {
-    case ERROR_CONNECTION_REFUSED:
-    case WSAECONNREFUSED:
-        return ND_CONNECTION_REFUSED;
-    case ERROR_NETWORK_UNREACHABLE:
-    case WSAENETUNREACH:
-    case WSAENETDOWN:
-        return ND_NETWORK_UNREACHABLE;
-    case ERROR_HOST_UNREACHABLE:
-    case WSAEHOSTUNREACH:
-    case WSAEHOSTDOWN:
-        return ND_HOST_UNREACHABLE;
-    case ERROR_SEM_TIMEOUT:
-    case ERROR_TIMEOUT:
-    case WSAETIMEDOUT:
-        return ND_IO_TIMEOUT;
-    case WSAEADDRNOTAVAIL:
-    case ERROR_INVALID_NETNAME:
-    case ERROR_INVALID_ADDRESS:
-        return ND_INVALID_ADDRESS;
-    case WSAEADDRINUSE:
-    case ERROR_ADDRESS_ALREADY_ASSOCIATED:
-        return ND_ADDRESS_ALREADY_EXISTS;
-    case ERROR_DEVICE_REMOVED:
-        return ND_DEVICE_REMOVED;
-    default:
-        return ND_CONNECTION_ABORTED;
-    }
-}
-
 static void event(struct stream *stream, unsigned events, HRESULT status)
 {
     stream->after.events |= events;
@@ -111,8 +79,13 @@ void handshake_reply(struct stream *stream)
     size_t used = 0;
 
     int result = mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, true, &frame, &used);
-    if (result == WIRE_MORE)
+    if (result == WIRE_MORE) {
+        /* The peer's program may take its time to decide (H.1.2), but a reply comes as a whole. */
+        if (stream->in.end > stream->in.begin)
+            stream_await_frame(stream);
         return;
+    }
+    stream_clear_timer(stream);
     /* Who was asked for CRCs and answers without will not send any. */
     bool no_crc = result == WIRE_OK && !frame.reject && !frame.crc && stream->adapter->switches.require_crc;
     if (result != WIRE_OK || (frame.markers && !frame.reject) || no_crc) {
@@ -240,7 +213,9 @@ void stream_withdraw(struct stream *stream)
 
 void handshake_timeout(struct stream *stream)
 {
-    if (stream->phase == STREAM_CONNECTING || stream->phase == STREAM_AWAIT_REQUEST)
+    bool half_a_reply = stream->phase == STREAM_AWAIT_REPLY && stream->in.end > stream->in.begin;
+
+    if (stream->phase == STREAM_CONNECTING || stream->phase == STREAM_AWAIT_REQUEST || half_a_reply)
         handshake_lost(stream, ND_IO_TIMEOUT);
 }
 

@@ -13,7 +13,7 @@
 #define OUT_BUFFER_SIZE (1100u * 1024) /* a 1 MiB Write with its headers */
 #define GOODBYE_MS 2000
 #define ROUNDS 16
-#define START_UP_MS 10000
+#define FRAME_MS 10000
 #define CONNECT_MS 21000
 #define PROBE_MS 60
 
@@ -213,6 +213,20 @@ void stream_clear_timer(struct stream *stream)
 {
     if (timer_cancel(&stream->timer))
         stream_drop(stream);
+}
+
+/* For the start-up, whose times a switch can shorten. */
+static void limit_start_up(struct stream *stream, uint32_t usual_ms)
+{
+    uint32_t start_up_ms = stream->adapter->switches.start_up_ms;
+
+    stream_set_timer(stream, start_up_ms > 0 ? start_up_ms : usual_ms);
+}
+
+void stream_await_frame(struct stream *stream)
+{
+    if (!stream->timer.set)
+        limit_start_up(stream, FRAME_MS);
 }
 
 /* ---- Sending ---- */
@@ -577,7 +591,7 @@ void stream_connect(struct stream *stream)
         return;
     }
     stream->phase = STREAM_CONNECTING;
-    stream_set_timer(stream, CONNECT_MS);
+    limit_start_up(stream, CONNECT_MS);
     stream_hold(stream);
     memset(&stream->connect_io.overlapped, 0, sizeof stream->connect_io.overlapped);
     if (connect_ex(stream->socket, (struct sockaddr *)&stream->peer, address_size((struct sockaddr *)&stream->peer),
@@ -640,7 +654,7 @@ SOCKET stream_socket(const struct sockaddr_storage *address, bool listening, int
 void stream_accepted(struct stream *stream)
 {
     stream->phase = STREAM_AWAIT_REQUEST;
-    stream_set_timer(stream, START_UP_MS);
+    stream_await_frame(stream);
     stream_resume_input(stream);
 }
 

@@ -131,6 +131,8 @@ void stream_resume(struct stream *stream);
 /* Locked. */
 void stream_set_timer(struct stream *stream, uint32_t delay_ms);
 void stream_clear_timer(struct stream *stream);
+/* The rest of a start-up frame is due in the time for one, counted from the first call. */
+void stream_await_frame(struct stream *stream);
 
 void streams_abort(void);
 void streams_remove_adapter(struct adapter *adapter);
@@ -143,6 +145,7 @@ void handshake_request(struct stream *stream);
 void handshake_timeout(struct stream *stream);
 /* The connection went during the start-up; status for the program. */
 void handshake_lost(struct stream *stream, HRESULT status);
+/* handshake_status.c */
 HRESULT handshake_status(DWORD error);
 
 #endif

@@ -39,6 +39,7 @@ struct switches switches_read(void)
         .delay_completions_ms = milliseconds("SOFTND_DELAY_COMPLETIONS_MS"),
         .delay_cancel_ms = milliseconds("SOFTND_DELAY_CANCEL_MS"),
         .delay_registration_ms = milliseconds("SOFTND_DELAY_REGISTRATION_MS"),
+        .start_up_ms = milliseconds("SOFTND_START_UP_MS"),
         .cut_after_bytes = number("SOFTND_CUT_AFTER_BYTES", SWITCH_OFF),
         .remove_after_requests = number("SOFTND_REMOVE_AFTER_REQUESTS", SWITCH_OFF),
         .refuse_registrations_after = number("SOFTND_REFUSE_REGISTRATIONS_AFTER", SWITCH_OFF),

@@ -11,6 +11,7 @@ struct switches {
     uint32_t delay_completions_ms;        /* SOFTND_DELAY_COMPLETIONS_MS: overlapped requests complete later */
     uint32_t delay_cancel_ms;             /* SOFTND_DELAY_CANCEL_MS: cancelled requests complete later */
     uint32_t delay_registration_ms;       /* SOFTND_DELAY_REGISTRATION_MS: Register completes later */
+    uint32_t start_up_ms;                 /* SOFTND_START_UP_MS: a peer's time to connect and for a frame; 0: the usual */
     uint64_t cut_after_bytes;             /* SOFTND_CUT_AFTER_BYTES: a connection is cut after so many bytes sent */
     uint64_t remove_after_requests;       /* SOFTND_REMOVE_AFTER_REQUESTS: the adapter is gone after so many */
     uint64_t refuse_registrations_after;  /* SOFTND_REFUSE_REGISTRATIONS_AFTER: ND_INSUFFICIENT_RESOURCES then */

@@ -393,8 +393,22 @@ def accept(kit: Kit, connector: Interface, qp: Interface, limits=(16, 16), data=
     return kit.issue(connector, "Accept", qp, *limits, buffer, len(data))
 
 
+def _taken(post: Any) -> Any:
+    """The method for requests that must be taken; a refused one raises no completion (F.2.1)."""
+
+    def method(self: Side, *arguments: Any, **options: Any) -> Any:
+        code = post(self, *arguments, **options)
+        assert code == Status.SUCCESS, f"{post.__name__.removeprefix('try_')} is refused: {code}"
+        return code
+
+    return method
+
+
 class Side:
-    """One end of a connection, with a completion queue, a queue pair and 64 KiB of memory."""
+    """One end of a connection, with a completion queue, a queue pair and 64 KiB of memory.
+
+    The try_ methods return what the queue pair said; the others insist on success.
+    """
 
     def __init__(
         self, node: Node, context: int, *, size: int = 65536, cq: Interface | None = None, cq_depth: int = 256, **qp
@@ -410,27 +424,34 @@ class Side:
         self.kit.kept.append(array)
         return array
 
-    def receive(self, *elements: tuple[int, int, int], context: int = 0) -> Any:
+    def try_receive(self, *elements: tuple[int, int, int], context: int = 0) -> Any:
         return self.qp.Receive(pointer(context), self._sges(elements), len(elements))
 
-    def send(self, *elements: tuple[int, int, int], context: int = 0, flags: int = 0) -> Any:
+    def try_send(self, *elements: tuple[int, int, int], context: int = 0, flags: int = 0) -> Any:
         return self.qp.Send(pointer(context), self._sges(elements), len(elements), flags)
 
-    def write(self, *elements, to: int, token: int, context: int = 0, flags: int = 0) -> Any:
+    def try_write(self, *elements, to: int, token: int, context: int = 0, flags: int = 0) -> Any:
         return self.qp.Write(pointer(context), self._sges(elements), len(elements), to, token, flags)
 
-    def read(self, *elements, at: int, token: int, context: int = 0, flags: int = 0) -> Any:
+    def try_read(self, *elements, at: int, token: int, context: int = 0, flags: int = 0) -> Any:
         return self.qp.Read(pointer(context), self._sges(elements), len(elements), at, token, flags)
 
-    def bind(
+    def try_bind(
         self, region: Any, window: Interface, address: int, size: int, flags: int = Op.ALLOW_READ | Op.ALLOW_WRITE,
         context: int = 0,
     ) -> Any:  # fmt: skip
         mr = region.mr if isinstance(region, Region) else region
         return self.qp.Bind(pointer(context), raw(mr), raw(window), pointer(address), size, flags)
 
-    def invalidate(self, window: Interface, context: int = 0, flags: int = 0) -> Any:
+    def try_invalidate(self, window: Interface, context: int = 0, flags: int = 0) -> Any:
         return self.qp.Invalidate(pointer(context), raw(window), flags)
+
+    receive = _taken(try_receive)
+    send = _taken(try_send)
+    write = _taken(try_write)
+    read = _taken(try_read)
+    bind = _taken(try_bind)
+    invalidate = _taken(try_invalidate)
 
     def take(self, count: int = 1, timeout_s: float = DEADLINE_S) -> list[Completion]:
         return take(self.cq, count, timeout_s)

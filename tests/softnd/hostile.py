@@ -124,13 +124,13 @@ class Grant:
 class Target:
     """hostile_target.exe: see its head for what it offers."""
 
-    def __init__(self, process: WindowsProcess) -> None:
-        self.process = process
+    def __init__(self, process: WindowsProcess, address: str = "127.0.0.1") -> None:
+        self.process, self.address = process, address
         first = json.loads(process.next_line())
         self.port: int = first["port"]
 
     def connect(self) -> Endpoint:
-        return iwarp.connect("127.0.0.1", self.port, limit_s=LIMIT_S)
+        return iwarp.connect(self.address, self.port, limit_s=LIMIT_S)
 
     def join(self, start: Startup = READY_BY_READ) -> tuple[Endpoint, Grant]:
         """A connection, set up as it should be, and what it was granted."""

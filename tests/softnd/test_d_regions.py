@@ -400,15 +400,15 @@ def test_d_5_2_an_element_must_lie_inside_its_region(pair, use, offset, size):
     element = (active.region.address + offset, size, active.region.local)
     remote = passive.region
     if use == "receive":
-        code = active.receive(element, context=9)
+        code = active.try_receive(element, context=9)
         passive.send(passive.region.sge(0, 1))
     elif use == "send":
         passive.receive(passive.region.sge())
-        code = active.send(element, context=9)
+        code = active.try_send(element, context=9)
     elif use == "write":
-        code = active.write(element, to=remote.address, token=remote.remote, context=9)
+        code = active.try_write(element, to=remote.address, token=remote.remote, context=9)
     else:
-        code = active.read(element, at=remote.address, token=remote.remote, context=9)
+        code = active.try_read(element, at=remote.address, token=remote.remote, context=9)
     if size > active.node.info.MaxTransferLength:
         assert code == Status.BUFFER_OVERFLOW, "F.2.7: longer than a transfer"
         return

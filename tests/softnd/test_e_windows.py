@@ -65,9 +65,9 @@ def test_e_1_5_region_window_and_queue_pair_must_be_of_one_adapter(kit, pair):
     window, foreign = passive.node.window(), stranger.window()
     region, elsewhere = passive.region, stranger.region(4096)
     mixed = Status.INVALID_PARAMETER_MIX
-    assert passive.bind(elsewhere, window, elsewhere.address, 64) == mixed
-    assert passive.bind(region, foreign, region.address, 64) == mixed
-    assert passive.bind(elsewhere, foreign, elsewhere.address, 64) == mixed
+    assert passive.try_bind(elsewhere, window, elsewhere.address, 64) == mixed
+    assert passive.try_bind(region, foreign, region.address, 64) == mixed
+    assert passive.try_bind(elsewhere, foreign, elsewhere.address, 64) == mixed
     assert no_completion(passive.cq)
     assert passive.bind(region, window, region.address, 64) == Status.SUCCESS
     assert passive.one().status == Status.SUCCESS
@@ -104,24 +104,24 @@ def test_e_2_1_bind_completes_in_order_with_other_initiator_requests(pair):
 def test_e_2_2_bind_and_invalidate_need_a_connection(node):
     side = Side(node, 1)
     window = node.window()
-    assert side.bind(side.region, window, side.region.address, 64) == Status.CONNECTION_INVALID
-    assert side.invalidate(window) == Status.CONNECTION_INVALID
+    assert side.try_bind(side.region, window, side.region.address, 64) == Status.CONNECTION_INVALID
+    assert side.try_invalidate(window) == Status.CONNECTION_INVALID
 
 
 def test_e_2_2_a_full_initiator_queue_refuses_a_bind(kit):
     active, _passive = make_pair(kit, depth=0, receive_depth=4)
     window = active.node.window()
-    assert active.bind(active.region, window, active.region.address, 64) == Status.NO_MORE_ENTRIES
-    assert active.invalidate(window) == Status.NO_MORE_ENTRIES
+    assert active.try_bind(active.region, window, active.region.address, 64) == Status.NO_MORE_ENTRIES
+    assert active.try_invalidate(window) == Status.NO_MORE_ENTRIES
 
 
 @pytest.mark.parametrize("flags", [Mr.LOCAL_READ, Mr.REMOTE_READ])
 def test_e_2_2_allow_write_needs_local_write(pair, flags):
     _, passive = pair
     region, window = passive.node.region(4096, flags), passive.node.window()
-    assert passive.bind(region, window, region.address, 64, Op.ALLOW_WRITE) == Status.ACCESS_VIOLATION
+    assert passive.try_bind(region, window, region.address, 64, Op.ALLOW_WRITE) == Status.ACCESS_VIOLATION
     both = Op.ALLOW_READ | Op.ALLOW_WRITE
-    assert passive.bind(region, window, region.address, 64, both) == Status.ACCESS_VIOLATION
+    assert passive.try_bind(region, window, region.address, 64, both) == Status.ACCESS_VIOLATION
     assert no_completion(passive.cq)
     assert passive.bind(region, window, region.address, 64, Op.ALLOW_READ) == Status.SUCCESS
 
@@ -151,7 +151,7 @@ def test_e_2_4_the_range_must_lie_inside_the_region(pair, offset_size):
     offset, size = offset_size
     region, window = passive.node.region(4096), passive.node.window()
     where = (region.address + offset) & ((1 << 64) - 1)
-    assert passive.bind(region, window, where, size) == Status.ACCESS_VIOLATION
+    assert passive.try_bind(region, window, where, size) == Status.ACCESS_VIOLATION
     assert passive.bind(region, window, region.address, 4096) == Status.SUCCESS
     assert passive.one().status == Status.SUCCESS
 
@@ -159,22 +159,22 @@ def test_e_2_4_the_range_must_lie_inside_the_region(pair, offset_size):
 def test_e_2_4_a_range_that_wraps_is_refused(pair):
     _, passive = pair
     window = passive.node.window()
-    assert passive.bind(passive.region, window, passive.region.address, (1 << 64) - 1) == Status.ACCESS_VIOLATION
+    assert passive.try_bind(passive.region, window, passive.region.address, (1 << 64) - 1) == Status.ACCESS_VIOLATION
 
 
 def test_e_2_4_size_0_is_refused(pair):
     _, passive = pair
     window = passive.node.window()
-    assert passive.bind(passive.region, window, passive.region.address, 0) == Status.INVALID_PARAMETER_5
+    assert passive.try_bind(passive.region, window, passive.region.address, 0) == Status.INVALID_PARAMETER_5
 
 
 def test_e_2_5_m_6_an_unregistered_region_is_refused_inline(kit, pair):
     _, passive = pair
     window, mr = passive.node.window(), passive.node.mr()
-    assert passive.bind(mr, window, passive.region.address, 64) == Status.ACCESS_VIOLATION
+    assert passive.try_bind(mr, window, passive.region.address, 64) == Status.ACCESS_VIOLATION
     region = passive.node.region(4096)
     assert kit.do(region.mr, "Deregister") == Status.SUCCESS
-    assert passive.bind(region, window, region.address, 64) == Status.ACCESS_VIOLATION
+    assert passive.try_bind(region, window, region.address, 64) == Status.ACCESS_VIOLATION
     assert no_completion(passive.cq)
 
 
@@ -191,7 +191,7 @@ def test_e_2_6_m_7_flags_0_are_accepted_and_grant_nothing(pair, kind):
 def test_e_2_6_other_flags_are_refused(pair, bit):
     _, passive = pair
     window = passive.node.window()
-    code = passive.bind(passive.region, window, passive.region.address, 64, Op.ALLOW_READ | bit)
+    code = passive.try_bind(passive.region, window, passive.region.address, 64, Op.ALLOW_READ | bit)
     assert code == Status.INVALID_PARAMETER_6
 
 
@@ -238,8 +238,8 @@ def test_e_2_10_an_inline_failure_leaves_a_bound_window_as_it_was(pair):
     window = passive.bound_window(0, 64)
     token = window.GetRemoteToken()
     region = passive.region
-    assert passive.bind(region, window, region.address + region.size, 64) == Status.ACCESS_VIOLATION
-    assert passive.bind(region, window, region.address, 64, 0x40) == Status.INVALID_PARAMETER_6
+    assert passive.try_bind(region, window, region.address + region.size, 64) == Status.ACCESS_VIOLATION
+    assert passive.try_bind(region, window, region.address, 64, 0x40) == Status.INVALID_PARAMETER_6
     assert window.GetRemoteToken() == token
     assert attempt(active, Kind.WRITE, region.address, token) == Status.SUCCESS
 
@@ -393,7 +393,7 @@ def test_e_5_5_zero_bytes_need_no_token(pair, kind):
 def test_e_6_1_other_flags_of_invalidate_are_refused(pair, bit):
     _, passive = pair
     window = passive.bound_window(0, 64)
-    assert passive.invalidate(window, flags=bit) == Status.INVALID_PARAMETER_3
+    assert passive.try_invalidate(window, flags=bit) == Status.INVALID_PARAMETER_3
 
 
 def test_e_6_2_invalidating_an_unbound_window_ends_the_connection(pair):

@@ -132,11 +132,11 @@ def test_f_1_6_m_9_one_element_asked_for_grants_two(kit):
 def test_f_1_7_depth_0_is_allowed_and_every_post_finds_it_full(kit):
     active, passive = make_pair(kit, depth=0, receive_depth=0)
     full = Status.NO_MORE_ENTRIES
-    assert active.receive(active.region.sge(0, 8)) == full
-    assert active.send(active.region.sge(0, 8)) == full
+    assert active.try_receive(active.region.sge(0, 8)) == full
+    assert active.try_send(active.region.sge(0, 8)) == full
     remote = {"token": passive.region.remote}
-    assert active.write(active.region.sge(0, 8), to=passive.region.address, **remote) == full
-    assert active.read(active.region.sge(0, 8), at=passive.region.address, **remote) == full
+    assert active.try_write(active.region.sge(0, 8), to=passive.region.address, **remote) == full
+    assert active.try_read(active.region.sge(0, 8), at=passive.region.address, **remote) == full
 
 
 def test_f_1_8_completion_and_shared_queue_may_be_released_before_the_queue_pair(kit):
@@ -195,9 +195,9 @@ def test_f_2_2_without_a_connection_initiator_requests_are_refused(kit, node):
     invalid = Status.CONNECTION_INVALID
 
     def refused():
-        assert side.send(element) == invalid
-        assert side.write(element, to=0, token=0) == invalid
-        assert side.read(element, at=0, token=0) == invalid
+        assert side.try_send(element) == invalid
+        assert side.try_write(element, to=0, token=0) == invalid
+        assert side.try_read(element, at=0, token=0) == invalid
         assert no_completion(side.cq)
 
     refused()
@@ -206,12 +206,12 @@ def test_f_2_2_without_a_connection_initiator_requests_are_refused(kit, node):
     arrived = kit.issue(listener, "GetConnectionRequest", other.connector)
     connecting = connect(kit, side.connector, side.qp, get_address(listener, "GetLocalAddress"))
     assert arrived.result() == Status.SUCCESS
-    assert other.send(other.region.sge(0, 8)) == invalid
+    assert other.try_send(other.region.sge(0, 8)) == invalid
     refused()
     accepting = accept(kit, other.connector, other.qp)
     assert connecting.result() == Status.SUCCESS
     refused()
-    assert other.send(other.region.sge(0, 8)) == invalid
+    assert other.try_send(other.region.sge(0, 8)) == invalid
     assert kit.do(side.connector, "CompleteConnect") == Status.SUCCESS
     assert accepting.result() == Status.SUCCESS
     other.receive(other.region.sge(0, 8))
@@ -239,12 +239,12 @@ def test_f_2_4_m_10_after_the_end_requests_complete_with_canceled(kit, pair, who
         assert gone.result() == Status.SUCCESS
     window = active.node.window()
     posts = [
-        lambda: active.send(active.region.sge(0, 8), context=1),
-        lambda: active.receive(active.region.sge(0, 8), context=2),
-        lambda: active.write(active.region.sge(0, 8), to=0, token=0, context=3),
-        lambda: active.read(active.region.sge(0, 8), at=0, token=0, context=4),
-        lambda: active.bind(active.region, window, active.region.address, 8, context=5),
-        lambda: active.invalidate(window, context=6),
+        lambda: active.try_send(active.region.sge(0, 8), context=1),
+        lambda: active.try_receive(active.region.sge(0, 8), context=2),
+        lambda: active.try_write(active.region.sge(0, 8), to=0, token=0, context=3),
+        lambda: active.try_read(active.region.sge(0, 8), at=0, token=0, context=4),
+        lambda: active.try_bind(active.region, window, active.region.address, 8, context=5),
+        lambda: active.try_invalidate(window, context=6),
     ]
     for i, post in enumerate(posts):
         assert post() == Status.SUCCESS
@@ -256,7 +256,7 @@ def test_f_2_5_a_full_receive_queue_refuses_and_nothing_is_lost(kit):
     active, passive = make_pair(kit, depth=8)
     for i in range(8):
         assert passive.receive(passive.region.sge(i * 64, 64), context=i) == Status.SUCCESS
-    assert passive.receive(passive.region.sge(0, 64), context=99) == Status.NO_MORE_ENTRIES
+    assert passive.try_receive(passive.region.sge(0, 64), context=99) == Status.NO_MORE_ENTRIES
     for _ in range(8):
         active.send(active.region.sge(0, 4))
         assert active.one().status == Status.SUCCESS
@@ -269,7 +269,7 @@ def test_f_2_5_a_full_initiator_queue_refuses_also_with_silent_requests(kit, fla
     active, passive = make_pair(kit, depth=8)
     # No Receive is posted, so the first Send holds up all the others.
     posted = 0
-    while (code := active.send(active.region.sge(0, 4), context=posted, flags=flags)) == Status.SUCCESS:
+    while (code := active.try_send(active.region.sge(0, 4), context=posted, flags=flags)) == Status.SUCCESS:
         posted += 1
         assert posted <= 64, "the queue has no end"
     assert code == Status.NO_MORE_ENTRIES
@@ -282,7 +282,7 @@ def test_f_2_5_a_full_initiator_queue_refuses_also_with_silent_requests(kit, fla
     if not flags:
         assert [d.context for d in active.take(posted)] == list(range(posted))
     passive.receive(passive.region.sge(0, 4))
-    wait_until(lambda: active.send(active.region.sge(0, 4), context=77) == Status.SUCCESS, "a slot becomes free")
+    wait_until(lambda: active.try_send(active.region.sge(0, 4), context=77) == Status.SUCCESS, "a slot becomes free")
     assert active.one().context == 77
     assert no_completion(active.cq)
 
@@ -291,12 +291,12 @@ def test_f_2_6_more_elements_than_the_adapters_maximum_are_refused(pair):
     active, passive = pair
     info = active.node.info
     element = active.region.sge(0, 1)
-    assert active.send(*[element] * (info.MaxInitiatorSge + 1)) == Status.DATA_OVERRUN
-    assert active.receive(*[element] * (info.MaxReceiveSge + 1)) == Status.DATA_OVERRUN
+    assert active.try_send(*[element] * (info.MaxInitiatorSge + 1)) == Status.DATA_OVERRUN
+    assert active.try_receive(*[element] * (info.MaxReceiveSge + 1)) == Status.DATA_OVERRUN
     remote = {"token": passive.region.remote}
     too_many = [element] * (info.MaxInitiatorSge + 1)
-    assert active.write(*too_many, to=passive.region.address, **remote) == Status.DATA_OVERRUN
-    assert active.read(*too_many, at=passive.region.address, **remote) == Status.DATA_OVERRUN
+    assert active.try_write(*too_many, to=passive.region.address, **remote) == Status.DATA_OVERRUN
+    assert active.try_read(*too_many, at=passive.region.address, **remote) == Status.DATA_OVERRUN
     one_way(active, passive, b"unaffected")
 
 
@@ -329,9 +329,9 @@ def test_f_2_7_more_bytes_than_a_transfer_can_have_are_refused(pair, kind):
     elements = [(active.region.address, limit, active.region.local), active.region.sge(0, 1)]
     remote = {"token": passive.region.remote}
     code = {
-        Kind.SEND: lambda: active.send(*elements),
-        Kind.WRITE: lambda: active.write(*elements, to=passive.region.address, **remote),
-        Kind.READ: lambda: active.read(*elements, at=passive.region.address, **remote),
+        Kind.SEND: lambda: active.try_send(*elements),
+        Kind.WRITE: lambda: active.try_write(*elements, to=passive.region.address, **remote),
+        Kind.READ: lambda: active.try_read(*elements, at=passive.region.address, **remote),
     }[kind]()
     assert code == Status.BUFFER_OVERFLOW
     one_way(active, passive, b"unaffected")
@@ -351,13 +351,13 @@ def test_f_2_8_and_f_2_9_every_flag_not_allowed_is_refused(pair, kind, allowed, 
         if bit & allowed:
             continue
         if kind == Kind.SEND:
-            code = active.send(active.region.sge(0, 8), flags=bit)
+            code = active.try_send(active.region.sge(0, 8), flags=bit)
         elif kind == Kind.WRITE:
-            code = active.write(
+            code = active.try_write(
                 active.region.sge(0, 8), to=passive.region.address, token=passive.region.remote, flags=bit
             )
         else:
-            code = active.read(
+            code = active.try_read(
                 active.region.sge(0, 8), at=passive.region.address, token=passive.region.remote, flags=bit
             )
         assert code == expected, hex(bit)
@@ -649,7 +649,9 @@ def test_f_4_6_inline_is_limited_by_bytes_not_by_elements(kit):
     assert active.send(*elements, flags=Op.INLINE) == Status.SUCCESS
     assert passive.one().bytes == 100
     assert passive.region.get(0, 100) == bytes(range(100))
-    assert active.send((where, active.node.info.MaxInlineDataSize + 1, 0), flags=Op.INLINE) == Status.BUFFER_OVERFLOW
+    assert (
+        active.try_send((where, active.node.info.MaxInlineDataSize + 1, 0), flags=Op.INLINE) == Status.BUFFER_OVERFLOW
+    )
     assert active.one().status == Status.SUCCESS
     one_way(active, passive, b"unaffected")
 
@@ -659,7 +661,7 @@ def test_f_4_4_inline_from_memory_that_is_not_there_is_a_violation(kit):
     memory = Memory(PAGE)
     kit.on_close(memory.free)
     memory.protect(1)
-    code = active.send((memory.address, 64, 0), context=1, flags=Op.INLINE)
+    code = active.try_send((memory.address, 64, 0), context=1, flags=Op.INLINE)
     if code == Status.SUCCESS:
         assert active.one().status == Status.ACCESS_VIOLATION
     else:
@@ -673,13 +675,13 @@ def test_f_4_7_and_f_6_2_an_invalid_token_is_a_completion(pair, kind):
     element = (active.region.address, 64, 0x0BADF00D)
     if kind == Kind.SEND:
         passive.receive(passive.region.sge(0, 64))
-        code = active.send(element, context=1)
+        code = active.try_send(element, context=1)
     elif kind == Kind.WRITE:
-        code = active.write(element, to=passive.region.address, token=passive.region.remote, context=1)
+        code = active.try_write(element, to=passive.region.address, token=passive.region.remote, context=1)
     elif kind == Kind.READ:
-        code = active.read(element, at=passive.region.address, token=passive.region.remote, context=1)
+        code = active.try_read(element, at=passive.region.address, token=passive.region.remote, context=1)
     else:
-        code = active.receive(element, context=1)
+        code = active.try_receive(element, context=1)
         passive.send(passive.region.sge(0, 64), context=2)
     assert code == Status.SUCCESS
     assert brief(active.take(1)) == [(kind, Status.ACCESS_VIOLATION, 1)]
@@ -926,7 +928,7 @@ def test_f_8_6_a_queue_pair_is_on_one_connector_at_a_time(kit, pair):
 def test_m_15_an_inline_failure_leaves_the_connection(pair):
     active, passive = pair
     too_many = [passive.region.sge(0, 1)] * (passive.node.info.MaxReceiveSge + 1)
-    assert passive.receive(*too_many) == Status.DATA_OVERRUN
+    assert passive.try_receive(*too_many) == Status.DATA_OVERRUN
     assert passive.qp.Receive(NULL, NULL, 1).failed
     one_way(active, passive, b"goes on")
 

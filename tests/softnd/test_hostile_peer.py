@@ -35,13 +35,18 @@ SEQUENCE = {(1, 2, 3)}
 OPERATION = {(0, 2, 255), (0, 2, 6), (0, 2, 7)}
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
+@pytest.fixture(
+    scope="module",
+    params=[("127.0.0.1", "own"), ("::1", "own"), ("127.0.0.1", "shared")],
+    ids=["ipv4", "ipv6", "shared queue"],
+)
+def target(tmp_path_factory, request):
+    address, queue = request.param
     program = hostile.windows_program("hostile_target")
     statistics = tmp_path_factory.mktemp("hostile") / "statistics"
-    arguments = (hostile.dll(), "127.0.0.1", hostile.SECRET.decode(), LIMIT_S)
+    arguments = (hostile.dll(), address, hostile.SECRET.decode(), LIMIT_S, queue)
     with WindowsProcess(program, *arguments, limit_s=LIMIT_S, SOFTND_STATISTICS=str(statistics)) as process:
-        target = Target(process)
+        target = Target(process, address)
         yield target
         endpoint, _ = target.join()
         end = target.quit(endpoint)

@@ -71,9 +71,9 @@ class Stream:
                 where = self.remote[0] + (SLOTS + RING + number % RING) * MESSAGE
                 element = self.side.region.sge(slot * MESSAGE, MESSAGE)
                 assert self.side.write(element, to=where, token=self.remote[1], context=number, flags=1) == 0
-                code = self.side.send(self.side.region.sge(slot * MESSAGE, 64), context=number)
+                code = self.side.try_send(self.side.region.sge(slot * MESSAGE, 64), context=number)
             else:
-                code = self.side.send(self.side.region.sge(slot * MESSAGE, MESSAGE), context=number)
+                code = self.side.try_send(self.side.region.sge(slot * MESSAGE, MESSAGE), context=number)
             assert code == Status.SUCCESS
             self.sent += 1
 

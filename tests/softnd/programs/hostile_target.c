@@ -1,6 +1,6 @@
 /* A listener for the hostile-peer test: everybody may connect, and says what was done to its memory.
  *
- *   hostile_target.exe DLL ADDRESS SECRET SECONDS
+ *   hostile_target.exe DLL ADDRESS SECRET SECONDS own|shared
  *
  * Prints JSON lines: {"port": ...} first, a report when asked, and one at the end. SECRET, eight characters, fills all
  * memory around what is granted, so that the test finds it in whatever was read.
@@ -8,6 +8,9 @@
  * Each connection has a slot with 64 KiB of its own. Granted to everybody: a region of 4 KiB, through its remote token.
  * Granted to the connection: a window to write and a window to read, 512 bytes each, inside of a region of 8 KiB that has
  * no remote rights. After the connection all other bytes must be as before, and those of the window to read too.
+ *
+ * "own": each queue pair has Receives of its own. "shared": all take theirs from one queue, and a connection's messages
+ * lie in whichever slot's memory has a buffer.
  *
  * The first message on a connection is ours: what is granted. What a peer may send then, up to 64 bytes: "invalidate"
  * ends the window to write and is answered with the message "invalidated", "echo..." is sent back, "report SECRET" makes
@@ -64,6 +67,7 @@ struct slot {
 static struct end end; /* its file, completion queue and adapter; used before the loop to wait for single requests */
 static struct slot slots[SLOTS];
 static IND2Listener *listener;
+static IND2SharedReceiveQueue *shared; /* NULL: none */
 static struct operation notify = {.kind = NOTIFY};
 static char secret[SECRET_SIZE + 1];
 static unsigned long long connections, refused, violations, messages, failures;
@@ -129,7 +133,19 @@ static HRESULT post_receive(struct slot *slot, unsigned number)
     ND2_SGE sge = {slot->memory + RECEIVE_AT + number * RECEIVE_STEP, RECEIVE_SIZE,
                    CALL0(slot->messages, GetLocalToken)};
 
-    return CALL(slot->queue_pair, Receive, slot->memory + RECEIVE_AT + number * RECEIVE_STEP, &sge, 1);
+    if (shared)
+        return CALL(shared, Receive, sge.Buffer, &sge, 1);
+    return CALL(slot->queue_pair, Receive, sge.Buffer, &sge, 1);
+}
+
+/* A Receive that ended, well or not, goes back to the shared queue. */
+static void post_again(const unsigned char *buffer)
+{
+    for (unsigned i = 0; i < SLOTS; i++) {
+        ULONG_PTR at = (ULONG_PTR)buffer - (ULONG_PTR)slots[i].memory;
+        if (at < SLOT_SIZE)
+            check("Receive", post_receive(&slots[i], (unsigned)(at - RECEIVE_AT) / RECEIVE_STEP));
+    }
 }
 
 /* A message that finds no room is left out: peers that do not take theirs have no claim to more. */
@@ -181,11 +197,17 @@ static void requested(struct slot *slot, HRESULT status)
         close_connection(slot);
         return;
     }
-    check("CreateQueuePair",
-          CALL(end.adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq, (IUnknown *)end.cq, context,
-               RECEIVES, 32, 1, 1, 0, (void **)&slot->queue_pair));
-    for (unsigned i = 0; i < RECEIVES; i++)
-        check("Receive", post_receive(slot, i));
+    if (shared) {
+        check("CreateQueuePairWithSrq",
+              CALL(end.adapter, CreateQueuePairWithSrq, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq,
+                   (IUnknown *)end.cq, (IUnknown *)shared, context, 32, 1, 0, (void **)&slot->queue_pair));
+    } else {
+        check("CreateQueuePair",
+              CALL(end.adapter, CreateQueuePair, &softnd_iid_IND2QueuePair, (IUnknown *)end.cq, (IUnknown *)end.cq,
+                   context, RECEIVES, 32, 1, 1, 0, (void **)&slot->queue_pair));
+        for (unsigned i = 0; i < RECEIVES; i++)
+            check("Receive", post_receive(slot, i));
+    }
     status = CALL(slot->connector, Accept, (IUnknown *)slot->queue_pair, 4, 4, NULL, 0, &slot->accept.overlapped);
     if (status != ND_SUCCESS && status != ND_PENDING) {
         refused++;
@@ -247,7 +269,6 @@ static void received(struct slot *slot, const ND2_RESULT *result)
 {
     const char *message = result->RequestContext;
     ULONG size = result->BytesTransferred;
-    unsigned number = (unsigned)((const unsigned char *)message - slot->memory - RECEIVE_AT) / RECEIVE_STEP;
 
     messages++;
     if (size > RECEIVE_SIZE) {
@@ -265,7 +286,8 @@ static void received(struct slot *slot, const ND2_RESULT *result)
     } else if (is_command(message, size, "quit ")) {
         quitting = TRUE;
     }
-    post_receive(slot, number);
+    if (!shared)
+        post_receive(slot, (unsigned)((const unsigned char *)message - slot->memory - RECEIVE_AT) / RECEIVE_STEP);
 }
 
 static void take_results(void)
@@ -279,9 +301,12 @@ static void take_results(void)
             struct slot *slot = &slots[context % SLOTS];
 
             /* What was left of a connection before is not of this one. */
-            if (context / SLOTS == slot->generation && slot->queue_pair && results[i].Status == ND_SUCCESS &&
-                results[i].RequestType == Nd2RequestTypeReceive)
+            if (results[i].RequestType != Nd2RequestTypeReceive)
+                continue;
+            if (context / SLOTS == slot->generation && slot->queue_pair && results[i].Status == ND_SUCCESS)
                 received(slot, &results[i]);
+            if (shared)
+                post_again(results[i].RequestContext);
         }
     }
 }
@@ -348,11 +373,11 @@ static void close_slot(struct slot *slot)
 
 static void print_port(void)
 {
-    struct sockaddr_in bound;
+    struct sockaddr_in6 bound; /* the port is at the same place for IPv4 */
     ULONG size = sizeof bound;
 
     check("GetLocalAddress", CALL(listener, GetLocalAddress, (struct sockaddr *)&bound, &size));
-    printf("{\"port\": %u, \"process\": %lu}\n", ntohs(bound.sin_port), (unsigned long)GetCurrentProcessId());
+    printf("{\"port\": %u, \"process\": %lu}\n", ntohs(bound.sin6_port), (unsigned long)GetCurrentProcessId());
     fflush(stdout);
 }
 
@@ -389,22 +414,28 @@ static void drain(HANDLE port)
 
 int main(int count, char **arguments)
 {
-    struct sockaddr_in address;
+    struct sockaddr_in6 address;
     OVERLAPPED *overlapped;
     ULONG_PTR key;
     DWORD bytes;
     HANDLE port;
 
-    if (count != 5 || strlen(arguments[3]) != SECRET_SIZE) {
-        fprintf(stderr, "hostile_target DLL ADDRESS SECRET SECONDS\n");
+    if (count != 6 || strlen(arguments[3]) != SECRET_SIZE) {
+        fprintf(stderr, "hostile_target DLL ADDRESS SECRET SECONDS own|shared\n");
         return 2;
     }
     memcpy(secret, arguments[3], SECRET_SIZE);
     limit_time((DWORD)atoi(arguments[4]) * 1000);
-    address = address_of(arguments[2], "0");
-    open_end(&end, open_adapter(arguments[1], &address), 512);
+    address = any_address_of(arguments[2], "0");
+    open_end(&end, open_adapter(arguments[1], &address, sizeof address), 512);
+    if (!strcmp(arguments[5], "shared"))
+        check("CreateSharedReceiveQueue",
+              CALL(end.adapter, CreateSharedReceiveQueue, &softnd_iid_IND2SharedReceiveQueue, end.file,
+                   SLOTS * RECEIVES, 1, 0, 0, 0, (void **)&shared));
     for (unsigned i = 0; i < SLOTS; i++)
         open_slot(&slots[i], i);
+    for (unsigned i = 0; shared && i < SLOTS * RECEIVES; i++)
+        check("Receive", post_receive(&slots[i / RECEIVES], i % RECEIVES));
     port = CreateIoCompletionPort(end.file, NULL, 0, 0);
     check("CreateListener", CALL(end.adapter, CreateListener, &softnd_iid_IND2Listener, end.file, (void **)&listener));
     check("Bind", CALL(listener, Bind, (const struct sockaddr *)&address, sizeof address));
@@ -422,6 +453,8 @@ int main(int count, char **arguments)
     drain(port);
     CALL0(listener, Release);
     CloseHandle(port);
+    if (shared)
+        CALL0(shared, Release);
     for (unsigned i = 0; i < SLOTS; i++)
         close_slot(&slots[i]);
     close_end(&end);

@@ -45,7 +45,25 @@ struct sockaddr_in address_of(const char *host, const char *port)
     return address;
 }
 
-IND2Adapter *open_adapter(const char *dll, const struct sockaddr_in *address)
+/* An IPv4 address lies at the beginning of the larger structure. */
+struct sockaddr_in6 any_address_of(const char *host, const char *port)
+{
+    struct sockaddr_in6 address = {.sin6_family = AF_INET6};
+
+    if (!strchr(host, ':')) {
+        struct sockaddr_in smaller = address_of(host, port);
+        memset(&address, 0, sizeof address);
+        memcpy(&address, &smaller, sizeof smaller);
+        return address;
+    }
+    address_of("0.0.0.0", port);
+    if (inet_pton(AF_INET6, host, &address.sin6_addr) != 1)
+        die(host, ND_INVALID_ADDRESS);
+    address.sin6_port = htons((u_short)atoi(port));
+    return address;
+}
+
+IND2Adapter *open_adapter(const char *dll, const void *address, ULONG size_of_address)
 {
     typedef HRESULT(WINAPI * get_class_object)(REFIID, REFIID, void **);
     SOCKET_ADDRESS_LIST *list = NULL;
@@ -62,7 +80,7 @@ IND2Adapter *open_adapter(const char *dll, const struct sockaddr_in *address)
         die(dll, HRESULT_FROM_WIN32(GetLastError()));
     memcpy(&get, &procedure, sizeof get);
     check("DllGetClassObject", get(&softnd_iid_IND2Provider, &softnd_iid_IND2Provider, (void **)&provider));
-    if (CALL(provider, ResolveAddress, (const struct sockaddr *)address, sizeof *address, &id) != ND_SUCCESS) {
+    if (CALL(provider, ResolveAddress, address, size_of_address, &id) != ND_SUCCESS) {
         CALL(provider, QueryAddressList, NULL, &size);
         list = malloc(size);
         if (!list)

@@ -23,8 +23,10 @@ void check(const char *what, HRESULT status);
 /* Ends the process with status 3 when it still runs after that time. */
 void limit_time(DWORD milliseconds);
 struct sockaddr_in address_of(const char *host, const char *port);
+/* The same for both families. */
+struct sockaddr_in6 any_address_of(const char *host, const char *port);
 /* Loads the DLL and opens the adapter that has the address, or the first one if it has none (a remote address). */
-IND2Adapter *open_adapter(const char *dll, const struct sockaddr_in *address);
+IND2Adapter *open_adapter(const char *dll, const void *address, ULONG size_of_address);
 /* Whether DllCanUnloadNow says S_OK. */
 BOOL can_unload(void);
 void open_end(struct end *end, IND2Adapter *adapter, ULONG depth);

@@ -220,7 +220,7 @@ int main(int count, char **arguments)
     rounds = (unsigned)atoi(arguments[6]);
     limit_time(400000);
     address = address_of(arguments[3], arguments[4]);
-    open_end(&end, open_adapter(arguments[1], &address), DEPTH);
+    open_end(&end, open_adapter(arguments[1], &address, sizeof address), DEPTH);
     memory = VirtualAlloc(NULL, 0x40000, MEM_COMMIT | MEM_RESERVE, PAGE_READWRITE);
     inbox = memory;
     outbox = memory + 64;

@@ -1,0 +1,16 @@
+/* Prints, for each error number that it is given, the status that Connect ends with: one JSON object. */
+#include "../../../softnd/src/stream.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+int main(int count, char **arguments)
+{
+    printf("{");
+    for (int i = 1; i < count; i++) {
+        DWORD error = (DWORD)strtoul(arguments[i], NULL, 10);
+        printf("%s\"%lu\": %lu", i > 1 ? ", " : "", (unsigned long)error, (unsigned long)handshake_status(error));
+    }
+    printf("}\n");
+    return 0;
+}
