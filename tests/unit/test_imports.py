@@ -18,7 +18,7 @@ PACKAGE = ROOT / "ndpy"
 LEAVES = {"errors", "finding", "flags", "info", "pending", "placement"}
 PUBLIC = {"adapter", "buffer", "completion", "connection", "memory", "poller", "queue_pair", "resource"}
 PLATFORMS = {"verbs", "networkdirect"}
-BUILT = {"_verbs", "_nd"}
+BUILT = {"_verbs", "_networkdirect"}
 TOOLS = {"aio", "cli", "testing", "softroce", "__main__"}
 LIMIT_S = 0.1
 
@@ -67,7 +67,7 @@ def allowed(source: str, target: str) -> bool:
     if source in TOOLS:
         return target not in BUILT
     if source in PLATFORMS:
-        own = {"verbs": "_verbs", "networkdirect": "_nd"}[source]
+        own = {"verbs": "_verbs", "networkdirect": "_networkdirect"}[source]
         return target in {source, own} | PUBLIC
     if source in PUBLIC:
         return target in PUBLIC | {"provider"}
