@@ -1,7 +1,6 @@
 """Builds the cffi extension modules; everything else about the package stands in pyproject.toml."""
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -43,8 +42,8 @@ class BuildPackage(build_py):
         if not self.editable_mode:
             for source, folder in BUILT_BEFORE:
                 target = Path(self.build_lib, folder)
-                target.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target)
+                self.mkpath(str(target))
+                self.copy_file(str(source), str(target))
 
 
 class Abi3Wheel(bdist_wheel):

@@ -50,6 +50,12 @@ struct native_result {
 
 #define NATIVE_CANCELED ND_CANCELED
 
+/* A remote token is in network order for NetworkDirect (contract D.4.2) and a number for Python, as it is for verbs. */
+static uint32_t swap_token(uint32_t token)
+{
+    return token >> 24 | (token >> 8 & 0xFF00) | (token << 8 & 0xFF0000) | token << 24;
+}
+
 static void native_data_request(struct native_request *out, uint32_t operation, const struct ndpy_element *elements,
     uint32_t count, uint64_t remote_address, uint32_t remote_token)
 {
@@ -57,7 +63,7 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
     out->elements = elements;
     out->count = count;
     out->remote_address = remote_address;
-    out->remote_token = remote_token;
+    out->remote_token = swap_token(remote_token);
 }
 
 /* What a provider refuses for a reason that ndpy knows too is said in ndpy's words. */
@@ -193,4 +199,14 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     struct native_request request = {.window = window};
 
     return post_initiator(qp, NDPY_INVALIDATE, flags, context, 0, &request);
+}
+
+uint32_t ndpy_region_remote_token(struct IND2MemoryRegion *region)
+{
+    return swap_token(IND2MemoryRegion_GetRemoteToken(region));
+}
+
+uint32_t ndpy_window_remote_token(struct IND2MemoryWindow *window)
+{
+    return swap_token(IND2MemoryWindow_GetRemoteToken(window));
 }

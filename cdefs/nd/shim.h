@@ -53,3 +53,7 @@ int32_t ndpy_post_packet(void *port, uint64_t key);
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
     uint64_t address, uint64_t length, uint32_t access);
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window);
+
+/* Remote tokens as numbers, which to_bytes() puts into network order. */
+uint32_t ndpy_region_remote_token(struct IND2MemoryRegion *region);
+uint32_t ndpy_window_remote_token(struct IND2MemoryWindow *window);

@@ -92,7 +92,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
 
     def _on_registered(self) -> None:
         self.local_token = lib.IND2MemoryRegion_GetLocalToken(self._native)
-        self.remote_token = lib.IND2MemoryRegion_GetRemoteToken(self._native)
+        self.remote_token = lib.ndpy_region_remote_token(self._native)
         self._registered = True
         self._opened()
 

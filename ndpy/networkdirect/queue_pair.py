@@ -291,7 +291,7 @@ class NetworkDirectQueuePair(QueuePair):
                 self._withdraw(binding, bound, misuse)
             else:
                 # The token of the new binding is there before the bind completes (contract E.2.8).
-                binding.token = lib.IND2MemoryWindow_GetRemoteToken(window._native)
+                binding.token = lib.ndpy_window_remote_token(window._native)
         if refused:
             raise self._refusal(Operation.BIND, refused, [], flags)
 

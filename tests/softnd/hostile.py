@@ -53,10 +53,12 @@ def dll() -> str:
 
 
 class WindowsProcess:
-    """A program under Wine, its output line by line. Leaving the block ends it."""
+    """A program under Wine, its output line by line; one in Python with the Windows Python. Leaving the block ends it."""
 
     def __init__(self, program: Path, *arguments: object, limit_s: float, **environment: str) -> None:
-        command = [str(ROOT / "rig/wine-python"), "--run", str(program), *map(str, arguments)]
+        command = [str(ROOT / "rig/wine-python"), str(program), *map(str, arguments)]
+        if program.suffix != ".py":
+            command.insert(1, "--run")
         self.lines: list[str] = []
         self._fresh: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(

@@ -1,13 +1,16 @@
-"""softnd under Wine and Linux's siw in a VM, through QEMU's user network: rping's conversation, data verified.
+"""softnd under Wine and Linux's siw in a VM, through QEMU's user network: rping's conversation, and ndpy's examples on
+both sides, data verified.
 
 One VM serves all tests. In there run rping's servers, then rping as client of a softnd server for each
-size, then a client that trespasses. The VM is slow to start, so softnd's servers are up before it.
+size, then a client that trespasses, then the examples as clients of themselves under Windows Python. The VM is slow to start, so softnd's servers are up before it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,6 +29,15 @@ SIZES = [64, 23, 10007, 65535]
 ROUNDS = 30
 VM_LIMIT_S = 300
 GUEST_PORTS = {name: 7174 + at for at, name in enumerate([*map(str, SIZES), "crc", "trespass"])}
+# ndpy's examples, served in the VM; and served here under Windows Python.
+EXAMPLES = {
+    "pingpong 64": ("pingpong.py", "server"),
+    "pingpong 100000": ("pingpong.py", "server"),
+    "file": ("file_server.py", "serve", "--once", "FILE"),
+}
+EXAMPLE_PORTS = {name: 7274 + at for at, name in enumerate(EXAMPLES)}
+ROUND_TRIPS = 20
+SERVED = ROOT / "softnd/src/connector.c"
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
 
@@ -33,12 +45,14 @@ pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
 # A server for each client: rping's option for several now and then leaves one of them without an answer.
 _GUEST = """
 for port in {servers}; do rping -s -a 10.0.2.15 -p $port -S 65535 & done
+{example_servers}
 until [ $(rdma resource show cm_id | grep -c LISTEN) = {count} ]; do sleep 0.2; done
 echo rping servers are there
 {clients}
 echo begin: trespass
 {python} -B {trespass} {trespass_port}
 echo end: trespass $?
+{example_clients}
 until [ -e {done} ]; do sleep 0.5; done
 echo leaving
 """
@@ -48,6 +62,35 @@ echo begin: client {size}
 rping -c -V -a 10.0.2.2 -p {port} -S {size} -C {rounds} 2>&1
 echo end: client {size} $?
 """
+
+_EXAMPLE_SERVER = "{python} -B {program} --port {port} --adapter 10.0.2.15 >/tmp/{log} 2>&1 &\n"
+
+_EXAMPLE_CLIENT = """
+echo begin: example {name}
+{python} -B {program} --port {port} --adapter 10.0.2.15 2>&1
+echo end: example {name} $?
+"""
+
+
+def example(name: str) -> tuple[Path, list[str]]:
+    """The program and the arguments that make it a server."""
+    program, *arguments = EXAMPLES[name]
+    return ROOT / "examples" / program, [str(SERVED) if word == "FILE" else word for word in arguments]
+
+
+def client_of(name: str, host: str) -> list[str]:
+    """The arguments of the client."""
+    if name == "file":
+        return ["fetch", host]
+    return ["client", host, "--size", name.split()[1], "--count", str(ROUND_TRIPS)]
+
+
+def example_in_vm(name: str, arguments: list[str], port: int, template: str) -> str:
+    """The lines of the guest's script that run it."""
+    command = shlex.join([str(example(name)[0]), *arguments])
+    return template.format(
+        python=sys.executable, program=command, port=port, name=name, log=f"example-{name.replace(' ', '-')}"
+    )
 
 
 def free_ports(count: int) -> list[int]:
@@ -126,15 +169,25 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
     folder = tmp_path_factory.mktemp("siw")
     done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; its /tmp is its own
     script = ROOT / "softnd/build" / f"siw-{os.getpid()}.sh"
-    ports = free_ports(1 + len(SIZES) + len(GUEST_PORTS))
-    forwarded = dict(zip(GUEST_PORTS, ports, strict=False))
-    ports = ports[len(GUEST_PORTS) :]
+    guest_ports = {**GUEST_PORTS, **EXAMPLE_PORTS}
+    ports = free_ports(1 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
+    forwarded = dict(zip(guest_ports, ports, strict=False))
+    ports = ports[len(guest_ports) :]
+    own_ports = dict(zip(EXAMPLES, ports, strict=False))
+    ports = ports[len(EXAMPLES) :]
     names = [*map(str, SIZES), "trespass"]
     clients = [_CLIENT.format(size=size, port=ports[at], rounds=ROUNDS) for at, size in enumerate(SIZES)]
     script.write_text(
         _GUEST.format(
             servers=" ".join(map(str, GUEST_PORTS.values())),
-            count=len(GUEST_PORTS),
+            count=len(guest_ports),
+            example_servers="".join(
+                example_in_vm(name, example(name)[1], port, _EXAMPLE_SERVER) for name, port in EXAMPLE_PORTS.items()
+            ),
+            example_clients="".join(
+                example_in_vm(name, client_of(name, "10.0.2.2"), port, _EXAMPLE_CLIENT)
+                for name, port in own_ports.items()
+            ),
             clients="".join(clients),
             python=sys.executable,
             trespass=ROOT / "tests/softnd/trespass.py",
@@ -153,8 +206,16 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             process = WindowsProcess(program, *arguments, limit_s=VM_LIMIT_S + 60, **environment)
             servers[name] = stack.enter_context(process)
             assert servers[name].next_line().startswith("listening")
+        for name, its_port in own_ports.items():
+            program_of_example, arguments_of_server = example(name)
+            options = ["--port", its_port, "--adapter", "softnd0"]
+            process = WindowsProcess(
+                program_of_example, *arguments_of_server, *options, limit_s=VM_LIMIT_S + 60, NDPY_PROVIDER=hostile.dll()
+            )
+            servers[name] = stack.enter_context(process)
+            assert "listening" in servers[name].next_line()
         command = [sys.executable, "-m", "ndpy", "softroce", "run"]
-        command += [f"--forward={port}:{GUEST_PORTS[name]}" for name, port in forwarded.items()]
+        command += [f"--forward={port}:{guest_ports[name]}" for name, port in forwarded.items()]
         command += ["--adapter", "siw", "--limit", str(VM_LIMIT_S), "--", "sh", str(script)]
         machine = Machine(command)
         try:
@@ -198,3 +259,36 @@ def test_softnd_ends_a_connection_that_trespasses_with_a_terminate_and_siw_under
     assert server.finish() == 0
     assert server.lines[1:] == ["server: 0 rounds verified"]
     assert "terminating with 0x11100" in siw.trace.read_text()  # DDP, tagged buffer, invalid STag
+
+
+def assert_verified(name: str, lines: list[str]) -> None:
+    """What the client of an example says when all bytes were right."""
+    text = "\n".join(lines)
+    if name == "file":
+        assert f"SHA-256 verified: {hashlib.sha256(SERVED.read_bytes()).hexdigest()}" in text
+        assert "read after revocation refused" in text
+    else:
+        assert f"verified {ROUND_TRIPS} round trips of {name.split()[1]} bytes" in text
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_ndpy_on_windows_is_the_client_of_ndpy_on_siw(siw, name):
+    siw.machine.wait_for("rping servers are there")
+    options = ["--port", siw.ports[name], "--adapter", "softnd0"]
+    with WindowsProcess(
+        example(name)[0], *client_of(name, "127.0.0.1"), *options, limit_s=120, NDPY_PROVIDER=hostile.dll()
+    ) as client:
+        status = client.finish()
+    assert status == 0, client.lines
+    assert_verified(name, client.lines)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_ndpy_on_siw_is_the_client_of_ndpy_on_windows(siw, name):
+    ended = siw.machine.wait_for(f"end: example {name} ")
+    assert ended.endswith(" 0"), siw.machine.between(f"begin: example {name}", ended) + siw.servers[name].lines
+    assert_verified(name, siw.machine.between(f"begin: example {name}", f"end: example {name} 0"))
+    server = siw.servers[name]
+    assert server.finish() == 0, server.lines
+    said = "\n".join(server.lines)
+    assert ("window invalidated" if name == "file" else f"verified {ROUND_TRIPS} messages") in said
