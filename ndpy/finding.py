@@ -57,6 +57,12 @@ def failed(check: str, message: str, remedy: str) -> Finding:
     return Finding(check, Verdict.FAIL, message, remedy)
 
 
+def split_remedy(text: str, otherwise: str) -> tuple[str, str]:
+    """(message, remedy) of an error's text "MESSAGE; REMEDY"; `otherwise` is the remedy of a text that has none."""
+    message, found, remedy = text.rpartition("; ")
+    return (message, remedy) if found else (text, otherwise)
+
+
 def examine(check: str, function: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
     """What an examination finds; if it breaks itself, that is what was found."""
     try:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 
 from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, UnsupportedError
-from ndpy.finding import Finding, Verdict, examine, examine_apart, failed, passed, warned
+from ndpy.finding import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.networkdirect import catalogue
 
 # For a provider that is named by its path.
@@ -58,8 +58,7 @@ def examine_catalogue() -> Iterator[Finding]:
     try:
         entries = catalogue.entries()
     except ProviderNotFoundError as error:
-        message, _, remedy = str(error).partition("; ")
-        yield failed("catalogue", message, remedy)
+        yield failed("catalogue", *split_remedy(str(error), "install ndpy again with pip"))
         return
     except ProviderError as error:
         yield failed("catalogue", str(error), "as an administrator: netsh winsock reset, then start the machine again")
