@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import json
@@ -12,6 +13,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _LIMIT_S = 60.0
+_KILL_LIMIT_S = 5.0
+# Of what libraries print, the first lines say what is wrong.
+_MOST_LINES = 10
 _REPORT = "Please report this; what else was found holds all the same"
 
 
@@ -53,6 +57,12 @@ def failed(check: str, message: str, remedy: str) -> Finding:
     return Finding(check, Verdict.FAIL, message, remedy)
 
 
+def split_remedy(text: str, otherwise: str) -> tuple[str, str]:
+    """(message, remedy) of an error's text "MESSAGE; REMEDY"; `otherwise` is the remedy of a text that has none."""
+    message, found, remedy = text.rpartition("; ")
+    return (message, remedy) if found else (text, otherwise)
+
+
 def examine(check: str, function: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
     """What an examination finds; if it breaks itself, that is what was found."""
     try:
@@ -82,12 +92,10 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
     try:
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        # It may be waiting in the kernel, where no signal reaches it: do not wait for its end.
         process.kill()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-        process.returncode = -1
+        # It may be waiting in the kernel, where no signal reaches it: then it is left to itself.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=_KILL_LIMIT_S)
         return [
             failed(
                 check,
@@ -108,7 +116,7 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
             )
         ]
     remedy = "this is what the libraries print themselves; see to it if adapters are missing or slow"
-    return [*found, *(warned(check, line, remedy) for line in dict.fromkeys(said))]
+    return [*found, *(warned(check, line, remedy) for line in list(dict.fromkeys(said))[:_MOST_LINES])]
 
 
 def answer(check: str, module: str, function: str, arguments: tuple[str, ...]) -> None:

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
-from ndpy.finding import Finding, failed
+from ndpy.finding import Finding, failed, split_remedy
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -46,8 +46,7 @@ def diagnose() -> list[Finding]:
             failed("ndpy", f"a module of ndpy or of what it needs is missing: {error}", "install ndpy again with pip")
         ]
     except ProviderNotFoundError as error:
-        message, _, remedy = str(error).partition("; ")
-        return [failed("ndpy", message, remedy)]
+        return [failed("ndpy", *split_remedy(str(error), "install ndpy again with pip"))]
     return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]
 
 

@@ -10,6 +10,7 @@ _SUBCOMMANDS = {
     "devices": "ndpy.cli.devices",
     "doctor": "ndpy.cli.doctor",
     "smoke": "ndpy.cli.smoke",
+    "softnd": "ndpy.cli.softnd",
     "softroce": "ndpy.cli.softroce",
 }
 

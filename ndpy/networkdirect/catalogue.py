@@ -1,9 +1,223 @@
-from typing import Any
+"""The Winsock catalogue, in which NetworkDirect providers are registered, and the header of a provider's DLL.
+
+A provider is no COM server: what finds it are values in its catalogue entry, all of which have to be right (contract A.1).
+judge() says which are, and needs no Windows; entries() applies it to the catalogue of this machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import sys
+import uuid
+
+# XP1_GUARANTEED_DELIVERY, XP1_GUARANTEED_ORDER, XP1_MESSAGE_ORIENTED, XP1_CONNECT_DATA (contract A.1.2).
+SERVICE_FLAGS = 0x02 | 0x04 | 0x08 | 0x80
+PFL_HIDDEN = 0x04
+PFL_NETWORKDIRECT_PROVIDER = 0x10
+SOCKET_TYPE = -1
+# Microsoft's documentation says 2, its code compares with 0x20000 (contract A.1.3, M.1).
+VERSIONS = {0x1: 1, 0x2: 2, 0x20000: 2}
+# A provider of both families registers once, as IPv6's (contract A.1.6).
+FAMILIES = {2: ("IPv4",), 23: ("IPv4", "IPv6")}
+
+# The longest path that a Windows program can meet, in characters.
+_PATH_LENGTH = 32768
+
+_MACHINES = {0x014C: "x86", 0x8664: "x64", 0xAA64: "arm64", 0x01C4: "arm"}
 
 
-def entries() -> list[Any]:
-    return []
+@dataclasses.dataclass(frozen=True)
+class WinsockProtocol:
+    """What counts of a WSAPROTOCOL_INFOW; provider_id: the GUID's 16 bytes in memory order."""
+
+    name: str
+    provider_id: bytes
+    service_flags: int
+    provider_flags: int
+    version: int
+    address_family: int
+    socket_type: int
+    protocol: int
+    protocol_max_offset: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What an entry's values say. meant: it is NetworkDirect's or was meant to be; version: 0 for one that is none;
+    problem: a sentence on every value that is wrong, "" where all are right."""
+
+    meant: bool
+    version: int
+    families: tuple[str, ...]
+    problem: str
+
+
+def judge(entry: WinsockProtocol) -> Verdict:
+    """Apply the conditions of contract A.1.2 to A.1.6 to an entry of the catalogue."""
+    version = VERSIONS.get(entry.version, 0)
+    wrong = []
+    if entry.service_flags & SERVICE_FLAGS != SERVICE_FLAGS:
+        wrong.append(f"its service flags {entry.service_flags:#x} lack {SERVICE_FLAGS & ~entry.service_flags:#x}")
+    if not version:
+        wrong.append(f"its version is {entry.version:#x}, not 0x1 or 0x20000")
+    # Some providers of version 1 do not set NetworkDirect's flag.
+    needed = PFL_HIDDEN if version == 1 else PFL_HIDDEN | PFL_NETWORKDIRECT_PROVIDER
+    if entry.provider_flags & needed != needed:
+        wrong.append(f"its provider flags {entry.provider_flags:#x} lack {needed & ~entry.provider_flags:#x}")
+    if entry.address_family not in FAMILIES:
+        wrong.append(f"its address family is {entry.address_family}, not 2 or 23")
+    for name, value, right in (
+        ("socket type", entry.socket_type, SOCKET_TYPE),
+        ("protocol", entry.protocol, 0),
+        ("protocol offset", entry.protocol_max_offset, 0),
+    ):
+        if value != right:
+            wrong.append(f"its {name} is {value}, not {right}")
+    # Ordinary Winsock providers have neither the flag nor the socket type.
+    marked = bool(entry.provider_flags & PFL_NETWORKDIRECT_PROVIDER)
+    alike = entry.socket_type == SOCKET_TYPE and (
+        entry.service_flags & SERVICE_FLAGS == SERVICE_FLAGS or bool(entry.provider_flags & PFL_HIDDEN)
+    )
+    return Verdict(
+        meant=not wrong or marked or alike,
+        version=version,
+        families=FAMILIES.get(entry.address_family, ()),
+        problem=f"NetworkDirect programs overlook it: {', '.join(wrong)}" if wrong else "",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A catalogue entry of a NetworkDirect provider, or of what was meant to be one.
+
+    provider_id: the GUID's 16 bytes in memory order; guid: as text. version: 1 or 2, 0 where the entry names neither.
+    families: of "IPv4", "IPv6". path: the DLL, environment variables expanded. problem: why no program uses the entry, a
+    sentence, "" where programs do.
+    """
+
+    name: str
+    provider_id: bytes
+    version: int
+    families: tuple[str, ...]
+    path: str
+    problem: str
+
+    @property
+    def guid(self) -> str:
+        return "{" + str(uuid.UUID(bytes_le=self.provider_id)).upper() + "}"
+
+
+def once(found: list[Entry]) -> list[Entry]:
+    """Each GUID once, in the catalogue's order (contract A.1.7): the first entry without a problem counts, else the first."""
+    kept: dict[bytes, Entry] = {}
+    for entry in found:
+        known = kept.get(entry.provider_id)
+        if known is None or (known.problem and not entry.problem):
+            kept[entry.provider_id] = entry
+        elif not known.problem and not entry.problem and known.version == entry.version:
+            families = tuple(dict.fromkeys((*known.families, *entry.families)))
+            kept[entry.provider_id] = dataclasses.replace(known, families=families)
+    return list(kept.values())
+
+
+def entries() -> list[Entry]:
+    """The NetworkDirect entries of this machine's catalogue, and those that are nearly so; see Entry.problem.
+
+    Raises ProviderError where the catalogue cannot be read. Source: WSCEnumProtocols, WSCGetProviderPath.
+    """
+    found = []
+    for protocol in protocols():
+        verdict = judge(protocol)
+        if verdict.meant:
+            path, missing = provider_path(protocol.provider_id)
+            found.append(
+                Entry(
+                    protocol.name,
+                    protocol.provider_id,
+                    verdict.version,
+                    verdict.families,
+                    path,
+                    verdict.problem or missing,
+                )
+            )
+    return once(found)
+
+
+def protocols() -> list[WinsockProtocol]:
+    """All entries of the catalogue, of whatever kind."""
+    from ndpy.networkdirect.library import ffi, lib, win32_error
+
+    room = 64
+    while True:
+        buffer = ffi.new("struct nd_protocol[]", room)
+        count = lib.ndpy_protocols(buffer, room)
+        if count < 0:
+            raise win32_error("WSCEnumProtocols", -count, "the Winsock catalogue cannot be read")
+        if count <= room:
+            break
+        room = count
+    return [
+        WinsockProtocol(
+            name=str(ffi.string(native.name)),
+            provider_id=bytes(native.provider_id),
+            service_flags=native.service_flags,
+            provider_flags=native.provider_flags,
+            version=native.version,
+            address_family=native.address_family,
+            socket_type=native.socket_type,
+            protocol=native.protocol,
+            protocol_max_offset=native.protocol_max_offset,
+        )
+        for native in buffer[0:count]
+    ]
+
+
+def provider_path(provider_id: bytes) -> tuple[str, str]:
+    """(path, "") of an entry's DLL, or ("", what is wrong)."""
+    from ndpy.networkdirect.library import ffi, lib, win32_error
+
+    buffer = ffi.new("wchar_t[]", _PATH_LENGTH)
+    number = lib.ndpy_provider_path(provider_id, buffer, _PATH_LENGTH)
+    if number:
+        return "", str(win32_error("WSCGetProviderPath", number, "the catalogue has no path for it"))
+    return str(ffi.string(buffer)), ""
+
+
+def machine(path: str) -> str:
+    """The processor that a DLL or program is built for: "x64", "x86", "arm64", "arm", or its number in hexadecimal.
+
+    Raises OSError where the file cannot be read, ValueError where it is none of Windows'. Source: the PE format.
+    """
+    with open(path, "rb") as file:
+        head = file.read(64)
+        if len(head) < 64 or head[:2] != b"MZ":
+            raise ValueError(f"{path} is not a DLL: it does not begin with MZ")
+        file.seek(struct.unpack_from("<I", head, 60)[0])
+        signature = file.read(6)
+    if len(signature) < 6 or signature[:4] != b"PE\0\0":
+        raise ValueError(f"{path} is not a DLL: it has no PE header")
+    number = struct.unpack_from("<H", signature, 4)[0]
+    return _MACHINES.get(number, f"{number:#06x}")
+
+
+def own_machine() -> str:
+    """The processor that this process's programs and DLLs are built for."""
+    try:
+        return machine(sys.executable)
+    except (OSError, ValueError):
+        return "x64" if struct.calcsize("P") == 8 else "x86"
 
 
 def bitness(path: str) -> str:
-    return ""
+    """A sentence if this process cannot load the DLL because of what it is built for, or since it is none; else ""."""
+    try:
+        built_for = machine(path)
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    except ValueError as error:
+        return str(error).replace(path, "it", 1)
+    own = own_machine()
+    if built_for == own:
+        return ""
+    return f"it is built for {built_for}, and this Python is an {own} program; use a Python of the DLL's kind"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ndpy.errors import NdpyError, ProviderNotFoundError
-from ndpy.finding import Finding, examine, examine_apart, failed, passed, warned
+from ndpy.finding import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.placement import placement_warning
 from ndpy.verbs.devices import describe, device_names, open_context, why_no_adapter
@@ -63,8 +63,7 @@ def examine_libraries() -> Iterator[Finding]:
     try:
         load()
     except ProviderNotFoundError as error:
-        message, _, remedy = str(error).partition("; ")
-        yield failed("symbols", message, remedy)
+        yield failed("symbols", *split_remedy(str(error), "install rdma-core again"))
         return
     missing = [name for name in OPTIONAL if not lib.ndpy_has_symbol(name.encode())]
     for name in missing:
@@ -123,8 +122,8 @@ def examine_devices() -> list[Finding]:
     try:
         names = device_names()
     except (NdpyError, OSError) as error:
-        message, _, remedy = str(error).partition("; ")
-        return [failed("adapters", f"not one could be looked for: {message}", remedy or "see the findings above")]
+        message, remedy = split_remedy(str(error), "see the findings above")
+        return [failed("adapters", f"none could be looked for: {message}", remedy)]
     if not names:
         message, _, remedy = why_no_adapter().partition(": ")
         return [failed("adapters", message, remedy)]
@@ -138,8 +137,8 @@ def examine_devices() -> list[Finding]:
             finally:
                 lib.ibv_close_device(context)
         except (NdpyError, OSError) as error:
-            message, _, remedy = str(error).partition("; ")
-            found.append(failed(name, message, remedy or "look at the kernel's log (dmesg) for what the driver says"))
+            otherwise = "look at the kernel's log (dmesg) for what the driver says"
+            found.append(failed(name, *split_remedy(str(error), otherwise)))
     for info in infos:
         found += examine(info.name, examine_adapter, info)
     if infos and not any(port.state == "active" for info in infos for port in info.ports):

@@ -175,7 +175,16 @@ def test_a_library_that_crashes_when_it_is_loaded_does_not_crash_the_doctor(tmp_
     assert "locked memory" in {finding["check"] for finding in findings}
 
 
-def test_without_the_extension_module_the_remedy_is_to_install(monkeypatch):
+def test_without_the_extension_module_the_remedy_is_to_install():
+    code = "import sys; sys.modules['ndpy._verbs'] = None; from ndpy.cli import main; main(['doctor', '--json'])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    found = failures(json.loads(done.stdout))["ndpy"]
+    assert "extension module" in found["message"]
+    assert found["remedy"].startswith("install ndpy with pip")
+
+
+def test_an_import_that_fails_is_a_finding(monkeypatch):
     import ndpy.verbs
 
     monkeypatch.delattr(ndpy.verbs, "diagnosis")

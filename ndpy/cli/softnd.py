@@ -1,0 +1,80 @@
+"""`ndpy softnd`: the NetworkDirect provider in software, and its entry in the Winsock catalogue."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+import ndpy
+from ndpy.networkdirect import softnd
+
+_AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
+
+
+@click.group()
+def command() -> None:
+    """softnd, a NetworkDirect provider in software, for Windows machines without RDMA hardware.
+
+    One program uses it with NDPY_PROVIDER set to what `path` prints; `register` lets every NetworkDirect program of the
+    machine find it.
+    """
+
+
+def _say(text: str) -> None:
+    click.echo(f"softnd: {text}", err=True)
+
+
+def _finish(as_json: bool, work: Callable[[], dict[str, object]], show: Callable[[dict[str, object]], str]) -> None:
+    try:
+        result = work()
+    except (ndpy.NdpyError, OSError) as error:
+        if as_json:
+            native = getattr(error, "native", 0)
+            click.echo(json.dumps({"error": str(error), "native": native}, indent=2))
+        click.echo(f"ndpy softnd: {error}", err=True)
+        sys.exit(1)
+    click.echo(json.dumps(result, indent=2) if as_json else show(result))
+
+
+@command.command()
+@_AS_JSON
+def path(as_json: bool) -> None:
+    """Print where softnd.dll is."""
+    _finish(as_json, lambda: {"path": str(softnd.find())}, lambda result: str(result["path"]))
+
+
+@command.command()
+@click.option(
+    "--dll", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The DLL; default: what `path` prints."
+)
+@_AS_JSON
+def register(dll: Path | None, as_json: bool) -> None:
+    """Add softnd to the Winsock catalogue (as an administrator). The DLL has to stay where it is.
+
+    Harmless if it is there already; an entry for another path is replaced.
+    """
+
+    def work() -> dict[str, object]:
+        target = (dll or softnd.find()).resolve()
+        return {"changed": softnd.register(target, _say), "path": str(target), "provider_id": str(softnd.PROVIDER_ID)}
+
+    _finish(
+        as_json,
+        work,
+        lambda result: f"{'registered' if result['changed'] else 'was registered already'}: {result['path']}",
+    )
+
+
+@command.command()
+@_AS_JSON
+def unregister(as_json: bool) -> None:
+    """Remove softnd from the Winsock catalogue (as an administrator). Harmless if it is not there."""
+
+    def work() -> dict[str, object]:
+        return {"changed": softnd.unregister(_say), "provider_id": str(softnd.PROVIDER_ID)}
+
+    _finish(as_json, work, lambda result: "removed" if result["changed"] else "was not registered")

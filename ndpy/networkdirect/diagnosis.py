@@ -1,0 +1,204 @@
+"""What is right and wrong with NetworkDirect on this Windows machine: the catalogue, its providers, their addresses.
+
+Providers are other people's DLLs, so each is loaded in a process of its own, whose crash or hang is a finding too.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import psutil
+
+from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, UnsupportedError
+from ndpy.finding import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
+from ndpy.networkdirect import catalogue
+
+# For a provider that is named by its path.
+_NO_ID = "00000000-0000-0000-0000-000000000000"
+_LIMIT_S = 60.0
+
+_DRIVER = "install the adapter's driver again, with its NetworkDirect provider, from its maker"
+_ANOTHER = "set NDPY_PROVIDER to the path of another DLL, such as `ndpy softnd path` prints, or unset it"
+_GET_ONE = (
+    "install the adapter's driver with its NetworkDirect provider; without an adapter, set NDPY_PROVIDER to what "
+    "`ndpy softnd path` prints, or run `ndpy softnd register` as an administrator"
+)
+_VERSION_2 = "ndpy uses version 2: install a driver whose provider serves it"
+
+
+def diagnose() -> list[Finding]:
+    """Everything that is examined on this platform."""
+    named = [path for path in os.environ.get("NDPY_PROVIDER", "").split(os.pathsep) if path]
+    found = [examine_process(), *examine("catalogue", examine_catalogue)]
+    if named:
+        instead = "what NDPY_PROVIDER names is used instead of the catalogue"
+        found.append(passed("NDPY_PROVIDER", f"{instead}: {', '.join(named)}"))
+        for path in named:
+            found += examine(path, examine_dll, pathlib.PureWindowsPath(path).name, path, _NO_ID, failed)
+    return [*found, *examine_apart("adapters", __name__, "examine_adapters")]
+
+
+def examine_process() -> Finding:
+    """What kind of DLL this process can load."""
+    own = catalogue.own_machine()
+    if own == "x86":
+        return warned(
+            "process",
+            "this Python is an x86 program, which sees the catalogue of 32-bit programs only, where few drivers register",
+            "use a 64-bit Python",
+        )
+    return passed("process", f"this Python is an {own} program, which can load {own} providers")
+
+
+def examine_catalogue() -> Iterator[Finding]:
+    """Every entry of the Winsock catalogue that is or was meant to be NetworkDirect's."""
+    try:
+        entries = catalogue.entries()
+    except ProviderNotFoundError as error:
+        yield failed("catalogue", *split_remedy(str(error), "install ndpy again with pip"))
+        return
+    except ProviderError as error:
+        yield failed("catalogue", str(error), "as an administrator: netsh winsock reset, then start the machine again")
+        return
+    usable = 0
+    for entry in entries:
+        found = list(examine_entry(entry))
+        usable += any(finding.check.endswith(" addresses") and finding.verdict is Verdict.PASS for finding in found)
+        yield from found
+    if usable:
+        yield passed("catalogue", f"{usable} of its {len(entries)} NetworkDirect entries can be used")
+        return
+    message = "the Winsock catalogue has no NetworkDirect entry"
+    if entries:
+        message = f"none of the catalogue's {len(entries)} NetworkDirect entries can be used, for the reasons above"
+    verdict = warned if os.environ.get("NDPY_PROVIDER") else failed
+    yield verdict("catalogue", message, _GET_ONE)
+
+
+def examine_entry(entry: catalogue.Entry) -> Iterator[Finding]:
+    """One entry: its values, then its DLL."""
+    label = entry.name or entry.guid
+    if entry.problem:
+        yield warned(label, f"{entry.problem} (entry {entry.guid}, {entry.path or 'no path'})", _DRIVER)
+        return
+    version = f"version {entry.version}, {' and '.join(entry.families)}"
+    yield passed(label, f"entry {entry.guid} for {version}: {entry.path}")
+    # An entry may be left of a driver that has gone; programs pass over it.
+    yield from examine_dll(label, entry.path, entry.guid.strip("{}"), warned)
+
+
+def examine_dll(
+    label: str, path: str, provider_id: str, absent: Callable[[str, str, str], Finding]
+) -> Iterator[Finding]:
+    """A provider's DLL: whether it is there, fits this process, loads, and serves addresses."""
+    if not os.path.exists(path):
+        remedy = _ANOTHER if provider_id == _NO_ID else f"{_DRIVER}; or remove the entry, if the adapter has gone"
+        yield absent(f"{label} DLL", f"{path} does not exist", remedy)
+        return
+    unfit = catalogue.bitness(path)
+    if unfit:
+        yield failed(
+            f"{label} DLL", f"{path} cannot be loaded: {unfit}", f"use a Python that fits the DLL, or {_DRIVER}"
+        )
+        return
+    arguments = (label, path, provider_id)
+    yield from examine_apart(f"{label} DLL", __name__, "examine_provider", *arguments, limit_s=_LIMIT_S)
+
+
+def examine_provider(label: str, path: str, provider_id: str) -> Iterator[Finding]:
+    """Load a provider and ask it for its addresses; see examine_apart()."""
+    from ndpy.networkdirect.devices import Provider
+
+    repair = _ANOTHER if provider_id == _NO_ID else _DRIVER
+    try:
+        provider = Provider.use(path, provider_id)
+    except ProviderNotFoundError as error:
+        yield failed(f"{label} DLL", str(error), repair)
+        return
+    yield passed(f"{label} DLL", f"{path} is there, built for {catalogue.machine(path)}, loads, and has both exports")
+    try:
+        adapters = provider.adapters()
+    except UnsupportedError as error:
+        if provider._is_version_1():
+            yield warned(f"{label} version", str(error), _VERSION_2)
+        else:
+            yield failed(f"{label} version", str(error), repair)
+        return
+    except ProviderError as error:
+        yield failed(f"{label} version", str(error), repair)
+        return
+    yield passed(f"{label} version", "it serves NetworkDirect version 2")
+    addresses = [address for served in adapters.values() for address in served]
+    if not addresses:
+        yield warned(
+            f"{label} addresses",
+            "it serves no address, so no adapter can be opened",
+            "see that the adapter is there, has RDMA enabled (Enable-NetAdapterRdma) and an IP address",
+        )
+        return
+    yield passed(f"{label} addresses", f"{len(adapters)} adapter(s): {', '.join(addresses)}")
+    yield from _examine_interfaces(label, addresses)
+
+
+def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
+    """Whether the interfaces of a provider's addresses are there and up."""
+    check = f"{label} interfaces"
+    states = {name: stats.isup for name, stats in psutil.net_if_stats().items()}
+    own: dict[str, str] = {}
+    for name, entries in psutil.net_if_addrs().items():
+        own.update((_plain(entry.address), name) for entry in entries)
+    shown: dict[str, bool] = {}
+    for address in addresses:
+        interface = own.get(_plain(address))
+        if interface is not None:
+            shown[interface] = states.get(interface, True)
+        elif not _is_loopback(address):
+            remedy = "see that the adapter is plugged in and enabled (Get-NetAdapter), then start the program again"
+            yield warned(check, f"{address} is no address of an interface that Windows shows", remedy)
+    for interface, up in shown.items():
+        if not up:
+            yield warned(check, f"{interface} is down", f'plug in its cable, or: Enable-NetAdapter "{interface}"')
+    rising = [interface for interface, up in shown.items() if up]
+    if rising:
+        yield passed(check, f"up: {', '.join(rising)}")
+
+
+def _plain(address: str) -> str:
+    """An address as text that compares: without its scope."""
+    try:
+        return str(ipaddress.ip_address(address.partition("%")[0]))
+    except ValueError:
+        return address
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(_plain(address)).is_loopback
+    except ValueError:
+        return False
+
+
+def examine_adapters() -> Iterator[Finding]:
+    """The adapters that a program gets; see examine_apart()."""
+    from ndpy.networkdirect.devices import list_adapters, why_no_adapter
+
+    try:
+        infos = list_adapters()
+    except (NdpyError, OSError) as error:
+        yield failed("adapters", str(error), "see the findings above")
+        return
+    if not infos:
+        message, _, remedy = why_no_adapter().partition(": ")
+        yield failed("adapters", message, remedy or _GET_ONE)
+        return
+    for info in infos:
+        what = f"{info.netdev or 'no interface'}, MTU {info.mtu or 'unknown'}, {', '.join(info.addresses)}"
+        if info.state == "active":
+            yield passed(info.name, f"{info.state}, {what}")
+        else:
+            yield warned(info.name, f"{info.state}, {what}", "plug in its cable, and enable it (Enable-NetAdapter)")
+    if not any(info.state == "active" for info in infos):
+        yield failed("active adapter", "no adapter is active", "plug in a cable, and enable the adapter")

@@ -1,0 +1,143 @@
+"""Where softnd.dll is, its entry in the Winsock catalogue, and the commands; on any system."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from winsock import TCP, fake_winsock
+
+import ndpy
+from ndpy.cli import main
+from ndpy.networkdirect import catalogue, softnd
+
+
+@pytest.fixture
+def winsock(monkeypatch):
+    monkeypatch.setattr(softnd, "_require_windows", lambda: None)
+    monkeypatch.setattr(softnd, "_is_administrator", lambda: False)
+    return fake_winsock(monkeypatch)
+
+
+def test_softnds_entry_is_one_that_programs_find():
+    made = softnd.catalogue_entry()
+    verdict = catalogue.judge(made)
+    assert (verdict.version, verdict.families, verdict.problem) == (2, ("IPv4", "IPv6"), "")
+    # Contract A.1.2 to A.1.6 and M.1, in numbers.
+    assert (made.service_flags, made.provider_flags, made.version, made.address_family) == (0x8E, 0x14, 0x20000, 23)
+    assert (made.socket_type, made.protocol, made.protocol_max_offset) == (-1, 0, 0)
+
+
+def test_registering_adds_an_entry_and_again_changes_nothing(winsock, tmp_path):
+    said: list[str] = []
+    assert softnd.register(tmp_path / "softnd.dll", said.append) is True
+    assert softnd.register(tmp_path / "softnd.dll", said.append) is False
+    assert winsock.calls == ["install"]
+    assert winsock.entries == [TCP, softnd.catalogue_entry()]
+    assert str(tmp_path / "softnd.dll") in said[0]
+    assert "already" in said[-1]
+
+
+def test_registering_another_path_replaces_the_entry(winsock, tmp_path):
+    softnd.register(tmp_path / "old.dll")
+    softnd.register(tmp_path / "new.dll")
+    assert winsock.calls == ["install", "deinstall", "install"]
+    (found,) = catalogue.entries()
+    assert found.path == str(tmp_path / "new.dll")
+
+
+def test_unregistering_removes_the_entry_and_again_changes_nothing(winsock, tmp_path):
+    softnd.register(tmp_path / "softnd.dll")
+    assert softnd.unregister() is True
+    assert softnd.unregister() is False
+    assert winsock.entries == [TCP]
+
+
+@pytest.mark.parametrize("number", [5, 740, 10013, 11003])
+def test_who_is_no_administrator_is_told_so_with_the_number(winsock, tmp_path, number):
+    winsock.error = number
+    with pytest.raises(ndpy.errors.PermissionError) as caught:
+        softnd.register(tmp_path / "softnd.dll")
+    assert "administrator" in str(caught.value)
+    assert caught.value.native == number
+    assert isinstance(caught.value, PermissionError)
+
+
+@pytest.mark.parametrize(("number", "administrator"), [(10014, False), (11003, True)])
+def test_another_refusal_keeps_its_number(number, administrator):
+    error = softnd.change_error("WSCInstallProvider", number, administrator=administrator)
+    assert not isinstance(error, PermissionError)
+    assert error.native == number
+
+
+def test_an_entry_that_does_not_appear_is_an_error_that_names_the_other_way(winsock, tmp_path):
+    winsock.forgets = True
+    with pytest.raises(ndpy.ProviderError, match="NDPY_PROVIDER="):
+        softnd.register(tmp_path / "softnd.dll")
+
+
+def test_without_windows_there_is_no_catalogue_to_change(tmp_path):
+    if sys.platform == "win32":
+        pytest.skip("this is Windows")
+    with pytest.raises(ndpy.UnsupportedError):
+        softnd.register(tmp_path / "softnd.dll")
+
+
+def layout(tmp_path: Path, *files: str) -> Path:
+    for name in ("ndpy/networkdirect/softnd.py", *files):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    return tmp_path / "ndpy/networkdirect"
+
+
+def test_the_dll_in_a_wheel_is_beside_the_package(tmp_path):
+    package = layout(tmp_path, "ndpy/networkdirect/softnd.dll")
+    assert softnd.find(package) == package / "softnd.dll"
+
+
+def test_the_dll_in_a_checkout_is_what_make_softnd_builds(tmp_path):
+    package = layout(tmp_path, "softnd/Makefile", "softnd/build/softnd.dll")
+    assert softnd.find(package) == tmp_path / "softnd/build/softnd.dll"
+
+
+def test_a_checkout_without_the_dll_says_make_softnd(tmp_path):
+    with pytest.raises(ndpy.ProviderNotFoundError, match="make softnd"):
+        softnd.find(layout(tmp_path, "softnd/Makefile"))
+
+
+def test_an_installation_without_the_dll_says_where_it_is(tmp_path):
+    with pytest.raises(ndpy.ProviderNotFoundError, match="wheel for Windows"):
+        softnd.find(layout(tmp_path))
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(main, ["softnd", *words])
+
+
+def test_the_command_prints_the_path(monkeypatch, tmp_path):
+    monkeypatch.setattr(softnd, "find", lambda: tmp_path / "softnd.dll")
+    assert invoke("path").stdout == f"{tmp_path / 'softnd.dll'}\n"
+    assert json.loads(invoke("path", "--json").stdout) == {"path": str(tmp_path / "softnd.dll")}
+
+
+def test_the_commands_register_and_unregister(winsock, tmp_path):
+    (tmp_path / "softnd.dll").touch()
+    result = invoke("register", "--dll", str(tmp_path / "softnd.dll"), "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["changed"] is True
+    assert "adding an entry" in result.stderr
+    assert "was registered already" in invoke("register", "--dll", str(tmp_path / "softnd.dll")).stdout
+    assert invoke("unregister").stdout == "removed\n"
+    assert invoke("unregister").stdout == "was not registered\n"
+
+
+def test_a_refusal_ends_the_command_with_status_1_and_json_all_the_same(winsock, tmp_path):
+    (tmp_path / "softnd.dll").touch()
+    winsock.error = 10013
+    result = invoke("register", "--dll", str(tmp_path / "softnd.dll"), "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["native"] == 10013
+    assert "administrator" in result.stderr
