@@ -10,7 +10,7 @@ if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=600; fi
 folders='tests/contract tests/examples'
 if [ -d tests/networkdirect ]; then folders="$folders tests/networkdirect"; fi
 
-rig/windows/extension.sh && make -s -C softnd || exit 1
+rig/windows/extension.sh && make -s -C softnd && make -s -C tests/networkdirect/providers || exit 1
 echo "== tests on softnd0, under Wine"
 NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=$limit rig/wine-python -m pytest $folders --adapter softnd0 \
     -p no:cacheprovider --junitxml $results/softnd0.xml ${ARGS:-}

@@ -53,7 +53,10 @@ def sized(operation: str, call: Callable[[Any, Any], int]) -> Any:
         status = call(buffer, size)
         if status & 0xFFFFFFFF != BUFFER_OVERFLOW:
             check(operation, status)
-            return ffi.NULL if buffer == ffi.NULL else buffer[0 : size[0]]
+            if buffer == ffi.NULL:
+                return buffer
+            # A slice would not keep the memory, a buffer does.
+            return ffi.from_buffer("unsigned char[]", ffi.buffer(buffer, size[0]))
         buffer = ffi.new("unsigned char[]", max(size[0], 8))
         size[0] = len(buffer)
     check(operation, status, "the size changes at every call")

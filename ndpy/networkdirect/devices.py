@@ -169,7 +169,7 @@ def provider_paths() -> Iterator[tuple[str, str]]:
                 yield path, NO_ID
         return
     for entry in catalogue.entries():
-        if not entry.problem:
+        if not entry.problem and entry.version == 2:
             yield entry.path, str(uuid.UUID(bytes_le=entry.provider_id))
 
 

@@ -71,6 +71,18 @@ void qp_probe(struct queue_pair *qp, struct stream *stream)
     ReleaseSRWLockExclusive(&qp->lock);
 }
 
+void qp_nudge(struct queue_pair *qp, struct stream *stream)
+{
+    uint8_t *frame = stream_room(stream, RESERVE);
+
+    AcquireSRWLockExclusive(&qp->lock);
+    /* Not in the middle of a message of several segments, where siw takes no other one. */
+    if (frame != NULL && qp->offset == 0 && reads_under_way(qp) > 0)
+        put_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, 0, 0, true, 0));
+    TRACE("stream %p: the peer is silent after the start-up", (void *)stream);
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
 /* Copies part of an operation's data from the consumer's memory. */
 static bool gather(struct queue_pair *qp, const struct operation *operation, uint64_t offset, uint8_t *out, size_t size)
 {

@@ -130,6 +130,9 @@ void qp_fill(struct queue_pair *queue_pair, struct stream *stream);
 void qp_sent(struct queue_pair *queue_pair, struct stream *stream);
 /* A zero-length Read: the first message, or a question whether the peer still is there. */
 void qp_probe(struct queue_pair *queue_pair, struct stream *stream);
+/* A Write of no bytes, for a peer that has not answered: Linux's siw overlooks what comes while it accepts, until more
+ * comes. */
+void qp_nudge(struct queue_pair *queue_pair, struct stream *stream);
 /* Time for qp_end: a Terminate came in or, when nothing is left to send, went out; or the queue pair broke. */
 bool qp_finished(struct queue_pair *queue_pair, bool idle, HRESULT *first);
 /* With the queue pair's lock as well: */

@@ -179,7 +179,10 @@ static void timer_ran_out(struct timer *timer)
     if (!timer->set) {
         switch (stream->phase) {
         case STREAM_ESTABLISHED:
-            qp_receive_timeout(stream->queue_pair, stream);
+            if (stream->unheard)
+                qp_nudge(stream->queue_pair, stream);
+            else
+                qp_receive_timeout(stream->queue_pair, stream);
             stream_pump(stream);
             break;
         case STREAM_PROBING:
@@ -380,6 +383,13 @@ static bool make_room(struct stream *stream)
     return in->end < in->size;
 }
 
+static void take_in(struct stream *stream, DWORD bytes)
+{
+    stream->in.end += bytes;
+    stream->unheard = false;
+    process(stream);
+}
+
 /* Starts to receive, and handles what is there at once: true then. The system call is made without the lock, so that a
  * program that just learned of a completion can post at once; close_socket leaves the socket to this function. */
 static bool receive_some(struct stream *stream)
@@ -407,8 +417,7 @@ static bool receive_some(struct stream *stream)
         stream->receiving = false;
         stream_drop(stream);
         if (error == 0 && bytes > 0 && stream->phase != STREAM_CLOSED) {
-            stream->in.end += bytes;
-            process(stream);
+            take_in(stream, bytes);
         } else if (stream->phase != STREAM_CLOSED) {
             lost(stream, (DWORD)error);
         }
@@ -441,8 +450,7 @@ static void receive_done(struct io *io, DWORD error, DWORD bytes)
     if (stream->phase != STREAM_CLOSED && (error != 0 || bytes == 0)) {
         lost(stream, error);
     } else if (stream->phase != STREAM_CLOSED) {
-        stream->in.end += bytes;
-        process(stream);
+        take_in(stream, bytes);
     }
     stream_unlock(stream);
     receive_all(stream);

@@ -118,7 +118,6 @@ def test_a_provider_without_the_interface_fails_with_its_status():
     assert "E_NOINTERFACE" in found.message
 
 
-@pytest.mark.xfail(reason="addresses.sized() returns a cffi slice, which does not keep its memory", strict=False)
 def test_a_provider_without_an_address_is_warned():
     found = examined("NO_ADDRESS")
     assert verdict(found["it version"]) == "PASS"
