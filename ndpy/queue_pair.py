@@ -404,30 +404,114 @@ class SharedReceiveQueue(Resource):
 
     _release_order = 25
 
-    def __init__(self, adapter: Adapter, depth: int, max_sge: int) -> None:
+    _native: Any
+    _post_shared: Any
+    _elements: Any
+    _elements_view: memoryview
+
+    def __init__(self, adapter: Adapter, depth: int, max_sge: int, threshold: int) -> None:
         super().__init__(adapter)
         self.depth = depth
         self.max_sge = max_sge
+        self._threshold = threshold
         self._lock = threading.Lock()
         self._users = 0
+        # Receives of several queue pairs complete in any order, so what they use is kept by slot.
+        self._capacity = depth
+        self._free = list(range(depth - 1, -1, -1))
+        self._records: dict[int, Any] = {}
 
     @property
     def adapter(self) -> Adapter:
         return self._adapter
 
-    @abc.abstractmethod
     def receive(self, sges: Elements, *, context: int = 0) -> None:
         """Post memory for one message to any of the queue pairs; see QueuePair.receive().
 
         Raises QueueFullError, LimitExceededError, ForeignObjectError, ClosedError.
         """
+        elements = flatten(sges)
+        if len(elements) > self.max_sge:
+            raise self._refusal(_TOO_MANY_ELEMENTS, len(elements))
+        triples = []
+        for element in elements:
+            region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
+            if region is None:
+                raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
+            self._own(region, "the region")
+            token = element.local_token if isinstance(element, MemoryRegion) else element.token
+            triples.append((element.address, element.length, token))
+        if not isinstance(context, int) or not 0 <= context < 1 << 64:
+            raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
+        with self._lock:
+            self._check()
+            if not self._free:
+                raise self._refusal(_QUEUE_FULL, 0)
+            slot = self._free.pop()
+            for index, triple in enumerate(triples):
+                _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
+            # Recorded first: its completion may be taken by another thread before the call returns.
+            self._records[slot] = elements
+            refused = self._post_shared(self._native, slot, context, self._elements, len(triples))
+            if refused:
+                self._taken(slot)
+                raise self._refusal(refused, len(elements))
+
+    def _taken(self, slot: int) -> None:
+        """The receive in this slot has ended."""
+        self._records.pop(slot, None)
+        self._free.append(slot)
+
+    def _refusal(self, refused: int, count: int) -> errors.NdpyError:
+        if refused == _QUEUE_FULL:
+            return errors.QueueFullError(
+                f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
+            )
+        if refused == _TOO_MANY_ELEMENTS:
+            return errors.LimitExceededError(
+                f"receive: {count} elements are more than the {self.max_sge} of this queue"
+            )
+        if refused == _TOO_LONG:
+            return errors.LimitExceededError(
+                f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
+            )
+        return self._native_refusal("receive", refused)
 
     @abc.abstractmethod
+    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
+        """The exception for a number of the provider's own."""
+
     def modify(self, depth: int = 0, threshold: int = 0) -> None:
         """Change the depth and the threshold of arm(); 0 leaves one as it is (contract G.5.3).
 
         LimitExceededError beyond the adapter's limit or below what is outstanding.
         """
+        self._check()
+        maximum = self._adapter.info.max_shared_receive_queue_depth
+        if not 0 <= depth <= maximum:
+            raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
+        with self._lock:
+            outstanding = len(self._records)
+            if depth and depth < outstanding:
+                raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
+            if depth > self._capacity:
+                raise errors.UnsupportedError(
+                    f"the queue was created for {self._capacity} receives and cannot grow beyond that",
+                    operation="modify",
+                )
+            self._modify_native(depth, threshold)
+            if depth:
+                self.depth = depth
+                used = set(self._records)
+                self._free = [slot for slot in range(self._capacity - 1, -1, -1) if slot not in used][
+                    self._capacity - depth :
+                ]
+            if threshold:
+                self._threshold = threshold
+
+    @abc.abstractmethod
+    def _modify_native(self, depth: int, threshold: int) -> None:
+        """Tell the provider; under the lock."""
 
     @abc.abstractmethod
     def arm(self) -> Pending[None]:

@@ -32,6 +32,7 @@ class NetworkDirectAdapter(Adapter):
         self._registering: set[NetworkDirectMemoryRegion] = set()
         self._native: Any = None
         self._file: Any = None
+        self._own_file: Any = None
         self._events: EventThread | None = None  # type: ignore[assignment]
         self._provider = Provider.use(info.provider_path, info.provider_id)
         try:
@@ -56,6 +57,18 @@ class NetworkDirectAdapter(Adapter):
         """The handle of the completion port on which the adapter's overlapped requests complete."""
         self._check()
         return int(ffi.cast("uintptr_t", self._events.port))
+
+    @property
+    def overlapped_file(self) -> int:
+        """The handle of an overlapped file for a completion port of the program's own (CreateIoCompletionPort).
+
+        A completion queue made on it reports there; see NetworkDirectCompletionQueue.notify(). It belongs to the adapter
+        and is closed with it. Source: IND2Adapter::CreateOverlappedFile (contract C.1).
+        """
+        self._check()
+        if self._own_file is None:
+            self._own_file = self._new_file()
+        return int(ffi.cast("uintptr_t", self._own_file))
 
     # ---- making objects ----
 
@@ -83,10 +96,13 @@ class NetworkDirectAdapter(Adapter):
         self._check()
         return NetworkDirectMemoryWindow(self)
 
-    def create_completion_queue(self, depth: int) -> NetworkDirectCompletionQueue:
+    def create_completion_queue(
+        self, depth: int, *, overlapped_file: int | None = None
+    ) -> NetworkDirectCompletionQueue:
+        # overlapped_file: this adapter's; the queue's notify() then brings packets to the program's own port.
         self._check()
         self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
-        return NetworkDirectCompletionQueue(self, depth)
+        return NetworkDirectCompletionQueue(self, depth, overlapped_file)
 
     def create_shared_receive_queue(
         self, depth: int, *, max_sge: int = 1, threshold: int = 0
@@ -136,9 +152,10 @@ class NetworkDirectAdapter(Adapter):
         # The thread takes the packets that are on their way; after it nothing refers to a request.
         if self._events is not None:
             self._events.stop()
-        if self._file is not None:
-            lib.CloseHandle(self._file)
-            self._file = None
+        for file in (self._file, self._own_file):
+            if file is not None:
+                lib.CloseHandle(file)
+        self._file = self._own_file = None
         if self._native is not None:
             release(self._native)
             self._native = None

@@ -43,8 +43,10 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
 
-    def __init__(self, adapter: NetworkDirectAdapter, depth: int) -> None:
+    def __init__(self, adapter: NetworkDirectAdapter, depth: int, overlapped_file: int | None = None) -> None:
         super().__init__(adapter, depth)
+        self._own_file = overlapped_file is not None
+        self._own_request: Request | None = None
         self._pollers: weakref.WeakSet[NetworkDirectPoller] = weakref.WeakSet()
         #: Every Notify that the provider may hold.
         self._requests: set[Request] = set()
@@ -59,7 +61,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             "IND2CompletionQueue",
             lib.IND2Adapter_CreateCompletionQueue,
             adapter._native,
-            adapter._file,
+            ffi.cast("void *", overlapped_file) if overlapped_file is not None else adapter._file,
             self._native_depth(depth),
             0,
             0,
@@ -169,6 +171,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
 
     def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
         self._check()
+        self._refuse_own_file("arm")
         kind = Notify(kind)
         pending: Pending[None] = OverlappedPending("arm", lambda: self._disarm(request))
         request = Request(self._cq, self._adapter._events)
@@ -192,6 +195,40 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 self._armed.pop(request, None)
                 pending.succeed(None)
         return pending
+
+    def notify(self, kind: Notify = Notify.ANY) -> int:
+        """Ask for one packet on the program's own completion port; the address of the OVERLAPPED that it will carry, or 0
+        when there are completions already and no packet comes.
+
+        For a queue made with overlapped_file. One is outstanding at a time: DeviceBusyError before its packet has come.
+        Source: IND2CompletionQueue::Notify (contract G.2).
+        """
+        with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
+            if not self._own_file:
+                raise errors.UnsupportedError(
+                    "this queue reports to the adapter's own completion port; use arm(), wait() or a Poller, or create it "
+                    "with overlapped_file=adapter.overlapped_file",
+                    operation="notify",
+                )
+            request = self._own_request
+            if request is None:
+                request = self._own_request = Request(self._cq, quiet=False)
+            status = request.take()
+            if status is not None:
+                self._ended(request, status)
+            if request.running:
+                raise errors.DeviceBusyError("the packet that was asked for before has not come", operation="notify")
+            if lib.ndpy_kept(self._native) or self._notify(kind, request) == SUCCESS:
+                return 0
+            return int(ffi.cast("uintptr_t", request.overlapped))
+
+    def _refuse_own_file(self, operation: str) -> None:
+        if self._own_file:
+            raise errors.UnsupportedError(
+                "this queue reports to a completion port of the program's own; use notify()", operation=operation
+            )
 
     @staticmethod
     def _on_armed_end(owner: weakref.ref[Any], request: weakref.ref[Request]) -> Callable[[int], None]:

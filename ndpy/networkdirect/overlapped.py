@@ -31,15 +31,20 @@ _SLICE_MS = 200
 _CANCEL_S = 10.0
 
 
+def next_wait(deadline: float | None) -> tuple[int, bool]:
+    """(milliseconds to wait now, whether the deadline is then reached): in the main thread no wait is long."""
+    left_ms = _FOR_EVER if deadline is None else max(0, round((deadline - time.monotonic()) * 1000))
+    wait_ms = min(left_ms, _SLICE_MS) if threading.current_thread() is threading.main_thread() else left_ms
+    return wait_ms, wait_ms == left_ms
+
+
 def wait_for_event(event: Any, deadline: float | None) -> bool:
     """Wait until an event is set; False at the deadline. Ctrl-C ends it in the main thread."""
-    sliced = threading.current_thread() is threading.main_thread()
     while True:
-        left_ms = _FOR_EVER if deadline is None else max(0, round((deadline - time.monotonic()) * 1000))
-        wait_ms = min(left_ms, _SLICE_MS) if sliced else left_ms
+        wait_ms, last = next_wait(deadline)
         if lib.WaitForSingleObject(event, wait_ms) != _WAIT_TIMEOUT:
             return True
-        if wait_ms == left_ms:
+        if last:
             return False
 
 
@@ -68,7 +73,8 @@ class Request:
     """One overlapped request of an object; can be issued again when it has ended.
 
     target: the object, which GetOverlappedResult is asked of. thread: whose port the packet goes to; None for a request
-    that sets its event only. on_end(status) is called by the thread, without locks, when the packet has come.
+    that sets its event only (quiet), or
+    whose packet goes to a port of the program's own. on_end(status) is called by the thread, without locks, when the packet has come.
     forward: a completion port that gets the packet instead.
     """
 
@@ -91,9 +97,10 @@ class Request:
         thread: EventThread | None = None,
         on_end: Callable[[int], None] | None = None,
         forward: Any = ffi.NULL,
+        quiet: bool | None = None,
     ) -> None:
         self.key = next(_serials)
-        native = lib.ndpy_request_new(self.key, forward, thread is None)
+        native = lib.ndpy_request_new(self.key, forward, thread is None if quiet is None else quiet)
         if native == ffi.NULL:
             raise errors.InsufficientResourcesError(
                 "no event for an overlapped request", operation="overlapped request"

@@ -16,12 +16,10 @@ from ndpy.completion import Completion, CompletionQueue
 from ndpy.flags import Notify
 from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
 from ndpy.networkdirect.library import PENDING, ffi, lib, win32_error
-from ndpy.networkdirect.overlapped import Request
+from ndpy.networkdirect.overlapped import Request, next_wait
 from ndpy.poller import Poller
 
 _BATCH = 64
-_FOR_EVER = 0xFFFFFFFF
-_SLICE_MS = 200
 
 
 class NetworkDirectPoller(Poller):
@@ -43,6 +41,7 @@ class NetworkDirectPoller(Poller):
     def add(self, completion_queue: CompletionQueue) -> None:
         assert isinstance(completion_queue, NetworkDirectCompletionQueue)
         completion_queue._check()
+        completion_queue._refuse_own_file("add")
         with self._lock:
             self._check()
             if completion_queue not in self._queues:
@@ -130,13 +129,12 @@ class NetworkDirectPoller(Poller):
             self._look_at(queue)
 
     def _sleep(self, deadline: float | None) -> None:
-        # Ctrl-C does not end a wait of Windows, so none is long.
-        left_ms = _FOR_EVER if deadline is None else max(0, round((deadline - time.monotonic()) * 1000))
-        count = lib.ndpy_take_packets(self._port, self._packets, _BATCH, min(left_ms, _SLICE_MS))
+        wait_ms, last = next_wait(deadline)
+        count = lib.ndpy_take_packets(self._port, self._packets, _BATCH, wait_ms)
         if count < 0:
             self._check()
             raise win32_error("wait", -count, "the completion port failed")
-        if not count and left_ms <= _SLICE_MS:
+        if not count and last:
             raise errors.TimeoutError("no completion within the time allowed", operation="wait")
         for index in range(count):
             packet = self._packets[index]

@@ -12,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.completion import CompletionQueue
 from ndpy.flags import Access, Operation, Status
-from ndpy.memory import Binding, Elements, MemoryRegion, MemoryWindow, Sge
+from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.pending import Pending
 from ndpy.queue_pair import (
-    _ELEMENT,
-    _QUEUE_FULL,
-    _TOO_MANY_ELEMENTS,
     QueuePair,
     QueuePairLimits,
     SharedReceiveQueue,
-    flatten,
 )
 from ndpy.verbs.completion import VerbsCompletionQueue
 from ndpy.verbs.endpoint import Endpoint, explain_timeout, modify_to_connected, observe
@@ -465,16 +461,12 @@ class VerbsQueuePair(QueuePair):
 
 class VerbsSharedReceiveQueue(SharedReceiveQueue):
     _adapter: VerbsAdapter
+    _post_shared = staticmethod(lib.ndpy_post_shared)
 
     def __init__(self, adapter: VerbsAdapter, depth: int, max_sge: int, threshold: int) -> None:
-        super().__init__(adapter, depth, max_sge)
-        self._threshold = threshold
+        super().__init__(adapter, depth, max_sge, threshold)
         self._elements = ffi.new("struct ndpy_element[]", max(max_sge, 1))
         self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
-        # Receives complete in any order, so what they use is kept by slot.
-        self._free = list(range(depth - 1, -1, -1))
-        self._records: dict[int, Any] = {}
-        self._capacity = depth
         self._armed: list[Pending[None]] = []
         request = ffi.new("struct ibv_srq_init_attr *")
         request.srq_context = ffi.cast("void *", self._serial)
@@ -487,76 +479,11 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
             raise errors.InsufficientResourcesError("out of memory", operation="create shared receive queue")
         self._opened()
 
-    def receive(self, sges: Elements, *, context: int = 0) -> None:
-        elements = flatten(sges)
-        if len(elements) > self.max_sge:
-            raise self._refused(_TOO_MANY_ELEMENTS, len(elements))
-        triples = []
-        for element in elements:
-            region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
-            if region is None:
-                raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
-            self._own(region, "the region")
-            token = element.local_token if isinstance(element, MemoryRegion) else element.token
-            triples.append((element.address, element.length, token))
-        if not isinstance(context, int) or not 0 <= context < 1 << 64:
-            raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
-        with self._lock:
-            self._check()
-            if not self._free:
-                raise self._refused(_QUEUE_FULL, 0)
-            slot = self._free.pop()
-            for index, triple in enumerate(triples):
-                _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
-            # Recorded first: its completion may be taken by another thread before the call returns.
-            self._records[slot] = elements
-            refused = lib.ndpy_post_shared(self._native, slot, context, self._elements, len(triples))
-            if refused:
-                self._taken(slot)
-                raise self._refused(refused, len(elements))
+    def _modify_native(self, depth: int, threshold: int) -> None:
+        """The provider's queue keeps the depth that it was made with; its limit is set by arm()."""
 
-    def _taken(self, slot: int) -> None:
-        """The receive in this slot has ended."""
-        self._records.pop(slot, None)
-        self._free.append(slot)
-
-    def _refused(self, refused: int, count: int) -> errors.NdpyError:
-        if refused == _QUEUE_FULL:
-            return errors.QueueFullError(
-                f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
-            )
-        if refused == _TOO_MANY_ELEMENTS:
-            return errors.LimitExceededError(
-                f"receive: {count} elements are more than the {self.max_sge} of this queue"
-            )
-        if refused < 0:
-            return errors.LimitExceededError(
-                f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
-            )
-        return errors.from_errno("receive", refused)
-
-    def modify(self, depth: int = 0, threshold: int = 0) -> None:
-        self._check()
-        maximum = self._adapter.info.max_shared_receive_queue_depth
-        if not 0 <= depth <= maximum:
-            raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
-        with self._lock:
-            outstanding = len(self._records)
-            if depth and depth < outstanding:
-                raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
-            if depth > self._capacity:
-                raise errors.UnsupportedError(
-                    f"the queue was created for {self._capacity} receives and cannot grow beyond that",
-                    operation="modify",
-                )
-            if depth:
-                self.depth = depth
-                used = set(self._records)
-                self._free = [slot for slot in range(self._capacity - 1, -1, -1) if slot not in used][
-                    self._capacity - depth :
-                ]
-            if threshold:
-                self._threshold = threshold
+    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
+        return errors.from_errno(operation, number)
 
     def arm(self) -> Pending[None]:
         self._check()
