@@ -179,10 +179,12 @@ static void timer_ran_out(struct timer *timer)
     if (!timer->set) {
         switch (stream->phase) {
         case STREAM_ESTABLISHED:
-            if (stream->unheard)
+            if (stream->unheard) {
+                stream->unheard = false;
                 qp_nudge(stream->queue_pair, stream);
-            else
+            } else {
                 qp_receive_timeout(stream->queue_pair, stream);
+            }
             stream_pump(stream);
             break;
         case STREAM_PROBING:

@@ -363,12 +363,14 @@ class Senders:
         return any(thread.is_alive() for thread in self.threads)
 
 
-def test_mutated_streams_reach_nothing_leave_nothing_and_disturb_nobody(target, neighbour):
+def test_mutated_streams_reach_nothing_leave_nothing_and_disturb_nobody(target, neighbour, request):
     endpoint, grant = neighbour
-    warm_up = STREAMS // 4
+    # The others share all but the socket's address or the receives with the first.
+    streams = STREAMS if "ipv4" in request.node.name else STREAMS // 5
+    warm_up = streams // 4
     numbers: list[dict] = []
     began = time.monotonic()
-    for part in (range(warm_up), range(warm_up, STREAMS)):
+    for part in (range(warm_up), range(warm_up, streams)):
         senders = Senders(target, part)
         rounds = 0
         while senders.running:
@@ -381,7 +383,7 @@ def test_mutated_streams_reach_nothing_leave_nothing_and_disturb_nobody(target, 
         assert rounds
         numbers.append(target.report(endpoint))
     before, after = numbers
-    print(f"{STREAMS} streams in {time.monotonic() - began:.0f} s; {before}, {after}")
+    print(f"{streams} streams in {time.monotonic() - began:.0f} s; {before}, {after}")
     assert [event for event in target.events() if event["event"] == "violation"] == []
     assert after["failures"] == 0
     assert after["next_handle"] <= before["next_handle"] + 20
