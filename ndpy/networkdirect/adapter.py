@@ -146,7 +146,10 @@ class NetworkDirectAdapter(Adapter):
         self._events.wake()
 
     def _release(self) -> None:
-        for region in list(self._registering):
+        registering = list(self._registering)
+        for region in registering:
+            region._cancel_registration()
+        for region in registering:
             region._give_up()
         self._refuse_if_used()
         self._free()

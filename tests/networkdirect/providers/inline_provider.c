@@ -97,10 +97,11 @@ static void patch(void *kept, const void *methods, size_t size, size_t slot, voi
 static HRESULT new_file(HANDLE inner, HANDLE *out)
 {
     static volatile LONG count;
-    char name[64];
+    char name[96];
     struct file *file = calloc(1, sizeof *file);
 
-    snprintf(name, sizeof name, "\\\\.\\pipe\\inline-%lu-%ld", GetCurrentProcessId(), InterlockedIncrement(&count));
+    snprintf(name, sizeof name, "\\\\.\\pipe\\inline-%lu-%p-%ld", GetCurrentProcessId(), (void *)&files,
+        InterlockedIncrement(&count));
     file->inner = inner;
     file->server = CreateNamedPipeA(name, PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED, PIPE_TYPE_BYTE, 1, 64, 64, 0, NULL);
     file->client = CreateFileA(name, GENERIC_READ | GENERIC_WRITE, 0, NULL, OPEN_EXISTING, FILE_FLAG_OVERLAPPED, NULL);
