@@ -49,7 +49,10 @@ class NetworkDirectAdapter(Adapter):
 
     def _new_file(self) -> Any:
         out = ffi.new("void **")
-        check("open adapter", lib.IND2Adapter_CreateOverlappedFile(self._native, out))
+        try:
+            check("open adapter", lib.IND2Adapter_CreateOverlappedFile(self._native, out))
+        except errors.ProviderError as failure:
+            raise self._provider.named(failure) from None
         return out[0]
 
     @property
