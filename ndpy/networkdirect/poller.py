@@ -78,7 +78,9 @@ class NetworkDirectPoller(Poller):
             while True:
                 ready = self._collect()
                 with self._lock:
-                    self._check()
+                    # What was taken is delivered although the poller was closed meanwhile: nobody else gets it.
+                    if not ready:
+                        self._check()
                     woken, self._woken = self._woken, False
                 if ready or woken:
                     return ready
@@ -94,7 +96,8 @@ class NetworkDirectPoller(Poller):
             self._check()
             candidates, self._to_look_at = self._to_look_at, set()
         ready: list[tuple[CompletionQueue, list[Completion]]] = []
-        for queue in candidates:
+        while candidates:
+            queue = candidates.pop()
             try:
                 completions = queue.poll()
                 if not completions:
@@ -103,6 +106,14 @@ class NetworkDirectPoller(Poller):
             except errors.ClosedError:
                 # Closed while it was looked at; closing removes it.
                 continue
+            except errors.NdpyError:
+                # One queue's trouble must not cost the others what they have; it is told when nothing else is to be.
+                with self._lock:
+                    self._to_look_at |= candidates | ({queue} if ready else set())
+                    self._to_look_at &= self._queues.keys()
+                if ready:
+                    return ready
+                raise
             if completions:
                 ready.append((queue, completions))
                 with self._lock:
