@@ -92,6 +92,10 @@ void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
    behind them; returns whether it was posted, which takes a place in the initiator queue. */
 int ndpy_post_marker(struct ndpy_queue_pair *qp);
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
+/* How many initiator requests were posted, modulo 2**32; and whether the first `count` of these have ended: 0 not yet, 1 all
+   of them well, -1 some request failed. */
+uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp);
+int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count);
 
 struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
     uint64_t max_length);

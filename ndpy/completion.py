@@ -254,6 +254,14 @@ class CompletionQueue(Resource):
                 return completions
 
     @abc.abstractmethod
+    def _drain(self) -> int:
+        """Take what the provider has; returns how many completions wait to be taken. Under the lock."""
+
+    @abc.abstractmethod
+    def _changed(self) -> None:
+        """Completions were added without an event, or the state changed: everybody is to look."""
+
+    @abc.abstractmethod
     def _wait_for_notification(self, deadline: float | None) -> None:
         """Arm the queue and wait until it may have completions; TimeoutError at the deadline."""
 

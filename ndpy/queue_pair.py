@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import struct
 import threading
+import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,10 @@ _WRITE = int(Operation.WRITE)
 _INLINE = int(Flags.INLINE)
 # enum ndpy_internal_flag of cdefs/ndpy_abi.h.
 _UNWRITABLE = 0x100
+_MARKER = 0x200
+
+# Longest wait for an invalidation that was posted behind other requests.
+_REVOKE_S = 1.0
 
 _ELEMENT = struct.Struct("=QII")
 
@@ -78,6 +84,8 @@ class QueuePair(Resource):
     _native: Any
     _post_one: Any
     _post_list: Any
+    _initiator_posted: Any
+    _initiator_ended: Any
     _elements: Any
     _elements_view: memoryview
 
@@ -104,6 +112,8 @@ class QueuePair(Resource):
         self._initiator_records = self._source.initiator
         self._receive_records = self._source.receive
         self._bindings: set[Binding] = set()
+        #: Whose _on_queue_pair_closing() is called before it is closed.
+        self._dependants: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def adapter(self) -> Adapter:
@@ -300,13 +310,61 @@ class QueuePair(Resource):
         self, window: MemoryWindow, region: MemoryRegion, element: Sge, access: Access, context: int, flags: int
     ) -> None: ...
 
-    @abc.abstractmethod
     def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
         """Take back what bind() gave; once it completes, the peer's accesses are refused and end its connection.
 
         Invalidating a window that is not bound to this queue pair completes INVALID_REQUEST and ends the connection.
         Source: IND2QueuePair::Invalidate (contract E.6); ibv_post_send(3) with IBV_WR_LOCAL_INV.
         """
+        if isinstance(flags, int) and flags & _MARKER:
+            raise self._refusal(Operation.INVALIDATE, _BAD_FLAGS, [], flags)
+        self._post_invalidate(window, context, flags)
+
+    @abc.abstractmethod
+    def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None: ...
+
+    def _revoke(self, window: MemoryWindow) -> bool:
+        """Invalidate a window and wait until that has happened, with no completion for the program.
+
+        False if it is not certain: the connection has ended, the initiator queue is full or held up by earlier requests.
+        Closing the window then takes the peer's right away.
+        """
+        binding = window._binding
+        if binding is None or binding.queue_pair is not self or self._ended:
+            return False
+        try:
+            self._post_invalidate(window, 0, _MARKER)
+        except errors.NdpyError:
+            return False
+        deadline = time.monotonic() + _REVOKE_S
+        pause = 0.0
+        with self._lock:
+            if self._native is None:
+                return False
+            last = self._initiator_posted(self._native)
+        while True:
+            with self._lock:
+                if self._native is None:
+                    return False
+                with self.initiator_cq._lock:
+                    self.initiator_cq._drain()
+                state = self._initiator_ended(self._native, last)
+            if state or time.monotonic() > deadline:
+                break
+            # There is no event for one request of many.
+            time.sleep(pause)
+            pause = min(2 * pause + 0.00002, 0.005)
+        # What else came is for whoever waits for the queue.
+        self.initiator_cq._changed()
+        if state != 1:
+            return False
+        binding.end()
+        return True
+
+    def close(self) -> None:
+        for dependant in list(self._dependants):
+            dependant._on_queue_pair_closing(self)
+        super().close()
 
     @abc.abstractmethod
     def flush(self) -> None:

@@ -80,7 +80,6 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         return entries, memoryview(ffi.buffer(entries))
 
     def _drain(self) -> int:
-        """Take what the provider has; returns how many completions wait to be taken."""
         added = lib.ndpy_drain(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
@@ -156,7 +155,6 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 lib.SetEvent(self._waiting[0].event)
 
     def _changed(self) -> None:
-        """Completions were added that the provider does not know of, or the state changed: everybody is to look."""
         with self._lock:
             waiting = bool(self._native is not None and lib.ndpy_kept(self._native))
             ended = list(self._armed.values()) if waiting else []

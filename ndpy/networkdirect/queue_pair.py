@@ -78,6 +78,8 @@ class NetworkDirectQueuePair(QueuePair):
     _adapter: NetworkDirectAdapter
     _post_one = staticmethod(lib.ndpy_post_one)
     _post_list = staticmethod(lib.ndpy_post)
+    _initiator_posted = staticmethod(lib.ndpy_queue_pair_posted)
+    _initiator_ended = staticmethod(lib.ndpy_queue_pair_ended)
     receive_cq: NetworkDirectCompletionQueue
     initiator_cq: NetworkDirectCompletionQueue
 
@@ -297,7 +299,7 @@ class NetworkDirectQueuePair(QueuePair):
             binding.end()
             binding.window._binding = former
 
-    def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
+    def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None:
         self._check()
         self._own(window, "the window")
         assert isinstance(window, NetworkDirectMemoryWindow)

@@ -90,6 +90,8 @@ class VerbsQueuePair(QueuePair):
     _adapter: VerbsAdapter
     _post_one = staticmethod(lib.ndpy_post_one)
     _post_list = staticmethod(lib.ndpy_post)
+    _initiator_posted = staticmethod(lib.ndpy_queue_pair_posted)
+    _initiator_ended = staticmethod(lib.ndpy_queue_pair_ended)
     receive_cq: VerbsCompletionQueue
     initiator_cq: VerbsCompletionQueue
 
@@ -384,7 +386,7 @@ class VerbsQueuePair(QueuePair):
             binding.end()
             window._binding = former
 
-    def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
+    def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None:
         self._check()
         self._own(window, "the window")
         assert isinstance(window, VerbsMemoryWindow)

@@ -1,0 +1,167 @@
+"""What a cache of registrations hands out: leases of local memory, and exposures to a peer."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge, _bounds
+from ndpy.ownership import Owner, Span
+from ndpy.queue_pair import QueuePair
+
+if TYPE_CHECKING:
+    from ndpy.registration_cache import RegistrationCache
+
+
+@dataclass
+class CacheStats:
+    """What a cache has done since it was made, and what it holds.
+
+    hits: requests that found a region. registrations: regions made, binds: windows bound. evictions: idle entries that
+    gave way to others. invalidations: entries dropped because their memory went or was about to.
+    entries, bytes_pinned: regions that are registered now, those in use included, and the sum of their lengths.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    registrations: int = 0
+    binds: int = 0
+    evictions: int = 0
+    invalidations: int = 0
+    entries: int = 0
+    bytes_pinned: int = 0
+
+
+class Entry:
+    """A region of the cache. users: leases and exposures of it; cached: whether others may still find it."""
+
+    __slots__ = ("cached", "end", "grants", "invalid", "owner", "queue_pairs", "region", "start", "users")
+
+    def __init__(self, owner: Owner, region: MemoryRegion, queue_pairs: set[int] | None) -> None:
+        self.owner = owner
+        self.region = region
+        self.start = region.address
+        self.end = region.address + region.length
+        self.users = 1
+        self.cached = True
+        self.invalid = False
+        #: Serial numbers of the queue pairs that it was made for; None if it is for any.
+        self.queue_pairs = queue_pairs
+        self.grants: set[Grant] = set()
+
+
+class Grant:
+    """What a peer was given: a bound window, or a region with remote rights."""
+
+    __slots__ = ("entry", "live", "queue_pair", "region", "window")
+
+    def __init__(
+        self, entry: Entry, queue_pair: QueuePair, window: MemoryWindow | None, region: MemoryRegion | None
+    ) -> None:
+        self.entry = entry
+        self.queue_pair = queue_pair
+        self.window = window
+        self.region = region
+        self.live = True
+
+
+class Lease:
+    """Registered memory for the time of its use, made by RegistrationCache.local(); a context manager.
+
+    region: a region that covers what was asked for, and maybe more. address, length in bytes: of what was asked for.
+    lease[a:b] is an Sge of it, lease[:] of all. The buffer can be neither freed nor resized until release(), which comes
+    after the completions of what was posted with it.
+    """
+
+    def __init__(self, cache: RegistrationCache, entry: Entry, request: Span) -> None:
+        self._cache = cache
+        self._entry: Entry | None = entry
+        self._request = request
+        self.address = request.start
+        self.length = request.end - request.start
+
+    @property
+    def region(self) -> MemoryRegion:
+        return self._used().region
+
+    def _used(self) -> Entry:
+        entry = self._entry
+        if entry is None:
+            raise errors.ClosedError(f"{self!r} was released")
+        return entry
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, key: slice) -> Sge:
+        """The element of bytes start to stop; ElementRangeError if they are not all inside."""
+        region = self._used().region
+        offset, length = _bounds(key, self.length, "the lease")
+        return Sge(region, self.address + offset, length, region.local_token)
+
+    def release(self) -> None:
+        """End the use; the memory stays registered, in the cache. Harmless when repeated."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            self._end(entry)
+            # Only now may the memory go: the region may have ended with this use.
+            del self._request
+
+    def _end(self, entry: Entry) -> None:
+        self._cache._release_use(entry)
+
+    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Span]:
+        return entry, None, self._request
+
+    def __enter__(self) -> Any:
+        self._used()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        entry = getattr(self, "_entry", None)
+        if entry is None or sys.is_finalizing():
+            return
+        warnings.warn(f"unreleased {self!r}", ResourceWarning, stacklevel=2, source=self)
+        self._cache._abandoned.append(self._abandon(entry))
+        self._cache._reaper.wake()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.length} bytes at {self.address:#x}>"
+
+
+class Exposure(Lease):
+    """Memory that a peer can reach, made by RegistrationCache.remote(); a context manager.
+
+    release() takes the peer's right away before it returns; the memory stays registered, in the cache.
+    """
+
+    def __init__(
+        self, cache: RegistrationCache, entry: Entry, request: Span, grant: Grant, remote: RemoteMemory
+    ) -> None:
+        super().__init__(cache, entry, request)
+        self._grant = grant
+        self._remote = remote
+
+    @property
+    def revoked(self) -> bool:
+        """Whether the peer's right has ended: by release(), invalidate(), or with its queue pair."""
+        return not self._grant.live
+
+    def remote(self) -> RemoteMemory:
+        """What the peer needs; ClosedError once the right has ended."""
+        if self.revoked:
+            raise errors.ClosedError(f"{self!r} was revoked; ask the cache again")
+        return self._remote
+
+    def _end(self, entry: Entry) -> None:
+        self._cache._revoke(self._grant)
+
+    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Span]:
+        return entry, self._grant, self._request

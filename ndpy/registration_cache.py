@@ -1,0 +1,573 @@
+"""A cache of registrations: memory stays registered between its uses, and never longer than it is the same memory.
+
+Nothing is hooked. A cached range goes with the object that owns its memory (ndpy/ownership.py): the death of a watched
+owner marks its entries, and an owner that can be resized is kept from it by an export. What only marks may run in any
+thread, with any lock held; what deregisters (the reaper) runs when the cache is next used, in the adapter's thread, or at
+close(). No provider is called under the cache's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ndpy import errors
+from ndpy.adapter import Adapter
+from ndpy.flags import Access, Flags
+from ndpy.lease import CacheStats, Entry, Exposure, Grant, Lease
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
+from ndpy.ownership import Owner, Span
+from ndpy.queue_pair import QueuePair
+from ndpy.resource import Resource, busy
+
+_LOCAL = Access.LOCAL_WRITE | Access.READ_SINK
+_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
+
+
+class _Loading:
+    """A registration under way: others that want part of its range wait for it."""
+
+    __slots__ = ("end", "invalid", "root", "start")
+
+    def __init__(self, root: Any, start: int, end: int) -> None:
+        self.root = root
+        self.start = start
+        self.end = end
+        self.invalid = False
+
+
+class _Reaper(Resource):
+    """What the adapter's thread is given to call the cache back: an orphan whose close() reaps."""
+
+    _release_order = 45
+
+    def __init__(self, cache: RegistrationCache) -> None:
+        super().__init__(cache._adapter)
+        self._cache = weakref.ref(cache)
+        self._noted = False
+
+    def wake(self) -> None:
+        """Takes no lock: callbacks and finalizers call it."""
+        if not self._noted:
+            self._noted = True
+            self._adapter._adopt(self)
+
+    def close(self) -> None:
+        self._noted = False
+        cache = self._cache()
+        if cache is not None and not cache.closed:
+            cache._reap()
+
+    def _release(self) -> None:
+        pass
+
+
+class RegistrationCache(Resource):
+    """Registrations of an adapter that outlive their use, for programs that transfer from the same memory again and again.
+
+    adapter: whose regions these are. max_bytes, max_entries: how much stays registered, at least 1 each; beyond that the
+    idle entry that was used least recently gives way. What is in use counts, but is never refused or taken away: the
+    bounds hold again when it is released.
+
+    What is found: a range of the same owner inside of a cached one whose rights suffice. A range that overlaps cached ones
+    otherwise is registered together with them, as one region with all their rights, which takes their place; those in use
+    stay until they are released. Where that would be more than max_bytes or the adapter's limit, the range alone takes
+    their place. Ranges that only touch stay apart. Nobody gets rights through the cache that were not asked for on that
+    region: rights widen by a registration, never on a region that exists.
+
+    Who owns the memory: a NumPy array, an mmap and what alloc() returns are watched, and when the last reference to them
+    goes, their registrations go. Of everything else (bytearray, array, ctypes, bytes) the cache holds an export, so that
+    it cannot be resized while it is cached (BufferError); when nothing else refers to it, the next miss drops it.
+    invalidate(buffer) lets go at once, and has to come before mmap.resize(). (address, length) needs raw=True, by which
+    the caller takes the duty to call invalidate() before the memory goes; so does a buffer that does not own its memory.
+
+    Safe from many threads: of those that want the same range, one registers and the others wait. It is closed before its
+    adapter, and refuses (DeviceBusyError) while leases or exposures are in use.
+    Source: contract section K; Windows Sockets Direct, "caching registered memory".
+    """
+
+    _release_order = 45
+
+    def __init__(self, adapter: Adapter, *, max_bytes: int, max_entries: int) -> None:
+        adapter._check()
+        if max_bytes < 1 or max_entries < 1:
+            raise errors.LimitExceededError("a cache holds at least 1 byte and 1 entry")
+        super().__init__(adapter)
+        self.max_bytes = max_bytes
+        self.max_entries = max_entries
+        self._windows_exist = "MEMORY_WINDOWS" in adapter.info.flags
+        self._changed = threading.Condition(threading.Lock())
+        self._owners: dict[int, Owner] = {}
+        self._idle: OrderedDict[Entry, None] = OrderedDict()
+        #: Every entry that is registered, cached or only in use.
+        self._entries: set[Entry] = set()
+        self._loading: list[_Loading] = []
+        #: Windows that are not bound, by the serial number of the queue pair that they were bound through.
+        self._windows: dict[int, list[MemoryWindow]] = {}
+        #: Added to by callbacks and finalizers, without the lock.
+        self._dead: deque[Owner] = deque()
+        self._abandoned: deque[tuple[Entry, Grant | None, Span]] = deque()
+        self._counts = CacheStats()
+        self._reaper = _Reaper(self)
+        self._opened()
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    @property
+    def stats(self) -> CacheStats:
+        """The counters as they are now."""
+        with self._changed:
+            return replace(self._counts)
+
+    # ---- what the program calls ----
+
+    def local(
+        self,
+        buffer: Any,
+        access: Access = Access.LOCAL_WRITE,
+        *,
+        queue_pair: QueuePair | None = None,
+        raw: bool = False,
+    ) -> Lease:
+        """Registered memory for send, receive, read and write of this side.
+
+        buffer: as for Adapter.register(), 1 to info.max_registration_size bytes. access: NONE, LOCAL_WRITE, READ_SINK.
+        queue_pair: the connection that it is for; what no other use shares is deregistered when that is closed.
+        raw: the caller calls invalidate() before the memory goes; needed for (address, length).
+        A hit calls no provider. The lease keeps the buffer as it is until it is released.
+
+        Raises what Adapter.register() raises, InvalidFlagsError for other rights, UnsupportedError for memory without an
+        owner. Source: contract K.1.
+        """
+        access = Access(access)
+        if access & ~_LOCAL:
+            raise errors.InvalidFlagsError(
+                f"local() takes NONE, LOCAL_WRITE and READ_SINK, not {access!r}; see remote()"
+            )
+        if queue_pair is not None:
+            self._know(queue_pair)
+        request = Span(buffer, bool(access), raw)
+        return Lease(self, self._use(request, access, queue_pair), request)
+
+    def remote(
+        self,
+        buffer: Any,
+        queue_pair: QueuePair,
+        access: Access = _REMOTE,
+        *,
+        raw: bool = False,
+    ) -> Exposure:
+        """Memory that the peer of a connection can reach until the exposure is released or the queue pair closed.
+
+        access: REMOTE_READ, REMOTE_WRITE or both. Where the adapter has memory windows, one is bound to the cached region:
+        a silent request, which takes a slot of the initiator queue; a message with remote() can be posted right after.
+        Elsewhere the range is registered once more with these rights, good on every connection, and deregistered on
+        release; the cached region keeps the pages locked meanwhile.
+
+        Raises as local() does, NotConnectedError without a connection, QueueFullError when no initiator slot is free.
+        Source: contract K.2.
+        """
+        access = Access(access)
+        if not access & ~Access.LOCAL_WRITE or access & ~_REMOTE:
+            raise errors.InvalidFlagsError(f"remote() grants REMOTE_READ and REMOTE_WRITE, not {access!r}")
+        self._know(queue_pair)
+        if queue_pair.connection_ended:
+            raise errors.NotConnectedError("the connection has ended", operation="expose")
+        request = Span(buffer, bool(access & Access.LOCAL_WRITE), raw)
+        entry = self._use(request, access & Access.LOCAL_WRITE, queue_pair)
+        try:
+            grant, remote = self._expose(entry, request, queue_pair, access)
+        except BaseException:
+            self._release_use(entry)
+            raise
+        with self._changed:
+            entry.grants.add(grant)
+        if entry.invalid or queue_pair.closed:
+            self._revoke(grant)
+            raise errors.ClosedError("the memory was invalidated, or the queue pair closed, while it was being exposed")
+        return Exposure(self, entry, request, grant, remote)
+
+    def invalidate(self, memory: Any, length: int | None = None) -> None:
+        """Forget every registration that overlaps a range, since its memory is about to change or to go.
+
+        memory: a buffer, an (address, length), or an address with `length`. Peers lose their access first; idle
+        registrations are gone when this returns, and exports of the cache with them; those in use are never handed out
+        again and end when they are released. Source: contract K.1.6 to K.1.8, K.2.6.
+        """
+        request = Span(memory if length is None else (memory, length), False, True)
+        start, end = request.start, request.end
+        with self._changed:
+            self._check()
+            for loading in self._loading:
+                if loading.start < end and start < loading.end:
+                    loading.invalid = True
+            hit = [entry for entry in self._entries if entry.start < end and start < entry.end]
+        self._drop(hit)
+
+    # ---- using, registering ----
+
+    def _know(self, queue_pair: QueuePair) -> None:
+        self._check()
+        self._own(queue_pair, "the queue pair")
+        queue_pair._dependants.add(self)
+
+    def _use(self, request: Span, access: Access, queue_pair: QueuePair | None) -> Entry:
+        """The entry for a range, with one more user: found, waited for, or registered."""
+        serial = None if queue_pair is None else queue_pair._serial
+        missed = False
+        while True:
+            if self._dead or self._abandoned:
+                self._reap()
+            with self._changed:
+                self._check()
+                entry = self._find(request, access)
+                if entry is not None:
+                    entry.users += 1
+                    self._idle.pop(entry, None)
+                    if serial is None:
+                        entry.queue_pairs = None
+                    elif entry.queue_pairs is not None:
+                        entry.queue_pairs.add(serial)
+                    if not missed:
+                        self._counts.hits += 1
+                    return entry
+                if any(
+                    load.root is request.root and load.start < request.end and request.start < load.end
+                    for load in self._loading
+                ):
+                    self._changed.wait()
+                    continue
+                if not missed:
+                    missed = True
+                    self._counts.misses += 1
+                loading = _Loading(request.root, request.start, request.end)
+                wanted, doomed = self._prepare(loading, request, access)
+                self._loading.append(loading)
+            try:
+                self._close(doomed)
+                region = self._register(wanted, (request.start, request.end, access))
+            except BaseException:
+                with self._changed:
+                    self._loading.remove(loading)
+                    self._changed.notify_all()
+                raise
+            entry, doomed = self._insert(loading, request, region, serial)
+            self._close(doomed)
+            return entry
+
+    def _find(self, request: Span, access: Access) -> Entry | None:
+        owner = self._owners.get(id(request.root))
+        if owner is None or not owner.is_of(request):
+            return None
+        place = bisect_left(owner.starts, request.start + 1) - 1
+        if place < 0:
+            return None
+        entry: Entry = owner.entries[place]
+        if entry.end < request.end or access & ~entry.region.access:
+            return None
+        return entry
+
+    def _overlapping(self, owner: Owner, start: int, end: int) -> list[Entry]:
+        return [entry for entry in owner.entries if entry.start < end and start < entry.end]
+
+    def _prepare(self, loading: _Loading, request: Span, access: Access) -> tuple[tuple[int, int, Access], list[Entry]]:
+        """What to register, and what has to go before; under the lock."""
+        doomed = self._take_abandoned_owners()
+        start, end = request.start, request.end
+        owner = self._owners.get(id(request.root))
+        if owner is not None and not owner.is_of(request):
+            # A dead owner whose place a new object has taken, or an mmap that was resized.
+            doomed += self._detach(list(owner.entries), invalid=True)
+        elif owner is not None:
+            overlapping = self._overlapping(owner, start, end)
+            low = min([start, *(entry.start for entry in overlapping)])
+            high = max([end, *(entry.end for entry in overlapping)])
+            if high - low <= min(self.max_bytes, self._adapter.info.max_registration_size):
+                start, end = low, high
+                for entry in overlapping:
+                    access |= entry.region.access
+        loading.start, loading.end = start, end
+        return (start, end, access), doomed + self._make_room(end - start, 1)
+
+    def _register(self, wanted: tuple[int, int, Access], least: tuple[int, int, Access]) -> MemoryRegion:
+        start, end, access = wanted
+        try:
+            return self._register_now((start, end - start), access)
+        except errors.ProviderError:
+            # Maybe the ranges that were registered one by one cannot all be registered with the rights of all.
+            if wanted == least:
+                raise
+            return self._register_now((least[0], least[1] - least[0]), least[2])
+
+    def _register_now(self, memory: tuple[int, int], access: Access) -> MemoryRegion:
+        try:
+            region = self._adapter.register(memory, access)
+        except errors.InsufficientResourcesError:
+            with self._changed:
+                doomed = list(self._idle)
+                self._counts.evictions += len(doomed)
+                self._detach(doomed)
+            if not doomed:
+                raise
+            self._close(doomed)
+            region = self._adapter.register(memory, access)
+        with self._changed:
+            self._counts.registrations += 1
+            self._held(region, 1)
+        return region
+
+    def _insert(
+        self, loading: _Loading, request: Span, region: MemoryRegion, serial: int | None
+    ) -> tuple[Entry, list[Entry]]:
+        with self._changed:
+            self._loading.remove(loading)
+            self._changed.notify_all()
+            owner = self._owners.get(id(request.root))
+            doomed: list[Entry] = []
+            if owner is None or not owner.is_of(request):
+                if owner is not None:
+                    doomed += self._detach(list(owner.entries), invalid=True)
+                owner = self._owners[id(request.root)] = Owner(request, self._on_death())
+            queue_pairs: set[int] | None = None if serial is None else {serial}
+            former = self._overlapping(owner, region.address, region.address + region.length)
+            for other in former:
+                queue_pairs = (
+                    None if queue_pairs is None or other.queue_pairs is None else queue_pairs | other.queue_pairs
+                )
+            entry = Entry(owner, region, queue_pairs)
+            self._entries.add(entry)
+            if loading.invalid:
+                entry.cached, entry.invalid = False, True
+                self._forget_if_empty(owner)
+            else:
+                place = bisect_left(owner.starts, entry.start)
+                owner.starts.insert(place, entry.start)
+                owner.entries.insert(place, entry)
+            doomed += self._detach(former)
+        return entry, doomed
+
+    def _on_death(self) -> Callable[[Owner], None]:
+        dead, reaper = self._dead, self._reaper
+
+        def mark(owner: Owner) -> None:
+            dead.append(owner)
+            reaper.wake()
+
+        return mark
+
+    # ---- exposing ----
+
+    def _expose(self, entry: Entry, request: Span, queue_pair: QueuePair, access: Access) -> tuple[Grant, RemoteMemory]:
+        length = request.end - request.start
+        if not self._windows_exist:
+            region = self._register_now((request.start, length), access)
+            return Grant(entry, queue_pair, None, region), region.remote()
+        with self._changed:
+            pool = self._windows.get(queue_pair._serial)
+            window = pool.pop() if pool else None
+        if window is None:
+            window = self._adapter.create_memory_window()
+        try:
+            queue_pair.bind(
+                window, entry.region, request.start - entry.start, length, access, flags=Flags.SILENT_SUCCESS
+            )
+        except BaseException:
+            self._keep_window(queue_pair, window)
+            raise
+        remote = window.remote()
+        with self._changed:
+            self._counts.binds += 1
+        return Grant(entry, queue_pair, window, None), remote
+
+    def _keep_window(self, queue_pair: QueuePair, window: MemoryWindow) -> None:
+        with self._changed:
+            if not queue_pair.closed and not self.closed:
+                self._windows.setdefault(queue_pair._serial, []).append(window)
+                return
+        window.close()
+
+    def _revoke(self, grant: Grant) -> None:
+        """Take a peer's right away, and end that use of the entry."""
+        with self._changed:
+            if not grant.live:
+                return
+            grant.live = False
+        if grant.region is not None:
+            grant.region.close()
+            with self._changed:
+                self._held(grant.region, -1)
+        elif grant.window is not None:
+            if grant.queue_pair._revoke(grant.window):
+                self._keep_window(grant.queue_pair, grant.window)
+            else:
+                grant.window.close()
+        with self._changed:
+            grant.entry.grants.discard(grant)
+        self._release_use(grant.entry)
+
+    # ---- letting go ----
+
+    def _release_use(self, entry: Entry) -> None:
+        with self._changed:
+            entry.users -= 1
+            doomed: list[Entry] = []
+            if not entry.users:
+                if entry.cached:
+                    self._idle[entry] = None
+                    doomed = self._make_room(0, 0)
+                else:
+                    doomed = [entry]
+        self._close(doomed)
+
+    def _make_room(self, length: int, count: int) -> list[Entry]:
+        """Detach idle entries, the least recently used first, until there is room for more; under the lock."""
+        doomed: list[Entry] = []
+        held, number = self._counts.bytes_pinned + length, self._counts.entries + count
+        for entry in self._idle:
+            if held <= self.max_bytes and number <= self.max_entries:
+                break
+            doomed.append(entry)
+            held -= entry.region.length
+            number -= 1
+        self._counts.evictions += len(doomed)
+        return self._detach(doomed)
+
+    def _take_abandoned_owners(self) -> list[Entry]:
+        """Detach what only the cache's own export keeps alive; under the lock."""
+        doomed: list[Entry] = []
+        for owner in [owner for owner in self._owners.values() if owner.abandoned]:
+            if not any(entry.users for entry in owner.entries):
+                doomed += self._detach(list(owner.entries), invalid=True)
+        return doomed
+
+    def _detach(self, entries: list[Entry], invalid: bool = False) -> list[Entry]:
+        """Take entries out of the cache; returns those that are idle, to be closed. Under the lock."""
+        doomed = []
+        for entry in entries:
+            entry.invalid = entry.invalid or invalid
+            if not entry.cached:
+                continue
+            entry.cached = False
+            owner = entry.owner
+            place = owner.entries.index(entry)
+            del owner.entries[place], owner.starts[place]
+            self._forget_if_empty(owner)
+            if entry in self._idle:
+                del self._idle[entry]
+                doomed.append(entry)
+            if invalid:
+                self._counts.invalidations += 1
+        return doomed
+
+    def _forget_if_empty(self, owner: Owner) -> None:
+        if not owner.entries and self._owners.get(owner.key) is owner:
+            del self._owners[owner.key]
+            # NumPy resizes no array that has weak references.
+            owner.watch = None
+
+    def _drop(self, entries: list[Entry]) -> None:
+        """Invalidate entries: their peers' access first (contract K.2.6)."""
+        with self._changed:
+            doomed = self._detach(entries, invalid=True)
+            grants = [grant for entry in entries for grant in entry.grants]
+        for grant in grants:
+            self._revoke(grant)
+        self._close(doomed)
+
+    def _close(self, doomed: list[Entry]) -> None:
+        """Deregister, without the lock. What a window of the program's own is bound to stays for the next time."""
+        for entry in doomed:
+            with self._changed:
+                if entry not in self._entries:
+                    continue
+                self._entries.discard(entry)
+            try:
+                entry.region.close()
+            except errors.DeviceBusyError:
+                with self._changed:
+                    self._entries.add(entry)
+                self._dead.append(entry.owner)
+                continue
+            with self._changed:
+                self._held(entry.region, -1)
+
+    def _reap(self) -> None:
+        """Do what callbacks and finalizers have marked."""
+        while self._abandoned:
+            try:
+                entry, grant, request = self._abandoned.popleft()
+            except IndexError:
+                break
+            if grant is not None:
+                self._revoke(grant)
+            else:
+                self._release_use(entry)
+            del request
+        with self._changed:
+            dead = [self._dead.popleft() for _ in range(len(self._dead))]
+            doomed = []
+            for owner in dead:
+                if owner.dead:
+                    doomed += self._detach(list(owner.entries), invalid=True)
+            doomed += [entry for entry in self._entries if not entry.cached and not entry.users and entry not in doomed]
+        self._close(doomed)
+
+    def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
+        """Release what is cached for a connection before it is closed (contract K.1.9)."""
+        with self._changed:
+            grants = [grant for entry in self._entries for grant in entry.grants if grant.queue_pair is queue_pair]
+        for grant in grants:
+            self._revoke(grant)
+        with self._changed:
+            windows = self._windows.pop(queue_pair._serial, [])
+        for window in windows:
+            window.close()
+        with self._changed:
+            mine = []
+            for entry in self._entries:
+                if entry.queue_pairs is not None:
+                    entry.queue_pairs.discard(queue_pair._serial)
+                    if not entry.queue_pairs and entry.cached:
+                        mine.append(entry)
+            doomed = self._detach(mine)
+        self._close(doomed)
+
+    # ---- the end ----
+
+    def _held(self, region: MemoryRegion, change: int) -> None:
+        """One registration more or less; under the lock."""
+        self._counts.entries += change
+        self._counts.bytes_pinned += change * region.length
+
+    def _refuse_if_used(self) -> None:
+        self._reap()
+        with self._changed:
+            used = [f"{entry.users} uses of {entry.region._describe()}" for entry in self._entries if entry.users]
+        if used:
+            raise busy(self, used)
+
+    def _release(self) -> None:
+        with self._changed:
+            self._defunct = self._closed_error
+            self._detach(list(self._idle))
+            left = list(self._entries)
+            windows = [window for pool in self._windows.values() for window in pool]
+            self._windows.clear()
+            self._changed.notify_all()
+        for window in windows:
+            window.close()
+        for entry in left:
+            entry.region.close()
+        with self._changed:
+            self._entries.clear()
+            self._counts.entries = self._counts.bytes_pinned = 0
+
+    def _describe(self) -> str:
+        return f"RegistrationCache of {len(self._entries)} regions"
