@@ -166,7 +166,7 @@ static void ring_withdraw(struct ndpy_ring *ring)
 static const uint16_t allowed_flags[] = {
     [NDPY_RECEIVE] = 0,
     [NDPY_SEND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
+    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
     [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
     [NDPY_READ] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
     [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
@@ -192,7 +192,7 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     slot->nbytes = nbytes;
     slot->operation = (uint16_t)operation;
     slot->flags = (uint16_t)flags;
-    signaled = !(flags & NDPY_SILENT_SUCCESS) || 2 * (ring->silent_run + 1) >= ring->depth;
+    signaled = !(flags & NDPY_SILENT_SUCCESS) || flags & NDPY_MARKER || 2 * (ring->silent_run + 1) >= ring->depth;
 
     ring_commit(ring);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
@@ -339,7 +339,7 @@ static void translate(const struct native_result *result, struct ndpy_completion
         }
         /* A provider that breaks the order: this one was retired by a later request's completion. */
         out->retired = newly > 0 ? (uint32_t)newly : 0;
-        if (slot->flags & NDPY_MARKER || (slot->flags & NDPY_SILENT_SUCCESS && out->status == NDPY_SUCCESS))
+        if (slot->flags & NDPY_SILENT_SUCCESS ? out->status == NDPY_SUCCESS : slot->flags & NDPY_MARKER)
             out->flags = NDPY_HIDDEN;
         if (out->status != NDPY_SUCCESS)
             atomic_store_explicit(&ring->failed, 1, memory_order_relaxed);
@@ -426,6 +426,19 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
         }
     } while (got == NDPY_POLL_BATCH);
     return (int)(cq->kept_visible - before);
+}
+
+int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+{
+    uint32_t done = 0;
+
+    while (cq->kept_count && done < count && cq->kept[cq->kept_head].flags & NDPY_HIDDEN) {
+        out[done++] = cq->kept[cq->kept_head++];
+        cq->kept_count--;
+    }
+    if (!cq->kept_count)
+        cq->kept_head = 0;
+    return (int)done;
 }
 
 uint32_t ndpy_kept(struct ndpy_completion_queue *cq)

@@ -33,8 +33,9 @@ _INLINE = int(Flags.INLINE)
 _UNWRITABLE = 0x100
 _MARKER = 0x200
 
-# Longest wait for an invalidation that was posted behind other requests.
-_REVOKE_S = 1.0
+# Longest wait for the requests before an invalidation of ndpy's own, and for it.
+_IDLE_S = 0.02
+_REVOKE_S = 5.0
 
 _ELEMENT = struct.Struct("=QII")
 
@@ -289,6 +290,20 @@ class QueuePair(Resource):
         Binding a bound window completes INVALID_REQUEST and ends the connection.
         Source: IND2QueuePair::Bind (contract E.2); ibv_post_send(3) with IBV_WR_BIND_MW.
         """
+        self._refuse_marker(Operation.BIND, flags)
+        self._bind(window, region, offset, length, access, context, flags)
+
+    def _expose(self, window: MemoryWindow, region: MemoryRegion, offset: int, length: int, access: Access) -> None:
+        """bind() with no completion for the program, unless it fails."""
+        self._bind(window, region, offset, length, access, 0, _MARKER | Flags.SILENT_SUCCESS)
+
+    def _refuse_marker(self, operation: Operation, flags: int) -> None:
+        if isinstance(flags, int) and flags & _MARKER:
+            raise self._refusal(operation, _BAD_FLAGS, [], flags)
+
+    def _bind(
+        self, window: MemoryWindow, region: MemoryRegion, offset: int, length: int | None, access: Access, *rest: int
+    ) -> None:
         self._check()
         self._own(region, "the region")
         self._own(window, "the window")
@@ -303,7 +318,7 @@ class QueuePair(Resource):
             raise errors.AccessViolationError(
                 "a window that lets the peer write needs a region with Access.LOCAL_WRITE", operation="bind"
             )
-        self._post_bind(window, region, element, access, context, flags)
+        self._post_bind(window, region, element, access, *rest)
 
     @abc.abstractmethod
     def _post_bind(
@@ -316,8 +331,7 @@ class QueuePair(Resource):
         Invalidating a window that is not bound to this queue pair completes INVALID_REQUEST and ends the connection.
         Source: IND2QueuePair::Invalidate (contract E.6); ibv_post_send(3) with IBV_WR_LOCAL_INV.
         """
-        if isinstance(flags, int) and flags & _MARKER:
-            raise self._refusal(Operation.INVALIDATE, _BAD_FLAGS, [], flags)
+        self._refuse_marker(Operation.INVALIDATE, flags)
         self._post_invalidate(window, context, flags)
 
     @abc.abstractmethod
@@ -326,29 +340,32 @@ class QueuePair(Resource):
     def _revoke(self, window: MemoryWindow) -> bool:
         """Invalidate a window and wait until that has happened, with no completion for the program.
 
-        False if it is not certain: the connection has ended, the initiator queue is full or held up by earlier requests.
-        Closing the window then takes the peer's right away.
+        False if it is not certain that it would happen soon: the connection has ended, or earlier requests are under way.
+        Closing the window then takes the peer's right away. Once an invalidation is posted, the window must stay for it.
         """
         binding = window._binding
-        if binding is None or binding.queue_pair is not self or self._ended:
+        if binding is None or binding.queue_pair is not self or self._wait_until_ended(_IDLE_S) != 1:
             return False
         try:
             self._post_invalidate(window, 0, _MARKER)
         except errors.NdpyError:
             return False
-        deadline = time.monotonic() + _REVOKE_S
+        if self._wait_until_ended(_REVOKE_S) != 1:
+            return False
+        binding.end()
+        return True
+
+    def _wait_until_ended(self, seconds: float) -> int:
+        """Wait until what is posted now in the initiator queue has ended: 1 if well, -1 if not, 0 at the deadline."""
+        deadline = time.monotonic() + seconds
         pause = 0.0
         with self._lock:
-            if self._native is None:
-                return False
-            last = self._initiator_posted(self._native)
+            last = 0 if self._native is None else self._initiator_posted(self._native)
         while True:
+            self.initiator_cq._settle()
             with self._lock:
-                if self._native is None:
-                    return False
-                with self.initiator_cq._lock:
-                    self.initiator_cq._drain()
-                state = self._initiator_ended(self._native, last)
+                gone = self._native is None or self._ended
+                state = -1 if gone else int(self._initiator_ended(self._native, last))
             if state or time.monotonic() > deadline:
                 break
             # There is no event for one request of many.
@@ -356,10 +373,7 @@ class QueuePair(Resource):
             pause = min(2 * pause + 0.00002, 0.005)
         # What else came is for whoever waits for the queue.
         self.initiator_cq._changed()
-        if state != 1:
-            return False
-        binding.end()
-        return True
+        return state
 
     def close(self) -> None:
         for dependant in list(self._dependants):

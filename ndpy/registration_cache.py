@@ -18,7 +18,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.adapter import Adapter
-from ndpy.flags import Access, Flags
+from ndpy.flags import Access
 from ndpy.lease import CacheStats, Entry, Exposure, Grant, Lease
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
 from ndpy.ownership import Owner, Span
@@ -375,9 +375,7 @@ class RegistrationCache(Resource):
         if window is None:
             window = self._adapter.create_memory_window()
         try:
-            queue_pair.bind(
-                window, entry.region, request.start - entry.start, length, access, flags=Flags.SILENT_SUCCESS
-            )
+            queue_pair._expose(window, entry.region, request.start - entry.start, length, access)
         except BaseException:
             self._keep_window(queue_pair, window)
             raise

@@ -42,6 +42,7 @@ _SLACK = 64
 class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
+    _poll_hidden = staticmethod(lib.ndpy_poll_hidden)
 
     def __init__(self, adapter: NetworkDirectAdapter, depth: int, overlapped_file: int | None = None) -> None:
         super().__init__(adapter, depth)

@@ -35,6 +35,7 @@ _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRIT
 class VerbsCompletionQueue(CompletionQueue):
     _adapter: VerbsAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
+    _poll_hidden = staticmethod(lib.ndpy_poll_hidden)
 
     def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
         super().__init__(adapter, depth)

@@ -7,6 +7,7 @@ import gc
 import mmap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from helpers import (
@@ -384,6 +385,45 @@ def test_k_2_1_releasing_is_no_completion_of_the_program(pair, keep, cache):
     assert_works(keep, pair)
 
 
+def test_k_2_1_requests_that_hold_up_the_queue_do_not_hold_up_the_release(pair_with, keep, cache):
+    """An invalidation would stand behind them: the window goes instead."""
+    pair = pair_with(initiator_depth=2)
+    require(pair.adapter, "MEMORY_WINDOWS")
+    buffer = ndpy.alloc(LENGTH)
+    exposure = cache.remote(buffer, pair.server.queue_pair)
+    remote = exposure.remote()
+    pair.server.cq.poll()
+    # No receive is posted for it.
+    pair.server.queue_pair.send([], context=1)
+    exposure.release()
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), remote, context=2)
+    # Where nothing makes a sender wait for a receive, the connection has ended already.
+    (completion,) = take(pair.client.cq)
+    assert completion.status in (Status.ACCESS_VIOLATION, Status.CANCELED)
+    assert bytes(buffer[:8]) == bytes(8)
+
+
+def test_k_2_1_a_program_that_never_polls_keeps_nothing_of_ended_exposures(pair, cache):
+    buffer = ndpy.alloc(LENGTH)
+    for _ in range(50):
+        with cache.remote(buffer, pair.server.queue_pair):
+            pass
+    assert len(pair.server.queue_pair._initiator_records) <= 2
+
+
+def test_k_2_1_completions_of_the_program_stay_for_it(pair, keep, cache):
+    client, server = pair
+    buffer = ndpy.alloc(LENGTH)
+    # The client sends first, as iWARP wants it.
+    assert_works(keep, pair)
+    for turn in range(5):
+        client.queue_pair.receive(memory(keep, pair.adapter, 8))
+        server.queue_pair.send([], context=turn)
+        with cache.remote(buffer, server.queue_pair):
+            pass
+    assert [completion.context for completion in succeed(server.cq, 5)] == list(range(5))
+
+
 def test_k_2_1_one_exposure_ends_and_another_stays(pair, keep, cache):
     buffer = ndpy.alloc(LENGTH)
     buffer[:] = b"original" * 512
@@ -440,6 +480,8 @@ def test_k_2_4_exposing_again_is_one_bind_with_a_fresh_token(pair, keep, cache):
             assert read_from(pair, keep, exposure.remote()[:8]) == b"original"
         assert (cache.stats.registrations, cache.stats.binds) == (1, turn)
     assert len(set(tokens)) == len(tokens)
+    windows = [child for child in pair.adapter._open_children() if isinstance(child, ndpy.MemoryWindow)]
+    assert len(windows) == 1, "the window is invalidated and bound again"
 
 
 def test_k_2_4_an_earlier_token_is_refused_after_exposing_again(pair, keep, cache):
@@ -577,6 +619,17 @@ def test_dropped_leases_and_caches_are_released(pair):
         del cache
         gc.collect()
     wait_until(lambda: not regions(pair.adapter), "the regions have gone")
+
+
+def test_the_example_of_the_readme_works(pair, keep, capsys):
+    blocks = (Path(__file__).parents[2] / "README.md").read_text().split("```python\n")[1:]
+    (example,) = [code for block in blocks if "RegistrationCache" in (code := block.partition("```")[0])]
+    buffer, target = ndpy.alloc(LENGTH), memory(keep, pair.adapter, 8, WRITE)
+    buffer[:8] = b"original"
+    names = {"ndpy": ndpy, "adapter": pair.adapter, "buffer": buffer, "remote": target.remote()}
+    exec(example, {**names, "near": pair.client.queue_pair, "far": pair.server.queue_pair, "queue": pair.client.cq})
+    wait_for_contents(target, b"original")
+    assert "hits=1, misses=1" in capsys.readouterr().out
 
 
 # ---- NumPy ----
