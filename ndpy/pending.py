@@ -18,7 +18,7 @@ class Pending(Generic[T]):
     Nothing that the operation still uses is released before it has let go of it.
     """
 
-    def __init__(self, operation: str, cancel: Callable[[], None] | None = None) -> None:
+    def __init__(self, operation: str, cancel: Callable[[], object] | None = None) -> None:
         self._operation = operation
         self._cancel = cancel
         self._condition = threading.Condition()
@@ -56,8 +56,9 @@ class Pending(Generic[T]):
         """Ask the operation to stop; True if it ended with CanceledError or had not ended by itself before."""
         if self._done:
             return False
-        if self._cancel is not None:
-            self._cancel()
+        cancel = self._cancel
+        if cancel is not None:
+            cancel()
         self.fail(CanceledError("cancelled", operation=self._operation))
         return isinstance(self._error, CanceledError)
 
@@ -72,20 +73,29 @@ class Pending(Generic[T]):
                 return
         callback(self)
 
-    def succeed(self, value: T) -> bool:
-        """End it with a value; False if it had ended before. For the implementation of an operation."""
-        return self._finish(value, None)
+    def succeed(self, value: T, prepare: Callable[[], object] | None = None) -> bool:
+        """End it with a value; False if it had ended before. For the implementation of an operation.
+
+        prepare: called before anybody sees the value, and not at all if it had ended.
+        """
+        return self._finish(value, None, prepare)
 
     def fail(self, error: BaseException) -> bool:
         """End it with an exception; False if it had ended before. For the implementation of an operation."""
         return self._finish(None, error)
 
-    def _finish(self, value: T | None, error: BaseException | None) -> bool:
+    def _finish(
+        self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
+    ) -> bool:
         with self._condition:
             if self._done:
                 return False
+            if prepare is not None:
+                prepare()
             self._value, self._error, self._done = value, error, True
             callbacks, self._callbacks = self._callbacks, []
+            # It refers to what the operation needed, which goes although somebody keeps the result.
+            self._cancel = None
             self._condition.notify_all()
         for callback in callbacks:
             callback(self)

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
+from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError, UnsupportedError
 from ndpy.finding import Finding, failed, split_remedy
 
 if TYPE_CHECKING:
@@ -50,26 +50,42 @@ def diagnose() -> list[Finding]:
     return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]
 
 
-def list_adapters() -> list[AdapterInfo]:
+def list_adapters(*, provider: str | os.PathLike[str] | None = None) -> list[AdapterInfo]:
     """The adapters of this machine, in the system's order; an empty list if there is none.
 
-    Raises ProviderNotFoundError, naming the package to install, where the RDMA libraries are missing.
+    provider: only those of this NetworkDirect provider, a DLL's path. UnsupportedError on Linux, where libibverbs finds
+    its providers itself. None: those of the DLLs that NDPY_PROVIDER names, else those of the system.
+
+    Raises ProviderNotFoundError, naming the package to install, where the RDMA libraries are missing, or the DLL that
+    cannot be loaded.
     """
-    found: list[AdapterInfo] = implementation().list_adapters()
+    found: list[AdapterInfo]
+    if provider is None:
+        found = implementation().list_adapters()
+    elif sys.platform == "win32":
+        found = implementation().list_adapters(os.fspath(provider))
+    else:
+        raise UnsupportedError(
+            f"provider={os.fspath(provider)!r} names the DLL of a NetworkDirect provider, which only Windows loads; "
+            "libibverbs finds its providers itself",
+            operation="list adapters",
+        )
     return found
 
 
-def open_adapter(which: str | None = None) -> Adapter:
+def open_adapter(which: str | None = None, *, provider: str | os.PathLike[str] | None = None) -> Adapter:
     """Open an adapter.
 
     which: a name such as "rxe0", or a local IP address that the adapter serves. None: the one that the environment
-    variable NDPY_ADAPTER names, else the first with an active port.
+    variable NDPY_ADAPTER names, else the first with an active port. provider: see list_adapters().
 
     Raises AdapterNotFoundError, which says what there is, what is missing, and the remedy; ProviderNotFoundError;
     PermissionError.
     """
     which = which or os.environ.get("NDPY_ADAPTER") or None
-    adapters = list_adapters()
+    adapters = list_adapters() if provider is None else list_adapters(provider=provider)
+    if not adapters and provider is not None:
+        raise AdapterNotFoundError(f"the provider {os.fspath(provider)} serves no address")
     opened: Adapter = implementation().open_adapter(choose(adapters, which))
     return opened
 

@@ -60,13 +60,13 @@ class Resource(abc.ABC):
                 return
             self._refuse_if_used()
             self._release()
-            # No bound method: a cycle would keep the region's buffer until the garbage collector runs.
-            message = f"{self._describe()} is closed"
-            self._defunct = lambda: ClosedError(message)
             self._gone()
 
     def _gone(self) -> None:
         """The native resource does not exist any more."""
+        # No bound method: a cycle would keep the region's buffer until the garbage collector runs.
+        message = f"{self._describe()} is closed"
+        self._defunct = lambda: ClosedError(message)
         self._released = True
         adapter = self._adapter
         adapter._children.pop(self._serial, None)

@@ -21,6 +21,8 @@ from ndpy import Access, Operation, Status
 DEADLINE_S = 20.0
 # Long enough for a wrong completion to show up, for tests that say that nothing comes.
 QUIET_S = 0.2
+# Two readings of the clock may be this far off the time between them; Windows' ticks 64 times a second.
+CLOCK_TICK_S = time.get_clock_info("monotonic").resolution
 
 T = TypeVar("T")
 

@@ -120,9 +120,10 @@ class Process:
         return found
 
     def interrupt(self) -> None:
-        """What Ctrl-C does, for a program of start_example()."""
+        """What Ctrl-C does, for a program of start_python()."""
         assert self.popen.stdin is not None
-        self.popen.stdin.close()
+        self.popen.stdin.write("\n")
+        self.popen.stdin.flush()
 
     def finish(self, timeout_s: float = DEADLINE_S) -> Result:
         """Wait for its end; fail the test at the deadline."""
@@ -143,10 +144,14 @@ class Process:
         return result
 
 
-def start_example(name: str, *arguments: str | int | Path) -> Process:
-    """Run examples/NAME.py with this Python; what it forgets to close shows as an error message."""
-    program = EXAMPLES / f"{name}.py"
+def start_python(program: Path, *arguments: str | int | Path) -> Process:
+    """Run a program with this Python; what it forgets to close shows as an error message."""
     return Process(sys.executable, "-W", "default::ResourceWarning", _INTERRUPTIBLE, program, *map(str, arguments))
+
+
+def start_example(name: str, *arguments: str | int | Path) -> Process:
+    """Run examples/NAME.py; see start_python()."""
+    return start_python(EXAMPLES / f"{name}.py", *arguments)
 
 
 def start_program(config: pytest.Config, name: str, package: str, *arguments: str | int) -> Process:

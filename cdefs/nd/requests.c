@@ -38,7 +38,8 @@ struct ndpy_request *ndpy_request_new(uint64_t key, void *forward, int quiet)
 void ndpy_request_start(struct ndpy_request *request)
 {
     InterlockedIncrement(&request->references);
-    request->overlapped.internal = 0;
+    /* A provider marks it itself when it accepts the request; until then nobody may take it for ended. */
+    request->overlapped.internal = STATUS_PENDING;
     request->overlapped.internal_high = 0;
     request->overlapped.offset = 0;
     request->overlapped.offset_high = 0;
@@ -55,6 +56,18 @@ void ndpy_request_stop(struct ndpy_request *request)
 void ndpy_request_drop(struct ndpy_request *request)
 {
     release_request(request);
+}
+
+int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request)
+{
+    int32_t status;
+
+    if (*(volatile uintptr_t *)&request->overlapped.internal == STATUS_PENDING)
+        return STATUS_PENDING;
+    status = IND2Overlapped_GetOverlappedResult(target, &request->overlapped, FALSE);
+    if (status == STATUS_PENDING && !request->quiet)
+        InterlockedIncrement(&request->references);
+    return status;
 }
 
 void ndpy_request_detach(struct ndpy_request *request)

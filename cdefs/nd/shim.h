@@ -37,6 +37,9 @@ void ndpy_request_start(struct ndpy_request *request);
 /* No packet will come: it was refused, or ended inline, or its event was waited for. */
 void ndpy_request_stop(struct ndpy_request *request);
 void ndpy_request_drop(struct ndpy_request *request);
+/* Its result, STATUS_PENDING while it runs. Asked after it ended, a provider may start another phase and say STATUS_PENDING
+   once more (contract C.4.5): then another packet comes, and counts as another use. */
+int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request);
 /* The port in `forward` is going to be closed. */
 void ndpy_request_detach(struct ndpy_request *request);
 

@@ -49,7 +49,10 @@ class NetworkDirectAdapter(Adapter):
 
     def _new_file(self) -> Any:
         out = ffi.new("void **")
-        check("open adapter", lib.IND2Adapter_CreateOverlappedFile(self._native, out))
+        try:
+            check("open adapter", lib.IND2Adapter_CreateOverlappedFile(self._native, out))
+        except errors.ProviderError as failure:
+            raise self._provider.named(failure) from None
         return out[0]
 
     @property
@@ -143,7 +146,10 @@ class NetworkDirectAdapter(Adapter):
         self._events.wake()
 
     def _release(self) -> None:
-        for region in list(self._registering):
+        registering = list(self._registering)
+        for region in registering:
+            region._cancel_registration()
+        for region in registering:
             region._give_up()
         self._refuse_if_used()
         self._free()

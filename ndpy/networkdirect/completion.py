@@ -269,6 +269,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 f"{self._adapter.info.name} cannot resize completion queues", operation="resize"
             )
         with self._lock:
+            self._check()
             waiting = self._drain()
             if waiting > depth:
                 raise errors.LimitExceededError(f"{waiting} completions wait in the queue; it cannot shrink to {depth}")
@@ -288,19 +289,19 @@ class NetworkDirectCompletionQueue(CompletionQueue):
 
     def _release(self) -> None:
         with self._lock:
-            self._defunct = self._closed_error
-            ended = list(self._armed.values())
-            self._armed.clear()
+            former, self._defunct = self._defunct, self._closed_error
             for request in self._waiting:
                 lib.SetEvent(request.event)
             if not self._no_waiters.wait_for(lambda: not self._waiting, 5):
-                self._defunct = None
+                self._defunct = former
                 raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
+            ended = list(self._armed.values())
+            self._armed.clear()
         for pending in ended:
             pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
         for poller in list(self._pollers):
             poller.remove(self)
-        cancel_all(self._cq, list(self._requests))
+        cancel_all(list(self._requests))
         # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
         with self._lock:
             self._requests.clear()

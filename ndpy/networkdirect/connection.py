@@ -132,8 +132,10 @@ class NetworkDirectConnector(Connector):
             connector = owner()
             if connector is not None:
                 with connector._state_lock:
-                    connector._requests.discard(request)
-                    on_end(connector, status)
+                    # close() has forgotten it, and may have released what it was a request of.
+                    if request in connector._requests:
+                        connector._requests.discard(request)
+                        on_end(connector, status)
 
         request = Request(self._native, self._adapter._events, ended)
         self._requests.add(request)
@@ -440,6 +442,9 @@ class NetworkDirectConnector(Connector):
         with self._state_lock:
             self._expect("reject", "requested", "offered")
             status = lib.IND2Connector_Reject(self._native, data or ffi.NULL, len(data))
+            completing, self._completing = self._completing, None
+            if completing is not None:
+                completing.fail(errors.CanceledError("the offer was rejected", operation="complete_connect"))
             self._release_queue_pair()
             self._move("failed")
             check("reject", status, "" if status & 0xFFFFFFFF != CONNECTION_ABORTED else "the peer has gone")
@@ -520,12 +525,24 @@ class NetworkDirectConnector(Connector):
         for pending in waiting:
             pending.fail(failure)
 
+    def _take_waiting(self) -> list[Pending[None]]:
+        completing, self._completing = self._completing, None
+        return super()._take_waiting() + ([] if completing is None else [completing])
+
     def _release(self) -> None:
         with self._state_lock:
+            former, self._defunct = self._defunct, self._closed_error
             waiting = self._take_waiting()
             requests = list(self._requests)
             self._requests.clear()
-        cancel_all(self._native, requests)
+        try:
+            cancel_all(requests)
+        except errors.DeviceBusyError:
+            self._requests.update(requests)
+            self._defunct = former
+            for pending in waiting:
+                pending.fail(errors.CanceledError("the connector was being closed", operation=pending._operation))
+            raise
         with self._state_lock:
             queue_pair = self.queue_pair
             if isinstance(queue_pair, NetworkDirectQueuePair) and self._state in (
@@ -537,5 +554,7 @@ class NetworkDirectConnector(Connector):
             self._release_queue_pair()
             release(self._native)
             self._native = None
+        for request in requests:
+            request.ignore_end()
         for pending in waiting:
             pending.fail(errors.CanceledError("the connector was closed", operation=pending._operation))

@@ -89,6 +89,10 @@ class Provider:
                     native=status & 0xFFFFFFFF,
                 )
             raise status_error("load provider", status, f"{self.path} gives no {interface}")
+        if out[0] == ffi.NULL:
+            raise errors.ProviderError(
+                f"{self.path} says that it succeeded, and gave no {interface}", operation="load provider"
+            )
         return ffi.cast(f"struct {interface} *", out[0])
 
     def _is_version_1(self) -> bool:
@@ -114,6 +118,8 @@ class Provider:
                 number = ffi.new("uint64_t *")
                 if address and not lib.IND2Provider_ResolveAddress(native, data, len(data), number):
                     found.setdefault(int(number[0]), []).append(address[0])
+        except errors.ProviderError as failure:
+            raise self.named(failure) from None
         finally:
             release(native)
         return found
@@ -127,8 +133,19 @@ class Provider:
                 packed = pack_address((addresses[0], 0))
                 lib.IND2Provider_ResolveAddress(native, packed, len(packed), ffi.new("uint64_t *"))
             return create("open adapter", "IND2Adapter", lib.IND2Provider_OpenAdapter, native, adapter_id)
+        except errors.ProviderError as failure:
+            raise self.named(failure) from None
         finally:
             release(native)
+
+    def named(self, failure: errors.ProviderError) -> errors.ProviderError:
+        """The same failure in a sentence that says which provider it is."""
+        return type(failure)(
+            f"{self.path}: {failure.message}",
+            operation=failure.operation,
+            native=failure.native,
+            native_name=failure.native_name,
+        )
 
 
 def _why_not_loaded(path: str, number: int) -> str:
@@ -173,15 +190,19 @@ def provider_paths() -> Iterator[tuple[str, str]]:
             yield entry.path, str(uuid.UUID(bytes_le=entry.provider_id))
 
 
-def list_adapters() -> list[AdapterInfo]:
-    """The adapters of all providers; what NDPY_PROVIDER names has to load, stale catalogue entries are skipped."""
+def list_adapters(only: str | None = None) -> list[AdapterInfo]:
+    """The adapters of all providers, or of one DLL.
+
+    What is named, here or in NDPY_PROVIDER, has to work; stale catalogue entries are skipped.
+    """
     found: list[AdapterInfo] = []
     counts: dict[str, int] = {}
-    for path, provider_id in provider_paths():
+    named = only is not None or bool(os.environ.get("NDPY_PROVIDER"))
+    for path, provider_id in provider_paths() if only is None else [(only, NO_ID)]:
         try:
             provider = Provider.use(path, provider_id)
         except errors.ProviderNotFoundError:
-            if os.environ.get("NDPY_PROVIDER"):
+            if named:
                 raise
             continue
         try:
@@ -191,7 +212,7 @@ def list_adapters() -> list[AdapterInfo]:
                 counts[stem] = index + 1
                 found.append(_describe(provider, provider_id, adapter_id, tuple(addresses), f"{stem}{index}"))
         except errors.ProviderError:
-            if os.environ.get("NDPY_PROVIDER"):
+            if named:
                 raise
         finally:
             provider.drop()
@@ -239,6 +260,8 @@ def _describe(
     native = provider.open(adapter_id, addresses)
     try:
         limits = query(native)
+    except errors.ProviderError as failure:
+        raise provider.named(failure) from None
     finally:
         release(native)
     netdev, mtu, up = _interface_of(addresses)

@@ -55,11 +55,15 @@ class EventThread:
         if not self._stopping:
             lib.ndpy_post_packet(self.port, _WAKE)
 
+    def is_current(self) -> bool:
+        """Whether the caller runs in it."""
+        return threading.current_thread() is self._thread
+
     def stop(self) -> None:
         """Take the packets that are on their way, end the thread and wait for it, unless this is it."""
         self._stopping = True
         lib.ndpy_post_packet(self.port, _STOP)
-        if threading.current_thread() is not self._thread:
+        if not self.is_current():
             self._thread.join()
 
     def _run(self) -> None:
@@ -73,32 +77,27 @@ class EventThread:
             for index in range(count):
                 packet = packets[index]
                 if packet.request != ffi.NULL:
-                    if self._on_packet(packet.key):
-                        lib.ndpy_request_stop(packet.request)
+                    self._on_packet(packet.key)
+                    lib.ndpy_request_stop(packet.request)
                 elif packet.key == _STOP:
                     stopped = True
                 else:
                     self._orphans.close()
         lib.CloseHandle(self.port)
 
-    def _on_packet(self, key: int) -> bool:
-        """Whether the provider has let go of the request."""
+    def _on_packet(self, key: int) -> None:
         request = self._requests.get(key)
         status = request.take() if request is not None else None
-        if request is None:
-            return True
-        if status is None:
-            # Another phase began, unless somebody else took the end.
-            return not request.running
+        if request is None or status is None:
+            # Somebody else took the end, or another phase began, whose end brings another packet.
+            return
         if status == DEVICE_REMOVED:
             adapter = self._adapter()
             if adapter is not None and adapter._defunct is None:
                 adapter._mark_removed()
-        if request.on_end is not None:
-            try:
-                request.on_end(status)
-            except Exception:
-                # One object's trouble must not stop the events of all others.
-                print("ndpy: the end of an overlapped request could not be handled:", file=sys.stderr)
-                traceback.print_exc()
-        return True
+        try:
+            request.finish(status)
+        except Exception:
+            # One object's trouble must not stop the events of all others.
+            print("ndpy: the end of an overlapped request could not be handled:", file=sys.stderr)
+            traceback.print_exc()

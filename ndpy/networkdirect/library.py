@@ -117,6 +117,8 @@ def create(operation: str, interface: str, function: Callable[..., int], native:
     """Call a method that makes an object: function(native, IID of `interface`, *arguments, out)."""
     out = ffi.new("void **")
     check(operation, function(native, lib.ndpy_iid(interface.encode()), *arguments, out))
+    if out[0] == ffi.NULL:
+        raise errors.ProviderError(f"the provider says that it succeeded, and gave no {interface}", operation=operation)
     return ffi.cast(f"struct {interface} *", out[0])
 
 

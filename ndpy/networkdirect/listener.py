@@ -117,15 +117,18 @@ class NetworkDirectListener(Listener):
             pending.fail(self._removed_error())
 
     def _release(self) -> None:
+        requests = list(self._requests)
+        ended = cancel_all(requests)
         asked, self._asked = self._asked, deque()
         waiting, self._waiting = self._waiting, deque()
-        requests = dict(self._requests)
-        for request, status in cancel_all(self._native, list(requests)):
+        for request, status in ended:
             if status == SUCCESS:
                 # It came while it was cancelled: refused like the others that wait.
                 waiting.append(NetworkDirectConnector(self._adapter, self._requests.pop(request)))
         for native in self._requests.values():
             release(native)
+        for request in requests:
+            request.ignore_end()
         self._requests.clear()
         release(self._native)
         self._native = None

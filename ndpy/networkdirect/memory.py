@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import threading
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
@@ -28,6 +29,9 @@ from ndpy.pending import Pending
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
+
+# Longest wait for the adapter's thread to handle an end that it has taken.
+_HANDLED_S = 10.0
 
 _REGION_FLAGS = (
     Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK | Access.DO_NOT_SECURE_VM
@@ -88,31 +92,38 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         except BaseException:
             self._drop()
             raise
-        self._on_registered()
+        self._take_tokens()
+        self._opened()
 
-    def _on_registered(self) -> None:
+    def _take_tokens(self) -> None:
         self.local_token = lib.IND2MemoryRegion_GetLocalToken(self._native)
         self.remote_token = lib.ndpy_region_remote_token(self._native)
         self._registered = True
-        self._opened()
 
     def _begin_register(self) -> Pending[NetworkDirectMemoryRegion]:
         """Start to register. The request holds the region, and with it the buffer, until it has ended."""
-        pending: Pending[NetworkDirectMemoryRegion] = OverlappedPending("register", lambda: self._cancel(request))
+        pending: Pending[NetworkDirectMemoryRegion] = OverlappedPending("register", lambda: request.cancel())
 
         def on_end(status: int) -> None:
-            self._adapter._registering.discard(self)
-            if status != SUCCESS:
-                self._drop()
-                pending.fail(registration_error(status, self.address, self.length, self.access))
-                return
-            self._on_registered()
-            if not pending.succeed(self):
-                self.close()
+            try:
+                if status != SUCCESS:
+                    self._drop()
+                    pending.fail(registration_error(status, self.address, self.length, self.access))
+                    return
+                self._take_tokens()
+                if not pending.succeed(self, prepare=self._opened):
+                    # Cancelled meanwhile: it never was a region for anybody.
+                    run("deregister", self._native, self._deregister)
+                    self._drop()
+            finally:
+                self._registration = None
+                self._adapter._registering.discard(self)
+                handled.set()
 
         request = Request(self._native, self._adapter._events, on_end)
+        handled = threading.Event()
+        self._registration = (request, pending, handled)
         self._adapter._registering.add(self)
-        self._registration = request
         status = request.issue(self._register)
         if status == SUCCESS:
             on_end(status)
@@ -122,22 +133,29 @@ class NetworkDirectMemoryRegion(MemoryRegion):
             raise registration_error(status, self.address, self.length, self.access)
         return pending
 
-    @staticmethod
-    def _cancel(request: Request) -> None:
-        if request.running:
-            lib.IND2Overlapped_CancelOverlappedRequests(request.target)
+    def _cancel_registration(self) -> None:
+        """The adapter is being closed: the region is not to be, even if the provider goes on to make it."""
+        registration = self._registration
+        if registration is not None:
+            registration[1].cancel()
 
     def _give_up(self) -> None:
-        """The adapter is being closed: end the registration that is under way."""
-        for request, status in cancel_all(self._native, [self._registration]):
-            if request.on_end is not None:
-                request.on_end(status)
+        """The same; wait until the provider has let go of it."""
+        registration = self._registration
+        if registration is not None:
+            request, _, handled = registration
+            for _, status in cancel_all([request]):
+                request.finish(status)
+            if not self._adapter._events.is_current():
+                # Its end may be with the adapter's thread.
+                handled.wait(_HANDLED_S)
 
     def begin_deregister(self) -> Pending[None]:
         pending: Pending[None] = OverlappedPending("deregister")
 
         def on_end(status: int) -> None:
             with self._lifetime:
+                self._deregistering = None
                 if status not in (SUCCESS, DEVICE_REMOVED):
                     self._defunct = None
                     pending.fail(status_error("deregister", status))
@@ -163,14 +181,20 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         on_end(status)
         return pending
 
+    _registration: tuple[Request, Pending[NetworkDirectMemoryRegion], threading.Event] | None = None
     _deregistering: Request | None = None
 
     def _release(self) -> None:
-        if self._deregistering is not None:
-            # Begun before; the thread that takes its end finishes the rest.
-            status = self._deregistering.wait()
-            if status is not None and self._deregistering.on_end is not None:
-                self._deregistering.on_end(status)
+        request = self._deregistering
+        if request is not None:
+            # Begun before.
+            status = request.wait()
+            if status is None:
+                # The adapter's thread took the end, waits for the lock held here, and finishes the rest.
+                return
+            request.finish(status)
+            if self._native is not None:
+                raise status_error("deregister", status)
             return
         if self._registered:
             with contextlib.suppress(errors.DeviceRemovedError):

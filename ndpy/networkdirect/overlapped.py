@@ -29,6 +29,8 @@ _WAIT_TIMEOUT = 0x102
 _SLICE_MS = 200
 # How long a provider may take to let go of what was cancelled.
 _CANCEL_S = 10.0
+# How long until it is asked again.
+_PHASE_S = 0.2
 
 
 def next_wait(deadline: float | None) -> tuple[int, bool]:
@@ -142,6 +144,8 @@ class Request:
                 self._thread.forget(self)
             with self._lock:
                 self._running = False
+            # It refers to whatever the request belongs to, often to the request itself.
+            self.on_end = None
             lib.ndpy_request_stop(self._native)
         return status
 
@@ -150,7 +154,7 @@ class Request:
         with self._lock:
             if not self._running:
                 return None
-            status: int = lib.IND2Overlapped_GetOverlappedResult(self._target, self.overlapped, 0) & 0xFFFFFFFF
+            status: int = lib.ndpy_request_result(self._target, self._native) & 0xFFFFFFFF
             if status == PENDING:
                 return None
             self._running = False
@@ -170,6 +174,26 @@ class Request:
             if not wait_for_event(self._event, deadline):
                 return self.take()
 
+    def cancel(self) -> bool:
+        """Ask the provider to end all requests of the object, if this one runs; whether it does.
+
+        The object cannot go meanwhile: it is released only after the end of its requests was taken.
+        """
+        with self._lock:
+            if self._running:
+                lib.IND2Overlapped_CancelOverlappedRequests(self._target)
+            return self._running
+
+    def finish(self, status: int) -> None:
+        """Do what is to be done at its end, for whoever took it."""
+        on_end, self.on_end = self.on_end, None
+        if on_end is not None:
+            on_end(status)
+
+    def ignore_end(self) -> None:
+        """Nothing is to be done at its end; what was to be done often refers to the request itself."""
+        self.on_end = None
+
     def detach(self) -> None:
         """Its packet is not to be forwarded any more, since the port is being closed."""
         lib.ndpy_request_detach(self._native)
@@ -183,26 +207,29 @@ def run(operation: str, target: Any, call: Callable[[Any], int]) -> None:
         try:
             status = request.wait()
         except BaseException:
-            cancel_all(target, [request])
+            cancel_all([request])
             raise
     check(operation, SUCCESS if status is None else status)
 
 
-def cancel_all(target: Any, requests: list[Request]) -> list[tuple[Request, int]]:
-    """Cancel the requests of an object and wait until the provider has let go of each; those taken here and their ends."""
-    if not any(request.running for request in requests):
-        return []
-    lib.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", target))
+def cancel_all(requests: list[Request]) -> list[tuple[Request, int]]:
+    """Cancel the requests of one object and wait until the provider has let go of each; those taken here and their ends."""
     ended = []
     deadline = time.monotonic() + _CANCEL_S
+    if not any(request.cancel() for request in requests):
+        return []
     for request in requests:
-        status = request.wait(deadline)
-        if status is not None:
-            ended.append((request, status))
-        elif request.running:
-            raise errors.DeviceBusyError(
-                f"the provider did not let go of a cancelled request within {_CANCEL_S:g} s", operation="cancel"
-            )
+        while True:
+            status = request.wait(min(deadline, time.monotonic() + _PHASE_S))
+            if status is not None:
+                ended.append((request, status))
+            # A phase that began after the cancel runs on.
+            if not request.cancel():
+                break
+            if time.monotonic() >= deadline:
+                raise errors.DeviceBusyError(
+                    f"the provider did not let go of a cancelled request within {_CANCEL_S:g} s", operation="cancel"
+                )
     return ended
 
 

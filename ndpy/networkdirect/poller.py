@@ -78,7 +78,9 @@ class NetworkDirectPoller(Poller):
             while True:
                 ready = self._collect()
                 with self._lock:
-                    self._check()
+                    # What was taken is delivered although the poller was closed meanwhile: nobody else gets it.
+                    if not ready:
+                        self._check()
                     woken, self._woken = self._woken, False
                 if ready or woken:
                     return ready
@@ -94,7 +96,8 @@ class NetworkDirectPoller(Poller):
             self._check()
             candidates, self._to_look_at = self._to_look_at, set()
         ready: list[tuple[CompletionQueue, list[Completion]]] = []
-        for queue in candidates:
+        while candidates:
+            queue = candidates.pop()
             try:
                 completions = queue.poll()
                 if not completions:
@@ -103,6 +106,14 @@ class NetworkDirectPoller(Poller):
             except errors.ClosedError:
                 # Closed while it was looked at; closing removes it.
                 continue
+            except errors.NdpyError:
+                # One queue's trouble must not cost the others what they have; it is told when nothing else is to be.
+                with self._lock:
+                    self._to_look_at |= candidates | ({queue} if ready else set())
+                    self._to_look_at &= self._queues.keys()
+                if ready:
+                    return ready
+                raise
             if completions:
                 ready.append((queue, completions))
                 with self._lock:
@@ -136,22 +147,33 @@ class NetworkDirectPoller(Poller):
             raise win32_error("wait", -count, "the completion port failed")
         if not count and last:
             raise errors.TimeoutError("no completion within the time allowed", operation="wait")
+        failure: errors.NdpyError | None = None
         for index in range(count):
             packet = self._packets[index]
             if packet.request != ffi.NULL:
-                self._on_packet(packet.key)
+                try:
+                    self._on_packet(packet.key)
+                except errors.NdpyError as error:
+                    failure = error
                 lib.ndpy_request_stop(packet.request)
+        if failure is not None:
+            raise failure
 
     def _on_packet(self, key: int) -> None:
         with self._lock:
-            self._on_their_way.discard(key)
             queue = self._by_key.get(key)
             request: Any = self._queues.get(queue) if queue is not None else None
-        if queue is None or request is None:
-            return
+            if queue is None or request is None:
+                self._on_their_way.discard(key)
+                return
         status = request.take()
+        if status is None and request.running:
+            # Another phase, with another packet.
+            return
         with self._lock:
-            self._to_look_at.add(queue)
+            self._on_their_way.discard(key)
+            if queue in self._queues:
+                self._to_look_at.add(queue)
         if status is not None:
             queue._ended(request, status)
 

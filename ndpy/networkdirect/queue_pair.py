@@ -389,6 +389,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
 
         request = Request(self._srq, self._adapter._events, on_end)
         with self._lock:
+            self._check()
             self._armed[request] = pending
             self._requests.add(request)
             status = request.issue(lambda overlapped: lib.IND2SharedReceiveQueue_Notify(self._srq, overlapped))
@@ -430,11 +431,23 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
             pending.fail(self._removed_error())
 
     def _release(self) -> None:
-        armed = self._take_armed()
-        cancel_all(self._srq, list(self._requests))
+        with self._lock:
+            former, self._defunct = self._defunct, self._closed_error
+            armed = dict(self._armed)
+            self._armed.clear()
+        requests = list(self._requests)
+        try:
+            cancel_all(requests)
+        except errors.DeviceBusyError:
+            self._armed.update(armed)
+            self._defunct = former
+            raise
+        for request in requests:
+            request.ignore_end()
+        self._requests.clear()
         release(self._srq)
         lib.ndpy_shared_queue_free(self._native)
         self._srq = self._native = None
-        for pending in armed:
+        for pending in armed.values():
             pending.fail(errors.CanceledError("the shared receive queue was closed", operation="arm"))
         self._records.clear()

@@ -64,7 +64,9 @@ class VerbsPoller(Poller):
             while True:
                 ready = self._collect()
                 with self._lock:
-                    self._check()
+                    # What was taken is delivered although the poller was closed meanwhile: nobody else gets it.
+                    if not ready:
+                        self._check()
                     woken, self._woken = self._woken, False
                 if ready or woken:
                     return ready

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from helpers import (
+    CLOCK_TICK_S,
     DEADLINE_S,
     QUIET_S,
     ask,
@@ -85,7 +86,7 @@ def test_get_request_times_out(listener):
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         listener.get_request(0.1)
-    assert 0.1 <= time.monotonic() - begin < 5
+    assert 0.1 - CLOCK_TICK_S <= time.monotonic() - begin < 5
 
 
 def test_a_request_that_came_after_a_timeout_is_not_lost(adapter, keep, listener):

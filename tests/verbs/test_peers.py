@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from helpers import (
     take,
     wait_until,
 )
-from processes import Process
+from processes import Process, start_python
 
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
@@ -37,7 +36,7 @@ def start(adapter):
 
     def start_peer(role: str, *arguments: object) -> Process:
         script = Path(__file__).parent / "peer.py"
-        return Process(sys.executable, script, role, adapter.info.name, *map(str, arguments))
+        return start_python(script, role, adapter.info.name, *map(str, arguments))
 
     return start_peer
 

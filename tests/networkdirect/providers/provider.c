@@ -1,7 +1,11 @@
-/* A provider DLL that is broken in the way that the macro says; see the Makefile. */
+/* A provider DLL of the kind that the macro says, broken in one way or with two adapters that can be opened and no more;
+   see the Makefile. */
 
+#include <winsock2.h>
+#include <ws2tcpip.h>
 #include <windows.h>
 
+#include <stdint.h>
 #include <string.h>
 
 #define EXPORT __declspec(dllexport)
@@ -37,12 +41,121 @@ static HRESULT STDMETHODCALLTYPE addresses(struct object *self, void *list, ULON
     return 0;
 }
 
+/* Two adapters: 7 at 127.0.0.1 and ::1, 8 at 127.0.0.2. */
+#if defined(UNLOADS) || defined(KEEPS) || defined(NO_OPEN) || defined(OPEN_UNKNOWN) || defined(OPEN_NULL) || \
+    defined(NO_QUERY) || defined(NO_FILE)
+#define ADAPTERS
+#endif
+
+#ifdef ADAPTERS
+static volatile LONG open_adapters;
+
+struct list {                   /* SOCKET_ADDRESS_LIST with three entries */
+    INT count;
+    SOCKET_ADDRESS entries[3];
+    struct sockaddr_in v4[2];
+    struct sockaddr_in6 v6;
+};
+
+static HRESULT STDMETHODCALLTYPE two_adapters(struct object *self, struct list *out, ULONG *size)
+{
+    (void)self;
+    if (*size < sizeof *out) {
+        *size = sizeof *out;
+        return (HRESULT)0x80000005;
+    }
+    memset(out, 0, sizeof *out);
+    out->count = 3;
+    for (int i = 0; i < 2; i++) {
+        out->v4[i].sin_family = AF_INET;
+        out->v4[i].sin_addr.s_addr = htonl(0x7F000001 + (ULONG)i);
+        out->entries[2 * i].lpSockaddr = (void *)&out->v4[i];
+        out->entries[2 * i].iSockaddrLength = sizeof out->v4[i];
+    }
+    out->v6.sin6_family = AF_INET6;
+    out->v6.sin6_addr.s6_addr[15] = 1;
+    out->entries[1].lpSockaddr = (void *)&out->v6;
+    out->entries[1].iSockaddrLength = sizeof out->v6;
+    *size = sizeof *out;
+    return 0;
+}
+
+static HRESULT STDMETHODCALLTYPE resolve(struct object *self, const struct sockaddr_in *address, ULONG size, UINT64 *id)
+{
+    (void)self, (void)size;
+    *id = address->sin_family == AF_INET && address->sin_addr.s_addr == htonl(0x7F000002) ? 8 : 7;
+    return 0;
+}
+
+static ULONG STDMETHODCALLTYPE release_adapter(struct object *self)
+{
+    (void)self;
+    return (ULONG)InterlockedDecrement(&open_adapters);
+}
+
+static HRESULT STDMETHODCALLTYPE create_file(struct object *self, HANDLE *out)
+{
+    (void)self;
+#ifdef NO_FILE
+    *out = NULL;
+    return (HRESULT)0xC0000017;
+#else
+    *out = CreateNamedPipeA("\\\\.\\pipe\\fake", PIPE_ACCESS_DUPLEX | FILE_FLAG_OVERLAPPED, PIPE_TYPE_BYTE,
+        PIPE_UNLIMITED_INSTANCES, 64, 64, 0, NULL);
+    return 0;
+#endif
+}
+
+static HRESULT STDMETHODCALLTYPE query_adapter(struct object *self, uint32_t *info, ULONG *size)
+{
+    (void)self;
+#ifdef NO_QUERY
+    (void)info, (void)size;
+    return (HRESULT)0xC00000A3;
+#else
+    /* Everything up to 64. */
+    memset(info + 1, 0, 92);
+    for (int i = 2; i < 23; i++)
+        info[i] = 64;
+    *size = 96;
+    return 0;
+#endif
+}
+
+static const void *const adapter_methods[] = {query, count, release_adapter, create_file, query_adapter, NULL};
+static struct object adapter = {adapter_methods};
+
+static HRESULT STDMETHODCALLTYPE open(struct object *self, const GUID *iid, UINT64 id, void **out)
+{
+    (void)self, (void)iid, (void)id;
+    *out = NULL;
+#if defined(NO_OPEN)
+    (void)adapter;
+    return (HRESULT)0xC00000A3;
+#elif defined(OPEN_UNKNOWN)
+    (void)adapter;
+    return (HRESULT)0xC0ABCDEF;
+#elif defined(OPEN_NULL)
+    (void)adapter;
+    return 0;
+#else
+    InterlockedIncrement(&open_adapters);
+    *out = &adapter;
+    return 0;
+#endif
+}
+#endif
+
 static HRESULT STDMETHODCALLTYPE refuse(void)
 {
     return (HRESULT)0xC00000BB;
 }
 
+#ifdef ADAPTERS
+static const void *const methods[] = {query, count, count, two_adapters, resolve, open, addresses, refuse};
+#else
 static const void *const methods[] = {query, count, count, addresses, refuse, refuse};
+#endif
 static struct object object = {methods};
 
 static const GUID iid_class_factory = {0x00000001, 0, 0, {0xC0, 0, 0, 0, 0, 0, 0, 0x46}};
@@ -60,6 +173,10 @@ EXPORT HRESULT STDMETHODCALLTYPE DllGetClassObject(const GUID *class_id, const G
     Sleep(INFINITE);
 #elif defined(NO_INTERFACE)
     return (HRESULT)0x80004002;
+#elif defined(UNKNOWN_STATUS)
+    return (HRESULT)0xC0ABCDEF;
+#elif defined(NULL_OBJECT)
+    return 0;
 #elif defined(VERSION_1)
     if (memcmp(iid, &iid_class_factory, sizeof *iid))
         return (HRESULT)0x80004002;
@@ -72,7 +189,11 @@ EXPORT HRESULT STDMETHODCALLTYPE DllGetClassObject(const GUID *class_id, const G
 #ifndef ONE_EXPORT
 EXPORT HRESULT STDMETHODCALLTYPE DllCanUnloadNow(void)
 {
+#ifdef UNLOADS
+    return open_adapters == 0 ? 0 : 1;
+#else
     return 1;
+#endif
 }
 #endif
 #endif

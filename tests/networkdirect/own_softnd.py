@@ -1,0 +1,117 @@
+"""softnd for one test alone: a copy of its DLL, opened with the switches that the test sets, and what it leaked."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import DEADLINE_S, wait_until
+
+import ndpy
+from ndpy.networkdirect.devices import Provider
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOFTND = ROOT / "softnd/build/softnd.dll"
+PROVIDERS = ROOT / "softnd/build/providers"
+
+# Threads of Windows' and of Wine's own come and go.
+HANDLE_SLACK = 12
+
+_warm = False
+
+
+def handles() -> int:
+    """How many handles this process has."""
+    gc.collect()
+    return open_handles()
+
+
+def open_handles() -> int:
+    """The same, without collecting garbage. Wine's own count is 0, so each number is tried; the lowest are used first."""
+    test = ctypes.windll.kernel32.GetHandleInformation
+    flags = ctypes.byref(ctypes.c_uint32())
+    return sum(test(ctypes.c_void_p(number), flags) != 0 for number in range(4, 4 * 600, 4))
+
+
+class OwnSoftnd:
+    """path: of the copy. open(): an adapter of it, with these switches ("delay_cancel_ms=30")."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = path
+        self._monkeypatch = monkeypatch
+
+    def open(self, **switches: object) -> ndpy.Adapter:
+        with self._monkeypatch.context() as environment:
+            for name, value in switches.items():
+                environment.setenv(f"SOFTND_{name.upper()}", str(value))
+            return ndpy.open_adapter("127.0.0.1", provider=self.path)
+
+    def unload(self) -> None:
+        """Have it asked whether it can be unloaded, until it can be."""
+
+        def gone() -> bool:
+            gc.collect()
+            if str(self.path) not in Provider._loaded:
+                return True
+            assert Provider._loaded[str(self.path)]._users == 0, "an adapter is still open"
+            ndpy.list_adapters(provider=self.path)
+            return False
+
+        wait_until(gone, f"{self.path} is unloaded", DEADLINE_S)
+
+
+def leaks(text: str) -> list[str]:
+    """The lines of softnd's statistics that tell of a leak."""
+    assert "created" in text
+    return [line for line in text.splitlines() if not line.endswith(" 0 leaked")]
+
+
+def warm_up(own: OwnSoftnd) -> None:
+    """The first use in a process brings what stays, such as Winsock and the threads of Windows' pool."""
+    global _warm
+    if not _warm:
+        own.open().close()
+        own.unload()
+        _warm = True
+
+
+@pytest.fixture
+def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnSoftnd]:
+    """At the end nothing may be left of it: neither handles nor objects."""
+    statistics = tmp_path / "statistics.txt"
+    monkeypatch.setenv("SOFTND_STATISTICS", str(statistics))
+    own = OwnSoftnd(Path(shutil.copy(SOFTND, tmp_path / f"{tmp_path.name}.dll")), monkeypatch)
+    warm_up(own)
+    before = handles()
+    yield own
+    own.unload()
+    assert leaks(statistics.read_text()) == []
+    wait_until(lambda: handles() <= before + HANDLE_SLACK, f"the handles go back to {before}")
+
+
+def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that uses what the tests use."""
+    # An embedded Python looks neither in the working folder nor in PYTHONPATH.
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=timeout_s,
+    )
+
+
+def created(text: str, kind: str) -> int:
+    """How many objects of a kind softnd's statistics count."""
+    return sum(int(number) for number in re.findall(rf"^{kind}: (\d+) created", text, re.MULTILINE))

@@ -1,0 +1,178 @@
+"""A provider that gives its results inline, and one whose requests end in two phases (contract C.2.1, C.4.5).
+
+Both are providers/inline_provider.c, over a softnd of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+from helpers import DEADLINE_S, STRESS, Keeper, assert_works, connect_pair, create_end, host_of, send_message, take
+from own_softnd import PROVIDERS, SOFTND, child
+
+import ndpy
+from ndpy.networkdirect import overlapped
+from ndpy.networkdirect.library import PENDING, SUCCESS
+
+
+@pytest.fixture
+def inline(tmp_path, monkeypatch):
+    """inline(**settings): an adapter of the provider; it finds its softnd.dll in the folder above."""
+    folder = tmp_path / "inline"
+    folder.mkdir()
+    shutil.copy(SOFTND, tmp_path / "softnd.dll")
+    path = Path(shutil.copy(PROVIDERS / "inline_provider.dll", folder / f"{tmp_path.name}.dll"))
+
+    def open_one(**settings):
+        with monkeypatch.context() as environment:
+            for name, value in settings.items():
+                environment.setenv(f"INLINE_{name.upper()}", str(value))
+            return ndpy.open_adapter("127.0.0.1", provider=path)
+
+    return open_one
+
+
+@pytest.fixture
+def statuses(monkeypatch):
+    """What requests were answered with when they were issued."""
+    seen: list[int] = []
+    issue = overlapped.Request.issue
+
+    def spy(self, call):
+        status = issue(self, call)
+        seen.append(status)
+        return status
+
+    monkeypatch.setattr(overlapped.Request, "issue", spy)
+    return seen
+
+
+def test_c_2_1_what_ended_inline_brings_no_packet(inline, statuses):
+    with inline() as adapter:
+        region = adapter.register(bytearray(64))
+        region.close()
+        region = adapter.begin_register(bytearray(64)).result(0)
+        region.begin_deregister().result(0)
+        assert region.closed
+        assert statuses == [SUCCESS] * 4
+
+
+def test_c_2_1_a_connection_whose_every_step_is_inline(inline, statuses):
+    """connect() and accept() wait within the provider, so each side has a thread."""
+    keep = Keeper()
+    adapter = keep(inline(others_ms=5000))
+    ends = [create_end(keep, adapter) for _ in range(2)]
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    served: list[ndpy.Connector] = []
+
+    def serve() -> None:
+        connector = keep(listener.get_request(DEADLINE_S))
+        connector.accept(ends[1].queue_pair, timeout_s=DEADLINE_S)
+        served.append(connector)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    client = keep(adapter.create_connector())
+    client.connect(ends[0].queue_pair, listener.address, timeout_s=DEADLINE_S)
+    client.complete_connect(DEADLINE_S)
+    server.join(DEADLINE_S)
+    (connector,) = served
+    # The two requests that watch for the end; all others were inline.
+    assert statuses.count(PENDING) == 2
+    send_message(keep, ends[0], ends[1], b"inline")
+    client.disconnect(DEADLINE_S)
+    connector.wait_disconnected(DEADLINE_S)
+    keep.close()
+
+
+@pytest.mark.parametrize("settings", [{}, {"phases": 1}], ids=["inline", "phases"])
+def test_c_4_5_messages_pollers_and_closing(inline, settings):
+    keep = Keeper()
+    adapter = keep(inline(**settings))
+    pair = connect_pair(keep, adapter)
+    assert_works(keep, pair)
+    poller = keep(ndpy.Poller())
+    poller.add(pair.server.cq)
+    for context in range(20):
+        armed = pair.client.cq.arm()
+        pair.server.queue_pair.receive([], context=context)
+        pair.client.queue_pair.send([])
+        ((_, completions),) = poller.wait(DEADLINE_S)
+        assert [completion.context for completion in completions] == [context]
+        armed.result(DEADLINE_S)
+        take(pair.client.cq)
+    watching = pair.server.connector.begin_wait_disconnected()
+    pair.client.connector.disconnect(DEADLINE_S)
+    watching.result(DEADLINE_S)
+    keep.close()
+
+
+def test_c_4_5_closing_between_two_phases(inline):
+    """The first packet may be on its way when close() asks for the result and so begins the second phase."""
+    for _ in range(30 if STRESS else 10):
+        keep = Keeper()
+        adapter = keep(inline(phases=1))
+        pair = connect_pair(keep, adapter)
+        armed = [pair.server.cq.arm() for _ in range(5)]
+        poller = keep(ndpy.Poller())
+        poller.add(pair.server.cq)
+        with pytest.raises(ndpy.TimeoutError):
+            poller.wait(0)
+        pair.server.queue_pair.receive([])
+        pair.client.queue_pair.send([])
+        registering = [adapter.begin_register(bytearray(64)) for _ in range(5)]
+        for pending in registering:
+            pending.cancel()
+            with contextlib.suppress(ndpy.CanceledError):
+                keep(pending.result(0))
+        keep.close()
+        assert all(pending.done() for pending in armed)
+
+
+def test_a_deregistration_that_failed_can_be_repeated(inline):
+    with inline(busy=1) as adapter:
+        region = adapter.register(bytearray(64))
+        with pytest.raises(ndpy.DeviceBusyError):
+            region.begin_deregister().result(DEADLINE_S)
+        assert not region.closed
+        assert region[0:8].length == 8
+        region.close()
+        assert region.closed
+
+
+def test_closing_while_a_deregistration_fails_says_so_and_loses_nothing(inline):
+    with inline(busy=1) as adapter:
+        region = adapter.register(bytearray(64))
+        pending = region.begin_deregister()
+        try:
+            region.close()
+        except ndpy.DeviceBusyError:
+            assert not region.closed
+            region.close()
+        with pytest.raises(ndpy.DeviceBusyError):
+            pending.result(DEADLINE_S)
+        assert region.closed
+
+
+@pytest.mark.skipif(not STRESS, reason="with NDPY_STRESS=1 only: the contract's tests once more")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phases", ["0", "1"])
+def test_the_contract_holds(phases):
+    arguments = ["tests/contract", "--adapter", "inline_provider0", "-q"]
+    code = f"import pytest; sys.exit(pytest.main({[*arguments, '-p', 'no:cacheprovider', '--timeout', '60']!r}))"
+    environment = {name: "" for name in os.environ if name.startswith("SOFTND_")}
+    done = child(
+        code,
+        500,
+        **environment,
+        NDPY_PROVIDER=str(PROVIDERS / "inline_provider.dll"),
+        INLINE_PHASES=phases,
+        NDPY_STRESS="",
+        NDPY_ADAPTER="",
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,0 +1,269 @@
+"""Which provider is loaded, what is said of one that cannot be used, and when it is unloaded.
+
+The DLLs are built by `make -C tests/networkdirect/providers`; each but softnd is named after what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import shutil
+import struct
+from ctypes import wintypes
+from pathlib import Path
+
+import pytest
+from helpers import DEADLINE_S, wait_until
+
+import ndpy
+from ndpy.networkdirect.devices import Provider
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOFTND = ROOT / "softnd/build/softnd.dll"
+PROVIDERS = ROOT / "softnd/build/providers"
+
+kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+kernel32.GetModuleHandleW.restype = wintypes.HMODULE
+kernel32.GetModuleHandleW.argtypes = [wintypes.LPCWSTR]
+
+
+def mapped(path: Path) -> bool:
+    """Whether the process has this DLL."""
+    return kernel32.GetModuleHandleW(str(path)) is not None
+
+
+@pytest.fixture
+def copy_of(tmp_path):
+    """copy_of(name): a provider under a path of its own, so that its DLL is this test's only."""
+
+    def copy(name: str, stem: str = "") -> Path:
+        source = SOFTND if name == "softnd" else PROVIDERS / f"{name}.dll"
+        assert source.exists(), "run: make -C tests/networkdirect/providers"
+        return Path(shutil.copy(source, tmp_path / f"{stem or tmp_path.name + name}.dll"))
+
+    return copy
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    monkeypatch.delenv("SOFTND_ADDRESSES", raising=False)
+
+
+def ways_to_open(path: Path, monkeypatch):
+    """The two ways to name a DLL."""
+
+    def by_environment():
+        monkeypatch.setenv("NDPY_PROVIDER", str(path))
+        ndpy.open_adapter().close()
+
+    def by_argument():
+        monkeypatch.delenv("NDPY_PROVIDER", raising=False)
+        ndpy.open_adapter(provider=path).close()
+
+    return by_environment, by_argument
+
+
+REFUSED = {
+    "NO_EXPORTS": (ndpy.ProviderNotFoundError, ["DllGetClassObject"], None),
+    "ONE_EXPORT": (ndpy.ProviderNotFoundError, ["DllCanUnloadNow"], None),
+    "VERSION_1": (ndpy.UnsupportedError, ["version 1 only", "0x80004002"], 0x80004002),
+    "NO_INTERFACE": (ndpy.UnsupportedError, ["0x80004002", "E_NOINTERFACE"], 0x80004002),
+    "UNKNOWN_STATUS": (ndpy.ProviderError, ["0xc0abcdef"], 0xC0ABCDEF),
+    "NULL_OBJECT": (ndpy.ProviderError, ["no IND2Provider"], 0),
+    "NO_ADDRESS": (ndpy.AdapterNotFoundError, ["serves no address"], None),
+    "NO_OPEN": (ndpy.ProviderError, ["0xc00000a3", "ND_DEVICE_NOT_READY"], 0xC00000A3),
+    "OPEN_UNKNOWN": (ndpy.ProviderError, ["0xc0abcdef"], 0xC0ABCDEF),
+    "OPEN_NULL": (ndpy.ProviderError, ["no IND2Adapter"], 0),
+    "NO_QUERY": (ndpy.ProviderError, ["0xc00000a3"], 0xC00000A3),
+    "NO_FILE": (ndpy.InsufficientResourcesError, ["0xc0000017", "ND_NO_MEMORY"], 0xC0000017),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_wrong_with_a_provider_is_said_with_its_name_and_the_number(name, copy_of, monkeypatch):
+    kind, words, number = REFUSED[name]
+    path = copy_of(name)
+    for attempt in ways_to_open(path, monkeypatch):
+        with pytest.raises(ndpy.NdpyError) as caught:
+            attempt()
+        assert type(caught.value) is kind
+        for word in (str(path), *words):
+            assert word in str(caught.value)
+        if number is not None:
+            assert caught.value.native == number
+
+
+def test_a_provider_that_is_absent_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "none.dll"
+    for attempt in ways_to_open(path, monkeypatch):
+        with pytest.raises(ndpy.ProviderNotFoundError, match=r"does not exist") as caught:
+            attempt()
+        assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_no_dll_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "text.dll"
+    path.write_text("no DLL")
+    for attempt in ways_to_open(path, monkeypatch):
+        with pytest.raises(ndpy.ProviderNotFoundError, match=r"cannot be loaded") as caught:
+            attempt()
+        assert str(path) in str(caught.value)
+
+
+def test_a_dll_of_the_wrong_bitness_says_so(tmp_path, monkeypatch):
+    path = tmp_path / "x86.dll"
+    path.write_bytes((b"MZ" + bytes(58) + struct.pack("<I", 64)) + b"PE\0\0" + struct.pack("<H", 0x14C) + bytes(64))
+    for attempt in ways_to_open(path, monkeypatch):
+        with pytest.raises(ndpy.ProviderNotFoundError, match=r"x86.*x64") as caught:
+            attempt()
+        assert str(path) in str(caught.value)
+
+
+def test_several_providers_may_be_named(copy_of, monkeypatch):
+    first, second = copy_of("UNLOADS", "first"), copy_of("UNLOADS", "Second")
+    monkeypatch.setenv("NDPY_PROVIDER", os.pathsep.join(("", str(first), str(second))))
+    found = ndpy.list_adapters()
+    assert [info.name for info in found] == ["first0", "first1", "second0", "second1"]
+    assert [info.provider_path for info in found] == [str(first)] * 2 + [str(second)] * 2
+    assert [info.adapter_id for info in found] == [7, 8, 7, 8]
+    with ndpy.open_adapter("second1") as adapter:
+        assert (adapter.info.provider_path, adapter.info.adapter_id) == (str(second), 8)
+        assert mapped(second)
+        assert not mapped(first)
+
+
+def test_two_dlls_of_one_name_have_adapters_of_different_names(copy_of, tmp_path, monkeypatch):
+    other = tmp_path / "other"
+    other.mkdir()
+    first = copy_of("UNLOADS", "same")
+    second = Path(shutil.copy(first, other))
+    monkeypatch.setenv("NDPY_PROVIDER", os.pathsep.join((str(first), str(second))))
+    assert [info.name for info in ndpy.list_adapters()] == ["same0", "same1", "same2", "same3"]
+    with ndpy.open_adapter("same2") as adapter:
+        assert adapter.info.provider_path == str(second)
+
+
+def test_a_named_provider_that_fails_is_not_passed_over(copy_of, monkeypatch):
+    broken = copy_of("NO_INTERFACE")
+    monkeypatch.setenv("NDPY_PROVIDER", os.pathsep.join((str(copy_of("UNLOADS")), str(broken))))
+    with pytest.raises(ndpy.UnsupportedError) as caught:
+        ndpy.list_adapters()
+    assert str(broken) in str(caught.value)
+
+
+def test_the_argument_outranks_the_environment(copy_of, monkeypatch):
+    monkeypatch.setenv("NDPY_PROVIDER", str(copy_of("NO_INTERFACE")))
+    path = copy_of("UNLOADS", "chosen")
+    assert [info.name for info in ndpy.list_adapters(provider=path)] == ["chosen0", "chosen1"]
+    with ndpy.open_adapter("chosen1", provider=str(path)) as adapter:
+        assert adapter.info.adapter_id == 8
+    with pytest.raises(ndpy.AdapterNotFoundError, match="chosen0"):
+        ndpy.open_adapter("chosen2", provider=path)
+
+
+def test_a_5_each_address_opens_its_adapter(copy_of):
+    path = copy_of("UNLOADS")
+    for address, number in (("127.0.0.1", 7), ("::1", 7), ("127.0.0.2", 8), ("0:0::1", 7)):
+        with ndpy.open_adapter(address, provider=path) as adapter:
+            assert adapter.info.adapter_id == number
+    with pytest.raises(ndpy.AdapterNotFoundError, match=r"127\.0\.0\.3"):
+        ndpy.open_adapter("127.0.0.3", provider=path)
+
+
+def test_a_6_4_all_addresses_of_softnd_open_the_same_adapter(copy_of):
+    path = copy_of("softnd")
+    (info,) = ndpy.list_adapters(provider=path)
+    assert {"127.0.0.1", "::1"} <= set(info.addresses)
+    for address in info.addresses:
+        with ndpy.open_adapter(address, provider=path) as adapter:
+            assert adapter.info.name == info.name
+            assert adapter.info.adapter_id == info.adapter_id
+
+
+# ---- unloading ----
+
+
+def test_a_4_1_a_provider_that_can_be_unloaded_is_gone_after_the_last_close(copy_of):
+    path = copy_of("UNLOADS")
+    assert not mapped(path)
+    first = ndpy.open_adapter("127.0.0.1", provider=path)
+    second = ndpy.open_adapter("127.0.0.2", provider=path)
+    first.close()
+    assert mapped(path)
+    second.close()
+    assert not mapped(path)
+    assert str(path) not in Provider._loaded
+    # And it can be loaded again.
+    with ndpy.open_adapter(provider=path):
+        assert mapped(path)
+    assert not mapped(path)
+
+
+def test_a_4_1_a_provider_that_has_to_stay_is_kept_and_used_again(copy_of):
+    path = copy_of("KEEPS")
+    for _ in range(3):
+        with ndpy.open_adapter(provider=path):
+            assert mapped(path)
+        assert mapped(path)
+    assert Provider._loaded[str(path)]._users == 0
+
+
+def test_listing_leaves_no_provider_behind(copy_of):
+    path = copy_of("UNLOADS")
+    assert len(ndpy.list_adapters(provider=path)) == 2
+    assert not mapped(path)
+
+
+@pytest.mark.parametrize("name", ["NO_FILE", "NO_QUERY", "NO_OPEN", "OPEN_NULL", "NULL_OBJECT"])
+def test_an_open_that_failed_leaves_no_user(name, copy_of):
+    path = copy_of(name)
+    with pytest.raises(ndpy.ProviderError):
+        ndpy.open_adapter(provider=path)
+    gc.collect()
+    assert Provider._loaded[str(path)]._users == 0
+
+
+def test_an_adapter_that_was_dropped_unloads_its_provider(copy_of):
+    path = copy_of("UNLOADS")
+    adapter = ndpy.open_adapter(provider=path)
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        del adapter
+        gc.collect()
+    wait_until(lambda: not mapped(path), "the provider is unloaded")
+
+
+def test_a_4_3_softnd_is_unloaded_when_its_threads_have_ended(copy_of):
+    path = copy_of("softnd")
+
+    def opened_and_closed_without_a_trace() -> bool:
+        with ndpy.open_adapter("127.0.0.1", provider=path) as adapter:
+            adapter.register(bytearray(4096)).close()
+        return not mapped(path)
+
+    wait_until(opened_and_closed_without_a_trace, "softnd says that it can be unloaded", DEADLINE_S)
+
+
+def test_many_threads_load_and_unload_one_provider(copy_of):
+    import threading
+
+    path = copy_of("UNLOADS")
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(20):
+                with ndpy.open_adapter("127.0.0.2", provider=path) as adapter:
+                    assert adapter.info.adapter_id == 8
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * DEADLINE_S)
+    assert failures == []
+    assert not any(thread.is_alive() for thread in threads)
+    assert not mapped(path)

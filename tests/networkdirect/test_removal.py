@@ -1,0 +1,192 @@
+"""An adapter that goes away: everything says so, whoever waits is told, and everything can be closed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from helpers import DEADLINE_S, Keeper, connect_ends, create_end, host_of, memory, wait_until
+
+import ndpy
+from ndpy import Access
+
+
+@pytest.fixture
+def removed(softnd):
+    """remove(prepare) gives what prepare(adapter, keep) made, after the adapter has gone; all is closed at the end."""
+    keeper = Keeper()
+
+    def remove(prepare, **switches):
+        adapter = keeper(softnd.open(remove_after_requests=50, **switches))
+        spare = create_end(keeper, adapter, receive_depth=64)
+        made = prepare(adapter, keeper)
+        with pytest.raises(ndpy.DeviceRemovedError):
+            for _ in range(64):
+                spare.queue_pair.receive([])
+        return made
+
+    yield remove
+    keeper.close()
+
+
+def peers(softnd, adapter, keep):
+    """An end on the adapter, connected to one on an adapter that stays."""
+    other = keep(softnd.open())
+    end, far = create_end(keep, adapter), create_end(keep, other)
+    listener = keep(other.listen((host_of(other), 0)))
+    end = type(end)(end.queue_pair, end.cq, keep(adapter.create_connector()))
+    connecting = end.connector.begin_connect(end.queue_pair, listener.address)
+    far = type(far)(far.queue_pair, far.cq, keep(listener.get_request(DEADLINE_S)))
+    accepting = far.connector.begin_accept(far.queue_pair)
+    connecting.result(DEADLINE_S)
+    end.connector.complete_connect(DEADLINE_S)
+    accepting.result(DEADLINE_S)
+    return end, far
+
+
+def test_b_7_7_every_class_says_that_the_adapter_has_gone(softnd, removed):
+    made = {}
+
+    def prepare(adapter, keep):
+        made["adapter"] = adapter
+        made["region"] = memory(keep, adapter, 64, Access.REMOTE_WRITE)
+        made["window"] = keep(adapter.create_memory_window())
+        made["end"], made["far"] = peers(softnd, adapter, keep)
+        made["cq"] = keep(adapter.create_completion_queue(8))
+        made["srq"] = keep(adapter.create_shared_receive_queue(8, threshold=2))
+        made["listener"] = keep(adapter.listen((host_of(adapter), 0)))
+        made["idle"] = keep(adapter.create_connector())
+        made["other"] = keep(adapter.create_queue_pair(made["cq"]))
+
+    removed(prepare)
+    adapter, region, end, cq = made["adapter"], made["region"], made["end"], made["cq"]
+    address = ("127.0.0.1", 9)
+    calls = [
+        lambda: adapter.register(bytearray(8)),
+        lambda: adapter.begin_register(bytearray(8)).result(DEADLINE_S),
+        adapter.create_memory_window,
+        lambda: adapter.create_completion_queue(8),
+        lambda: adapter.create_shared_receive_queue(8),
+        lambda: adapter.create_queue_pair(cq),
+        adapter.create_connector,
+        lambda: adapter.listen((host_of(adapter), 0)),
+        lambda: end.queue_pair.receive(region),
+        lambda: end.queue_pair.send(region),
+        lambda: end.queue_pair.bind(made["window"], region, Access.REMOTE_WRITE),
+        lambda: made["srq"].receive(region),
+        lambda: made["srq"].arm().result(DEADLINE_S),
+        lambda: cq.arm().result(DEADLINE_S),
+        lambda: cq.wait(DEADLINE_S),
+        lambda: made["listener"].get_request(DEADLINE_S),
+        lambda: made["idle"].connect(made["other"], address, timeout_s=DEADLINE_S),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(ndpy.DeviceRemovedError):
+            call()
+            pytest.fail(f"call {number}")
+    with contextlib.suppress(ndpy.DeviceRemovedError):
+        end.connector.disconnect(DEADLINE_S)
+    # The peer sees an ordinary end.
+    made["far"].connector.wait_disconnected(DEADLINE_S)
+
+
+def test_all_who_wait_are_told(softnd, removed):
+    ended: list[object] = []
+    threads: list[threading.Thread] = []
+
+    def start(call) -> None:
+        def run() -> None:
+            try:
+                ended.append(call())
+            except ndpy.NdpyError as error:
+                ended.append(type(error))
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+
+    def prepare(adapter, keep):
+        end, _ = peers(softnd, adapter, keep)
+        queues = [keep(adapter.create_completion_queue(8)) for _ in range(3)]
+        poller = keep(ndpy.Poller())
+        poller.add(queues[0])
+        region = memory(keep, adapter, 64)
+        srq = keep(adapter.create_shared_receive_queue(8, threshold=2))
+        for _ in range(4):
+            srq.receive(region)
+        listener = keep(adapter.listen((host_of(adapter), 0)))
+        start(lambda: poller.wait(DEADLINE_S))
+        for _ in range(2):
+            start(lambda: queues[1].wait(DEADLINE_S))
+        for pending in (
+            queues[2].arm(),
+            queues[2].arm(ndpy.Notify.ERRORS),
+            srq.arm(),
+            listener.begin_get_request(),
+            listener.begin_get_request(),
+        ):
+            start(lambda pending=pending: pending.result(DEADLINE_S))
+        watching = end.connector.begin_wait_disconnected()
+        start(lambda: watching.result(DEADLINE_S))
+        wait_until(lambda: len(queues[1]._waiting) == 2 and poller._waiters, "they wait")
+        return watching
+
+    removed(prepare)
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
+    # For who watched a connection it is the connection's end.
+    assert len(ended) == 9
+    assert [what for what in ended if what is not ndpy.DeviceRemovedError] in ([], [None])
+
+
+def test_connections_in_the_making_end(softnd, removed):
+    def prepare(adapter, keep):
+        other = keep(softnd.open())
+        listener = keep(other.listen((host_of(other), 0)))
+        connecting = keep(adapter.create_connector()).begin_connect(
+            create_end(keep, adapter).queue_pair, listener.address
+        )
+        own = keep(adapter.listen((host_of(adapter), 0)))
+        keep(other.create_connector()).begin_connect(create_end(keep, other).queue_pair, own.address)
+        accepting = keep(own.get_request(DEADLINE_S)).begin_accept(create_end(keep, adapter).queue_pair)
+        return connecting, accepting
+
+    for pending in removed(prepare):
+        with pytest.raises(ndpy.DeviceRemovedError):
+            pending.result(DEADLINE_S)
+
+
+def test_registrations_in_flight_end(softnd, removed):
+    def prepare(adapter, keep):
+        return keep, [adapter.begin_register(bytearray(64)) for _ in range(20)]
+
+    keep, pendings = removed(prepare, delay_registration_ms=200)
+    for pending in pendings:
+        # The switch that delays them has decided on them before.
+        with contextlib.suppress(ndpy.DeviceRemovedError):
+            keep(pending.result(DEADLINE_S))
+
+
+def test_the_requests_of_its_queue_pairs_come_back(softnd, removed):
+    def prepare(adapter, keep):
+        end, _ = peers(softnd, adapter, keep)
+        region = memory(keep, adapter, 64)
+        for context in range(4):
+            end.queue_pair.receive(region, context=context)
+        return end
+
+    end = removed(prepare)
+    end.queue_pair.close()
+    end.cq.close()
+    assert end.queue_pair.closed
+    assert end.cq.closed
+
+
+def test_an_adapter_is_opened_again_after_another_one_has_gone(softnd, removed):
+    def prepare(adapter, keep):
+        return connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter))
+
+    removed(prepare)
+    with softnd.open() as adapter:
+        adapter.register(bytearray(64)).close()
