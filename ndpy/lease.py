@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge, _bounds
-from ndpy.ownership import Owner, Span
+from ndpy.ownership import Known, Owner, Span
 from ndpy.queue_pair import QueuePair
 
 if TYPE_CHECKING:
@@ -36,17 +36,52 @@ class CacheStats:
     bytes_pinned: int = 0
 
 
+#: Local rights, and for each all that are among them.
+LOCAL_RIGHTS = (0, 1, 8, 9)
+_WITHIN = {rights: frozenset(part for part in LOCAL_RIGHTS if not part & ~rights) for rights in LOCAL_RIGHTS}
+
+
 class Entry:
-    """A region of the cache. users: leases and exposures of it; cached: whether others may still find it."""
+    """A region of the cache.
 
-    __slots__ = ("cached", "end", "grants", "invalid", "owner", "queue_pairs", "region", "start", "users")
+    uses: an item for each lease and exposure of it. cached: whether others may still find it. allowed: the rights that may
+    be asked of it. used: the number of its last use, by which the least recent one is known. watch: the monitor's.
 
-    def __init__(self, owner: Owner, region: MemoryRegion, queue_pairs: set[int] | None) -> None:
+    A hit takes no lock: it adds itself to uses and then looks at cached, while whoever wants to close the region clears
+    cached and then looks at uses, so that one of them sees the other.
+    """
+
+    __slots__ = (
+        "allowed",
+        "cached",
+        "end",
+        "grants",
+        "invalid",
+        "owner",
+        "queue_pairs",
+        "region",
+        "start",
+        "used",
+        "uses",
+        "watch",
+    )
+
+    def __init__(
+        self,
+        owner: Owner,
+        region: MemoryRegion,
+        queue_pairs: set[int] | None,
+        used: int,
+        watch: Any,
+    ) -> None:
         self.owner = owner
         self.region = region
         self.start = region.address
         self.end = region.address + region.length
-        self.users = 1
+        self.allowed = _WITHIN[region.access & 9]
+        self.used = used
+        self.uses: list[None] = [None]
+        self.watch = watch
         self.cached = True
         self.invalid = False
         #: Serial numbers of the queue pairs that it was made for; None if it is for any.
@@ -77,12 +112,21 @@ class Lease:
     after the completions of what was posted with it.
     """
 
-    def __init__(self, cache: RegistrationCache, entry: Entry, request: Span) -> None:
+    __slots__ = ("_cache", "_entry", "_span", "_view")
+
+    def __init__(self, cache: RegistrationCache, entry: Entry, span: Span | Known, view: Any) -> None:
         self._cache = cache
         self._entry: Entry | None = entry
-        self._request = request
-        self.address = request.start
-        self.length = request.end - request.start
+        self._span = span
+        self._view = view
+
+    @property
+    def address(self) -> int:
+        return self._span.start
+
+    @property
+    def length(self) -> int:
+        return self._span.length
 
     @property
     def region(self) -> MemoryRegion:
@@ -95,7 +139,7 @@ class Lease:
         return entry
 
     def __len__(self) -> int:
-        return self.length
+        return self._span.length
 
     def __getitem__(self, key: slice) -> Sge:
         """The element of bytes start to stop; ElementRangeError if they are not all inside."""
@@ -105,30 +149,34 @@ class Lease:
 
     def release(self) -> None:
         """End the use; the memory stays registered, in the cache. Harmless when repeated."""
-        entry, self._entry = self._entry, None
+        entry = self._entry
         if entry is not None:
-            self._end(entry)
+            self._entry = None
+            entry.uses.pop()
+            if not entry.cached or self._cache._over:
+                self._cache._on_released(entry)
             # Only now may the memory go: the region may have ended with this use.
-            del self._request
+            self._view = None
 
-    def _end(self, entry: Entry) -> None:
-        self._cache._release_use(entry)
-
-    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Span]:
-        return entry, None, self._request
+    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
+        return entry, None, self._view
 
     def __enter__(self) -> Any:
-        self._used()
+        if self._entry is None:
+            self._used()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.release()
 
     def __del__(self) -> None:
-        entry = getattr(self, "_entry", None)
-        if entry is None or sys.is_finalizing():
+        if self._entry is not None:
+            self._dropped(self._entry)
+
+    def _dropped(self, entry: Entry) -> None:
+        if sys.is_finalizing():
             return
-        warnings.warn(f"unreleased {self!r}", ResourceWarning, stacklevel=2, source=self)
+        warnings.warn(f"unreleased {self!r}", ResourceWarning, stacklevel=3, source=self)
         self._cache._abandoned.append(self._abandon(entry))
         self._cache._reaper.wake()
 
@@ -142,10 +190,12 @@ class Exposure(Lease):
     release() takes the peer's right away before it returns; the memory stays registered, in the cache.
     """
 
+    __slots__ = ("_grant", "_remote")
+
     def __init__(
-        self, cache: RegistrationCache, entry: Entry, request: Span, grant: Grant, remote: RemoteMemory
+        self, cache: RegistrationCache, entry: Entry, span: Span, view: Any, grant: Grant, remote: RemoteMemory
     ) -> None:
-        super().__init__(cache, entry, request)
+        super().__init__(cache, entry, span, view)
         self._grant = grant
         self._remote = remote
 
@@ -160,8 +210,13 @@ class Exposure(Lease):
             raise errors.ClosedError(f"{self!r} was revoked; ask the cache again")
         return self._remote
 
-    def _end(self, entry: Entry) -> None:
-        self._cache._revoke(self._grant)
+    def release(self) -> None:
+        """Take the peer's right away and end the use. Harmless when repeated."""
+        entry = self._entry
+        if entry is not None:
+            self._entry = None
+            self._cache._revoke(self._grant)
+            self._view = None
 
-    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Span]:
-        return entry, self._grant, self._request
+    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
+        return entry, self._grant, self._view

@@ -9,34 +9,66 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import errors
-from ndpy.memory import span
+from ndpy.memory import pointer_of, span
 
 _lone_view = memoryview(bytearray(1))
 # What sys.getrefcount() says of an object that nothing but one memoryview refers to.
 _ALONE = sys.getrefcount(_lone_view.obj)
 
 
+class _Monitored:
+    """Stands for the owner of memory that a monitor watches."""
+
+
+MONITORED = _Monitored()
+
+
 class Span:
     """A range of memory that was asked for, with an export of its buffer, which keeps the memory in place.
 
-    start, end: addresses. root: the object that the memory goes with; None for a range that the caller watches.
+    start, end: addresses; length in bytes. root: the object that the memory goes with; None for a range that the caller
+    watches, MONITORED for one that a monitor does.
     """
 
-    __slots__ = ("end", "root", "start", "view", "watchable")
+    __slots__ = ("end", "length", "root", "start", "view", "watchable")
 
-    def __init__(self, buffer: Any, writable: bool, raw: bool) -> None:
-        self.view, self.start, length = span(buffer, writable)
-        self.end = self.start + length
+    def __init__(self, buffer: Any, writable: bool, raw: bool, monitored: bool = False) -> None:
+        self.view, self.start, self.length = span(buffer, writable)
+        self.end = self.start + self.length
         self.root: Any = None
         self.watchable = False
         if isinstance(self.view, memoryview):
             self.root, self.watchable = _root(self.view)
         if self.root is None and not raw:
-            raise errors.UnsupportedError(
-                f"nothing tells when the {length} bytes at {self.start:#x} go back to the system, since no Python object "
-                "owns them; register them without the cache, or say raw=True and call invalidate() before they go",
-                operation="cache",
-            )
+            if not monitored:
+                raise errors.UnsupportedError(
+                    f"nothing tells when the {self.length} bytes at {self.start:#x} go back to the system, since no Python "
+                    "object owns them; register them without the cache, or make the cache with monitor=True (Linux), or "
+                    "say raw=True and call invalidate() before they go",
+                    operation="cache",
+                )
+            self.root = MONITORED
+
+
+class Known:
+    """A buffer object whose entry was found before, by which it is found again without looking at it much.
+
+    start, length: its bytes. allowed: the local rights that it may be asked for. pointer: where its bytes were, for a
+    buffer whose memory may be replaced while it lives (mmap, NumPy array); None for one whose memory cannot (memoryview,
+    and whatever the cache holds an export of).
+    """
+
+    __slots__ = ("allowed", "entry", "length", "pointer", "reference", "start")
+
+    def __init__(self, span: Span, entry: Any, pointer: Any, reference: Any) -> None:
+        self.start = span.start
+        self.length = span.length
+        self.entry = entry
+        self.allowed = entry.allowed
+        if isinstance(span.view, memoryview) and span.view.readonly:
+            self.allowed = self.allowed & {0}
+        self.pointer = pointer
+        self.reference = reference
 
 
 def _root(view: memoryview) -> tuple[Any, bool]:
@@ -89,7 +121,7 @@ class Owner:
                 pass
             else:
                 return
-        if root is not None:
+        if root is not None and root is not MONITORED:
             self.view = memoryview(root)
 
     def is_of(self, request: Span) -> bool:
@@ -108,3 +140,29 @@ class Owner:
 
 def _resizable_length(root: Any) -> int:
     return len(root) if isinstance(root, mmap.mmap) else 0
+
+
+def know(buffer: Any, span: Span, entry: Any, known: dict[Any, Known]) -> None:
+    """Remember which entry a buffer object was found in, for as long as that object lives.
+
+    An (address, length) is remembered by its value, and with it whether the caller watches it, for the whole of an entry.
+    """
+    if entry.queue_pairs is not None:
+        return
+    key: Any = id(buffer)
+    pointer = reference = None
+    if type(buffer) is tuple:
+        if (span.start, span.end) != (entry.start, entry.end):
+            return
+        key = (buffer, span.root is None)
+    elif span.root is None or span.root is MONITORED:
+        return
+    # What the cache holds an export of lives as long as it is cached.
+    elif entry.owner.view is None or buffer is not span.root:
+        try:
+            reference = weakref.ref(buffer, lambda _: known.pop(key, None))
+        except TypeError:
+            return
+        if type(buffer) is not memoryview:
+            pointer = pointer_of(span.view)
+    known[key] = Known(span, entry, pointer, reference)

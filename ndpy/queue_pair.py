@@ -113,7 +113,7 @@ class QueuePair(Resource):
         self._initiator_records = self._source.initiator
         self._receive_records = self._source.receive
         self._bindings: set[Binding] = set()
-        #: Whose _on_queue_pair_closing() is called before it is closed.
+        #: Whose _on_queue_pair_closing() is called before it is closed, and _on_connection_ended() when that happens.
         self._dependants: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -124,6 +124,12 @@ class QueuePair(Resource):
     def connection_ended(self) -> bool:
         """Whether it had a connection that has ended, or was flushed while it had one."""
         return self._ended
+
+    def _set_ended(self) -> None:
+        """Its connection is over. Called with locks held."""
+        self._ended = True
+        for dependant in list(self._dependants):
+            dependant._on_connection_ended(self)
 
     @property
     def _completion_queues(self) -> tuple[CompletionQueue, CompletionQueue]:

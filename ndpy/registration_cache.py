@@ -1,17 +1,20 @@
 """A cache of registrations: memory stays registered between its uses, and never longer than it is the same memory.
 
 Nothing is hooked. A cached range goes with the object that owns its memory (ndpy/ownership.py): the death of a watched
-owner marks its entries, and an owner that can be resized is kept from it by an export. What only marks may run in any
-thread, with any lock held; what deregisters (the reaper) runs when the cache is next used, in the adapter's thread, or at
-close(). No provider is called under the cache's lock.
+owner marks its entries, and an owner that can be resized is kept from it by an export. Memory without an owner may be
+watched by a monitor, which marks too. What only marks may run in any thread, with any lock held; what deregisters (the
+reaper) runs when the cache is next used, in the adapter's thread, or at close(). No provider is called under the cache's
+lock, which a hit does not take (lease.Entry).
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import weakref
-from bisect import bisect_left
-from collections import OrderedDict, deque
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,13 +22,12 @@ from typing import Any
 from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.flags import Access
-from ndpy.lease import CacheStats, Entry, Exposure, Grant, Lease
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
-from ndpy.ownership import Owner, Span
+from ndpy.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, exporter
+from ndpy.ownership import MONITORED, Known, Owner, Span, know
 from ndpy.queue_pair import QueuePair
 from ndpy.resource import Resource, busy
 
-_LOCAL = Access.LOCAL_WRITE | Access.READ_SINK
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
@@ -83,8 +85,15 @@ class RegistrationCache(Resource):
     Who owns the memory: a NumPy array, an mmap and what alloc() returns are watched, and when the last reference to them
     goes, their registrations go. Of everything else (bytearray, array, ctypes, bytes) the cache holds an export, so that
     it cannot be resized while it is cached (BufferError); when nothing else refers to it, the next miss drops it.
-    invalidate(buffer) lets go at once, and has to come before mmap.resize(). (address, length) needs raw=True, by which
-    the caller takes the duty to call invalidate() before the memory goes; so does a buffer that does not own its memory.
+    invalidate(buffer) lets go at once, and has to come before mmap.resize(). Memory that no Python object owns, given as
+    (address, length) or by a buffer that does not own it, needs one of two things:
+
+    - monitor=True: the system tells the cache when the memory is unmapped, moved or emptied (munmap, mremap, madvise, by
+      whomever), and what was registered of it is not found any more from then on. On Linux, for anonymous memory, private
+      or shared, the heap included; a mapped file is refused, since nothing tells of its truncation. A call that unmaps
+      watched memory takes some microseconds longer. UnsupportedError names the reason and the remedy where the system
+      cannot or may not.
+    - raw=True in the call: the caller takes the duty to call invalidate() before the memory changes or goes.
 
     Safe from many threads: of those that want the same range, one registers and the others wait. It is closed before its
     adapter, and refuses (DeviceBusyError) while leases or exposures are in use.
@@ -93,7 +102,7 @@ class RegistrationCache(Resource):
 
     _release_order = 45
 
-    def __init__(self, adapter: Adapter, *, max_bytes: int, max_entries: int) -> None:
+    def __init__(self, adapter: Adapter, *, max_bytes: int, max_entries: int, monitor: bool = False) -> None:
         adapter._check()
         if max_bytes < 1 or max_entries < 1:
             raise errors.LimitExceededError("a cache holds at least 1 byte and 1 entry")
@@ -103,17 +112,38 @@ class RegistrationCache(Resource):
         self._windows_exist = "MEMORY_WINDOWS" in adapter.info.flags
         self._changed = threading.Condition(threading.Lock())
         self._owners: dict[int, Owner] = {}
-        self._idle: OrderedDict[Entry, None] = OrderedDict()
+        #: Buffers found before, by identity; what it says counts only while the entry is cached.
+        self._known: dict[Any, Known] = {}
+        self._export = exporter()
         #: Every entry that is registered, cached or only in use.
         self._entries: set[Entry] = set()
+        #: A heap of (use, serial number, entry) of what is cached; the use may have been followed by others.
+        self._order: list[tuple[int, int, Entry]] = []
+        self._serials = itertools.count()
+        #: One number for each use, and for each look at how many there were.
+        self._uses = itertools.count()
+        self._uses_not_hits = 0
+        #: More is registered than the bounds say.
+        self._over = False
         self._loading: list[_Loading] = []
         #: Windows that are not bound, by the serial number of the queue pair that they were bound through.
         self._windows: dict[int, list[MemoryWindow]] = {}
         #: Added to by callbacks and finalizers, without the lock.
         self._dead: deque[Owner] = deque()
-        self._abandoned: deque[tuple[Entry, Grant | None, Span]] = deque()
+        self._abandoned: deque[tuple[Entry, Grant | None, Any]] = deque()
+        self._ended: deque[QueuePair] = deque()
         self._counts = CacheStats()
         self._reaper = _Reaper(self)
+        self._monitor: Any = None
+        if monitor:
+            changed = weakref.WeakMethod(self._on_memory_changed)
+
+            def on_change() -> None:
+                call = changed()
+                if call is not None:
+                    call()
+
+            self._monitor = adapter._monitor(on_change)
         self._opened()
 
     @property
@@ -124,14 +154,17 @@ class RegistrationCache(Resource):
     def stats(self) -> CacheStats:
         """The counters as they are now."""
         with self._changed:
-            return replace(self._counts)
+            uses = next(self._uses)
+            counts = replace(self._counts, hits=uses - self._uses_not_hits)
+            self._uses_not_hits += 1
+            return counts
 
     # ---- what the program calls ----
 
     def local(
         self,
         buffer: Any,
-        access: Access = Access.LOCAL_WRITE,
+        access: int = Access.LOCAL_WRITE,
         *,
         queue_pair: QueuePair | None = None,
         raw: bool = False,
@@ -139,22 +172,48 @@ class RegistrationCache(Resource):
         """Registered memory for send, receive, read and write of this side.
 
         buffer: as for Adapter.register(), 1 to info.max_registration_size bytes. access: NONE, LOCAL_WRITE, READ_SINK.
-        queue_pair: the connection that it is for; what no other use shares is deregistered when that is closed.
-        raw: the caller calls invalidate() before the memory goes; needed for (address, length).
+        queue_pair: the connection that it is for; what no other use shares is deregistered when that ends or is closed.
+        raw: the caller calls invalidate() before the memory changes or goes; see the class.
         A hit calls no provider. The lease keeps the buffer as it is until it is released.
 
         Raises what Adapter.register() raises, InvalidFlagsError for other rights, UnsupportedError for memory without an
         owner. Source: contract K.1.
         """
-        access = Access(access)
-        if access & ~_LOCAL:
+        known = self._known.get(id(buffer))
+        if known is None and type(buffer) is tuple:
+            known = self._known.get((buffer, raw))
+        if known is not None and access in known.allowed and queue_pair is None and self._defunct is None:
+            view: Any
+            if known.pointer is None:
+                if type(buffer) is not tuple:
+                    view = memoryview(buffer)
+                elif known.entry.watch is None or not self._monitor.changed(known.entry.watch):
+                    view = buffer
+                else:
+                    return self._local(buffer, access, None, raw)
+            else:
+                view = self._export(buffer)
+                if view != known.pointer or len(view) != known.length:
+                    return self._local(buffer, access, None, raw)
+            entry = known.entry
+            entry.uses.append(None)
+            if entry.cached:
+                entry.used = next(self._uses)
+                return Lease(self, entry, known, view)
+            self._release_use(entry)
+        return self._local(buffer, access, queue_pair, raw)
+
+    def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
+        if access not in LOCAL_RIGHTS:
             raise errors.InvalidFlagsError(
-                f"local() takes NONE, LOCAL_WRITE and READ_SINK, not {access!r}; see remote()"
+                f"local() takes NONE, LOCAL_WRITE and READ_SINK, not {Access(access)!r}; see remote()"
             )
         if queue_pair is not None:
             self._know(queue_pair)
-        request = Span(buffer, bool(access), raw)
-        return Lease(self, self._use(request, access, queue_pair), request)
+        request = Span(buffer, bool(access), raw, self._monitor is not None)
+        entry = self._use(buffer, request, int(access), queue_pair)
+        view, request.view = request.view, None
+        return Lease(self, entry, request, view)
 
     def remote(
         self,
@@ -180,8 +239,9 @@ class RegistrationCache(Resource):
         self._know(queue_pair)
         if queue_pair.connection_ended:
             raise errors.NotConnectedError("the connection has ended", operation="expose")
-        request = Span(buffer, bool(access & Access.LOCAL_WRITE), raw)
-        entry = self._use(request, access & Access.LOCAL_WRITE, queue_pair)
+        right = int(access) & 1
+        request = Span(buffer, bool(right), raw, self._monitor is not None)
+        entry = self._use(buffer, request, right, queue_pair)
         try:
             grant, remote = self._expose(entry, request, queue_pair, access)
         except BaseException:
@@ -192,7 +252,8 @@ class RegistrationCache(Resource):
         if entry.invalid or queue_pair.closed:
             self._revoke(grant)
             raise errors.ClosedError("the memory was invalidated, or the queue pair closed, while it was being exposed")
-        return Exposure(self, entry, request, grant, remote)
+        view, request.view = request.view, None
+        return Exposure(self, entry, request, view, grant, remote)
 
     def invalidate(self, memory: Any, length: int | None = None) -> None:
         """Forget every registration that overlaps a range, since its memory is about to change or to go.
@@ -218,25 +279,25 @@ class RegistrationCache(Resource):
         self._own(queue_pair, "the queue pair")
         queue_pair._dependants.add(self)
 
-    def _use(self, request: Span, access: Access, queue_pair: QueuePair | None) -> Entry:
-        """The entry for a range, with one more user: found, waited for, or registered."""
+    def _use(self, buffer: Any, request: Span, access: int, queue_pair: QueuePair | None) -> Entry:
+        """The entry for a range, with one more use: found, waited for, or registered."""
         serial = None if queue_pair is None else queue_pair._serial
         missed = False
         while True:
-            if self._dead or self._abandoned:
+            if self._dead or self._abandoned or self._ended:
                 self._reap()
             with self._changed:
                 self._check()
                 entry = self._find(request, access)
                 if entry is not None:
-                    entry.users += 1
-                    self._idle.pop(entry, None)
+                    entry.uses.append(None)
+                    entry.used = next(self._uses)
+                    self._uses_not_hits += missed
                     if serial is None:
                         entry.queue_pairs = None
                     elif entry.queue_pairs is not None:
                         entry.queue_pairs.add(serial)
-                    if not missed:
-                        self._counts.hits += 1
+                    know(buffer, request, entry, self._known)
                     return entry
                 if any(
                     load.root is request.root and load.start < request.end and request.start < load.end
@@ -250,34 +311,47 @@ class RegistrationCache(Resource):
                 loading = _Loading(request.root, request.start, request.end)
                 wanted, doomed = self._prepare(loading, request, access)
                 self._loading.append(loading)
+            watch = None
             try:
                 self._close(doomed)
+                if request.root is MONITORED:
+                    # Before it is registered, so that no change after that is missed.
+                    watch = self._monitor.watch(wanted[0], wanted[1])
                 region = self._register(wanted, (request.start, request.end, access))
             except BaseException:
                 with self._changed:
                     self._loading.remove(loading)
                     self._changed.notify_all()
+                if watch is not None:
+                    self._monitor.unwatch(watch)
                 raise
-            entry, doomed = self._insert(loading, request, region, serial)
+            entry, doomed = self._insert(loading, request, region, serial, watch)
             self._close(doomed)
+            with self._changed:
+                if entry.cached:
+                    know(buffer, request, entry, self._known)
             return entry
 
-    def _find(self, request: Span, access: Access) -> Entry | None:
+    def _find(self, request: Span, access: int) -> Entry | None:
         owner = self._owners.get(id(request.root))
         if owner is None or not owner.is_of(request):
             return None
-        place = bisect_left(owner.starts, request.start + 1) - 1
+        place = bisect_right(owner.starts, request.start) - 1
         if place < 0:
             return None
         entry: Entry = owner.entries[place]
-        if entry.end < request.end or access & ~entry.region.access:
+        if entry.end < request.end or access not in entry.allowed:
+            return None
+        if entry.watch is not None and self._monitor.changed(entry.watch):
             return None
         return entry
 
     def _overlapping(self, owner: Owner, start: int, end: int) -> list[Entry]:
-        return [entry for entry in owner.entries if entry.start < end and start < entry.end]
+        first = max(bisect_right(owner.starts, start) - 1, 0)
+        last = bisect_left(owner.starts, end)
+        return [entry for entry in owner.entries[first:last] if entry.end > start]
 
-    def _prepare(self, loading: _Loading, request: Span, access: Access) -> tuple[tuple[int, int, Access], list[Entry]]:
+    def _prepare(self, loading: _Loading, request: Span, access: int) -> tuple[tuple[int, int, int], list[Entry]]:
         """What to register, and what has to go before; under the lock."""
         doomed = self._take_abandoned_owners()
         start, end = request.start, request.end
@@ -287,6 +361,10 @@ class RegistrationCache(Resource):
             doomed += self._detach(list(owner.entries), invalid=True)
         elif owner is not None:
             overlapping = self._overlapping(owner, start, end)
+            if request.root is MONITORED:
+                changed = [entry for entry in overlapping if self._monitor.changed(entry.watch)]
+                doomed += self._detach(changed, invalid=True)
+                overlapping = [entry for entry in overlapping if entry.cached]
             low = min([start, *(entry.start for entry in overlapping)])
             high = max([end, *(entry.end for entry in overlapping)])
             if high - low <= min(self.max_bytes, self._adapter.info.max_registration_size):
@@ -296,7 +374,7 @@ class RegistrationCache(Resource):
         loading.start, loading.end = start, end
         return (start, end, access), doomed + self._make_room(end - start, 1)
 
-    def _register(self, wanted: tuple[int, int, Access], least: tuple[int, int, Access]) -> MemoryRegion:
+    def _register(self, wanted: tuple[int, int, int], least: tuple[int, int, int]) -> MemoryRegion:
         start, end, access = wanted
         try:
             return self._register_now((start, end - start), access)
@@ -306,25 +384,26 @@ class RegistrationCache(Resource):
                 raise
             return self._register_now((least[0], least[1] - least[0]), least[2])
 
-    def _register_now(self, memory: tuple[int, int], access: Access) -> MemoryRegion:
+    def _register_now(self, memory: tuple[int, int], access: int) -> MemoryRegion:
+        rights = Access(access)
         try:
-            region = self._adapter.register(memory, access)
+            region = self._adapter.register(memory, rights)
         except errors.InsufficientResourcesError:
             with self._changed:
-                doomed = list(self._idle)
-                self._counts.evictions += len(doomed)
-                self._detach(doomed)
+                idle = [entry for entry in self._entries if entry.cached and not entry.uses]
+                self._counts.evictions += len(idle)
+                doomed = self._detach(idle)
             if not doomed:
                 raise
             self._close(doomed)
-            region = self._adapter.register(memory, access)
+            region = self._adapter.register(memory, rights)
         with self._changed:
             self._counts.registrations += 1
             self._held(region, 1)
         return region
 
     def _insert(
-        self, loading: _Loading, request: Span, region: MemoryRegion, serial: int | None
+        self, loading: _Loading, request: Span, region: MemoryRegion, serial: int | None, watch: Any
     ) -> tuple[Entry, list[Entry]]:
         with self._changed:
             self._loading.remove(loading)
@@ -341,7 +420,8 @@ class RegistrationCache(Resource):
                 queue_pairs = (
                     None if queue_pairs is None or other.queue_pairs is None else queue_pairs | other.queue_pairs
                 )
-            entry = Entry(owner, region, queue_pairs)
+            entry = Entry(owner, region, queue_pairs, next(self._uses), watch)
+            self._uses_not_hits += 1
             self._entries.add(entry)
             if loading.invalid:
                 entry.cached, entry.invalid = False, True
@@ -350,6 +430,7 @@ class RegistrationCache(Resource):
                 place = bisect_left(owner.starts, entry.start)
                 owner.starts.insert(place, entry.start)
                 owner.entries.insert(place, entry)
+                heapq.heappush(self._order, (entry.used, next(self._serials), entry))
             doomed += self._detach(former)
         return entry, doomed
 
@@ -365,7 +446,7 @@ class RegistrationCache(Resource):
     # ---- exposing ----
 
     def _expose(self, entry: Entry, request: Span, queue_pair: QueuePair, access: Access) -> tuple[Grant, RemoteMemory]:
-        length = request.end - request.start
+        length = request.length
         if not self._windows_exist:
             region = self._register_now((request.start, length), access)
             return Grant(entry, queue_pair, None, region), region.remote()
@@ -413,27 +494,42 @@ class RegistrationCache(Resource):
     # ---- letting go ----
 
     def _release_use(self, entry: Entry) -> None:
+        entry.uses.pop()
+        if not entry.cached or self._over:
+            self._on_released(entry)
+
+    def _on_released(self, entry: Entry) -> None:
+        """A use has ended of an entry that is not cached any more, or while there is more than the bounds say."""
         with self._changed:
-            entry.users -= 1
-            doomed: list[Entry] = []
-            if not entry.users:
-                if entry.cached:
-                    self._idle[entry] = None
-                    doomed = self._make_room(0, 0)
-                else:
-                    doomed = [entry]
+            doomed = [] if entry.cached or entry.uses else [entry]
+            doomed += self._make_room(0, 0)
         self._close(doomed)
 
     def _make_room(self, length: int, count: int) -> list[Entry]:
         """Detach idle entries, the least recently used first, until there is room for more; under the lock."""
         doomed: list[Entry] = []
+        in_use = []
         held, number = self._counts.bytes_pinned + length, self._counts.entries + count
-        for entry in self._idle:
-            if held <= self.max_bytes and number <= self.max_entries:
-                break
-            doomed.append(entry)
-            held -= entry.region.length
-            number -= 1
+        order = self._order
+        if len(order) > 2 * len(self._entries) + 64:
+            order[:] = [item for item in order if item[2].cached]
+            heapq.heapify(order)
+        while order and (held > self.max_bytes or number > self.max_entries):
+            item = heapq.heappop(order)
+            entry = item[2]
+            if not entry.cached:
+                continue
+            if entry.used != item[0]:
+                # Used since; its turn comes later.
+                heapq.heappush(order, (entry.used, *item[1:]))
+            elif entry.uses:
+                in_use.append(item)
+            else:
+                doomed.append(entry)
+                held -= entry.region.length
+                number -= 1
+        for item in in_use:
+            heapq.heappush(order, item)
         self._counts.evictions += len(doomed)
         return self._detach(doomed)
 
@@ -441,7 +537,7 @@ class RegistrationCache(Resource):
         """Detach what only the cache's own export keeps alive; under the lock."""
         doomed: list[Entry] = []
         for owner in [owner for owner in self._owners.values() if owner.abandoned]:
-            if not any(entry.users for entry in owner.entries):
+            if not any(entry.uses for entry in owner.entries):
                 doomed += self._detach(list(owner.entries), invalid=True)
         return doomed
 
@@ -454,11 +550,14 @@ class RegistrationCache(Resource):
                 continue
             entry.cached = False
             owner = entry.owner
-            place = owner.entries.index(entry)
+            self._known.pop(owner.key, None)
+            if owner.view is None and owner.watch is None:
+                for raw in (False, True):
+                    self._known.pop(((entry.start, entry.region.length), raw), None)
+            place = bisect_left(owner.starts, entry.start)
             del owner.entries[place], owner.starts[place]
             self._forget_if_empty(owner)
-            if entry in self._idle:
-                del self._idle[entry]
+            if not entry.uses:
                 doomed.append(entry)
             if invalid:
                 self._counts.invalidations += 1
@@ -483,7 +582,7 @@ class RegistrationCache(Resource):
         """Deregister, without the lock. What a window of the program's own is bound to stays for the next time."""
         for entry in doomed:
             with self._changed:
-                if entry not in self._entries:
+                if entry not in self._entries or entry.uses:
                     continue
                 self._entries.discard(entry)
             try:
@@ -493,32 +592,55 @@ class RegistrationCache(Resource):
                     self._entries.add(entry)
                 self._dead.append(entry.owner)
                 continue
+            if entry.watch is not None:
+                self._monitor.unwatch(entry.watch)
             with self._changed:
                 self._held(entry.region, -1)
+                if self._owners.get(entry.owner.key) is not entry.owner:
+                    # The order of uses may refer to the entry for some time; its export ends now.
+                    entry.owner.view = None
 
     def _reap(self) -> None:
         """Do what callbacks and finalizers have marked."""
         while self._abandoned:
             try:
-                entry, grant, request = self._abandoned.popleft()
+                entry, grant, view = self._abandoned.popleft()
             except IndexError:
                 break
             if grant is not None:
                 self._revoke(grant)
             else:
                 self._release_use(entry)
-            del request
+            del view
+        while self._ended:
+            try:
+                queue_pair = self._ended.popleft()
+            except IndexError:
+                break
+            self._on_queue_pair_closing(queue_pair)
         with self._changed:
             dead = [self._dead.popleft() for _ in range(len(self._dead))]
             doomed = []
             for owner in dead:
                 if owner.dead:
                     doomed += self._detach(list(owner.entries), invalid=True)
-            doomed += [entry for entry in self._entries if not entry.cached and not entry.users and entry not in doomed]
+            doomed += [entry for entry in self._entries if not entry.cached and not entry.uses and entry not in doomed]
         self._close(doomed)
 
+    def _on_memory_changed(self) -> None:
+        """The monitor has marked something; in the adapter's thread."""
+        with self._changed:
+            watched = [entry for entry in self._entries if entry.cached and entry.watch is not None]
+            changed = [entry for entry in watched if self._monitor.changed(entry.watch)]
+        self._drop(changed)
+
+    def _on_connection_ended(self, queue_pair: QueuePair) -> None:
+        """Takes no lock: it is called with locks held, in any thread."""
+        self._ended.append(queue_pair)
+        self._reaper.wake()
+
     def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
-        """Release what is cached for a connection before it is closed (contract K.1.9)."""
+        """Release what is cached for a connection: before it is closed, and when it has ended (contract K.1.9)."""
         with self._changed:
             grants = [grant for entry in self._entries for grant in entry.grants if grant.queue_pair is queue_pair]
         for grant in grants:
@@ -543,18 +665,19 @@ class RegistrationCache(Resource):
         """One registration more or less; under the lock."""
         self._counts.entries += change
         self._counts.bytes_pinned += change * region.length
+        self._over = self._counts.bytes_pinned > self.max_bytes or self._counts.entries > self.max_entries
 
     def _refuse_if_used(self) -> None:
         self._reap()
         with self._changed:
-            used = [f"{entry.users} uses of {entry.region._describe()}" for entry in self._entries if entry.users]
+            used = [f"{len(entry.uses)} uses of {entry.region._describe()}" for entry in self._entries if entry.uses]
         if used:
             raise busy(self, used)
 
     def _release(self) -> None:
         with self._changed:
             self._defunct = self._closed_error
-            self._detach(list(self._idle))
+            self._detach([entry for entry in self._entries if entry.cached])
             left = list(self._entries)
             windows = [window for pool in self._windows.values() for window in pool]
             self._windows.clear()
@@ -563,6 +686,10 @@ class RegistrationCache(Resource):
             window.close()
         for entry in left:
             entry.region.close()
+            if entry.watch is not None:
+                self._monitor.unwatch(entry.watch)
+        if self._monitor is not None:
+            self._monitor.close()
         with self._changed:
             self._entries.clear()
             self._counts.entries = self._counts.bytes_pinned = 0

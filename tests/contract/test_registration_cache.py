@@ -611,7 +611,7 @@ def test_dropped_leases_and_caches_are_released(pair):
         cache.remote(buffer, pair.server.queue_pair)
         gc.collect()
     entries = cache._entries
-    wait_until(lambda: not any(entry.users for entry in entries), "the uses have ended")
+    wait_until(lambda: not any(entry.uses for entry in entries), "the uses have ended")
     cache.invalidate(buffer)
     assert cache.stats.entries == 0
     use(cache, buffer)
