@@ -227,6 +227,32 @@ int ndpy_monitor_takes_shared_memory(void)
     return monitor.shared_memory;
 }
 
+/* Wait until every change that has taken effect is marked, or the watch is. 0 if that is not known in the end. */
+static int settle(struct ndpy_watch *watch)
+{
+    struct uffdio_writeprotect nothing = {.range = {.len = 0}};
+    struct timespec pause = {.tv_nsec = 50000};
+    int64_t waited = 0;
+
+    for (int round = 0; !atomic_load(&monitor.broken); round++) {
+        if (watch && atomic_load(&watch->changed))
+            return 1;
+        /* A range of no bytes: EAGAIN while a change is under way, else EINVAL. */
+        if (ioctl(monitor.fd, UFFDIO_WRITEPROTECT, &nothing) && errno != EAGAIN && !(atomic_load(&monitor.turn) & 1))
+            return 1;
+        if (round < YIELDS) {
+            sched_yield();
+            continue;
+        }
+        /* Kernels before 6.13 count a move that failed half-way for ever. */
+        if (waited > LONGEST_WAIT_NS)
+            break;
+        nanosleep(&pause, NULL);
+        waited += pause.tv_nsec;
+    }
+    return 0;
+}
+
 static void add_block(struct block *block)
 {
     for (int i = 0; i < WATCHES_PER_BLOCK; i++) {
@@ -254,6 +280,8 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify)
     struct ndpy_watch *watch;
     int error = 0;
 
+    /* What was at these addresses before is not to mark this one. */
+    settle(NULL);
     pthread_mutex_lock(&monitor.lock);
     while (!monitor.free) {
         struct block *block;
@@ -287,26 +315,8 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify)
 
 int ndpy_watch_changed(struct ndpy_watch *watch)
 {
-    struct uffdio_writeprotect nothing = {.range = {.len = 0}};
-    struct timespec pause = {.tv_nsec = 50000};
-    int64_t waited = 0;
-
-    for (int round = 0;; round++) {
-        if (atomic_load(&watch->changed) || atomic_load(&monitor.broken))
-            return 1;
-        /* A range of no bytes: EAGAIN while a change is under way, else EINVAL. */
-        if (ioctl(monitor.fd, UFFDIO_WRITEPROTECT, &nothing) && errno != EAGAIN && !(atomic_load(&monitor.turn) & 1))
-            return atomic_load(&watch->changed);
-        if (round < YIELDS) {
-            sched_yield();
-            continue;
-        }
-        /* Kernels before 6.13 count a move that failed half-way for ever. Not known is as good as changed. */
-        if (waited > LONGEST_WAIT_NS)
-            return 1;
-        nanosleep(&pause, NULL);
-        waited += pause.tv_nsec;
-    }
+    /* Not known is as good as changed. */
+    return !settle(watch) || atomic_load(&watch->changed);
 }
 
 /* The first part of [from, end) that no watch covers; 0 if there is none. */
