@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import mmap
+import sys
 import threading
 import time
 from pathlib import Path
@@ -277,6 +279,23 @@ def test_k_1_9_closing_a_connection_releases_what_was_cached_for_it(keep, pair, 
     other.server.queue_pair.close()
     assert shared.closed
     assert not anybodys.closed
+
+
+@pytest.mark.parametrize("who", ["this side", "the peer"])
+def test_k_1_9_the_end_of_a_connection_releases_what_was_cached_for_it(keep, pair, cache, who):
+    """Without another use of the cache: the adapter's thread does it."""
+    buffers = [ndpy.alloc(LENGTH) for _ in range(3)]
+    mine = use(cache, buffers[0], queue_pair=pair.server.queue_pair)
+    anybodys = use(cache, buffers[1])
+    exposure = cache.remote(buffers[2], pair.server.queue_pair, READ | WRITE)
+    first, second = (pair.server, pair.client) if who == "this side" else (pair.client, pair.server)
+    first.connector.disconnect(DEADLINE_S)
+    second.connector.wait_disconnected(DEADLINE_S)
+    wait_until(lambda: mine.closed and exposure.revoked, "what was cached for the connection has gone")
+    assert not anybodys.closed
+    exposure.release()
+    wait_until(lambda: cache.stats.entries == 1, "one registration is left")
+    assert regions(pair.adapter) == [anybodys]
 
 
 def test_k_1_9_what_a_closed_connection_still_uses_goes_on_release(pair, cache):
@@ -632,6 +651,107 @@ def test_the_example_of_the_readme_works(pair, keep, capsys):
     assert "hits=1, misses=1" in capsys.readouterr().out
 
 
+# ---- memory that no Python object owns, with a monitor ----
+
+
+@pytest.fixture
+def monitored(keep, adapter):
+    """A cache with a monitor, which Linux has."""
+    if sys.platform != "linux":
+        pytest.skip("this system does not tell of unmapping")
+    return keep(ndpy.RegistrationCache(adapter, max_bytes=64 << 20, max_entries=64, monitor=True))
+
+
+def map_raw(length, address=None):
+    """The address of new memory that Python knows nothing of, there if an address is given."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x100000 if address else 0)
+    found = libc.mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    assert found not in (None, ctypes.c_void_p(-1).value)
+    assert address in (None, found)
+    return found
+
+
+def unmap_raw(address, length):
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    assert libc.munmap(address, length) == 0
+
+
+@pytest.mark.skipif(sys.platform == "linux", reason="Linux has a monitor")
+def test_a_monitor_is_refused_where_the_system_has_none(adapter):
+    with pytest.raises(ndpy.UnsupportedError, match=r"DO_NOT_SECURE_VM.*raw=True"):
+        ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=4, monitor=True)
+
+
+def test_k_1_2_monitored_memory_is_found_until_it_is_unmapped(adapter, monitored):
+    """Without another use of the cache: the adapter's thread deregisters."""
+    address = map_raw(4 * LENGTH)
+    region = use(monitored, (address, LENGTH))
+    beside = use(monitored, (address + 2 * LENGTH, LENGTH))
+    assert use(monitored, (address, LENGTH)) is region
+    assert use(monitored, (address + 8, 8)) is region
+    unmap_raw(address, LENGTH)
+    wait_until(lambda: region.closed, "the registration has gone with its memory")
+    assert not beside.closed
+    wait_until(lambda: monitored.stats.entries == 1, "the entry has gone")
+    assert monitored.stats.invalidations == 1
+    map_raw(LENGTH, address)
+    assert use(monitored, (address, LENGTH)) is not region
+    unmap_raw(address, 4 * LENGTH)
+
+
+def test_k_1_8_monitored_memory_in_use_is_detached_and_deregistered_on_release(monitored):
+    address = map_raw(LENGTH)
+    lease = monitored.local((address, LENGTH))
+    region = lease.region
+    unmap_raw(address, LENGTH)
+    map_raw(LENGTH, address)
+    assert not region.closed
+    with monitored.local((address, LENGTH)) as other:
+        assert other.region is not region
+    lease.release()
+    assert region.closed
+    unmap_raw(address, LENGTH)
+
+
+def test_k_2_6_unmapping_monitored_memory_takes_the_peers_right_away(pair, monitored):
+    address = map_raw(LENGTH)
+    exposure = monitored.remote((address, LENGTH), pair.server.queue_pair, READ)
+    unmap_raw(address, LENGTH)
+    wait_until(lambda: exposure.revoked, "the peer's right has gone with the memory")
+    exposure.release()
+    wait_until(lambda: not monitored.stats.entries, "the registration too")
+
+
+def test_overlapping_monitored_ranges_become_one_and_changed_ones_do_not_count(monitored):
+    address = map_raw(4 * LENGTH)
+    use(monitored, (address, 2 * LENGTH))
+    merged = use(monitored, (address + LENGTH, 2 * LENGTH))
+    assert (merged.address, merged.length) == (address, 3 * LENGTH)
+    unmap_raw(address, LENGTH)
+    region = use(monitored, (address + LENGTH, 2 * LENGTH))
+    assert (region.address, region.length) == (address + LENGTH, 2 * LENGTH)
+    unmap_raw(address, 4 * LENGTH)
+
+
+def test_a_file_is_not_monitored_unless_the_caller_watches_it(monitored, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(LENGTH))
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), LENGTH) as mapped:
+        view = memoryview(mapped)
+        raw = (address_of(view), LENGTH)
+        view.release()
+        with pytest.raises(ndpy.UnsupportedError, match="data is mapped there"):
+            monitored.local(raw)
+        assert monitored.stats.entries == 0
+        region = use(monitored, raw, raw=True)
+        monitored.invalidate(*raw)
+        assert region.closed
+
+
 # ---- NumPy ----
 
 
@@ -788,50 +908,75 @@ def numpy_filled(data):
     return numpy.frombuffer(data, dtype="u1").copy()
 
 
+class RawMemory:
+    """Memory that only its address is known of."""
+
+    def __init__(self, data):
+        self.length = len(data)
+        self.address = map_raw(self.length)
+        ctypes.memmove(self.address, data, self.length)
+
+    def close(self):
+        unmap_raw(self.address, self.length)
+
+
 STALE_BYTES = 256 << 10
 ROUNDS = 1000 if STRESS else 60
 THREADS = 3
 
 
+MAKERS = {"alloc": alloc_filled, "mmap": mmap_filled, "numpy": numpy_filled, "raw": mmap_filled, "monitored": RawMemory}
+
+
 @pytest.mark.timeout(900 if STRESS else 120)
-@pytest.mark.parametrize("kind", ["alloc", "mmap", "numpy", "raw"])
-def test_memory_mapped_anew_at_an_address_is_never_stale(keep, adapter, cache, kind):
-    """Used through the cache, unmapped, mapped again: the peer sees the new bytes, whatever was at the address before."""
+@pytest.mark.parametrize("kind", MAKERS)
+def test_memory_mapped_anew_at_an_address_is_never_stale(request, keep, adapter, kind):
+    """Used through the cache, unmapped, mapped again: the peer sees the new bytes, whatever was at the address before.
+
+    The threads unmap and map at the same time, so that addresses go from one to another.
+    """
     require(adapter, "LOOPBACK_CONNECTIONS")
-    make = {"alloc": alloc_filled, "mmap": mmap_filled, "numpy": numpy_filled, "raw": mmap_filled}[kind]
-    make(b"ready")
+    cache = request.getfixturevalue("monitored" if kind == "monitored" else "cache")
+    make = MAKERS[kind]
     pairs = [connect_pair(keep, adapter) for _ in range(THREADS)]
     targets = [memory(keep, adapter, 16, WRITE) for _ in range(THREADS)]
     reused = [0] * THREADS
+    seen = set()
 
     def work(number):
         pair, target = pairs[number], targets[number]
-        seen = set()
         for turn in range(number, ROUNDS, THREADS):
             data = f"{kind} {turn:11}".encode()[:16].ljust(16)
             buffer = make(data * (STALE_BYTES // 16))
-            address = address_of(memoryview(buffer))
+            if kind == "monitored":
+                address = buffer.address
+                part = (address, STALE_BYTES)
+            else:
+                address = address_of(memoryview(buffer))
+                # The end and the middle of the memory; the request is the whole, or a part.
+                part = memoryview(buffer).cast("B")[16 * turn : STALE_BYTES - 16]
+                if kind == "raw":
+                    part = (address, STALE_BYTES)
             reused[number] += address in seen
             seen.add(address)
             remote = target.remote()
-            # The end and the middle of the memory; the request is the whole, or a part.
-            part = memoryview(buffer).cast("B")[16 * turn : STALE_BYTES - 16]
-            if kind == "raw":
-                part = (address, STALE_BYTES)
-            with cache.local(part, Access.NONE, raw=kind == "raw") as lease:
-                length = len(lease)
-                pair.client.queue_pair.write(lease[length - 16 : length], remote)
-                succeed(pair.client.cq)
-                wait_for_contents(target, data)
+            for _ in range(2):
+                # Registered, and found.
+                with cache.local(part, Access.NONE, raw=kind == "raw") as lease:
+                    length = len(lease)
+                    pair.client.queue_pair.write(lease[length - 16 : length], remote)
+                    succeed(pair.client.cq)
+                    wait_for_contents(target, data)
             if kind == "raw":
                 cache.invalidate(address, STALE_BYTES)
             del part
-            if isinstance(buffer, mmap.mmap):
+            if hasattr(buffer, "close"):
                 buffer.close()
             del buffer
 
     in_threads(THREADS, work)
     print(f"{sum(reused)} of {ROUNDS} times the address had been used before")
     assert cache.stats.misses == ROUNDS
+    assert cache.stats.hits == ROUNDS
     if kind != "numpy":
         assert sum(reused)
