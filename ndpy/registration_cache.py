@@ -372,7 +372,8 @@ class RegistrationCache(Resource):
                 for entry in overlapping:
                     access |= entry.region.access
         loading.start, loading.end = start, end
-        return (start, end, access), doomed + self._make_room(end - start, 1)
+        freed = sum(entry.region.length for entry in doomed)
+        return (start, end, access), doomed + self._make_room(end - start - freed, 1 - len(doomed))
 
     def _register(self, wanted: tuple[int, int, int], least: tuple[int, int, int]) -> MemoryRegion:
         start, end, access = wanted
@@ -555,6 +556,9 @@ class RegistrationCache(Resource):
                 for raw in (False, True):
                     self._known.pop(((entry.start, entry.region.length), raw), None)
             place = bisect_left(owner.starts, entry.start)
+            # One that has just taken its place may start there too.
+            while owner.entries[place] is not entry:
+                place += 1
             del owner.entries[place], owner.starts[place]
             self._forget_if_empty(owner)
             if not entry.uses:
