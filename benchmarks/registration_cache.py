@@ -19,42 +19,44 @@ MOST_AMONG_MANY = 1.5
 FEW, MANY = 10, 10_000
 
 
-def median_us(call, rounds=ROUNDS):
-    """Median microseconds of one call."""
-    now = time.perf_counter_ns
-    call()
+def registration_us(adapter, buffer):
+    """Median microseconds of registering and deregistering a buffer."""
+    register, now = adapter.register, time.perf_counter_ns
     times = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         begin = now()
-        call()
+        register(buffer).close()
         times.append(now() - begin)
-    times.sort()
     return statistics.median(times) / 1000
 
 
-def hit_us(cache, buffers, **options):
-    """Median microseconds of using each of some buffers that are cached, as often as ROUNDS in all."""
-    local = cache.local
-    now = time.perf_counter_ns
+def hit_us(cache, buffers):
+    """Median microseconds of using a buffer that is cached and releasing it; each of several in its turn."""
+    local, now = cache.local, time.perf_counter_ns
     times = []
     for turn in range(ROUNDS):
         buffer = buffers[turn * 7919 % len(buffers)]
         begin = now()
-        local(buffer, **options).release()
+        local(buffer).release()
+        times.append(now() - begin)
+    return statistics.median(times) / 1000
+
+
+def clock_us():
+    """What reading the clock adds to each of these."""
+    now = time.perf_counter_ns
+    times = []
+    for _ in range(ROUNDS):
+        begin = now()
         times.append(now() - begin)
     return statistics.median(times) / 1000
 
 
 def main():
     adapter_name = sys.argv[1] if len(sys.argv) > 1 else None
-    clock = median_us(lambda: None)
+    clock = clock_us()
     with ndpy.open_adapter(adapter_name) as adapter:
-        buffer = ndpy.alloc(LENGTH)
-
-        def register():
-            adapter.register(buffer).close()
-
-        registration = median_us(register) - clock
+        registration = registration_us(adapter, ndpy.alloc(LENGTH)) - clock
         print(f"{'register and deregister 4 KiB':44}{registration:9.2f} us")
         hits = {}
         for kind, kept in kinds().items():

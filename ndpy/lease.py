@@ -112,13 +112,13 @@ class Lease:
     after the completions of what was posted with it.
     """
 
-    __slots__ = ("_cache", "_entry", "_span", "_view")
+    __slots__ = ("_cache", "_span", "_view")
 
-    def __init__(self, cache: RegistrationCache, entry: Entry, span: Span | Known, view: Any) -> None:
-        self._cache = cache
-        self._entry: Entry | None = entry
-        self._span = span
-        self._view = view
+    # Set by the cache: a call of __init__ would be an eighth of what a hit costs.
+    _cache: RegistrationCache
+    _span: Span | Known
+    #: The export of the buffer; None once it was released.
+    _view: Any
 
     @property
     def address(self) -> int:
@@ -133,9 +133,9 @@ class Lease:
         return self._used().region
 
     def _used(self) -> Entry:
-        entry = self._entry
-        if entry is None:
+        if self._view is None:
             raise errors.ClosedError(f"{self!r} was released")
+        entry: Entry = self._span.entry
         return entry
 
     def __len__(self) -> int:
@@ -149,20 +149,20 @@ class Lease:
 
     def release(self) -> None:
         """End the use; the memory stays registered, in the cache. Harmless when repeated."""
-        entry = self._entry
-        if entry is not None:
-            self._entry = None
+        view = self._view
+        if view is not None:
+            self._view = None
+            entry = self._span.entry
             entry.uses.pop()
             if not entry.cached or self._cache._over:
                 self._cache._on_released(entry)
-            # Only now may the memory go: the region may have ended with this use.
-            self._view = None
+            # Only now may the memory go, with `view`: the region may have ended with this use.
 
     def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
         return entry, None, self._view
 
     def __enter__(self) -> Any:
-        if self._entry is None:
+        if self._view is None:
             self._used()
         return self
 
@@ -170,14 +170,14 @@ class Lease:
         self.release()
 
     def __del__(self) -> None:
-        if self._entry is not None:
-            self._dropped(self._entry)
+        if self._view is not None:
+            self._dropped()
 
-    def _dropped(self, entry: Entry) -> None:
+    def _dropped(self) -> None:
         if sys.is_finalizing():
             return
         warnings.warn(f"unreleased {self!r}", ResourceWarning, stacklevel=3, source=self)
-        self._cache._abandoned.append(self._abandon(entry))
+        self._cache._abandoned.append(self._abandon(self._span.entry))
         self._cache._reaper.wake()
 
     def __repr__(self) -> str:
@@ -187,17 +187,16 @@ class Lease:
 class Exposure(Lease):
     """Memory that a peer can reach, made by RegistrationCache.remote(); a context manager.
 
-    release() takes the peer's right away before it returns; the memory stays registered, in the cache.
+    release() takes the peer's right away before it returns; the memory stays registered, in the cache. It waits for no
+    request of the program: where some are under way on the connection, it closes the window, after 20 ms at most, instead
+    of invalidating it. Should the bind itself stand behind them and not have been carried out by then, the adapter finds no
+    window and ends the connection; so release when the peer has said that it is done.
     """
 
     __slots__ = ("_grant", "_remote")
 
-    def __init__(
-        self, cache: RegistrationCache, entry: Entry, span: Span, view: Any, grant: Grant, remote: RemoteMemory
-    ) -> None:
-        super().__init__(cache, entry, span, view)
-        self._grant = grant
-        self._remote = remote
+    _grant: Grant
+    _remote: RemoteMemory
 
     @property
     def revoked(self) -> bool:
@@ -212,11 +211,10 @@ class Exposure(Lease):
 
     def release(self) -> None:
         """Take the peer's right away and end the use. Harmless when repeated."""
-        entry = self._entry
-        if entry is not None:
-            self._entry = None
-            self._cache._revoke(self._grant)
+        view = self._view
+        if view is not None:
             self._view = None
+            self._cache._revoke(self._grant)
 
     def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
         return entry, self._grant, self._view

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import errors
-from ndpy.memory import pointer_of, span
+from ndpy.flags import Access
+from ndpy.memory import exporter, pointer_of, span
 
 _lone_view = memoryview(bytearray(1))
 # What sys.getrefcount() says of an object that nothing but one memoryview refers to.
@@ -27,14 +28,15 @@ class Span:
     """A range of memory that was asked for, with an export of its buffer, which keeps the memory in place.
 
     start, end: addresses; length in bytes. root: the object that the memory goes with; None for a range that the caller
-    watches, MONITORED for one that a monitor does.
+    watches, MONITORED for one that a monitor does. entry: where it was found.
     """
 
-    __slots__ = ("end", "length", "root", "start", "view", "watchable")
+    __slots__ = ("end", "entry", "length", "root", "start", "view", "watchable")
 
     def __init__(self, buffer: Any, writable: bool, raw: bool, monitored: bool = False) -> None:
         self.view, self.start, self.length = span(buffer, writable)
         self.end = self.start + self.length
+        self.entry: Any = None
         self.root: Any = None
         self.watchable = False
         if isinstance(self.view, memoryview):
@@ -53,22 +55,33 @@ class Span:
 class Known:
     """A buffer object whose entry was found before, by which it is found again without looking at it much.
 
-    start, length: its bytes. allowed: the local rights that it may be asked for. pointer: where its bytes were, for a
-    buffer whose memory may be replaced while it lives (mmap, NumPy array); None for one whose memory cannot (memoryview,
-    and whatever the cache holds an export of).
+    start, length: its bytes. access: a right that was asked for; allowed: all that may be. uses: the entry's.
+    export: makes the export that keeps the buffer as it is. pointer: what that has to be equal to, for a buffer whose memory
+    may be replaced while it lives (mmap, NumPy array, monitored memory); None for one whose memory cannot (memoryview, and
+    whatever the cache holds an export of). size: its len(), for a buffer that can shrink where it is (mmap); else None.
     """
 
-    __slots__ = ("allowed", "entry", "length", "pointer", "reference", "start")
+    __slots__ = ("access", "allowed", "entry", "export", "length", "pointer", "reference", "size", "start", "uses")
 
-    def __init__(self, span: Span, entry: Any, pointer: Any, reference: Any) -> None:
+    def __init__(
+        self, span: Span, access: int, entry: Any, export: Callable[[Any], Any], pointer: Any, reference: Any
+    ) -> None:
         self.start = span.start
         self.length = span.length
+        self.access = _MEMBERS[access]
         self.entry = entry
+        self.uses = entry.uses
         self.allowed = entry.allowed
         if isinstance(span.view, memoryview) and span.view.readonly:
             self.allowed = self.allowed & {0}
+        self.export = export
         self.pointer = pointer
+        self.size = span.length if isinstance(span.root, mmap.mmap) else None
         self.reference = reference
+
+
+#: The members of Access, since a default argument is compared with them by identity.
+_MEMBERS = {rights: Access(rights) for rights in (0, 1, 8, 9)}
 
 
 def _root(view: memoryview) -> tuple[Any, bool]:
@@ -142,19 +155,27 @@ def _resizable_length(root: Any) -> int:
     return len(root) if isinstance(root, mmap.mmap) else 0
 
 
-def know(buffer: Any, span: Span, entry: Any, known: dict[Any, Known]) -> None:
+def know(
+    buffer: Any, span: Span, access: int, entry: Any, known: dict[Any, Known], changed: Callable[[Any], bool] | None
+) -> None:
     """Remember which entry a buffer object was found in, for as long as that object lives.
 
     An (address, length) is remembered by its value, and with it whether the caller watches it, for the whole of an entry.
+    changed: the monitor's, if there is one.
     """
     if entry.queue_pairs is not None:
         return
     key: Any = id(buffer)
     pointer = reference = None
+    export: Callable[[Any], Any] = memoryview
     if type(buffer) is tuple:
         if (span.start, span.end) != (entry.start, entry.end):
             return
         key = (buffer, span.root is None)
+        if changed is None or entry.watch is None:
+            export = _same
+        else:
+            pointer, export = buffer, _unless_changed(entry.watch, changed)
     elif span.root is None or span.root is MONITORED:
         return
     # What the cache holds an export of lives as long as it is cached.
@@ -165,4 +186,13 @@ def know(buffer: Any, span: Span, entry: Any, known: dict[Any, Known]) -> None:
             return
         if type(buffer) is not memoryview:
             pointer = pointer_of(span.view)
-    known[key] = Known(span, entry, pointer, reference)
+            export = exporter()
+    known[key] = Known(span, access, entry, export, pointer, reference)
+
+
+def _same(buffer: Any) -> Any:
+    return buffer
+
+
+def _unless_changed(watch: Any, changed: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    return lambda buffer: () if changed(watch) else buffer

@@ -30,6 +30,9 @@ from ndpy.resource import Resource, busy
 
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
+# How many owners one miss looks at, so that its cost does not grow with what is cached.
+_LOOKS = 64
+
 
 class _Loading:
     """A registration under way: others that want part of its range wait for it."""
@@ -84,7 +87,7 @@ class RegistrationCache(Resource):
 
     Who owns the memory: a NumPy array, an mmap and what alloc() returns are watched, and when the last reference to them
     goes, their registrations go. Of everything else (bytearray, array, ctypes, bytes) the cache holds an export, so that
-    it cannot be resized while it is cached (BufferError); when nothing else refers to it, the next miss drops it.
+    it cannot be resized while it is cached (BufferError); when nothing else refers to it, a later miss drops it.
     invalidate(buffer) lets go at once, and has to come before mmap.resize(). Memory that no Python object owns, given as
     (address, length) or by a buffer that does not own it, needs one of two things:
 
@@ -117,6 +120,10 @@ class RegistrationCache(Resource):
         self._export = exporter()
         #: Every entry that is registered, cached or only in use.
         self._entries: set[Entry] = set()
+        #: Those of them that are not cached any more.
+        self._detached: set[Entry] = set()
+        #: Owners of which the cache holds an export, each for its turn to be looked at.
+        self._exported: deque[Owner] = deque()
         #: A heap of (use, serial number, entry) of what is cached; the use may have been followed by others.
         self._order: list[tuple[int, int, Entry]] = []
         self._serials = itertools.count()
@@ -180,27 +187,21 @@ class RegistrationCache(Resource):
         owner. Source: contract K.1.
         """
         known = self._known.get(id(buffer))
-        if known is None and type(buffer) is tuple:
-            known = self._known.get((buffer, raw))
-        if known is not None and access in known.allowed and queue_pair is None and self._defunct is None:
-            view: Any
-            if known.pointer is None:
-                if type(buffer) is not tuple:
-                    view = memoryview(buffer)
-                elif known.entry.watch is None or not self._monitor.changed(known.entry.watch):
-                    view = buffer
-                else:
-                    return self._local(buffer, access, None, raw)
-            else:
-                view = self._export(buffer)
-                if view != known.pointer or len(view) != known.length:
-                    return self._local(buffer, access, None, raw)
-            entry = known.entry
-            entry.uses.append(None)
-            if entry.cached:
-                entry.used = next(self._uses)
-                return Lease(self, entry, known, view)
-            self._release_use(entry)
+        if known is None:
+            if type(buffer) is tuple:
+                known = self._known.get((buffer, raw))
+            if known is None:
+                return self._local(buffer, access, queue_pair, raw)
+        if (access is known.access or access in known.allowed) and queue_pair is None and self._defunct is None:
+            view = known.export(buffer)
+            if known.pointer is None or (view == known.pointer and (known.size is None or len(view) == known.size)):
+                known.uses.append(None)
+                if known.entry.cached:
+                    known.entry.used = next(self._uses)
+                    lease = Lease()
+                    lease._cache, lease._span, lease._view = self, known, view
+                    return lease
+                self._release_use(known.entry)
         return self._local(buffer, access, queue_pair, raw)
 
     def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
@@ -212,8 +213,11 @@ class RegistrationCache(Resource):
             self._know(queue_pair)
         request = Span(buffer, bool(access), raw, self._monitor is not None)
         entry = self._use(buffer, request, int(access), queue_pair)
-        view, request.view = request.view, None
-        return Lease(self, entry, request, view)
+        request.entry = entry
+        lease = Lease()
+        lease._cache, lease._span, lease._view = self, request, request.view
+        request.view = None
+        return lease
 
     def remote(
         self,
@@ -252,8 +256,12 @@ class RegistrationCache(Resource):
         if entry.invalid or queue_pair.closed:
             self._revoke(grant)
             raise errors.ClosedError("the memory was invalidated, or the queue pair closed, while it was being exposed")
-        view, request.view = request.view, None
-        return Exposure(self, entry, request, view, grant, remote)
+        request.entry = entry
+        exposure = Exposure()
+        exposure._cache, exposure._span, exposure._view = self, request, request.view
+        exposure._grant, exposure._remote = grant, remote
+        request.view = None
+        return exposure
 
     def invalidate(self, memory: Any, length: int | None = None) -> None:
         """Forget every registration that overlaps a range, since its memory is about to change or to go.
@@ -297,7 +305,7 @@ class RegistrationCache(Resource):
                         entry.queue_pairs = None
                     elif entry.queue_pairs is not None:
                         entry.queue_pairs.add(serial)
-                    know(buffer, request, entry, self._known)
+                    know(buffer, request, access, entry, self._known, self._monitor and self._monitor.changed)
                     return entry
                 if any(
                     load.root is request.root and load.start < request.end and request.start < load.end
@@ -329,7 +337,7 @@ class RegistrationCache(Resource):
             self._close(doomed)
             with self._changed:
                 if entry.cached:
-                    know(buffer, request, entry, self._known)
+                    know(buffer, request, access, entry, self._known, self._monitor and self._monitor.changed)
             return entry
 
     def _find(self, request: Span, access: int) -> Entry | None:
@@ -415,6 +423,8 @@ class RegistrationCache(Resource):
                 if owner is not None:
                     doomed += self._detach(list(owner.entries), invalid=True)
                 owner = self._owners[id(request.root)] = Owner(request, self._on_death())
+                if owner.view is not None:
+                    self._exported.append(owner)
             queue_pairs: set[int] | None = None if serial is None else {serial}
             former = self._overlapping(owner, region.address, region.address + region.length)
             for other in former:
@@ -426,6 +436,7 @@ class RegistrationCache(Resource):
             self._entries.add(entry)
             if loading.invalid:
                 entry.cached, entry.invalid = False, True
+                self._detached.add(entry)
                 self._forget_if_empty(owner)
             else:
                 place = bisect_left(owner.starts, entry.start)
@@ -537,9 +548,14 @@ class RegistrationCache(Resource):
     def _take_abandoned_owners(self) -> list[Entry]:
         """Detach what only the cache's own export keeps alive; under the lock."""
         doomed: list[Entry] = []
-        for owner in [owner for owner in self._owners.values() if owner.abandoned]:
-            if not any(entry.uses for entry in owner.entries):
+        for _ in range(min(len(self._exported), _LOOKS)):
+            owner = self._exported.popleft()
+            if self._owners.get(owner.key) is not owner:
+                continue
+            if owner.abandoned and not any(entry.uses for entry in owner.entries):
                 doomed += self._detach(list(owner.entries), invalid=True)
+            else:
+                self._exported.append(owner)
         return doomed
 
     def _detach(self, entries: list[Entry], invalid: bool = False) -> list[Entry]:
@@ -550,6 +566,7 @@ class RegistrationCache(Resource):
             if not entry.cached:
                 continue
             entry.cached = False
+            self._detached.add(entry)
             owner = entry.owner
             self._known.pop(owner.key, None)
             if owner.view is None and owner.watch is None:
@@ -589,11 +606,13 @@ class RegistrationCache(Resource):
                 if entry not in self._entries or entry.uses:
                     continue
                 self._entries.discard(entry)
+                self._detached.discard(entry)
             try:
                 entry.region.close()
             except errors.DeviceBusyError:
                 with self._changed:
                     self._entries.add(entry)
+                    self._detached.add(entry)
                 self._dead.append(entry.owner)
                 continue
             if entry.watch is not None:
@@ -624,11 +643,10 @@ class RegistrationCache(Resource):
             self._on_queue_pair_closing(queue_pair)
         with self._changed:
             dead = [self._dead.popleft() for _ in range(len(self._dead))]
-            doomed = []
             for owner in dead:
                 if owner.dead:
-                    doomed += self._detach(list(owner.entries), invalid=True)
-            doomed += [entry for entry in self._entries if not entry.cached and not entry.uses and entry not in doomed]
+                    self._detach(list(owner.entries), invalid=True)
+            doomed = [entry for entry in self._detached if not entry.uses]
         self._close(doomed)
 
     def _on_memory_changed(self) -> None:
@@ -696,6 +714,7 @@ class RegistrationCache(Resource):
             self._monitor.close()
         with self._changed:
             self._entries.clear()
+            self._detached.clear()
             self._counts.entries = self._counts.bytes_pinned = 0
 
     def _describe(self) -> str:

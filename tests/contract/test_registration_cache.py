@@ -15,6 +15,7 @@ import pytest
 from helpers import (
     DEADLINE_S,
     STRESS,
+    UNACKNOWLEDGED,
     assert_refused,
     assert_works,
     connect_pair,
@@ -419,6 +420,27 @@ def test_k_2_1_requests_that_hold_up_the_queue_do_not_hold_up_the_release(pair_w
     # Where nothing makes a sender wait for a receive, the connection has ended already.
     (completion,) = take(pair.client.cq)
     assert completion.status in (Status.ACCESS_VIOLATION, Status.CANCELED)
+    assert bytes(buffer[:8]) == bytes(8)
+
+
+def test_k_2_1_a_release_behind_long_requests_takes_the_right_away(pair, keep, cache):
+    """The bind itself may not have been carried out yet; then the connection may end, and the peer gets in neither way."""
+    require(pair.adapter, "MEMORY_WINDOWS")
+    length = min(4 << 20, pair.adapter.info.max_transfer_length)
+    source, target = memory(keep, pair.adapter, length), memory(keep, pair.adapter, length, WRITE)
+    buffer = ndpy.alloc(LENGTH)
+    for _ in range(6):
+        pair.server.queue_pair.write(source, target.remote())
+    exposure = cache.remote(buffer, pair.server.queue_pair)
+    remote = exposure.remote()
+    exposure.release()
+    assert exposure.revoked
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), remote, context=2)
+    (completion,) = take(pair.client.cq)
+    # A write on iWARP is complete before the peer has judged it.
+    if pair.adapter.info.transport not in UNACKNOWLEDGED:
+        assert completion.status in (Status.ACCESS_VIOLATION, Status.CANCELED)
+    pair.client.connector.wait_disconnected(DEADLINE_S)
     assert bytes(buffer[:8]) == bytes(8)
 
 
