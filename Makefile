@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench bench-windows
+.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench bench-windows bench-cache soak
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -15,6 +15,8 @@ export PYTHON SOFTROCE ARGS
 help:
 	@echo "make smoke    the hardware smoke test on a software adapter;  make smoke-windows: on softnd, under Wine"
 	@echo "make test     all tests;  make stress: with full counts"
+	@echo "make soak     a busy server with the registration cache for SOAK_S (600) seconds, on ADAPTER (rxe, siw or softnd)"
+	@echo "make bench-cache   what a hit of the registration cache costs beside a registration"
 	@echo "make lint     ruff and mypy"
 	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
 	@echo "make windows  ndpy/_networkdirect.pyd and softnd.dll, for ndpy on Windows or under Wine"
@@ -46,6 +48,25 @@ stress: setup
 # setup.sh makes the extension module.
 windows: softnd
 	@ls -l ndpy/_networkdirect.pyd softnd/build/softnd.dll
+
+ADAPTER ?= rxe
+SOAK_S ?= 600
+export SOAK_S
+
+soak: setup
+ifeq ($(ADAPTER),softnd)
+	$(MAKE) -C softnd
+	NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=$$((SOAK_S + 120)) rig/wine-python tests/soak/busy_server.py softnd0
+else
+	@.venv/bin/python -m compileall -q ndpy tests
+	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter $(ADAPTER) --limit $$((SOAK_S + 120)) -- \
+	    .venv/bin/python tests/soak/busy_server.py $(ADAPTER)0
+endif
+
+# On one processor whose clock counts instructions: the same figures on every machine.
+bench-cache: setup
+	@.venv/bin/python -m compileall -q ndpy
+	.venv/bin/ndpy softroce run --vm --icount --adapter rxe -- .venv/bin/python benchmarks/registration_cache.py rxe0
 
 softnd: setup
 	$(MAKE) -C softnd

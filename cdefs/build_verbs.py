@@ -51,6 +51,7 @@ def source() -> str:
 
 #include "verbs/events.c"
 #include "verbs/data_path.c"
+#include "verbs/userfaultfd.c"
 """
 
 

@@ -88,6 +88,18 @@ uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive)
     return ring_in_flight(receive ? qp->receive : qp->initiator);
 }
 
+uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp)
+{
+    return atomic_load(&qp->initiator->posted);
+}
+
+int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count)
+{
+    if ((int32_t)(count - atomic_load(&qp->initiator->retired)) > 0)
+        return 0;
+    return atomic_load(&qp->initiator->failed) ? -1 : 1;
+}
+
 struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
     uint64_t max_length)
 {
@@ -151,11 +163,11 @@ static void ring_withdraw(struct ndpy_ring *ring)
     atomic_fetch_sub_explicit(&ring->posted, 1, memory_order_release);
 }
 
-static const uint8_t allowed_flags[] = {
+static const uint16_t allowed_flags[] = {
     [NDPY_RECEIVE] = 0,
     [NDPY_SEND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
+    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
+    [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
     [NDPY_READ] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
     [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
 };
@@ -180,7 +192,7 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     slot->nbytes = nbytes;
     slot->operation = (uint16_t)operation;
     slot->flags = (uint16_t)flags;
-    signaled = !(flags & NDPY_SILENT_SUCCESS) || 2 * (ring->silent_run + 1) >= ring->depth;
+    signaled = !(flags & NDPY_SILENT_SUCCESS) || flags & NDPY_MARKER || 2 * (ring->silent_run + 1) >= ring->depth;
 
     ring_commit(ring);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
@@ -188,7 +200,7 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
     else
         error = native_post(qp, slot, request, signaled);
     if (error == NATIVE_NEVER_COMPLETES) {
-        slot->flags = 0;
+        slot->flags &= NDPY_MARKER;
         return 0;
     }
     if (error) {
@@ -327,8 +339,10 @@ static void translate(const struct native_result *result, struct ndpy_completion
         }
         /* A provider that breaks the order: this one was retired by a later request's completion. */
         out->retired = newly > 0 ? (uint32_t)newly : 0;
-        if (slot->flags & NDPY_MARKER || (slot->flags & NDPY_SILENT_SUCCESS && out->status == NDPY_SUCCESS))
+        if (slot->flags & NDPY_SILENT_SUCCESS ? out->status == NDPY_SUCCESS : slot->flags & NDPY_MARKER)
             out->flags = NDPY_HIDDEN;
+        if (out->status != NDPY_SUCCESS)
+            atomic_store_explicit(&ring->failed, 1, memory_order_relaxed);
         if (newly > 0)
             atomic_store_explicit(&ring->retired, slot->sequence + 1, memory_order_release);
     } else {
@@ -414,6 +428,19 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
     return (int)(cq->kept_visible - before);
 }
 
+int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+{
+    uint32_t done = 0;
+
+    while (cq->kept_count && done < count && cq->kept[cq->kept_head].flags & NDPY_HIDDEN) {
+        out[done++] = cq->kept[cq->kept_head++];
+        cq->kept_count--;
+    }
+    if (!cq->kept_count)
+        cq->kept_head = 0;
+    return (int)done;
+}
+
 uint32_t ndpy_kept(struct ndpy_completion_queue *cq)
 {
     return cq->kept_visible;
@@ -474,6 +501,8 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
         }
         keep(cq, &completion);
     }
+    if (left)
+        atomic_store(&ring->failed, 1);
     atomic_store(&ring->retired, retired + left);
     return (int)left;
 }

@@ -33,7 +33,7 @@ enum ndpy_flag {
 /* Beside enum ndpy_flag in a slot. NDPY_UNWRITABLE: a receive's memory that may not be written. */
 enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
-    NDPY_MARKER = 0x200         /* a request of ndpy's own; its completion is hidden */
+    NDPY_MARKER = 0x200         /* a request of ndpy's own: signaled and hidden; with SILENT_SUCCESS a failure shows */
 };
 
 /* Why a post was refused before the provider saw it; any other number but 0 is the provider's own. */
@@ -92,6 +92,10 @@ void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
    behind them; returns whether it was posted, which takes a place in the initiator queue. */
 int ndpy_post_marker(struct ndpy_queue_pair *qp);
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
+/* How many initiator requests were posted, modulo 2**32; and whether the first `count` of these have ended: 0 not yet, 1 all
+   of them well, -1 some request failed. */
+uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp);
+int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count);
 
 struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
     uint64_t max_length);
@@ -114,6 +118,8 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
    Returns how many visible ones were added, or minus an errno. */
 int ndpy_drain(struct ndpy_completion_queue *cq);
 /* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
+/* Takes silent ones only, from those that were taken early, up to the first that is for the program. */
+int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
 uint32_t ndpy_kept(struct ndpy_completion_queue *cq);
 uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number);
 /* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */

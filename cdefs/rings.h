@@ -21,6 +21,7 @@ struct ndpy_slot {
 struct ndpy_ring {
     atomic_uint posted;
     atomic_uint retired;
+    atomic_uint failed;         /* whether a request of it has failed: all later ones do */
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;

@@ -34,11 +34,13 @@ from ndpy.errors import (
 )
 from ndpy.flags import Access, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.lease import CacheStats, Exposure, Lease
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.pending import Pending
 from ndpy.poller import Poller
 from ndpy.provider import list_adapters, open_adapter
 from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
+from ndpy.registration_cache import RegistrationCache
 
 __version__ = "0.1.0"
 
@@ -51,6 +53,7 @@ __all__ = [
     "AddressInUseError",
     "AddressUnreachableError",
     "Buffer",
+    "CacheStats",
     "CanceledError",
     "ClosedError",
     "Completion",
@@ -63,12 +66,14 @@ __all__ = [
     "DeviceBusyError",
     "DeviceRemovedError",
     "ElementRangeError",
+    "Exposure",
     "Flags",
     "ForeignObjectError",
     "Gid",
     "InsufficientResourcesError",
     "InvalidBufferError",
     "InvalidFlagsError",
+    "Lease",
     "LimitExceededError",
     "Listener",
     "MemoryRegion",
@@ -87,6 +92,7 @@ __all__ = [
     "QueuePair",
     "QueuePairLimits",
     "ReadLimits",
+    "RegistrationCache",
     "RemoteMemory",
     "Sge",
     "SharedReceiveQueue",

@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -101,6 +102,10 @@ class Adapter(Resource):
 
         Raises LimitExceededError beyond the limits of info, ForeignObjectError, InsufficientResourcesError.
         """
+
+    @abc.abstractmethod
+    def _monitor(self, on_change: Callable[[], None]) -> Any:
+        """A monitor of memory for one cache; UnsupportedError, saying why and what to do, where there is none."""
 
     def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
         if not least <= value <= maximum:

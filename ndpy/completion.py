@@ -134,6 +134,7 @@ class CompletionQueue(Resource):
 
     _release_order = 30
     _poll_native: Any
+    _poll_hidden: Any
     _native: Any
 
     def __init__(self, adapter: Adapter, depth: int) -> None:
@@ -184,6 +185,20 @@ class CompletionQueue(Resource):
             if queue_pair is not None:
                 queue_pair._on_failed_completion()
         return completions
+
+    def _settle(self) -> None:
+        """Take what the provider has, and let go of what silent requests used; the rest waits for poll()."""
+        failed: list[Source] = []
+        with self._lock:
+            if self._defunct is not None:
+                return
+            self._drain()
+            while count := self._poll_hidden(self._native, self._entries, self._entry_count):
+                self._collect(count, failed)
+        for source in failed:
+            queue_pair = source.queue_pair()
+            if queue_pair is not None:
+                queue_pair._on_failed_completion()
 
     def _collect(self, count: int, failed: list[Source]) -> list[Completion]:
         completions = []
@@ -252,6 +267,14 @@ class CompletionQueue(Resource):
             if completions:
                 self._pass_on()
                 return completions
+
+    @abc.abstractmethod
+    def _drain(self) -> int:
+        """Take what the provider has; returns how many completions wait to be taken. Under the lock."""
+
+    @abc.abstractmethod
+    def _changed(self) -> None:
+        """Completions were added without an event, or the state changed: everybody is to look."""
 
     @abc.abstractmethod
     def _wait_for_notification(self, deadline: float | None) -> None:

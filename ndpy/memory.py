@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError
@@ -304,9 +305,25 @@ def span(buffer: Any, writable: bool) -> tuple[Any, int, int]:
     return view, address_of(view), view.nbytes
 
 
-def address_of(view: memoryview) -> int:
-    """The address of a contiguous view's first byte."""
+@functools.cache
+def _platform() -> Any:
     from ndpy.provider import implementation
 
-    address: int = implementation().address_of(view)
+    return implementation()
+
+
+def address_of(view: memoryview) -> int:
+    """The address of a contiguous view's first byte."""
+    address: int = _platform().address_of(view)
     return address
+
+
+def pointer_of(view: memoryview) -> Any:
+    """The same as a pointer, which what exporter() gives can be compared with."""
+    return _platform().pointer_of(view)
+
+
+def exporter() -> Callable[[Any], Any]:
+    """A function that exports a contiguous buffer: what it returns has a length in bytes, and keeps the memory."""
+    export: Callable[[Any], Any] = _platform().export
+    return export

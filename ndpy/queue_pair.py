@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 import struct
 import threading
+import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,11 @@ _WRITE = int(Operation.WRITE)
 _INLINE = int(Flags.INLINE)
 # enum ndpy_internal_flag of cdefs/ndpy_abi.h.
 _UNWRITABLE = 0x100
+_MARKER = 0x200
+
+# Longest wait for the requests before an invalidation of ndpy's own, and for it.
+_IDLE_S = 0.02
+_REVOKE_S = 5.0
 
 _ELEMENT = struct.Struct("=QII")
 
@@ -78,6 +85,8 @@ class QueuePair(Resource):
     _native: Any
     _post_one: Any
     _post_list: Any
+    _initiator_posted: Any
+    _initiator_ended: Any
     _elements: Any
     _elements_view: memoryview
 
@@ -104,6 +113,8 @@ class QueuePair(Resource):
         self._initiator_records = self._source.initiator
         self._receive_records = self._source.receive
         self._bindings: set[Binding] = set()
+        #: Whose _on_queue_pair_closing() is called before it is closed, and _on_connection_ended() when that happens.
+        self._dependants: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def adapter(self) -> Adapter:
@@ -113,6 +124,12 @@ class QueuePair(Resource):
     def connection_ended(self) -> bool:
         """Whether it had a connection that has ended, or was flushed while it had one."""
         return self._ended
+
+    def _set_ended(self) -> None:
+        """Its connection is over. Called with locks held."""
+        self._ended = True
+        for dependant in list(self._dependants):
+            dependant._on_connection_ended(self)
 
     @property
     def _completion_queues(self) -> tuple[CompletionQueue, CompletionQueue]:
@@ -279,6 +296,20 @@ class QueuePair(Resource):
         Binding a bound window completes INVALID_REQUEST and ends the connection.
         Source: IND2QueuePair::Bind (contract E.2); ibv_post_send(3) with IBV_WR_BIND_MW.
         """
+        self._refuse_marker(Operation.BIND, flags)
+        self._bind(window, region, offset, length, access, context, flags)
+
+    def _expose(self, window: MemoryWindow, region: MemoryRegion, offset: int, length: int, access: Access) -> None:
+        """bind() with no completion for the program, unless it fails."""
+        self._bind(window, region, offset, length, access, 0, _MARKER | Flags.SILENT_SUCCESS)
+
+    def _refuse_marker(self, operation: Operation, flags: int) -> None:
+        if isinstance(flags, int) and flags & _MARKER:
+            raise self._refusal(operation, _BAD_FLAGS, [], flags)
+
+    def _bind(
+        self, window: MemoryWindow, region: MemoryRegion, offset: int, length: int | None, access: Access, *rest: int
+    ) -> None:
         self._check()
         self._own(region, "the region")
         self._own(window, "the window")
@@ -293,20 +324,67 @@ class QueuePair(Resource):
             raise errors.AccessViolationError(
                 "a window that lets the peer write needs a region with Access.LOCAL_WRITE", operation="bind"
             )
-        self._post_bind(window, region, element, access, context, flags)
+        self._post_bind(window, region, element, access, *rest)
 
     @abc.abstractmethod
     def _post_bind(
         self, window: MemoryWindow, region: MemoryRegion, element: Sge, access: Access, context: int, flags: int
     ) -> None: ...
 
-    @abc.abstractmethod
     def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
         """Take back what bind() gave; once it completes, the peer's accesses are refused and end its connection.
 
         Invalidating a window that is not bound to this queue pair completes INVALID_REQUEST and ends the connection.
         Source: IND2QueuePair::Invalidate (contract E.6); ibv_post_send(3) with IBV_WR_LOCAL_INV.
         """
+        self._refuse_marker(Operation.INVALIDATE, flags)
+        self._post_invalidate(window, context, flags)
+
+    @abc.abstractmethod
+    def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None: ...
+
+    def _revoke(self, window: MemoryWindow) -> bool:
+        """Invalidate a window and wait until that has happened, with no completion for the program.
+
+        False if it is not certain that it would happen soon: the connection has ended, or earlier requests are under way.
+        Closing the window then takes the peer's right away. Once an invalidation is posted, the window must stay for it.
+        """
+        binding = window._binding
+        if binding is None or binding.queue_pair is not self or self._wait_until_ended(_IDLE_S) != 1:
+            return False
+        try:
+            self._post_invalidate(window, 0, _MARKER)
+        except errors.NdpyError:
+            return False
+        if self._wait_until_ended(_REVOKE_S) != 1:
+            return False
+        binding.end()
+        return True
+
+    def _wait_until_ended(self, seconds: float) -> int:
+        """Wait until what is posted now in the initiator queue has ended: 1 if well, -1 if not, 0 at the deadline."""
+        deadline = time.monotonic() + seconds
+        pause = 0.0
+        with self._lock:
+            last = 0 if self._native is None else self._initiator_posted(self._native)
+        while True:
+            self.initiator_cq._settle()
+            with self._lock:
+                gone = self._native is None or self._ended
+                state = -1 if gone else int(self._initiator_ended(self._native, last))
+            if state or time.monotonic() > deadline:
+                break
+            # There is no event for one request of many.
+            time.sleep(pause)
+            pause = min(2 * pause + 0.00002, 0.005)
+        # What else came is for whoever waits for the queue.
+        self.initiator_cq._changed()
+        return state
+
+    def close(self) -> None:
+        for dependant in list(self._dependants):
+            dependant._on_queue_pair_closing(self)
+        super().close()
 
     @abc.abstractmethod
     def flush(self) -> None:

@@ -40,6 +40,7 @@ _CLOSING_ORDER = (
     ndpy.QueuePair,
     ndpy.SharedReceiveQueue,
     ndpy.CompletionQueue,
+    ndpy.RegistrationCache,
     ndpy.MemoryRegion,
     ndpy.Adapter,
 )

@@ -1,4 +1,4 @@
-/* What loader.c, events.c and data_path.c offer to Python. */
+/* What loader.c, events.c, data_path.c and userfaultfd.c offer to Python. */
 
 /* Opens both libraries and looks the symbols of ibverbs.h and rdmacm.h up in them. Returns 0, or 1 (libibverbs) or
    2 (librdmacm) for the one that cannot be used, with the reason in `failed`. */
@@ -54,3 +54,17 @@ int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token);
 /* Fence all that can follow a read, for providers that complete it ahead of the read otherwise. */
 void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp);
+
+/* userfaultfd.c: tells when watched memory has been unmapped, moved or emptied. Returns 0 or an errno: EPERM (not allowed),
+   ENOSYS (not in this kernel), EOPNOTSUPP (kernel too old). */
+int ndpy_monitor_start(void);
+int ndpy_monitor_takes_shared_memory(void);
+/* Watch whole pages; notify: an eventfd to be told of the first change, or -1. NULL with errno: EINVAL for memory of a
+   kind that cannot be watched, EBUSY for what another userfaultfd has. */
+struct ndpy_watch;
+struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify);
+/* Whether any of it has changed, or may have: a change that another thread has begun is waited for. */
+int ndpy_watch_changed(struct ndpy_watch *watch);
+void ndpy_unwatch(struct ndpy_watch *watch);
+/* After unwatching: when it returns, nobody writes to those eventfds any more. */
+void ndpy_monitor_settle(void);

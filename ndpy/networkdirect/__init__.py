@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter, open_adapter
     from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, list_adapters, why_no_adapter
-    from ndpy.networkdirect.memory import address_of, allocate
+    from ndpy.networkdirect.memory import address_of, allocate, export, pointer_of
     from ndpy.networkdirect.poller import NetworkDirectPoller as Poller
 
 _MODULES = {
@@ -20,8 +20,10 @@ _MODULES = {
     "Poller": "poller",
     "address_of": "memory",
     "allocate": "memory",
+    "export": "memory",
     "list_adapters": "devices",
     "open_adapter": "adapter",
+    "pointer_of": "memory",
     "why_no_adapter": "devices",
 }
 _RENAMED = {"Poller": "NetworkDirectPoller"}
@@ -41,7 +43,9 @@ __all__ = [
     "Poller",
     "address_of",
     "allocate",
+    "export",
     "list_adapters",
     "open_adapter",
+    "pointer_of",
     "why_no_adapter",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from ndpy import errors
@@ -94,6 +95,14 @@ class NetworkDirectAdapter(Adapter):
         self, buffer: Any, access: Access = Access.LOCAL_WRITE
     ) -> Pending[NetworkDirectMemoryRegion]:
         return self._prepare_region(buffer, access)._begin_register()
+
+    def _monitor(self, on_change: Callable[[], None]) -> Any:
+        raise errors.UnsupportedError(
+            "Windows does not tell a program when memory is unmapped. Providers secure what is registered, so that it cannot "
+            "be freed meanwhile, unless DO_NOT_SECURE_VM says otherwise; say raw=True and call invalidate() before the memory "
+            "goes",
+            operation="monitor",
+        )
 
     def create_memory_window(self) -> NetworkDirectMemoryWindow:
         self._check()

@@ -42,6 +42,7 @@ _SLACK = 64
 class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
+    _poll_hidden = staticmethod(lib.ndpy_poll_hidden)
 
     def __init__(self, adapter: NetworkDirectAdapter, depth: int, overlapped_file: int | None = None) -> None:
         super().__init__(adapter, depth)
@@ -80,7 +81,6 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         return entries, memoryview(ffi.buffer(entries))
 
     def _drain(self) -> int:
-        """Take what the provider has; returns how many completions wait to be taken."""
         added = lib.ndpy_drain(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
@@ -156,7 +156,6 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 lib.SetEvent(self._waiting[0].event)
 
     def _changed(self) -> None:
-        """Completions were added that the provider does not know of, or the state changed: everybody is to look."""
         with self._lock:
             waiting = bool(self._native is not None and lib.ndpy_kept(self._native))
             ended = list(self._armed.values()) if waiting else []

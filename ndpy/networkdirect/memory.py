@@ -226,6 +226,7 @@ class NetworkDirectMemoryWindow(MemoryWindow):
             self._binding.end()
 
 
+_ADDRESS, _POINTER = ffi.typeof("uintptr_t"), ffi.typeof("char *")
 _MEM_COMMIT_RESERVE = 0x3000
 _MEM_LARGE_PAGES = 0x20000000
 _MEM_RELEASE = 0x8000
@@ -235,7 +236,16 @@ _PRIVILEGE_NOT_HELD = 1314
 
 def address_of(view: memoryview) -> int:
     """The address of a contiguous view's first byte."""
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+    return int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
+
+
+def pointer_of(view: memoryview) -> Any:
+    """The same as a pointer, which keeps nothing."""
+    return ffi.cast(_POINTER, ffi.from_buffer(view))
+
+
+#: What it returns has a length in bytes, compares with pointers, and keeps the memory.
+export = ffi.from_buffer
 
 
 def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:

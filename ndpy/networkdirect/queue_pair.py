@@ -78,6 +78,8 @@ class NetworkDirectQueuePair(QueuePair):
     _adapter: NetworkDirectAdapter
     _post_one = staticmethod(lib.ndpy_post_one)
     _post_list = staticmethod(lib.ndpy_post)
+    _initiator_posted = staticmethod(lib.ndpy_queue_pair_posted)
+    _initiator_ended = staticmethod(lib.ndpy_queue_pair_ended)
     receive_cq: NetworkDirectCompletionQueue
     initiator_cq: NetworkDirectCompletionQueue
 
@@ -153,14 +155,14 @@ class NetworkDirectQueuePair(QueuePair):
 
     def _end_connection(self) -> None:
         """The connection is over; the provider cancels what is outstanding and what will be posted (contract F.2.4)."""
-        self._ended = True
+        self._set_ended()
 
     def _on_posted_after_end(self, operation: int) -> None:
         pass
 
     def _on_failed_completion(self) -> None:
         # The provider ends the connection and tells the peer (contract F.6.1).
-        self._ended = True
+        self._set_ended()
         if self.connector is not None:
             self.connector._on_failed_completion()  # type: ignore[attr-defined]
 
@@ -170,7 +172,7 @@ class NetworkDirectQueuePair(QueuePair):
             self._check()
             check("flush", lib.IND2QueuePair_Flush(self._qp))
             if not self._never_connected:
-                self._ended = True
+                self._set_ended()
 
     def _take_back(self) -> None:
         """Have the provider give back what it holds, for a limited time."""
@@ -297,7 +299,7 @@ class NetworkDirectQueuePair(QueuePair):
             binding.end()
             binding.window._binding = former
 
-    def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
+    def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None:
         self._check()
         self._own(window, "the window")
         assert isinstance(window, NetworkDirectMemoryWindow)

@@ -3,7 +3,7 @@
 from ndpy.verbs.adapter import VerbsAdapter, open_adapter
 from ndpy.verbs.devices import list_adapters, why_no_adapter
 from ndpy.verbs.endpoint import Endpoint
-from ndpy.verbs.memory import address_of, allocate
+from ndpy.verbs.memory import address_of, allocate, export, pointer_of
 from ndpy.verbs.poller import VerbsPoller as Poller
 
 __all__ = [
@@ -12,7 +12,9 @@ __all__ = [
     "VerbsAdapter",
     "address_of",
     "allocate",
+    "export",
     "list_adapters",
     "open_adapter",
+    "pointer_of",
     "why_no_adapter",
 ]

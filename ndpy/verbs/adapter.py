@@ -27,6 +27,7 @@ from ndpy.verbs.events import EventThread
 from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.listener import VerbsListener
 from ndpy.verbs.memory import VerbsMemoryRegion, VerbsMemoryWindow, validate_access
+from ndpy.verbs.monitor import Monitor
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
 
 _REGISTERING_THREADS = 4
@@ -140,6 +141,9 @@ class VerbsAdapter(Adapter):
                 )
             self._executor.submit(work)
         return pending
+
+    def _monitor(self, on_change: Callable[[], None]) -> Monitor:
+        return Monitor(self, on_change)
 
     def create_memory_window(self) -> VerbsMemoryWindow:
         self._check()

@@ -35,6 +35,7 @@ _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRIT
 class VerbsCompletionQueue(CompletionQueue):
     _adapter: VerbsAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
+    _poll_hidden = staticmethod(lib.ndpy_poll_hidden)
 
     def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
         super().__init__(adapter, depth)
@@ -136,7 +137,6 @@ class VerbsCompletionQueue(CompletionQueue):
         check("arm", lib.ndpy_arm(self._cq, int(solicited)))
 
     def _drain(self) -> int:
-        """Take what the provider has; returns how many completions wait to be taken."""
         added = lib.ndpy_drain(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
@@ -164,7 +164,6 @@ class VerbsCompletionQueue(CompletionQueue):
             poller._look_at(self)
 
     def _changed(self) -> None:
-        """Completions were added without an event, or the state changed: everybody is to look."""
         with self._lock:
             ended = self._end_armed() if self._native is not None and self._drain() else []
         self._announce(ended)

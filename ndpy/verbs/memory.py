@@ -163,6 +163,7 @@ class VerbsMemoryWindow(MemoryWindow):
             self._binding.end()
 
 
+_ADDRESS, _POINTER = ffi.typeof("uintptr_t"), ffi.typeof("char *")
 _MAP_HUGETLB = 0x40000
 _MPOL_BIND = 2
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235, "ppc64le": 259, "s390x": 268, "riscv64": 235}
@@ -170,7 +171,16 @@ _SYS_MBIND = {"x86_64": 237, "aarch64": 235, "ppc64le": 259, "s390x": 268, "risc
 
 def address_of(view: memoryview) -> int:
     """The address of a contiguous view's first byte."""
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+    return int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
+
+
+def pointer_of(view: memoryview) -> Any:
+    """The same as a pointer, which keeps nothing."""
+    return ffi.cast(_POINTER, ffi.from_buffer(view))
+
+
+#: What it returns has a length in bytes, compares with pointers, and keeps the memory.
+export = ffi.from_buffer
 
 
 def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:

@@ -90,6 +90,8 @@ class VerbsQueuePair(QueuePair):
     _adapter: VerbsAdapter
     _post_one = staticmethod(lib.ndpy_post_one)
     _post_list = staticmethod(lib.ndpy_post)
+    _initiator_posted = staticmethod(lib.ndpy_queue_pair_posted)
+    _initiator_ended = staticmethod(lib.ndpy_queue_pair_ended)
     receive_cq: VerbsCompletionQueue
     initiator_cq: VerbsCompletionQueue
 
@@ -201,17 +203,17 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             if self._released or self._ended or self._qp is None:
                 return
-            self._ended = True
+            self._set_ended()
             self._to_state(lib.IBV_QPS_ERR)
             if not self._never_connected:
-                self._set_ended()
+                self._tell_data_path()
             if self._iwarp:
                 self._drain_queues()
                 self._cancel_rest()
         if self._iwarp:
             self._tell_queues()
 
-    def _set_ended(self) -> None:
+    def _tell_data_path(self) -> None:
         # siw has flushed when the state has changed, and does not complete what is posted after that.
         state = lib.NDPY_ENDED_UNPOSTED if self._iwarp else lib.NDPY_ENDED
         lib.ndpy_queue_pair_set_connection(self._native, state)
@@ -238,9 +240,9 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             self._check()
             if not self._never_connected:
-                self._ended = True
-                check("flush", self._to_state(lib.IBV_QPS_ERR))
                 self._set_ended()
+                check("flush", self._to_state(lib.IBV_QPS_ERR))
+                self._tell_data_path()
                 return
             self._flush_natively()
             check("flush", self._to_state(lib.IBV_QPS_RESET))
@@ -384,7 +386,7 @@ class VerbsQueuePair(QueuePair):
             binding.end()
             window._binding = former
 
-    def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
+    def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None:
         self._check()
         self._own(window, "the window")
         assert isinstance(window, VerbsMemoryWindow)

@@ -17,6 +17,8 @@ PACKAGE = ROOT / "ndpy"
 # Who may import whom; everything may use the leaves. `provider` is the one place that chooses the platform.
 LEAVES = {"errors", "finding", "flags", "info", "pending", "placement"}
 PUBLIC = {"adapter", "buffer", "completion", "connection", "memory", "poller", "queue_pair", "resource"}
+# The registration cache, on the public classes only.
+CACHE = {"lease", "ownership", "registration_cache"}
 PLATFORMS = {"verbs", "networkdirect"}
 BUILT = {"_verbs", "_networkdirect"}
 TOOLS = {"aio", "cli", "testing", "softroce", "__main__"}
@@ -74,8 +76,10 @@ def allowed(source: str, target: str) -> bool:
     if source == "provider":
         return target in PLATFORMS | PUBLIC
     if source == "__init__":
-        return target in PUBLIC | LEAVES | {"provider"}
-    # What stands on the public classes only, such as the registration cache.
+        return target in PUBLIC | CACHE | {"provider"}
+    if source in CACHE:
+        return target in PUBLIC | CACHE
+    # What stands on the public classes only.
     return target in PUBLIC | {"", source}
 
 

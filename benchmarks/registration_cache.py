@@ -1,0 +1,110 @@
+"""What a hit of the registration cache costs, beside registering and deregistering, and among how many entries.
+
+python registration_cache.py [ADAPTER]; make bench-cache runs it on rxe0 in a VM whose clock counts instructions. The exit
+status is 1 if a ratio is above its bound.
+"""
+
+import mmap
+import statistics
+import sys
+import time
+
+import ndpy
+from ndpy.memory import address_of
+
+LENGTH = 4096
+ROUNDS = 200
+MOST_OF_A_REGISTRATION = 1 / 20
+MOST_AMONG_MANY = 1.5
+FEW, MANY = 10, 10_000
+
+
+def registration_us(adapter, buffer):
+    """Median microseconds of registering and deregistering a buffer."""
+    register, now = adapter.register, time.perf_counter_ns
+    times = []
+    for _ in range(ROUNDS):
+        begin = now()
+        register(buffer).close()
+        times.append(now() - begin)
+    return statistics.median(times) / 1000
+
+
+def hit_us(cache, buffers):
+    """Median microseconds of using a buffer that is cached and releasing it; each of several in its turn."""
+    local, now = cache.local, time.perf_counter_ns
+    times = []
+    for turn in range(ROUNDS):
+        buffer = buffers[turn * 7919 % len(buffers)]
+        begin = now()
+        local(buffer).release()
+        times.append(now() - begin)
+    return statistics.median(times) / 1000
+
+
+def clock_us():
+    """What reading the clock adds to each of these."""
+    now = time.perf_counter_ns
+    times = []
+    for _ in range(ROUNDS):
+        begin = now()
+        times.append(now() - begin)
+    return statistics.median(times) / 1000
+
+
+def main():
+    adapter_name = sys.argv[1] if len(sys.argv) > 1 else None
+    clock = clock_us()
+    with ndpy.open_adapter(adapter_name) as adapter:
+        registration = registration_us(adapter, ndpy.alloc(LENGTH)) - clock
+        print(f"{'register and deregister 4 KiB':44}{registration:9.2f} us")
+        hits = {}
+        for kind, kept in kinds().items():
+            monitor = kind == "monitored"
+            with ndpy.RegistrationCache(adapter, max_bytes=1 << 30, max_entries=MANY, monitor=monitor) as cache:
+                cache.local(kept).release()
+                hits[kind] = hit_us(cache, [kept]) - clock
+                print(f"{'a hit, ' + kind:44}{hits[kind]:9.2f} us{hits[kind] / registration:9.3f}")
+        among = {}
+        whole = ndpy.alloc(2 * MANY * LENGTH)
+        for count in (FEW, MANY):
+            for kind, slices in (
+                ("owners", [bytearray(64) for _ in range(count)]),
+                ("slices", [whole[2 * place * LENGTH : (2 * place + 1) * LENGTH] for place in range(count)]),
+            ):
+                with ndpy.RegistrationCache(adapter, max_bytes=1 << 30, max_entries=MANY) as cache:
+                    for part in slices:
+                        cache.local(part).release()
+                    among[kind, count] = hit_us(cache, slices) - clock
+                    assert cache.stats.evictions == 0
+                    print(f"{f'a hit among {count} {kind}':44}{among[kind, count]:9.2f} us")
+    failed = False
+    for kind, cost in hits.items():
+        failed |= verdict(f"a hit, {kind}, of a registration", cost / registration, MOST_OF_A_REGISTRATION)
+    for kind in ("owners", "slices"):
+        ratio = among[kind, MANY] / among[kind, FEW]
+        failed |= verdict(f"a hit among {MANY} {kind}, of one among {FEW}", ratio, MOST_AMONG_MANY)
+    sys.exit(failed)
+
+
+def kinds():
+    """A buffer of each kind that is told apart."""
+    found = {"alloc": ndpy.alloc(LENGTH), "mmap": mmap.mmap(-1, LENGTH), "bytearray": bytearray(LENGTH)}
+    found["monitored"] = (address_of(found["alloc"]), LENGTH)
+    try:
+        import numpy
+    except ImportError:
+        return found
+    found["NumPy"] = numpy.zeros(LENGTH, dtype="u1")
+    found["view of NumPy"] = numpy.zeros(4 * LENGTH, dtype="u1")[LENGTH : 2 * LENGTH]
+    return found
+
+
+def verdict(what, ratio, bound):
+    """Print one ratio beside its bound; whether it is above."""
+    print(f"{what:44}{ratio:9.3f}  at most {bound:g}: {'yes' if ratio <= bound else 'NO'}")
+    return ratio > bound
+
+
+if __name__ == "__main__":
+    main()

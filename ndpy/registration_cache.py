@@ -1,0 +1,721 @@
+"""A cache of registrations: memory stays registered between its uses, and never longer than it is the same memory.
+
+Nothing is hooked. A cached range goes with the object that owns its memory (ndpy/ownership.py): the death of a watched
+owner marks its entries, and an owner that can be resized is kept from it by an export. Memory without an owner may be
+watched by a monitor, which marks too. What only marks may run in any thread, with any lock held; what deregisters (the
+reaper) runs when the cache is next used, in the adapter's thread, or at close(). No provider is called under the cache's
+lock, which a hit does not take (lease.Entry).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import weakref
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ndpy import errors
+from ndpy.adapter import Adapter
+from ndpy.flags import Access
+from ndpy.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, exporter
+from ndpy.ownership import MONITORED, Known, Owner, Span, know
+from ndpy.queue_pair import QueuePair
+from ndpy.resource import Resource, busy
+
+_REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
+
+# How many owners one miss looks at, so that its cost does not grow with what is cached.
+_LOOKS = 64
+
+
+class _Loading:
+    """A registration under way: others that want part of its range wait for it."""
+
+    __slots__ = ("end", "invalid", "root", "start")
+
+    def __init__(self, root: Any, start: int, end: int) -> None:
+        self.root = root
+        self.start = start
+        self.end = end
+        self.invalid = False
+
+
+class _Reaper(Resource):
+    """What the adapter's thread is given to call the cache back: an orphan whose close() reaps."""
+
+    _release_order = 45
+
+    def __init__(self, cache: RegistrationCache) -> None:
+        super().__init__(cache._adapter)
+        self._cache = weakref.ref(cache)
+        self._noted = False
+
+    def wake(self) -> None:
+        """Takes no lock: callbacks and finalizers call it."""
+        if not self._noted:
+            self._noted = True
+            self._adapter._adopt(self)
+
+    def close(self) -> None:
+        self._noted = False
+        cache = self._cache()
+        if cache is not None and not cache.closed:
+            cache._reap()
+
+    def _release(self) -> None:
+        pass
+
+
+class RegistrationCache(Resource):
+    """Registrations of an adapter that outlive their use, for programs that transfer from the same memory again and again.
+
+    adapter: whose regions these are. max_bytes, max_entries: how much stays registered, at least 1 each; beyond that the
+    idle entry that was used least recently gives way. What is in use counts, but is never refused or taken away: the
+    bounds hold again when it is released.
+
+    What is found: a range of the same owner inside of a cached one whose rights suffice. A range that overlaps cached ones
+    otherwise is registered together with them, as one region with all their rights, which takes their place; those in use
+    stay until they are released. Where that would be more than max_bytes or the adapter's limit, the range alone takes
+    their place. Ranges that only touch stay apart. Nobody gets rights through the cache that were not asked for on that
+    region: rights widen by a registration, never on a region that exists.
+
+    Who owns the memory: a NumPy array, an mmap and what alloc() returns are watched, and when the last reference to them
+    goes, their registrations go. Of everything else (bytearray, array, ctypes, bytes) the cache holds an export, so that
+    it cannot be resized while it is cached (BufferError); when nothing else refers to it, a later miss drops it.
+    invalidate(buffer) lets go at once, and has to come before mmap.resize(). Memory that no Python object owns, given as
+    (address, length) or by a buffer that does not own it, needs one of two things:
+
+    - monitor=True: the system tells the cache when the memory is unmapped, moved or emptied (munmap, mremap, madvise, by
+      whomever), and what was registered of it is not found any more from then on. On Linux, for anonymous memory, private
+      or shared, the heap included; a mapped file is refused, since nothing tells of its truncation. A call that unmaps
+      watched memory takes some microseconds longer. UnsupportedError names the reason and the remedy where the system
+      cannot or may not.
+    - raw=True in the call: the caller takes the duty to call invalidate() before the memory changes or goes.
+
+    Safe from many threads: of those that want the same range, one registers and the others wait. It is closed before its
+    adapter, and refuses (DeviceBusyError) while leases or exposures are in use.
+    Source: contract section K; Windows Sockets Direct, "caching registered memory".
+    """
+
+    _release_order = 45
+
+    def __init__(self, adapter: Adapter, *, max_bytes: int, max_entries: int, monitor: bool = False) -> None:
+        adapter._check()
+        if max_bytes < 1 or max_entries < 1:
+            raise errors.LimitExceededError("a cache holds at least 1 byte and 1 entry")
+        super().__init__(adapter)
+        self.max_bytes = max_bytes
+        self.max_entries = max_entries
+        self._windows_exist = "MEMORY_WINDOWS" in adapter.info.flags
+        self._changed = threading.Condition(threading.Lock())
+        self._owners: dict[int, Owner] = {}
+        #: Buffers found before, by identity; what it says counts only while the entry is cached.
+        self._known: dict[Any, Known] = {}
+        self._export = exporter()
+        #: Every entry that is registered, cached or only in use.
+        self._entries: set[Entry] = set()
+        #: Those of them that are not cached any more.
+        self._detached: set[Entry] = set()
+        #: Owners of which the cache holds an export, each for its turn to be looked at.
+        self._exported: deque[Owner] = deque()
+        #: A heap of (use, serial number, entry) of what is cached; the use may have been followed by others.
+        self._order: list[tuple[int, int, Entry]] = []
+        self._serials = itertools.count()
+        #: One number for each use, and for each look at how many there were.
+        self._uses = itertools.count()
+        self._uses_not_hits = 0
+        #: More is registered than the bounds say.
+        self._over = False
+        self._loading: list[_Loading] = []
+        #: Windows that are not bound, by the serial number of the queue pair that they were bound through.
+        self._windows: dict[int, list[MemoryWindow]] = {}
+        #: Added to by callbacks and finalizers, without the lock.
+        self._dead: deque[Owner] = deque()
+        self._abandoned: deque[tuple[Entry, Grant | None, Any]] = deque()
+        self._ended: deque[QueuePair] = deque()
+        self._counts = CacheStats()
+        self._reaper = _Reaper(self)
+        self._monitor: Any = None
+        if monitor:
+            changed = weakref.WeakMethod(self._on_memory_changed)
+
+            def on_change() -> None:
+                call = changed()
+                if call is not None:
+                    call()
+
+            self._monitor = adapter._monitor(on_change)
+        self._opened()
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    @property
+    def stats(self) -> CacheStats:
+        """The counters as they are now."""
+        with self._changed:
+            uses = next(self._uses)
+            counts = replace(self._counts, hits=uses - self._uses_not_hits)
+            self._uses_not_hits += 1
+            return counts
+
+    # ---- what the program calls ----
+
+    def local(
+        self,
+        buffer: Any,
+        access: int = Access.LOCAL_WRITE,
+        *,
+        queue_pair: QueuePair | None = None,
+        raw: bool = False,
+    ) -> Lease:
+        """Registered memory for send, receive, read and write of this side.
+
+        buffer: as for Adapter.register(), 1 to info.max_registration_size bytes. access: NONE, LOCAL_WRITE, READ_SINK.
+        queue_pair: the connection that it is for; what no other use shares is deregistered when that ends or is closed.
+        raw: the caller calls invalidate() before the memory changes or goes; see the class.
+        A hit calls no provider. The lease keeps the buffer as it is until it is released.
+
+        Raises what Adapter.register() raises, InvalidFlagsError for other rights, UnsupportedError for memory without an
+        owner. Source: contract K.1.
+        """
+        known = self._known.get(id(buffer))
+        if known is None:
+            if type(buffer) is tuple:
+                known = self._known.get((buffer, raw))
+            if known is None:
+                return self._local(buffer, access, queue_pair, raw)
+        if (access is known.access or access in known.allowed) and queue_pair is None and self._defunct is None:
+            view = known.export(buffer)
+            if known.pointer is None or (view == known.pointer and (known.size is None or len(view) == known.size)):
+                known.uses.append(None)
+                if known.entry.cached:
+                    known.entry.used = next(self._uses)
+                    lease = Lease()
+                    lease._cache, lease._span, lease._view = self, known, view
+                    return lease
+                self._release_use(known.entry)
+        return self._local(buffer, access, queue_pair, raw)
+
+    def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
+        if access not in LOCAL_RIGHTS:
+            raise errors.InvalidFlagsError(
+                f"local() takes NONE, LOCAL_WRITE and READ_SINK, not {Access(access)!r}; see remote()"
+            )
+        if queue_pair is not None:
+            self._know(queue_pair)
+        request = Span(buffer, bool(access), raw, self._monitor is not None)
+        entry = self._use(buffer, request, int(access), queue_pair)
+        request.entry = entry
+        lease = Lease()
+        lease._cache, lease._span, lease._view = self, request, request.view
+        request.view = None
+        return lease
+
+    def remote(
+        self,
+        buffer: Any,
+        queue_pair: QueuePair,
+        access: Access = _REMOTE,
+        *,
+        raw: bool = False,
+    ) -> Exposure:
+        """Memory that the peer of a connection can reach until the exposure is released or the queue pair closed.
+
+        access: REMOTE_READ, REMOTE_WRITE or both. Where the adapter has memory windows, one is bound to the cached region:
+        a silent request, which takes a slot of the initiator queue; a message with remote() can be posted right after.
+        Elsewhere the range is registered once more with these rights, good on every connection, and deregistered on
+        release; the cached region keeps the pages locked meanwhile.
+
+        Raises as local() does, NotConnectedError without a connection, QueueFullError when no initiator slot is free.
+        Source: contract K.2.
+        """
+        access = Access(access)
+        if not access & ~Access.LOCAL_WRITE or access & ~_REMOTE:
+            raise errors.InvalidFlagsError(f"remote() grants REMOTE_READ and REMOTE_WRITE, not {access!r}")
+        self._know(queue_pair)
+        if queue_pair.connection_ended:
+            raise errors.NotConnectedError("the connection has ended", operation="expose")
+        right = int(access) & 1
+        request = Span(buffer, bool(right), raw, self._monitor is not None)
+        entry = self._use(buffer, request, right, queue_pair)
+        try:
+            grant, remote = self._expose(entry, request, queue_pair, access)
+        except BaseException:
+            self._release_use(entry)
+            raise
+        with self._changed:
+            entry.grants.add(grant)
+        if entry.invalid or queue_pair.closed:
+            self._revoke(grant)
+            raise errors.ClosedError("the memory was invalidated, or the queue pair closed, while it was being exposed")
+        request.entry = entry
+        exposure = Exposure()
+        exposure._cache, exposure._span, exposure._view = self, request, request.view
+        exposure._grant, exposure._remote = grant, remote
+        request.view = None
+        return exposure
+
+    def invalidate(self, memory: Any, length: int | None = None) -> None:
+        """Forget every registration that overlaps a range, since its memory is about to change or to go.
+
+        memory: a buffer, an (address, length), or an address with `length`. Peers lose their access first; idle
+        registrations are gone when this returns, and exports of the cache with them; those in use are never handed out
+        again and end when they are released. Source: contract K.1.6 to K.1.8, K.2.6.
+        """
+        request = Span(memory if length is None else (memory, length), False, True)
+        start, end = request.start, request.end
+        with self._changed:
+            self._check()
+            for loading in self._loading:
+                if loading.start < end and start < loading.end:
+                    loading.invalid = True
+            hit = [entry for entry in self._entries if entry.start < end and start < entry.end]
+        self._drop(hit)
+
+    # ---- using, registering ----
+
+    def _know(self, queue_pair: QueuePair) -> None:
+        self._check()
+        self._own(queue_pair, "the queue pair")
+        queue_pair._dependants.add(self)
+
+    def _use(self, buffer: Any, request: Span, access: int, queue_pair: QueuePair | None) -> Entry:
+        """The entry for a range, with one more use: found, waited for, or registered."""
+        serial = None if queue_pair is None else queue_pair._serial
+        missed = False
+        while True:
+            if self._dead or self._abandoned or self._ended:
+                self._reap()
+            with self._changed:
+                self._check()
+                entry = self._find(request, access)
+                if entry is not None:
+                    entry.uses.append(None)
+                    entry.used = next(self._uses)
+                    self._uses_not_hits += missed
+                    if serial is None:
+                        entry.queue_pairs = None
+                    elif entry.queue_pairs is not None:
+                        entry.queue_pairs.add(serial)
+                    know(buffer, request, access, entry, self._known, self._monitor and self._monitor.changed)
+                    return entry
+                if any(
+                    load.root is request.root and load.start < request.end and request.start < load.end
+                    for load in self._loading
+                ):
+                    self._changed.wait()
+                    continue
+                if not missed:
+                    missed = True
+                    self._counts.misses += 1
+                loading = _Loading(request.root, request.start, request.end)
+                wanted, doomed = self._prepare(loading, request, access)
+                self._loading.append(loading)
+            watch = None
+            try:
+                self._close(doomed)
+                if request.root is MONITORED:
+                    # Before it is registered, so that no change after that is missed.
+                    watch = self._monitor.watch(wanted[0], wanted[1])
+                region = self._register(wanted, (request.start, request.end, access))
+            except BaseException:
+                with self._changed:
+                    self._loading.remove(loading)
+                    self._changed.notify_all()
+                if watch is not None:
+                    self._monitor.unwatch(watch)
+                raise
+            entry, doomed = self._insert(loading, request, region, serial, watch)
+            self._close(doomed)
+            with self._changed:
+                if entry.cached:
+                    know(buffer, request, access, entry, self._known, self._monitor and self._monitor.changed)
+            return entry
+
+    def _find(self, request: Span, access: int) -> Entry | None:
+        owner = self._owners.get(id(request.root))
+        if owner is None or not owner.is_of(request):
+            return None
+        place = bisect_right(owner.starts, request.start) - 1
+        if place < 0:
+            return None
+        entry: Entry = owner.entries[place]
+        if entry.end < request.end or access not in entry.allowed:
+            return None
+        if entry.watch is not None and self._monitor.changed(entry.watch):
+            return None
+        return entry
+
+    def _overlapping(self, owner: Owner, start: int, end: int) -> list[Entry]:
+        first = max(bisect_right(owner.starts, start) - 1, 0)
+        last = bisect_left(owner.starts, end)
+        return [entry for entry in owner.entries[first:last] if entry.end > start]
+
+    def _prepare(self, loading: _Loading, request: Span, access: int) -> tuple[tuple[int, int, int], list[Entry]]:
+        """What to register, and what has to go before; under the lock."""
+        doomed = self._take_abandoned_owners()
+        start, end = request.start, request.end
+        owner = self._owners.get(id(request.root))
+        if owner is not None and not owner.is_of(request):
+            # A dead owner whose place a new object has taken, or an mmap that was resized.
+            doomed += self._detach(list(owner.entries), invalid=True)
+        elif owner is not None:
+            overlapping = self._overlapping(owner, start, end)
+            if request.root is MONITORED:
+                changed = [entry for entry in overlapping if self._monitor.changed(entry.watch)]
+                doomed += self._detach(changed, invalid=True)
+                overlapping = [entry for entry in overlapping if entry.cached]
+            low = min([start, *(entry.start for entry in overlapping)])
+            high = max([end, *(entry.end for entry in overlapping)])
+            if high - low <= min(self.max_bytes, self._adapter.info.max_registration_size):
+                start, end = low, high
+                for entry in overlapping:
+                    access |= entry.region.access
+        loading.start, loading.end = start, end
+        freed = sum(entry.region.length for entry in doomed)
+        return (start, end, access), doomed + self._make_room(end - start - freed, 1 - len(doomed))
+
+    def _register(self, wanted: tuple[int, int, int], least: tuple[int, int, int]) -> MemoryRegion:
+        start, end, access = wanted
+        try:
+            return self._register_now((start, end - start), access)
+        except errors.ProviderError:
+            # Maybe the ranges that were registered one by one cannot all be registered with the rights of all.
+            if wanted == least:
+                raise
+            return self._register_now((least[0], least[1] - least[0]), least[2])
+
+    def _register_now(self, memory: tuple[int, int], access: int) -> MemoryRegion:
+        rights = Access(access)
+        try:
+            region = self._adapter.register(memory, rights)
+        except errors.InsufficientResourcesError:
+            with self._changed:
+                idle = [entry for entry in self._entries if entry.cached and not entry.uses]
+                self._counts.evictions += len(idle)
+                doomed = self._detach(idle)
+            if not doomed:
+                raise
+            self._close(doomed)
+            region = self._adapter.register(memory, rights)
+        with self._changed:
+            self._counts.registrations += 1
+            self._held(region, 1)
+        return region
+
+    def _insert(
+        self, loading: _Loading, request: Span, region: MemoryRegion, serial: int | None, watch: Any
+    ) -> tuple[Entry, list[Entry]]:
+        with self._changed:
+            self._loading.remove(loading)
+            self._changed.notify_all()
+            owner = self._owners.get(id(request.root))
+            doomed: list[Entry] = []
+            if owner is None or not owner.is_of(request):
+                if owner is not None:
+                    doomed += self._detach(list(owner.entries), invalid=True)
+                owner = self._owners[id(request.root)] = Owner(request, self._on_death())
+                if owner.view is not None:
+                    self._exported.append(owner)
+            queue_pairs: set[int] | None = None if serial is None else {serial}
+            former = self._overlapping(owner, region.address, region.address + region.length)
+            for other in former:
+                queue_pairs = (
+                    None if queue_pairs is None or other.queue_pairs is None else queue_pairs | other.queue_pairs
+                )
+            entry = Entry(owner, region, queue_pairs, next(self._uses), watch)
+            self._uses_not_hits += 1
+            self._entries.add(entry)
+            if loading.invalid:
+                entry.cached, entry.invalid = False, True
+                self._detached.add(entry)
+                self._forget_if_empty(owner)
+            else:
+                place = bisect_left(owner.starts, entry.start)
+                owner.starts.insert(place, entry.start)
+                owner.entries.insert(place, entry)
+                heapq.heappush(self._order, (entry.used, next(self._serials), entry))
+            doomed += self._detach(former)
+        return entry, doomed
+
+    def _on_death(self) -> Callable[[Owner], None]:
+        dead, reaper = self._dead, self._reaper
+
+        def mark(owner: Owner) -> None:
+            dead.append(owner)
+            reaper.wake()
+
+        return mark
+
+    # ---- exposing ----
+
+    def _expose(self, entry: Entry, request: Span, queue_pair: QueuePair, access: Access) -> tuple[Grant, RemoteMemory]:
+        length = request.length
+        if not self._windows_exist:
+            region = self._register_now((request.start, length), access)
+            return Grant(entry, queue_pair, None, region), region.remote()
+        with self._changed:
+            pool = self._windows.get(queue_pair._serial)
+            window = pool.pop() if pool else None
+        if window is None:
+            window = self._adapter.create_memory_window()
+        try:
+            queue_pair._expose(window, entry.region, request.start - entry.start, length, access)
+        except BaseException:
+            self._keep_window(queue_pair, window)
+            raise
+        remote = window.remote()
+        with self._changed:
+            self._counts.binds += 1
+        return Grant(entry, queue_pair, window, None), remote
+
+    def _keep_window(self, queue_pair: QueuePair, window: MemoryWindow) -> None:
+        with self._changed:
+            if not queue_pair.closed and not self.closed:
+                self._windows.setdefault(queue_pair._serial, []).append(window)
+                return
+        window.close()
+
+    def _revoke(self, grant: Grant) -> None:
+        """Take a peer's right away, and end that use of the entry."""
+        with self._changed:
+            if not grant.live:
+                return
+            grant.live = False
+        if grant.region is not None:
+            grant.region.close()
+            with self._changed:
+                self._held(grant.region, -1)
+        elif grant.window is not None:
+            if grant.queue_pair._revoke(grant.window):
+                self._keep_window(grant.queue_pair, grant.window)
+            else:
+                grant.window.close()
+        with self._changed:
+            grant.entry.grants.discard(grant)
+        self._release_use(grant.entry)
+
+    # ---- letting go ----
+
+    def _release_use(self, entry: Entry) -> None:
+        entry.uses.pop()
+        if not entry.cached or self._over:
+            self._on_released(entry)
+
+    def _on_released(self, entry: Entry) -> None:
+        """A use has ended of an entry that is not cached any more, or while there is more than the bounds say."""
+        with self._changed:
+            doomed = [] if entry.cached or entry.uses else [entry]
+            doomed += self._make_room(0, 0)
+        self._close(doomed)
+
+    def _make_room(self, length: int, count: int) -> list[Entry]:
+        """Detach idle entries, the least recently used first, until there is room for more; under the lock."""
+        doomed: list[Entry] = []
+        in_use = []
+        held, number = self._counts.bytes_pinned + length, self._counts.entries + count
+        order = self._order
+        if len(order) > 2 * len(self._entries) + 64:
+            order[:] = [item for item in order if item[2].cached]
+            heapq.heapify(order)
+        while order and (held > self.max_bytes or number > self.max_entries):
+            item = heapq.heappop(order)
+            entry = item[2]
+            if not entry.cached:
+                continue
+            if entry.used != item[0]:
+                # Used since; its turn comes later.
+                heapq.heappush(order, (entry.used, *item[1:]))
+            elif entry.uses:
+                in_use.append(item)
+            else:
+                doomed.append(entry)
+                held -= entry.region.length
+                number -= 1
+        for item in in_use:
+            heapq.heappush(order, item)
+        self._counts.evictions += len(doomed)
+        return self._detach(doomed)
+
+    def _take_abandoned_owners(self) -> list[Entry]:
+        """Detach what only the cache's own export keeps alive; under the lock."""
+        doomed: list[Entry] = []
+        for _ in range(min(len(self._exported), _LOOKS)):
+            owner = self._exported.popleft()
+            if self._owners.get(owner.key) is not owner:
+                continue
+            if owner.abandoned and not any(entry.uses for entry in owner.entries):
+                doomed += self._detach(list(owner.entries), invalid=True)
+            else:
+                self._exported.append(owner)
+        return doomed
+
+    def _detach(self, entries: list[Entry], invalid: bool = False) -> list[Entry]:
+        """Take entries out of the cache; returns those that are idle, to be closed. Under the lock."""
+        doomed = []
+        for entry in entries:
+            entry.invalid = entry.invalid or invalid
+            if not entry.cached:
+                continue
+            entry.cached = False
+            self._detached.add(entry)
+            owner = entry.owner
+            self._known.pop(owner.key, None)
+            if owner.view is None and owner.watch is None:
+                for raw in (False, True):
+                    self._known.pop(((entry.start, entry.region.length), raw), None)
+            place = bisect_left(owner.starts, entry.start)
+            # One that has just taken its place may start there too.
+            while owner.entries[place] is not entry:
+                place += 1
+            del owner.entries[place], owner.starts[place]
+            self._forget_if_empty(owner)
+            if not entry.uses:
+                doomed.append(entry)
+            if invalid:
+                self._counts.invalidations += 1
+        return doomed
+
+    def _forget_if_empty(self, owner: Owner) -> None:
+        if not owner.entries and self._owners.get(owner.key) is owner:
+            del self._owners[owner.key]
+            # NumPy resizes no array that has weak references.
+            owner.watch = None
+
+    def _drop(self, entries: list[Entry]) -> None:
+        """Invalidate entries: their peers' access first (contract K.2.6)."""
+        with self._changed:
+            doomed = self._detach(entries, invalid=True)
+            grants = [grant for entry in entries for grant in entry.grants]
+        for grant in grants:
+            self._revoke(grant)
+        self._close(doomed)
+
+    def _close(self, doomed: list[Entry]) -> None:
+        """Deregister, without the lock. What a window of the program's own is bound to stays for the next time."""
+        for entry in doomed:
+            with self._changed:
+                if entry not in self._entries or entry.uses:
+                    continue
+                self._entries.discard(entry)
+                self._detached.discard(entry)
+            try:
+                entry.region.close()
+            except errors.DeviceBusyError:
+                with self._changed:
+                    self._entries.add(entry)
+                    self._detached.add(entry)
+                self._dead.append(entry.owner)
+                continue
+            if entry.watch is not None:
+                self._monitor.unwatch(entry.watch)
+            with self._changed:
+                self._held(entry.region, -1)
+                if self._owners.get(entry.owner.key) is not entry.owner:
+                    # The order of uses may refer to the entry for some time; its export ends now.
+                    entry.owner.view = None
+
+    def _reap(self) -> None:
+        """Do what callbacks and finalizers have marked."""
+        while self._abandoned:
+            try:
+                entry, grant, view = self._abandoned.popleft()
+            except IndexError:
+                break
+            if grant is not None:
+                self._revoke(grant)
+            else:
+                self._release_use(entry)
+            del view
+        while self._ended:
+            try:
+                queue_pair = self._ended.popleft()
+            except IndexError:
+                break
+            self._on_queue_pair_closing(queue_pair)
+        with self._changed:
+            dead = [self._dead.popleft() for _ in range(len(self._dead))]
+            for owner in dead:
+                if owner.dead:
+                    self._detach(list(owner.entries), invalid=True)
+            doomed = [entry for entry in self._detached if not entry.uses]
+        self._close(doomed)
+
+    def _on_memory_changed(self) -> None:
+        """The monitor has marked something; in the adapter's thread."""
+        with self._changed:
+            watched = [entry for entry in self._entries if entry.cached and entry.watch is not None]
+            changed = [entry for entry in watched if self._monitor.changed(entry.watch)]
+        self._drop(changed)
+
+    def _on_connection_ended(self, queue_pair: QueuePair) -> None:
+        """Takes no lock: it is called with locks held, in any thread."""
+        self._ended.append(queue_pair)
+        self._reaper.wake()
+
+    def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
+        """Release what is cached for a connection: before it is closed, and when it has ended (contract K.1.9)."""
+        with self._changed:
+            grants = [grant for entry in self._entries for grant in entry.grants if grant.queue_pair is queue_pair]
+        for grant in grants:
+            self._revoke(grant)
+        with self._changed:
+            windows = self._windows.pop(queue_pair._serial, [])
+        for window in windows:
+            window.close()
+        with self._changed:
+            mine = []
+            for entry in self._entries:
+                if entry.queue_pairs is not None:
+                    entry.queue_pairs.discard(queue_pair._serial)
+                    if not entry.queue_pairs and entry.cached:
+                        mine.append(entry)
+            doomed = self._detach(mine)
+        self._close(doomed)
+
+    # ---- the end ----
+
+    def _held(self, region: MemoryRegion, change: int) -> None:
+        """One registration more or less; under the lock."""
+        self._counts.entries += change
+        self._counts.bytes_pinned += change * region.length
+        self._over = self._counts.bytes_pinned > self.max_bytes or self._counts.entries > self.max_entries
+
+    def _refuse_if_used(self) -> None:
+        self._reap()
+        with self._changed:
+            used = [f"{len(entry.uses)} uses of {entry.region._describe()}" for entry in self._entries if entry.uses]
+        if used:
+            raise busy(self, used)
+
+    def _release(self) -> None:
+        with self._changed:
+            self._defunct = self._closed_error
+            self._detach([entry for entry in self._entries if entry.cached])
+            left = list(self._entries)
+            windows = [window for pool in self._windows.values() for window in pool]
+            self._windows.clear()
+            self._changed.notify_all()
+        for window in windows:
+            window.close()
+        for entry in left:
+            entry.region.close()
+            if entry.watch is not None:
+                self._monitor.unwatch(entry.watch)
+        if self._monitor is not None:
+            self._monitor.close()
+        with self._changed:
+            self._entries.clear()
+            self._detached.clear()
+            self._counts.entries = self._counts.bytes_pinned = 0
+
+    def _describe(self) -> str:
+        return f"RegistrationCache of {len(self._entries)} regions"
