@@ -84,6 +84,12 @@ class Pending(Generic[T]):
         """End it with an exception; False if it had ended before. For the implementation of an operation."""
         return self._finish(None, error)
 
+    def abandon(self, error: BaseException) -> None:
+        """End it in a forked child, where nobody else will: nobody is called back, and no lock of the parent's is taken."""
+        self._condition = threading.Condition()
+        self._callbacks = []
+        self.fail(error)
+
     def _finish(
         self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
     ) -> bool:

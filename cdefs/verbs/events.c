@@ -28,6 +28,35 @@ int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_a
     return ibv_query_port(context, port, (struct _compat_ibv_port_attr *)out);
 }
 
+static int made(struct ibv_mr *region, struct ibv_mr **out)
+{
+    *out = region;
+    return region ? 0 : errno ? errno : EIO;
+}
+
+int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ibv_mr **out)
+{
+    return made(ibv_reg_mr(pd, address, length, access), out);
+}
+
+int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
+    struct ibv_mr **out)
+{
+    return made(ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access), out);
+}
+
+int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected)
+{
+    /* ibv_query_device_ex() is inline and falls back on a function of the library, which nothing is linked to. */
+    struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
+    struct ibv_device_attr_ex attributes = {0};
+    int error = extended ? extended->query_device_ex(context, NULL, &attributes, sizeof attributes) : EOPNOTSUPP;
+
+    *general = error ? 0 : attributes.odp_caps.general_caps;
+    *connected = error ? 0 : attributes.odp_caps.per_transport_caps.rc_odp_caps;
+    return error;
+}
+
 int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *out)
 {
     struct ibv_async_event event;

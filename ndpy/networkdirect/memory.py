@@ -42,6 +42,8 @@ def validate_access(access: int) -> Access:
     """The rights; InvalidFlagsError for bits that are none, UnsupportedError for what NetworkDirect has not."""
     if access & (Access.REMOTE_ATOMIC & ~Access.LOCAL_WRITE):
         raise errors.UnsupportedError("NetworkDirect has no atomic operations", operation="register")
+    if access & Access.ON_DEMAND:
+        raise errors.UnsupportedError("NetworkDirect has no on-demand paging", operation="register")
     if access & ~_REGION_FLAGS:
         raise errors.InvalidFlagsError(f"register: {access:#x} has bits that are no Access flags")
     return Access(access)
