@@ -18,7 +18,7 @@ def alloc(length: int, *, alignment: int = 4096, huge_pages: bool = False, numa_
 
     Raises InvalidBufferError; InsufficientResourcesError where there are not enough (huge) pages, or, on Windows, the account
     lacks the right to lock pages; UnsupportedError where there are no huge pages or there is no such node.
-    Source: mmap(2), mbind(2), madvise(2); VirtualAllocExNuma.
+    Source: mmap(2), mbind(2), madvise(2); VirtualAllocExNuma, for which a node is a preference.
     """
     from ndpy.provider import implementation
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter, open_adapter
+    from ndpy.networkdirect.allocation import address_of, allocate
     from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, list_adapters, why_no_adapter
-    from ndpy.networkdirect.memory import address_of, allocate
     from ndpy.networkdirect.poller import NetworkDirectPoller as Poller
 
 _MODULES = {
     "NetworkDirectAdapter": "adapter",
     "NetworkDirectAdapterInfo": "devices",
     "Poller": "poller",
-    "address_of": "memory",
-    "allocate": "memory",
+    "address_of": "allocation",
+    "allocate": "allocation",
     "list_adapters": "devices",
     "open_adapter": "adapter",
     "why_no_adapter": "devices",
