@@ -98,6 +98,15 @@ class RemoteMemory:
         return cls(address, length, token)
 
 
+# A plain integer: an operation on members of an IntFlag takes a microsecond.
+_WRITTEN = Access.LOCAL_WRITE.value | Access.READ_SINK.value
+
+
+def is_written(access: int) -> bool:
+    """Whether memory with these rights is written to, so that it cannot be read-only."""
+    return bool(int(access) & _WRITTEN)
+
+
 class MemoryRegion(Resource):
     """Registered memory, made by Adapter.register(). The region keeps the buffer's memory in place until it is closed.
 
@@ -118,7 +127,7 @@ class MemoryRegion(Resource):
         self.address = address
         self.length = length
         self.access = access
-        self._writable = bool(access & (Access.LOCAL_WRITE | Access.READ_SINK))
+        self._writable = is_written(access)
         self._bindings: set[Binding] = set()
 
     @property

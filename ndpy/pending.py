@@ -131,6 +131,27 @@ class Pending(Generic[T]):
         return self.result(0)
 
 
+class Finished(Pending[T]):
+    """An operation that had ended with a value when the call that began it returned."""
+
+    def __init__(self, operation: str, value: T) -> None:
+        # No lock, since nothing changes any more.
+        self._operation = operation
+        self._done = True
+        self._value, self._error = value, None
+
+    def result(self, timeout_s: float | None = None) -> T:
+        return cast(T, self._value)
+
+    def add_done_callback(self, callback: Callable[[Pending[T]], None]) -> None:
+        callback(self)
+
+    def _finish(
+        self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
+    ) -> bool:
+        return False
+
+
 def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
     """The result of an operation that is to be given up when the wait for it ends early, by deadline or Ctrl-C."""
     try:

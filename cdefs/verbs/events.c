@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd)
@@ -28,21 +29,30 @@ int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_a
     return ibv_query_port(context, port, (struct _compat_ibv_port_attr *)out);
 }
 
-static int made(struct ibv_mr *region, struct ibv_mr **out)
+static uint64_t now(void)
 {
-    *out = region;
-    return region ? 0 : errno ? errno : EIO;
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ibv_mr **out)
+int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out)
 {
-    return made(ibv_reg_mr(pd, address, length, access), out);
+    uint64_t begin = now();
+    int error;
+
+    out->region = ibv_reg_mr(pd, address, length, access);
+    error = out->region ? 0 : errno ? errno : EIO;
+    out->nanoseconds = now() - begin;
+    return error;
 }
 
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
-    struct ibv_mr **out)
+    struct ndpy_registration *out)
 {
-    return made(ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access), out);
+    out->region = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access);
+    return out->region ? 0 : errno ? errno : EIO;
 }
 
 int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected)

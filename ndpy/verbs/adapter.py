@@ -14,8 +14,8 @@ from ndpy.completion import CompletionQueue
 from ndpy.connection import Address
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
-from ndpy.memory import span
-from ndpy.pending import Pending
+from ndpy.memory import is_written, span
+from ndpy.pending import Finished, Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import _serials
 from ndpy.verbs.addresses import bind_identifier, new_identifier
@@ -35,9 +35,6 @@ from ndpy.verbs.memory import (
 )
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
 from ndpy.verbs.registering import RegisteringThreads
-
-# Registering so much takes no longer than waking a thread for it.
-_REGISTERED_AT_ONCE = 1 << 16
 
 
 class CmEvent(NamedTuple):
@@ -118,7 +115,7 @@ class VerbsAdapter(Adapter):
         """What a region of it is made from."""
         self._check()
         access = validate_access(access, self.info)
-        owner, address, length = span(buffer, bool(access & (Access.LOCAL_WRITE | Access.READ_SINK)))
+        owner, address, length = span(buffer, is_written(access))
         if length > self.info.max_registration_size:
             raise errors.LimitExceededError(
                 f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
@@ -131,10 +128,8 @@ class VerbsAdapter(Adapter):
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[VerbsMemoryRegion]:  # type: ignore[override]
         memory = self._memory(buffer, access)
         _, _, _, length, _ = memory
-        if length <= _REGISTERED_AT_ONCE:
-            pending: Pending[VerbsMemoryRegion] = Pending("register")
-            pending.succeed(VerbsMemoryRegion(self, *memory))
-            return pending
+        if self._registering.pace.at_once(length):
+            return Finished("register", VerbsMemoryRegion(self, *memory))
 
         def make() -> VerbsMemoryRegion:
             self._check()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
-from ndpy.memory import MemoryRegion, MemoryWindow
+from ndpy.memory import MemoryRegion, MemoryWindow, is_written
 from ndpy.pending import Pending
 from ndpy.resource import _serials
 from ndpy.verbs.library import check, check_pointer, ffi, lib
@@ -18,16 +18,21 @@ from ndpy.verbs.library import check, check_pointer, ffi, lib
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
 
-_REMOTE_WRITE_ALONE = Access.REMOTE_WRITE & ~Access.LOCAL_WRITE
-_ATOMIC_ALONE = Access.REMOTE_ATOMIC & ~Access.LOCAL_WRITE
-_KNOWN = (
-    Access.LOCAL_WRITE
-    | Access.REMOTE_READ
-    | Access.REMOTE_WRITE
-    | Access.READ_SINK
-    | Access.REMOTE_ATOMIC
-    | Access.ON_DEMAND
-    | Access.DO_NOT_SECURE_VM
+# Plain integers: an operation on members of an IntFlag takes a microsecond.
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)
+_REMOTE_READ = int(Access.REMOTE_READ)
+_REMOTE_WRITE_ALONE = Access.REMOTE_WRITE.value & ~_LOCAL_WRITE
+_ATOMIC_ALONE = Access.REMOTE_ATOMIC.value & ~_LOCAL_WRITE
+_READ_SINK = int(Access.READ_SINK)
+_ON_DEMAND = int(Access.ON_DEMAND)
+_UNKNOWN = ~(
+    _LOCAL_WRITE
+    | _REMOTE_READ
+    | _REMOTE_WRITE_ALONE
+    | _ATOMIC_ALONE
+    | _READ_SINK
+    | _ON_DEMAND
+    | int(Access.DO_NOT_SECURE_VM)
 )
 # SIZE_MAX, the length of an implicit region.
 EVERYTHING = (1 << 64) - 1
@@ -40,28 +45,30 @@ MEMLOCK_REMEDY = (
 
 def native_access(access: int, iwarp: bool) -> int:
     """Access as ibv_access_flags."""
+    access = int(access)
     native = 0
-    if access & Access.LOCAL_WRITE:
+    if access & _LOCAL_WRITE:
         native |= lib.IBV_ACCESS_LOCAL_WRITE
-    if access & Access.REMOTE_READ:
+    if access & _REMOTE_READ:
         native |= lib.IBV_ACCESS_REMOTE_READ
     if access & _REMOTE_WRITE_ALONE:
         native |= lib.IBV_ACCESS_REMOTE_WRITE
     if access & _ATOMIC_ALONE:
         native |= lib.IBV_ACCESS_REMOTE_ATOMIC
-    if access & Access.READ_SINK:
+    if access & _READ_SINK:
         # An iWARP read is answered by a write to the sink's remote token.
         native |= lib.IBV_ACCESS_LOCAL_WRITE | (lib.IBV_ACCESS_REMOTE_WRITE if iwarp else 0)
-    if access & Access.ON_DEMAND:
+    if access & _ON_DEMAND:
         native |= lib.IBV_ACCESS_ON_DEMAND
     return int(native)
 
 
 def validate_access(access: int, info: AdapterInfo) -> Access:
     """The rights; InvalidFlagsError for bits that are none, UnsupportedError for what the adapter has not."""
-    if access & ~_KNOWN:
-        raise errors.InvalidFlagsError(f"register: {access:#x} has bits that are no Access flags")
-    if access & Access.ON_DEMAND and "ON_DEMAND_PAGING" not in info.flags:
+    bits = int(access)
+    if bits & _UNKNOWN:
+        raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
+    if bits & _ON_DEMAND and "ON_DEMAND_PAGING" not in info.flags:
         raise errors.UnsupportedError(
             f"{info.name} ({info.driver}) has no on-demand paging; register without Access.ON_DEMAND",
             operation="register",
@@ -117,6 +124,7 @@ def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Acc
         number = lib.ndpy_register(adapter._domain, start, length, _rights(adapter, access, windows=False), out)
     if number:
         raise registration_error(number, address, length, access) or errors.from_errno("register", number)
+    adapter._registering.took(length, out.nanoseconds)
 
 
 def _may_be_the_windows(number: int, access: Access) -> bool:
@@ -151,15 +159,15 @@ class VerbsMemoryRegion(MemoryRegion):
         super().__init__(adapter, buffer, address, length, access)
         self._owner = owner
         # Ctrl-C may raise between any two lines here.
-        out = ffi.new("struct ibv_mr **")
+        out = ffi.new("struct ndpy_registration *")
         try:
             register(adapter, address, length, access, out)
-            self._native = out[0]
+            self._native = out.region
             self._take_tokens()
             self._opened()
         except BaseException:
-            if out[0] != ffi.NULL and self._released:
-                lib.ibv_dereg_mr(out[0])
+            if out.region != ffi.NULL and self._released:
+                lib.ibv_dereg_mr(out.region)
             raise
 
     def _take_tokens(self) -> None:
@@ -189,7 +197,7 @@ class VerbsMemoryRegion(MemoryRegion):
                 self._spoil(owner)
             raise registration_error(number, address, length, rights) or errors.from_errno("reregister", number)
         self.buffer, self.address, self.length, self.access = new, address, length, rights
-        self._writable = bool(rights & (Access.LOCAL_WRITE | Access.READ_SINK))
+        self._writable = is_written(rights)
         self._owner = owner
         self._take_tokens()
 

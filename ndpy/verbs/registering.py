@@ -1,9 +1,10 @@
 """Registering beside the calling thread.
 
-ibv_reg_mr() returns when the kernel has pinned the pages and the device knows them: microseconds for a small buffer,
-milliseconds for a large one, and pinning uses one processor. A few threads share what begin_register() leaves to them.
-Whoever waits for a registration that no thread has begun makes it himself, so that on a busy machine, or one with a single
-processor, nothing waits for a thread to be scheduled.
+ibv_reg_mr() returns when the kernel has pinned the pages and the device knows them: microseconds for a small buffer or a quick
+device, milliseconds for a large or slow one. Handing it to a thread takes a while too, some 50 us on a quick machine and
+milliseconds on an emulated one. Which of the two is quicker is not known beforehand, so both are measured (Pace): begin_register()
+makes at once what took no longer than the handing over the last time, and leaves the rest to a few threads. Whoever waits for
+one that no thread has begun makes it himself.
 
 The threads end with their adapter. They are daemons: a program that ends does not wait for what it asked for and left.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -24,8 +26,36 @@ if TYPE_CHECKING:
     from ndpy.verbs.memory import VerbsMemoryRegion
 
 _THREADS = 4
+# Up to this length a registration is taken for quick until it has been measured.
+_SMALL = 1 << 16
+# What handing over takes until it has been measured, and the longest that begin_register() may take knowingly.
+_HANDING_OVER_NS = 100_000
+_LONGEST_NS = 2_000_000
 
 _Make = Callable[[], "VerbsMemoryRegion"]
+
+
+class Pace:
+    """Whether a registration is made sooner than handed over. Lengths are told apart by their powers of two."""
+
+    def __init__(self) -> None:
+        self._took_ns: dict[int, int] = {}
+        self._handing_over_ns: float = _HANDING_OVER_NS
+
+    def at_once(self, length: int) -> bool:
+        took = self._took_ns.get(length.bit_length())
+        if took is None:
+            return length <= _SMALL
+        return took <= min(self._handing_over_ns, _LONGEST_NS)
+
+    def took(self, length: int, nanoseconds: int) -> None:
+        """The last time counts, so that one that was slow by chance is tried again when a thread finds it quick."""
+        self._took_ns[length.bit_length()] = nanoseconds
+
+    def handed_over(self, nanoseconds: int) -> None:
+        """An idle thread took so long to begin. The quickest count most: others waited for the interpreter's lock."""
+        former = self._handing_over_ns
+        self._handing_over_ns = nanoseconds if nanoseconds < former else former + (nanoseconds - former) / 16
 
 
 class Registration(Pending["VerbsMemoryRegion"]):
@@ -34,6 +64,8 @@ class Registration(Pending["VerbsMemoryRegion"]):
     def __init__(self, threads: RegisteringThreads) -> None:
         super().__init__("register", lambda: threads.withdraw(self))
         self._threads = threads
+        #: When an idle thread was woken for it.
+        self.woken_ns = 0
 
     def result(self, timeout_s: float | None = None) -> VerbsMemoryRegion:
         # Making it here cannot be given up at a deadline.
@@ -47,6 +79,7 @@ class RegisteringThreads:
 
     def __init__(self, adapter_name: str) -> None:
         self._adapter_name = adapter_name
+        self.pace = Pace()
         self._renew_locks()
         self._waiting: dict[Registration, _Make] = {}
         self._running: dict[Registration, threading.Thread] = {}
@@ -69,6 +102,7 @@ class RegisteringThreads:
             if self._idle:
                 # Counted here, so that the next one finds another thread.
                 self._idle -= 1
+                registration.woken_ns = time.monotonic_ns()
                 self._work.notify()
             elif len(self._threads) < _THREADS:
                 self._start_thread()
@@ -85,6 +119,10 @@ class RegisteringThreads:
         with contextlib.suppress(RuntimeError):
             thread.start()
             self._threads.append(thread)
+
+    def took(self, length: int, nanoseconds: int) -> None:
+        """A registration took so long. Where several are made at once, they share a processor, or else gain by it."""
+        self.pace.took(length, nanoseconds // max(1, len(self._running)))
 
     def help(self, registration: Registration) -> None:
         """Make it in the calling thread, if nobody has begun it."""
@@ -111,6 +149,8 @@ class RegisteringThreads:
                 registration = next(iter(self._waiting))
                 make = self._waiting.pop(registration)
                 self._running[registration] = threading.current_thread()
+            if registration.woken_ns:
+                self.pace.handed_over(time.monotonic_ns() - registration.woken_ns)
             try:
                 self._make(registration, make)
             except Exception:

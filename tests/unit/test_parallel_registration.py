@@ -18,6 +18,7 @@ if sys.platform != "linux":
 from fake_verbs import fake, fake_verbs_path  # noqa: F401
 
 import ndpy
+from ndpy.verbs.registering import Pace
 
 DEADLINE_S = 20.0
 # More than begin_register() registers at once.
@@ -34,6 +35,18 @@ def wait_until(condition, what: str) -> None:
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "fake0-register" in thread.name]
+
+
+@pytest.fixture(autouse=True)
+def slow_if_large(request, monkeypatch):
+    """The threads have all that is larger than 64 KiB, however quick the provider is; but for the tests of just that."""
+    if "own_pace" not in request.fixturenames:
+        monkeypatch.setattr(Pace, "at_once", lambda self, length: length < LARGE)
+
+
+@pytest.fixture
+def own_pace() -> None:
+    """What was measured decides."""
 
 
 @pytest.fixture
@@ -92,6 +105,51 @@ def test_they_are_made_in_the_order_of_their_beginning(fake, adapter):  # noqa: 
 @pytest.mark.parametrize("length", [1, 4096, 1 << 16])
 def test_a_small_one_is_registered_before_the_call_returns(adapter, length):
     pending = adapter.begin_register(bytearray(length))
+    assert pending.done()
+    assert not threads()
+    pending.result(0).close()
+
+
+def test_what_has_not_been_measured_is_handed_over_if_it_is_large(own_pace):
+    pace = Pace()
+    assert [pace.at_once(length) for length in (1, 1 << 16, LARGE, 1 << 30)] == [True, True, False, False]
+
+
+def test_what_took_no_longer_than_handing_over_is_made_at_once(own_pace):
+    pace = Pace()
+    pace.took(1 << 20, 90_000)
+    assert pace.at_once(1 << 20)
+    assert not pace.at_once(1 << 21)
+    pace.took(4096, 1_000_000)
+    assert not pace.at_once(4096)
+    pace.handed_over(20_000)
+    assert not pace.at_once(1 << 20)
+    for _ in range(200):
+        pace.handed_over(50_000_000)
+    assert pace.at_once(4096)
+    # Nothing that takes more than 2 ms is, however slow the threads are.
+    pace.took(4096, 2_000_001)
+    assert not pace.at_once(4096)
+
+
+def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, own_pace):  # noqa: F811
+    fake.settings.delay_us = 3000
+    adapter.begin_register(bytearray(4096)).result(0).close()
+    pending = adapter.begin_register(bytearray(4096))
+    assert not pending.done()
+    assert len(threads()) == 1
+    pending.result(DEADLINE_S).close()
+    # And when it is quick again, the next but one is made at once.
+    fake.settings.delay_us = 0
+    adapter.begin_register(bytearray(4096)).result(DEADLINE_S).close()
+    last = adapter.begin_register(bytearray(4096))
+    assert last.done()
+    last.result(0).close()
+
+
+def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pace):  # noqa: F811
+    adapter.register(bytearray(1 << 20)).close()
+    pending = adapter.begin_register(bytearray(1 << 20))
     assert pending.done()
     assert not threads()
     pending.result(0).close()
@@ -213,7 +271,7 @@ def test_a_deadline_holds_although_no_thread_has_begun(fake, adapter):  # noqa: 
     assert fake.seen.registered == 0
 
 
-def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter):  # noqa: F811
+def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter, own_pace):  # noqa: F811
     """A registration that takes 1 ms."""
     fake.settings.delay_us = 1000
     buffers = [bytearray(1 << 20) for _ in range(64)]
