@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench bench-windows bench-cache soak
+.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -23,6 +23,7 @@ help:
 	@echo "make softnd   the NetworkDirect provider, softnd/build/softnd.dll;  make softnd-check: its tests"
 	@echo "make softnd-fuzz   its wire code in a fuzzer for a minute;  make softnd-bench: its speed beside TCP"
 	@echo "make bench-windows   what Python pays for a call over softnd, beside C"
+	@echo "make bench-register   registering 64 buffers one by one and all at once, on rxe and softnd"
 	@echo "make wheels   wheels for Linux and Windows and the source archive, in dist/"
 	@echo "make clean    remove what was built"
 
@@ -85,6 +86,13 @@ softnd-bench: softnd
 bench-windows: windows
 	$(MAKE) -s -C softnd build/networkdirect_calls.exe
 	rig/wine-python benchmarks/networkdirect_calls.py 'softnd\build\networkdirect_calls.exe' 'softnd\build\softnd.dll'
+
+# On rxe by a clock that counts instructions, with one processor, and by the machine's clock, with two.
+bench-register: windows
+	@.venv/bin/python -m compileall -q ndpy benchmarks
+	.venv/bin/ndpy softroce run --vm --icount --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
+	.venv/bin/ndpy softroce run --vm --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
+	NDPY_PROVIDER='softnd\build\softnd.dll' SOFTND_DELAY_REGISTRATION_MS=1 rig/wine-python benchmarks/registration.py softnd0
 
 lint: setup
 	.venv/bin/ruff check .

@@ -68,7 +68,56 @@ class Adapter(Resource):
 
     @abc.abstractmethod
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[MemoryRegion]:
-        """Start to register; many may run at once. Cancelling closes the region should it still come to be."""
+        """Start to register; many may run at once, and take less time together than one after the other.
+
+        What cannot be registered at all is refused here, as by register(); the rest ends the Pending. Cancelling, or
+        closing the adapter meanwhile, ends it with CanceledError, and no region is left of it.
+        On Linux, where ibv_reg_mr(3) blocks, four threads of the adapter's make them, and so does a thread that waits in
+        result() without a deadline; what registers sooner than it can be handed over, by the times measured last and within
+        2 ms, is registered before the call returns. On Windows the provider's requests overlap.
+        """
+
+    def register_implicit(self, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+        """One region for all of the process's memory, present and future; nothing is pinned (implicit on-demand paging).
+
+        Its address is 0, so that its offsets are addresses: region[address:address + length] is an element of any memory.
+        The caller keeps that memory until what was posted with it has completed. buffer is None.
+        Raises UnsupportedError where info.flags lacks IMPLICIT_ON_DEMAND, as on every NetworkDirect adapter.
+        Source: ibv_reg_mr(3) with IBV_ACCESS_ON_DEMAND, address 0 and the length SIZE_MAX.
+        """
+        self._require("IMPLICIT_ON_DEMAND", "register implicit")
+        return self._register_implicit(access)
+
+    def _register_implicit(self, access: Access) -> MemoryRegion:
+        raise NotImplementedError
+
+    def register_dmabuf(
+        self, fd: int, offset: int, length: int, iova: int, access: Access = Access.LOCAL_WRITE
+    ) -> MemoryRegion:
+        """Register memory of a device, such as a GPU's, that its driver exports as a dma-buf.
+
+        fd: of the dma-buf; it may be closed afterwards. offset, length: the part of it, in bytes. iova: the address that
+        elements and peers use for its first byte; its offset within a page has to be that of `offset`. buffer is None.
+
+        Raises UnsupportedError where info.flags lacks DMABUF, as on every NetworkDirect adapter; InvalidBufferError;
+        ProviderError with EBADF for a descriptor that is no dma-buf. Source: ibv_reg_dmabuf_mr(3).
+        """
+        self._require("DMABUF", "register dma-buf")
+        if length < 1 or offset < 0 or iova < 0 or max(offset, iova) + length > 1 << 64:
+            raise errors.InvalidBufferError(
+                f"{length} bytes at offset {offset} and iova {iova:#x} are no range of memory"
+            )
+        return self._register_dmabuf(fd, offset, length, iova, access)
+
+    def _register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
+        raise NotImplementedError
+
+    def _require(self, flag: str, operation: str) -> None:
+        self._check()
+        if flag not in self.info.flags:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) cannot do it: info.flags has no {flag}", operation=operation
+            )
 
     @abc.abstractmethod
     def create_memory_window(self) -> MemoryWindow:
@@ -217,6 +266,9 @@ class Adapter(Resource):
         for child in self._open_children():
             child._on_removed()
 
+    def _on_forked(self) -> None:
+        """This is a forked child; what was under way is the parent's."""
+
     def _describe(self) -> str:
         return f"Adapter {self.info.name}"
 
@@ -228,6 +280,7 @@ def _disown_in_child() -> None:
             if not resource._released:
                 resource._defunct = resource._forked_error
                 resource._released = True
+        adapter._on_forked()
 
 
 if sys.platform != "win32":

@@ -9,13 +9,16 @@ Buffer = memoryview
 
 
 def alloc(length: int, *, alignment: int = 4096, huge_pages: bool = False, numa_node: int | None = None) -> Buffer:
-    """Allocate zeroed memory, outside of Python's heap.
+    """Allocate zeroed memory that begins at a page, outside of Python's heap; a buffer for NumPy too (numpy.frombuffer()).
 
     length: bytes, at least 1. alignment: of the first byte, a power of two. huge_pages: take them from the system's pool
-    of huge pages. numa_node: put the memory there. The memory is unmapped when the last reference and view have gone.
+    of huge pages, now. numa_node: put the memory there. The memory is unmapped when the last reference and view have gone.
+    Where a fork() would endanger registered memory (Linux before 5.12, unless RDMAV_FORK_SAFE is set; see `ndpy doctor`),
+    forked children do not have it: what touches it there ends with SIGSEGV.
 
-    Raises InvalidBufferError, InsufficientResourcesError where there are not enough (huge) pages, UnsupportedError where the
-    system cannot place memory on a node. Source: mmap(2), mbind(2).
+    Raises InvalidBufferError; InsufficientResourcesError where there are not enough (huge) pages, or, on Windows, the account
+    lacks the right to lock pages; UnsupportedError where there are no huge pages or there is no such node.
+    Source: mmap(2), mbind(2), madvise(2); VirtualAllocExNuma, for which a node is a preference.
     """
     from ndpy.provider import implementation
 

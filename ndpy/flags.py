@@ -6,7 +6,14 @@ import enum
 
 
 class Access(enum.IntFlag):
-    """Rights of a region or window. Local read needs no flag; REMOTE_WRITE contains LOCAL_WRITE."""
+    """Rights of a region or window. Local read needs no flag; REMOTE_WRITE contains LOCAL_WRITE.
+
+    READ_SINK: memory that RDMA reads are to fill. An adapter with READ_SINK_REQUIRED in info.flags may refuse reads into
+    memory without it, on all others it changes nothing, so portable programs set it (contract J.10 to J.12). On iWARP it
+    makes the peer's answer possible, which is a write to the region, for as long as the region is registered.
+    REMOTE_ATOMIC, ON_DEMAND: verbs only. With ON_DEMAND nothing is pinned, and the adapter faults pages in as it uses them;
+    UnsupportedError where info.flags lacks ON_DEMAND_PAGING.
+    """
 
     NONE = 0
     LOCAL_WRITE = 0x1
@@ -14,6 +21,7 @@ class Access(enum.IntFlag):
     REMOTE_WRITE = 0x5
     READ_SINK = 0x8
     REMOTE_ATOMIC = 0x10001
+    ON_DEMAND = 0x20000
     DO_NOT_SECURE_VM = 0x80000000
 
 

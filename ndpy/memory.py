@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError
+from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.flags import Access
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
@@ -99,10 +99,20 @@ class RemoteMemory:
         return cls(address, length, token)
 
 
+# A plain integer: an operation on members of an IntFlag takes a microsecond.
+_WRITTEN = Access.LOCAL_WRITE.value | Access.READ_SINK.value
+
+
+def is_written(access: int) -> bool:
+    """Whether memory with these rights is written to, so that it cannot be read-only."""
+    return bool(int(access) & _WRITTEN)
+
+
 class MemoryRegion(Resource):
     """Registered memory, made by Adapter.register(). The region keeps the buffer's memory in place until it is closed.
 
-    address, length: of the buffer, in bytes. access: the rights given. buffer: what was registered.
+    address, length: of the buffer, in bytes. access: the rights given. buffer: what was registered, None for memory that
+    is no buffer (Adapter.register_implicit(), register_dmabuf()).
     local_token (verbs: lkey) and remote_token (verbs: rkey): see Sge and remote().
     Source: IND2MemoryRegion; ibv_reg_mr(3).
     """
@@ -118,7 +128,7 @@ class MemoryRegion(Resource):
         self.address = address
         self.length = length
         self.access = access
-        self._writable = bool(access & (Access.LOCAL_WRITE | Access.READ_SINK))
+        self._writable = is_written(access)
         self._bindings: set[Binding] = set()
 
     @property
@@ -156,6 +166,27 @@ class MemoryRegion(Resource):
     @abc.abstractmethod
     def begin_deregister(self) -> Pending[None]:
         """Start to deregister; DeviceBusyError at once while a window is bound."""
+
+    def reregister(self, buffer: Any = None, access: Access | None = None) -> None:
+        """Give the region other memory, other rights, or both; quicker than a new region where the adapter can do it.
+
+        None keeps what it has. The tokens may change: elements and remote() from before are not valid any more, and what was
+        posted with them has to have completed. Blocks as register() does.
+
+        Raises UnsupportedError where info.flags lacks REREGISTRATION, and otherwise what register() raises. The region is then
+        as it was before, but for a failure in the adapter itself, after which it can only be closed, as its uses then say.
+        Source: ibv_rereg_mr(3); NetworkDirect has nothing of the kind.
+        """
+        self._adapter._require("REREGISTRATION", "reregister")
+        with self._lifetime:
+            self._check()
+            self._refuse_if_used()
+            if self.buffer is None:
+                raise UnsupportedError("only a region of a buffer can be registered again", operation="reregister")
+            self._reregister(buffer, access)
+
+    def _reregister(self, buffer: Any, access: Access | None) -> None:
+        raise NotImplementedError
 
     def _refuse_if_used(self) -> None:
         if self._bindings:

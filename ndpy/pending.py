@@ -84,6 +84,12 @@ class Pending(Generic[T]):
         """End it with an exception; False if it had ended before. For the implementation of an operation."""
         return self._finish(None, error)
 
+    def abandon(self, error: BaseException) -> None:
+        """End it in a forked child, where nobody else will: nobody is called back, and no lock of the parent's is taken."""
+        self._condition = threading.Condition()
+        self._callbacks = []
+        self.fail(error)
+
     def _finish(
         self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
     ) -> bool:
@@ -123,6 +129,27 @@ class Pending(Generic[T]):
             self.cancel()
             raise
         return self.result(0)
+
+
+class Finished(Pending[T]):
+    """An operation that had ended with a value when the call that began it returned."""
+
+    def __init__(self, operation: str, value: T) -> None:
+        # No lock, since nothing changes any more.
+        self._operation = operation
+        self._done = True
+        self._value, self._error = value, None
+
+    def result(self, timeout_s: float | None = None) -> T:
+        return cast(T, self._value)
+
+    def add_done_callback(self, callback: Callable[[Pending[T]], None]) -> None:
+        callback(self)
+
+    def _finish(
+        self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
+    ) -> bool:
+        return False
 
 
 def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd)
@@ -26,6 +27,44 @@ int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_a
 {
     memset(out, 0, sizeof *out);
     return ibv_query_port(context, port, (struct _compat_ibv_port_attr *)out);
+}
+
+static uint64_t now(void)
+{
+    struct timespec time;
+
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out)
+{
+    uint64_t begin = now();
+    int error;
+
+    out->region = ibv_reg_mr(pd, address, length, access);
+    error = out->region ? 0 : errno ? errno : EIO;
+    out->nanoseconds = now() - begin;
+    return error;
+}
+
+int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
+    struct ndpy_registration *out)
+{
+    out->region = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access);
+    return out->region ? 0 : errno ? errno : EIO;
+}
+
+int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected)
+{
+    /* ibv_query_device_ex() is inline and falls back on a function of the library, which nothing is linked to. */
+    struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
+    struct ibv_device_attr_ex attributes = {0};
+    int error = extended ? extended->query_device_ex(context, NULL, &attributes, sizeof attributes) : EOPNOTSUPP;
+
+    *general = error ? 0 : attributes.odp_caps.general_caps;
+    *connected = error ? 0 : attributes.odp_caps.per_transport_caps.rc_odp_caps;
+    return error;
 }
 
 int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *out)

@@ -92,11 +92,22 @@ const char *ibv_wc_status_str(enum ibv_wc_status status);
 
 enum ibv_access_flags {
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_ATOMIC,
-    IBV_ACCESS_MW_BIND, ...
+    IBV_ACCESS_MW_BIND, IBV_ACCESS_ON_DEMAND, ...
 };
+
+enum ibv_odp_transport_cap_bits {
+    IBV_ODP_SUPPORT_SEND, IBV_ODP_SUPPORT_RECV, IBV_ODP_SUPPORT_WRITE, IBV_ODP_SUPPORT_READ, ...
+};
+enum ibv_odp_general_caps { IBV_ODP_SUPPORT, IBV_ODP_SUPPORT_IMPLICIT, ... };
 
 struct ibv_pd { ...; };
 struct ibv_mr { void *addr; size_t length; uint32_t lkey; uint32_t rkey; ...; };
+
+enum ibv_rereg_mr_flags { IBV_REREG_MR_CHANGE_TRANSLATION, IBV_REREG_MR_CHANGE_ACCESS, ... };
+enum ibv_rereg_mr_err_code {
+    IBV_REREG_MR_ERR_INPUT, IBV_REREG_MR_ERR_DONT_FORK_NEW, IBV_REREG_MR_ERR_DO_FORK_OLD, IBV_REREG_MR_ERR_CMD,
+    IBV_REREG_MR_ERR_CMD_AND_DO_FORK_NEW, ...
+};
 
 enum ibv_mw_type { IBV_MW_TYPE_1, IBV_MW_TYPE_2, ... };
 struct ibv_mw { uint32_t rkey; ...; };
@@ -207,6 +218,9 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
 struct ibv_pd *ibv_alloc_pd(struct ibv_context *context);
 int ibv_dealloc_pd(struct ibv_pd *pd);
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int access);
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
+                                 int access);                          /* optional */
+int ibv_rereg_mr(struct ibv_mr *mr, int flags, struct ibv_pd *pd, void *addr, size_t length, int access);
 int ibv_dereg_mr(struct ibv_mr *mr);
 struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context);
 int ibv_destroy_comp_channel(struct ibv_comp_channel *channel);

@@ -47,6 +47,17 @@ int ndpy_cm_let_go(struct rdma_cm_id *id);
 /* Copy a socket address of a connection (peer != 0: the other end's) into out; returns its length. */
 int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size);
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out);
+/* ibv_reg_mr(), whose region is not lost if a signal's handler raises as the call returns, and how long it took, without the
+   wait for the interpreter's lock. Returns 0 or an errno. */
+struct ndpy_registration {
+    struct ibv_mr *region;
+    uint64_t nanoseconds;
+};
+int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out);
+int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
+    struct ndpy_registration *out);
+/* What a device can do on demand: ibv_odp_general_caps, and ibv_odp_transport_cap_bits of RC. Returns 0 or an errno. */
+int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected);
 
 /* What the common data path has not (ndpy_abi.h). */
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter, open_adapter
+    from ndpy.networkdirect.allocation import address_of, allocate, export, pointer_of
     from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, list_adapters, why_no_adapter
-    from ndpy.networkdirect.memory import address_of, allocate, export, pointer_of
     from ndpy.networkdirect.poller import NetworkDirectPoller as Poller
 
 _MODULES = {
     "NetworkDirectAdapter": "adapter",
     "NetworkDirectAdapterInfo": "devices",
     "Poller": "poller",
-    "address_of": "memory",
-    "allocate": "memory",
-    "export": "memory",
+    "address_of": "allocation",
+    "allocate": "allocation",
+    "export": "allocation",
     "list_adapters": "devices",
     "open_adapter": "adapter",
-    "pointer_of": "memory",
+    "pointer_of": "allocation",
     "why_no_adapter": "devices",
 }
 _RENAMED = {"Poller": "NetworkDirectPoller"}

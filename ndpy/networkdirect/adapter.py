@@ -12,7 +12,7 @@ from ndpy.completion import CompletionQueue
 from ndpy.connection import Address
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
-from ndpy.memory import span
+from ndpy.memory import is_written, span
 from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
 from ndpy.networkdirect.connection import NetworkDirectConnector
 from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, Provider
@@ -79,7 +79,7 @@ class NetworkDirectAdapter(Adapter):
     def _prepare_region(self, buffer: Any, access: Access) -> NetworkDirectMemoryRegion:
         self._check()
         access = validate_access(access)
-        owner, address, length = span(buffer, bool(access & (Access.LOCAL_WRITE | Access.READ_SINK)))
+        owner, address, length = span(buffer, is_written(access))
         if length > self.info.max_registration_size:
             raise errors.LimitExceededError(
                 f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from ndpy.networkdirect.library import (
     lib,
     release,
     status_error,
-    win32_error,
 )
 from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all, run
 from ndpy.pending import Pending
@@ -42,6 +40,8 @@ def validate_access(access: int) -> Access:
     """The rights; InvalidFlagsError for bits that are none, UnsupportedError for what NetworkDirect has not."""
     if access & (Access.REMOTE_ATOMIC & ~Access.LOCAL_WRITE):
         raise errors.UnsupportedError("NetworkDirect has no atomic operations", operation="register")
+    if access & Access.ON_DEMAND:
+        raise errors.UnsupportedError("NetworkDirect has no on-demand paging", operation="register")
     if access & ~_REGION_FLAGS:
         raise errors.InvalidFlagsError(f"register: {access:#x} has bits that are no Access flags")
     return Access(access)
@@ -224,67 +224,3 @@ class NetworkDirectMemoryWindow(MemoryWindow):
         self._native = None
         if self._binding is not None:
             self._binding.end()
-
-
-_ADDRESS, _POINTER = ffi.typeof("uintptr_t"), ffi.typeof("char *")
-_MEM_COMMIT_RESERVE = 0x3000
-_MEM_LARGE_PAGES = 0x20000000
-_MEM_RELEASE = 0x8000
-_PAGE_READWRITE = 0x04
-_PRIVILEGE_NOT_HELD = 1314
-
-
-def address_of(view: memoryview) -> int:
-    """The address of a contiguous view's first byte."""
-    return int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
-
-
-def pointer_of(view: memoryview) -> Any:
-    """The same as a pointer, which keeps nothing."""
-    return ffi.cast(_POINTER, ffi.from_buffer(view))
-
-
-#: What it returns has a length in bytes, compares with pointers, and keeps the memory.
-export = ffi.from_buffer
-
-
-def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:
-    """ndpy.alloc() on Windows."""
-    page = mmap.PAGESIZE
-    size = -(-length // page) * page + (alignment if alignment > mmap.ALLOCATIONGRANULARITY else 0)
-    if not huge_pages and numa_node is None:
-        try:
-            view = memoryview(mmap.mmap(-1, size))
-        except (OSError, OverflowError) as failure:
-            number = getattr(failure, "winerror", None) or 0
-            raise errors.InsufficientResourcesError(
-                f"{size} bytes could not be mapped", operation="alloc", native=number
-            ) from None
-    else:
-        view = _allocate_specially(size, huge_pages, numa_node)
-    offset = -address_of(view) % alignment
-    return view[offset : offset + length]
-
-
-def _allocate_specially(size: int, huge_pages: bool, numa_node: int | None) -> memoryview:
-    kind = _MEM_COMMIT_RESERVE
-    if huge_pages:
-        huge = lib.GetLargePageMinimum()
-        if not huge:
-            raise errors.UnsupportedError("this system has no large pages", operation="alloc")
-        size = -(-size // huge) * huge
-        kind |= _MEM_LARGE_PAGES
-    node = 0xFFFFFFFF if numa_node is None else numa_node
-    if not 0 <= node <= 0xFFFFFFFF:
-        raise errors.UnsupportedError(f"there is no NUMA node {numa_node}", operation="alloc")
-    process = ffi.cast("void *", -1)
-    memory = lib.VirtualAllocExNuma(process, ffi.NULL, size, kind, _PAGE_READWRITE, node)
-    if memory == ffi.NULL:
-        number = lib.GetLastError()
-        message = f"{size} bytes could not be allocated"
-        if number == _PRIVILEGE_NOT_HELD:
-            message += "; large pages need the right 'Lock pages in memory' (SeLockMemoryPrivilege, secpol.msc)"
-        failure = win32_error("alloc", number, message)
-        raise errors.InsufficientResourcesError(failure.message, operation="alloc", native=number, native_name="")
-    owned = ffi.gc(ffi.cast("char *", memory), lambda base: lib.VirtualFree(base, 0, _MEM_RELEASE), size)
-    return memoryview(ffi.buffer(owned, size))

@@ -1,9 +1,9 @@
 """The public classes over libibverbs and librdmacm, and what only verbs has."""
 
 from ndpy.verbs.adapter import VerbsAdapter, open_adapter
+from ndpy.verbs.allocation import address_of, allocate, export, pointer_of
 from ndpy.verbs.devices import list_adapters, why_no_adapter
 from ndpy.verbs.endpoint import Endpoint
-from ndpy.verbs.memory import address_of, allocate, export, pointer_of
 from ndpy.verbs.poller import VerbsPoller as Poller
 
 __all__ = [

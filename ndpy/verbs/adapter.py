@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import os
 import threading
 import weakref
@@ -15,8 +14,8 @@ from ndpy.completion import CompletionQueue
 from ndpy.connection import Address
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
-from ndpy.memory import span
-from ndpy.pending import Pending
+from ndpy.memory import is_written, span
+from ndpy.pending import Finished, Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import _serials
 from ndpy.verbs.addresses import bind_identifier, new_identifier
@@ -26,11 +25,17 @@ from ndpy.verbs.devices import open_context
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.listener import VerbsListener
-from ndpy.verbs.memory import VerbsMemoryRegion, VerbsMemoryWindow, validate_access
+from ndpy.verbs.memory import (
+    EVERYTHING,
+    VerbsMemoryRegion,
+    VerbsMemoryWindow,
+    native_access,
+    register_everything,
+    validate_access,
+)
 from ndpy.verbs.monitor import Monitor
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
-
-_REGISTERING_THREADS = 4
+from ndpy.verbs.registering import RegisteringThreads
 
 
 class CmEvent(NamedTuple):
@@ -50,8 +55,7 @@ class VerbsAdapter(Adapter):
         super().__init__(info)
         active = [port.number for port in info.ports if port.state == "active"]
         self._port = active[0] if active else info.ports[0].number
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
-        self._executor_lock = threading.Lock()
+        self._registering = RegisteringThreads(info.name)
         self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
         self._on_port_active: weakref.WeakKeyDictionary[VerbsConnector, Callable[[], None]] = (
@@ -108,39 +112,45 @@ class VerbsAdapter(Adapter):
 
     # ---- making objects ----
 
-    def _register(self, buffer: Any, access: Access) -> VerbsMemoryRegion:
+    def _memory(self, buffer: Any, access: Access) -> tuple[Any, Any, int, int, Access]:
+        """What a region of it is made from."""
         self._check()
-        access = validate_access(access)
-        owner, address, length = span(buffer, bool(access & (Access.LOCAL_WRITE | Access.READ_SINK)))
+        access = validate_access(access, self.info)
+        owner, address, length = span(buffer, is_written(access))
         if length > self.info.max_registration_size:
             raise errors.LimitExceededError(
                 f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
             )
-        return VerbsMemoryRegion(self, owner, buffer, address, length, access)
+        return owner, buffer, address, length, access
+
+    def _register(self, buffer: Any, access: Access) -> VerbsMemoryRegion:
+        return VerbsMemoryRegion(self, *self._memory(buffer, access))
 
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[VerbsMemoryRegion]:  # type: ignore[override]
-        self._check()
-        pending: Pending[VerbsMemoryRegion] = Pending("register")
+        memory = self._memory(buffer, access)
+        _, _, _, length, _ = memory
+        if self._registering.pace.at_once(length):
+            return Finished("register", VerbsMemoryRegion(self, *memory))
 
-        def work() -> None:
-            if pending.done():
-                return
-            try:
-                region = self._register(buffer, access)
-            except BaseException as error:
-                pending.fail(error)
-                return
-            if not pending.succeed(region):
-                region.close()
-
-        with self._executor_lock:
+        def make() -> VerbsMemoryRegion:
             self._check()
-            if self._executor is None:
-                self._executor = concurrent.futures.ThreadPoolExecutor(
-                    _REGISTERING_THREADS, f"ndpy-{self.info.name}-register"
-                )
-            self._executor.submit(work)
-        return pending
+            return VerbsMemoryRegion(self, *memory)
+
+        return self._registering.begin(make)
+
+    def _register_implicit(self, access: Access) -> VerbsMemoryRegion:
+        access = validate_access(access | Access.ON_DEMAND, self.info)
+        return VerbsMemoryRegion(self, None, None, 0, EVERYTHING, access, register_everything)
+
+    def _register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> VerbsMemoryRegion:
+        access = validate_access(access, self.info)
+
+        def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+            rights = native_access(access, self.info.transport == "iWARP")
+            number = lib.ndpy_register_dmabuf(self._domain, offset, length, address, fd, rights, out)
+            check("register dma-buf", number)
+
+        return VerbsMemoryRegion(self, None, None, iova, length, access, register)
 
     def _monitor(self, on_change: Callable[[], None]) -> Monitor:
         return Monitor(self, on_change)
@@ -263,13 +273,22 @@ class VerbsAdapter(Adapter):
 
     # ---- the end ----
 
+    def _refuse_if_used(self) -> None:
+        self._registering.settle()
+        super()._refuse_if_used()
+
     def _release(self) -> None:
-        with self._executor_lock:
-            executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=True, cancel_futures=True)
+        self._registering.stop()
+        try:
+            # A registration may have succeeded just before.
             self._refuse_if_used()
+        except errors.DeviceBusyError:
+            self._registering.start()
+            raise
         self._free()
+
+    def _on_forked(self) -> None:
+        self._registering.abandon(self._forked_error)
 
     def _free(self) -> None:
         for thread in self._background:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import mmap
 import os
 import socket
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -121,7 +122,8 @@ def describe(context: Any, name: str) -> AdapterInfo:
     iwarp = _read(_SYSFS / name / "node_type").startswith("4")
     ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
     best = next((port for port in ports if port.state == "active"), ports[0])
-    flags = _capabilities(attributes, iwarp)
+    probed = _probe(context, name, attributes)
+    flags = _capabilities(attributes, iwarp) | _on_demand(context) | probed.flags
     transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
@@ -147,7 +149,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         max_receive_sge=attributes.max_sge,
         max_read_sge=min(attributes.max_sge_rd or attributes.max_sge, attributes.max_sge),
         max_transfer_length=port_attributes.max_msg_sz or (1 << 31),
-        max_inline_data_size=_inline_size(context, name, attributes),
+        max_inline_data_size=probed.inline_size,
         max_inbound_read_limit=min(attributes.max_qp_rd_atom, 255),
         max_outbound_read_limit=min(attributes.max_qp_init_rd_atom, 255),
         max_receive_queue_depth=attributes.max_qp_wr,
@@ -173,6 +175,16 @@ def _capabilities(attributes: Any, iwarp: bool) -> frozenset[str]:
     else:
         flags.update(("IN_ORDER_DMA", "REFUSE_OFFER", "RESIZE_COMPLETION_QUEUE"))
     return frozenset(flags)
+
+
+def _on_demand(context: Any) -> set[str]:
+    general, connected = ffi.new("uint64_t *"), ffi.new("uint32_t *")
+    wanted = lib.IBV_ODP_SUPPORT_SEND | lib.IBV_ODP_SUPPORT_RECV | lib.IBV_ODP_SUPPORT_WRITE | lib.IBV_ODP_SUPPORT_READ
+    if lib.ndpy_query_on_demand(context, general, connected) or not general[0] & lib.IBV_ODP_SUPPORT:
+        return set()
+    if connected[0] & wanted != wanted:
+        return set()
+    return {"ON_DEMAND_PAGING", *(["IMPLICIT_ON_DEMAND"] if general[0] & lib.IBV_ODP_SUPPORT_IMPLICIT else [])}
 
 
 def _driver(name: str, vendor: int) -> str:
@@ -278,24 +290,55 @@ def _addresses(port: PortInfo) -> list[str]:
     return sorted(found, key=lambda address: ipaddress.ip_address(address.partition("%")[0]).is_link_local)
 
 
-_inline_sizes: dict[tuple[str, int], int] = {}
+class _Probed(NamedTuple):
+    """What verbs does not report. inline_size: the largest with which a queue pair can be created."""
+
+    inline_size: int
+    flags: frozenset[str]
 
 
-def _inline_size(context: Any, name: str, attributes: Any) -> int:
-    """_probe_inline(), once for a device."""
+_probed: dict[tuple[str, int], _Probed] = {}
+
+
+def _probe(context: Any, name: str, attributes: Any) -> _Probed:
+    """Find out by trying, once for a device."""
     key = name, int(attributes.node_guid)
-    if key not in _inline_sizes:
-        _inline_sizes[key] = _probe_inline(context)
-    return _inline_sizes[key]
+    if key not in _probed:
+        domain = lib.ibv_alloc_pd(context)
+        if domain == ffi.NULL:
+            return _Probed(0, frozenset())
+        try:
+            _probed[key] = _Probed(_probe_inline(context, domain), _probe_registration(domain))
+        finally:
+            lib.ibv_dealloc_pd(domain)
+    return _probed[key]
 
 
-def _probe_inline(context: Any) -> int:
-    """The largest inline size with which a queue pair can be created; verbs does not report it."""
-    domain = lib.ibv_alloc_pd(context)
+def _probe_registration(domain: Any) -> frozenset[str]:
+    """Whether a region's rights can be changed, and whether a bad descriptor of a dma-buf is what is wrong with it."""
+    flags = set()
+    with mmap.mmap(-1, mmap.PAGESIZE) as page, ffi.from_buffer(page) as start:
+        region = lib.ibv_reg_mr(domain, start, mmap.PAGESIZE, lib.IBV_ACCESS_LOCAL_WRITE)
+        if region != ffi.NULL:
+            change = lib.IBV_REREG_MR_CHANGE_ACCESS
+            if not lib.ibv_rereg_mr(region, change, ffi.NULL, ffi.NULL, 0, 0):
+                flags.add("REREGISTRATION")
+            lib.ibv_dereg_mr(region)
+    if lib.ndpy_has_symbol(b"ibv_reg_dmabuf_mr"):
+        region = lib.ibv_reg_dmabuf_mr(domain, 0, mmap.PAGESIZE, 0, -1, lib.IBV_ACCESS_LOCAL_WRITE)
+        if region != ffi.NULL:
+            lib.ibv_dereg_mr(region)
+        elif ffi.errno == errno.EBADF:
+            flags.add("DMABUF")
+    return frozenset(flags)
+
+
+def _probe_inline(context: Any, domain: Any) -> int:
+    """The largest inline size with which a queue pair can be created."""
     queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
+    if queue == ffi.NULL:
+        return 0
     try:
-        if domain == ffi.NULL or queue == ffi.NULL:
-            return 0
         low, high = 0, 4096
         while low < high:
             size = (low + high + 1) // 2
@@ -306,10 +349,7 @@ def _probe_inline(context: Any) -> int:
                 low = max(size, min(granted, high))
         return low
     finally:
-        if queue != ffi.NULL:
-            lib.ibv_destroy_cq(queue)
-        if domain != ffi.NULL:
-            lib.ibv_dealloc_pd(domain)
+        lib.ibv_destroy_cq(queue)
 
 
 def _try_inline(domain: Any, queue: Any, size: int) -> int | None:

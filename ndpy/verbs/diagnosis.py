@@ -25,6 +25,7 @@ _ROOT = Path("/")
 # The symbols that ibverbs.h marks optional: what is done without, and the rdma-core that has it.
 OPTIONAL = {
     "_ibv_query_gid_table": ("GIDs are read from /sys one by one", 32),
+    "ibv_reg_dmabuf_mr": ("memory of other devices cannot be registered", 34),
     "ibv_is_fork_initialized": ("nobody can say whether a fork() is harmless", 35),
 }
 

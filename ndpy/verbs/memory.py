@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import mmap
-import os
 import resource
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.flags import Access
-from ndpy.memory import MemoryRegion, MemoryWindow
+from ndpy.info import AdapterInfo
+from ndpy.memory import MemoryRegion, MemoryWindow, is_written
 from ndpy.pending import Pending
 from ndpy.resource import _serials
 from ndpy.verbs.library import check, check_pointer, ffi, lib
@@ -19,9 +18,24 @@ from ndpy.verbs.library import check, check_pointer, ffi, lib
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
 
-_REMOTE_WRITE_ALONE = Access.REMOTE_WRITE & ~Access.LOCAL_WRITE
-_ATOMIC_ALONE = Access.REMOTE_ATOMIC & ~Access.LOCAL_WRITE
-_KNOWN = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK | Access.REMOTE_ATOMIC
+# Plain integers: an operation on members of an IntFlag takes a microsecond.
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)
+_REMOTE_READ = int(Access.REMOTE_READ)
+_REMOTE_WRITE_ALONE = Access.REMOTE_WRITE.value & ~_LOCAL_WRITE
+_ATOMIC_ALONE = Access.REMOTE_ATOMIC.value & ~_LOCAL_WRITE
+_READ_SINK = int(Access.READ_SINK)
+_ON_DEMAND = int(Access.ON_DEMAND)
+_UNKNOWN = ~(
+    _LOCAL_WRITE
+    | _REMOTE_READ
+    | _REMOTE_WRITE_ALONE
+    | _ATOMIC_ALONE
+    | _READ_SINK
+    | _ON_DEMAND
+    | int(Access.DO_NOT_SECURE_VM)
+)
+# SIZE_MAX, the length of an implicit region.
+EVERYTHING = (1 << 64) - 1
 
 MEMLOCK_REMEDY = (
     "raise it with `ulimit -l unlimited`, 'memlock' in /etc/security/limits.conf, LimitMEMLOCK= of a systemd unit, or "
@@ -31,25 +45,34 @@ MEMLOCK_REMEDY = (
 
 def native_access(access: int, iwarp: bool) -> int:
     """Access as ibv_access_flags."""
+    access = int(access)
     native = 0
-    if access & Access.LOCAL_WRITE:
+    if access & _LOCAL_WRITE:
         native |= lib.IBV_ACCESS_LOCAL_WRITE
-    if access & Access.REMOTE_READ:
+    if access & _REMOTE_READ:
         native |= lib.IBV_ACCESS_REMOTE_READ
     if access & _REMOTE_WRITE_ALONE:
         native |= lib.IBV_ACCESS_REMOTE_WRITE
     if access & _ATOMIC_ALONE:
         native |= lib.IBV_ACCESS_REMOTE_ATOMIC
-    if access & Access.READ_SINK:
+    if access & _READ_SINK:
         # An iWARP read is answered by a write to the sink's remote token.
         native |= lib.IBV_ACCESS_LOCAL_WRITE | (lib.IBV_ACCESS_REMOTE_WRITE if iwarp else 0)
+    if access & _ON_DEMAND:
+        native |= lib.IBV_ACCESS_ON_DEMAND
     return int(native)
 
 
-def validate_access(access: int) -> Access:
-    """The rights, or InvalidFlagsError for bits that are none."""
-    if access & ~(_KNOWN | Access.DO_NOT_SECURE_VM):
-        raise errors.InvalidFlagsError(f"register: {access:#x} has bits that are no Access flags")
+def validate_access(access: int, info: AdapterInfo) -> Access:
+    """The rights; InvalidFlagsError for bits that are none, UnsupportedError for what the adapter has not."""
+    bits = int(access)
+    if bits & _UNKNOWN:
+        raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
+    if bits & _ON_DEMAND and "ON_DEMAND_PAGING" not in info.flags:
+        raise errors.UnsupportedError(
+            f"{info.name} ({info.driver}) has no on-demand paging; register without Access.ON_DEMAND",
+            operation="register",
+        )
     return Access(access)
 
 
@@ -86,29 +109,103 @@ def _status_kib(name: str) -> int:
     return 0
 
 
+def _rights(adapter: VerbsAdapter, access: Access, windows: bool = True) -> int:
+    rights = native_access(access, adapter.info.transport == "iWARP")
+    if windows and "MEMORY_WINDOWS" in adapter.info.flags:
+        rights |= lib.IBV_ACCESS_MW_BIND
+    return rights
+
+
+def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    """Make an ibv_mr of mapped memory."""
+    start = ffi.cast("void *", address)
+    number = lib.ndpy_register(adapter._domain, start, length, _rights(adapter, access), out)
+    if number and _may_be_the_windows(number, access):
+        number = lib.ndpy_register(adapter._domain, start, length, _rights(adapter, access, windows=False), out)
+    if number:
+        raise registration_error(number, address, length, access) or errors.from_errno("register", number)
+    adapter._registering.took(length, out.nanoseconds)
+
+
+def _may_be_the_windows(number: int, access: Access) -> bool:
+    """Whether it may go without windows. For the kernel the right to bind them is a right to write, which pages mapped
+    read-only cannot give; a driver may have them for pinned memory only."""
+    if access & Access.ON_DEMAND:
+        return number in (errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP)
+    return number == errno.EFAULT and not access & Access.LOCAL_WRITE
+
+
+def register_everything(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    """Make an ibv_mr of the whole address space."""
+    check(
+        "register implicit",
+        lib.ndpy_register(adapter._domain, ffi.NULL, length, _rights(adapter, access, windows=False), out),
+    )
+
+
 class VerbsMemoryRegion(MemoryRegion):
     _adapter: VerbsAdapter
 
     def __init__(
-        self, adapter: VerbsAdapter, owner: Any, buffer: Any, address: int, length: int, access: Access
+        self,
+        adapter: VerbsAdapter,
+        owner: Any,
+        buffer: Any,
+        address: int,
+        length: int,
+        access: Access,
+        register: Callable[[VerbsAdapter, int, int, Access, Any], None] = register_pages,
     ) -> None:
         super().__init__(adapter, buffer, address, length, access)
         self._owner = owner
-        iwarp = adapter.info.transport == "iWARP"
-        native = native_access(access, iwarp)
-        if "MEMORY_WINDOWS" in adapter.info.flags:
-            native |= lib.IBV_ACCESS_MW_BIND
-        region = lib.ibv_reg_mr(adapter._domain, ffi.cast("void *", address), length, native)
-        if region == ffi.NULL and ffi.errno == errno.EFAULT and not access & Access.LOCAL_WRITE:
-            # For the kernel the right to bind windows is a right to write, which pages mapped read-only cannot give.
-            native &= ~lib.IBV_ACCESS_MW_BIND
-            region = lib.ibv_reg_mr(adapter._domain, ffi.cast("void *", address), length, native)
-        self._native = check_pointer(
-            "register", region, lambda number: registration_error(number, address, length, access)
-        )
+        # Ctrl-C may raise between any two lines here.
+        out = ffi.new("struct ndpy_registration *")
+        try:
+            register(adapter, address, length, access, out)
+            self._native = out.region
+            self._take_tokens()
+            self._opened()
+        except BaseException:
+            if out.region != ffi.NULL and self._released:
+                lib.ibv_dereg_mr(out.region)
+            raise
+
+    def _take_tokens(self) -> None:
         self.local_token = self._native.lkey
         self.remote_token = self._native.rkey
-        self._opened()
+
+    def _reregister(self, buffer: Any, access: Access | None) -> None:
+        adapter = self._adapter
+        owner, new, address, length, rights = adapter._memory(
+            self.buffer if buffer is None else buffer, self.access if access is None else access
+        )
+        flags = native = 0
+        if buffer is not None:
+            flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION
+        if access is not None:
+            flags |= lib.IBV_REREG_MR_CHANGE_ACCESS
+            native = _rights(adapter, rights)
+        if not flags:
+            return
+        # libibverbs takes no address without CHANGE_TRANSLATION, and no rights without CHANGE_ACCESS.
+        start = ffi.cast("void *", 0 if buffer is None else address)
+        result = lib.ibv_rereg_mr(self._native, flags, ffi.NULL, start, 0 if buffer is None else length, native)
+        # The last one: the new region is valid, and the old memory stays hidden from forked children.
+        if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
+            number = ffi.errno
+            if result not in (lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW):
+                self._spoil(owner)
+            raise registration_error(number, address, length, rights) or errors.from_errno("reregister", number)
+        self.buffer, self.address, self.length, self.access = new, address, length, rights
+        self._writable = is_written(rights)
+        self._owner = owner
+        self._take_tokens()
+
+    def _spoil(self, owner: Any) -> None:
+        """The adapter may use the old memory, the new, or none: both stay, and the region can only be closed."""
+        self._owner = (self._owner, owner)
+        message = f"{self._describe()} failed to be registered again and has no memory; close it and make a new one"
+        self._defunct = lambda: errors.ProviderError(message, operation="reregister")
 
     def begin_deregister(self) -> Pending[None]:
         pending: Pending[None] = Pending("deregister")
@@ -161,85 +258,3 @@ class VerbsMemoryWindow(MemoryWindow):
         self._free()
         if self._binding is not None:
             self._binding.end()
-
-
-_ADDRESS, _POINTER = ffi.typeof("uintptr_t"), ffi.typeof("char *")
-_MAP_HUGETLB = 0x40000
-_MPOL_BIND = 2
-_SYS_MBIND = {"x86_64": 237, "aarch64": 235, "ppc64le": 259, "s390x": 268, "riscv64": 235}
-
-
-def address_of(view: memoryview) -> int:
-    """The address of a contiguous view's first byte."""
-    return int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
-
-
-def pointer_of(view: memoryview) -> Any:
-    """The same as a pointer, which keeps nothing."""
-    return ffi.cast(_POINTER, ffi.from_buffer(view))
-
-
-#: What it returns has a length in bytes, compares with pointers, and keeps the memory.
-export = ffi.from_buffer
-
-
-def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:
-    """ndpy.alloc() on Linux."""
-    page = mmap.PAGESIZE
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    size = -(-length // page) * page + (alignment if alignment > page else 0)
-    if huge_pages:
-        flags |= _MAP_HUGETLB
-        huge = _huge_page_size()
-        size = -(-size // huge) * huge
-    try:
-        memory = mmap.mmap(-1, size, flags=flags)
-    except OSError as error:
-        message = f"{size} bytes could not be mapped"
-        if huge_pages:
-            message += (
-                f": no free huge pages of {_huge_page_size() // 1024} KiB; reserve some with `sysctl vm.nr_hugepages=N`"
-            )
-        raise errors.InsufficientResourcesError(message, operation="alloc", native=error.errno or 0) from None
-    if numa_node is not None:
-        _place(memory, size, numa_node)
-    view = memoryview(memory)
-    offset = -address_of(view) % alignment
-    return view[offset : offset + length]
-
-
-def _huge_page_size() -> int:
-    with open("/proc/meminfo") as meminfo:
-        for line in meminfo:
-            if line.startswith("Hugepagesize:"):
-                return int(line.split()[1]) * 1024
-    return 2 << 20
-
-
-def _place(memory: mmap.mmap, size: int, node: int) -> None:
-    number = _SYS_MBIND.get(os.uname().machine)
-    if number is None:
-        raise errors.UnsupportedError(
-            f"memory cannot be placed on a NUMA node on {os.uname().machine}", operation="alloc"
-        )
-    libc = ctypes.CDLL(None, use_errno=True)
-    address = address_of(memoryview(memory))
-    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    if not 0 <= node < 1024:
-        raise errors.UnsupportedError(f"there is no NUMA node {node}", operation="alloc")
-    words = (ctypes.c_ulong * (1024 // bits))()
-    words[node // bits] = 1 << (node % bits)
-    result = libc.syscall(
-        number,
-        ctypes.c_void_p(address),
-        ctypes.c_ulong(size),
-        _MPOL_BIND,
-        words,
-        ctypes.c_ulong(1025),
-        ctypes.c_uint(0),
-    )
-    if result:
-        code = ctypes.get_errno()
-        raise errors.UnsupportedError(
-            f"memory cannot be placed on NUMA node {node}: {os.strerror(code)}", operation="alloc", native=code
-        )

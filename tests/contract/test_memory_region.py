@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -189,15 +190,90 @@ def test_registrations_run_concurrently(adapter, keep):
     assert len({region.remote_token for region in regions}) == 16
 
 
-def test_alloc_gives_aligned_zeroed_memory():
-    buffer = ndpy.alloc(10000, alignment=8192)
-    assert len(buffer) == 10000
-    assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % 8192 == 0
-    assert not any(buffer)
-    with pytest.raises(ndpy.InvalidBufferError):
-        ndpy.alloc(0)
-    with pytest.raises(ndpy.InvalidBufferError):
-        ndpy.alloc(64, alignment=24)
+@pytest.mark.parametrize("length", [4096, 1 << 17])
+def test_64_registrations_are_under_way_at_once(adapter, length):
+    """More than the adapter makes at a time, in both sizes; each ends with a region of its own."""
+    buffers = [bytearray(length + number) for number in range(64)]
+    pendings = [adapter.begin_register(buffer, Access.REMOTE_READ) for buffer in buffers]
+    regions = [pending.result(DEADLINE_S) for pending in pendings]
+    assert [region.length for region in regions] == [len(buffer) for buffer in buffers]
+    assert len({region.remote_token for region in regions}) == 64
+    for region in regions:
+        region.close()
+    for buffer in buffers:
+        buffer.append(0)
+
+
+def test_cancelling_and_closing_in_the_middle_lose_nothing(adapter_name, rng):
+    """What was cancelled leaves no region and frees its buffer; the rest are regions, which the adapter names when closed."""
+    adapter = ndpy.open_adapter(adapter_name)
+    buffers = [bytearray(1 << 17) for _ in range(32)]
+    pendings = [adapter.begin_register(buffer) for buffer in buffers]
+    cancelled = [pending.cancel() for pending in pendings if rng.random() < 0.5]
+    assert len(cancelled) > 4
+    regions = []
+    for pending in pendings:
+        with contextlib.suppress(ndpy.CanceledError):
+            regions.append(pending.result(DEADLINE_S))
+    assert len(regions) >= len(pendings) - len(cancelled)
+    if regions:
+        with pytest.raises(ndpy.DeviceBusyError, match="MemoryRegion"):
+            adapter.close()
+    for region in regions:
+        region.close()
+    late = [adapter.begin_register(buffer) for buffer in (bytearray(1 << 17) for _ in range(8))]
+    for pending in late:
+        pending.cancel()
+        with contextlib.suppress(ndpy.CanceledError):
+            pending.result(DEADLINE_S).close()
+    adapter.close()
+    for buffer in buffers:
+        buffer.append(0)
+    assert all(pending.done() for pending in late)
+
+
+# ---- what only some adapters have ----
+
+
+def test_what_the_adapter_does_not_claim_is_refused_and_nothing_is_lost(adapter, keep):
+    region = memory(keep, adapter, 64, Access.REMOTE_READ)
+    before = region.local_token, region.remote_token, region.length, region.access
+    refusals = {
+        "REREGISTRATION": lambda: region.reregister(bytearray(128)),
+        "ON_DEMAND_PAGING": lambda: adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.ON_DEMAND),
+        "IMPLICIT_ON_DEMAND": adapter.register_implicit,
+        "DMABUF": lambda: adapter.register_dmabuf(0, 0, 4096, 0),
+    }
+    absent = set(refusals) - adapter.info.flags
+    for flag in absent:
+        with pytest.raises(ndpy.UnsupportedError):
+            refusals[flag]()
+    assert (region.local_token, region.remote_token, region.length, region.access) == before
+    if not absent:
+        pytest.skip(f"{adapter.info.name} claims all of {sorted(refusals)}")
+
+
+def test_a_region_that_is_registered_again_reaches_its_new_memory_only(pair, keep):
+    require(pair.adapter, "REREGISTRATION")
+    old, new = bytearray(b"old memory"), bytearray(10)
+    region = keep(pair.adapter.register(old, Access.REMOTE_WRITE))
+    stale = region.remote()
+    region.reregister(new)
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"new memory"), region.remote())
+    succeed(pair.client.cq)
+    assert (old, new) == (b"old memory", b"new memory")
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder__"), stale, context=3)
+    assert_refused(pair.client, Operation.WRITE, 3)
+    assert (old, new) == (b"old memory", b"new memory")
+
+
+def test_memory_on_demand_is_written_and_read_by_the_peer(pair, keep):
+    require(pair.adapter, "ON_DEMAND_PAGING")
+    buffer = ndpy.alloc(1 << 16)
+    region = keep(pair.adapter.register(buffer, Access.REMOTE_WRITE | Access.REMOTE_READ | Access.ON_DEMAND))
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"faulted in"), region.remote(40000, 10))
+    succeed(pair.client.cq)
+    assert buffer[40000:40010] == b"faulted in"
 
 
 # ---- elements ----
@@ -319,6 +395,25 @@ def test_d_3_6_a_sink_without_read_sink_works_where_it_is_not_required(pair, kee
         pair.client.queue_pair.read(sink, source.remote())
         succeed(pair.client.cq)
         assert contents(sink) == b"readable"
+
+
+def test_d_3_6_where_read_sink_is_required_a_read_without_it_comes_whole_or_is_refused(pair, keep):
+    """The adapter may refuse it (contract J.11); it may not do it by halves."""
+    require(pair.adapter, "READ_SINK_REQUIRED")
+    source = memory(keep, pair.adapter, b"readable", Access.REMOTE_READ)
+    sink = memory(keep, pair.adapter, b"original", Access.LOCAL_WRITE)
+    pair.client.queue_pair.read(sink, source.remote(), context=5)
+    (completion,) = take(pair.client.cq)
+    assert completion.context == 5
+    assert contents(sink) == (b"readable" if completion.ok else b"original")
+
+
+def test_j_10_a_sink_of_reads_grants_the_peer_nothing_else(pair, keep):
+    """What a transport needs for the answer is not offered to the peer."""
+    sink = memory(keep, pair.adapter, 8, sink_access(pair.adapter))
+    with pytest.raises(ndpy.AccessViolationError):
+        sink.remote()
+    assert sink.access == Access.LOCAL_WRITE | Access.READ_SINK
 
 
 def test_d_3_7_do_not_secure_vm_changes_nothing_else(pair, keep):

@@ -249,7 +249,7 @@ def test_softnd_of_the_windows_wheel_is_an_adapter(on_windows):
 
 
 def test_first_program_of_the_readme_runs_on_it(on_windows, tmp_path):
-    (program,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    program, *_ = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "hello.py").write_text(program)
     output = windows(on_windows, tmp_path / "hello.py", NDPY_PROVIDER=installed_softnd(on_windows))
     assert output.splitlines()[-1] == "hello over RDMA on softnd0"

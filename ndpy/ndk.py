@@ -1,0 +1,406 @@
+"""The memory registration of NDK, NetworkDirect's kernel interface, modelled over any adapter: for people who port or test
+programs that use it.
+
+It runs in user mode. No kernel interface is called: the adapter of ndpy registers the memory, and this module keeps the
+contract that NdkRegisterMr has with its consumers (contract section J), with its names, statuses and values of flags.
+What only a kernel has cannot be seen here: at which IRQL a call comes (J.18), that the consumer pinned the memory (J.3; the
+adapter does so when it registers), and physical pages (an Mdl has addresses of this process).
+
+    mr = ndk.NdkMr(adapter)
+    status = mr.register(ndk.Mdl(buffer), len(buffer), NdkFlags.ALLOW_REMOTE_READ, on_registered, context)
+    if status == NtStatus.PENDING: ...       # on_registered(context, status) is called, once
+    queue_pair.send(mr.region)               # while it is registered
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ndpy import errors
+from ndpy.adapter import Adapter
+from ndpy.flags import Access
+from ndpy.memory import MemoryRegion, span
+from ndpy.pending import Pending
+
+
+class NtStatus(enum.IntEnum):
+    """What NDK's calls return and its callbacks are told; values of ntstatus.h."""
+
+    SUCCESS = 0
+    PENDING = 0x00000103
+    DEVICE_BUSY = 0x80000011
+    UNSUCCESSFUL = 0xC0000001
+    ACCESS_VIOLATION = 0xC0000005
+    INVALID_PARAMETER = 0xC000000D
+    INSUFFICIENT_RESOURCES = 0xC000009A
+    NOT_SUPPORTED = 0xC00000BB
+    CANCELLED = 0xC0000120
+    INVALID_DEVICE_STATE = 0xC0000184
+    DEVICE_REMOVED = 0xC00002B6
+
+
+class NdkFlags(enum.IntFlag):
+    """NDK_MR_FLAG_...: rights of a region. Local read is always granted; ALLOW_REMOTE_WRITE contains ALLOW_LOCAL_WRITE."""
+
+    ALLOW_LOCAL_READ = 0x0
+    ALLOW_LOCAL_WRITE = 0x1
+    ALLOW_REMOTE_READ = 0x2
+    ALLOW_REMOTE_WRITE = 0x5
+    RDMA_READ_SINK = 0x8
+
+
+class NdkAdapterFlags(enum.IntFlag):
+    """NDK_ADAPTER_FLAG_...: without RDMA_READ_SINK_NOT_REQUIRED, reads into regions without RDMA_READ_SINK may be refused."""
+
+    NONE = 0x0
+    RDMA_READ_SINK_NOT_REQUIRED = 0x2
+
+
+#: request_completion(request_context, status), as NDK_FN_REQUEST_COMPLETION.
+RequestCompletion = Callable[[Any, NtStatus], object]
+
+_ALL_FLAGS = (
+    NdkFlags.ALLOW_LOCAL_WRITE | NdkFlags.ALLOW_REMOTE_READ | NdkFlags.ALLOW_REMOTE_WRITE | NdkFlags.RDMA_READ_SINK
+)
+_WRITING = NdkFlags.ALLOW_LOCAL_WRITE | NdkFlags.RDMA_READ_SINK
+
+_STATUSES: tuple[tuple[type[BaseException], NtStatus], ...] = (
+    (errors.InsufficientResourcesError, NtStatus.INSUFFICIENT_RESOURCES),
+    (errors.AccessViolationError, NtStatus.ACCESS_VIOLATION),
+    (errors.LimitExceededError, NtStatus.INVALID_PARAMETER),
+    (errors.InvalidBufferError, NtStatus.INVALID_PARAMETER),
+    (errors.UnsupportedError, NtStatus.NOT_SUPPORTED),
+    (errors.DeviceRemovedError, NtStatus.DEVICE_REMOVED),
+    (errors.DeviceBusyError, NtStatus.DEVICE_BUSY),
+    (errors.CanceledError, NtStatus.CANCELLED),
+    (errors.ClosedError, NtStatus.INVALID_DEVICE_STATE),
+)
+
+
+def _status_of(error: BaseException) -> NtStatus:
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), NtStatus.UNSUCCESSFUL)
+
+
+def adapter_flags(adapter: Adapter) -> NdkAdapterFlags:
+    """The flags of NDK_ADAPTER_INFO that concern registration (contract J.11, J.12)."""
+    if "READ_SINK_REQUIRED" in adapter.info.flags:
+        return NdkAdapterFlags.NONE
+    return NdkAdapterFlags.RDMA_READ_SINK_NOT_REQUIRED
+
+
+_chains = threading.Lock()
+
+
+class Mdl:
+    """A memory descriptor list, or one link of a chain of them: where memory is, in addresses of this process.
+
+    memory: a buffer, which is kept alive, or (address, length) of memory that the caller keeps; any address, 0 included.
+    next: the MDL that follows; it cannot be changed while a registration of the chain is pending (contract J.17).
+    virtual_address, byte_count: as MmGetMdlVirtualAddress() and MmGetMdlByteCount() say. writable: whether the adapter may
+    write there, as the MDL's memory was locked for write access.
+    """
+
+    def __init__(self, memory: Any, next: Mdl | None = None) -> None:
+        if isinstance(memory, tuple):
+            self.owner: Any = None
+            self.virtual_address, self.byte_count = memory
+            self.writable = True
+            if self.byte_count < 1 or self.virtual_address < 0 or self.virtual_address + self.byte_count > 1 << 64:
+                raise errors.InvalidBufferError(
+                    f"{self.byte_count} bytes at {self.virtual_address:#x} are no range of memory"
+                )
+        else:
+            self.owner, self.virtual_address, self.byte_count = span(memory, False)
+            self.writable = not self.owner.readonly
+        self._next = next
+        self._pending = 0
+
+    @property
+    def next(self) -> Mdl | None:
+        return self._next
+
+    @next.setter
+    def next(self, mdl: Mdl | None) -> None:
+        with _chains:
+            if self._pending:
+                raise errors.DeviceBusyError(
+                    "the chain belongs to a registration that is pending; change it after the callback",
+                    operation="change an MDL",
+                )
+            self._next = mdl
+
+    def __iter__(self) -> Iterator[Mdl]:
+        """This MDL and those that follow."""
+        mdl: Mdl | None = self
+        while mdl is not None:
+            yield mdl
+            mdl = mdl._next
+
+    def __repr__(self) -> str:
+        return f"<Mdl of {self.byte_count} bytes at {self.virtual_address:#x}{', ...' if self._next else ''}>"
+
+
+def _covering(mdl: Mdl, length: int) -> list[Mdl] | None:
+    """The MDLs that hold the first `length` bytes of a chain; None if it is shorter, or has a gap among these."""
+    links = []
+    start = mdl.virtual_address
+    left = length
+    for link in mdl:
+        if link.virtual_address != start:
+            return None
+        links.append(link)
+        left -= link.byte_count
+        if left <= 0:
+            return links
+        start += link.byte_count
+    return None
+
+
+class _Request:
+    """One asynchronous request: its status is returned by the call that made it, or told to the consumer, never both."""
+
+    def __init__(self, completion: RequestCompletion, context: Any) -> None:
+        self._completion = completion
+        self._context = context
+        self._lock = threading.Lock()
+        self._returned = False
+        self._status: NtStatus | None = None
+
+    def end(self, status: NtStatus) -> None:
+        with self._lock:
+            self._status = status
+            if not self._returned:
+                return
+        try:
+            self._completion(self._context, status)
+        except Exception as error:
+            # Raised in whatever thread ended the request, which has nobody to tell and other work to do.
+            sys.unraisablehook(
+                types.SimpleNamespace(
+                    exc_type=type(error),
+                    exc_value=error,
+                    exc_traceback=error.__traceback__,
+                    err_msg="Exception ignored in the completion callback of an NDK request",
+                    object=self._completion,
+                )
+            )
+
+    def status(self) -> NtStatus:
+        """What the call returns."""
+        with self._lock:
+            self._returned = True
+            return NtStatus.PENDING if self._status is None else self._status
+
+
+class _State(enum.Enum):
+    UNREGISTERED = enum.auto()
+    REGISTERING = enum.auto()
+    REGISTERED = enum.auto()
+    DEREGISTERING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class NdkMr:
+    """NDK_MR: a memory region object, which memory can be registered with, one at a time, again and again.
+
+    It runs in user mode, over an adapter that ndpy opened; see the module. Safe from any thread. fast_register: as of
+    NdkCreateMr; only False is possible, since a fast-register work request has no like in user mode (contract J.2).
+    Source: NDK_FN_CREATE_MR, NDK_FN_REGISTER_MR, NDK_FN_DEREGISTER_MR, NDK_FN_CLOSE_OBJECT.
+    """
+
+    def __init__(self, adapter: Adapter, *, fast_register: bool = False) -> None:
+        if fast_register:
+            raise errors.UnsupportedError(
+                "fast registration is a work request of the kernel interface; user mode has register() only",
+                operation="NdkCreateMr",
+            )
+        self.adapter = adapter
+        self._lock = threading.Lock()
+        self._state = _State.UNREGISTERED
+        self._region: MemoryRegion | None = None
+        self._registering: Pending[Any] | None = None
+
+    @property
+    def region(self) -> MemoryRegion | None:
+        """The region, for queue pairs, while it is registered, else None."""
+        return self._region
+
+    @property
+    def local_token(self) -> int:
+        """As NdkGetLocalTokenFromMr; ClosedError unless it is registered."""
+        return self._registered().local_token
+
+    @property
+    def remote_token(self) -> int:
+        """As NdkGetRemoteTokenFromMr; ClosedError unless it is registered."""
+        return self._registered().remote_token
+
+    def _registered(self) -> MemoryRegion:
+        region = self._region
+        if region is None:
+            raise errors.ClosedError(f"{self!r} has no token")
+        return region
+
+    def register(
+        self,
+        mdl: Mdl,
+        length: int,
+        flags: int,
+        request_completion: RequestCompletion,
+        request_context: Any = None,
+    ) -> NtStatus:
+        """Register the first `length` bytes that a chain of MDLs describes; they have to be virtually contiguous.
+
+        The region starts at the address of the first MDL. flags: NdkFlags. What lies behind `length` is not looked at.
+        The bytes stay alive, and an exporting buffer in its place, until they are deregistered.
+
+        SUCCESS: registered; nothing is called. PENDING: request_completion(request_context, status) is called once, by
+        another thread, perhaps before this call has returned; it must not wait, and what it raises goes to
+        sys.unraisablehook. Until then the chain must not be touched. INSUFFICIENT_RESOURCES and other failures are
+        returned, or told to the callback. INVALID_PARAMETER: a gap, fewer bytes than `length`, address 0, unknown flags.
+        ACCESS_VIOLATION: not mapped, or to be written and read-only. INVALID_DEVICE_STATE: it is registered already.
+        Source: contract J.1 to J.17.
+        """
+        if length < 1 or int(flags) & ~int(_ALL_FLAGS) or not mdl.virtual_address:
+            return NtStatus.INVALID_PARAMETER
+        links = _covering(mdl, length)
+        if links is None:
+            return NtStatus.INVALID_PARAMETER
+        if int(flags) & _WRITING and not all(link.writable for link in links):
+            return NtStatus.ACCESS_VIOLATION
+        with self._lock:
+            if self._state is not _State.UNREGISTERED:
+                return NtStatus.INVALID_DEVICE_STATE
+            self._state = _State.REGISTERING
+        request = _Request(request_completion, request_context)
+        chain = _claim(mdl)
+
+        def on_end(pending: Pending[MemoryRegion]) -> None:
+            _disclaim(chain)
+            request.end(self._take_region(pending))
+
+        try:
+            pending = self.adapter.begin_register(_memory(links, length), Access(int(flags)))
+        except errors.NdpyError as error:
+            _disclaim(chain)
+            self._set(_State.UNREGISTERED)
+            return _status_of(error)
+        self._registering = pending
+        pending.add_done_callback(on_end)
+        return request.status()
+
+    def _take_region(self, pending: Pending[MemoryRegion]) -> NtStatus:
+        with self._lock:
+            self._registering = None
+            closed = self._state is _State.CLOSED
+            try:
+                region = pending.result(0)
+            except Exception as error:
+                self._state = _State.CLOSED if closed else _State.UNREGISTERED
+                return _status_of(error)
+            if not closed:
+                self._region = region
+                self._state = _State.REGISTERED
+                return NtStatus.SUCCESS
+        region.close()
+        return NtStatus.CANCELLED
+
+    def deregister(self, request_completion: RequestCompletion, request_context: Any = None) -> NtStatus:
+        """Undo register(): no token gives access any more, and other memory can be registered.
+
+        SUCCESS and PENDING as for register(). DEVICE_BUSY: a window is bound to it, which is as it was.
+        INVALID_DEVICE_STATE: nothing is registered. Source: NDK_FN_DEREGISTER_MR (contract J.19).
+        """
+        with self._lock:
+            region = self._region
+            if self._state is not _State.REGISTERED or region is None:
+                return NtStatus.INVALID_DEVICE_STATE
+            self._state = _State.DEREGISTERING
+        request = _Request(request_completion, request_context)
+
+        def on_end(pending: Pending[None]) -> None:
+            try:
+                pending.result(0)
+            except Exception as error:
+                self._set(_State.REGISTERED)
+                request.end(_status_of(error))
+                return
+            self._region = None
+            self._set(_State.UNREGISTERED)
+            request.end(NtStatus.SUCCESS)
+
+        try:
+            pending = region.begin_deregister()
+        except errors.NdpyError as error:
+            self._set(_State.REGISTERED)
+            return _status_of(error)
+        pending.add_done_callback(on_end)
+        return request.status()
+
+    def close(self) -> None:
+        """As NdkCloseMr: a pending registration is told CANCELLED, and what is registered is deregistered.
+
+        Harmless when repeated. Raises DeviceBusyError, with nothing lost, while a window is bound to it.
+        """
+        with self._lock:
+            region, registering = self._region, self._registering
+            former, self._state = self._state, _State.CLOSED
+        if registering is not None:
+            registering.cancel()
+        if region is not None:
+            try:
+                region.close()
+            except errors.DeviceBusyError:
+                self._state = former
+                raise
+            self._region = None
+
+    def _set(self, state: _State) -> None:
+        with self._lock:
+            if self._state is not _State.CLOSED:
+                self._state = state
+
+    def __enter__(self) -> NdkMr:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<NdkMr {self._state.name.lower()}>"
+
+
+def _claim(mdl: Mdl) -> list[Mdl]:
+    """Note on all MDLs of a chain, which may run in a circle, that a registration is pending."""
+    chain: dict[int, Mdl] = {}
+    with _chains:
+        for link in mdl:
+            if id(link) in chain:
+                break
+            chain[id(link)] = link
+            link._pending += 1
+    return list(chain.values())
+
+
+def _disclaim(chain: list[Mdl]) -> None:
+    with _chains:
+        for link in chain:
+            link._pending -= 1
+
+
+def _memory(links: list[Mdl], length: int) -> Any:
+    """The first `length` bytes as what Adapter.begin_register() takes."""
+    address = links[0].virtual_address
+    owners = [link.owner for link in links if link.owner is not None]
+    if not owners:
+        return address, length
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    # The adapter keeps the array for as long as it uses the memory, also when the registration is cancelled meanwhile.
+    memory.owners = owners  # type: ignore[attr-defined]
+    return memory

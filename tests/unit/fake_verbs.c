@@ -1,0 +1,288 @@
+/* A verbs provider without a device, for what the software adapters of Linux do not have: it stands for libibverbs and
+   librdmacm, registers without pinning, and claims and refuses what the test sets. What it does not define itself is the
+   system libraries', which it is linked with. */
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#undef ibv_get_device_list
+#undef ibv_query_port
+#undef ibv_reg_mr
+
+/* What the test sets. */
+struct fake_settings {
+    int32_t odp_general;
+    int32_t odp_connected;
+    int32_t fork_status;
+    int32_t rereg_result; /* of ibv_rereg_mr(), with rereg_errno */
+    int32_t rereg_errno;
+    int32_t reg_errno; /* of ibv_reg_mr(), unless 0 */
+    int32_t reg_errno_windows; /* the same, for registrations that windows can be bound to */
+    int32_t dmabuf_errno; /* of ibv_reg_dmabuf_mr(), unless 0; a descriptor below 0 gives EBADF */
+    int32_t delay_us; /* of each registration */
+    int32_t windows;
+} fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
+    .dmabuf_errno = EOPNOTSUPP};
+
+/* What the test reads. The last call's arguments, and how many regions there are. */
+struct fake_seen {
+    uint64_t address;
+    uint64_t length;
+    uint64_t offset;
+    int32_t access;
+    int32_t flags;
+    int32_t fd;
+    int32_t registered;
+    int32_t calls;
+    int32_t at_once;
+    int32_t most_at_once;
+} fake_seen;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
+static int held;
+static uint32_t last_key;
+
+/* While it is held, registrations wait. */
+void fake_hold(int hold)
+{
+    pthread_mutex_lock(&lock);
+    held = hold;
+    pthread_cond_broadcast(&opened);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct ibv_device device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake0"};
+static struct ibv_device *devices[] = {&device, NULL};
+
+struct ibv_device **ibv_get_device_list(int *count)
+{
+    *count = 1;
+    return devices;
+}
+
+void ibv_free_device_list(struct ibv_device **list)
+{
+    (void)list;
+}
+
+const char *ibv_get_device_name(struct ibv_device *of)
+{
+    return of->name;
+}
+
+static int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
+    struct ibv_device_attr_ex *out, size_t size)
+{
+    (void)context, (void)input;
+    memset(out, 0, size);
+    out->odp_caps.general_caps = (uint64_t)fake_settings.odp_general;
+    out->odp_caps.per_transport_caps.rc_odp_caps = (uint32_t)fake_settings.odp_connected;
+    return 0;
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *of)
+{
+    struct verbs_context *made = calloc(1, sizeof *made);
+
+    made->sz = sizeof *made;
+    made->query_device_ex = query_device_ex;
+    made->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
+    made->context.device = of;
+    made->context.async_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return &made->context;
+}
+
+int ibv_close_device(struct ibv_context *context)
+{
+    close(context->async_fd);
+    free(verbs_get_ctx(context));
+    return 0;
+}
+
+int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
+{
+    (void)context, (void)event;
+    errno = EAGAIN;
+    return -1;
+}
+
+int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
+{
+    (void)context;
+    memset(out, 0, sizeof *out);
+    out->max_mr_size = 1ull << 40;
+    out->max_mr = out->max_pd = out->max_qp = out->max_cq = 1000;
+    out->max_qp_wr = out->max_cqe = 1000;
+    out->max_sge = 16;
+    out->phys_port_cnt = 1;
+    out->node_guid = 0xFA;
+    if (fake_settings.windows) {
+        out->device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        out->max_mw = 1000;
+    }
+    return 0;
+}
+
+int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *out)
+{
+    struct ibv_port_attr *attributes = (struct ibv_port_attr *)out;
+
+    (void)context, (void)port;
+    attributes->state = IBV_PORT_ACTIVE;
+    attributes->active_mtu = attributes->max_mtu = IBV_MTU_4096;
+    attributes->max_msg_sz = 1u << 30;
+    attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
+    return 0;
+}
+
+ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
+    size_t size)
+{
+    (void)context, (void)entries, (void)most, (void)flags, (void)size;
+    return 0;
+}
+
+struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+    struct ibv_pd *pd = calloc(1, sizeof *pd);
+
+    pd->context = context;
+    return pd;
+}
+
+int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+    free(pd);
+    return 0;
+}
+
+struct ibv_cq *ibv_create_cq(struct ibv_context *context, int depth, void *own, struct ibv_comp_channel *channel, int vector)
+{
+    (void)context, (void)depth, (void)own, (void)channel, (void)vector;
+    errno = ENOMEM;
+    return NULL;
+}
+
+static struct ibv_mr *new_region(struct ibv_pd *pd, void *address, size_t length)
+{
+    struct ibv_mr *region = calloc(1, sizeof *region);
+
+    region->context = pd->context;
+    region->pd = pd;
+    region->addr = address;
+    region->length = length;
+    region->lkey = ++last_key;
+    region->rkey = ++last_key;
+    fake_seen.registered++;
+    return region;
+}
+
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
+{
+    struct ibv_mr *region = NULL;
+    int error;
+
+    pthread_mutex_lock(&lock);
+    fake_seen.calls++;
+    fake_seen.at_once++;
+    if (fake_seen.at_once > fake_seen.most_at_once)
+        fake_seen.most_at_once = fake_seen.at_once;
+    while (held)
+        pthread_cond_wait(&opened, &lock);
+    if (fake_settings.delay_us) {
+        pthread_mutex_unlock(&lock);
+        usleep((useconds_t)fake_settings.delay_us);
+        pthread_mutex_lock(&lock);
+    }
+    fake_seen.at_once--;
+    fake_seen.address = (uintptr_t)address;
+    fake_seen.length = length;
+    fake_seen.access = access;
+    error = access & IBV_ACCESS_MW_BIND && fake_settings.reg_errno_windows ? fake_settings.reg_errno_windows
+                                                                           : fake_settings.reg_errno;
+    if (!error)
+        region = new_region(pd, address, length);
+    pthread_mutex_unlock(&lock);
+    if (error)
+        errno = error;
+    return region;
+}
+
+struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access)
+{
+    struct ibv_mr *region;
+
+    if (fake_settings.dmabuf_errno || fd < 0) {
+        errno = fake_settings.dmabuf_errno ? fake_settings.dmabuf_errno : EBADF;
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    fake_seen.address = iova;
+    fake_seen.length = length;
+    fake_seen.offset = offset;
+    fake_seen.fd = fd;
+    fake_seen.access = access;
+    region = new_region(pd, (void *)(uintptr_t)iova, length);
+    pthread_mutex_unlock(&lock);
+    return region;
+}
+
+int ibv_rereg_mr(struct ibv_mr *region, int flags, struct ibv_pd *pd, void *address, size_t length, int access)
+{
+    (void)pd;
+    fake_seen.flags = flags;
+    fake_seen.address = (uintptr_t)address;
+    fake_seen.length = length;
+    fake_seen.access = access;
+    if (fake_settings.rereg_result && fake_settings.rereg_result != IBV_REREG_MR_ERR_DO_FORK_OLD) {
+        errno = fake_settings.rereg_errno;
+        return fake_settings.rereg_result;
+    }
+    region->lkey = ++last_key;
+    region->rkey = ++last_key;
+    return fake_settings.rereg_result;
+}
+
+int ibv_dereg_mr(struct ibv_mr *region)
+{
+    pthread_mutex_lock(&lock);
+    fake_seen.registered--;
+    pthread_mutex_unlock(&lock);
+    free(region);
+    return 0;
+}
+
+enum ibv_fork_status ibv_is_fork_initialized(void)
+{
+    return (enum ibv_fork_status)fake_settings.fork_status;
+}
+
+struct rdma_event_channel *rdma_create_event_channel(void)
+{
+    struct rdma_event_channel *channel = calloc(1, sizeof *channel);
+
+    channel->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    return channel;
+}
+
+void rdma_destroy_event_channel(struct rdma_event_channel *channel)
+{
+    close(channel->fd);
+    free(channel);
+}
+
+int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event)
+{
+    (void)channel, (void)event;
+    errno = EAGAIN;
+    return -1;
+}

@@ -1,0 +1,455 @@
+"""begin_register() on verbs: threads, cancelling, closing, forking and Ctrl-C in the middle of it, over a fake provider."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+
+import ndpy
+from ndpy.verbs.registering import Pace
+
+DEADLINE_S = 20.0
+# More than begin_register() registers at once.
+LARGE = (1 << 16) + 1
+THREADS = 4
+
+
+def wait_until(condition, what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "fake0-register" in thread.name]
+
+
+@pytest.fixture(autouse=True)
+def slow_if_large(request, monkeypatch):
+    """The threads have all that is larger than 64 KiB, however quick the provider is; but for the tests of just that."""
+    if "own_pace" not in request.fixturenames:
+        monkeypatch.setattr(Pace, "at_once", lambda self, length: length < LARGE)
+
+
+@pytest.fixture
+def own_pace() -> None:
+    """What was measured decides."""
+
+
+@pytest.fixture
+def adapter(fake):  # noqa: F811
+    adapter = fake.open()
+    yield adapter
+    fake.release()
+    adapter.close()
+    assert not threads()
+
+
+def held(fake, adapter, count: int) -> list[ndpy.Pending]:  # noqa: F811
+    """So many begun; the first four are in ibv_reg_mr(), the others wait."""
+    fake.hold()
+    pendings = [adapter.begin_register(bytearray(LARGE)) for _ in range(count)]
+    wait_until(lambda: fake.seen.at_once == min(count, THREADS), "the threads register")
+    return pendings
+
+
+def is_free(buffer: bytearray) -> bool:
+    """Whether nobody holds its memory."""
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+def test_beginning_does_not_wait_and_four_are_made_at_once(fake, adapter):  # noqa: F811
+    pendings = held(fake, adapter, 64)
+    assert not any(pending.done() for pending in pendings)
+    assert len(threads()) == THREADS
+    assert (fake.seen.at_once, fake.seen.calls) == (THREADS, THREADS)
+    fake.release()
+    regions = [pending.result(DEADLINE_S) for pending in pendings]
+    assert len({region.local_token for region in regions}) == 64
+    assert (fake.seen.calls, fake.seen.most_at_once) == (64, THREADS)
+    for region in regions:
+        region.close()
+    assert len(threads()) == THREADS
+
+
+def test_they_are_made_in_the_order_of_their_beginning(fake, adapter):  # noqa: F811
+    pendings = held(fake, adapter, 12)
+    ended: list[int] = []
+    for number, pending in enumerate(pendings):
+        pending.add_done_callback(lambda _, number=number: ended.append(number))
+    fake.release()
+    for pending in pendings:
+        pending.result(DEADLINE_S).close()
+    assert sorted(ended) == list(range(12))
+    assert set(ended[:4]) & set(range(4))
+    assert ended.index(11) >= 8
+
+
+@pytest.mark.parametrize("length", [1, 4096, 1 << 16])
+def test_a_small_one_is_registered_before_the_call_returns(adapter, length):
+    pending = adapter.begin_register(bytearray(length))
+    assert pending.done()
+    assert not threads()
+    pending.result(0).close()
+
+
+def test_what_has_not_been_measured_is_handed_over_if_it_is_large(own_pace):
+    pace = Pace()
+    assert [pace.at_once(length) for length in (1, 1 << 16, LARGE, 1 << 30)] == [True, True, False, False]
+
+
+def test_what_took_no_longer_than_handing_over_is_made_at_once(own_pace):
+    pace = Pace()
+    pace.took(1 << 20, 90_000)
+    assert pace.at_once(1 << 20)
+    assert not pace.at_once(1 << 21)
+    pace.took(4096, 1_000_000)
+    assert not pace.at_once(4096)
+    pace.handed_over(20_000)
+    assert not pace.at_once(1 << 20)
+    for _ in range(200):
+        pace.handed_over(50_000_000)
+    assert pace.at_once(4096)
+    # Nothing that takes more than 2 ms is, however slow the threads are.
+    pace.took(4096, 2_000_001)
+    assert not pace.at_once(4096)
+
+
+def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, own_pace):  # noqa: F811
+    fake.settings.delay_us = 3000
+    adapter.begin_register(bytearray(4096)).result(0).close()
+    pending = adapter.begin_register(bytearray(4096))
+    assert not pending.done()
+    assert len(threads()) == 1
+    pending.result(DEADLINE_S).close()
+    # And when it is quick again, the next but one is made at once.
+    fake.settings.delay_us = 0
+    adapter.begin_register(bytearray(4096)).result(DEADLINE_S).close()
+    last = adapter.begin_register(bytearray(4096))
+    assert last.done()
+    last.result(0).close()
+
+
+def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pace):  # noqa: F811
+    adapter.register(bytearray(1 << 20)).close()
+    pending = adapter.begin_register(bytearray(1 << 20))
+    assert pending.done()
+    assert not threads()
+    pending.result(0).close()
+
+
+def test_what_cannot_be_registered_is_refused_at_once(fake, adapter):  # noqa: F811
+    for buffer, error in ((b"", ndpy.InvalidBufferError), (bytes(LARGE), ndpy.AccessViolationError)):
+        with pytest.raises(error):
+            adapter.begin_register(buffer)
+    with pytest.raises(ndpy.LimitExceededError):
+        adapter.begin_register((4096, adapter.info.max_registration_size + 1))
+    assert fake.seen.calls == 0
+    assert not threads()
+
+
+def test_cancelled_before_a_thread_took_it_it_never_is_registered(fake, adapter):  # noqa: F811
+    running = held(fake, adapter, THREADS)
+    buffers = [bytearray(LARGE) for _ in range(6)]
+    waiting = [adapter.begin_register(buffer) for buffer in buffers]
+    assert not any(is_free(buffer) for buffer in buffers)
+    for pending in waiting:
+        assert pending.cancel()
+    # Its memory is free now, not when a thread looks at it.
+    assert all(is_free(buffer) for buffer in buffers)
+    fake.release()
+    for pending in waiting:
+        with pytest.raises(ndpy.CanceledError):
+            pending.result(0)
+    for pending in running:
+        pending.result(DEADLINE_S).close()
+    assert fake.seen.calls == THREADS
+
+
+def test_cancelled_while_it_is_made_the_region_goes_again(fake, adapter):  # noqa: F811
+    buffers = [bytearray(LARGE) for _ in range(THREADS)]
+    fake.hold()
+    pendings = [adapter.begin_register(buffer) for buffer in buffers]
+    wait_until(lambda: fake.seen.at_once == THREADS, "the threads register")
+    for pending in pendings:
+        assert pending.cancel()
+        with pytest.raises(ndpy.CanceledError):
+            pending.result(0)
+    # The adapter still uses the memory.
+    assert not any(is_free(buffer) for buffer in buffers)
+    fake.release()
+    wait_until(lambda: all(is_free(buffer) for buffer in buffers), "the memory is free")
+    assert (fake.seen.calls, fake.seen.registered) == (THREADS, 0)
+
+
+def test_a_failure_ends_its_own_registration_only(fake, adapter):  # noqa: F811
+    fake.settings.reg_errno = 12
+    buffer = bytearray(LARGE)
+    pending = adapter.begin_register(buffer)
+    with pytest.raises(ndpy.InsufficientResourcesError, match="RLIMIT_MEMLOCK"):
+        pending.result(DEADLINE_S)
+    del pending
+    gc.collect()
+    assert is_free(buffer)
+    fake.settings.reg_errno = 0
+    adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
+
+
+def test_closing_the_adapter_cancels_what_is_under_way_and_waits_for_it(fake):  # noqa: F811
+    adapter = fake.open()
+    pendings = held(fake, adapter, 10)
+    timer = threading.Timer(0.2, fake.release)
+    timer.start()
+    adapter.close()
+    timer.join()
+    for pending in pendings:
+        with pytest.raises(ndpy.CanceledError):
+            pending.result(0)
+    assert (fake.seen.calls, fake.seen.registered) == (THREADS, 0)
+    assert not threads()
+    with pytest.raises(ndpy.ClosedError):
+        adapter.begin_register(bytearray(LARGE))
+
+
+def test_closing_after_cancelling_does_not_find_what_was_cancelled(fake):  # noqa: F811
+    """A region that comes to be after its cancelling is no open child of the adapter."""
+    for _ in range(50):
+        adapter = fake.open()
+        pendings = [adapter.begin_register(bytearray(LARGE)) for _ in range(8)]
+        left = [pending for pending in pendings if not pending.cancel()]
+        for pending in left:
+            pending.result(0).close()
+        adapter.close()
+        assert fake.seen.registered == 0
+
+
+def test_a_region_in_use_refuses_the_close_and_registering_goes_on(fake, adapter):  # noqa: F811
+    region = adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S)
+    with pytest.raises(ndpy.DeviceBusyError, match="MemoryRegion"):
+        adapter.close()
+    adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
+    region.close()
+
+
+def test_whoever_waits_makes_what_no_thread_has_begun(fake, adapter):  # noqa: F811
+    *others, mine = held(fake, adapter, THREADS + 1)
+    threading.Timer(0.3, fake.release).start()
+    mine.result().close()
+    assert fake.seen.most_at_once == THREADS + 1
+    for pending in others:
+        pending.result(DEADLINE_S).close()
+
+
+def test_a_deadline_holds_although_no_thread_has_begun(fake, adapter):  # noqa: F811
+    pendings = held(fake, adapter, THREADS + 1)
+    begin = time.monotonic()
+    with pytest.raises(ndpy.TimeoutError):
+        pendings[-1].result(0.1)
+    assert 0.1 <= time.monotonic() - begin < 5
+    with pytest.raises(ndpy.TimeoutError):
+        adapter.register(bytearray(LARGE), timeout_s=0.1)
+    fake.release()
+    for pending in pendings:
+        pending.result(DEADLINE_S).close()
+    assert fake.seen.registered == 0
+
+
+def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter, own_pace):  # noqa: F811
+    """A registration that takes 1 ms."""
+    fake.settings.delay_us = 1000
+    buffers = [bytearray(1 << 20) for _ in range(64)]
+    begin = time.monotonic()
+    regions = [adapter.register(buffer) for buffer in buffers]
+    middle = time.monotonic()
+    regions += [pending.result() for pending in [adapter.begin_register(buffer) for buffer in buffers]]
+    end = time.monotonic()
+    for region in regions:
+        region.close()
+    ratio = (end - middle) / (middle - begin)
+    print(f"{middle - begin:.3f} s, {end - middle:.3f} s, {fake.seen.most_at_once} at once")
+    assert ratio <= 0.7
+    assert fake.seen.most_at_once >= THREADS
+
+
+def test_many_threads_begin_cancel_and_close(fake, adapter):  # noqa: F811
+    """Each registration ends once, with a region or cancelled, and all regions can be closed."""
+    fake.settings.delay_us = 50
+    ended: list[ndpy.Pending] = []
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(30):
+                pending = adapter.begin_register(bytearray(LARGE))
+                pending.add_done_callback(ended.append)
+                if (turn + number) % 3 == 0:
+                    pending.cancel()
+                try:
+                    pending.result(DEADLINE_S if turn % 2 else None).close()
+                except ndpy.CanceledError:
+                    assert (turn + number) % 3 == 0
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(DEADLINE_S)
+    assert not failures
+    assert len(ended) == len({id(pending) for pending in ended}) == 180
+    assert len(threads()) <= THREADS
+
+
+def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, capfd):  # noqa: F811
+    def bad(_) -> None:
+        raise ValueError("the program's own")
+
+    pendings = held(fake, adapter, 8)
+    for pending in pendings:
+        pending.add_done_callback(bad)
+    fake.release()
+    for pending in pendings:
+        pending.result(DEADLINE_S).close()
+    told: list[str] = []
+
+    def all_are_told() -> bool:
+        told.append(capfd.readouterr().err)
+        return "".join(told).count("ValueError: the program's own") == 8
+
+    wait_until(all_are_told, "each is told")
+    assert len(threads()) == THREADS
+    adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
+
+
+def test_an_adapter_can_be_closed_by_a_callback(fake):  # noqa: F811
+    adapter = fake.open()
+    closed: list[object] = []
+
+    def close(pending) -> None:
+        pending.result(0).close()
+        adapter.close()
+        closed.append(adapter.closed)
+
+    fake.hold()
+    adapter.begin_register(bytearray(LARGE)).add_done_callback(close)
+    fake.release()
+    wait_until(lambda: closed, "the callback closes the adapter")
+    assert closed == [True]
+    wait_until(lambda: not threads(), "the thread ends")
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_a_dropped_adapter_goes_although_its_threads_are_idle(fake):  # noqa: F811
+    adapter = fake.open()
+    adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
+    adapter.begin_register(bytearray(LARGE)).result().close()
+    del adapter
+    gc.collect()
+    wait_until(lambda: not threads(), "the threads end")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_in_a_forked_child_what_is_under_way_ends_and_the_parents_goes_on(fake, adapter):  # noqa: F811
+    pendings = held(fake, adapter, 8)
+    child = os.fork()
+    if child == 0:
+        status = 0
+        try:
+            for number, pending in enumerate(pendings, 1):
+                try:
+                    pending.result(5) if number % 2 else pending.result()
+                    status = number
+                except ndpy.ClosedError as error:
+                    if "spawn" not in str(error):
+                        status = 50 + number
+        except BaseException:
+            status = 99
+        finally:
+            os._exit(status)
+    ended = 0
+    deadline = time.monotonic() + DEADLINE_S
+    while not ended and time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    fake.release()
+    for pending in pendings:
+        pending.result(DEADLINE_S).close()
+
+
+@pytest.mark.parametrize("how", ["registers itself", "waits for a thread", "registers alone"])
+def test_ctrl_c_in_the_middle_loses_nothing(fake, adapter, how):  # noqa: F811
+    """It comes while ibv_reg_mr() runs, whose region must not be lost."""
+    pendings = held(fake, adapter, THREADS + (how == "registers itself"))
+    calls = fake.seen.calls
+
+    def interrupt() -> None:
+        if how != "waits for a thread":
+            wait_until(lambda: fake.seen.calls > calls, "the main thread registers")
+        # It has to be in its wait.
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        fake.release()
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        if how == "registers alone":
+            adapter.register(bytearray(LARGE)).close()
+        else:
+            pendings[-1].result()
+        time.sleep(DEADLINE_S)
+    interrupter.join()
+    for pending in pendings[:THREADS]:
+        pending.result(DEADLINE_S).close()
+    if how == "registers itself":
+        with pytest.raises(KeyboardInterrupt):
+            pendings[-1].result(0)
+    gc.collect()
+    wait_until(lambda: fake.seen.registered == 0, "no region is left")
+
+
+ENDING = """
+import ctypes, os, sys
+import ndpy
+fake = ctypes.CDLL(os.environ["NDPY_LIBIBVERBS"])
+adapter = ndpy.open_adapter("fake0")
+fake.fake_hold(1)
+pendings = [adapter.begin_register(bytearray(1 << 17)) for _ in range(10)]
+print("begun", flush=True)
+"""
+
+
+def test_the_interpreter_ends_with_registrations_in_flight(fake):  # noqa: F811
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::ResourceWarning", "-c", ENDING],
+        env={**os.environ, "NDPY_LIBIBVERBS": str(fake.path), "NDPY_LIBRDMACM": str(fake.path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stdout) == (0, "begun\n"), done.stderr
+    assert not done.stderr

@@ -1,0 +1,312 @@
+"""What only some verbs adapters have, over a fake provider that claims it: rereg, on-demand paging, dma-buf, iWARP's sinks, and
+memory that a forked child would take from the adapter."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import sys
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from ndpy._verbs import ffi, lib
+
+import ndpy
+from ndpy import Access
+
+LOCAL, READ, WRITE = lib.IBV_ACCESS_LOCAL_WRITE, lib.IBV_ACCESS_REMOTE_READ, lib.IBV_ACCESS_REMOTE_WRITE
+BIND, ON_DEMAND = lib.IBV_ACCESS_MW_BIND, lib.IBV_ACCESS_ON_DEMAND
+# IBV_ODP_SUPPORT and _IMPLICIT; send, receive, write and read of RC.
+ODP = {"odp_general": 1, "odp_connected": 0xF}
+IMPLICIT = {"odp_general": 3, "odp_connected": 0xF}
+REREG = {"rereg_result": 0}
+DMABUF = {"dmabuf_errno": 0}
+
+
+def address_of(buffer) -> int:
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(buffer)))
+
+
+def is_free(buffer: bytearray) -> bool:
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+# ---- what is claimed ----
+
+
+@pytest.mark.parametrize(
+    ("settings", "flags"),
+    [
+        ({}, set()),
+        (REREG, {"REREGISTRATION"}),
+        (ODP, {"ON_DEMAND_PAGING"}),
+        (IMPLICIT, {"ON_DEMAND_PAGING", "IMPLICIT_ON_DEMAND"}),
+        ({"odp_general": 3, "odp_connected": 0x7}, set()),
+        ({"odp_general": 0, "odp_connected": 0xF}, set()),
+        (DMABUF, {"DMABUF"}),
+    ],
+    ids=str,
+)
+def test_the_flags_say_what_the_provider_has(fake, settings, flags):  # noqa: F811
+    with fake.open(**settings) as adapter:
+        new = {"REREGISTRATION", "ON_DEMAND_PAGING", "IMPLICIT_ON_DEMAND", "DMABUF"}
+        assert adapter.info.flags & new == flags
+
+
+def test_an_adapter_that_claims_nothing_refuses_and_nothing_is_lost(fake):  # noqa: F811
+    with fake.open() as adapter, adapter.register(bytearray(64)) as region:
+        calls = fake.seen.calls
+        token = region.local_token
+        for refused, flag in (
+            (lambda: region.reregister(access=Access.REMOTE_READ), "REREGISTRATION"),
+            (adapter.register_implicit, "IMPLICIT_ON_DEMAND"),
+            (lambda: adapter.register_dmabuf(0, 0, 4096, 0), "DMABUF"),
+            (lambda: adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.ON_DEMAND), "on-demand"),
+            (lambda: adapter.begin_register(bytearray(1 << 20), Access.ON_DEMAND), "on-demand"),
+        ):
+            with pytest.raises(ndpy.UnsupportedError, match=flag):
+                refused()
+        assert fake.seen.calls == calls
+        assert region.local_token == token
+        assert region[0:8].length == 8
+
+
+# ---- rereg ----
+
+
+def test_a_region_gets_other_memory(fake):  # noqa: F811
+    with fake.open(**REREG) as adapter:
+        old, new = bytearray(64), bytearray(100)
+        with adapter.register(old, Access.REMOTE_READ) as region:
+            tokens = region.local_token, region.remote_token
+            region.reregister(new)
+            assert fake.seen.flags == lib.IBV_REREG_MR_CHANGE_TRANSLATION
+            # libibverbs refuses rights that are not to be changed.
+            assert (fake.seen.address, fake.seen.length, fake.seen.access) == (address_of(new), 100, 0)
+            assert (region.buffer, region.address, region.length) == (new, address_of(new), 100)
+            assert region.access == Access.REMOTE_READ
+            assert (region.local_token, region.remote_token) != tokens
+            assert region.remote(90).length == 10
+            assert is_free(old)
+            assert not is_free(new)
+        assert is_free(new)
+
+
+def test_a_region_gets_other_rights(fake):  # noqa: F811
+    with fake.open(**REREG) as adapter:
+        buffer = bytearray(64)
+        with adapter.register(buffer) as region:
+            region.reregister(access=Access.REMOTE_READ)
+            assert fake.seen.flags == lib.IBV_REREG_MR_CHANGE_ACCESS
+            assert (fake.seen.address, fake.seen.length, fake.seen.access) == (0, 0, READ)
+            assert region.access == Access.REMOTE_READ
+            assert region.remote().token == region.remote_token
+            assert not is_free(buffer)
+
+
+def test_a_region_gets_both_and_without_either_stays(fake):  # noqa: F811
+    with fake.open(**REREG, windows=1) as adapter, adapter.register(bytearray(64)) as region:
+        token = region.local_token
+        region.reregister()
+        assert region.local_token == token
+        region.reregister(bytearray(10), Access.REMOTE_WRITE)
+        assert fake.seen.flags == lib.IBV_REREG_MR_CHANGE_ACCESS | lib.IBV_REREG_MR_CHANGE_TRANSLATION
+        assert fake.seen.access == LOCAL | WRITE | BIND
+        assert (region.length, region.access) == (10, Access.REMOTE_WRITE)
+
+
+def test_what_cannot_be_registered_leaves_the_region_as_it_was(fake):  # noqa: F811
+    with fake.open(**REREG) as adapter, adapter.register(bytes(64), Access.NONE) as region:
+        before = region.local_token, region.length, region.access
+        for arguments, error in (
+            ((b"",), ndpy.InvalidBufferError),
+            ((b"constant", Access.LOCAL_WRITE), ndpy.AccessViolationError),
+            ((None, Access.LOCAL_WRITE), ndpy.AccessViolationError),
+            ((None, 0x400), ndpy.InvalidFlagsError),
+            (((4096, adapter.info.max_registration_size + 1),), ndpy.LimitExceededError),
+        ):
+            with pytest.raises(error):
+                region.reregister(*arguments)
+            assert (region.local_token, region.length, region.access) == before
+
+
+@pytest.mark.parametrize("result", ["INPUT", "DONT_FORK_NEW"])
+def test_a_refused_rereg_leaves_the_region_as_it_was(fake, result):  # noqa: F811
+    """ibv_rereg_mr(3): the old region is valid."""
+    with fake.open(**REREG) as adapter:
+        old, new = bytearray(64), bytearray(100)
+        with adapter.register(old) as region:
+            fake.settings.rereg_result = getattr(lib, f"IBV_REREG_MR_ERR_{result}")
+            fake.settings.rereg_errno = errno.ENOMEM
+            with pytest.raises(ndpy.InsufficientResourcesError) as raised:
+                region.reregister(new)
+            assert raised.value.native == errno.ENOMEM
+            assert (region.buffer, region.length) == (old, 64)
+            assert region[0:64].address == address_of(old)
+            assert not is_free(old)
+            del raised
+            assert is_free(new)
+
+
+def test_a_rereg_that_fails_to_let_children_have_the_old_memory_has_succeeded(fake):  # noqa: F811
+    """IBV_REREG_MR_ERR_DO_FORK_OLD: the new region is valid."""
+    with fake.open(**REREG) as adapter, adapter.register(bytearray(64)) as region:
+        fake.settings.rereg_result = lib.IBV_REREG_MR_ERR_DO_FORK_OLD
+        region.reregister(bytearray(100))
+        assert region.length == 100
+
+
+@pytest.mark.parametrize("result", ["CMD", "CMD_AND_DO_FORK_NEW"])
+def test_a_rereg_that_fails_in_the_adapter_leaves_a_region_that_can_only_be_closed(fake, result):  # noqa: F811
+    """ibv_rereg_mr(3): the region must not be used, and still has to be deregistered."""
+    with fake.open(**REREG) as adapter:
+        old, new = bytearray(64), bytearray(100)
+        region = adapter.register(old, Access.REMOTE_READ)
+        fake.settings.rereg_result = getattr(lib, f"IBV_REREG_MR_ERR_{result}")
+        fake.settings.rereg_errno = errno.EFAULT
+        with pytest.raises(ndpy.AccessViolationError):
+            region.reregister(new)
+        for use in (region.remote, lambda: region.reregister(bytearray(8))):
+            with pytest.raises(ndpy.ProviderError, match="close it and make a new one"):
+                use()
+        # The adapter may have either.
+        assert not is_free(old)
+        assert not is_free(new)
+        assert fake.seen.registered == 1
+        region.close()
+        assert fake.seen.registered == 0
+        assert is_free(old)
+        assert is_free(new)
+
+
+# ---- on demand ----
+
+
+def test_memory_is_registered_on_demand(fake):  # noqa: F811
+    with fake.open(**ODP) as adapter:
+        with adapter.register(bytearray(64), Access.REMOTE_WRITE | Access.ON_DEMAND) as region:
+            assert fake.seen.access == LOCAL | WRITE | ON_DEMAND
+            assert region.access == Access.REMOTE_WRITE | Access.ON_DEMAND
+        with pytest.raises(ndpy.UnsupportedError, match="IMPLICIT"):
+            adapter.register_implicit()
+
+
+def test_memory_on_demand_goes_without_windows_where_they_need_it_pinned(fake):  # noqa: F811
+    with fake.open(**ODP, windows=1) as adapter:
+        with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.ON_DEMAND):
+            assert fake.seen.access == LOCAL | BIND | ON_DEMAND
+        fake.settings.reg_errno_windows = errno.EOPNOTSUPP
+        with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.ON_DEMAND):
+            assert fake.seen.access == LOCAL | ON_DEMAND
+        with pytest.raises(ndpy.UnsupportedError):
+            adapter.register(bytearray(64))
+
+
+def test_an_implicit_region_is_all_memory_by_its_addresses(fake):  # noqa: F811
+    with fake.open(**IMPLICIT, windows=1) as adapter:
+        with adapter.register_implicit(Access.REMOTE_READ) as region:
+            assert (fake.seen.address, fake.seen.length) == (0, (1 << 64) - 1)
+            assert fake.seen.access == READ | ON_DEMAND
+            assert (region.address, region.length, region.buffer) == (0, (1 << 64) - 1, None)
+            buffer = bytearray(100)
+            address = address_of(buffer)
+            element = region[address : address + 100]
+            assert (element.address, element.length, element.token) == (address, 100, region.local_token)
+            remote = region.remote(address, 100)
+            assert (remote.address, remote.length, remote.token) == (address, 100, region.remote_token)
+        with adapter.register_implicit() as region:
+            assert fake.seen.access == LOCAL | ON_DEMAND
+
+
+# ---- dma-buf ----
+
+
+def test_memory_of_a_device_is_registered_by_its_descriptor(fake):  # noqa: F811
+    with fake.open(**DMABUF) as adapter:
+        with adapter.register_dmabuf(7, 4096, 8192, 0x10000, Access.REMOTE_WRITE) as region:
+            seen = fake.seen
+            assert (seen.fd, seen.offset, seen.length, seen.address) == (7, 4096, 8192, 0x10000)
+            assert seen.access == LOCAL | WRITE
+            assert (region.address, region.length, region.buffer) == (0x10000, 8192, None)
+            assert region[0:16].address == 0x10000
+            assert region.remote(8000, 192).address == 0x10000 + 8000
+        with pytest.raises(ndpy.ProviderError) as raised:
+            adapter.register_dmabuf(-1, 0, 4096, 0)
+        assert raised.value.native == errno.EBADF
+        for offset, length, iova in ((0, 0, 0), (-1, 4096, 0), (0, 4096, -1), (0, 4096, (1 << 64) - 1)):
+            with pytest.raises(ndpy.InvalidBufferError):
+                adapter.register_dmabuf(7, offset, length, iova)
+
+
+def test_a_region_without_buffer_is_not_registered_again(fake):  # noqa: F811
+    with fake.open(**DMABUF, **REREG) as adapter, adapter.register_dmabuf(7, 0, 4096, 0) as region:
+        with pytest.raises(ndpy.UnsupportedError, match="buffer"):
+            region.reregister(bytearray(64))
+        assert region[0:8].length == 8
+
+
+# ---- sinks of reads ----
+
+
+def test_j_11_on_iwarp_a_sink_gets_the_right_that_the_answer_needs(fake):  # noqa: F811
+    """A read's answer is a write to the sink's remote token (RFC 5040)."""
+    fake.speak_iwarp()
+    with fake.open() as adapter:
+        assert "READ_SINK_REQUIRED" in adapter.info.flags
+        with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.READ_SINK) as region:
+            assert fake.seen.access == LOCAL | WRITE
+            # For the peers it has no right all the same.
+            with pytest.raises(ndpy.AccessViolationError):
+                region.remote()
+        with adapter.register(bytearray(64)):
+            assert fake.seen.access == LOCAL
+
+
+def test_j_12_elsewhere_a_sink_is_memory_like_other(fake):  # noqa: F811
+    with fake.open() as adapter:
+        assert "READ_SINK_REQUIRED" not in adapter.info.flags
+        with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.READ_SINK):
+            assert fake.seen.access == LOCAL
+
+
+# ---- fork ----
+
+
+def is_kept_from_children(view: memoryview) -> bool:
+    """Whether the mapping has MADV_DONTFORK, as /proc/self/smaps says it ("dc")."""
+    address = address_of(view)
+    inside = False
+    with open("/proc/self/smaps") as lines:
+        for line in lines:
+            first = line.split(maxsplit=1)[0]
+            if "-" in first and not first.endswith(":"):
+                start, stop = (int(part, 16) for part in first.split("-"))
+                inside = start <= address < stop
+            elif inside and first == "VmFlags:":
+                return "dc" in line.split()
+    raise AssertionError("the mapping is not there")
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"), [("IBV_FORK_UNNEEDED", False), ("IBV_FORK_ENABLED", False), ("IBV_FORK_DISABLED", True)]
+)
+def test_allocated_memory_is_kept_from_children_where_they_would_endanger_it(fake, status, kept):  # noqa: F811
+    fake.settings.fork_status = getattr(lib, status)
+    assert is_kept_from_children(ndpy.alloc(3 * mmap.PAGESIZE)) is kept
+
+
+def test_memory_can_be_allocated_without_rdma_libraries(monkeypatch):
+    from ndpy.verbs import library
+
+    monkeypatch.setattr(library, "_loaded", False)
+    monkeypatch.setenv("NDPY_LIBIBVERBS", "/nonexistent")
+    assert not is_kept_from_children(ndpy.alloc(64))
+    monkeypatch.undo()
