@@ -114,7 +114,7 @@ def examine_provider(label: str, path: str, provider_id: str) -> Iterator[Findin
 
     repair = _ANOTHER if provider_id == _NO_ID else _DRIVER
     try:
-        provider = Provider.use(path, provider_id)
+        provider = Provider.use(path)
     except ProviderNotFoundError as error:
         yield failed(f"{label} DLL", str(error), repair)
         return
