@@ -237,6 +237,9 @@ struct region *region_next(struct adapter *adapter, uint32_t *slot)
     struct token_table *table = &adapter->tokens;
     struct region *region = NULL;
 
+    /* Slot 0 is no region's, and there is no memory for it before the first. */
+    if (*slot == 0)
+        *slot = 1;
     AcquireSRWLockShared(&table->lock);
     for (; *slot < table->used && region == NULL; ++*slot)
         region = tokens_slot(table, *slot)->region;
