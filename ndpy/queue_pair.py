@@ -45,7 +45,7 @@ def _writable(local: Any) -> bool:
     """Whether all of these elements may be written; providers do not all say that it was this that failed."""
     if type(local) is Sge:
         return bool(local.region._writable)
-    return all(getattr(element, "region", element)._writable for element in flatten(local))
+    return all(getattr(getattr(element, "region", element), "_writable", True) for element in flatten(local))
 
 
 def operation_name(operation: int) -> str:

@@ -121,7 +121,8 @@ def describe(context: Any, name: str) -> AdapterInfo:
     iwarp = _read(_SYSFS / name / "node_type").startswith("4")
     ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
     best = next((port for port in ports if port.state == "active"), ports[0])
-    flags = _capabilities(attributes, iwarp)
+    inline = _inline_size(context, name, attributes)
+    flags = _capabilities(attributes, iwarp) | ({"INLINE"} if inline else set())
     transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
@@ -147,7 +148,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         max_receive_sge=attributes.max_sge,
         max_read_sge=min(attributes.max_sge_rd or attributes.max_sge, attributes.max_sge),
         max_transfer_length=port_attributes.max_msg_sz or (1 << 31),
-        max_inline_data_size=_inline_size(context, name, attributes),
+        max_inline_data_size=inline,
         max_inbound_read_limit=min(attributes.max_qp_rd_atom, 255),
         max_outbound_read_limit=min(attributes.max_qp_init_rd_atom, 255),
         max_receive_queue_depth=attributes.max_qp_wr,
@@ -160,10 +161,13 @@ def describe(context: Any, name: str) -> AdapterInfo:
 
 
 def _capabilities(attributes: Any, iwarp: bool) -> frozenset[str]:
-    flags = {"GIDS", "LOOPBACK_CONNECTIONS"}
+    flags = {"GIDS", "LOOPBACK_CONNECTIONS", "REGION_ACCESS", "BIND_RESERVES_PORT"}
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
         flags.add("MEMORY_WINDOWS")
+        # Without windows a peer would invalidate regions.
+        if attributes.device_cap_flags & lib.IBV_DEVICE_MEM_MGT_EXTENSIONS:
+            flags.add("SEND_INVALIDATE")
     if attributes.max_srq:
         flags.add("SHARED_RECEIVE_QUEUES")
     if attributes.atomic_cap != lib.IBV_ATOMIC_NONE:

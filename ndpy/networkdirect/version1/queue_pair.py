@@ -24,6 +24,7 @@ from ndpy.queue_pair import (
     _SEND_AND_INVALIDATE,
     _WRITE,
     _writable,
+    flatten,
     operation_name,
 )
 
@@ -149,14 +150,14 @@ class Version1QueuePair(NetworkDirectQueuePair):
 
     def receive(self, sges: Elements, *, context: int = 0) -> None:
         if not _writable(sges):
-            raise self._not_writable(_RECEIVE)
+            raise self._not_writable(_RECEIVE, sges)
         self._post(_RECEIVE, self._receive_records, sges, context, 0, 0, _NO_WINDOW)
 
     def read(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
         if type(sges) is Sge and sges.length > remote.length:
             raise self._beyond(sges.length, remote)
         if not _writable(sges):
-            raise self._not_writable(_READ)
+            raise self._not_writable(_READ, sges)
         offset, descriptor = window_of(remote)
         self._post(_READ, self._initiator_records, sges, context, flags, offset, descriptor, remote)
 
@@ -172,9 +173,10 @@ class Version1QueuePair(NetworkDirectQueuePair):
             _SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, descriptor, None
         )
 
-    @staticmethod
-    def _not_writable(operation: int) -> errors.AccessViolationError:
+    def _not_writable(self, operation: int, sges: Elements) -> errors.AccessViolationError:
         # The provider would write: its registrations have no rights (contract I.2.1).
+        for element in flatten(sges):
+            self._own(getattr(element, "region", element), "the region")
         return errors.AccessViolationError(
             "the memory was registered without Access.LOCAL_WRITE", operation=operation_name(operation)
         )
