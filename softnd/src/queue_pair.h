@@ -71,7 +71,7 @@ struct queue_pair {
     enum queue_pair_state state;
     bool flushed; /* by Flush while connected: later requests are cancelled too */
     bool broken;  /* a completion queue overran */
-    bool batching; /* version 1: what is posted may wait until the batch is submitted */
+    DWORD batch_thread; /* version 1: what it posts waits until it submits the batch; 0: none */
     struct stream *stream;
 
     struct operation *operations;
@@ -127,7 +127,7 @@ HRESULT qp_post_bind(struct queue_pair *queue_pair, struct operation *operation,
 HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer, ULONG flags);
 HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count);
 HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self);
-/* Between these two, posting does not start anything by itself. */
+/* Between these two, what this thread posts does not start by itself. */
 void qp_start_batch(struct queue_pair *queue_pair);
 void qp_submit_batch(struct queue_pair *queue_pair);
 
