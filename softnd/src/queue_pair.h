@@ -119,7 +119,8 @@ HRESULT qp_new(struct adapter *adapter, const struct object_view *as, struct com
                const struct queue_pair_limits *limits, struct queue_pair **out);
 struct queue_pair *qp_from(IUnknown *pointer);
 
-/* Posting, shared by both versions. An operation is begun, filled with what its type needs, and posted. */
+/* Posting, shared by both versions. An operation is begun, filled with what its type needs, and posted; inline data may
+ * be in it already. */
 void operation_begin(struct operation *operation, void *context, ND2_REQUEST_TYPE type, ULONG flags);
 HRESULT qp_post_data(struct queue_pair *queue_pair, struct operation *operation, const ND2_SGE *sge, ULONG sge_count);
 HRESULT qp_post_bind(struct queue_pair *queue_pair, struct operation *operation, struct region *region,

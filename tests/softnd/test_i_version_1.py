@@ -85,10 +85,7 @@ def test_a_3_6_query_interface_answers_unknown_own_and_overlapped_only(kit):
 @pytest.mark.parametrize("kind", ["factory", "INDProvider", *sorted(set(OVERLAPPED_OBJECTS) | {"INDEndpoint"})])
 def test_a_4_3_any_object_keeps_the_library(own_library, kind):
     kit = Kit(own_library)
-    if kind == "factory":
-        last = kit.own(nd1.class_factory(own_library))
-    else:
-        last = every_object(Node(kit))[kind]
+    last = kit.own(nd1.class_factory(own_library)) if kind == "factory" else every_object(Node(kit))[kind]
     last.AddRef()
     kit.close()
     assert own_library.can_unload() == Status.S_FALSE
