@@ -89,7 +89,7 @@ HRESULT region_begin(struct region *region, const void *buffer, SIZE_T size, ULO
 HRESULT region_end(struct region *region, bool force);
 /* The region that a local token (network order) names, held; NULL when there is none. */
 struct region *region_hold(struct adapter *adapter, uint32_t token);
-/* The adapter's next region from this slot on, held; NULL when there is no other. */
+/* The adapter's next region from this slot (1 is the first) on, held; NULL when there is no other. */
 struct region *region_next(struct adapter *adapter, uint32_t *slot);
 HRESULT window_create(struct adapter *adapter, REFIID iid, void **out);
 

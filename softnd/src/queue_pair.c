@@ -210,7 +210,8 @@ static HRESULT post(struct queue_pair *qp, const struct operation *operation, HR
         if (slot->bind.window != NULL)
             object_hold(&slot->bind.window->object);
         qp->posted++;
-        stream = qp->batching ? NULL : qp->stream;
+        bool held_back = qp->batch_thread != 0 && qp->batch_thread == GetCurrentThreadId();
+        stream = held_back ? NULL : qp->stream;
         if (stream != NULL)
             stream_hold(stream);
     } else if (status == ND_CANCELED) {
@@ -229,14 +230,15 @@ static HRESULT post(struct queue_pair *qp, const struct operation *operation, HR
 void qp_start_batch(struct queue_pair *qp)
 {
     AcquireSRWLockExclusive(&qp->lock);
-    qp->batching = true;
+    qp->batch_thread = GetCurrentThreadId();
     ReleaseSRWLockExclusive(&qp->lock);
 }
 
 void qp_submit_batch(struct queue_pair *qp)
 {
     AcquireSRWLockExclusive(&qp->lock);
-    qp->batching = false;
+    if (qp->batch_thread == GetCurrentThreadId())
+        qp->batch_thread = 0;
     ReleaseSRWLockExclusive(&qp->lock);
     struct stream *stream = stream_of(qp);
     if (stream != NULL)

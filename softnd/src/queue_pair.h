@@ -71,7 +71,7 @@ struct queue_pair {
     enum queue_pair_state state;
     bool flushed; /* by Flush while connected: later requests are cancelled too */
     bool broken;  /* a completion queue overran */
-    bool batching; /* version 1: what is posted may wait until the batch is submitted */
+    DWORD batch_thread; /* version 1: what it posts waits until it submits the batch; 0: none */
     struct stream *stream;
 
     struct operation *operations;
@@ -119,7 +119,8 @@ HRESULT qp_new(struct adapter *adapter, const struct object_view *as, struct com
                const struct queue_pair_limits *limits, struct queue_pair **out);
 struct queue_pair *qp_from(IUnknown *pointer);
 
-/* Posting, shared by both versions. An operation is begun, filled with what its type needs, and posted. */
+/* Posting, shared by both versions. An operation is begun, filled with what its type needs, and posted; inline data may
+ * be in it already. */
 void operation_begin(struct operation *operation, void *context, ND2_REQUEST_TYPE type, ULONG flags);
 HRESULT qp_post_data(struct queue_pair *queue_pair, struct operation *operation, const ND2_SGE *sge, ULONG sge_count);
 HRESULT qp_post_bind(struct queue_pair *queue_pair, struct operation *operation, struct region *region,
@@ -127,7 +128,7 @@ HRESULT qp_post_bind(struct queue_pair *queue_pair, struct operation *operation,
 HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer, ULONG flags);
 HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count);
 HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self);
-/* Between these two, posting does not start anything by itself. */
+/* Between these two, what this thread posts does not start by itself. */
 void qp_start_batch(struct queue_pair *queue_pair);
 void qp_submit_batch(struct queue_pair *queue_pair);
 

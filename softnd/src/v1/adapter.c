@@ -262,7 +262,7 @@ static void adapter_closed(struct object *object)
 {
     struct nd1_adapter *adapter = (struct nd1_adapter *)object;
     struct region *region;
-    uint32_t slot = 0;
+    uint32_t slot = 1;
 
     source_close(&adapter->source);
     /* They stay counted as leaked (D.6.7). */

@@ -39,19 +39,21 @@ static HRESULT take_elements(struct elements *out, const ND_SGE *sge, SIZE_T cou
     return ND_SUCCESS;
 }
 
-/* Small data are taken during the call, as far as the registrations grant it: otherwise the request fails in its turn.
- * Not behind a fence, where they may still be on their way here. */
-static bool goes_inline(const struct queue_pair *qp, const struct operation *operation, const struct elements *elements)
+/* Small data are taken during the call. False where they cannot be had: the request then fails in its turn. Nor are they
+ * taken behind a fence, where they may still be on their way here. */
+static bool take_inline(const struct queue_pair *qp, struct operation *operation, const struct elements *elements)
 {
-    if (elements->length > qp->limits.inline_size || (operation->flags & ND_OP_FLAG_READ_FENCE) != 0)
-        return false;
-    for (ULONG i = 0; i < elements->count; i++) {
+    bool taken = elements->length <= qp->limits.inline_size && (operation->flags & ND_OP_FLAG_READ_FENCE) == 0;
+
+    for (ULONG i = 0; i < elements->count && taken; i++) {
         const ND2_SGE *sge = &elements->sge[i];
-        if (sge->BufferLength > 0 && !memory_check(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer,
-                                                   sge->BufferLength, ACCESS_LOCAL_READ, NULL))
-            return false;
+        taken = sge->BufferLength == 0 ||
+                memory_read(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer,
+                            operation->inline_data + operation->length, sge->BufferLength, ACCESS_LOCAL_READ, NULL);
+        operation->length += sge->BufferLength;
     }
-    return true;
+    operation->length = taken ? elements->length : 0;
+    return taken;
 }
 
 static HRESULT post(struct queue_pair *qp, struct operation *operation, const struct elements *elements)
@@ -60,9 +62,10 @@ static HRESULT post(struct queue_pair *qp, struct operation *operation, const st
         return ND_LOCAL_LENGTH;
     if (elements->count > qp->limits.initiator_sge)
         return ND_DATA_OVERRUN;
-    if (operation->type != Nd2RequestTypeRead && goes_inline(qp, operation, elements))
-        operation->flags |= ND_OP_FLAG_INLINE;
-    return qp_post_data(qp, operation, elements->sge, elements->count);
+    if (operation->type == Nd2RequestTypeRead || !take_inline(qp, operation, elements))
+        return qp_post_data(qp, operation, elements->sge, elements->count);
+    operation->flags |= ND_OP_FLAG_INLINE;
+    return qp_post_data(qp, operation, NULL, 0);
 }
 
 static HRESULT STDMETHODCALLTYPE endpoint_send(INDEndpoint *self, ND_RESULT *result, const ND_SGE *sge,
