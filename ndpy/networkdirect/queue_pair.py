@@ -244,16 +244,21 @@ class NetworkDirectQueuePair(QueuePair):
                 queue._users -= 1
         if self.srq is not None:
             self._leave_shared_queue()
+        self._leave_slots(given_back)
+        for queue in {self.receive_cq, self.initiator_cq}:
+            queue._changed()
+
+    def _leave_slots(self, given_back: bool) -> None:
+        """Free what the provider knows requests by, now or when no queue can bring a completion that names it any more."""
         native, self._native = self._native, None
         if given_back:
             self._free_slots(native)
         else:
-            # A completion that names one of its slots may still come: they stay until no queue can bring it.
-            slots = ffi.gc(native, self._free_slots)
-            for queue in {self.receive_cq, self.initiator_cq}:
-                queue._left_behind.append(slots)
+            self._leave_behind(ffi.gc(native, self._free_slots))
+
+    def _leave_behind(self, slots: Any) -> None:
         for queue in {self.receive_cq, self.initiator_cq}:
-            queue._changed()
+            queue._left_behind.append(slots)
 
     def _leave_shared_queue(self) -> None:
         assert self.srq is not None

@@ -66,32 +66,25 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
 
     def _new_native(self) -> Any:
         # Where the provider tells that the peer has invalidated it, for as long as there is a window (contract I.3.1).
-        self._slot = lib.nd1_window_new(self._serial)
-        if self._slot == ffi.NULL:
+        slot = lib.nd1_window_new(self._serial)
+        if slot == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create memory window")
-        try:
-            return create_1(
-                "create memory window",
-                "IUnknown",
-                lib.INDAdapter_CreateMemoryWindow,
-                self._adapter._native,
-                lib.nd1_window_result(self._slot),
-            )
-        except BaseException:
-            lib.nd1_window_free(self._slot)
-            raise
+        self._slot = ffi.gc(slot, lib.nd1_window_free)
+        return create_1(
+            "create memory window",
+            "IUnknown",
+            lib.INDAdapter_CreateMemoryWindow,
+            self._adapter._native,
+            lib.nd1_window_result(self._slot),
+        )
 
     def _release(self) -> None:
         binding = self._binding
         super()._release()
-        # The provider may have reported an invalidation that nobody has taken; what is taken now refers to it no more.
-        queues = set() if binding is None else {binding.queue_pair.receive_cq, binding.queue_pair.initiator_cq}
-        for queue in queues:
-            with queue._lock:
-                if queue._native is not None:
-                    queue._drain()  # type: ignore[attr-defined]
-        slot, self._slot = self._slot, None
-        lib.nd1_window_free(slot)
+        if binding is not None:
+            # The peer may have invalidated it meanwhile, and the completion that says so may be on its way.
+            binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
+        self._slot = None
 
     def _granted(self) -> RemoteMemory:
         """What the last bind gave."""

@@ -65,6 +65,8 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _new_native(self) -> Any:
         limits = self.limits
         self._endpoint: Any = None
+        #: Where the provider may still tell of an invalidation, for windows that were closed while they were bound here.
+        self._closed_windows: list[Any] = []
         #: Whether the endpoint, if there is one, has the receives.
         self._in_use = False
         native = lib.nd1_endpoint_new(limits.initiator_depth, limits.receive_depth, limits.max_receive_sge)
@@ -129,6 +131,12 @@ class Version1QueuePair(NetworkDirectQueuePair):
             lib.nd1_endpoint_free(self._qp)
         # Else it goes with the slots.
         self._qp = None
+
+    def _leave_slots(self, given_back: bool) -> None:
+        super()._leave_slots(given_back)
+        if not given_back:
+            self._leave_behind(self._closed_windows)
+        self._closed_windows = []
 
     def _flush_native(self) -> int:
         if self._in_use:
