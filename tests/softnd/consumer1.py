@@ -322,15 +322,35 @@ def accept(side: Side, data: bytes = b"") -> Request:
     return issue(side.kit, side.connector, "Accept", side.endpoint, buffer, len(data))
 
 
-def establish(active: Side, passive: Side) -> None:
-    """Connect two sides of version 1 with each other."""
-    listen, to = passive.node.listen()
-    arrived = issue(passive.kit, listen, "GetConnectionRequest", passive.connector)
-    connecting = connect(active, to)
+def _ask(side: Any, to: tuple[str, int], data: bytes) -> consumer.Request:
+    if isinstance(side, Side):
+        return connect(side, to, data)
+    return consumer.connect(side.kit, side.connector, side.qp, to, data=data)
+
+
+def _answer(side: Any, data: bytes) -> consumer.Request:
+    return (
+        accept(side, data) if isinstance(side, Side) else consumer.accept(side.kit, side.connector, side.qp, data=data)
+    )
+
+
+def _issue(side: Any, interface: Interface, method: str, *arguments: Any) -> consumer.Request:
+    return (issue if isinstance(side, Side) else Kit.issue)(side.kit, interface, method, *arguments)
+
+
+def establish(active: Any, passive: Any, asked: bytes = b"", answered: bytes = b"") -> None:
+    """Connect two sides, each of version 1 or a consumer.Side of version 2, with each other."""
+    if isinstance(passive, Side):
+        listen, to = passive.node.listen()
+    else:
+        listen = passive.node.listener()
+        to = consumer.get_address(listen, "GetLocalAddress")
+    arrived = _issue(passive, listen, "GetConnectionRequest", passive.connector)
+    connecting = _ask(active, to, asked)
     assert arrived.result() == Status.SUCCESS
-    accepting = accept(passive)
+    accepting = _answer(passive, answered)
     assert connecting.result() == Status.SUCCESS
-    assert do(active.kit, active.connector, "CompleteConnect") == Status.SUCCESS
+    assert _issue(active, active.connector, "CompleteConnect").result() == Status.SUCCESS
     assert accepting.result() == Status.SUCCESS
 
 
