@@ -133,6 +133,14 @@ class Provider:
             native=failures[asked].native,
         )
 
+    def serves(self, version: int, provider_id: str = NO_ID) -> bool:
+        """Whether it has the class object of a version."""
+        try:
+            release(self.class_object(_CLASS_OBJECTS[version], provider_id))
+        except errors.ProviderError:
+            return False
+        return True
+
     def adapters(self, provider_id: str = NO_ID) -> dict[int, list[str]]:
         """The addresses of each adapter of version 2, by the provider's number."""
         native = self.class_object("IND2Provider", provider_id)
@@ -262,7 +270,7 @@ def list_adapters(only: str | None = None, version: int | None = None) -> list[A
         try:
             used = provider.version(source.version or asked, source.provider_id)
             stem = pathlib.PureWindowsPath(source.path).stem.lower()
-            for adapter_id, addresses in _adapters(provider, used, source.provider_id):
+            for adapter_id, addresses in adapters_of(provider, used, source.provider_id):
                 if used == 1 and not served.isdisjoint(addresses):
                     continue
                 index = counts.get(stem, 0)
@@ -278,7 +286,7 @@ def list_adapters(only: str | None = None, version: int | None = None) -> list[A
     return found
 
 
-def _adapters(provider: Provider, version: int, provider_id: str) -> list[tuple[int, tuple[str, ...]]]:
+def adapters_of(provider: Provider, version: int, provider_id: str) -> list[tuple[int, tuple[str, ...]]]:
     """(number, addresses) of each adapter. Version 1 knows adapters by address only, so each address is one."""
     if version == 1:
         return [(0, (address,)) for address in sorted(version_1.addresses(provider, provider_id), key=_rank)]
