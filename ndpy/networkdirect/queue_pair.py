@@ -53,6 +53,12 @@ class _BindRequest:
     def ended(self, status: int) -> int:
         if status != _SUCCESS and not self.misuse:
             self.binding.end()
+        elif status == _SUCCESS and self.misuse:
+            # It was none: the peer had invalidated the former binding, which was not known here.
+            former = self.binding.window._binding
+            if former is not None:
+                former.end()
+            self.binding.begin()
         return status
 
 

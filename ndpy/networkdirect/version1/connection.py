@@ -18,7 +18,6 @@ from ndpy.connection import Address, ReadLimits, is_wildcard, listening_address,
 from ndpy.networkdirect.connection import _FIRST_PORT, _PORTS, NetworkDirectConnector
 from ndpy.networkdirect.library import BUFFER_OVERFLOW, SUCCESS, TIMEOUT, check, ffi, lib
 from ndpy.networkdirect.version1.queue_pair import Version1QueuePair
-from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePair
 
 if TYPE_CHECKING:
@@ -55,6 +54,7 @@ class Version1Connector(NetworkDirectConnector):
         #: Whether bind() chose the port, which can be another one if that is taken.
         self._any_port = False
         self._issued = 0.0
+        self._attempts = 0
         #: How often the provider said that the peer has not answered.
         self._unanswered = 0
         super().__init__(adapter, native)
@@ -175,6 +175,7 @@ class Version1Connector(NetworkDirectConnector):
 
     def _start_attempt(self) -> None:
         self._unanswered = 0
+        self._attempts += 1
         self._try()
 
     def _try(self) -> None:
@@ -205,26 +206,27 @@ class Version1Connector(NetworkDirectConnector):
                 self._try_later()
                 return
             if status == _SHARING_VIOLATION and self._another_port():
-                self._retry(self._pending)
+                self._retry(self._attempts)
                 return
         super()._on_connect_end(status)
 
     def _try_later(self) -> None:
         self._unanswered += 1
-        owner, pending = weakref.ref(self), self._pending
+        # Neither keeps what the program has dropped: the pending refers to the connector.
+        owner, attempt = weakref.ref(self), self._attempts
 
         def due() -> None:
             connector = owner()
             if connector is not None:
                 with connector._state_lock:
-                    connector._retry(pending)
+                    connector._retry(attempt)
 
         timer = threading.Timer(max(0.0, _PAUSE_S - (time.monotonic() - self._issued)), due)
         timer.daemon = True
         timer.start()
 
-    def _retry(self, pending: Pending[None] | None) -> None:
-        if pending is None or self._pending is not pending or self._state != "connecting":
+    def _retry(self, attempt: int) -> None:
+        if self._attempts != attempt or self._pending is None or self._state != "connecting":
             return
         try:
             self._try()
