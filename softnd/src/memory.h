@@ -28,7 +28,7 @@ struct region {
     uint64_t address, size;
     ULONG flags;
     ULONG bound_windows;
-    ND_MR_HANDLE *handle_out; /* version 1: where the handle goes when the registration completes */
+    ND_MR_HANDLE *handle_out; /* version 1: where the handle goes when the registration completes; then NULL */
 };
 
 struct window {

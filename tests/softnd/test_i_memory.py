@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 
 import nd1
 import nd2
 import pytest
+from conftest import share
 from consumer import Kit, Memory, Port, pointer, wait_until
 from consumer1 import (
     ALLOW_BOTH,
@@ -46,11 +48,14 @@ def test_i_2_1_a_registration_is_good_for_every_local_use_and_for_no_remote_one(
     active.receive(one.sge())
     passive.expect(passive.send(passive.region.sge(0, 100)))
     active.one()
-    # The handle, taken for a token, opens nothing to the peer.
-    for token in (passive.region.handle, passive.region.handle | 1 << 24):
-        stolen = descriptor(passive.region.address, 64, (token & 0xFFFFFFFF).to_bytes(4, "little"))
-        active, passive = make_pair(kit)
-        active.expect(active.read(active.region.sge(0, 64), remote=stolen), Status.ACCESS_VIOLATION)
+
+
+@pytest.mark.parametrize("remote_bit", [0, 1 << 24])
+def test_i_2_1_a_handle_is_no_token_for_the_peer(kit, remote_bit):
+    active, passive = make_pair(kit)
+    token = (passive.region.handle | remote_bit).to_bytes(4, "little")
+    stolen = descriptor(passive.region.address, 64, token)
+    active.expect(active.read(active.region.sge(0, 64), remote=stolen), Status.ACCESS_VIOLATION)
 
 
 def test_i_2_1_a_strict_read_sink_is_every_registration(monkeypatch, kit):
@@ -209,14 +214,14 @@ def test_i_2_6_each_registration_of_a_buffer_is_its_own(kit):
 def test_i_2_6_registrations_by_the_thousand(kit):
     node = Node(kit)
     buffer = ffi.new("char[65536]")
-    seen = set()
+    seen, count = set(), share(10_000, 600)
     for round_number in range(2):
         handles = []
-        for i in range(2000):
+        for i in range(count):
             request, handle = node.start_registration(address_of(buffer) + i, 64)
             assert request.result() == Status.SUCCESS
             handles.append(handle[0])
-        assert len(set(handles)) == 2000
+        assert len(set(handles)) == count
         assert not seen & set(handles), f"D.4.4: a handle of the first round is used again in round {round_number}"
         seen |= set(handles)
         for handle in handles:
@@ -253,6 +258,49 @@ def test_i_2_8_deregistering_what_is_not_registered(kit, rng):
     assert node.adapter.DeregisterMemory(mine.handle, ffi.cast("OVERLAPPED *", 8)).failed
     assert mine.deregister() == Status.SUCCESS, "none of that did any harm"
     assert mine.deregister() == Status.INVALID_HANDLE
+
+
+def test_i_2_8_a_handle_that_is_guessed_before_it_is_given(monkeypatch, kit):
+    monkeypatch.setenv("SOFTND_DELAY_REGISTRATION_MS", "150")
+    node = Node(kit)
+    known = node.register(64)
+    buffer, overlapped = ffi.new("char[64]"), kit.overlapped()
+    request, handle = node.start_registration(address_of(buffer), 64)
+    number = int.from_bytes(known.handle.to_bytes(4, "little"), "big")
+    for guess in range(number - 0x1000, number + 0x1000, 2):
+        wire = int.from_bytes((guess & 0xFFFFFFFF).to_bytes(4, "big"), "little")
+        if wire != known.handle:
+            assert node.adapter.DeregisterMemory(wire, overlapped) == Status.INVALID_HANDLE
+    assert request.result() == Status.SUCCESS
+    assert do(kit, node.adapter, "DeregisterMemory", handle[0]) == Status.SUCCESS
+
+
+def test_i_2_8_threads_register_and_deregister(kit):
+    node = Node(kit)
+    buffer = ffi.new("char[65536]")
+    failed = []
+
+    def work(start):
+        own = Kit()
+        try:
+            for i in range(share(20_000, 300)):
+                handle = ffi.new("uintptr_t *")
+                arguments = (pointer(address_of(buffer) + start + i % 100), 512)
+                request = issue(own, node.adapter, "RegisterMemory", *arguments, last=(handle,))
+                assert request.result() == Status.SUCCESS
+                again = [issue(own, node.adapter, "DeregisterMemory", handle[0]).result() for _ in range(2)]
+                assert again == [Status.SUCCESS, Status.INVALID_HANDLE]
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            own.close()
+
+    threads = [threading.Thread(target=work, args=(1000 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(600)
+    assert not failed
 
 
 def test_i_2_8_a_registration_with_windows_is_busy(kit):

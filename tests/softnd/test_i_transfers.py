@@ -179,10 +179,10 @@ def test_i_4_2_a_window_may_go_with_its_result_before_the_result_is_fetched(kit)
     active.expect(active.send_and_invalidate(remote=remote))
     wait_until(lambda: place.Status == 0, "the window's result is written")
     assert window.release() == 0
-    page.protect(nd2.PAGE_NOACCESS)
+    place.Status = UNTOUCHED  # the memory serves something else now
     array = ffi.new("ND_RESULT *[2]")
     wait_until(lambda: passive.cq.GetResults(array, 1) == 1, "the window's result is reported")
-    assert address_of(array[0]) == page.address, "the pointer comes, and nothing is written to it"
+    assert (address_of(array[0]), result_of(place)) == (page.address, UNTOUCHED)
     page.free()
 
 
@@ -384,6 +384,22 @@ def test_i_4_5_a_batch_goes_when_it_is_submitted_at_the_latest(kit):
     active.endpoint.SubmitRequestBatch()  # without a batch: nothing
 
 
+def test_i_4_5_a_request_outside_of_a_batch_goes_at_once(kit):
+    active, passive = make_pair(kit)
+    received = [passive.receive() for _ in range(2)]
+    active.endpoint.StartRequestBatch()
+    posted = []
+    other = threading.Thread(target=lambda: posted.append(active.send()))
+    other.start()
+    other.join(30)
+    active.expect(posted[0])  # although this thread's batch is open
+    passive.expect(received[0])
+    mine = active.send()
+    active.endpoint.SubmitRequestBatch()
+    active.expect(mine)
+    passive.expect(received[1])
+
+
 def test_i_4_5_batches_of_several_threads_may_interleave(kit):
     active, passive = make_pair(kit, entries=512)
     rounds, threads = 12, 4
@@ -406,7 +422,7 @@ def test_i_4_5_batches_of_several_threads_may_interleave(kit):
         thread.start()
     active.endpoint.StartRequestBatch()
     alone = threading.Thread(target=lambda: [active.send(active.region.sge(0, 8)) for _ in range(rounds)])
-    alone.start()  # issued at once, although this thread's batch is open
+    alone.start()
     alone.join(30)
     active.take(rounds)
     active.endpoint.SubmitRequestBatch()

@@ -118,12 +118,8 @@ static HRESULT STDMETHODCALLTYPE adapter_register(INDAdapter *self, const void *
         return status;
     region->handle_out = out;
     status = region_begin(region, buffer, size, ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK);
-    if (status == ND_SUCCESS) {
-        object_hold(&region->object); /* for the request */
+    if (status == ND_SUCCESS)
         status = request_accept(&adapter->source, REQUEST_REGION, overlapped, region);
-        if (status != ND_PENDING)
-            object_drop(&region->object);
-    }
     if (status != ND_PENDING) {
         object_release(&region->object);
         return status;
@@ -145,7 +141,8 @@ static HRESULT forget(struct region *region, bool force)
     return ND_SUCCESS;
 }
 
-/* A registration becomes known to the consumer just before its completion does. */
+/* A registration becomes known to the consumer just before its completion does. Until then it cannot be deregistered, so
+ * that it is still there. */
 static HRESULT registered(struct source *source, struct request *request, HRESULT status)
 {
     struct region *region = request->subject;
@@ -153,12 +150,12 @@ static HRESULT registered(struct source *source, struct request *request, HRESUL
     UNUSED(source);
     if (region == NULL)
         return status;
-    ND_MR_HANDLE handle = (ND_MR_HANDLE)(uintptr_t)htonl(region->token);
-    if (status == ND_SUCCESS && !guarded_copy(region->handle_out, &handle, sizeof handle))
+    ND_MR_HANDLE handle = (ND_MR_HANDLE)(uintptr_t)htonl(region->token), *out = region->handle_out;
+    region->handle_out = NULL;
+    if (status == ND_SUCCESS && !guarded_copy(out, &handle, sizeof handle))
         status = ND_ACCESS_VIOLATION;
     if (status != ND_SUCCESS)
         forget(region, true);
-    object_drop(&region->object);
     return status;
 }
 
@@ -172,7 +169,7 @@ static HRESULT STDMETHODCALLTYPE adapter_deregister(INDAdapter *self, ND_MR_HAND
     struct region *region = region_hold(&adapter->adapter, nd1_token(memory));
     if (region == NULL)
         return ND_INVALID_HANDLE;
-    HRESULT status = forget(region, false);
+    HRESULT status = region->handle_out == NULL ? forget(region, false) : ND_INVALID_HANDLE;
     TRACE("region %p: deregister: 0x%08lx", (void *)region, status);
     object_drop(&region->object);
     if (status != ND_SUCCESS)

@@ -1,7 +1,6 @@
 /* INDConnector, which makes its endpoint, and INDListen. */
 #include "v1.h"
 
-#include "../addresses.h"
 #include "../listener.h"
 
 static struct connector *connector_of(INDConnector *self)

@@ -1,8 +1,6 @@
 /* INDEndpoint: a queue pair that knows its connector and its read limits. */
 #include "v1.h"
 
-#include <winsock2.h>
-
 static struct queue_pair *queue_pair_of(INDEndpoint *self)
 {
     return (struct queue_pair *)self;
