@@ -59,10 +59,9 @@ def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
 class RemoteMemory:
     """Memory of a peer: address (the peer's own), length in bytes, and the token that grants access (verbs: rkey)."""
 
-    # _whole: of a slice, what it was sliced from. _packed: to_bytes(), kept by a provider that posts it.
-    __slots__ = ("_packed", "_whole", "address", "length", "token")
+    # _whole: of a slice, and of no other, what it was sliced from.
+    __slots__ = ("_whole", "address", "length", "token")
 
-    _packed: bytes
     _whole: RemoteMemory
 
     def __init__(self, address: int, length: int, token: int) -> None:

@@ -50,9 +50,7 @@ def diagnose() -> list[Finding]:
     return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]
 
 
-def list_adapters(
-    *, provider: str | os.PathLike[str] | None = None, version: int | None = None
-) -> list[AdapterInfo]:
+def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: int | None = None) -> list[AdapterInfo]:
     """The adapters of this machine, in the system's order; an empty list if there is none.
 
     provider: only those of this NetworkDirect provider, a DLL's path. UnsupportedError on Linux, where libibverbs finds

@@ -26,12 +26,12 @@ from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 
 class NetworkDirectAdapter(Adapter):
     info: NetworkDirectAdapterInfo
-    _region_class = NetworkDirectMemoryRegion
-    _window_class = NetworkDirectMemoryWindow
-    _completion_queue_class = NetworkDirectCompletionQueue
-    _queue_pair_class = NetworkDirectQueuePair
-    _connector_class = NetworkDirectConnector
-    _listener_class = NetworkDirectListener
+    _region_class: type[NetworkDirectMemoryRegion] = NetworkDirectMemoryRegion
+    _window_class: type[NetworkDirectMemoryWindow] = NetworkDirectMemoryWindow
+    _completion_queue_class: type[NetworkDirectCompletionQueue] = NetworkDirectCompletionQueue
+    _queue_pair_class: type[NetworkDirectQueuePair] = NetworkDirectQueuePair
+    _connector_class: type[NetworkDirectConnector] = NetworkDirectConnector
+    _listener_class: type[NetworkDirectListener] = NetworkDirectListener
 
     def __init__(self, info: NetworkDirectAdapterInfo) -> None:
         super().__init__(info)

@@ -33,7 +33,6 @@ from ndpy.networkdirect.library import (
     SUCCESS,
     TIMEOUT,
     check,
-    create,
     ffi,
     lib,
     release,

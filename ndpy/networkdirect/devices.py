@@ -243,9 +243,7 @@ def sources(only: str | None) -> list[Source]:
         return named
     usable = [entry for entry in catalogue.entries() if not entry.problem]
     usable.sort(key=lambda entry: -entry.version)
-    return [
-        Source(entry.path, str(uuid.UUID(bytes_le=entry.provider_id)), entry.version, False) for entry in usable
-    ]
+    return [Source(entry.path, str(uuid.UUID(bytes_le=entry.provider_id)), entry.version, False) for entry in usable]
 
 
 def list_adapters(only: str | None = None, version: int | None = None) -> list[AdapterInfo]:
@@ -349,7 +347,7 @@ def _describe(
         netdev=netdev,
         mtu=mtu,
         state=state,
-        flags=frozenset(flags),
+        flags=flags,
         ports=(PortInfo(1, state, "unknown", mtu, mtu, 0, netdev, ()),),
         **limits,
         provider_path=provider.path,
@@ -361,7 +359,7 @@ def _describe(
 
 def _examine(
     provider: Provider, provider_id: str, adapter_id: int, addresses: tuple[str, ...]
-) -> tuple[dict[str, int], set[str]]:
+) -> tuple[dict[str, int], frozenset[str]]:
     """(identity and limits, flags) of an adapter of version 2."""
     native = provider.open(adapter_id, addresses, provider_id)
     try:
@@ -378,4 +376,4 @@ def _examine(
     if info.max_inline_data_size:
         flags.add("INLINE")
     limits = {name: int(getattr(info, name)) for name in _LIMITS}
-    return {**limits, "max_window_size": info.max_registration_size}, flags
+    return {**limits, "max_window_size": info.max_registration_size}, frozenset(flags)

@@ -133,7 +133,11 @@ def examine_provider(label: str, path: str, provider_id: str, version: str = "")
     except ProviderError as error:
         yield failed(f"{label} version", str(error), repair)
         return
-    both = " and version 1, which NDPY_PROVIDER_VERSION=1 asks for" if used == 2 and provider.serves(1, provider_id) else ""
+    both = (
+        " and version 1, which NDPY_PROVIDER_VERSION=1 asks for"
+        if used == 2 and provider.serves(1, provider_id)
+        else ""
+    )
     yield passed(f"{label} version", f"it serves NetworkDirect version {used}{both}")
     addresses = [address for _, served in adapters for address in served]
     if not addresses:

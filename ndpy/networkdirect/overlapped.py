@@ -33,7 +33,9 @@ _CANCEL_S = 10.0
 _PHASE_S = 0.2
 
 # The interfaces of version 1 that have overlapped requests.
-_VERSION_1 = {ffi.typeof(f"struct {name} *") for name in ("INDAdapter", "INDCompletionQueue", "INDConnector", "INDListen")}
+_VERSION_1 = {
+    ffi.typeof(f"struct {name} *") for name in ("INDAdapter", "INDCompletionQueue", "INDConnector", "INDListen")
+}
 # Its registrations are all requests of the one adapter.
 _ADAPTER = ffi.typeof("struct INDAdapter *")
 

@@ -49,9 +49,7 @@ def doctor(**environment: str) -> tuple[int, dict[str, dict[str, str]]]:
     return done.returncode, {found["check"]: found for found in json.loads(done.stdout)}
 
 
-def examined(
-    name: str, provider_id: str = diagnosis._NO_ID, version: str = ""
-) -> dict[str, finding.Finding]:
+def examined(name: str, provider_id: str = diagnosis._NO_ID, version: str = "") -> dict[str, finding.Finding]:
     """What is found of one of the broken providers."""
     path = BROKEN / f"{name}.dll"
     if not path.exists():

@@ -410,8 +410,6 @@ def test_an_entry_of_version_1_that_opens_nothing_is_passed_over(copy_of, monkey
 def test_devices_shows_the_version(copy_of):
     path = str(copy_of("softnd"))
     for version in ("1", "2"):
-        done = child(
-            "from ndpy.cli import main; main(['devices'])", NDPY_PROVIDER=path, NDPY_PROVIDER_VERSION=version
-        )
+        done = child("from ndpy.cli import main; main(['devices'])", NDPY_PROVIDER=path, NDPY_PROVIDER_VERSION=version)
         assert done.returncode == 0, done.stderr
         assert f"NetworkDirect {version}" in done.stdout

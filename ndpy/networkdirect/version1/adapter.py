@@ -45,9 +45,7 @@ class Version1Adapter(NetworkDirectAdapter):
     def overlapped_file(self) -> int:
         raise self._one_file()
 
-    def create_completion_queue(
-        self, depth: int, *, overlapped_file: int | None = None
-    ) -> Version1CompletionQueue:
+    def create_completion_queue(self, depth: int, *, overlapped_file: int | None = None) -> Version1CompletionQueue:
         if overlapped_file is not None:
             raise self._one_file()
         queue = super().create_completion_queue(depth)

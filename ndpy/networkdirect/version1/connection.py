@@ -100,9 +100,7 @@ class Version1Connector(NetworkDirectConnector):
 
     def _accept_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
         queue_pair._use_endpoint()
-        return int(
-            lib.INDConnector_Accept(self._native, queue_pair._endpoint, data or ffi.NULL, len(data), overlapped)
-        )
+        return int(lib.INDConnector_Accept(self._native, queue_pair._endpoint, data or ffi.NULL, len(data), overlapped))
 
     def _reject_native(self, data: bytes) -> int:
         return int(lib.INDConnector_Reject(self._native, data or ffi.NULL, len(data)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
-from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, create, ffi, lib, release
+from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, ffi, lib, release
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.devices import Provider

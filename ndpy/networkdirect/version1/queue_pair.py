@@ -11,7 +11,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.memory import Binding, Elements, InlineElements, RemoteMemory, Sge
+from ndpy.memory import _DESCRIPTOR, Binding, Elements, InlineElements, RemoteMemory, Sge
 from ndpy.networkdirect.library import check, create_1, ffi, lib, release
 from ndpy.networkdirect.memory import NetworkDirectMemoryWindow
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
@@ -33,14 +33,7 @@ if TYPE_CHECKING:
     from ndpy.networkdirect.version1.adapter import Version1Adapter
 
 _NO_WINDOW = ffi.NULL
-
-
-def _descriptor(whole: RemoteMemory) -> bytes:
-    try:
-        return whole._packed
-    except AttributeError:
-        whole._packed = whole.to_bytes()
-        return whole._packed
+_pack = _DESCRIPTOR.pack
 
 
 def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
@@ -50,7 +43,12 @@ def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
         try:
             whole = whole._whole
         except AttributeError:
-            return remote.address - whole.address, _descriptor(whole)
+            break
+    offset = remote.address - whole.address
+    if 0 <= offset <= whole.length - remote.length:
+        return offset, _pack(whole.address, whole.length, remote.token)
+    # The program has changed it since.
+    return 0, _pack(remote.address, remote.length, remote.token)
 
 
 class Version1QueuePair(NetworkDirectQueuePair):
@@ -177,12 +175,11 @@ class Version1QueuePair(NetworkDirectQueuePair):
 
     def _post_invalidating(self, sges: InlineElements, remote: RemoteMemory, context: int, flags: int) -> None:
         descriptor = window_of(remote)[1]
-        self._post_many(
-            _SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, descriptor, None
-        )
+        self._post_many(_SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, descriptor, None)
 
     def _not_writable(self, operation: int, sges: Elements) -> errors.AccessViolationError:
         # The provider would write: its registrations have no rights (contract I.2.1).
+        self._check()
         for element in flatten(sges):
             self._own(getattr(element, "region", element), "the region")
         return errors.AccessViolationError(
