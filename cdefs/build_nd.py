@@ -1,6 +1,7 @@
-"""The cffi module ndpy._networkdirect: NetworkDirect 2 from its tables in nd/interfaces.h, and the Win32 calls.
+"""The cffi module ndpy._networkdirect: NetworkDirect 2 and 1 from their tables in nd/interfaces.h and
+nd/version1/interfaces.h, and the Win32 calls.
 
-interfaces.h is the one place that names a method: its vtable, its interface's identifier and the thunk that calls it are
+The tables are the one place that names a method: its vtable, its interface's identifier and the thunk that calls it are
 made from there.
 """
 
@@ -14,7 +15,7 @@ from cffi import FFI
 HERE = Path(__file__).parent
 
 _INTERFACE = re.compile(r"/\* interface (\w+)(?: : (\w+))?, (\d+) slots \{([0-9A-F-]+)\} \*/")
-_METHOD = re.compile(r"^(\w+) (\w+?)_(\w+)\(([^;]*)\);", re.MULTILINE)
+_METHOD = re.compile(r"^(\w+(?: \*| ))(\w+?)_(\w+)\(([^;]*)\);", re.MULTILINE)
 
 
 def read(name: str) -> str:
@@ -38,9 +39,8 @@ def thunks(table: str) -> str:
             rest = parameters.split(",", 1)[1:]
             signature = ",".join(["void *self", *rest])
             fields.append(f"    {result}(STDMETHODCALLTYPE *{method})({signature});")
-            bodies.append(
-                f"static {result} {name}_{method}({parameters})\n{{\n    return self->methods->{method}({names});\n}}\n"
-            )
+            call = f"{'' if result == 'void ' else 'return '}self->methods->{method}({names});"
+            bodies.append(f"static {result}{name}_{method}({parameters})\n{{\n    {call}\n}}\n")
         methods[name] = [*(methods[base] if base else []), *fields]
         parts += [
             f"struct {name}_methods {{", *methods[name], "};",
@@ -57,7 +57,7 @@ def thunks(table: str) -> str:
 
 
 def source() -> str:
-    table = read("nd/interfaces.h")
+    table = read("nd/interfaces.h") + read("nd/version1/interfaces.h")
     # Only the types: the calls themselves are the Windows headers'.
     win32_types = re.sub(r"^[\w ]+\*?\w+\([^;]*\);\n", "", read("nd/win32.h"), flags=re.MULTILINE)
     return f"""
@@ -76,14 +76,17 @@ def source() -> str:
 {win32_types}
 #include "ndpy_abi.h"
 #include "nd/shim.h"
+#include "nd/version1/shim.h"
 #include "nd/loader.c"
 #include "nd/requests.c"
 #include "nd/data_path.c"
+#include "nd/version1/data_path.c"
 """
 
 
 ffibuilder = FFI()
-for part in ("ndpy_abi.h", "nd/interfaces.h", "nd/win32.h", "nd/shim.h"):
+PARTS = ("ndpy_abi.h", "nd/interfaces.h", "nd/version1/interfaces.h", "nd/win32.h", "nd/shim.h", "nd/version1/shim.h")
+for part in PARTS:
     ffibuilder.cdef(read(part))
 ffibuilder.set_source(
     "ndpy._networkdirect",

@@ -1,10 +1,11 @@
 /* Posting and polling, once for all providers.
 
-   A provider's own data_path.c includes this file after it has defined
+   A provider's own data_path.c includes rings.c, and this file after it has defined
+     native_element, native_token, native_remote    types of an element, of its token, and of what names a peer's memory
      struct native_request, native_data_request()   a request in the provider's words
      native_post(), native_receive(), native_receive_shared()
-     struct native_result, native_poll(), native_slot(), native_queue_pair(), native_status(), native_vendor_status(),
-     native_bytes(), NATIVE_CANCELED, translate_status()
+     struct native_result, native_poll(), native_slot(), native_queue_pair(), status_of(), native_vendor_status(),
+     native_bytes(), native_invalidated(), translate_status()
 
    Each direction of a queue pair is a ring of slots; the provider gets the address of a request's slot as its context and
    gives it back with the completion. Requests of one direction complete in order, so a completion retires every slot up to
@@ -17,160 +18,7 @@
    Completions that have to be taken from the provider before anybody asks for them (closing a queue pair, arming)
    are kept in the completion queue's own memory, where ndpy_poll looks first. */
 
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* ---- creation ---- */
-
-static struct ndpy_ring *ring_new(uint32_t depth, uint32_t number)
-{
-    struct ndpy_ring *ring = calloc(1, sizeof *ring + (size_t)depth * sizeof ring->slots[0]);
-
-    if (!ring)
-        return NULL;
-    ring->depth = depth;
-    ring->number = number;
-    for (uint32_t i = 0; i < depth; i++)
-        ring->slots[i].ring = ring;
-    return ring;
-}
-
-struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
-    uint32_t receive_depth, uint32_t max_initiator_sge, uint32_t max_receive_sge, uint32_t inline_size,
-    uint64_t max_length)
-{
-    struct ndpy_queue_pair *qp = calloc(1, sizeof *qp);
-
-    if (!qp)
-        return NULL;
-    qp->native = native;
-    qp->number = number;
-    qp->max_initiator_sge = max_initiator_sge;
-    qp->max_receive_sge = max_receive_sge;
-    qp->inline_size = inline_size;
-    qp->max_length = max_length;
-    qp->initiator = ring_new(initiator_depth, number);
-    qp->receive = ring_new(receive_depth, number);
-    if (!qp->initiator || !qp->receive) {
-        ndpy_queue_pair_free(qp);
-        return NULL;
-    }
-    return qp;
-}
-
-void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
-{
-    if (!qp)
-        return;
-    free(qp->initiator);
-    free(qp->receive);
-    free(qp);
-}
-
-void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection)
-{
-    atomic_store(&qp->connection, connection);
-}
-
-void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
-{
-    qp->refuses_reads = 1;
-}
-
-static uint32_t ring_in_flight(struct ndpy_ring *ring)
-{
-    return atomic_load(&ring->posted) - atomic_load(&ring->retired);
-}
-
-uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive)
-{
-    return ring_in_flight(receive ? qp->receive : qp->initiator);
-}
-
-uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp)
-{
-    return atomic_load(&qp->initiator->posted);
-}
-
-int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count)
-{
-    if ((int32_t)(count - atomic_load(&qp->initiator->retired)) > 0)
-        return 0;
-    return atomic_load(&qp->initiator->failed) ? -1 : 1;
-}
-
-struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
-    uint64_t max_length)
-{
-    struct ndpy_shared_queue *queue = calloc(1, sizeof *queue + (size_t)depth * sizeof queue->slots[0]);
-
-    if (!queue)
-        return NULL;
-    queue->native = native;
-    queue->depth = depth;
-    queue->max_sge = max_sge;
-    queue->max_length = max_length;
-    for (uint32_t i = 0; i < depth; i++)
-        queue->slots[i].sequence = i;
-    return queue;
-}
-
-void ndpy_shared_queue_free(struct ndpy_shared_queue *queue)
-{
-    free(queue);
-}
-
-struct ndpy_completion_queue *ndpy_completion_queue_new(void *native)
-{
-    struct ndpy_completion_queue *cq = calloc(1, sizeof *cq);
-
-    if (cq)
-        cq->native = native;
-    return cq;
-}
-
-void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
-{
-    if (!cq)
-        return;
-    free(cq->kept);
-    free(cq);
-}
-
 /* ---- posting ---- */
-
-static struct ndpy_slot *ring_next(struct ndpy_ring *ring)
-{
-    uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_relaxed);
-    struct ndpy_slot *slot;
-
-    if (posted - atomic_load_explicit(&ring->retired, memory_order_acquire) >= ring->depth)
-        return NULL;
-    slot = &ring->slots[posted % ring->depth];
-    slot->sequence = posted;
-    return slot;
-}
-
-/* Counted before the provider sees the request: its completion may be polled before the post returns. */
-static void ring_commit(struct ndpy_ring *ring)
-{
-    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_release);
-}
-
-static void ring_withdraw(struct ndpy_ring *ring)
-{
-    atomic_fetch_sub_explicit(&ring->posted, 1, memory_order_release);
-}
-
-static const uint16_t allowed_flags[] = {
-    [NDPY_RECEIVE] = 0,
-    [NDPY_SEND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
-    [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
-    [NDPY_READ] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
-};
 
 static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
     uint64_t nbytes, struct native_request *request)
@@ -235,7 +83,7 @@ int ndpy_post_marker(struct ndpy_queue_pair *qp)
     return 1;
 }
 
-static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, const struct ndpy_element *elements,
+static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, const native_element *elements,
     uint32_t count, uint64_t nbytes)
 {
     struct ndpy_slot *slot;
@@ -262,7 +110,7 @@ static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t con
 }
 
 int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, uint64_t remote_address, uint32_t remote_token)
+    const native_element *elements, uint32_t count, uint64_t remote_address, native_remote remote)
 {
     struct native_request request;
     uint64_t nbytes = 0;
@@ -279,20 +127,23 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
     }
     if (count > qp->max_initiator_sge)
         return NDPY_TOO_MANY_ELEMENTS;
-    native_data_request(&request, operation, elements, count, remote_address, remote_token);
+    native_data_request(&request, operation, elements, count, remote_address, remote);
+    if (operation == NDPY_SEND_AND_INVALIDATE)
+        operation = NDPY_SEND;
     return post_initiator(qp, operation, flags, context, nbytes, &request);
 }
 
 int ndpy_post_one(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context, uint64_t address,
-    uint32_t length, uint32_t token, uint64_t remote_address, uint32_t remote_token)
+    uint32_t length, native_token token, uint64_t remote_address, native_remote remote)
 {
-    struct ndpy_element element = {address, length, token};
+    native_element element = {address, length, token};
 
-    return ndpy_post(qp, operation, flags, context, &element, 1, remote_address, remote_token);
+    return ndpy_post(qp, operation, flags, context, &element, 1, remote_address, remote);
 }
 
+#ifndef NATIVE_HAS_NO_SHARED_QUEUES
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot_index, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count)
+    const native_element *elements, uint32_t count)
 {
     struct ndpy_slot *slot = &queue->slots[slot_index];
     uint64_t nbytes = 0;
@@ -308,6 +159,7 @@ int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot_index, uint6
     slot->operation = NDPY_RECEIVE;
     return native_receive_shared(queue, slot, elements, count);
 }
+#endif
 
 /* ---- polling ---- */
 
@@ -318,7 +170,7 @@ static void translate(const struct native_result *result, struct ndpy_completion
 
     out->context = slot->context;
     out->operation = slot->operation;
-    out->native_status = native_status(result);
+    out->native_status = status_of(result);
     out->status = translate_status(out->native_status, slot->operation, slot->flags);
     out->vendor_status = out->status == NDPY_SUCCESS ? 0 : native_vendor_status(result);
     out->flags = 0;
@@ -349,34 +201,13 @@ static void translate(const struct native_result *result, struct ndpy_completion
         out->queue_pair = native_queue_pair(result);
         out->retired = 0;
         out->flags = NDPY_FROM_SHARED_QUEUE;
+        if (slot->operation == NDPY_INVALIDATE)
+            out->flags |= NDPY_HIDDEN | NDPY_INVALIDATED;
     }
-}
-
-static int keep_room(struct ndpy_completion_queue *cq, uint32_t more)
-{
-    struct ndpy_completion *grown;
-    uint32_t capacity;
-
-    if (cq->kept_head) {
-        memmove(cq->kept, cq->kept + cq->kept_head, cq->kept_count * sizeof *cq->kept);
-        cq->kept_head = 0;
+    if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS && native_invalidated(result)) {
+        out->flags |= NDPY_INVALIDATED;
+        out->vendor_status = native_invalidated(result);
     }
-    if (cq->kept_count + more <= cq->kept_capacity)
-        return 0;
-    capacity = 2 * (cq->kept_count + more);
-    grown = realloc(cq->kept, capacity * sizeof *grown);
-    if (!grown)
-        return ENOMEM;
-    cq->kept = grown;
-    cq->kept_capacity = capacity;
-    return 0;
-}
-
-static void keep(struct ndpy_completion_queue *cq, const struct ndpy_completion *completion)
-{
-    cq->kept[cq->kept_head + cq->kept_count++] = *completion;
-    if (!(completion->flags & NDPY_HIDDEN))
-        cq->kept_visible++;
 }
 
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
@@ -426,83 +257,4 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
         }
     } while (got == NDPY_POLL_BATCH);
     return (int)(cq->kept_visible - before);
-}
-
-int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
-{
-    uint32_t done = 0;
-
-    while (cq->kept_count && done < count && cq->kept[cq->kept_head].flags & NDPY_HIDDEN) {
-        out[done++] = cq->kept[cq->kept_head++];
-        cq->kept_count--;
-    }
-    if (!cq->kept_count)
-        cq->kept_head = 0;
-    return (int)done;
-}
-
-uint32_t ndpy_kept(struct ndpy_completion_queue *cq)
-{
-    return cq->kept_visible;
-}
-
-uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number)
-{
-    uint32_t count = 0;
-
-    for (uint32_t i = 0; i < cq->kept_count; i++) {
-        const struct ndpy_completion *completion = &cq->kept[cq->kept_head + i];
-
-        if (completion->queue_pair == number && !(completion->flags & NDPY_FROM_SHARED_QUEUE))
-            count++;
-    }
-    return count;
-}
-
-uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number)
-{
-    uint32_t count = 0;
-
-    for (uint32_t i = 0; i < cq->kept_count; i++) {
-        struct ndpy_completion *completion = &cq->kept[cq->kept_head + i];
-
-        if (completion->queue_pair == native_number && completion->flags & NDPY_FROM_SHARED_QUEUE) {
-            completion->queue_pair = number;
-            count++;
-        }
-    }
-    return count;
-}
-
-int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq)
-{
-    struct ndpy_ring *ring = receive ? qp->receive : qp->initiator;
-    uint32_t left = ring_in_flight(ring);
-    uint32_t retired = atomic_load(&ring->retired);
-
-    if (left && keep_room(cq, left))
-        return -ENOMEM;
-    for (uint32_t i = 0; i < left; i++) {
-        const struct ndpy_slot *slot = &ring->slots[(retired + i) % ring->depth];
-        struct ndpy_completion completion = {
-            .context = slot->context,
-            .operation = slot->operation,
-            .status = NDPY_CANCELED,
-            .native_status = NATIVE_CANCELED,
-            .queue_pair = ring->number,
-            .retired = 1,
-            .slot = slot->sequence,
-        };
-
-        if (slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER)) {
-            completion.status = NDPY_SUCCESS;
-            completion.native_status = 0;
-            completion.flags = NDPY_HIDDEN;
-        }
-        keep(cq, &completion);
-    }
-    if (left)
-        atomic_store(&ring->failed, 1);
-    atomic_store(&ring->retired, retired + left);
-    return (int)left;
 }

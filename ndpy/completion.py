@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ndpy import errors
 from ndpy.flags import Notify, Operation, Status
+from ndpy.memory import MemoryWindow
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _ENTRY = struct.Struct("=QQIIIIIIII")
 _HIDDEN = 1
 _FROM_SHARED_QUEUE = 2
+_INVALIDATED = 4
+_HIDDEN_OR_INVALIDATED = _HIDDEN | _INVALIDATED
 
 _RECEIVE = int(Operation.RECEIVE)
 _WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
@@ -206,6 +209,9 @@ class CompletionQueue(Resource):
         for entry in _ENTRY.iter_unpack(self._entries_view[: count * 48]):
             flags = entry[9]
             if flags & _FROM_SHARED_QUEUE:
+                if flags & _HIDDEN:
+                    self._lose_window(entry)
+                    continue
                 source = self._take_shared(entry)
             else:
                 source = sources[entry[6]]
@@ -223,9 +229,20 @@ class CompletionQueue(Resource):
                     self._take_kept(source, entry[6])
             if entry[3] > _CANCELED:
                 failed.append(source)
-            if not flags & _HIDDEN:
+            if not flags & _HIDDEN_OR_INVALIDATED:
                 completions.append(_make(Completion, (*entry, source)))
+            elif flags & _INVALIDATED:
+                queue_pair = source.queue_pair()
+                if queue_pair is not None:
+                    queue_pair._on_window_lost(entry[5])
+                completions.append(_make(Completion, (*entry[:5], 0, *entry[6:], source)))
         return completions
+
+    def _lose_window(self, entry: tuple[int, ...]) -> None:
+        """A provider's word that the peer has invalidated a window; the entry's slot is the window's number."""
+        window = self._adapter._children.get(entry[8])
+        if entry[3] == _SUCCESS and isinstance(window, MemoryWindow) and window._binding is not None:
+            window._binding.end()
 
     def _judge(self, entry: tuple[int, ...], record: Any) -> tuple[int, ...]:
         """The completion of a failed request, with a status that fits better where more is known of the adapter.

@@ -37,9 +37,12 @@ class AdapterInfo:
     addresses: the IP addresses that connections can use. numa_node: None where the system does not say.
     flags: capabilities, of MEMORY_WINDOWS, SHARED_RECEIVE_QUEUES, RESIZE_COMPLETION_QUEUE, IN_ORDER_DMA,
     LOOPBACK_CONNECTIONS, ATOMICS, READ_SINK_REQUIRED, GIDS (ports have tables of them), REFUSE_OFFER (a client can take
-    back its request, and refuse what the server accepted), REREGISTRATION (MemoryRegion.reregister()), ON_DEMAND_PAGING
+    back its request, and refuse what the server accepted), REGION_ACCESS (regions have the rights that register() gives
+    them, remote ones too; without it peers reach memory through windows only, and remote rights given to register() are
+    only kept), INLINE (Flags.INLINE), SEND_INVALIDATE (send_and_invalidate()), BIND_RESERVES_PORT (a connector's bind()
+    finds a port that is taken, else connect() does), REREGISTRATION (MemoryRegion.reregister()), ON_DEMAND_PAGING
     (Access.ON_DEMAND), IMPLICIT_ON_DEMAND (Adapter.register_implicit()) and DMABUF (Adapter.register_dmabuf()).
-    Source: ND2_ADAPTER_INFO (contract B.7); ibv_query_device(3), ibv_query_port(3).
+    Source: ND2_ADAPTER_INFO, ND_ADAPTER_INFO1 (contract B.6, B.7); ibv_query_device(3), ibv_query_port(3).
     """
 
     name: str

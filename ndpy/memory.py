@@ -60,7 +60,10 @@ def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
 class RemoteMemory:
     """Memory of a peer: address (the peer's own), length in bytes, and the token that grants access (verbs: rkey)."""
 
-    __slots__ = ("address", "length", "token")
+    # _whole: of a slice, and of no other, what it was sliced from.
+    __slots__ = ("_whole", "address", "length", "token")
+
+    _whole: RemoteMemory
 
     def __init__(self, address: int, length: int, token: int) -> None:
         self.address = address
@@ -69,7 +72,9 @@ class RemoteMemory:
 
     def __getitem__(self, key: slice) -> RemoteMemory:
         offset, length = _bounds(key, self.length, "the remote memory")
-        return RemoteMemory(self.address + offset, length, self.token)
+        piece = RemoteMemory(self.address + offset, length, self.token)
+        piece._whole = self
+        return piece
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RemoteMemory):

@@ -50,20 +50,26 @@ def diagnose() -> list[Finding]:
     return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]
 
 
-def list_adapters(*, provider: str | os.PathLike[str] | None = None) -> list[AdapterInfo]:
+def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: int | None = None) -> list[AdapterInfo]:
     """The adapters of this machine, in the system's order; an empty list if there is none.
 
     provider: only those of this NetworkDirect provider, a DLL's path. UnsupportedError on Linux, where libibverbs finds
     its providers itself. None: those of the DLLs that NDPY_PROVIDER names, else those of the system.
+    version: of NetworkDirect, 1 or 2: only adapters that are used through it; UnsupportedError on Linux. None: what
+    NDPY_PROVIDER_VERSION says, else 2 where a provider or address is served by both.
 
     Raises ProviderNotFoundError, naming the package to install, where the RDMA libraries are missing, or the DLL that
     cannot be loaded.
     """
     found: list[AdapterInfo]
-    if provider is None:
+    if provider is None and version is None:
         found = implementation().list_adapters()
     elif sys.platform == "win32":
-        found = implementation().list_adapters(os.fspath(provider))
+        found = implementation().list_adapters(None if provider is None else os.fspath(provider), version)
+    elif provider is None:
+        raise UnsupportedError(
+            f"version={version!r} is one of NetworkDirect, which only Windows has", operation="list adapters"
+        )
     else:
         raise UnsupportedError(
             f"provider={os.fspath(provider)!r} names the DLL of a NetworkDirect provider, which only Windows loads; "
@@ -73,17 +79,19 @@ def list_adapters(*, provider: str | os.PathLike[str] | None = None) -> list[Ada
     return found
 
 
-def open_adapter(which: str | None = None, *, provider: str | os.PathLike[str] | None = None) -> Adapter:
+def open_adapter(
+    which: str | None = None, *, provider: str | os.PathLike[str] | None = None, version: int | None = None
+) -> Adapter:
     """Open an adapter.
 
     which: a name such as "rxe0", or a local IP address that the adapter serves. None: the one that the environment
-    variable NDPY_ADAPTER names, else the first with an active port. provider: see list_adapters().
+    variable NDPY_ADAPTER names, else the first with an active port. provider, version: see list_adapters().
 
     Raises AdapterNotFoundError, which says what there is, what is missing, and the remedy; ProviderNotFoundError;
     PermissionError.
     """
     which = which or os.environ.get("NDPY_ADAPTER") or None
-    adapters = list_adapters() if provider is None else list_adapters(provider=provider)
+    adapters = list_adapters(provider=provider, version=version)
     if not adapters and provider is not None:
         raise AdapterNotFoundError(f"the provider {os.fspath(provider)} serves no address")
     opened: Adapter = implementation().open_adapter(choose(adapters, which))

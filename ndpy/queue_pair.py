@@ -28,6 +28,8 @@ _RECEIVE = int(Operation.RECEIVE)
 _SEND = int(Operation.SEND)
 _READ = int(Operation.READ)
 _WRITE = int(Operation.WRITE)
+# enum ndpy_operation: a send that completes as one.
+_SEND_AND_INVALIDATE = 6
 _INLINE = int(Flags.INLINE)
 # enum ndpy_internal_flag of cdefs/ndpy_abi.h.
 _UNWRITABLE = 0x100
@@ -41,6 +43,7 @@ _ELEMENT = struct.Struct("=QII")
 
 _TAKEN_FLAGS: dict[int, str] = {
     _SEND: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
+    _SEND_AND_INVALIDATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     _WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
 }
 
@@ -49,7 +52,12 @@ def _writable(local: Any) -> bool:
     """Whether all of these elements may be written; providers do not all say that it was this that failed."""
     if type(local) is Sge:
         return bool(local.region._writable)
-    return all(getattr(element, "region", element)._writable for element in flatten(local))
+    return all(getattr(getattr(element, "region", element), "_writable", True) for element in flatten(local))
+
+
+def operation_name(operation: int) -> str:
+    """What the method is called that posts it."""
+    return "send_and_invalidate" if operation == _SEND_AND_INVALIDATE else Operation(operation).name.lower()
 
 
 def flatten(local: Any) -> list[Any]:
@@ -89,6 +97,7 @@ class QueuePair(Resource):
     _initiator_ended: Any
     _elements: Any
     _elements_view: memoryview
+    _element_layout = _ELEMENT
 
     def __init__(
         self,
@@ -182,6 +191,35 @@ class QueuePair(Resource):
             raise self._beyond(sges.length, remote)
         self._post(_WRITE, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
 
+    def send_and_invalidate(
+        self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0
+    ) -> None:
+        """Send a message, and have the peer's adapter invalidate the window that `remote` reaches once it has arrived.
+
+        The window has to be bound to the peer's end of this connection. There, is_bound is False as soon as the message's
+        receive completion was taken. Completes as a SEND; sges, context, flags and errors as for send().
+
+        Raises UnsupportedError where info.flags lacks SEND_INVALIDATE, or where the provider refuses it all the same.
+        Source: INDEndpoint::SendAndInvalidate (contract I.4.2); ibv_post_send(3) with IBV_WR_SEND_WITH_INV.
+        """
+        self._check()
+        if "SEND_INVALIDATE" not in self._adapter.info.flags:
+            raise errors.UnsupportedError(
+                f"{self._adapter.info.name} cannot invalidate a peer's window with a message; send one, and let the peer "
+                "invalidate() the window itself",
+                operation="send_and_invalidate",
+            )
+        self._post_invalidating(sges, remote, context, flags)
+
+    def _post_invalidating(self, sges: InlineElements, remote: RemoteMemory, context: int, flags: int) -> None:
+        self._post_many(_SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, remote.token, None)
+
+    def _on_window_lost(self, token: int) -> None:
+        """The peer has invalidated the window that is bound here with this token."""
+        for binding in list(self._bindings):
+            if binding.token == token:
+                binding.end()
+
     def _post(
         self,
         operation: int,
@@ -190,7 +228,7 @@ class QueuePair(Resource):
         context: int,
         flags: int,
         address: int,
-        token: int,
+        token: Any,
         remote: RemoteMemory | None = None,
     ) -> None:
         if type(local) is not Sge:
@@ -226,11 +264,11 @@ class QueuePair(Resource):
         context: int,
         flags: int,
         address: int,
-        token: int,
+        token: Any,
         remote: RemoteMemory | None,
     ) -> None:
         elements = flatten(local)
-        inline = operation in (_SEND, _WRITE) and flags & _INLINE
+        inline = operation in (_SEND, _WRITE, _SEND_AND_INVALIDATE) and flags & _INLINE
         limits = self.limits
         limit = limits.max_receive_sge if operation == _RECEIVE else limits.max_initiator_sge
         if len(elements) > limit:
@@ -242,8 +280,9 @@ class QueuePair(Resource):
         with self._lock:
             if self._defunct is not None:
                 raise self._defunct()
+            layout = self._element_layout
             for index, triple in enumerate(triples):
-                _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
+                layout.pack_into(self._elements_view, index * layout.size, *triple)
             records.append(elements)
             try:
                 refused = self._post_list(
@@ -411,7 +450,7 @@ class QueuePair(Resource):
         """The provider's name of a completion status, or ""."""
 
     def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> errors.NdpyError:
-        name = Operation(operation).name.lower()
+        name = operation_name(operation)
         limits = self.limits
         if refused == _QUEUE_FULL:
             queue, depth = ("receive", limits.receive_depth) if operation == _RECEIVE else (

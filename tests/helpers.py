@@ -280,6 +280,15 @@ def bind(end: End, window: ndpy.MemoryWindow, region: ndpy.MemoryRegion, *range_
     return window.remote()
 
 
+def expose(keep: Keeper, owner: End, region: ndpy.MemoryRegion) -> ndpy.RemoteMemory:
+    """What the peer of `owner` needs to use all of a region with the region's rights: by the region itself, or through a
+    window where regions have no rights of their own."""
+    if "REGION_ACCESS" in region.adapter.info.flags:
+        return region.remote()
+    window = keep(region.adapter.create_memory_window())
+    return bind(owner, window, region, 0, region.length, region.access & (Access.REMOTE_READ | Access.REMOTE_WRITE))
+
+
 # ---- what a process holds ----
 
 

@@ -19,6 +19,10 @@ _Static_assert((int)ND_OP_FLAG_READ_FENCE == (int)NDPY_READ_FENCE, "flags");
 _Static_assert((int)ND_OP_FLAG_SEND_AND_SOLICIT_EVENT == (int)NDPY_SOLICITED, "flags");
 _Static_assert((int)ND_OP_FLAG_INLINE == (int)NDPY_INLINE, "flags");
 
+#define native_element struct ndpy_element
+#define native_token uint32_t
+#define native_remote uint32_t
+
 struct native_request {
     const struct ndpy_element *elements;
     uint32_t count;
@@ -49,6 +53,8 @@ struct native_result {
 #define ND_CONNECTION_INVALID 0xC000023Au
 
 #define NATIVE_CANCELED ND_CANCELED
+
+#include "../rings.c"
 
 /* A remote token is in network order for NetworkDirect (contract D.4.2) and a number for Python, as it is for verbs. */
 static uint32_t swap_token(uint32_t token)
@@ -133,7 +139,7 @@ static uint32_t native_queue_pair(const struct native_result *result)
     return (uint32_t)(uintptr_t)result->result.queue_pair_context;
 }
 
-static uint32_t native_status(const struct native_result *result)
+static uint32_t status_of(const struct native_result *result)
 {
     return (uint32_t)result->result.status;
 }
@@ -147,6 +153,12 @@ static uint32_t native_vendor_status(const struct native_result *result)
 static uint32_t native_bytes(const struct native_result *result)
 {
     return result->result.bytes_transferred;
+}
+
+static uint32_t native_invalidated(const struct native_result *result)
+{
+    (void)result;
+    return 0;
 }
 
 static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)

@@ -58,16 +58,32 @@ void ndpy_request_drop(struct ndpy_request *request)
     release_request(request);
 }
 
-int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request)
+static int still_pending(const struct ndpy_request *request)
 {
-    int32_t status;
+    return *(const volatile uintptr_t *)&request->overlapped.internal == STATUS_PENDING;
+}
 
-    if (*(volatile uintptr_t *)&request->overlapped.internal == STATUS_PENDING)
-        return STATUS_PENDING;
-    status = IND2Overlapped_GetOverlappedResult(target, &request->overlapped, FALSE);
+static int32_t result_of_ended(struct ndpy_request *request, int32_t status)
+{
     if (status == STATUS_PENDING && !request->quiet)
         InterlockedIncrement(&request->references);
     return status;
+}
+
+int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request)
+{
+    if (still_pending(request))
+        return STATUS_PENDING;
+    return result_of_ended(request, IND2Overlapped_GetOverlappedResult(target, &request->overlapped, FALSE));
+}
+
+int32_t nd1_request_result(struct INDOverlapped *target, struct ndpy_request *request)
+{
+    size_t bytes = 0;
+
+    if (still_pending(request))
+        return STATUS_PENDING;
+    return result_of_ended(request, INDOverlapped_GetOverlappedResult(target, &request->overlapped, &bytes, FALSE));
 }
 
 void ndpy_request_detach(struct ndpy_request *request)

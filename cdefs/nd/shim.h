@@ -22,9 +22,11 @@ const void *ndpy_iid(const char *name);
 /* One overlapped request. It outlives both its owner and the provider's use: whoever is last frees it.
 
    key: handed back with the packet. forward: a completion port that gets the packet instead of the adapter's thread, or
-   NULL. quiet: completion sets the event and queues no packet. */
+   NULL. quiet: completion sets the event and queues no packet. region: where a provider of version 1 writes the handle of
+   what it registers, at any time until the request has ended (contract I.2.2). */
 struct ndpy_request {
     struct nd_overlapped overlapped;
+    void *region;
     uint64_t key;
     void *event;
     void *forward;
@@ -40,6 +42,7 @@ void ndpy_request_drop(struct ndpy_request *request);
 /* Its result, STATUS_PENDING while it runs. Asked after it ended, a provider may start another phase and say STATUS_PENDING
    once more (contract C.4.5): then another packet comes, and counts as another use. */
 int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request);
+int32_t nd1_request_result(struct INDOverlapped *target, struct ndpy_request *request);
 /* The port in `forward` is going to be closed. */
 void ndpy_request_detach(struct ndpy_request *request);
 

@@ -6,6 +6,10 @@ _Static_assert(sizeof(struct ndpy_element) == sizeof(struct ibv_sge), "an elemen
 _Static_assert(offsetof(struct ndpy_element, length) == offsetof(struct ibv_sge, length), "element length");
 _Static_assert(offsetof(struct ndpy_element, token) == offsetof(struct ibv_sge, lkey), "element token");
 
+#define native_element struct ndpy_element
+#define native_token uint32_t
+#define native_remote uint32_t
+
 struct native_request {
     struct ibv_send_wr wr;
 };
@@ -15,6 +19,8 @@ struct native_result {
 };
 
 #define NATIVE_CANCELED IBV_WC_WR_FLUSH_ERR
+
+#include "../rings.c"
 
 /* What a provider's refusal of a request means: some return the errno, some its negative, some -1 and set errno. */
 static int post_error(int result)
@@ -31,6 +37,8 @@ static enum ibv_wr_opcode native_opcode(uint32_t operation)
         return IBV_WR_RDMA_READ;
     case NDPY_WRITE:
         return IBV_WR_RDMA_WRITE;
+    case NDPY_SEND_AND_INVALIDATE:
+        return IBV_WR_SEND_WITH_INV;
     default:
         return IBV_WR_SEND;
     }
@@ -44,6 +52,7 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
     out->wr.num_sge = (int)count;
     out->wr.wr.rdma.remote_addr = remote_address;
     out->wr.wr.rdma.rkey = remote_token;
+    out->wr.invalidate_rkey = remote_token;
 }
 
 static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
@@ -116,7 +125,7 @@ static uint32_t native_queue_pair(const struct native_result *result)
     return result->wc.qp_num;
 }
 
-static uint32_t native_status(const struct native_result *result)
+static uint32_t status_of(const struct native_result *result)
 {
     return result->wc.status;
 }
@@ -129,6 +138,11 @@ static uint32_t native_vendor_status(const struct native_result *result)
 static uint32_t native_bytes(const struct native_result *result)
 {
     return result->wc.byte_len;
+}
+
+static uint32_t native_invalidated(const struct native_result *result)
+{
+    return result->wc.wc_flags & IBV_WC_WITH_INV ? result->wc.invalidated_rkey : 0;
 }
 
 static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)

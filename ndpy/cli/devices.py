@@ -36,7 +36,7 @@ def _table(infos: list[ndpy.AdapterInfo]) -> Table:
         table.add_row(
             Text(info.name, style="bold"),
             info.provider,
-            info.transport,
+            f"{info.transport} {version}" if (version := getattr(info, "version", None)) else info.transport,
             Text(info.state, style=_STATE_STYLES.get(info.state, "yellow")),
             "\n".join(info.addresses) or "none",
             info.netdev or "-",

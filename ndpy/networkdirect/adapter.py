@@ -17,7 +17,7 @@ from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
 from ndpy.networkdirect.connection import NetworkDirectConnector
 from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, Provider
 from ndpy.networkdirect.events import EventThread
-from ndpy.networkdirect.library import check, ffi, lib, release
+from ndpy.networkdirect.library import check, create, ffi, lib, release
 from ndpy.networkdirect.listener import NetworkDirectListener
 from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow, validate_access
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair, NetworkDirectSharedReceiveQueue
@@ -27,6 +27,12 @@ from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 
 class NetworkDirectAdapter(Adapter):
     info: NetworkDirectAdapterInfo
+    _region_class: type[NetworkDirectMemoryRegion] = NetworkDirectMemoryRegion
+    _window_class: type[NetworkDirectMemoryWindow] = NetworkDirectMemoryWindow
+    _completion_queue_class: type[NetworkDirectCompletionQueue] = NetworkDirectCompletionQueue
+    _queue_pair_class: type[NetworkDirectQueuePair] = NetworkDirectQueuePair
+    _connector_class: type[NetworkDirectConnector] = NetworkDirectConnector
+    _listener_class: type[NetworkDirectListener] = NetworkDirectListener
 
     def __init__(self, info: NetworkDirectAdapterInfo) -> None:
         super().__init__(info)
@@ -35,9 +41,9 @@ class NetworkDirectAdapter(Adapter):
         self._file: Any = None
         self._own_file: Any = None
         self._events: EventThread | None = None  # type: ignore[assignment]
-        self._provider = Provider.use(info.provider_path, info.provider_id)
+        self._provider = Provider.use(info.provider_path)
         try:
-            self._native = self._provider.open(info.adapter_id, info.addresses)
+            self._native = self._open_native()
             self._file = self._new_file()
             self._events = EventThread(info.name, self._orphans, weakref.ref(self))
             self._events.add_file(self._file)
@@ -47,6 +53,10 @@ class NetworkDirectAdapter(Adapter):
         self._opened()
 
     _events: EventThread
+
+    def _open_native(self) -> Any:
+        info = self.info
+        return self._provider.open(info.adapter_id, info.addresses, info.provider_id)
 
     def _new_file(self) -> Any:
         out = ffi.new("void **")
@@ -74,6 +84,12 @@ class NetworkDirectAdapter(Adapter):
             self._own_file = self._new_file()
         return int(ffi.cast("uintptr_t", self._own_file))
 
+    def _close_files(self) -> None:
+        for file in (self._file, self._own_file):
+            if file is not None:
+                lib.CloseHandle(file)
+        self._file = self._own_file = None
+
     # ---- making objects ----
 
     def _prepare_region(self, buffer: Any, access: Access) -> NetworkDirectMemoryRegion:
@@ -84,7 +100,7 @@ class NetworkDirectAdapter(Adapter):
             raise errors.LimitExceededError(
                 f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
             )
-        return NetworkDirectMemoryRegion(self, owner, buffer, address, length, access)
+        return self._region_class(self, owner, buffer, address, length, access)
 
     def _register(self, buffer: Any, access: Access) -> NetworkDirectMemoryRegion:
         region = self._prepare_region(buffer, access)
@@ -106,7 +122,7 @@ class NetworkDirectAdapter(Adapter):
 
     def create_memory_window(self) -> NetworkDirectMemoryWindow:
         self._check()
-        return NetworkDirectMemoryWindow(self)
+        return self._window_class(self)
 
     def create_completion_queue(
         self, depth: int, *, overlapped_file: int | None = None
@@ -114,7 +130,7 @@ class NetworkDirectAdapter(Adapter):
         # overlapped_file: this adapter's; the queue's notify() then brings packets to the program's own port.
         self._check()
         self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
-        return NetworkDirectCompletionQueue(self, depth, overlapped_file)
+        return self._completion_queue_class(self, depth, overlapped_file)
 
     def create_shared_receive_queue(
         self, depth: int, *, max_sge: int = 1, threshold: int = 0
@@ -139,15 +155,18 @@ class NetworkDirectAdapter(Adapter):
         initiator_cq = initiator_cq or receive_cq
         limits = QueuePairLimits(receive_depth, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size)
         limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
-        return NetworkDirectQueuePair(self, receive_cq, initiator_cq, limits, srq)
+        return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq)
 
     def create_connector(self) -> NetworkDirectConnector:
         self._check()
-        return NetworkDirectConnector(self)
+        return self._connector_class(self)
+
+    def _new_native_connector(self) -> Any:
+        return create("create connector", "IND2Connector", lib.IND2Adapter_CreateConnector, self._native, self._file)
 
     def listen(self, address: Address, *, backlog: int = 8) -> NetworkDirectListener:
         self._check()
-        return NetworkDirectListener(self, address, backlog)
+        return self._listener_class(self, address, backlog)
 
     # ---- events, and the end ----
 
@@ -167,10 +186,7 @@ class NetworkDirectAdapter(Adapter):
         # The thread takes the packets that are on their way; after it nothing refers to a request.
         if self._events is not None:
             self._events.stop()
-        for file in (self._file, self._own_file):
-            if file is not None:
-                lib.CloseHandle(file)
-        self._file = self._own_file = None
+        self._close_files()
         if self._native is not None:
             release(self._native)
             self._native = None
@@ -179,4 +195,8 @@ class NetworkDirectAdapter(Adapter):
 
 def open_adapter(info: AdapterInfo) -> NetworkDirectAdapter:
     assert isinstance(info, NetworkDirectAdapterInfo)
+    if info.version == 1:
+        from ndpy.networkdirect.version1.adapter import Version1Adapter
+
+        return Version1Adapter(info)
     return NetworkDirectAdapter(info)

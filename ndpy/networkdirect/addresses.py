@@ -45,9 +45,12 @@ def unpack_address(data: bytes) -> Address | None:
     return None
 
 
-def sized(operation: str, call: Callable[[Any, Any], int]) -> Any:
-    """What a sized getter gives, in a buffer of the right size; it may change between two calls (contract A.5)."""
-    size = ffi.new("uint32_t *", 0)
+def sized(operation: str, call: Callable[[Any, Any], int], size_type: str = "uint32_t *") -> Any:
+    """What a sized getter gives, in a buffer of the right size; it may change between two calls (contract A.5).
+
+    size_type: what the getter takes the size as, "size_t *" in version 1.
+    """
+    size = ffi.new(size_type, 0)
     buffer = ffi.NULL
     for _ in range(16):
         status = call(buffer, size)
@@ -63,9 +66,9 @@ def sized(operation: str, call: Callable[[Any, Any], int]) -> Any:
     return None
 
 
-def address_list(operation: str, call: Callable[[Any, Any], int]) -> list[bytes]:
+def address_list(operation: str, call: Callable[[Any, Any], int], size_type: str = "uint32_t *") -> list[bytes]:
     """The socket addresses of a QueryAddressList (contract A.5)."""
-    buffer = sized(operation, call)
+    buffer = sized(operation, call, size_type)
     if buffer == ffi.NULL:
         return []
     count = int(ffi.cast("int32_t *", buffer)[0])

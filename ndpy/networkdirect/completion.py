@@ -43,6 +43,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
     _poll_hidden = staticmethod(lib.ndpy_poll_hidden)
+    _drain_native = staticmethod(lib.ndpy_drain)
 
     def __init__(self, adapter: NetworkDirectAdapter, depth: int, overlapped_file: int | None = None) -> None:
         super().__init__(adapter, depth)
@@ -57,21 +58,33 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         self._armed: dict[Request, Pending[None]] = {}
         # The last completion kept here that ended a notification, counted since creation as _taken is.
         self._notified = 0
-        self._cq = create(
-            "create completion queue",
-            "IND2CompletionQueue",
-            lib.IND2Adapter_CreateCompletionQueue,
-            adapter._native,
-            ffi.cast("void *", overlapped_file) if overlapped_file is not None else adapter._file,
-            self._native_depth(depth),
-            0,
-            0,
-        )
+        #: Slots of closed queue pairs that the provider has not given back; they go with the queue.
+        self._left_behind: list[Any] = []
+        file = adapter._file if overlapped_file is None else ffi.cast("void *", overlapped_file)
+        self._cq = self._new_native(file, self._native_depth(depth))
         self._native = lib.ndpy_completion_queue_new(self._cq)
         if self._native == ffi.NULL:
             release(self._cq)
             raise errors.InsufficientResourcesError("out of memory", operation="create completion queue")
         self._opened()
+
+    def _new_native(self, file: Any, depth: int) -> Any:
+        return create(
+            "create completion queue",
+            "IND2CompletionQueue",
+            lib.IND2Adapter_CreateCompletionQueue,
+            self._adapter._native,
+            file,
+            depth,
+            0,
+            0,
+        )
+
+    def _notify_native(self, kind: int, overlapped: Any) -> int:
+        return int(lib.IND2CompletionQueue_Notify(self._cq, kind, overlapped))
+
+    def _resize_native(self, depth: int) -> int:
+        return int(lib.IND2CompletionQueue_Resize(self._cq, depth))
 
     def _native_depth(self, depth: int) -> int:
         return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)
@@ -81,7 +94,8 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         return entries, memoryview(ffi.buffer(entries))
 
     def _drain(self) -> int:
-        added = lib.ndpy_drain(self._native)
+        """Take what the provider has; returns how many completions wait to be taken."""
+        added = self._drain_native(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
         return int(lib.ndpy_kept(self._native))
@@ -91,7 +105,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     def _notify(self, kind: Notify, request: Request) -> int:
         """Issue a Notify: PENDING, or SUCCESS when there is something already."""
         self._requests.add(request)
-        status = request.issue(lambda overlapped: lib.IND2CompletionQueue_Notify(self._cq, int(kind), overlapped))
+        status = request.issue(lambda overlapped: self._notify_native(int(kind), overlapped))
         if status != PENDING:
             self._requests.discard(request)
             if status != SUCCESS:
@@ -273,7 +287,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             waiting = self._drain()
             if waiting > depth:
                 raise errors.LimitExceededError(f"{waiting} completions wait in the queue; it cannot shrink to {depth}")
-            check("resize", lib.IND2CompletionQueue_Resize(self._cq, self._native_depth(depth)))
+            check("resize", self._resize_native(self._native_depth(depth)))
             self.depth = depth
 
     # ---- the end ----
@@ -309,3 +323,4 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             release(self._cq)
             lib.ndpy_completion_queue_free(self._native)
             self._cq = self._native = None
+            self._left_behind.clear()

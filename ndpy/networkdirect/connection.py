@@ -33,7 +33,6 @@ from ndpy.networkdirect.library import (
     SUCCESS,
     TIMEOUT,
     check,
-    create,
     ffi,
     lib,
     release,
@@ -55,20 +54,21 @@ _FIRST_PORT = 49152
 _PORTS = 16384
 
 
-def new_native_connector(adapter: NetworkDirectAdapter) -> Any:
-    return create("create connector", "IND2Connector", lib.IND2Adapter_CreateConnector, adapter._native, adapter._file)
-
-
 class NetworkDirectConnector(Connector):
     _adapter: NetworkDirectAdapter
+    _get_local_address = staticmethod(lib.IND2Connector_GetLocalAddress)
+    _get_peer_address = staticmethod(lib.IND2Connector_GetPeerAddress)
+    _size_type = "uint32_t *"
 
     def __init__(self, adapter: NetworkDirectAdapter, native: Any = None) -> None:
         super().__init__(adapter)
-        self._native = native if native is not None else new_native_connector(adapter)
+        self._native = native if native is not None else adapter._new_native_connector()
         self._requests: set[Request] = set()
         self._target = ""
         self._bound = False
         self._addresses: dict[str, Address] = {}
+        #: The present connect(): its native call, and the limits that this side asked for.
+        self._attempt: Callable[[Any], int] | None = None
         self._attempt_limits = ReadLimits(0, 0)
         self._completing: Pending[None] | None = None
         self._opened()
@@ -77,11 +77,11 @@ class NetworkDirectConnector(Connector):
 
     @property
     def local_address(self) -> Address:
-        return self._address("local", lib.IND2Connector_GetLocalAddress)
+        return self._address("local", self._get_local_address)
 
     @property
     def peer_address(self) -> Address:
-        return self._address("peer", lib.IND2Connector_GetPeerAddress)
+        return self._address("peer", self._get_peer_address)
 
     def _address(self, which: str, getter: Callable[..., int]) -> Address:
         self._check()
@@ -93,17 +93,14 @@ class NetworkDirectConnector(Connector):
 
     def _query_address(self, getter: Callable[..., int]) -> Address | None:
         try:
-            data = sized("address", lambda buffer, size: getter(self._native, buffer, size))
+            data = sized("address", lambda buffer, size: getter(self._native, buffer, size), self._size_type)
         except errors.ProviderError:
             return None
         return None if data == ffi.NULL else unpack_address(bytes(ffi.buffer(data)))
 
     def _remember_addresses(self) -> None:
         """Providers give the addresses while there is a connection; ndpy also after it."""
-        for which, getter in (
-            ("local", lib.IND2Connector_GetLocalAddress),
-            ("peer", lib.IND2Connector_GetPeerAddress),
-        ):
+        for which, getter in (("local", self._get_local_address), ("peer", self._get_peer_address)):
             address = self._query_address(getter)
             if address is not None:
                 self._addresses[which] = address
@@ -120,6 +117,54 @@ class NetworkDirectConnector(Connector):
         inbound, outbound = ffi.new("uint32_t *"), ffi.new("uint32_t *")
         check("read_limits", lib.IND2Connector_GetReadLimits(self._native, inbound, outbound))
         return ReadLimits(inbound[0], outbound[0])
+
+    # ---- the native calls ----
+
+    def _connect_native(self, queue_pair: Any, address: bytes, limits: ReadLimits, data: Any, overlapped: Any) -> int:
+        return int(
+            lib.IND2Connector_Connect(
+                self._native,
+                queue_pair._qp,
+                address,
+                len(address),
+                limits.inbound,
+                limits.outbound,
+                data or ffi.NULL,
+                len(data),
+                overlapped,
+            )
+        )
+
+    def _complete_native(self, overlapped: Any) -> int:
+        return int(lib.IND2Connector_CompleteConnect(self._native, overlapped))
+
+    def _accept_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
+        return int(
+            lib.IND2Connector_Accept(
+                self._native,
+                queue_pair._qp,
+                limits.inbound,
+                limits.outbound,
+                data or ffi.NULL,
+                len(data),
+                overlapped,
+            )
+        )
+
+    def _reject_native(self, data: bytes) -> int:
+        return int(lib.IND2Connector_Reject(self._native, data or ffi.NULL, len(data)))
+
+    def _notify_native(self, overlapped: Any) -> int:
+        return int(lib.IND2Connector_NotifyDisconnect(self._native, overlapped))
+
+    def _disconnect_native(self, overlapped: Any) -> int:
+        return int(lib.IND2Connector_Disconnect(self._native, overlapped))
+
+    def _cancel_native(self) -> None:
+        lib.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", self._native))
+
+    def _prepare_connection(self, queue_pair: QueuePair, limits: ReadLimits) -> None:
+        """Before the queue pair is used to connect or accept."""
 
     # ---- requests ----
 
@@ -176,7 +221,7 @@ class NetworkDirectConnector(Connector):
         packed = pack_address(address)
         if self._bound:
             # Providers differ in whether a bound connector can be bound again (contract H.2.4).
-            native = new_native_connector(self._adapter)
+            native = self._adapter._new_native_connector()
             release(self._native)
             self._native = native
             self._bound = False
@@ -207,29 +252,15 @@ class NetworkDirectConnector(Connector):
                 self._private_data = self._read_limits = None
                 if not self._bound:
                     self._bind((source_host(self._adapter.info.name, self._adapter.info.addresses, resolved[0]), 0))
+                self._prepare_connection(queue_pair, limits)
                 former = self._state
                 self._move("connecting")
                 pending: Pending[None] = OverlappedPending("connect", lambda: self._give_up(pending))
                 self._pending = pending
                 packed = pack_resolved(family, resolved)
-
-                def connect(overlapped: Any) -> int:
-                    return int(
-                        lib.IND2Connector_Connect(
-                            self._native,
-                            queue_pair._qp,  # type: ignore[attr-defined]
-                            packed,
-                            len(packed),
-                            limits.inbound,
-                            limits.outbound,
-                            data or ffi.NULL,
-                            len(data),
-                            overlapped,
-                        )
-                    )
-
+                self._attempt = lambda overlapped: self._connect_native(queue_pair, packed, limits, data, overlapped)
                 self._attempt_limits = limits
-                self._issue("connect", connect, NetworkDirectConnector._on_connect_end)
+                self._start_attempt()
             except errors.ProviderError as failure:
                 self._refused_attempt(former if self._state == "connecting" else None)
                 raise self._attempt_error(failure.native) if failure.native else failure from None
@@ -238,8 +269,13 @@ class NetworkDirectConnector(Connector):
                 raise
         return pending
 
+    def _start_attempt(self) -> None:
+        assert self._attempt is not None
+        self._issue("connect", self._attempt, lambda connector, status: connector._on_connect_end(status))
+
     def _refused_attempt(self, former: str | None) -> None:
         """A connect was not started: everything is as it was."""
+        self._attempt = None
         self._release_queue_pair()
         self._pending = None
         if former is not None:
@@ -249,6 +285,7 @@ class NetworkDirectConnector(Connector):
         if self._state != "connecting":
             return
         pending, self._pending = self._pending, None
+        self._attempt = None
         failure: errors.NdpyError | None = None
         if status == SUCCESS:
             try:
@@ -292,10 +329,10 @@ class NetworkDirectConnector(Connector):
                 return
             accepting = self._state == "accepting"
             queue_pair = self.queue_pair
-            self._pending = None
+            self._pending = self._attempt = None
+            self._cancel_native()
             self._release_queue_pair()
             self._move("failed")
-            lib.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", self._native))
             if accepting and isinstance(queue_pair, NetworkDirectQueuePair):
                 queue_pair._end_connection()
 
@@ -306,12 +343,8 @@ class NetworkDirectConnector(Connector):
             if self._completing is not None:
                 raise errors.NotConnectedError("complete_connect() was called before", operation="complete_connect")
             self._completing = pending
-
-            def complete(overlapped: Any) -> int:
-                return int(lib.IND2Connector_CompleteConnect(self._native, overlapped))
-
             try:
-                self._issue("complete_connect", complete, NetworkDirectConnector._on_complete_end)
+                self._issue("complete_connect", self._complete_native, NetworkDirectConnector._on_complete_end)
             except BaseException:
                 self._completing = None
                 self._lose("failed")
@@ -337,12 +370,8 @@ class NetworkDirectConnector(Connector):
         self._remember_addresses()
         self._move("established")
         queue_pair._begin_connection()
-
-        def notify(overlapped: Any) -> int:
-            return int(lib.IND2Connector_NotifyDisconnect(self._native, overlapped))
-
         try:
-            self._issue("wait_disconnected", notify, NetworkDirectConnector._on_notified)
+            self._issue("wait_disconnected", self._notify_native, NetworkDirectConnector._on_notified)
         except errors.ProviderError:
             # It is over already.
             self._on_disconnected()
@@ -390,23 +419,14 @@ class NetworkDirectConnector(Connector):
             pending: Pending[None] = OverlappedPending("accept", lambda: self._give_up(pending))
             self._pending = pending
             self._move("accepting")
-
-            def accept(overlapped: Any) -> int:
-                assert self._read_limits is not None
-                return int(
-                    lib.IND2Connector_Accept(
-                        self._native,
-                        queue_pair._qp,  # type: ignore[attr-defined]
-                        self._read_limits.inbound,
-                        self._read_limits.outbound,
-                        data or ffi.NULL,
-                        len(data),
-                        overlapped,
-                    )
-                )
-
+            limits = self._read_limits
             try:
-                self._issue("accept", accept, NetworkDirectConnector._on_accept_end)
+                self._prepare_connection(queue_pair, limits)
+                self._issue(
+                    "accept",
+                    lambda overlapped: self._accept_native(queue_pair, limits, data, overlapped),
+                    NetworkDirectConnector._on_accept_end,
+                )
             except errors.ProviderError as failure:
                 self._pending = None
                 self._release_queue_pair()
@@ -441,7 +461,7 @@ class NetworkDirectConnector(Connector):
         data = limit_private_data(private_data, self._adapter.info.max_callee_data, "reject")
         with self._state_lock:
             self._expect("reject", "requested", "offered")
-            status = lib.IND2Connector_Reject(self._native, data or ffi.NULL, len(data))
+            status = self._reject_native(data)
             completing, self._completing = self._completing, None
             if completing is not None:
                 completing.fail(errors.CanceledError("the offer was rejected", operation="complete_connect"))
@@ -462,12 +482,8 @@ class NetworkDirectConnector(Connector):
             queue_pair = self.queue_pair
             if isinstance(queue_pair, NetworkDirectQueuePair):
                 queue_pair._end_connection()
-
-            def disconnect(overlapped: Any) -> int:
-                return int(lib.IND2Connector_Disconnect(self._native, overlapped))
-
             try:
-                self._issue("disconnect", disconnect, NetworkDirectConnector._on_disconnect_end)
+                self._issue("disconnect", self._disconnect_native, NetworkDirectConnector._on_disconnect_end)
             except errors.ProviderError:
                 # Providers that count a connection as none once the peer has left (contract H.8.6).
                 self._on_disconnected()

@@ -8,7 +8,6 @@ import os
 import pathlib
 import threading
 import uuid
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import psutil
@@ -17,7 +16,8 @@ from ndpy import errors
 from ndpy.info import AdapterInfo, PortInfo
 from ndpy.networkdirect import catalogue
 from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
-from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, create, ffi, lib, release, status_error, win32_error
+from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, create, ffi, lib, release, win32_error
+from ndpy.networkdirect.version1 import devices as version_1
 
 _FLAGS = (
     (lib.ND_ADAPTER_FLAG_IN_ORDER_DMA_SUPPORTED, "IN_ORDER_DMA"),
@@ -25,6 +25,28 @@ _FLAGS = (
     (lib.ND_ADAPTER_FLAG_LOOPBACK_CONNECTIONS_SUPPORTED, "LOOPBACK_CONNECTIONS"),
 )
 
+# What AdapterInfo and ND2_ADAPTER_INFO both have.
+_LIMITS = (
+    "vendor_id",
+    "device_id",
+    "max_registration_size",
+    "max_initiator_sge",
+    "max_receive_sge",
+    "max_read_sge",
+    "max_transfer_length",
+    "max_inline_data_size",
+    "max_inbound_read_limit",
+    "max_outbound_read_limit",
+    "max_receive_queue_depth",
+    "max_initiator_queue_depth",
+    "max_shared_receive_queue_depth",
+    "max_completion_queue_depth",
+    "max_caller_data",
+    "max_callee_data",
+)
+
+# What DllGetClassObject is asked for, by version (contract A.3.1, A.3.2).
+_CLASS_OBJECTS = {2: "IND2Provider", 1: "IClassFactory"}
 
 # For a provider that is named by its path: it must not insist on an identifier of its own (contract A.3.1).
 NO_ID = str(uuid.UUID(int=0))
@@ -33,10 +55,11 @@ NO_ID = str(uuid.UUID(int=0))
 @dataclasses.dataclass(frozen=True)
 class NetworkDirectAdapterInfo(AdapterInfo):
     """An adapter of a NetworkDirect provider. provider_path: of its DLL; provider_id: the catalogue entry's GUID;
-    adapter_id: the provider's number of the adapter."""
+    version: of NetworkDirect, 1 or 2; adapter_id: the provider's number of the adapter, 0 in version 1."""
 
     provider_path: str = ""
     provider_id: str = NO_ID
+    version: int = 2
     adapter_id: int = 0
 
 
@@ -46,9 +69,8 @@ class Provider:
     _loaded: ClassVar[dict[str, Provider]] = {}
     _lock = threading.Lock()
 
-    def __init__(self, path: str, provider_id: str) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._provider_id = provider_id
         self._users = 0
         failure, missing = ffi.new("uint32_t *"), ffi.new("const char **")
         self._library = lib.ndpy_load_provider(path, failure, missing)
@@ -59,12 +81,12 @@ class Provider:
             raise errors.ProviderNotFoundError(f"{_why_not_loaded(path, failure[0])}")
 
     @classmethod
-    def use(cls, path: str, provider_id: str = NO_ID) -> Provider:
+    def use(cls, path: str) -> Provider:
         """The provider at a path, loaded if need be; drop() it after use."""
         with cls._lock:
             provider = cls._loaded.get(path)
             if provider is None:
-                provider = cls._loaded[path] = cls(path, provider_id)
+                provider = cls._loaded[path] = cls(path)
             provider._users += 1
             return provider
 
@@ -76,38 +98,52 @@ class Provider:
                 del self._loaded[self.path]
                 lib.ndpy_unload_provider(self._library)
 
-    def _object(self, interface: str) -> Any:
+    def class_object(self, interface: str, provider_id: str) -> Any:
+        """What DllGetClassObject gives: IND2Provider, or the IClassFactory of version 1 (contract A.3)."""
         out = ffi.new("void **")
         status = lib.ndpy_get_class_object(
-            self._library, uuid.UUID(self._provider_id).bytes_le, lib.ndpy_iid(interface.encode()), out
+            self._library, uuid.UUID(provider_id).bytes_le, lib.ndpy_iid(interface.encode()), out
         )
-        if status:
-            if interface == "IND2Provider" and self._is_version_1():
-                raise errors.UnsupportedError(
-                    f"{self.path} serves NetworkDirect version 1 only",
-                    operation="load provider",
-                    native=status & 0xFFFFFFFF,
-                )
-            raise status_error("load provider", status, f"{self.path} gives no {interface}")
+        check("load provider", status, f"{self.path} gives no {interface}")
         if out[0] == ffi.NULL:
             raise errors.ProviderError(
                 f"{self.path} says that it succeeded, and gave no {interface}", operation="load provider"
             )
         return ffi.cast(f"struct {interface} *", out[0])
 
-    def _is_version_1(self) -> bool:
-        out = ffi.new("void **")
-        status = lib.ndpy_get_class_object(
-            self._library, uuid.UUID(self._provider_id).bytes_le, lib.ndpy_iid(b"IClassFactory"), out
+    def version(self, asked: int | None, provider_id: str = NO_ID) -> int:
+        """The version to use it with: the one asked for, else 2 if it serves that, else 1.
+
+        UnsupportedError if it serves only the other one; ProviderError if it serves none.
+        """
+        failures: dict[int, errors.ProviderError] = {}
+        for version, interface in _CLASS_OBJECTS.items():
+            try:
+                release(self.class_object(interface, provider_id))
+            except errors.ProviderError as failure:
+                failures[version] = failure
+            else:
+                if asked in (None, version):
+                    return version
+        if asked is None or len(failures) == len(_CLASS_OBJECTS):
+            raise failures[2]
+        raise errors.UnsupportedError(
+            f"{self.path} serves NetworkDirect version {3 - asked} only",
+            operation="load provider",
+            native=failures[asked].native,
         )
-        if status:
+
+    def serves(self, version: int, provider_id: str = NO_ID) -> bool:
+        """Whether it has the class object of a version."""
+        try:
+            release(self.class_object(_CLASS_OBJECTS[version], provider_id))
+        except errors.ProviderError:
             return False
-        lib.IUnknown_Release(ffi.cast("struct IUnknown *", out[0]))
         return True
 
-    def adapters(self) -> dict[int, list[str]]:
-        """The addresses of each adapter, by the provider's number."""
-        native = self._object("IND2Provider")
+    def adapters(self, provider_id: str = NO_ID) -> dict[int, list[str]]:
+        """The addresses of each adapter of version 2, by the provider's number."""
+        native = self.class_object("IND2Provider", provider_id)
         found: dict[int, list[str]] = {}
         try:
             listed = address_list(
@@ -124,9 +160,9 @@ class Provider:
             release(native)
         return found
 
-    def open(self, adapter_id: int, addresses: tuple[str, ...]) -> Any:
+    def open(self, adapter_id: int, addresses: tuple[str, ...], provider_id: str = NO_ID) -> Any:
         """An IND2Adapter."""
-        native = self._object("IND2Provider")
+        native = self.class_object("IND2Provider", provider_id)
         try:
             # The number is good for a provider that has resolved it in this process.
             if addresses:
@@ -177,46 +213,84 @@ def query(native: Any) -> Any:
     return info
 
 
-def provider_paths() -> Iterator[tuple[str, str]]:
-    """(path, identifier) of each provider: those of NDPY_PROVIDER, or of the Winsock catalogue."""
-    named = os.environ.get("NDPY_PROVIDER")
+def asked_version(version: int | None) -> int | None:
+    """The version to use, 1 or 2: the argument, else what NDPY_PROVIDER_VERSION says, else None."""
+    if version is not None:
+        if version not in (1, 2):
+            raise ValueError(f"NetworkDirect has the versions 1 and 2, not {version!r}")
+        return version
+    text = os.environ.get("NDPY_PROVIDER_VERSION", "")
+    if text not in ("", "1", "2"):
+        raise errors.ProviderNotFoundError(f"NDPY_PROVIDER_VERSION is {text!r}; set it to 1 or 2, or unset it")
+    return int(text) if text else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A DLL to look for adapters in. version: the catalogue entry's, None where none says it; named: it has to work."""
+
+    path: str
+    provider_id: str
+    version: int | None
+    named: bool
+
+
+def sources(only: str | None) -> list[Source]:
+    """The one DLL, or those of NDPY_PROVIDER, or those of the Winsock catalogue, version 2 first."""
+    paths = [only] if only is not None else os.environ.get("NDPY_PROVIDER", "").split(os.pathsep)
+    named = [Source(path, NO_ID, None, True) for path in paths if path]
     if named:
-        for path in named.split(os.pathsep):
-            if path:
-                yield path, NO_ID
-        return
-    for entry in catalogue.entries():
-        if not entry.problem and entry.version == 2:
-            yield entry.path, str(uuid.UUID(bytes_le=entry.provider_id))
+        return named
+    usable = [entry for entry in catalogue.entries() if not entry.problem]
+    usable.sort(key=lambda entry: -entry.version)
+    return [Source(entry.path, str(uuid.UUID(bytes_le=entry.provider_id)), entry.version, False) for entry in usable]
 
 
-def list_adapters(only: str | None = None) -> list[AdapterInfo]:
-    """The adapters of all providers, or of one DLL.
+def list_adapters(only: str | None = None, version: int | None = None) -> list[AdapterInfo]:
+    """The adapters of all providers, or of one DLL; version: 1 or 2 for only those, None for either.
 
-    What is named, here or in NDPY_PROVIDER, has to work; stale catalogue entries are skipped.
+    A provider that serves both versions is used as version 2. What is named, here or in NDPY_PROVIDER, has to work; stale
+    catalogue entries are skipped, and so are version 1's adapters at an address that version 2 serves too.
     """
+    asked = asked_version(version)
     found: list[AdapterInfo] = []
     counts: dict[str, int] = {}
-    named = only is not None or bool(os.environ.get("NDPY_PROVIDER"))
-    for path, provider_id in provider_paths() if only is None else [(only, NO_ID)]:
+    served: set[str] = set()
+    for source in sources(only):
+        if asked is not None and source.version not in (None, asked):
+            continue
         try:
-            provider = Provider.use(path, provider_id)
+            provider = Provider.use(source.path)
         except errors.ProviderNotFoundError:
-            if named:
+            if source.named:
                 raise
             continue
         try:
-            for adapter_id, addresses in provider.adapters().items():
-                stem = pathlib.PureWindowsPath(path).stem.lower()
+            used = provider.version(source.version or asked, source.provider_id)
+            stem = pathlib.PureWindowsPath(source.path).stem.lower()
+            for adapter_id, addresses in adapters_of(provider, used, source.provider_id):
+                if used == 1 and not served.isdisjoint(addresses):
+                    continue
                 index = counts.get(stem, 0)
                 counts[stem] = index + 1
-                found.append(_describe(provider, provider_id, adapter_id, tuple(addresses), f"{stem}{index}"))
+                found.append(_describe(provider, source.provider_id, used, adapter_id, addresses, f"{stem}{index}"))
+                if used == 2:
+                    served.update(addresses)
         except errors.ProviderError:
-            if named:
+            if source.named:
                 raise
         finally:
             provider.drop()
     return found
+
+
+def adapters_of(provider: Provider, version: int, provider_id: str) -> list[tuple[int, tuple[str, ...]]]:
+    """(number, addresses) of each adapter. Version 1 knows adapters by address only, so each address is one."""
+    if version == 1:
+        return [(0, (address,)) for address in sorted(version_1.addresses(provider, provider_id), key=_rank)]
+    return [
+        (number, tuple(sorted(addresses, key=_rank))) for number, addresses in provider.adapters(provider_id).items()
+    ]
 
 
 def why_no_adapter() -> str:
@@ -254,54 +328,52 @@ def _rank(address: str) -> tuple[bool, bool, int]:
 
 
 def _describe(
-    provider: Provider, provider_id: str, adapter_id: int, addresses: tuple[str, ...], name: str
+    provider: Provider, provider_id: str, version: int, adapter_id: int, addresses: tuple[str, ...], name: str
 ) -> AdapterInfo:
-    addresses = tuple(sorted(addresses, key=_rank))
-    native = provider.open(adapter_id, addresses)
-    try:
-        limits = query(native)
-    except errors.ProviderError as failure:
-        raise provider.named(failure) from None
-    finally:
-        release(native)
+    if version == 1:
+        limits, flags = version_1.examine(provider, provider_id, addresses[0])
+    else:
+        limits, flags = _examine(provider, provider_id, adapter_id, addresses)
     netdev, mtu, up = _interface_of(addresses)
     state = "active" if addresses and up else "down"
-    flags = {flag for bit, flag in _FLAGS if limits.adapter_flags & bit}
-    # A client can take its request back, and refuse what the server accepted (contract H.4.9, H.6.2).
-    flags |= {"MEMORY_WINDOWS", "REFUSE_OFFER"}
-    if limits.max_shared_receive_queue_depth:
-        flags.add("SHARED_RECEIVE_QUEUES")
     return NetworkDirectAdapterInfo(
         name=name,
         provider="networkdirect",
         transport="NetworkDirect",
         driver=pathlib.PureWindowsPath(provider.path).name,
         addresses=addresses,
-        vendor_id=limits.vendor_id,
-        device_id=limits.device_id,
         firmware="",
         numa_node=None,
         netdev=netdev,
         mtu=mtu,
         state=state,
-        flags=frozenset(flags),
+        flags=flags,
         ports=(PortInfo(1, state, "unknown", mtu, mtu, 0, netdev, ()),),
-        max_registration_size=limits.max_registration_size,
-        max_window_size=limits.max_registration_size,
-        max_initiator_sge=limits.max_initiator_sge,
-        max_receive_sge=limits.max_receive_sge,
-        max_read_sge=limits.max_read_sge,
-        max_transfer_length=limits.max_transfer_length,
-        max_inline_data_size=limits.max_inline_data_size,
-        max_inbound_read_limit=limits.max_inbound_read_limit,
-        max_outbound_read_limit=limits.max_outbound_read_limit,
-        max_receive_queue_depth=limits.max_receive_queue_depth,
-        max_initiator_queue_depth=limits.max_initiator_queue_depth,
-        max_shared_receive_queue_depth=limits.max_shared_receive_queue_depth,
-        max_completion_queue_depth=limits.max_completion_queue_depth,
-        max_caller_data=limits.max_caller_data,
-        max_callee_data=limits.max_callee_data,
+        **limits,
         provider_path=provider.path,
         provider_id=provider_id,
+        version=version,
         adapter_id=adapter_id,
     )
+
+
+def _examine(
+    provider: Provider, provider_id: str, adapter_id: int, addresses: tuple[str, ...]
+) -> tuple[dict[str, int], frozenset[str]]:
+    """(identity and limits, flags) of an adapter of version 2."""
+    native = provider.open(adapter_id, addresses, provider_id)
+    try:
+        info = query(native)
+    except errors.ProviderError as failure:
+        raise provider.named(failure) from None
+    finally:
+        release(native)
+    flags = {flag for bit, flag in _FLAGS if info.adapter_flags & bit}
+    # A client can take its request back, and refuse what the server accepted (contract H.4.9, H.6.2).
+    flags |= {"MEMORY_WINDOWS", "REGION_ACCESS", "BIND_RESERVES_PORT", "REFUSE_OFFER"}
+    if info.max_shared_receive_queue_depth:
+        flags.add("SHARED_RECEIVE_QUEUES")
+    if info.max_inline_data_size:
+        flags.add("INLINE")
+    limits = {name: int(getattr(info, name)) for name in _LIMITS}
+    return {**limits, "max_window_size": info.max_registration_size}, frozenset(flags)

@@ -26,7 +26,7 @@ _GET_ONE = (
     "install the adapter's driver with its NetworkDirect provider; without an adapter, set NDPY_PROVIDER to what "
     "`ndpy softnd path` prints, or run `ndpy softnd register` as an administrator"
 )
-_VERSION_2 = "ndpy uses version 2: install a driver whose provider serves it"
+_OTHER_VERSION = "unset NDPY_PROVIDER_VERSION, or name another DLL in NDPY_PROVIDER"
 
 
 def diagnose() -> list[Finding]:
@@ -36,8 +36,11 @@ def diagnose() -> list[Finding]:
     if named:
         instead = "what NDPY_PROVIDER names is used instead of the catalogue"
         found.append(passed("NDPY_PROVIDER", f"{instead}: {', '.join(named)}"))
+        version = os.environ.get("NDPY_PROVIDER_VERSION", "")
+        if version:
+            found.append(passed("NDPY_PROVIDER_VERSION", f"they are used as version {version} only"))
         for path in named:
-            found += examine(path, examine_dll, pathlib.PureWindowsPath(path).name, path, _NO_ID, failed)
+            found += examine(path, examine_dll, pathlib.PureWindowsPath(path).name, path, _NO_ID, failed, version)
     return [*found, *examine_apart("adapters", __name__, "examine_adapters")]
 
 
@@ -87,13 +90,14 @@ def examine_entry(entry: catalogue.Entry) -> Iterator[Finding]:
     version = f"version {entry.version}, {' and '.join(entry.families)}"
     yield passed(label, f"entry {entry.guid} for {version}: {entry.path}")
     # An entry may be left of a driver that has gone; programs pass over it.
-    yield from examine_dll(label, entry.path, entry.guid.strip("{}"), warned)
+    yield from examine_dll(label, entry.path, entry.guid.strip("{}"), warned, str(entry.version))
 
 
 def examine_dll(
-    label: str, path: str, provider_id: str, absent: Callable[[str, str, str], Finding]
+    label: str, path: str, provider_id: str, absent: Callable[[str, str, str], Finding], version: str = ""
 ) -> Iterator[Finding]:
-    """A provider's DLL: whether it is there, fits this process, loads, and serves addresses."""
+    """A provider's DLL: whether it is there, fits this process, loads, and serves addresses. version: the only one that
+    counts, "" for either."""
     if not os.path.exists(path):
         remedy = _ANOTHER if provider_id == _NO_ID else f"{_DRIVER}; or remove the entry, if the adapter has gone"
         yield absent(f"{label} DLL", f"{path} does not exist", remedy)
@@ -104,34 +108,38 @@ def examine_dll(
             f"{label} DLL", f"{path} cannot be loaded: {unfit}", f"use a Python that fits the DLL, or {_DRIVER}"
         )
         return
-    arguments = (label, path, provider_id)
+    arguments = (label, path, provider_id, version)
     yield from examine_apart(f"{label} DLL", __name__, "examine_provider", *arguments, limit_s=_LIMIT_S)
 
 
-def examine_provider(label: str, path: str, provider_id: str) -> Iterator[Finding]:
+def examine_provider(label: str, path: str, provider_id: str, version: str = "") -> Iterator[Finding]:
     """Load a provider and ask it for its addresses; see examine_apart()."""
-    from ndpy.networkdirect.devices import Provider
+    from ndpy.networkdirect.devices import Provider, adapters_of
 
     repair = _ANOTHER if provider_id == _NO_ID else _DRIVER
     try:
-        provider = Provider.use(path, provider_id)
+        provider = Provider.use(path)
     except ProviderNotFoundError as error:
         yield failed(f"{label} DLL", str(error), repair)
         return
     yield passed(f"{label} DLL", f"{path} is there, built for {catalogue.machine(path)}, loads, and has both exports")
     try:
-        adapters = provider.adapters()
+        used = provider.version(int(version) if version in ("1", "2") else None, provider_id)
+        adapters = adapters_of(provider, used, provider_id)
     except UnsupportedError as error:
-        if provider._is_version_1():
-            yield warned(f"{label} version", str(error), _VERSION_2)
-        else:
-            yield failed(f"{label} version", str(error), repair)
+        other = provider_id == _NO_ID and (provider.serves(1, provider_id) or provider.serves(2, provider_id))
+        yield failed(f"{label} version", str(error), _OTHER_VERSION if version and other else repair)
         return
     except ProviderError as error:
         yield failed(f"{label} version", str(error), repair)
         return
-    yield passed(f"{label} version", "it serves NetworkDirect version 2")
-    addresses = [address for served in adapters.values() for address in served]
+    both = (
+        " and version 1, which NDPY_PROVIDER_VERSION=1 asks for"
+        if used == 2 and provider.serves(1, provider_id)
+        else ""
+    )
+    yield passed(f"{label} version", f"it serves NetworkDirect version {used}{both}")
+    addresses = [address for _, served in adapters for address in served]
     if not addresses:
         yield warned(
             f"{label} addresses",
@@ -195,7 +203,8 @@ def examine_adapters() -> Iterator[Finding]:
         yield failed("adapters", message, remedy or _GET_ONE)
         return
     for info in infos:
-        what = f"{info.netdev or 'no interface'}, MTU {info.mtu or 'unknown'}, {', '.join(info.addresses)}"
+        version = f"NetworkDirect {getattr(info, 'version', 2)}"
+        what = f"{version}, {info.netdev or 'no interface'}, MTU {info.mtu or 'unknown'}, {', '.join(info.addresses)}"
         if info.state == "active":
             yield passed(info.name, f"{info.state}, {what}")
         else:

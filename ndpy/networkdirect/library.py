@@ -78,6 +78,7 @@ _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
     HOST_UNREACHABLE: ("ND_HOST_UNREACHABLE", errors.AddressUnreachableError, "there is no way to that host"),
     CONNECTION_ABORTED: ("ND_CONNECTION_ABORTED", errors.ConnectionAbortedError, "the peer has gone"),
     DEVICE_REMOVED: ("ND_DEVICE_REMOVED", errors.DeviceRemovedError, "the adapter has gone"),
+    0x80004001: ("E_NOTIMPL", errors.UnsupportedError, "the provider does not have this call"),
     0x80004002: ("E_NOINTERFACE", errors.UnsupportedError, "the provider does not have this interface"),
     0x80004003: ("E_POINTER", errors.ProviderError, "a pointer is not valid"),
     0x80070057: ("E_INVALIDARG", errors.ProviderError, "a value that the provider does not take"),
@@ -117,6 +118,17 @@ def create(operation: str, interface: str, function: Callable[..., int], native:
     """Call a method that makes an object: function(native, IID of `interface`, *arguments, out)."""
     out = ffi.new("void **")
     check(operation, function(native, lib.ndpy_iid(interface.encode()), *arguments, out))
+    if out[0] == ffi.NULL:
+        raise errors.ProviderError(f"the provider says that it succeeded, and gave no {interface}", operation=operation)
+    return ffi.cast(f"struct {interface} *", out[0])
+
+
+def create_1(
+    operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any, message: str = ""
+) -> Any:
+    """The same of version 1, whose methods take no IID: function(native, *arguments, out). message: for a refusal."""
+    out = ffi.new("void **")
+    check(operation, function(native, *arguments, out), message)
     if out[0] == ffi.NULL:
         raise errors.ProviderError(f"the provider says that it succeeded, and gave no {interface}", operation=operation)
     return ffi.cast(f"struct {interface} *", out[0])

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.connection import Address, Connector, Listener, listening_address
 from ndpy.networkdirect.addresses import pack_address, sized, unpack_address
-from ndpy.networkdirect.connection import NetworkDirectConnector, new_native_connector
 from ndpy.networkdirect.library import CANCELED, PENDING, SUCCESS, check, create, ffi, lib, release, status_error
 from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all
 from ndpy.pending import Pending
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
+    from ndpy.networkdirect.connection import NetworkDirectConnector
 
 
 class NetworkDirectListener(Listener):
@@ -32,20 +32,27 @@ class NetworkDirectListener(Listener):
         #: With the provider, each with the native connector that it will fill.
         self._requests: dict[Request, Any] = {}
         local = listening_address(adapter.info.addresses, address)
+        self._native, self._address = self._listen(local, backlog, f"cannot listen at {local[0]} port {local[1]}")
+        self._opened()
+
+    def _listen(self, local: Address, backlog: int, where: str) -> tuple[Any, Address]:
+        """A native listener, and where it listens; where: for errors."""
+        adapter = self._adapter
         packed = pack_address(local)
-        self._native = create("listen", "IND2Listener", lib.IND2Adapter_CreateListener, adapter._native, adapter._file)
+        native = create("listen", "IND2Listener", lib.IND2Adapter_CreateListener, adapter._native, adapter._file)
         try:
-            where = f"cannot listen at {local[0]} port {local[1]}"
-            check("listen", lib.IND2Listener_Bind(self._native, packed, len(packed)), where)
-            check("listen", lib.IND2Listener_Listen(self._native, backlog), where)
-            data = sized("listen", lambda out, size: lib.IND2Listener_GetLocalAddress(self._native, out, size))
+            check("listen", lib.IND2Listener_Bind(native, packed, len(packed)), where)
+            check("listen", lib.IND2Listener_Listen(native, backlog), where)
+            data = sized("listen", lambda out, size: lib.IND2Listener_GetLocalAddress(native, out, size))
             bound = unpack_address(bytes(ffi.buffer(data)))
             assert bound is not None
-            self._address = bound
         except BaseException:
-            release(self._native)
+            release(native)
             raise
-        self._opened()
+        return native, bound
+
+    def _get_request_native(self, connector: Any, overlapped: Any) -> int:
+        return int(lib.IND2Listener_GetConnectionRequest(self._native, connector, overlapped))
 
     @property
     def address(self) -> Address:
@@ -68,7 +75,7 @@ class NetworkDirectListener(Listener):
 
     def _ask(self) -> None:
         """Give the provider one more connector to fill."""
-        connector = new_native_connector(self._adapter)
+        connector = self._adapter._new_native_connector()
         owner = weakref.ref(self)
 
         def on_end(status: int) -> None:
@@ -78,9 +85,7 @@ class NetworkDirectListener(Listener):
 
         request = Request(self._native, self._adapter._events, on_end)
         self._requests[request] = connector
-        status = request.issue(
-            lambda overlapped: lib.IND2Listener_GetConnectionRequest(self._native, connector, overlapped)
-        )
+        status = request.issue(lambda overlapped: self._get_request_native(connector, overlapped))
         if status == SUCCESS:
             self._on_request(request, status)
         elif status != PENDING:
@@ -103,7 +108,7 @@ class NetworkDirectListener(Listener):
                         kind("cancelled", operation="get_request") if kind else status_error("get_request", status)
                     )
                 return
-            connector = NetworkDirectConnector(self._adapter, native)
+            connector = self._adapter._connector_class(self._adapter, native)
             connector._requested()
             while self._asked:
                 if self._asked.popleft().succeed(connector):
@@ -124,7 +129,7 @@ class NetworkDirectListener(Listener):
         for request, status in ended:
             if status == SUCCESS:
                 # It came while it was cancelled: refused like the others that wait.
-                waiting.append(NetworkDirectConnector(self._adapter, self._requests.pop(request)))
+                waiting.append(self._adapter._connector_class(self._adapter, self._requests.pop(request)))
         for native in self._requests.values():
             release(native)
         for request in requests:

@@ -71,9 +71,17 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         super().__init__(adapter, buffer, address, length, access)
         self._owner = owner
         self._registered = False
-        self._native = create(
+        self._native = self._new_native()
+
+    def _new_native(self) -> Any:
+        """What registrations are requests of."""
+        adapter = self._adapter
+        return create(
             "register", "IND2MemoryRegion", lib.IND2Adapter_CreateMemoryRegion, adapter._native, adapter._file
         )
+
+    def _release_native(self, native: Any) -> None:
+        release(native)
 
     def _register(self, overlapped: Any) -> int:
         address = ffi.cast("void *", self.address)
@@ -84,18 +92,20 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         return int(lib.IND2MemoryRegion_Deregister(self._native, overlapped))
 
     def _register_now(self) -> None:
+        request = Request(self._native)
         try:
-            run("register", self._native, self._register)
+            run("register", request, self._register)
         except errors.ProviderError as failure:
             self._drop()
             raise registration_error(failure.native, self.address, self.length, self.access) from None
         except BaseException:
             self._drop()
             raise
-        self._take_tokens()
+        self._take_tokens(request)
         self._opened()
 
-    def _take_tokens(self) -> None:
+    def _take_tokens(self, request: Request) -> None:
+        """The registration has succeeded."""
         self.local_token = lib.IND2MemoryRegion_GetLocalToken(self._native)
         self.remote_token = lib.ndpy_region_remote_token(self._native)
         self._registered = True
@@ -110,10 +120,10 @@ class NetworkDirectMemoryRegion(MemoryRegion):
                     self._drop()
                     pending.fail(registration_error(status, self.address, self.length, self.access))
                     return
-                self._take_tokens()
+                self._take_tokens(request)
                 if not pending.succeed(self, prepare=self._opened):
                     # Cancelled meanwhile: it never was a region for anybody.
-                    run("deregister", self._native, self._deregister)
+                    run("deregister", Request(self._native), self._deregister)
                     self._drop()
             finally:
                 self._registration = None
@@ -198,14 +208,14 @@ class NetworkDirectMemoryRegion(MemoryRegion):
             return
         if self._registered:
             with contextlib.suppress(errors.DeviceRemovedError):
-                run("deregister", self._native, self._deregister)
+                run("deregister", Request(self._native), self._deregister)
         self._drop()
 
     def _drop(self) -> None:
         """Let go of the native object, and then of the buffer: an exported memoryview keeps a bytearray from moving."""
         native, self._native = self._native, None
         if native is not None:
-            release(native)
+            self._release_native(native)
         self._owner = None
 
 
@@ -214,10 +224,13 @@ class NetworkDirectMemoryWindow(MemoryWindow):
 
     def __init__(self, adapter: NetworkDirectAdapter) -> None:
         super().__init__(adapter)
-        self._native = create(
-            "create memory window", "IND2MemoryWindow", lib.IND2Adapter_CreateMemoryWindow, adapter._native
-        )
+        self._native = self._new_native()
         self._opened()
+
+    def _new_native(self) -> Any:
+        return create(
+            "create memory window", "IND2MemoryWindow", lib.IND2Adapter_CreateMemoryWindow, self._adapter._native
+        )
 
     def _release(self) -> None:
         release(self._native)

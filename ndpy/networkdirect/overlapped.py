@@ -32,6 +32,17 @@ _CANCEL_S = 10.0
 # How long until it is asked again.
 _PHASE_S = 0.2
 
+# The interfaces of version 1 that have overlapped requests.
+_VERSION_1 = {
+    ffi.typeof(f"struct {name} *") for name in ("INDAdapter", "INDCompletionQueue", "INDConnector", "INDListen")
+}
+# Its registrations are all requests of the one adapter.
+_ADAPTER = ffi.typeof("struct INDAdapter *")
+
+
+def _nothing(target: Any) -> None:
+    """Cancelling one request would cancel those of others too."""
+
 
 def next_wait(deadline: float | None) -> tuple[int, bool]:
     """(milliseconds to wait now, whether the deadline is then reached): in the main thread no wait is long."""
@@ -82,9 +93,11 @@ class Request:
 
     __slots__ = (
         "__weakref__",
+        "_cancel",
         "_event",
         "_lock",
         "_native",
+        "_result",
         "_running",
         "_target",
         "_thread",
@@ -110,7 +123,16 @@ class Request:
         self._native = ffi.gc(native, lib.ndpy_request_drop)
         self.overlapped = ffi.addressof(native, "overlapped")
         self._event = native.event
-        self._target = ffi.cast("struct IND2Overlapped *", target)
+        # The interface's type says which version it is of.
+        kind = ffi.typeof(target)
+        if kind in _VERSION_1:
+            self._target = ffi.cast("struct INDOverlapped *", target)
+            self._result = lib.nd1_request_result
+            self._cancel = _nothing if kind == _ADAPTER else lib.INDOverlapped_CancelOverlappedRequests
+        else:
+            self._target = ffi.cast("struct IND2Overlapped *", target)
+            self._result = lib.ndpy_request_result
+            self._cancel = lib.IND2Overlapped_CancelOverlappedRequests
         self._thread = thread
         self.on_end = on_end
         self._lock = threading.Lock()
@@ -123,8 +145,13 @@ class Request:
 
     @property
     def target(self) -> Any:
-        """The object it is a request of, as an IND2Overlapped."""
+        """The object it is a request of, as an IND2Overlapped or INDOverlapped."""
         return self._target
+
+    @property
+    def region_handle(self) -> Any:
+        """Where version 1 writes the handle of what it registers; it stays as long as the provider may write to it."""
+        return ffi.addressof(self._native, "region")
 
     @property
     def event(self) -> Any:
@@ -154,7 +181,7 @@ class Request:
         with self._lock:
             if not self._running:
                 return None
-            status: int = lib.ndpy_request_result(self._target, self._native) & 0xFFFFFFFF
+            status: int = self._result(self._target, self._native) & 0xFFFFFFFF
             if status == PENDING:
                 return None
             self._running = False
@@ -175,13 +202,14 @@ class Request:
                 return self.take()
 
     def cancel(self) -> bool:
-        """Ask the provider to end all requests of the object, if this one runs; whether it does.
+        """Ask the provider to end all requests of the object, if this one runs; whether it does. A registration of version 1
+        runs on, since it has no object of its own.
 
         The object cannot go meanwhile: it is released only after the end of its requests was taken.
         """
         with self._lock:
             if self._running:
-                lib.IND2Overlapped_CancelOverlappedRequests(self._target)
+                self._cancel(self._target)
             return self._running
 
     def finish(self, status: int) -> None:
@@ -199,9 +227,8 @@ class Request:
         lib.ndpy_request_detach(self._native)
 
 
-def run(operation: str, target: Any, call: Callable[[Any], int]) -> None:
+def run(operation: str, request: Request, call: Callable[[Any], int]) -> None:
     """Issue a request and wait for its end; raise unless it succeeded. Ctrl-C cancels it and waits for that."""
-    request = Request(target)
     status: int | None = request.issue(call)
     if status == PENDING:
         try:

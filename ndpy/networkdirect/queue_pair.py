@@ -53,6 +53,12 @@ class _BindRequest:
     def ended(self, status: int) -> int:
         if status != _SUCCESS and not self.misuse:
             self.binding.end()
+        elif status == _SUCCESS and self.misuse:
+            # It was none: the peer had invalidated the former binding, which was not known here.
+            former = self.binding.window._binding
+            if former is not None:
+                former.end()
+            self.binding.begin()
         return status
 
 
@@ -80,6 +86,9 @@ class NetworkDirectQueuePair(QueuePair):
     _post_list = staticmethod(lib.ndpy_post)
     _initiator_posted = staticmethod(lib.ndpy_queue_pair_posted)
     _initiator_ended = staticmethod(lib.ndpy_queue_pair_ended)
+    _post_marker = staticmethod(lib.ndpy_post_marker)
+    _free_slots = staticmethod(lib.ndpy_queue_pair_free)
+    _element_type = "struct ndpy_element[]"
     receive_cq: NetworkDirectCompletionQueue
     initiator_cq: NetworkDirectCompletionQueue
 
@@ -94,37 +103,9 @@ class NetworkDirectQueuePair(QueuePair):
         super().__init__(adapter, receive_cq, initiator_cq, limits, srq)
         # A posted element list is copied during the call; one array, under the lock, serves all calls.
         count = max(limits.max_receive_sge, limits.max_initiator_sge, 1)
-        self._elements = ffi.new("struct ndpy_element[]", count)
+        self._elements = ffi.new(self._element_type, count)
         self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
-        # The completions of shared receive queues bring it back.
-        context = ffi.cast("void *", self._serial)
-        initiator = (max(limits.initiator_depth, 1), max(limits.max_initiator_sge, 1), limits.inline_data_size)
-        if srq is None:
-            self._qp = create(
-                "create queue pair",
-                "IND2QueuePair",
-                lib.IND2Adapter_CreateQueuePair,
-                adapter._native,
-                self.receive_cq._cq,
-                self.initiator_cq._cq,
-                context,
-                max(limits.receive_depth, 1),
-                initiator[0],
-                max(limits.max_receive_sge, 1),
-                *initiator[1:],
-            )
-        else:
-            self._qp = create(
-                "create queue pair",
-                "IND2QueuePair",
-                lib.IND2Adapter_CreateQueuePairWithSrq,
-                adapter._native,
-                self.receive_cq._cq,
-                self.initiator_cq._cq,
-                srq._srq,  # type: ignore[attr-defined]
-                context,
-                *initiator,
-            )
+        self._qp = self._new_native()
         self._native: Any = lib.ndpy_queue_pair_new(
             self._qp,
             self._serial,
@@ -136,7 +117,7 @@ class NetworkDirectQueuePair(QueuePair):
             adapter.info.max_transfer_length,
         )
         if self._native == ffi.NULL:
-            release(self._qp)
+            self._release_native()
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
         for queue in {receive_cq, initiator_cq}:
             queue._sources[self._serial] = self._source
@@ -145,6 +126,45 @@ class NetworkDirectQueuePair(QueuePair):
             srq._users += 1
             receive_cq._shared_sources[self._serial] = (self._source, srq)
         self._opened()
+
+    def _new_native(self) -> Any:
+        """The native queue pair, which the slots' owner posts to."""
+        limits = self.limits
+        # The completions of shared receive queues bring it back.
+        context = ffi.cast("void *", self._serial)
+        initiator = (max(limits.initiator_depth, 1), max(limits.max_initiator_sge, 1), limits.inline_data_size)
+        if self.srq is None:
+            return create(
+                "create queue pair",
+                "IND2QueuePair",
+                lib.IND2Adapter_CreateQueuePair,
+                self._adapter._native,
+                self.receive_cq._cq,
+                self.initiator_cq._cq,
+                context,
+                max(limits.receive_depth, 1),
+                initiator[0],
+                max(limits.max_receive_sge, 1),
+                *initiator[1:],
+            )
+        return create(
+            "create queue pair",
+            "IND2QueuePair",
+            lib.IND2Adapter_CreateQueuePairWithSrq,
+            self._adapter._native,
+            self.receive_cq._cq,
+            self.initiator_cq._cq,
+            self.srq._srq,  # type: ignore[attr-defined]
+            context,
+            *initiator,
+        )
+
+    def _release_native(self) -> None:
+        release(self._qp)
+        self._qp = None
+
+    def _flush_native(self) -> int:
+        return int(lib.IND2QueuePair_Flush(self._qp))
 
     def _begin_connection(self) -> None:
         """The connection exists: initiator requests may be posted."""
@@ -170,16 +190,18 @@ class NetworkDirectQueuePair(QueuePair):
         self._check()
         with self._lock:
             self._check()
-            check("flush", lib.IND2QueuePair_Flush(self._qp))
+            check("flush", self._flush_native())
             if not self._never_connected:
                 self._set_ended()
 
     def _take_back(self) -> None:
         """Have the provider give back what it holds, for a limited time."""
-        lib.IND2QueuePair_Flush(self._qp)
+        self._flush_native()
         if not self._never_connected:
+            # What it has given back makes room for the marker.
+            self._drain_queues()
             self._initiator_records.append(None)
-            if not lib.ndpy_post_marker(self._native):
+            if not self._post_marker(self._native):
                 self._initiator_records.pop()
         deadline = time.monotonic() + _FLUSH_S
         pause = 0.0
@@ -213,8 +235,7 @@ class NetworkDirectQueuePair(QueuePair):
         with self._lock:
             self._take_back()
             given_back = not self._in_flight()
-            release(self._qp)
-            self._qp = None
+            self._release_native()
             self._drain_queues()
             self._cancel_rest()
             for binding in list(self._bindings):
@@ -231,12 +252,21 @@ class NetworkDirectQueuePair(QueuePair):
                 queue._users -= 1
         if self.srq is not None:
             self._leave_shared_queue()
-        if given_back:
-            lib.ndpy_queue_pair_free(self._native)
-        # Else a completion that names one of its slots may still come: they stay.
-        self._native = None
+        self._leave_slots(given_back)
         for queue in {self.receive_cq, self.initiator_cq}:
             queue._changed()
+
+    def _leave_slots(self, given_back: bool) -> None:
+        """Free what the provider knows requests by, now or when no queue can bring a completion that names it any more."""
+        native, self._native = self._native, None
+        if given_back:
+            self._free_slots(native)
+        else:
+            self._leave_behind(ffi.gc(native, self._free_slots))
+
+    def _leave_behind(self, slots: Any) -> None:
+        for queue in {self.receive_cq, self.initiator_cq}:
+            queue._left_behind.append(slots)
 
     def _leave_shared_queue(self) -> None:
         assert self.srq is not None
@@ -271,26 +301,39 @@ class NetworkDirectQueuePair(QueuePair):
                 binding.begin()
             self._initiator_records.append(_BindRequest(binding, misuse))
             try:
-                refused = lib.ndpy_post_bind(
-                    self._native,
-                    flags,
-                    context,
-                    region._native,  # type: ignore[attr-defined]
-                    window._native,
-                    element.address,
-                    element.length,
-                    allowed,
-                )
+                refused = self._bind_native(flags, context, region, window, element, allowed)
             except (OverflowError, TypeError) as failure:
                 self._withdraw(binding, bound, misuse)
                 raise self._bad_argument(failure, context, flags) from None
             if refused:
                 self._withdraw(binding, bound, misuse)
             else:
-                # The token of the new binding is there before the bind completes (contract E.2.8).
-                binding.token = lib.ndpy_window_remote_token(window._native)
+                self._take_token(binding, window)
         if refused:
             raise self._refusal(Operation.BIND, refused, [], flags)
+
+    def _bind_native(
+        self, flags: int, context: int, region: Any, window: NetworkDirectMemoryWindow, element: Sge, allowed: int
+    ) -> int:
+        return int(
+            lib.ndpy_post_bind(
+                self._native,
+                flags,
+                context,
+                region._native,
+                window._native,
+                element.address,
+                element.length,
+                allowed,
+            )
+        )
+
+    def _take_token(self, binding: Binding, window: NetworkDirectMemoryWindow) -> None:
+        # The token of the new binding is there before the bind completes (contract E.2.8).
+        binding.token = lib.ndpy_window_remote_token(window._native)
+
+    def _invalidate_native(self, flags: int, context: int, window: NetworkDirectMemoryWindow) -> int:
+        return int(lib.ndpy_post_invalidate(self._native, flags, context, window._native))
 
     def _withdraw(self, binding: Binding, former: Binding | None, misuse: bool) -> None:
         """A bind was not posted: the window is as it was."""
@@ -310,7 +353,7 @@ class NetworkDirectQueuePair(QueuePair):
                 binding = None
             self._initiator_records.append(_InvalidateRequest(window, binding))
             try:
-                refused = lib.ndpy_post_invalidate(self._native, flags, context, window._native)
+                refused = self._invalidate_native(flags, context, window)
             except (OverflowError, TypeError) as failure:
                 self._initiator_records.pop()
                 raise self._bad_argument(failure, context, flags) from None

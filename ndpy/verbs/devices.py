@@ -123,7 +123,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
     ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
     best = next((port for port in ports if port.state == "active"), ports[0])
     probed = _probe(context, name, attributes)
-    flags = _capabilities(attributes, iwarp) | _on_demand(context) | probed.flags
+    flags = _capabilities(attributes, iwarp) | _on_demand(context) | probed.flags | ({"INLINE"} if probed.inline_size else set())
     transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
@@ -162,10 +162,13 @@ def describe(context: Any, name: str) -> AdapterInfo:
 
 
 def _capabilities(attributes: Any, iwarp: bool) -> frozenset[str]:
-    flags = {"GIDS", "LOOPBACK_CONNECTIONS"}
+    flags = {"GIDS", "LOOPBACK_CONNECTIONS", "REGION_ACCESS", "BIND_RESERVES_PORT"}
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
         flags.add("MEMORY_WINDOWS")
+        # Without windows a peer would invalidate regions.
+        if attributes.device_cap_flags & lib.IBV_DEVICE_MEM_MGT_EXTENSIONS:
+            flags.add("SEND_INVALIDATE")
     if attributes.max_srq:
         flags.add("SHARED_RECEIVE_QUEUES")
     if attributes.atomic_cap != lib.IBV_ATOMIC_NONE:

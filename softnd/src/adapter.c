@@ -12,9 +12,6 @@
 
 #include <stdlib.h>
 
-#define SOFTND_VENDOR_ID 0x736E
-#define SOFTND_DEVICE_ID 0x0002
-
 static volatile LONG registrations_made, registrations_live;
 
 void adapter_count_registration(LONG made, LONG leaked)
@@ -94,7 +91,7 @@ static HRESULT STDMETHODCALLTYPE adapter_query(IND2Adapter *self, ND2_ADAPTER_IN
         .MaxSharedReceiveQueueDepth = MAX_SHARED_QUEUE_DEPTH,
         .MaxCompletionQueueDepth = MAX_CQ_DEPTH,
         .InlineRequestThreshold = MAX_INLINE_DATA,
-        .LargeRequestThreshold = 32768,
+        .LargeRequestThreshold = LARGE_REQUEST,
         .MaxCallerData = MAX_PRIVATE_DATA,
         .MaxCalleeData = MAX_PRIVATE_DATA,
         .AdapterFlags = ND_ADAPTER_FLAG_IN_ORDER_DMA_SUPPORTED | ND_ADAPTER_FLAG_CQ_RESIZE_SUPPORTED |
@@ -218,17 +215,29 @@ static HRESULT STDMETHODCALLTYPE adapter_create_listener(IND2Adapter *self, REFI
     return adapter_gone(adapter) ? ND_DEVICE_REMOVED : listener_create(adapter, iid, file, out);
 }
 
+bool adapter_start(struct adapter *adapter, const struct object_class *class, const struct object_view *as)
+{
+    adapter->switches = switches_read();
+    InitializeSRWLock(&adapter->sources_lock);
+    tokens_start(&adapter->tokens);
+    return object_start(&adapter->object, class, as, NULL);
+}
+
+void adapter_end(struct adapter *adapter)
+{
+    tokens_free(&adapter->tokens);
+}
+
 static void adapter_destroy(struct object *object)
 {
     struct adapter *adapter = CONTAINER_OF(object, struct adapter, object);
 
-    tokens_free(&adapter->tokens);
+    adapter_end(adapter);
     free(adapter);
 }
 
 static const struct object_class class = {
     .kind = KIND_ADAPTER,
-    .iid = &softnd_iid_IND2Adapter,
     .destroy = adapter_destroy,
 };
 
@@ -238,19 +247,21 @@ static const struct IND2Adapter_methods methods = {
     adapter_create_qp,           adapter_create_qp_with_srq, adapter_create_connector, adapter_create_listener,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2Adapter,
+};
+
 HRESULT adapter_create(REFIID iid, void **out)
 {
-    HRESULT status = object_check_iid(&class, iid, out);
+    HRESULT status = object_check_iid(&view, iid, out);
 
     if (status != ND_SUCCESS)
         return status;
     struct adapter *adapter = calloc(1, sizeof *adapter);
     if (adapter == NULL)
         return ND_NO_MEMORY;
-    adapter->switches = switches_read();
-    InitializeSRWLock(&adapter->sources_lock);
-    tokens_start(&adapter->tokens);
-    if (!object_start(&adapter->object, &methods, &class, NULL)) {
+    if (!adapter_start(adapter, &class, &view)) {
         free(adapter);
         return ND_INSUFFICIENT_RESOURCES;
     }

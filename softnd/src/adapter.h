@@ -18,6 +18,10 @@
 #define MAX_CQ_DEPTH 65536u
 #define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame carries */
 #define MIN_GRANTED_SGE 4u
+#define LARGE_REQUEST 32768u
+
+#define SOFTND_VENDOR_ID 0x736Eu
+#define SOFTND_DEVICE_ID 0x0002u
 
 struct adapter {
     struct object object;
@@ -31,6 +35,9 @@ struct adapter {
 };
 
 HRESULT adapter_create(REFIID iid, void **out);
+/* For each version's adapter object, zeroed; false when the workers cannot be started. And its end, without the memory. */
+bool adapter_start(struct adapter *adapter, const struct object_class *class, const struct object_view *as);
+void adapter_end(struct adapter *adapter);
 /* Counts a request; false when the adapter is gone. */
 bool adapter_request(struct adapter *adapter);
 static inline bool adapter_gone(const struct adapter *adapter)

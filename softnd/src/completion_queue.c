@@ -6,8 +6,6 @@
 
 #include <stdlib.h>
 
-static const struct IND2CompletionQueue_methods methods;
-
 static ULONG capacity_for(ULONG depth)
 {
     ULONG capacity = 4;
@@ -138,7 +136,7 @@ void cq_unlist(struct completion_queue *cq, struct cq_user *user)
     ReleaseSRWLockExclusive(&cq->lock);
 }
 
-static HRESULT STDMETHODCALLTYPE cq_notify_request(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped)
+HRESULT STDMETHODCALLTYPE cq_notify_request(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped)
 {
     struct completion_queue *cq = (struct completion_queue *)self;
 
@@ -159,7 +157,7 @@ static HRESULT STDMETHODCALLTYPE cq_notify_request(IND2CompletionQueue *self, UL
     return ND_PENDING;
 }
 
-static ULONG STDMETHODCALLTYPE cq_results(IND2CompletionQueue *self, ND2_RESULT *results, ULONG count)
+ULONG STDMETHODCALLTYPE cq_results(IND2CompletionQueue *self, ND2_RESULT *results, ULONG count)
 {
     struct completion_queue *cq = (struct completion_queue *)self;
     ULONG given = 0;
@@ -179,7 +177,7 @@ static ULONG STDMETHODCALLTYPE cq_results(IND2CompletionQueue *self, ND2_RESULT 
     return given;
 }
 
-static HRESULT STDMETHODCALLTYPE cq_resize(IND2CompletionQueue *self, ULONG depth)
+HRESULT STDMETHODCALLTYPE cq_resize(IND2CompletionQueue *self, ULONG depth)
 {
     struct completion_queue *cq = (struct completion_queue *)self;
 
@@ -230,7 +228,7 @@ static HRESULT STDMETHODCALLTYPE cq_affinity(IND2CompletionQueue *self, USHORT *
     return notify_affinity(cq->object.adapter, cq->group, cq->affinity, group, affinity);
 }
 
-static HRESULT STDMETHODCALLTYPE cq_cancel(IND2CompletionQueue *self)
+HRESULT STDMETHODCALLTYPE cq_cancel(IND2CompletionQueue *self)
 {
     struct completion_queue *cq = (struct completion_queue *)self;
 
@@ -262,8 +260,6 @@ static void cq_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_COMPLETION_QUEUE,
-    .iid = &softnd_iid_IND2CompletionQueue,
-    .overlapped = true,
     .closed = cq_closed,
     .destroy = cq_destroy,
 };
@@ -272,20 +268,20 @@ static const struct IND2CompletionQueue_methods methods = {
     OBJECT_METHODS(IND2CompletionQueue), cq_cancel, cq_result, cq_affinity, cq_resize, cq_notify_request, cq_results,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2CompletionQueue,
+    .base = &softnd_iid_IND2Overlapped,
+};
+
 struct completion_queue *cq_from(IUnknown *pointer, const struct adapter *adapter)
 {
-    return (struct completion_queue *)object_from(pointer, &methods, adapter);
+    return (struct completion_queue *)object_from(pointer, &view, adapter);
 }
 
-HRESULT cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, USHORT group, KAFFINITY affinity,
-                  void **out)
+HRESULT cq_new(struct adapter *adapter, const struct object_view *as, HANDLE file, ULONG depth, KAFFINITY affinity,
+               struct completion_queue **out)
 {
-    HRESULT status = object_check_iid(&class, iid, out);
-
-    if (status != ND_SUCCESS)
-        return status;
-    if (depth == 0 || depth > MAX_CQ_DEPTH)
-        return ND_INVALID_PARAMETER_3;
     struct completion_queue *cq = calloc(1, sizeof *cq);
     if (cq == NULL)
         return ND_NO_MEMORY;
@@ -293,10 +289,9 @@ HRESULT cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth,
     cq->depth = depth;
     cq->capacity = capacity_for(depth);
     cq->affinity = affinity;
-    UNUSED(group); /* there is one group; another cannot be honoured (G.1.3) */
     cq->ring = ring_create(cq->capacity);
-    status = cq->ring == NULL ? ND_NO_MEMORY : source_start(&cq->source, adapter, &cq->object, file);
-    if (status == ND_SUCCESS && !object_start(&cq->object, &methods, &class, adapter))
+    HRESULT status = cq->ring == NULL ? ND_NO_MEMORY : source_start(&cq->source, adapter, &cq->object, file);
+    if (status == ND_SUCCESS && !object_start(&cq->object, &class, as, adapter))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {
         source_free(&cq->source);
@@ -306,4 +301,20 @@ HRESULT cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth,
     }
     *out = cq;
     return ND_SUCCESS;
+}
+
+HRESULT cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, USHORT group, KAFFINITY affinity,
+                  void **out)
+{
+    struct completion_queue *cq;
+    HRESULT status = object_check_iid(&view, iid, out);
+
+    UNUSED(group); /* there is one group; another cannot be honoured (G.1.3) */
+    if (status == ND_SUCCESS && (depth == 0 || depth > MAX_CQ_DEPTH))
+        status = ND_INVALID_PARAMETER_3;
+    if (status == ND_SUCCESS)
+        status = cq_new(adapter, &view, file, depth, affinity, &cq);
+    if (status == ND_SUCCESS)
+        *out = cq;
+    return status;
 }

@@ -42,6 +42,8 @@ struct cq_entry {
 
 HRESULT cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, USHORT group, KAFFINITY affinity,
                   void **out);
+HRESULT cq_new(struct adapter *adapter, const struct object_view *as, HANDLE file, ULONG depth, KAFFINITY affinity,
+               struct completion_queue **out);
 struct completion_queue *cq_from(IUnknown *pointer, const struct adapter *adapter);
 
 /* Adds entries in one step and then notifies. False when the queue overran (now or earlier): entries are lost and
@@ -51,6 +53,12 @@ bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, ULONG c
  * afterwards without. */
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, ULONG count, bool *notify);
 void cq_notify(struct completion_queue *cq);
+
+/* Shared by both versions. */
+HRESULT STDMETHODCALLTYPE cq_notify_request(IND2CompletionQueue *self, ULONG type, OVERLAPPED *overlapped);
+ULONG STDMETHODCALLTYPE cq_results(IND2CompletionQueue *self, ND2_RESULT *results, ULONG count);
+HRESULT STDMETHODCALLTYPE cq_resize(IND2CompletionQueue *self, ULONG depth);
+HRESULT STDMETHODCALLTYPE cq_cancel(IND2CompletionQueue *self);
 void cq_enlist(struct completion_queue *cq, struct cq_user *user, struct queue_pair *queue_pair);
 void cq_unlist(struct completion_queue *cq, struct cq_user *user);
 

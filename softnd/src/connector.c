@@ -32,6 +32,7 @@ struct connector {
     struct queue_pair *queue_pair; /* held while connecting and connected */
     struct sockaddr_storage wish;  /* the address of Bind */
     bool bound;
+    USHORT local_port; /* without Bind; 0: any */
     SOCKET socket; /* bound, not yet used */
     struct sockaddr_storage local, peer;
     ULONG inbound, outbound; /* what GetReadLimits reports */
@@ -39,8 +40,6 @@ struct connector {
     uint8_t private_data[MPA_MAX_PRIVATE_DATA];
     ULONG private_size;
 };
-
-static const struct IND2Connector_methods methods;
 
 static HRESULT bind_status(int error)
 {
@@ -169,11 +168,11 @@ static HRESULT make_stream(struct connector *connector, const struct sockaddr_st
     if (socket == INVALID_SOCKET) {
         if (!connector->bound) {
             local = *peer;
-            address_set_port((struct sockaddr *)&local, 0);
             if (!addresses_serve((const struct sockaddr *)peer)) {
                 memset(&local, 0, sizeof local);
                 local.ss_family = peer->ss_family;
             }
+            address_set_port((struct sockaddr *)&local, connector->local_port);
         }
         socket = stream_socket(&local, false, &error);
         if (socket == INVALID_SOCKET)
@@ -211,20 +210,17 @@ static HRESULT take_destination(const struct sockaddr *address, ULONG size, stru
     return address_port((struct sockaddr *)out) == 0 ? ND_INVALID_ADDRESS : ND_SUCCESS;
 }
 
-static HRESULT STDMETHODCALLTYPE connector_connect(IND2Connector *self, IUnknown *queue_pair,
-                                                   const struct sockaddr *destination, ULONG size, ULONG inbound,
-                                                   ULONG outbound, const void *private_data, ULONG private_size,
-                                                   OVERLAPPED *overlapped)
+HRESULT connector_begin(struct connector *connector, const struct connection *connection,
+                        const struct sockaddr *destination, ULONG size, USHORT local_port, OVERLAPPED *overlapped)
 {
-    struct connector *connector = (struct connector *)self;
-    struct queue_pair *qp = qp_from(queue_pair);
+    struct queue_pair *qp = connection->queue_pair;
     struct sockaddr_storage peer;
     uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
     struct stream *stream = NULL;
 
     if (adapter_gone(connector->object.adapter))
         return ND_DEVICE_REMOVED;
-    HRESULT status = take_private(private_copy, private_data, private_size);
+    HRESULT status = take_private(private_copy, connection->private_data, connection->private_size);
     if (status == ND_SUCCESS && (qp == NULL || qp->object.adapter != connector->object.adapter))
         status = ND_INVALID_PARAMETER_1;
     if (status == ND_SUCCESS)
@@ -239,6 +235,7 @@ static HRESULT STDMETHODCALLTYPE connector_connect(IND2Connector *self, IUnknown
     } else if (connector->bound && connector->wish.ss_family != peer.ss_family) {
         status = ND_INVALID_ADDRESS;
     } else {
+        connector->local_port = local_port;
         status = make_stream(connector, &peer, &stream);
     }
     if (status == ND_SUCCESS && !qp_attach(qp, stream))
@@ -250,10 +247,10 @@ static HRESULT STDMETHODCALLTYPE connector_connect(IND2Connector *self, IUnknown
     }
     if (status == ND_PENDING) {
         stream->revision = 2;
-        stream->own_inbound = capped(inbound);
-        stream->own_outbound = capped(outbound);
-        memcpy(stream->own_private, private_copy, private_size);
-        stream->own_private_size = private_size;
+        stream->own_inbound = capped(connection->inbound);
+        stream->own_outbound = capped(connection->outbound);
+        memcpy(stream->own_private, private_copy, connection->private_size);
+        stream->own_private_size = connection->private_size;
         attach_stream(connector, stream);
         object_hold(&qp->object);
         connector->queue_pair = qp;
@@ -275,6 +272,24 @@ static HRESULT STDMETHODCALLTYPE connector_connect(IND2Connector *self, IUnknown
     stream_unlock(stream);
     stream_drop(stream);
     return status;
+}
+
+HRESULT connector_time_out(struct connector *connector, OVERLAPPED *overlapped)
+{
+    HRESULT status = request_accept(&connector->source, REQUEST_CONNECT, overlapped, NULL);
+
+    if (status == ND_PENDING)
+        request_complete(&connector->source, REQUEST_CONNECT, ND_TIMEOUT);
+    return status;
+}
+
+static HRESULT STDMETHODCALLTYPE connector_connect(IND2Connector *self, IUnknown *queue_pair,
+                                                   const struct sockaddr *destination, ULONG size, ULONG inbound,
+                                                   ULONG outbound, const void *private_data, ULONG private_size,
+                                                   OVERLAPPED *overlapped)
+{
+    const struct connection connection = {qp_from(queue_pair), inbound, outbound, private_data, private_size};
+    return connector_begin((struct connector *)self, &connection, destination, size, 0, overlapped);
 }
 
 /* The peer closed without answering revision 2: once more with revision 1. */
@@ -307,7 +322,7 @@ static HRESULT fall_back(struct connector *connector, struct stream *old, struct
     return ND_SUCCESS;
 }
 
-static HRESULT STDMETHODCALLTYPE connector_complete(IND2Connector *self, OVERLAPPED *overlapped)
+HRESULT STDMETHODCALLTYPE connector_complete(IND2Connector *self, OVERLAPPED *overlapped)
 {
     struct connector *connector = (struct connector *)self;
     struct stream *stream = NULL;
@@ -348,19 +363,17 @@ static HRESULT STDMETHODCALLTYPE connector_complete(IND2Connector *self, OVERLAP
 
 /* ---- Accept and Reject ---- */
 
-static HRESULT STDMETHODCALLTYPE connector_accept(IND2Connector *self, IUnknown *queue_pair, ULONG inbound,
-                                                  ULONG outbound, const void *private_data, ULONG private_size,
-                                                  OVERLAPPED *overlapped)
+HRESULT connector_answer(struct connector *connector, const struct connection *connection, OVERLAPPED *overlapped)
 {
-    struct connector *connector = (struct connector *)self;
-    struct queue_pair *qp = qp_from(queue_pair);
+    struct queue_pair *qp = connection->queue_pair;
     uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
 
     if (adapter_gone(connector->object.adapter))
         return ND_DEVICE_REMOVED;
     AcquireSRWLockExclusive(&connector->lock);
     struct stream *stream = connector->state == REQUESTED ? connector->stream : NULL;
-    HRESULT status = stream != NULL ? take_private(private_copy, private_data, private_size) : ND_CONNECTION_INVALID;
+    HRESULT status = stream == NULL ? ND_CONNECTION_INVALID
+                                    : take_private(private_copy, connection->private_data, connection->private_size);
     if (status == ND_SUCCESS && (qp == NULL || qp->object.adapter != connector->object.adapter))
         status = ND_INVALID_PARAMETER_1;
     if (status == ND_SUCCESS && !qp_attach(qp, stream))
@@ -381,11 +394,10 @@ static HRESULT STDMETHODCALLTYPE connector_accept(IND2Connector *self, IUnknown 
         return status;
 
     stream_lock(stream);
-    inbound = capped(inbound);
-    outbound = capped(outbound);
+    ULONG inbound = capped(connection->inbound), outbound = capped(connection->outbound);
     stream->own_inbound = inbound < stream->peer_outbound ? inbound : stream->peer_outbound;
     stream->own_outbound = outbound < stream->peer_inbound ? outbound : stream->peer_inbound;
-    if (!stream_reply(stream, false, private_copy, private_size)) {
+    if (!stream_reply(stream, false, private_copy, connection->private_size)) {
         stream->after.events |= EVENT_FAILED;
         stream->after.status = ND_CONNECTION_ABORTED;
     }
@@ -394,7 +406,15 @@ static HRESULT STDMETHODCALLTYPE connector_accept(IND2Connector *self, IUnknown 
     return status;
 }
 
-static HRESULT STDMETHODCALLTYPE connector_reject(IND2Connector *self, const void *private_data, ULONG private_size)
+static HRESULT STDMETHODCALLTYPE connector_accept(IND2Connector *self, IUnknown *queue_pair, ULONG inbound,
+                                                  ULONG outbound, const void *private_data, ULONG private_size,
+                                                  OVERLAPPED *overlapped)
+{
+    const struct connection connection = {qp_from(queue_pair), inbound, outbound, private_data, private_size};
+    return connector_answer((struct connector *)self, &connection, overlapped);
+}
+
+HRESULT STDMETHODCALLTYPE connector_reject(IND2Connector *self, const void *private_data, ULONG private_size)
 {
     struct connector *connector = (struct connector *)self;
     uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
@@ -436,7 +456,7 @@ static bool abandoned(struct connector *connector)
     return result;
 }
 
-static HRESULT STDMETHODCALLTYPE connector_read_limits(IND2Connector *self, ULONG *inbound, ULONG *outbound)
+HRESULT STDMETHODCALLTYPE connector_read_limits(IND2Connector *self, ULONG *inbound, ULONG *outbound)
 {
     struct connector *connector = (struct connector *)self;
 
@@ -454,7 +474,7 @@ static HRESULT STDMETHODCALLTYPE connector_read_limits(IND2Connector *self, ULON
     return ND_SUCCESS;
 }
 
-static HRESULT STDMETHODCALLTYPE connector_private_data(IND2Connector *self, void *out, ULONG *size)
+HRESULT STDMETHODCALLTYPE connector_private_data(IND2Connector *self, void *out, ULONG *size)
 {
     struct connector *connector = (struct connector *)self;
     HRESULT status = ND_SUCCESS;
@@ -494,19 +514,19 @@ static HRESULT give_address(struct connector *connector, bool peer, struct socka
     return valid ? address_give(&address, out, size) : ND_CONNECTION_INVALID;
 }
 
-static HRESULT STDMETHODCALLTYPE connector_local_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
+HRESULT STDMETHODCALLTYPE connector_local_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
 {
     return give_address((struct connector *)self, false, out, size);
 }
 
-static HRESULT STDMETHODCALLTYPE connector_peer_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
+HRESULT STDMETHODCALLTYPE connector_peer_address(IND2Connector *self, struct sockaddr *out, ULONG *size)
 {
     return give_address((struct connector *)self, true, out, size);
 }
 
 /* ---- The end ---- */
 
-static HRESULT STDMETHODCALLTYPE connector_notify_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
+HRESULT STDMETHODCALLTYPE connector_notify_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
 {
     struct connector *connector = (struct connector *)self;
 
@@ -523,7 +543,7 @@ static HRESULT STDMETHODCALLTYPE connector_notify_disconnect(IND2Connector *self
     return status;
 }
 
-static HRESULT STDMETHODCALLTYPE connector_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
+HRESULT STDMETHODCALLTYPE connector_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
 {
     struct connector *connector = (struct connector *)self;
     struct released released = {NULL, NULL};
@@ -676,7 +696,7 @@ bool connector_adopt(struct connector *connector, struct stream *stream)
 
 /* ---- The object ---- */
 
-static HRESULT STDMETHODCALLTYPE connector_cancel(IND2Connector *self)
+HRESULT STDMETHODCALLTYPE connector_cancel(IND2Connector *self)
 {
     struct connector *connector = (struct connector *)self;
     struct released released = {NULL, NULL};
@@ -725,8 +745,6 @@ static void connector_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_CONNECTOR,
-    .iid = &softnd_iid_IND2Connector,
-    .overlapped = true,
     .closed = connector_closed,
     .destroy = connector_destroy,
 };
@@ -738,6 +756,12 @@ static const struct IND2Connector_methods methods = {
     connector_notify_disconnect,   connector_disconnect,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2Connector,
+    .base = &softnd_iid_IND2Overlapped,
+};
+
 struct object *connector_object(struct connector *connector)
 {
     return &connector->object;
@@ -745,22 +769,18 @@ struct object *connector_object(struct connector *connector)
 
 struct connector *connector_from(IUnknown *pointer, const struct adapter *adapter)
 {
-    return (struct connector *)object_from(pointer, &methods, adapter);
+    return (struct connector *)object_from(pointer, &view, adapter);
 }
 
-HRESULT connector_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+HRESULT connector_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct connector **out)
 {
-    HRESULT status = object_check_iid(&class, iid, out);
-
-    if (status != ND_SUCCESS)
-        return status;
     struct connector *connector = calloc(1, sizeof *connector);
     if (connector == NULL)
         return ND_NO_MEMORY;
     InitializeSRWLock(&connector->lock);
     connector->socket = INVALID_SOCKET;
-    status = source_start(&connector->source, adapter, &connector->object, file);
-    if (status == ND_SUCCESS && !object_start(&connector->object, &methods, &class, adapter))
+    HRESULT status = source_start(&connector->source, adapter, &connector->object, file);
+    if (status == ND_SUCCESS && !object_start(&connector->object, &class, as, adapter))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {
         source_free(&connector->source);
@@ -769,4 +789,16 @@ HRESULT connector_create(struct adapter *adapter, REFIID iid, HANDLE file, void 
     }
     *out = connector;
     return ND_SUCCESS;
+}
+
+HRESULT connector_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+{
+    struct connector *connector;
+    HRESULT status = object_check_iid(&view, iid, out);
+
+    if (status == ND_SUCCESS)
+        status = connector_new(adapter, &view, file, &connector);
+    if (status == ND_SUCCESS)
+        *out = connector;
+    return status;
 }

@@ -201,8 +201,11 @@ static enum progress fill_data(struct queue_pair *qp, struct stream *stream, str
         bool solicit = (operation->flags & ND_OP_FLAG_SEND_AND_SOLICIT_EVENT) != 0;
         if (qp->offset == 0)
             operation->msn = ++qp->send_msn;
-        header = wire_put_send(frame, solicit ? RDMAP_SEND_SOLICITED : RDMAP_SEND, 0, operation->msn,
-                               (uint32_t)qp->offset, last, payload);
+        enum wire_opcode opcode = operation->invalidates ? RDMAP_SEND_INVALIDATE : RDMAP_SEND;
+        if (solicit)
+            opcode = operation->invalidates ? RDMAP_SEND_SOLICITED_INVALIDATE : RDMAP_SEND_SOLICITED;
+        header = wire_put_send(frame, opcode, operation->remote_token, operation->msn, (uint32_t)qp->offset, last,
+                               payload);
     }
     if (!gather(qp, operation, qp->offset, frame + header, payload)) {
         fail(qp, operation, ND_ACCESS_VIOLATION);
@@ -421,7 +424,7 @@ static bool write_is_meant(const struct operation *operation, const struct wire_
            why->offset - operation->remote_address <= operation->length;
 }
 
-static HRESULT status_of(const struct wire_terminate *why, ND2_REQUEST_TYPE type)
+static HRESULT status_of(const struct wire_terminate *why, const struct operation *operation)
 {
     int layer = WIRE_ERROR_LAYER(why->error), kind = WIRE_ERROR_TYPE(why->error);
 
@@ -429,8 +432,10 @@ static HRESULT status_of(const struct wire_terminate *why, ND2_REQUEST_TYPE type
         return ND_DATA_OVERRUN;
     if (why->error == DDP_NO_BUFFER)
         return ND_IO_TIMEOUT;
-    if (type != Nd2RequestTypeSend && kind == 1 && layer <= 1)
+    if (operation->type != Nd2RequestTypeSend && kind == 1 && layer <= 1)
         return ND_ACCESS_VIOLATION;
+    if (operation->invalidates && kind == 1 && layer == 0)
+        return ND_INVALIDATION_ERROR;
     return ND_REMOTE_ERROR;
 }
 
@@ -456,7 +461,7 @@ void initiator_terminated(struct queue_pair *qp, struct stream *stream, const st
         return;
     struct operation *operation = qp_operation(qp, found);
     operation->state = OPERATION_FAILED;
-    operation->status = status_of(why, operation->type);
+    operation->status = status_of(why, operation);
     for (uint64_t i = qp->completed; i < found; i++) {
         struct operation *earlier = qp_operation(qp, i);
         bool taken = earlier->type != Nd2RequestTypeRead && earlier->state == OPERATION_SENT;

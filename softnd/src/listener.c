@@ -21,9 +21,7 @@ struct listener {
     bool accept_posted; /* holds a reference and the transport */
 };
 
-static const struct IND2Listener_methods methods;
-
-static HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockaddr *address, ULONG size)
+HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockaddr *address, ULONG size)
 {
     struct listener *listener = (struct listener *)self;
     struct sockaddr_storage wish;
@@ -129,7 +127,7 @@ static void CALLBACK arrived(void *context, BOOLEAN timed_out)
     ReleaseSRWLockExclusive(&listener->lock);
 }
 
-static HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog)
+HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog)
 {
     struct listener *listener = (struct listener *)self;
     int length = sizeof listener->address;
@@ -246,12 +244,8 @@ void listener_request(struct listener *listener, struct stream *stream)
         refuse(stream);
 }
 
-static HRESULT STDMETHODCALLTYPE listener_get_request(IND2Listener *self, IUnknown *connector_pointer,
-                                                      OVERLAPPED *overlapped)
+HRESULT listener_wait(struct listener *listener, struct connector *connector, OVERLAPPED *overlapped)
 {
-    struct listener *listener = (struct listener *)self;
-    struct connector *connector = connector_from(connector_pointer, listener->object.adapter);
-
     if (adapter_gone(listener->object.adapter))
         return ND_DEVICE_REMOVED;
     if (connector == NULL)
@@ -268,6 +262,12 @@ static HRESULT STDMETHODCALLTYPE listener_get_request(IND2Listener *self, IUnkno
     return status;
 }
 
+static HRESULT STDMETHODCALLTYPE listener_get_request(IND2Listener *self, IUnknown *connector, OVERLAPPED *overlapped)
+{
+    struct listener *listener = (struct listener *)self;
+    return listener_wait(listener, connector_from(connector, listener->object.adapter), overlapped);
+}
+
 static void request_abandoned(struct source *source, struct request *request)
 {
     UNUSED(source);
@@ -275,7 +275,7 @@ static void request_abandoned(struct source *source, struct request *request)
         connector_unreserve(request->subject);
 }
 
-static HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, struct sockaddr *address, ULONG *size)
+HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, struct sockaddr *address, ULONG *size)
 {
     struct listener *listener = (struct listener *)self;
 
@@ -288,7 +288,7 @@ static HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, stru
 
 /* ---- The object ---- */
 
-static HRESULT STDMETHODCALLTYPE listener_cancel(IND2Listener *self)
+HRESULT STDMETHODCALLTYPE listener_cancel(IND2Listener *self)
 {
     return source_cancel(&((struct listener *)self)->source);
 }
@@ -335,8 +335,6 @@ static void listener_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_LISTENER,
-    .iid = &softnd_iid_IND2Listener,
-    .overlapped = true,
     .closed = listener_closed,
     .destroy = listener_destroy,
 };
@@ -346,17 +344,19 @@ static const struct IND2Listener_methods methods = {
     listener_local_address,       listener_get_request,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2Listener,
+    .base = &softnd_iid_IND2Overlapped,
+};
+
 struct object *listener_object(struct listener *listener)
 {
     return &listener->object;
 }
 
-HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct listener **out)
 {
-    HRESULT status = object_check_iid(&class, iid, out);
-
-    if (status != ND_SUCCESS)
-        return status;
     struct listener *listener = calloc(1, sizeof *listener);
     if (listener == NULL)
         return ND_NO_MEMORY;
@@ -365,8 +365,8 @@ HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void *
     listener->last = &listener->first;
     listener->accept_io.done = accept_done;
     listener->source.abandoned = request_abandoned;
-    status = source_start(&listener->source, adapter, &listener->object, file);
-    if (status == ND_SUCCESS && !object_start(&listener->object, &methods, &class, adapter))
+    HRESULT status = source_start(&listener->source, adapter, &listener->object, file);
+    if (status == ND_SUCCESS && !object_start(&listener->object, &class, as, adapter))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {
         source_free(&listener->source);
@@ -375,4 +375,16 @@ HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void *
     }
     *out = listener;
     return ND_SUCCESS;
+}
+
+HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
+{
+    struct listener *listener;
+    HRESULT status = object_check_iid(&view, iid, out);
+
+    if (status == ND_SUCCESS)
+        status = listener_new(adapter, &view, file, &listener);
+    if (status == ND_SUCCESS)
+        *out = listener;
+    return status;
 }

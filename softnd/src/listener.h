@@ -5,11 +5,22 @@
 #include "adapter.h"
 #include "stream.h"
 
+struct connector;
 struct listener;
 
 HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
+HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct listener **out);
 struct object *listener_object(struct listener *listener);
 /* A connection has sent its MPA request; without locks. */
 void listener_request(struct listener *listener, struct stream *stream);
+
+/* GetConnectionRequest; NULL: not a connector of this adapter. */
+HRESULT listener_wait(struct listener *listener, struct connector *connector, OVERLAPPED *overlapped);
+
+/* Shared by both versions. */
+HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockaddr *address, ULONG size);
+HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog);
+HRESULT STDMETHODCALLTYPE listener_local_address(IND2Listener *self, struct sockaddr *address, ULONG *size);
+HRESULT STDMETHODCALLTYPE listener_cancel(IND2Listener *self);
 
 #endif

@@ -10,6 +10,7 @@
 #ifndef SOFTND_MEMORY_H
 #define SOFTND_MEMORY_H
 
+#include "../nd1.h"
 #include "object.h"
 #include "overlapped.h"
 
@@ -27,12 +28,14 @@ struct region {
     uint64_t address, size;
     ULONG flags;
     ULONG bound_windows;
+    ND_MR_HANDLE *handle_out; /* version 1: where the handle goes when the registration completes; then NULL */
 };
 
 struct window {
     struct object object;
     uint32_t slot;
     volatile LONG latest_generation; /* of the last Bind that was accepted; 0 before the first */
+    ND_RESULT *invalidate_result;    /* version 1: reported when the peer invalidates the window; may be NULL */
     /* Under the token table's exclusive lock: */
     struct region *region; /* while bound */
     const struct queue_pair *queue_pair;
@@ -79,6 +82,15 @@ char memory_refusal(struct adapter *adapter, uint32_t token, uint64_t address, u
                     const struct queue_pair *queue_pair);
 
 HRESULT region_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
+/* One that the consumer does not see and that accepts no requests: a registration of version 1. */
+HRESULT region_new(struct adapter *adapter, struct region **out);
+/* Registers a buffer; ends the registration, with `force` even if windows are bound to it. */
+HRESULT region_begin(struct region *region, const void *buffer, SIZE_T size, ULONG flags);
+HRESULT region_end(struct region *region, bool force);
+/* The region that a local token (network order) names, held; NULL when there is none. */
+struct region *region_hold(struct adapter *adapter, uint32_t token);
+/* The adapter's next region from this slot (1 is the first) on, held; NULL when there is no other. */
+struct region *region_next(struct adapter *adapter, uint32_t *slot);
 HRESULT window_create(struct adapter *adapter, REFIID iid, void **out);
 
 /* Region and window behind consumers' pointers; NULL when they are not. */
@@ -104,8 +116,12 @@ void window_accept(struct bind *bind);
 bool window_bind(const struct bind *bind, const struct queue_pair *queue_pair);
 /* False when it is not bound through this queue pair. */
 bool window_invalidate(struct window *window, const struct queue_pair *queue_pair);
-/* A peer's Send with Invalidate: false when the token names no window bound to this queue pair. */
-bool window_invalidate_token(struct adapter *adapter, uint32_t token, const struct queue_pair *queue_pair);
+/* A peer's Send with Invalidate: false when the token names no window bound to this queue pair. The window's result,
+ * if it has one, is written: as long as the window exists, so does the result. */
+bool window_invalidate_token(struct adapter *adapter, uint32_t token, const struct queue_pair *queue_pair,
+                             ND_RESULT **result);
+/* In network order; that of the last Bind that was accepted. */
+uint32_t window_token(const struct window *window);
 /* The queue pair is gone: whatever is bound through it is bound no more. */
 void windows_forget(struct adapter *adapter, const struct queue_pair *queue_pair);
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 static const char *const kind_names[KIND_COUNT] = {
-    "provider", "adapter", "memory region", "memory window", "completion queue", "shared receive queue",
+    "class factory", "provider", "adapter", "memory region", "memory window", "completion queue", "shared receive queue",
     "queue pair", "connector", "listener",
 };
 
@@ -17,15 +17,16 @@ static volatile LONG live[KIND_COUNT];
 static volatile LONG created[KIND_COUNT];
 static volatile LONG live_total;
 
-bool object_start(struct object *object, const void *methods, const struct object_class *class,
+bool object_start(struct object *object, const struct object_class *class, const struct object_view *view,
                   struct adapter *adapter)
 {
-    object->methods = methods;
+    object->methods = view->methods;
     object->class = class;
+    object->view = view;
     object->com_references = 1;
     object->references = 1;
     object->adapter = NULL;
-    if (class->kind != KIND_PROVIDER && !transport_acquire())
+    if (class->kind > KIND_PROVIDER && !transport_acquire())
         return false;
     object->adapter = adapter;
     if (adapter != NULL)
@@ -52,7 +53,7 @@ void object_drop(struct object *object)
         object_drop(&adapter->object);
 }
 
-HRESULT object_check_iid(const struct object_class *class, REFIID iid, void **out)
+HRESULT object_check_iid(const struct object_view *view, REFIID iid, void **out)
 {
     GUID wanted;
     void *none = NULL;
@@ -61,16 +62,15 @@ HRESULT object_check_iid(const struct object_class *class, REFIID iid, void **ou
         return E_POINTER;
     if (!guarded_copy(&wanted, iid, sizeof wanted))
         return E_POINTER;
-    if (memcmp(&wanted, &softnd_iid_IUnknown, sizeof wanted) == 0 || memcmp(&wanted, class->iid, sizeof wanted) == 0)
-        return ND_SUCCESS;
-    if (class->overlapped && memcmp(&wanted, &softnd_iid_IND2Overlapped, sizeof wanted) == 0)
-        return ND_SUCCESS;
-    return E_NOINTERFACE;
+    bool known = memcmp(&wanted, &softnd_iid_IUnknown, sizeof wanted) == 0 ||
+                 memcmp(&wanted, view->iid, sizeof wanted) == 0 ||
+                 (view->base != NULL && memcmp(&wanted, view->base, sizeof wanted) == 0);
+    return known ? ND_SUCCESS : E_NOINTERFACE;
 }
 
 HRESULT STDMETHODCALLTYPE object_query_interface(struct object *object, REFIID iid, void **out)
 {
-    HRESULT status = object_check_iid(object->class, iid, out);
+    HRESULT status = object_check_iid(object->view, iid, out);
 
     if (status != ND_SUCCESS)
         return status;
@@ -96,17 +96,19 @@ ULONG STDMETHODCALLTYPE object_release(struct object *object)
         object->class->closed(object);
     object_drop(object);
     InterlockedDecrement(&live[kind]);
-    if (kind != KIND_PROVIDER)
+    if (kind > KIND_PROVIDER)
         transport_release();
     InterlockedDecrement(&live_total);
     return 0;
 }
 
-struct object *object_from(IUnknown *pointer, const void *methods, const struct adapter *adapter)
+struct object *object_from(const void *pointer, const struct object_view *view,
+                           const struct adapter *adapter)
 {
     struct object head;
 
-    if (pointer == NULL || !guarded_copy(&head.methods, pointer, sizeof head.methods) || head.methods != methods)
+    if (pointer == NULL || !guarded_copy(&head.methods, pointer, sizeof head.methods) ||
+        head.methods != view->methods)
         return NULL;
     struct object *object = (struct object *)(void *)pointer;
     if (adapter != NULL && object->adapter != adapter)

@@ -176,7 +176,7 @@ static void file_leave(struct overlapped_file *file)
 static void deliver(struct overlapped_file *file, OVERLAPPED *overlapped, HRESULT status)
 {
     DWORD marks[2] = {(DWORD)status, STATUS_MARK};
-    bool success = status == ND_SUCCESS;
+    bool success = SUCCEEDED(status); /* ND_TIMEOUT too */
     char byte = 0;
 
     if (!guarded_copy(&overlapped->Offset, marks, sizeof marks))
@@ -325,6 +325,8 @@ struct request *request_take(struct source *source, enum request_kind kind)
 
 static void finish_now(struct source *source, struct request *request, HRESULT status)
 {
+    if (source->completing != NULL)
+        status = source->completing(source, request, status);
     TRACE("overlapped %p: request %d completes 0x%08lx", (void *)request->overlapped, request->kind, status);
     deliver(source->file, request->overlapped, status);
     AcquireSRWLockExclusive(&source->lock);
@@ -381,7 +383,7 @@ static void finish_later(struct source *source, struct request *request, HRESULT
 
 void request_finish(struct source *source, struct request *request, HRESULT status)
 {
-    const struct switches *switches = &source->object->adapter->switches;
+    const struct switches *switches = &source->adapter->switches;
     uint32_t delay_ms = switches->delay_completions_ms;
 
     if (request->kind == REQUEST_REGION && request->subject != NULL)
@@ -464,7 +466,7 @@ static void cancel_all(struct source *source, uint32_t delay_ms)
 
 HRESULT STDMETHODCALLTYPE source_cancel(struct source *source)
 {
-    cancel_all(source, source->object->adapter->switches.delay_cancel_ms);
+    cancel_all(source, source->adapter->switches.delay_cancel_ms);
     wait_until_idle(source);
     return ND_SUCCESS;
 }

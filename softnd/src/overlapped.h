@@ -51,6 +51,8 @@ struct source {
     LONG finishing;
     struct timer timer;
     void (*abandoned)(struct source *source, struct request *request); /* cancelled, before it completes */
+    /* Just before it completes, after any delay: may change the status. */
+    HRESULT (*completing)(struct source *source, struct request *request, HRESULT status);
 };
 
 HRESULT overlapped_file_create(HANDLE *handle);

@@ -3,7 +3,9 @@
 #include "addresses.h"
 #include "guarded_copy.h"
 #include "trace.h"
+#include "switches.h"
 #include "transport.h"
+#include "v1/v1.h"
 
 #include <stdlib.h>
 
@@ -47,7 +49,6 @@ static void provider_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_PROVIDER,
-    .iid = &softnd_iid_IND2Provider,
     .destroy = provider_destroy,
 };
 
@@ -58,31 +59,46 @@ static const struct IND2Provider_methods methods = {
     provider_open,
 };
 
-/* The consumer passes the catalogue's provider id, so the class id is not looked at (A.3.1). */
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2Provider,
+};
+
+static HRESULT create(void **out)
+{
+    struct object *object = calloc(1, sizeof *object);
+
+    if (object == NULL)
+        return ND_NO_MEMORY;
+    object_start(object, &class, &view, NULL);
+    *out = object;
+    return S_OK;
+}
+
+/* The provider of version 2 itself, or the class factory of version 1's. The consumer passes the catalogue's provider
+ * id, so the class id is not looked at (A.3.1). */
 HRESULT WINAPI DllGetClassObject(REFCLSID class_id, REFIID iid, void **out)
 {
     static volatile LONG winsock_started;
     WSADATA data;
 
     UNUSED(class_id);
-    HRESULT status = object_check_iid(&class, iid, out);
-    if (status != ND_SUCCESS)
+    HRESULT status = object_check_iid(&view, iid, out);
+    bool second = status == S_OK && switches_version(2);
+    if (status != S_OK && status != E_NOINTERFACE)
         return status;
     if (InterlockedCompareExchange(&winsock_started, 1, 0) == 0 && WSAStartup(MAKEWORD(2, 2), &data) != 0) {
         winsock_started = 0;
         return ND_DEVICE_NOT_READY;
     }
-    struct object *object = calloc(1, sizeof *object);
-    if (object == NULL)
-        return ND_NO_MEMORY;
-    object_start(object, &methods, &class, NULL);
-    *out = object;
-    return S_OK;
+    if (second)
+        return create(out);
+    return switches_version(1) ? nd1_class_factory(iid, out) : E_NOINTERFACE;
 }
 
 HRESULT WINAPI DllCanUnloadNow(void)
 {
-    return object_live_count() == 0 && transport_stopped() ? S_OK : S_FALSE;
+    return object_live_count() == 0 && !nd1_locked() && transport_stopped() ? S_OK : S_FALSE;
 }
 
 BOOL WINAPI DllMain(HINSTANCE instance, DWORD reason, void *reserved)

@@ -5,10 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FENCE_AND_SILENT (ND_OP_FLAG_SILENT_SUCCESS | ND_OP_FLAG_READ_FENCE)
-
-static const struct IND2QueuePair_methods methods;
-
 void operation_release(struct operation *operation)
 {
     if (operation->bind.region != NULL)
@@ -156,6 +152,14 @@ static struct stream *stream_of(struct queue_pair *qp)
     return stream;
 }
 
+static void pump(struct stream *stream)
+{
+    stream_lock(stream);
+    stream_pump(stream);
+    stream_unlock(stream);
+    stream_drop(stream);
+}
+
 void qp_resume(struct queue_pair *qp)
 {
     struct stream *stream = stream_of(qp);
@@ -173,12 +177,8 @@ void qp_break(struct queue_pair *qp)
     AcquireSRWLockExclusive(&qp->lock);
     qp->broken = true;
     ReleaseSRWLockExclusive(&qp->lock);
-    if (stream == NULL)
-        return;
-    stream_lock(stream);
-    stream_pump(stream);
-    stream_unlock(stream);
-    stream_drop(stream);
+    if (stream != NULL)
+        pump(stream);
 }
 
 /* ---- Posting ---- */
@@ -210,7 +210,8 @@ static HRESULT post(struct queue_pair *qp, const struct operation *operation, HR
         if (slot->bind.window != NULL)
             object_hold(&slot->bind.window->object);
         qp->posted++;
-        stream = qp->stream;
+        bool held_back = qp->batch_thread != 0 && qp->batch_thread == GetCurrentThreadId();
+        stream = held_back ? NULL : qp->stream;
         if (stream != NULL)
             stream_hold(stream);
     } else if (status == ND_CANCELED) {
@@ -221,13 +222,27 @@ static HRESULT post(struct queue_pair *qp, const struct operation *operation, HR
     ReleaseSRWLockExclusive(&qp->lock);
     if (notify)
         cq_notify(qp->initiator_cq);
-    if (stream != NULL) {
-        stream_lock(stream);
-        stream_pump(stream);
-        stream_unlock(stream);
-        stream_drop(stream);
-    }
+    if (stream != NULL)
+        pump(stream);
     return status;
+}
+
+void qp_start_batch(struct queue_pair *qp)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    qp->batch_thread = GetCurrentThreadId();
+    ReleaseSRWLockExclusive(&qp->lock);
+}
+
+void qp_submit_batch(struct queue_pair *qp)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    if (qp->batch_thread == GetCurrentThreadId())
+        qp->batch_thread = 0;
+    ReleaseSRWLockExclusive(&qp->lock);
+    struct stream *stream = stream_of(qp);
+    if (stream != NULL)
+        pump(stream);
 }
 
 static HRESULT take_inline(struct operation *operation, const ND2_SGE *sge, ULONG sge_count, ULONG limit)
@@ -246,7 +261,7 @@ static HRESULT take_inline(struct operation *operation, const ND2_SGE *sge, ULON
     return ND_SUCCESS;
 }
 
-static HRESULT post_data(struct queue_pair *qp, struct operation *operation, const ND2_SGE *sge, ULONG sge_count)
+HRESULT qp_post_data(struct queue_pair *qp, struct operation *operation, const ND2_SGE *sge, ULONG sge_count)
 {
     if (!adapter_request(qp->object.adapter))
         return ND_DEVICE_REMOVED;
@@ -269,7 +284,7 @@ static HRESULT post_data(struct queue_pair *qp, struct operation *operation, con
     return post(qp, operation, status);
 }
 
-static void prepare(struct operation *operation, void *context, ND2_REQUEST_TYPE type, ULONG flags)
+void operation_begin(struct operation *operation, void *context, ND2_REQUEST_TYPE type, ULONG flags)
 {
     memset(operation, 0, offsetof(struct operation, inline_data));
     operation->context = context;
@@ -284,8 +299,8 @@ static HRESULT STDMETHODCALLTYPE qp_send(IND2QueuePair *self, void *context, con
 
     if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT | ND_OP_FLAG_INLINE)) != 0)
         return ND_INVALID_PARAMETER_4;
-    prepare(&operation, context, Nd2RequestTypeSend, flags);
-    return post_data((struct queue_pair *)self, &operation, sge, sge_count);
+    operation_begin(&operation, context, Nd2RequestTypeSend, flags);
+    return qp_post_data((struct queue_pair *)self, &operation, sge, sge_count);
 }
 
 static HRESULT STDMETHODCALLTYPE qp_read(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
@@ -295,10 +310,10 @@ static HRESULT STDMETHODCALLTYPE qp_read(IND2QueuePair *self, void *context, con
 
     if ((flags & ~(ULONG)FENCE_AND_SILENT) != 0)
         return ND_INVALID_PARAMETER_6;
-    prepare(&operation, context, Nd2RequestTypeRead, flags);
+    operation_begin(&operation, context, Nd2RequestTypeRead, flags);
     operation.remote_address = remote_address;
     operation.remote_token = remote_token;
-    return post_data((struct queue_pair *)self, &operation, sge, sge_count);
+    return qp_post_data((struct queue_pair *)self, &operation, sge, sge_count);
 }
 
 static HRESULT STDMETHODCALLTYPE qp_write(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count,
@@ -308,39 +323,27 @@ static HRESULT STDMETHODCALLTYPE qp_write(IND2QueuePair *self, void *context, co
 
     if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_INLINE)) != 0)
         return ND_INVALID_PARAMETER_6;
-    prepare(&operation, context, Nd2RequestTypeWrite, flags);
+    operation_begin(&operation, context, Nd2RequestTypeWrite, flags);
     operation.remote_address = remote_address;
     operation.remote_token = remote_token;
-    return post_data((struct queue_pair *)self, &operation, sge, sge_count);
+    return qp_post_data((struct queue_pair *)self, &operation, sge, sge_count);
 }
 
-static HRESULT STDMETHODCALLTYPE qp_bind(IND2QueuePair *self, void *context, IUnknown *region_pointer,
-                                         IUnknown *window_pointer, const void *buffer, SIZE_T size, ULONG flags)
+HRESULT qp_post_bind(struct queue_pair *qp, struct operation *operation, struct region *region, struct window *window,
+                     const void *buffer, SIZE_T size)
 {
-    struct queue_pair *qp = (struct queue_pair *)self;
-    struct region *region = region_from(region_pointer);
-    struct window *window = window_from(window_pointer);
-    struct operation operation;
-
-    if ((flags & ~(ULONG)(FENCE_AND_SILENT | ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_ALLOW_WRITE)) != 0)
-        return ND_INVALID_PARAMETER_6;
-    if (region == NULL)
-        return ND_INVALID_PARAMETER_2;
-    if (window == NULL)
-        return ND_INVALID_PARAMETER_3;
     if (region->object.adapter != qp->object.adapter || window->object.adapter != qp->object.adapter)
         return ND_INVALID_PARAMETER_MIX;
     if (!adapter_request(qp->object.adapter))
         return ND_DEVICE_REMOVED;
-    prepare(&operation, context, Nd2RequestTypeBind, flags);
     AcquireSRWLockExclusive(&qp->lock);
     HRESULT status = may_post(qp);
     if (status == ND_SUCCESS || status == ND_CANCELED) {
-        HRESULT arguments = window_prepare(window, region, buffer, size, flags, &operation.bind);
+        HRESULT arguments = window_prepare(window, region, buffer, size, operation->flags, &operation->bind);
         if (arguments == ND_SUCCESS) {
             if (status == ND_SUCCESS)
-                window_accept(&operation.bind);
-            return post(qp, &operation, status);
+                window_accept(&operation->bind);
+            return post(qp, operation, status);
         }
         status = arguments;
     }
@@ -348,8 +351,24 @@ static HRESULT STDMETHODCALLTYPE qp_bind(IND2QueuePair *self, void *context, IUn
     return status;
 }
 
-static HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer,
-                                               ULONG flags)
+static HRESULT STDMETHODCALLTYPE qp_bind(IND2QueuePair *self, void *context, IUnknown *region_pointer,
+                                         IUnknown *window_pointer, const void *buffer, SIZE_T size, ULONG flags)
+{
+    struct region *region = region_from(region_pointer);
+    struct window *window = window_from(window_pointer);
+    struct operation operation;
+
+    if ((flags & ~(ULONG)BIND_FLAGS) != 0)
+        return ND_INVALID_PARAMETER_6;
+    if (region == NULL)
+        return ND_INVALID_PARAMETER_2;
+    if (window == NULL)
+        return ND_INVALID_PARAMETER_3;
+    operation_begin(&operation, context, Nd2RequestTypeBind, flags);
+    return qp_post_bind((struct queue_pair *)self, &operation, region, window, buffer, size);
+}
+
+HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer, ULONG flags)
 {
     struct queue_pair *qp = (struct queue_pair *)self;
     struct window *window = window_from(window_pointer);
@@ -363,7 +382,7 @@ static HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *contex
         return ND_INVALID_PARAMETER_MIX;
     if (!adapter_request(qp->object.adapter))
         return ND_DEVICE_REMOVED;
-    prepare(&operation, context, Nd2RequestTypeInvalidate, flags);
+    operation_begin(&operation, context, Nd2RequestTypeInvalidate, flags);
     operation.bind.window = window;
     AcquireSRWLockExclusive(&qp->lock);
     HRESULT status = may_post(qp);
@@ -373,7 +392,7 @@ static HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *contex
     return status;
 }
 
-static HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count)
+HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count)
 {
     struct queue_pair *qp = (struct queue_pair *)self;
     bool notify = false, stalled = false;
@@ -397,7 +416,7 @@ static HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, 
     return status;
 }
 
-static HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self)
+HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self)
 {
     struct queue_pair *qp = (struct queue_pair *)self;
     bool initiator = false, receive = false;
@@ -460,6 +479,8 @@ static void qp_destroy(struct object *object)
     object_drop(&qp->initiator_cq->object);
     if (qp->srq != NULL)
         object_drop(&qp->srq->object);
+    if (qp->maker != NULL)
+        object_drop(qp->maker);
     free(qp->receives.entries);
     free(qp->operations);
     free(qp);
@@ -467,7 +488,6 @@ static void qp_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_QUEUE_PAIR,
-    .iid = &softnd_iid_IND2QueuePair,
     .closed = qp_closed,
     .destroy = qp_destroy,
 };
@@ -476,9 +496,14 @@ static const struct IND2QueuePair_methods methods = {
     OBJECT_METHODS(IND2QueuePair), qp_flush, qp_send, qp_receive, qp_bind, qp_invalidate, qp_read, qp_write,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2QueuePair,
+};
+
 struct queue_pair *qp_from(IUnknown *pointer)
 {
-    return (struct queue_pair *)object_from(pointer, &methods, NULL);
+    return (struct queue_pair *)object_from(pointer, &view, NULL);
 }
 
 static ULONG granted_sge(ULONG asked)
@@ -486,14 +511,11 @@ static ULONG granted_sge(ULONG asked)
     return asked < MIN_GRANTED_SGE ? MIN_GRANTED_SGE : asked;
 }
 
-HRESULT qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *receive_cq,
-                  struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
-                  const struct queue_pair_limits *limits, void **out)
+HRESULT qp_new(struct adapter *adapter, const struct object_view *as, struct completion_queue *receive_cq,
+               struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
+               const struct queue_pair_limits *limits, struct queue_pair **out)
 {
-    HRESULT status = object_check_iid(&class, iid, out);
-
-    if (status != ND_SUCCESS)
-        return status;
+    HRESULT status;
     struct queue_pair *qp = calloc(1, sizeof *qp);
     if (qp == NULL)
         return ND_NO_MEMORY;
@@ -510,7 +532,7 @@ HRESULT qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *
         status = ND_NO_MEMORY;
         goto fail;
     }
-    if (!object_start(&qp->object, &methods, &class, adapter)) {
+    if (!object_start(&qp->object, &class, as, adapter)) {
         status = ND_INSUFFICIENT_RESOURCES;
         goto fail;
     }
@@ -527,5 +549,19 @@ fail:
     free(qp->receives.entries);
     free(qp->operations);
     free(qp);
+    return status;
+}
+
+HRESULT qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *receive_cq,
+                  struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
+                  const struct queue_pair_limits *limits, void **out)
+{
+    struct queue_pair *qp;
+    HRESULT status = object_check_iid(&view, iid, out);
+
+    if (status == ND_SUCCESS)
+        status = qp_new(adapter, &view, receive_cq, initiator_cq, srq, context, limits, &qp);
+    if (status == ND_SUCCESS)
+        *out = qp;
     return status;
 }

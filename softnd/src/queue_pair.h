@@ -18,6 +18,8 @@
 #define READ_SLOTS (MAX_READ_LIMIT + 2)
 #define ANSWERS 128u
 #define PUBLISH_BATCH 32u
+/* What a peer's Send with Invalidate puts into the receive queue for a window with a result of its own (version 1). */
+#define REQUEST_PEER_INVALIDATED ((ND2_REQUEST_TYPE)(Nd2RequestTypeWrite + 1))
 
 struct queue_pair_limits {
     ULONG receive_depth, initiator_depth, receive_sge, initiator_sge, inline_size;
@@ -30,6 +32,7 @@ struct operation {
     void *context;
     ND2_REQUEST_TYPE type;
     ULONG flags;
+    bool invalidates; /* a Send that invalidates remote_token (version 1) */
     enum operation_state state;
     HRESULT status;
     uint64_t length, remote_address;
@@ -68,6 +71,7 @@ struct queue_pair {
     enum queue_pair_state state;
     bool flushed; /* by Flush while connected: later requests are cancelled too */
     bool broken;  /* a completion queue overran */
+    DWORD batch_thread; /* version 1: what it posts waits until it submits the batch; 0: none */
     struct stream *stream;
 
     struct operation *operations;
@@ -92,7 +96,7 @@ struct queue_pair {
     uint64_t announced_end;
     struct receive receive; /* of the message that is coming in */
     bool has_receive, stalled;
-    struct cq_entry entries[PUBLISH_BATCH]; /* Receive completions, until the answers are on their way */
+    struct cq_entry entries[PUBLISH_BATCH + 1]; /* Receive completions, until the answers are on their way */
     ULONG entry_count;
 
     bool ending, terminate_out; /* a Terminate is to be sent, was sent */
@@ -102,12 +106,34 @@ struct queue_pair {
 
     struct queue_pair *next_waiting; /* the shared queue's, under its lock */
     bool waiting;
+
+    struct object *maker; /* version 1: the connector, held */
+    ULONG inbound_read_limit, outbound_read_limit;
 };
 
 HRESULT qp_create(struct adapter *adapter, REFIID iid, struct completion_queue *receive_cq,
                   struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
                   const struct queue_pair_limits *limits, void **out);
+HRESULT qp_new(struct adapter *adapter, const struct object_view *as, struct completion_queue *receive_cq,
+               struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
+               const struct queue_pair_limits *limits, struct queue_pair **out);
 struct queue_pair *qp_from(IUnknown *pointer);
+
+/* Posting, shared by both versions. An operation is begun, filled with what its type needs, and posted; inline data may
+ * be in it already. */
+void operation_begin(struct operation *operation, void *context, ND2_REQUEST_TYPE type, ULONG flags);
+HRESULT qp_post_data(struct queue_pair *queue_pair, struct operation *operation, const ND2_SGE *sge, ULONG sge_count);
+HRESULT qp_post_bind(struct queue_pair *queue_pair, struct operation *operation, struct region *region,
+                     struct window *window, const void *buffer, SIZE_T size);
+HRESULT STDMETHODCALLTYPE qp_invalidate(IND2QueuePair *self, void *context, IUnknown *window_pointer, ULONG flags);
+HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const ND2_SGE *sge, ULONG sge_count);
+HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self);
+/* Between these two, what this thread posts does not start by itself. */
+void qp_start_batch(struct queue_pair *queue_pair);
+void qp_submit_batch(struct queue_pair *queue_pair);
+
+#define FENCE_AND_SILENT (ND_OP_FLAG_SILENT_SUCCESS | ND_OP_FLAG_READ_FENCE)
+#define BIND_FLAGS (FENCE_AND_SILENT | ND_OP_FLAG_ALLOW_READ | ND_OP_FLAG_ALLOW_WRITE)
 
 /* Connecting: false when it is or was in use. The stream then holds the queue pair. Without locks. */
 bool qp_attach(struct queue_pair *queue_pair, struct stream *stream);

@@ -8,8 +8,6 @@
     (ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_ALLOW_REMOTE_READ | ND_MR_FLAG_ALLOW_REMOTE_WRITE | \
      ND_MR_FLAG_RDMA_READ_SINK | ND_MR_FLAG_DO_NOT_SECURE_VM)
 
-static const struct IND2MemoryRegion_methods methods;
-
 /* Whether every page of the range is there and can be read, and written when asked for (D.2.3). */
 static bool pages_allow(const void *buffer, SIZE_T size, bool write)
 {
@@ -69,8 +67,7 @@ static HRESULT register_buffer(struct region *region, const void *buffer, SIZE_T
     return status;
 }
 
-/* Also takes the windows off that are still bound to it when `force` is set. */
-static HRESULT deregister_buffer(struct region *region, bool force)
+HRESULT region_end(struct region *region, bool force)
 {
     struct token_table *table = &region->object.adapter->tokens;
     HRESULT status = ND_INVALID_DEVICE_STATE;
@@ -102,6 +99,19 @@ static bool refused_by_switch(struct adapter *adapter)
     return (uint64_t)InterlockedIncrement64(&adapter->registrations) > limit && limit != SWITCH_OFF;
 }
 
+HRESULT region_begin(struct region *region, const void *buffer, SIZE_T size, ULONG flags)
+{
+    HRESULT status = check_arguments(buffer, size, flags);
+
+    if (status == ND_SUCCESS && refused_by_switch(region->object.adapter))
+        status = ND_INSUFFICIENT_RESOURCES;
+    if (status == ND_SUCCESS)
+        status = register_buffer(region, buffer, size, flags);
+    TRACE("region %p: register %p+%llu flags 0x%lx: 0x%08lx", (void *)region, buffer, (unsigned long long)size, flags,
+          status);
+    return status;
+}
+
 static HRESULT STDMETHODCALLTYPE region_register(IND2MemoryRegion *self, const void *buffer, SIZE_T size, ULONG flags,
                                                  OVERLAPPED *overlapped)
 {
@@ -112,18 +122,12 @@ static HRESULT STDMETHODCALLTYPE region_register(IND2MemoryRegion *self, const v
         return ND_DEVICE_REMOVED;
     if (overlapped == NULL)
         return ND_INVALID_PARAMETER;
-    HRESULT status = check_arguments(buffer, size, flags);
-    if (status == ND_SUCCESS && refused_by_switch(adapter))
-        status = ND_INSUFFICIENT_RESOURCES;
-    if (status == ND_SUCCESS)
-        status = register_buffer(region, buffer, size, flags);
-    TRACE("region %p: register %p+%llu flags 0x%lx: 0x%08lx", (void *)self, buffer, (unsigned long long)size, flags,
-          status);
+    HRESULT status = region_begin(region, buffer, size, flags);
     if (status != ND_SUCCESS)
         return status;
     status = request_accept(&region->source, REQUEST_REGION, overlapped, region);
     if (status != ND_PENDING) {
-        deregister_buffer(region, true);
+        region_end(region, true);
         return status;
     }
     adapter_count_registration(1, 1);
@@ -138,7 +142,7 @@ static HRESULT STDMETHODCALLTYPE region_deregister(IND2MemoryRegion *self, OVERL
 
     if (overlapped == NULL || !guarded_copy(probe, overlapped, sizeof probe))
         return ND_INVALID_PARAMETER;
-    HRESULT status = deregister_buffer(region, false);
+    HRESULT status = region_end(region, false);
     TRACE("region %p: deregister: 0x%08lx", (void *)self, status);
     if (status != ND_SUCCESS)
         return status;
@@ -177,7 +181,7 @@ static void region_closed(struct object *object)
 
     source_close(&region->source);
     /* Released while registered: the registration ends, and stays counted as leaked (D.6.7). */
-    if (deregister_buffer(region, true) == ND_SUCCESS)
+    if (region_end(region, true) == ND_SUCCESS)
         TRACE("region %p: released while registered", (void *)object);
 }
 
@@ -191,8 +195,6 @@ static void region_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_REGION,
-    .iid = &softnd_iid_IND2MemoryRegion,
-    .overlapped = true,
     .closed = region_closed,
     .destroy = region_destroy,
 };
@@ -202,14 +204,69 @@ static const struct IND2MemoryRegion_methods methods = {
     region_deregister,                region_local_token, region_remote_token,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2MemoryRegion,
+    .base = &softnd_iid_IND2Overlapped,
+};
+
 struct region *region_from(IUnknown *pointer)
 {
-    return (struct region *)object_from(pointer, &methods, NULL);
+    return (struct region *)object_from(pointer, &view, NULL);
+}
+
+struct region *region_hold(struct adapter *adapter, uint32_t token)
+{
+    struct token_table *table = &adapter->tokens;
+    uint32_t host = ntohl(token), index = host >> 8;
+    struct region *region = NULL;
+
+    AcquireSRWLockShared(&table->lock);
+    if (index != 0 && index < table->used)
+        region = tokens_slot(table, index)->region;
+    if (region != NULL && region->token != host)
+        region = NULL;
+    if (region != NULL)
+        object_hold(&region->object);
+    ReleaseSRWLockShared(&table->lock);
+    return region;
+}
+
+struct region *region_next(struct adapter *adapter, uint32_t *slot)
+{
+    struct token_table *table = &adapter->tokens;
+    struct region *region = NULL;
+
+    /* Slot 0 is no region's, and there is no memory for it before the first. */
+    if (*slot == 0)
+        *slot = 1;
+    AcquireSRWLockShared(&table->lock);
+    for (; *slot < table->used && region == NULL; ++*slot)
+        region = tokens_slot(table, *slot)->region;
+    if (region != NULL)
+        object_hold(&region->object);
+    ReleaseSRWLockShared(&table->lock);
+    return region;
+}
+
+HRESULT region_new(struct adapter *adapter, struct region **out)
+{
+    static const struct object_view none;
+    struct region *region = calloc(1, sizeof *region);
+
+    if (region == NULL)
+        return ND_NO_MEMORY;
+    if (!object_start(&region->object, &class, &none, adapter)) {
+        free(region);
+        return ND_INSUFFICIENT_RESOURCES;
+    }
+    *out = region;
+    return ND_SUCCESS;
 }
 
 HRESULT region_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out)
 {
-    HRESULT status = object_check_iid(&class, iid, out);
+    HRESULT status = object_check_iid(&view, iid, out);
 
     if (status != ND_SUCCESS)
         return status;
@@ -217,7 +274,7 @@ HRESULT region_create(struct adapter *adapter, REFIID iid, HANDLE file, void **o
     if (region == NULL)
         return ND_NO_MEMORY;
     status = source_start(&region->source, adapter, &region->object, file);
-    if (status == ND_SUCCESS && !object_start(&region->object, &methods, &class, adapter))
+    if (status == ND_SUCCESS && !object_start(&region->object, &class, &view, adapter))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {
         source_free(&region->source);

@@ -136,10 +136,15 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
     if (!segment->last)
         return HANDLED;
     bool invalidates = segment->opcode == RDMAP_SEND_INVALIDATE || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE;
-    if (invalidates && !window_invalidate_token(qp->object.adapter, segment->invalidate, qp)) {
+    ND_RESULT *result = NULL;
+    if (invalidates && !window_invalidate_token(qp->object.adapter, segment->invalidate, qp, &result)) {
         add_entry(qp, ND_INVALID_DEVICE_REQUEST, 0, false);
         return stop(qp, stream, RDMAP_CANNOT_INVALIDATE, segment);
     }
+    /* Before the Receive: who has seen that may release the window, and its result is then no more. */
+    if (result != NULL)
+        qp->entries[qp->entry_count++] = (struct cq_entry){
+            .result = {.Status = ND_SUCCESS, .RequestContext = result, .RequestType = REQUEST_PEER_INVALIDATED}};
     add_entry(qp, ND_SUCCESS, (uint32_t)end,
               segment->opcode == RDMAP_SEND_SOLICITED || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE);
     return HANDLED;

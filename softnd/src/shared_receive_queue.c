@@ -5,8 +5,6 @@
 
 #include <stdlib.h>
 
-static const struct IND2SharedReceiveQueue_methods methods;
-
 bool ring_start(struct receive_ring *ring, ULONG depth)
 {
     ring->depth = depth;
@@ -208,8 +206,6 @@ static void srq_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_SHARED_QUEUE,
-    .iid = &softnd_iid_IND2SharedReceiveQueue,
-    .overlapped = true,
     .closed = srq_closed,
     .destroy = srq_destroy,
 };
@@ -219,15 +215,21 @@ static const struct IND2SharedReceiveQueue_methods methods = {
     srq_receive,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2SharedReceiveQueue,
+    .base = &softnd_iid_IND2Overlapped,
+};
+
 struct shared_queue *srq_from(IUnknown *pointer, const struct adapter *adapter)
 {
-    return (struct shared_queue *)object_from(pointer, &methods, adapter);
+    return (struct shared_queue *)object_from(pointer, &view, adapter);
 }
 
 HRESULT srq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth, ULONG max_sge, ULONG threshold,
                    KAFFINITY affinity, void **out)
 {
-    HRESULT status = object_check_iid(&class, iid, out);
+    HRESULT status = object_check_iid(&view, iid, out);
 
     UNUSED(affinity);
     if (status != ND_SUCCESS)
@@ -244,7 +246,7 @@ HRESULT srq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth
     srq->threshold = threshold;
     srq->last_waiting = &srq->waiting;
     status = !ring_start(&srq->ring, depth) ? ND_NO_MEMORY : source_start(&srq->source, adapter, &srq->object, file);
-    if (status == ND_SUCCESS && !object_start(&srq->object, &methods, &class, adapter))
+    if (status == ND_SUCCESS && !object_start(&srq->object, &class, &view, adapter))
         status = ND_INSUFFICIENT_RESOURCES;
     if (status != ND_SUCCESS) {
         source_free(&srq->source);

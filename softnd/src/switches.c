@@ -33,6 +33,12 @@ static bool has_value(const char *name, const char *value)
     return switches_text(name, text, sizeof text) && strcmp(text, value) == 0;
 }
 
+bool switches_version(unsigned version)
+{
+    uint64_t only = number("SOFTND_VERSION", 0);
+    return only == 0 || only == version;
+}
+
 struct switches switches_read(void)
 {
     return (struct switches){
@@ -43,6 +49,7 @@ struct switches switches_read(void)
         .cut_after_bytes = number("SOFTND_CUT_AFTER_BYTES", SWITCH_OFF),
         .remove_after_requests = number("SOFTND_REMOVE_AFTER_REQUESTS", SWITCH_OFF),
         .refuse_registrations_after = number("SOFTND_REFUSE_REGISTRATIONS_AFTER", SWITCH_OFF),
+        .connect_timeouts = number("SOFTND_CONNECT_TIMEOUTS", 0),
         .strict_read_sink = has_value("SOFTND_READ_SINK", "strict"),
         .require_crc = has_value("SOFTND_CRC", "required"),
     };

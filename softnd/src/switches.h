@@ -15,11 +15,15 @@ struct switches {
     uint64_t cut_after_bytes;             /* SOFTND_CUT_AFTER_BYTES: a connection is cut after so many bytes sent */
     uint64_t remove_after_requests;       /* SOFTND_REMOVE_AFTER_REQUESTS: the adapter is gone after so many */
     uint64_t refuse_registrations_after;  /* SOFTND_REFUSE_REGISTRATIONS_AFTER: ND_INSUFFICIENT_RESOURCES then */
+    uint64_t connect_timeouts;            /* SOFTND_CONNECT_TIMEOUTS: so many Connects of version 1 give ND_TIMEOUT */
     bool strict_read_sink;                /* SOFTND_READ_SINK=strict: D.3.6 enforced */
     bool require_crc;                     /* SOFTND_CRC=required */
 };
 
 struct switches switches_read(void);
+
+/* Whether this version of NetworkDirect is served: SOFTND_VERSION names the only one. */
+bool switches_version(unsigned version);
 
 /* The value of an environment variable in `buffer`, false when it is not set or does not fit. */
 bool switches_text(const char *name, char *buffer, uint32_t size);

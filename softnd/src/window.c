@@ -1,9 +1,8 @@
 #include "adapter.h"
+#include "guarded_copy.h"
 #include "trace.h"
 
 #include <stdlib.h>
-
-static const struct IND2MemoryWindow_methods methods;
 
 void window_unbind(struct token_table *table, struct window *window)
 {
@@ -19,10 +18,14 @@ void window_unbind(struct token_table *table, struct window *window)
     window->queue_pair = NULL;
 }
 
+uint32_t window_token(const struct window *window)
+{
+    return htonl(token_make(window->slot, (uint8_t)window->latest_generation, true));
+}
+
 static UINT32 STDMETHODCALLTYPE window_remote_token(IND2MemoryWindow *self)
 {
-    struct window *window = (struct window *)self;
-    return htonl(token_make(window->slot, (uint8_t)window->latest_generation, true));
+    return window_token((struct window *)self);
 }
 
 HRESULT window_prepare(struct window *window, struct region *region, const void *buffer, SIZE_T size, ULONG flags,
@@ -92,20 +95,27 @@ bool window_invalidate(struct window *window, const struct queue_pair *queue_pai
     return bound;
 }
 
-bool window_invalidate_token(struct adapter *adapter, uint32_t token, const struct queue_pair *queue_pair)
+bool window_invalidate_token(struct adapter *adapter, uint32_t token, const struct queue_pair *queue_pair,
+                             ND_RESULT **result)
 {
+    static const ND_RESULT invalidated = {.Status = ND_SUCCESS};
     struct token_table *table = &adapter->tokens;
     uint32_t host = ntohl(token), index = host >> 8;
     bool found = false;
 
+    *result = NULL;
     AcquireSRWLockExclusive(&table->lock);
     if (index != 0 && index < table->used && (host & 1) != 0) {
         struct token_slot *slot = tokens_slot(table, index);
         struct window *window = slot->window;
         found = window != NULL && slot->generation == (host >> 1 & 127) && window->region != NULL &&
                 window->queue_pair == queue_pair;
-        if (found)
+        if (found) {
             window_unbind(table, window);
+            *result = window->invalidate_result;
+        }
+        if (*result != NULL)
+            guarded_copy(*result, &invalidated, sizeof invalidated);
     }
     ReleaseSRWLockExclusive(&table->lock);
     return found;
@@ -152,7 +162,6 @@ static void window_destroy(struct object *object)
 
 static const struct object_class class = {
     .kind = KIND_WINDOW,
-    .iid = &softnd_iid_IND2MemoryWindow,
     .closed = window_closed,
     .destroy = window_destroy,
 };
@@ -162,15 +171,20 @@ static const struct IND2MemoryWindow_methods methods = {
     window_remote_token,
 };
 
+static const struct object_view view = {
+    .methods = &methods,
+    .iid = &softnd_iid_IND2MemoryWindow,
+};
+
 struct window *window_from(IUnknown *pointer)
 {
-    return (struct window *)object_from(pointer, &methods, NULL);
+    return (struct window *)object_from(pointer, &view, NULL);
 }
 
 HRESULT window_create(struct adapter *adapter, REFIID iid, void **out)
 {
     struct token_table *table = &adapter->tokens;
-    HRESULT status = object_check_iid(&class, iid, out);
+    HRESULT status = object_check_iid(&view, iid, out);
 
     if (status != ND_SUCCESS)
         return status;
@@ -185,7 +199,7 @@ HRESULT window_create(struct adapter *adapter, REFIID iid, void **out)
         window->latest_generation = entry->generation;
     }
     ReleaseSRWLockExclusive(&table->lock);
-    if (window->slot == 0 || !object_start(&window->object, &methods, &class, adapter)) {
+    if (window->slot == 0 || !object_start(&window->object, &class, &view, adapter)) {
         AcquireSRWLockExclusive(&table->lock);
         if (window->slot != 0)
             tokens_give_back(table, window->slot);

@@ -26,6 +26,10 @@ CAPABILITIES = {
     "ON_DEMAND_PAGING",
     "IMPLICIT_ON_DEMAND",
     "DMABUF",
+    "REGION_ACCESS",
+    "INLINE",
+    "SEND_INVALIDATE",
+    "BIND_RESERVES_PORT",
 }
 
 
@@ -91,6 +95,7 @@ def test_info_has_identity_limits_and_capabilities(adapter):
     for name in ("max_inline_data_size", "max_window_size", "max_shared_receive_queue_depth"):
         assert getattr(info, name) >= 0, name
     assert (info.max_window_size > 0) == ("MEMORY_WINDOWS" in info.flags)
+    assert (info.max_inline_data_size > 0) == ("INLINE" in info.flags)
     assert info.numa_node is None or info.numa_node >= 0
 
 

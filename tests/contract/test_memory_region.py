@@ -21,6 +21,7 @@ from helpers import (
     contents,
     create_end,
     establish,
+    expose,
     fill,
     memory,
     require,
@@ -64,9 +65,10 @@ def test_d_1_5_one_buffer_has_many_regions_with_their_own_tokens(adapter, keep):
     part = keep(adapter.register(memoryview(buffer)[100:200], Access.REMOTE_WRITE))
     assert part.address == regions[0].address + 100
     assert len({region.local_token for region in [*regions, part]}) == 17
+    regions[0].close()
+    require(adapter, "REGION_ACCESS")
     shared = [region for region in [*regions, part] if region.access & Access.REMOTE_READ or region is part]
     assert len({region.remote_token for region in shared}) == 9
-    regions[0].close()
     assert regions[1].remote().length == 8192
 
 
@@ -187,7 +189,7 @@ def test_the_region_keeps_its_buffer(adapter, keep):
 def test_registrations_run_concurrently(adapter, keep):
     pendings = [adapter.begin_register(bytearray(4096), Access.REMOTE_READ) for _ in range(16)]
     regions = [keep(pending.result(DEADLINE_S)) for pending in pendings]
-    assert len({region.remote_token for region in regions}) == 16
+    assert len({region.local_token for region in regions}) == 16
 
 
 @pytest.mark.parametrize("length", [4096, 1 << 17])
@@ -295,6 +297,7 @@ def test_d_5_2_an_element_outside_its_region_is_refused(adapter, keep, bad):
 
 
 def test_remote_describes_the_range_that_peers_may_use(adapter, keep):
+    require(adapter, "REGION_ACCESS")
     region = memory(keep, adapter, 100, Access.REMOTE_READ)
     whole, part = region.remote(), region.remote(20, 30)
     assert (whole.address, whole.length, whole.token) == (region.address, 100, region.remote_token)
@@ -305,8 +308,37 @@ def test_remote_describes_the_range_that_peers_may_use(adapter, keep):
 
 
 def test_a_region_without_remote_right_has_nothing_for_peers(adapter, keep):
+    require(adapter, "REGION_ACCESS")
     with pytest.raises(ndpy.AccessViolationError, match="window"):
         memory(keep, adapter, 100).remote()
+
+
+def test_a_region_that_cannot_have_rights_has_nothing_for_peers(adapter, keep):
+    if "REGION_ACCESS" in adapter.info.flags:
+        pytest.skip(f"{adapter.info.name} claims REGION_ACCESS")
+    region = memory(keep, adapter, 100, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    for ask_for in (region.remote, lambda: region.remote(10, 20), lambda: region.remote_token):
+        with pytest.raises(ndpy.UnsupportedError, match="window"):
+            ask_for()
+    assert region.access == Access.REMOTE_READ | Access.REMOTE_WRITE
+
+
+def test_memory_without_local_write_is_not_written_although_the_adapter_has_no_rights(pair, keep):
+    if "REGION_ACCESS" in pair.adapter.info.flags:
+        pytest.skip(f"{pair.adapter.info.name} claims REGION_ACCESS")
+    source = memory(keep, pair.adapter, b"something", Access.REMOTE_READ)
+    remote = expose(keep, pair.server, source)
+    inbox = memory(keep, pair.adapter, b"untouched", Access.NONE)
+    for post in (
+        lambda: pair.client.queue_pair.receive(inbox),
+        lambda: pair.client.queue_pair.receive([inbox[0:4]]),
+        lambda: pair.client.queue_pair.read(inbox, remote),
+        lambda: pair.client.queue_pair.read(inbox[0:4], remote),
+    ):
+        with pytest.raises(ndpy.AccessViolationError, match="LOCAL_WRITE"):
+            post()
+    assert_works(keep, pair)
+    assert contents(inbox) == b"untouched"
 
 
 # ---- D.3: rights ----
@@ -315,7 +347,7 @@ def test_a_region_without_remote_right_has_nothing_for_peers(adapter, keep):
 def test_d_3_1_a_region_without_flags_can_be_sent_and_written_from(pair, keep):
     source = memory(keep, pair.adapter, b"only read", Access.NONE)
     sink = memory(keep, pair.adapter, 9, Access.REMOTE_WRITE)
-    pair.client.queue_pair.write(source, sink.remote())
+    pair.client.queue_pair.write(source, expose(keep, pair.server, sink))
     succeed(pair.client.cq)
     inbox = memory(keep, pair.adapter, 9)
     pair.server.queue_pair.receive(inbox)
@@ -326,6 +358,7 @@ def test_d_3_1_a_region_without_flags_can_be_sent_and_written_from(pair, keep):
 
 
 def test_d_3_2_a_receive_needs_local_write(pair, keep):
+    require(pair.adapter, "REGION_ACCESS")
     inbox = memory(keep, pair.adapter, b"untouched", Access.NONE)
     pair.server.queue_pair.receive(inbox, context=5)
     pair.client.queue_pair.send(memory(keep, pair.adapter, b"something", Access.NONE))
@@ -336,6 +369,7 @@ def test_d_3_2_a_receive_needs_local_write(pair, keep):
 
 
 def test_d_3_2_a_read_sink_needs_local_write(pair, keep):
+    require(pair.adapter, "REGION_ACCESS")
     source = memory(keep, pair.adapter, b"something", Access.REMOTE_READ)
     sink = memory(keep, pair.adapter, b"untouched", Access.NONE)
     pair.client.queue_pair.read(sink, source.remote(), context=6)
@@ -345,12 +379,13 @@ def test_d_3_2_a_read_sink_needs_local_write(pair, keep):
 
 def test_d_3_3_remote_read_grants_reading_only(pair, keep):
     owner = memory(keep, pair.adapter, b"readable", Access.REMOTE_READ)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, 8, sink_access(pair.adapter))
-    pair.client.queue_pair.read(local, owner.remote())
+    pair.client.queue_pair.read(local, remote)
     succeed(pair.client.cq)
     assert contents(local) == b"readable"
     fill(local, b"intruder")
-    pair.client.queue_pair.write(local, owner.remote(), context=3)
+    pair.client.queue_pair.write(local, remote, context=3)
     assert_refused(pair.client, Operation.WRITE, 3)
     assert contents(owner) == b"readable"
 
@@ -358,12 +393,13 @@ def test_d_3_3_remote_read_grants_reading_only(pair, keep):
 def test_d_3_3_remote_write_grants_writing_only(request, pair, keep):
     known_defect(request, pair.adapter, "read-write/read-of-writable")
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"written!", sink_access(pair.adapter))
-    pair.client.queue_pair.write(local, owner.remote())
+    pair.client.queue_pair.write(local, remote)
     succeed(pair.client.cq)
     assert contents(owner) == b"written!"
     fill(local, b"my bytes")
-    pair.client.queue_pair.read(local, owner.remote(), context=4)
+    pair.client.queue_pair.read(local, remote, context=4)
     assert_refused(pair.client, Operation.READ, 4)
     assert contents(local) == b"my bytes"
 
@@ -378,6 +414,7 @@ def test_d_3_4_remote_write_contains_local_write(pair, keep):
 
 
 def test_d_3_5_rights_do_not_leak_to_another_region_over_the_same_bytes(pair, keep):
+    require(pair.adapter, "REGION_ACCESS")
     buffer = bytearray(b"guarded!")
     keep(pair.adapter.register(buffer, Access.REMOTE_WRITE))
     readable = keep(pair.adapter.register(buffer, Access.REMOTE_READ))
@@ -389,10 +426,10 @@ def test_d_3_5_rights_do_not_leak_to_another_region_over_the_same_bytes(pair, ke
 def test_d_3_6_a_sink_without_read_sink_works_where_it_is_not_required(pair, keep):
     if "READ_SINK_REQUIRED" in pair.adapter.info.flags:
         pytest.skip(f"{pair.adapter.info.name} claims READ_SINK_REQUIRED")
-    source = memory(keep, pair.adapter, b"readable", Access.REMOTE_READ)
+    remote = expose(keep, pair.server, memory(keep, pair.adapter, b"readable", Access.REMOTE_READ))
     for access in (Access.LOCAL_WRITE, Access.REMOTE_WRITE):
         sink = memory(keep, pair.adapter, 8, access)
-        pair.client.queue_pair.read(sink, source.remote())
+        pair.client.queue_pair.read(sink, remote)
         succeed(pair.client.cq)
         assert contents(sink) == b"readable"
 
@@ -419,7 +456,7 @@ def test_j_10_a_sink_of_reads_grants_the_peer_nothing_else(pair, keep):
 def test_d_3_7_do_not_secure_vm_changes_nothing_else(pair, keep):
     source = memory(keep, pair.adapter, b"same", Access.DO_NOT_SECURE_VM)
     sink = memory(keep, pair.adapter, 4, Access.REMOTE_WRITE | Access.DO_NOT_SECURE_VM)
-    pair.client.queue_pair.write(source, sink.remote())
+    pair.client.queue_pair.write(source, expose(keep, pair.server, sink))
     succeed(pair.client.cq)
     assert contents(sink) == b"same"
 
@@ -434,6 +471,7 @@ def test_d_3_8_flags_combine_and_unknown_ones_are_refused(adapter, keep):
 
 
 def test_d_4_4_a_deregistered_token_is_refused(pair, keep):
+    require(pair.adapter, "REGION_ACCESS")
     buffer = bytearray(b"original")
     region = pair.adapter.register(buffer, Access.REMOTE_WRITE)
     stale = region.remote()
@@ -446,6 +484,7 @@ def test_d_4_4_a_deregistered_token_is_refused(pair, keep):
 
 
 def test_d_4_4_tokens_are_not_reused_soon(adapter):
+    require(adapter, "REGION_ACCESS")
     seen = []
     for _ in range(20):
         with adapter.register(bytearray(64), Access.REMOTE_READ) as region:
@@ -456,13 +495,14 @@ def test_d_4_4_tokens_are_not_reused_soon(adapter):
 
 def test_d_4_5_a_local_token_is_no_remote_token(pair, keep):
     region = memory(keep, pair.adapter, b"original", Access.LOCAL_WRITE)
-    forged = RemoteMemory(region.address, region.length, region.local_token)
+    forged = RemoteMemory(region.address, region.length, region.local_token & 0xFFFFFFFF)
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), forged, context=2)
     assert_refused(pair.client, Operation.WRITE, 2)
     assert contents(region) == b"original"
 
 
 def test_d_4_6_a_remote_token_is_good_on_every_connection(pair, keep):
+    require(pair.adapter, "REGION_ACCESS")
     second = connect_pair(keep, pair.adapter)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     for end, data in ((pair.client, b"first..."), (second.client, b"second..")):
@@ -476,7 +516,7 @@ def test_d_4_7_the_last_byte_is_inside_and_the_next_one_is_not(pair, keep, lengt
     guard = bytearray(length + 64)
     owner = keep(pair.adapter.register(memoryview(guard)[:length], Access.REMOTE_WRITE))
     local = memory(keep, pair.adapter, b"XY", Access.NONE)
-    last = owner.remote()[length - 1 :]
+    last = expose(keep, pair.server, owner)[length - 1 :]
     pair.client.queue_pair.write(local[:1], last)
     succeed(pair.client.cq)
     assert guard[length - 1 : length + 1] == b"X\0"
@@ -488,7 +528,8 @@ def test_d_4_7_the_last_byte_is_inside_and_the_next_one_is_not(pair, keep, lengt
 def test_d_4_7_reading_one_byte_past_the_end_is_refused(pair, keep):
     owner = memory(keep, pair.adapter, b"secret..", Access.REMOTE_READ)
     sink = memory(keep, pair.adapter, b"_" * 9, sink_access(pair.adapter))
-    beyond = RemoteMemory(owner.address, 9, owner.remote_token)
+    remote = expose(keep, pair.server, owner)
+    beyond = RemoteMemory(remote.address, 9, remote.token)
     pair.client.queue_pair.read(sink, beyond, context=8)
     assert_refused(pair.client, Operation.READ, 8)
     assert contents(sink) == b"_" * 9
@@ -505,6 +546,7 @@ def test_d_5_1_a_region_of_another_adapter_object_is_refused(adapter, keep, pair
 
 
 def test_d_5_1_a_token_of_another_adapter_object_is_refused(keep, pair, adapter_name):
+    require(pair.adapter, "REGION_ACCESS")
     other = keep(ndpy.open_adapter(adapter_name))
     foreign = memory(keep, other, b"original", Access.REMOTE_WRITE)
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), foreign.remote(), context=2)
@@ -613,9 +655,9 @@ def test_d_6_8_threads_register_and_deregister_at_once(adapter):
 
 def test_e_5_4_a_violation_leaves_other_connections_alone(pair, keep):
     second = connect_pair(keep, pair.adapter)
-    owner = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
+    remote = expose(keep, pair.server, memory(keep, pair.adapter, b"original", Access.REMOTE_READ))
     pair.server.queue_pair.receive(memory(keep, pair.adapter, 8), context=1)
-    pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), owner.remote(), context=3)
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), remote, context=3)
     assert_refused(pair.client, Operation.WRITE, 3)
     assert statuses(take(pair.server.cq)) == [Status.CANCELED]
     assert_works(keep, second)

@@ -15,6 +15,7 @@ from helpers import (
     contents,
     contexts,
     create_end,
+    expose,
     fill,
     memory,
     require,
@@ -185,7 +186,7 @@ def test_h_8_9_closing_a_queue_pair_disconnects(pair, keep):
 def test_f_2_2_posting_needs_a_connection(adapter, keep):
     end = create_end(keep, adapter)
     region = memory(keep, adapter, 16, Access.REMOTE_WRITE)
-    remote = RemoteMemory(region.address, 16, region.remote_token)
+    remote = RemoteMemory(region.address, 16, 1)
     for post in (
         lambda: end.queue_pair.send(region),
         lambda: end.queue_pair.read(region, remote),
@@ -263,25 +264,27 @@ def test_f_2_5_a_full_receive_queue_refuses_and_loses_nothing(adapter, keep):
 def test_f_2_5_a_full_initiator_queue_refuses_and_loses_nothing(pair_with, keep):
     pair = pair_with(initiator_depth=3)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"contents")
     with pytest.raises(ndpy.QueueFullError):
         for context in range(4):
-            pair.client.queue_pair.write(local, owner.remote(), context=context)
+            pair.client.queue_pair.write(local, remote, context=context)
     assert contexts(succeed(pair.client.cq, 3)) == [0, 1, 2]
     assert_quiet(pair.client.cq)
-    pair.client.queue_pair.write(local, owner.remote(), context=5)
+    pair.client.queue_pair.write(local, remote, context=5)
     assert contexts(succeed(pair.client.cq)) == [5]
 
 
 def test_f_2_5_silent_requests_free_their_slots(pair_with, keep):
     pair = pair_with(initiator_depth=4)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"contents")
     deadline = time.monotonic() + DEADLINE_S
     posted = 0
     while posted < 50 and time.monotonic() < deadline:
         try:
-            pair.client.queue_pair.write(local, owner.remote(), flags=Flags.SILENT_SUCCESS)
+            pair.client.queue_pair.write(local, remote, flags=Flags.SILENT_SUCCESS)
             posted += 1
         except ndpy.QueueFullError:
             assert pair.client.cq.poll() == []
@@ -296,7 +299,8 @@ def test_f_2_6_more_elements_than_the_adapter_has_are_refused(pair_with, keep):
     info = pair.adapter.info
     region = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     too_many = [region[0:1]] * (max(info.max_initiator_sge, info.max_receive_sge) + 1)
-    room = RemoteMemory(region.address, 1 << 20, region.remote_token)
+    remote = expose(keep, pair.server, region)
+    room = RemoteMemory(remote.address, 1 << 20, remote.token)
     for post in (
         lambda: pair.client.queue_pair.send(too_many),
         lambda: pair.client.queue_pair.receive(too_many),
@@ -325,12 +329,13 @@ def test_f_2_7_more_bytes_than_the_adapter_moves_are_refused(pair_with, keep):
 
 def test_f_2_8_flags_that_the_operation_does_not_take_are_refused(pair, keep):
     region = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE | Access.REMOTE_READ)
+    remote = expose(keep, pair.server, region)
     queue_pair = pair.client.queue_pair
     for post, wrong in (
         (lambda flags: queue_pair.send(region, flags=flags), 0x100),
-        (lambda flags: queue_pair.write(region, region.remote(), flags=flags), Flags.SOLICITED),
-        (lambda flags: queue_pair.read(region, region.remote(), flags=flags), Flags.SOLICITED),
-        (lambda flags: queue_pair.read(region, region.remote(), flags=flags), Flags.INLINE),
+        (lambda flags: queue_pair.write(region, remote, flags=flags), Flags.SOLICITED),
+        (lambda flags: queue_pair.read(region, remote, flags=flags), Flags.SOLICITED),
+        (lambda flags: queue_pair.read(region, remote, flags=flags), Flags.INLINE),
     ):
         with pytest.raises(ndpy.InvalidFlagsError):
             post(wrong)
@@ -351,12 +356,13 @@ def test_contexts_are_64_bits(pair, keep, context):
 def test_local_bytes_must_fit_the_remote_memory(pair_with, keep):
     pair = pair_with(max_initiator_sge=2)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, 16, SINK)
     for elements in (local, local[0:9], [local[0:4], local[4:9]]):
         with pytest.raises(ndpy.ElementRangeError):
-            pair.client.queue_pair.write(elements, owner.remote())
+            pair.client.queue_pair.write(elements, remote)
         with pytest.raises(ndpy.ElementRangeError):
-            pair.client.queue_pair.read(elements, owner.remote())
+            pair.client.queue_pair.read(elements, remote)
     assert_works(keep, pair)
 
 
@@ -449,11 +455,12 @@ def test_f_3_7_reads_scatter_and_writes_gather_in_order(pair_with, keep):
     if pair.adapter.info.max_read_sge < 3:
         pytest.skip(f"{pair.adapter.info.name} takes {pair.adapter.info.max_read_sge} elements in a read")
     owner = memory(keep, pair.adapter, b"0123456789abcdef", Access.REMOTE_READ | Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"." * 16, SINK)
-    pair.client.queue_pair.read([local[8:10], local[0:3], local[15:16]], owner.remote(4), context=1)
+    pair.client.queue_pair.read([local[8:10], local[0:3], local[15:16]], remote[4:], context=1)
     assert [completion.nbytes for completion in succeed(pair.client.cq)] == [6]
     assert contents(local) == b"678.....45.....9"
-    pair.client.queue_pair.write([local[15:16], local[8:10], local[0:3]], owner.remote(), context=2)
+    pair.client.queue_pair.write([local[15:16], local[8:10], local[0:3]], remote, context=2)
     assert [completion.operation for completion in succeed(pair.client.cq)] == [Operation.WRITE]
     assert contents(owner) == b"9456786789abcdef"
 
@@ -462,12 +469,13 @@ def test_f_3_7_reads_scatter_and_writes_gather_in_order(pair_with, keep):
 def test_f_3_7_transfers_of_many_packets_are_exact(pair, keep, rng, length):
     data = rng.randbytes(length)
     owner = memory(keep, pair.adapter, length, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, data, SINK)
-    pair.client.queue_pair.write(local, owner.remote())
+    pair.client.queue_pair.write(local, remote)
     succeed(pair.client.cq)
     assert contents(owner) == data
     fill(local, bytes(length))
-    pair.client.queue_pair.read(local, owner.remote())
+    pair.client.queue_pair.read(local, remote)
     (completion,) = succeed(pair.client.cq)
     assert completion.nbytes == length
     assert contents(local) == data
@@ -475,9 +483,10 @@ def test_f_3_7_transfers_of_many_packets_are_exact(pair, keep, rng, length):
 
 def test_f_3_8_writes_and_reads_raise_nothing_at_the_peer(pair, keep):
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"contents", SINK)
-    pair.client.queue_pair.write(local, owner.remote())
-    pair.client.queue_pair.read(local, owner.remote())
+    pair.client.queue_pair.write(local, remote)
+    pair.client.queue_pair.read(local, remote)
     succeed(pair.client.cq, 2)
     assert_quiet(pair.server.cq)
 
@@ -496,21 +505,23 @@ def test_f_3_11_the_last_byte_of_a_write_is_written_last(pair, keep):
     require(pair.adapter, "IN_ORDER_DMA")
     size = 65536
     owner = memory(keep, pair.adapter, size, Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, size)
     for round_number in range(1, 9):
         fill(local, bytes([round_number]) * size)
-        pair.client.queue_pair.write(local, owner.remote(), flags=Flags.SILENT_SUCCESS)
+        pair.client.queue_pair.write(local, remote, flags=Flags.SILENT_SUCCESS)
         wait_until(lambda number=round_number: owner.buffer[size - 1] == number, "the last byte arrives")
         assert contents(owner) == bytes([round_number]) * size
 
 
 def test_f_3_12_a_write_before_a_send_is_seen_with_the_receive(pair, keep):
     owner = memory(keep, pair.adapter, 65536, Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, 65536)
     for number in range(1, 6):
         fill(local, bytes([number]) * 65536)
         pair.server.queue_pair.receive([])
-        pair.client.queue_pair.write(local, owner.remote(), flags=Flags.SILENT_SUCCESS)
+        pair.client.queue_pair.write(local, remote, flags=Flags.SILENT_SUCCESS)
         pair.client.queue_pair.send([])
         succeed(pair.server.cq)
         assert contents(owner) == bytes([number]) * 65536
@@ -519,11 +530,12 @@ def test_f_3_12_a_write_before_a_send_is_seen_with_the_receive(pair, keep):
 
 def test_f_3_13_reads_beyond_the_read_limit_wait(pair, keep):
     owner = memory(keep, pair.adapter, 4096, Access.REMOTE_READ)
+    remote = expose(keep, pair.server, owner)
     fill(owner, bytes(range(256)) * 16)
     local = memory(keep, pair.adapter, 4096, SINK)
     for number in range(16):
         part = slice(256 * number, 256 * (number + 1))
-        pair.client.queue_pair.read(local[part], owner.remote()[part], context=number)
+        pair.client.queue_pair.read(local[part], remote[part], context=number)
     assert contexts(succeed(pair.client.cq, 16)) == list(range(16))
     assert contents(local) == contents(owner)
 
@@ -534,10 +546,11 @@ def test_f_3_13_reads_beyond_the_read_limit_wait(pair, keep):
 def test_f_4_1_silent_success_reports_nothing_but_failure(pair, keep):
     require_acknowledged_sends(pair.adapter)
     owner = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"contents", SINK)
-    pair.client.queue_pair.read(local, owner.remote(), context=1, flags=Flags.SILENT_SUCCESS)
+    pair.client.queue_pair.read(local, remote, context=1, flags=Flags.SILENT_SUCCESS)
     assert_quiet(pair.client.cq)
-    pair.client.queue_pair.write(local, owner.remote(), context=2, flags=Flags.SILENT_SUCCESS)
+    pair.client.queue_pair.write(local, remote, context=2, flags=Flags.SILENT_SUCCESS)
     (completion,) = take(pair.client.cq)
     assert (completion.context, completion.status) == (2, Status.ACCESS_VIOLATION)
 
@@ -554,12 +567,13 @@ def test_f_4_2_a_read_fence_waits_for_the_reads_before(pair, keep):
     """Read into a buffer, then a fenced send from it: the peer gets what was read."""
     size = 100_000
     owner = memory(keep, pair.adapter, bytes(range(250)) * 400, Access.REMOTE_READ)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, size, SINK)
     for _ in range(3):
         fill(local, bytes(size))
         inbox = memory(keep, pair.adapter, size)
         pair.server.queue_pair.receive(inbox)
-        pair.client.queue_pair.read(local, owner.remote(), context=1)
+        pair.client.queue_pair.read(local, remote, context=1)
         pair.client.queue_pair.send(local, context=2, flags=Flags.READ_FENCE)
         assert contexts(succeed(pair.client.cq, 2)) == [1, 2]
         succeed(pair.server.cq)
@@ -567,16 +581,16 @@ def test_f_4_2_a_read_fence_waits_for_the_reads_before(pair, keep):
 
 
 def test_f_4_4_inline_data_are_taken_during_the_call(pair_with, keep, adapter):
-    if not adapter.info.max_inline_data_size:
-        pytest.skip(f"{adapter.info.name} has no inline data")
+    require(adapter, "INLINE")
     size = min(adapter.info.max_inline_data_size, 64)
     pair = pair_with(inline_data_size=size)
     owner = memory(keep, adapter, size, Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     inbox = memory(keep, adapter, size)
     local = memory(keep, adapter, b"N" * size)
     pair.server.queue_pair.receive(inbox)
     pair.client.queue_pair.send(local, flags=Flags.INLINE)
-    pair.client.queue_pair.write(local, owner.remote(), flags=Flags.INLINE)
+    pair.client.queue_pair.write(local, remote, flags=Flags.INLINE)
     fill(local, b"X" * size)
     local.deregister()
     succeed(pair.client.cq, 2)
@@ -585,6 +599,7 @@ def test_f_4_4_inline_data_are_taken_during_the_call(pair_with, keep, adapter):
 
 
 def test_f_4_5_inline_data_need_not_be_registered(pair_with, keep, adapter):
+    require(adapter, "INLINE")
     if adapter.info.max_inline_data_size < 16:
         pytest.skip(f"{adapter.info.name} has {adapter.info.max_inline_data_size} bytes of inline data")
     pair = pair_with(inline_data_size=16)
@@ -598,14 +613,29 @@ def test_f_4_5_inline_data_need_not_be_registered(pair_with, keep, adapter):
 
 
 def test_f_4_6_more_than_the_inline_size_is_refused(pair_with, keep, adapter):
-    if not adapter.info.max_inline_data_size:
-        pytest.skip(f"{adapter.info.name} has no inline data")
+    require(adapter, "INLINE")
     pair = pair_with(inline_data_size=8)
     granted = pair.client.queue_pair.limits.inline_data_size
     assert granted >= 8
     region = memory(keep, adapter, granted + 1)
     with pytest.raises(ndpy.LimitExceededError):
         pair.client.queue_pair.send(region, flags=Flags.INLINE)
+    assert_works(keep, pair)
+
+
+def test_inline_data_are_refused_where_there_are_none(pair, keep):
+    if "INLINE" in pair.adapter.info.flags:
+        pytest.skip(f"{pair.adapter.info.name} claims INLINE")
+    remote = expose(keep, pair.server, memory(keep, pair.adapter, 8, Access.REMOTE_WRITE))
+    local = memory(keep, pair.adapter, b"contents")
+    for elements in (local, local[0:1], [], b"just bytes"):
+        for post in (
+            lambda elements=elements: pair.client.queue_pair.send(elements, flags=Flags.INLINE),
+            lambda elements=elements: pair.client.queue_pair.write(elements, remote[0:8], flags=Flags.INLINE),
+        ):
+            with pytest.raises((ndpy.UnsupportedError, ndpy.ElementRangeError)):
+                post()
+    assert_quiet(pair.client.cq)
     assert_works(keep, pair)
 
 

@@ -14,6 +14,7 @@ from helpers import (
     contents,
     contexts,
     create_end,
+    expose,
     memory,
     require,
     require_reusable_queue_pairs,
@@ -35,13 +36,14 @@ SINK = Access.LOCAL_WRITE | Access.READ_SINK
 
 def test_f_5_1_requests_complete_in_posting_order(pair, keep):
     owner = memory(keep, pair.adapter, 65536, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, 65536, SINK)
     for context in range(4):
         pair.server.queue_pair.receive([], context=100 + context)
     queue_pair = pair.client.queue_pair
     for context in range(0, 12, 3):
-        queue_pair.read(local, owner.remote(), context=context)
-        queue_pair.write(local[0:4], owner.remote(), context=context + 1)
+        queue_pair.read(local, remote, context=context)
+        queue_pair.write(local[0:4], remote, context=context + 1)
         queue_pair.send([], context=context + 2)
     assert contexts(succeed(pair.client.cq, 12)) == list(range(12))
     assert contexts(succeed(pair.server.cq, 4)) == [100, 101, 102, 103]
@@ -100,7 +102,8 @@ def test_f_6_5_every_request_reports_exactly_once(pair, keep):
 
 def test_failed_completions_keep_the_native_status(pair, keep):
     region = memory(keep, pair.adapter, b"original", Access.REMOTE_READ)
-    beyond = RemoteMemory(region.address, 9, region.remote_token)
+    remote = expose(keep, pair.server, region)
+    beyond = RemoteMemory(remote.address, 9, remote.token)
     pair.client.queue_pair.read(memory(keep, pair.adapter, 9, SINK), beyond)
     (completion,) = take(pair.client.cq)
     assert not completion.ok

@@ -10,4 +10,12 @@ else:
     # An embedded Python does not look beside a test.
     sys.path.insert(0, str(Path(__file__).parent))
 
-    from own_softnd import softnd  # noqa: F401
+    from helpers import STRESS
+    from own_softnd import softnd, version  # noqa: F401
+
+    # What both versions are tested with.
+    _BOTH = {"test_overlapped_races", "test_removal"}
+
+    def pytest_generate_tests(metafunc):
+        if "version" in metafunc.fixturenames and metafunc.module.__name__ in _BOTH:
+            metafunc.parametrize("version", [2, 1] if STRESS else [2], ids=lambda number: f"version {number}")

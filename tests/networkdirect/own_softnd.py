@@ -42,17 +42,18 @@ def open_handles() -> int:
 
 
 class OwnSoftnd:
-    """path: of the copy. open(): an adapter of it, with these switches ("delay_cancel_ms=30")."""
+    """path: of the copy; version: of NetworkDirect. open(): an adapter of it, with these switches ("delay_cancel_ms=30")."""
 
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
         self.path = path
+        self.version = version
         self._monkeypatch = monkeypatch
 
-    def open(self, **switches: object) -> ndpy.Adapter:
+    def open(self, version: int | None = None, **switches: object) -> ndpy.Adapter:
         with self._monkeypatch.context() as environment:
             for name, value in switches.items():
                 environment.setenv(f"SOFTND_{name.upper()}", str(value))
-            return ndpy.open_adapter("127.0.0.1", provider=self.path)
+            return ndpy.open_adapter("127.0.0.1", provider=self.path, version=version or self.version)
 
     def unload(self) -> None:
         """Have it asked whether it can be unloaded, until it can be."""
@@ -84,11 +85,18 @@ def warm_up(own: OwnSoftnd) -> None:
 
 
 @pytest.fixture
-def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnSoftnd]:
+def version() -> int:
+    """The version of NetworkDirect that a test's softnd is used as, by its child processes too."""
+    return 2
+
+
+@pytest.fixture
+def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> Iterator[OwnSoftnd]:
     """At the end nothing may be left of it: neither handles nor objects."""
     statistics = tmp_path / "statistics.txt"
     monkeypatch.setenv("SOFTND_STATISTICS", str(statistics))
-    own = OwnSoftnd(Path(shutil.copy(SOFTND, tmp_path / f"{tmp_path.name}.dll")), monkeypatch)
+    monkeypatch.setenv("NDPY_PROVIDER_VERSION", str(version))
+    own = OwnSoftnd(Path(shutil.copy(SOFTND, tmp_path / f"{tmp_path.name}.dll")), monkeypatch, version)
     warm_up(own)
     before = handles()
     yield own

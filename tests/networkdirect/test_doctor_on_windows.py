@@ -49,12 +49,12 @@ def doctor(**environment: str) -> tuple[int, dict[str, dict[str, str]]]:
     return done.returncode, {found["check"]: found for found in json.loads(done.stdout)}
 
 
-def examined(name: str, provider_id: str = diagnosis._NO_ID) -> dict[str, finding.Finding]:
+def examined(name: str, provider_id: str = diagnosis._NO_ID, version: str = "") -> dict[str, finding.Finding]:
     """What is found of one of the broken providers."""
     path = BROKEN / f"{name}.dll"
     if not path.exists():
         pytest.skip("not built: make -C tests/networkdirect/providers")
-    found = list(diagnosis.examine_dll("it", str(path), provider_id, finding.failed))
+    found = list(diagnosis.examine_dll("it", str(path), provider_id, finding.failed, version))
     return {each.check: each for each in found}
 
 
@@ -108,8 +108,25 @@ def test_a_2_4_a_missing_export_is_named(name, export):
 def test_a_provider_of_version_1_only_is_said_to_be_one():
     found = examined("VERSION_1")
     assert verdict(found["it DLL"]) == "PASS"
-    assert verdict(found["it version"]) == "WARN"
-    assert "version 1 only" in found["it version"].message
+    assert verdict(found["it version"]) == "PASS"
+    assert found["it version"].message.endswith("version 1")
+    assert "127.0.0.2" in found["it addresses"].message
+
+
+def test_a_version_that_is_asked_for_and_not_served_fails():
+    for name, version, other in (("VERSION_1", "2", "1"), ("UNLOADS", "1", "2")):
+        found = examined(name, version=version)["it version"]
+        assert verdict(found) == "FAIL"
+        assert f"version {other} only" in found.message
+        assert "NDPY_PROVIDER_VERSION" in found.remedy
+
+
+def test_with_softnd_as_version_1():
+    status, found = doctor(NDPY_PROVIDER=str(SOFTND), NDPY_PROVIDER_VERSION="1")
+    assert status == 0
+    assert "version 1" in found["softnd.dll version"]["message"]
+    assert "NetworkDirect 1" in found["softnd0"]["message"]
+    assert "127.0.0.1" in found["softnd.dll addresses"]["message"]
 
 
 def test_a_provider_without_the_interface_fails_with_its_status():
@@ -165,6 +182,16 @@ def test_an_entry_that_can_be_used_passes(registered):
     assert {verdict(each) for each in found.values()} == {"PASS"}
     assert "1 of its 1" in found["catalogue"].message
     assert str(SOFTND) in found["it"].message
+
+
+def test_an_entry_of_version_1_is_judged_by_version_1(registered):
+    registered(entry(SOFTND, version=1, name="one"), entry(BROKEN / "UNLOADS.dll", version=1, name="two"))
+    found = {each.check: each for each in diagnosis.examine_catalogue()}
+    assert verdict(found["one version"]) == "PASS"
+    assert found["one version"].message.endswith("version 1")
+    assert verdict(found["two version"]) == "FAIL"
+    assert "version 2 only" in found["two version"].message
+    assert "1 of its 2" in found["catalogue"].message
 
 
 def test_a_stale_entry_is_warned_and_another_may_still_be_used(registered):

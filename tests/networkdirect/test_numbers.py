@@ -54,6 +54,28 @@ INTERFACES = {
         "CreateSharedReceiveQueue CreateQueuePair CreateQueuePairWithSrq CreateConnector CreateListener",
     ),
     "IND2Provider": ("49EAE6C1-76C4-46D0-8003-5C2EAA2C9A8E", 6, "QueryAddressList ResolveAddress OpenAdapter"),
+    # Contract B.5.
+    "INDOverlapped": ("C859E15E-75E2-4FE3-8D6D-0DFF36F02442", 5, "CancelOverlappedRequests GetOverlappedResult"),
+    "INDCompletionQueue": ("1245A633-2A32-473A-830C-E05D1F869D02", 8, "Resize Notify GetResults"),
+    "INDEndpoint": (
+        "DBD00EAB-B679-44A9-BD65-E82F3DE12D1A",
+        13,
+        "Flush StartRequestBatch SubmitRequestBatch Send SendAndInvalidate Receive Bind Invalidate Read Write",
+    ),
+    "INDConnector": (
+        "1BCAF2D1-E274-4AEB-AC57-CD5D4376E0B7",
+        15,
+        "CreateEndpoint Connect CompleteConnect Accept Reject GetConnectionData GetLocalAddress GetPeerAddress "
+        "NotifyDisconnect Disconnect",
+    ),
+    "INDListen": ("BB902588-BA3F-4441-9FE1-3B6795E4E668", 6, "GetConnectionRequest"),
+    "INDAdapter": (
+        "A023C5A0-5B73-43BC-8D20-33AA07E9510F",
+        14,
+        "GetFileHandle Query Control CreateCompletionQueue RegisterMemory DeregisterMemory CreateMemoryWindow "
+        "CreateConnector Listen",
+    ),
+    "INDProvider": ("0C5DD316-5FDF-47E6-B2D0-2A6EDA8D39DD", 5, "QueryAddressList OpenAdapter"),
 }
 
 # Contract B.2.
@@ -116,6 +138,7 @@ STATUSES = [
     (0xC0000241, "ND_CONNECTION_ABORTED", ndpy.ConnectionAbortedError),
     (0xC00002B6, "ND_DEVICE_REMOVED", ndpy.DeviceRemovedError),
     # Contract B.1.7.
+    (0x80004001, "E_NOTIMPL", ndpy.UnsupportedError),
     (0x80004002, "E_NOINTERFACE", ndpy.UnsupportedError),
     (0x80004003, "E_POINTER", ndpy.ProviderError),
     (0x80070057, "E_INVALIDARG", ndpy.ProviderError),
@@ -164,13 +187,40 @@ LAYOUTS = {
         96,
     ),
     "struct ndpy_element": ({"address": 0, "length": 8, "token": 12}, 16),
+    "struct nd_sge": ({"address": 0, "length": 8, "region": 16}, 24),
+    "struct nd1_element": ({"address": 0, "length": 8, "region": 16}, 24),
+    "struct nd_result": ({"status": 0, "bytes_transferred": 8}, 16),
+    "struct nd_adapter_info1": (
+        {
+            "vendor_id": 0,
+            "device_id": 4,
+            "max_inbound_sge": 8,
+            "max_inbound_requests": 16,
+            "max_inbound_length": 24,
+            "max_outbound_sge": 32,
+            "max_outbound_requests": 40,
+            "max_outbound_length": 48,
+            "max_inline_data": 56,
+            "max_inbound_read_limit": 64,
+            "max_outbound_read_limit": 72,
+            "max_cq_entries": 80,
+            "max_registration_size": 88,
+            "max_window_size": 96,
+            "large_request_threshold": 104,
+            "max_caller_data": 112,
+            "max_callee_data": 120,
+        },
+        128,
+    ),
 }
+
+# The files that cffi reads.
+PARTS = ("ndpy_abi.h", "nd/interfaces.h", "nd/version1/interfaces.h", "nd/win32.h", "nd/shim.h", "nd/version1/shim.h")
 
 
 def declarations() -> str:
     """All that cffi was given, without comments."""
-    names = ("ndpy_abi.h", "nd/interfaces.h", "nd/win32.h", "nd/shim.h")
-    text = "\n".join((CDEFS / name).read_text() for name in names)
+    text = "\n".join((CDEFS / name).read_text() for name in PARTS)
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
@@ -249,7 +299,7 @@ def test_an_interface_that_is_none_has_no_identifier():
 
 def test_b_4_2_methods_stand_in_the_order_of_their_slots():
     """build_nd.py makes the tables of slots from these comments and declarations, in their order."""
-    table = (CDEFS / "nd/interfaces.h").read_text()
+    table = "".join((CDEFS / name).read_text() for name in PARTS if name.endswith("interfaces.h"))
     found = list(
         re.finditer(r"/\* interface (\w+)(?: : (\w+))?, (\d+) slots \{([0-9A-F-]+)\} \*/(.*?)(?=/\* interface|\Z)", table, re.DOTALL)
     )  # fmt: skip

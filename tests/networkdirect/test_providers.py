@@ -10,13 +10,16 @@ import gc
 import os
 import shutil
 import struct
+import uuid
 from ctypes import wintypes
 from pathlib import Path
 
 import pytest
 from helpers import DEADLINE_S, wait_until
+from own_softnd import child
 
 import ndpy
+from ndpy.networkdirect import catalogue
 from ndpy.networkdirect.devices import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -48,6 +51,7 @@ def copy_of(tmp_path):
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch):
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    monkeypatch.delenv("NDPY_PROVIDER_VERSION", raising=False)
     monkeypatch.delenv("SOFTND_ADDRESSES", raising=False)
 
 
@@ -68,7 +72,12 @@ def ways_to_open(path: Path, monkeypatch):
 REFUSED = {
     "NO_EXPORTS": (ndpy.ProviderNotFoundError, ["DllGetClassObject"], None),
     "ONE_EXPORT": (ndpy.ProviderNotFoundError, ["DllCanUnloadNow"], None),
-    "VERSION_1": (ndpy.UnsupportedError, ["version 1 only", "0x80004002"], 0x80004002),
+    "VERSION_1_NO_PROVIDER": (ndpy.UnsupportedError, ["no INDProvider", "E_NOINTERFACE"], 0x80004002),
+    "VERSION_1_NULL_PROVIDER": (ndpy.ProviderError, ["no INDProvider"], 0),
+    "VERSION_1_NO_OPEN": (ndpy.AddressUnreachableError, ["0xc0000141", "ND_INVALID_ADDRESS"], 0xC0000141),
+    "VERSION_1_OPEN_NULL": (ndpy.ProviderError, ["no INDAdapter"], 0),
+    "VERSION_1_NO_QUERY": (ndpy.ProviderError, ["0xc00000a3"], 0xC00000A3),
+    "VERSION_1_NO_FILE": (ndpy.ProviderError, ["no file"], 0),
     "NO_INTERFACE": (ndpy.UnsupportedError, ["0x80004002", "E_NOINTERFACE"], 0x80004002),
     "UNKNOWN_STATUS": (ndpy.ProviderError, ["0xc0abcdef"], 0xC0ABCDEF),
     "NULL_OBJECT": (ndpy.ProviderError, ["no IND2Provider"], 0),
@@ -267,3 +276,140 @@ def test_many_threads_load_and_unload_one_provider(copy_of):
     assert failures == []
     assert not any(thread.is_alive() for thread in threads)
     assert not mapped(path)
+
+
+# ---- version 1 ----
+
+
+def registered(monkeypatch, *entries: tuple[Path, int]) -> None:
+    """Let the catalogue have these DLLs, each registered for a version; Wine's cannot be changed."""
+    monkeypatch.delenv("NDPY_PROVIDER", raising=False)
+    found = [
+        catalogue.Entry(f"{path.stem} {version}", uuid.uuid4().bytes_le, version, ("IPv4", "IPv6"), str(path), "")
+        for path, version in entries
+    ]
+    monkeypatch.setattr(catalogue, "entries", lambda: list(found))
+
+
+def seen(infos) -> list[tuple[str, int, tuple[str, ...]]]:
+    return [(info.name, info.version, info.addresses) for info in infos]
+
+
+def test_a_3_2_a_dll_of_version_1_only_has_an_adapter_at_each_address(copy_of, monkeypatch):
+    path = copy_of("VERSION_1", "old")
+    wanted = [("old0", 1, ("127.0.0.1",)), ("old1", 1, ("127.0.0.2",)), ("old2", 1, ("::1",))]
+    assert seen(ndpy.list_adapters(provider=path)) == seen(ndpy.list_adapters(provider=path, version=1)) == wanted
+    monkeypatch.setenv("NDPY_PROVIDER", str(path))
+    assert seen(ndpy.list_adapters()) == wanted
+    with ndpy.open_adapter("127.0.0.2") as adapter:
+        assert (adapter.info.name, adapter.info.version) == ("old1", 1)
+        # Its structure is larger than ND_ADAPTER_INFO1 (B.7.2), and says 64 everywhere.
+        assert adapter.info.max_registration_size == adapter.info.max_callee_data == 64
+        assert (adapter.info.max_inline_data_size, adapter.info.max_shared_receive_queue_depth) == (0, 0)
+        assert "REGION_ACCESS" not in adapter.info.flags
+        assert mapped(path)
+    assert not mapped(path)
+    with pytest.raises(ndpy.UnsupportedError, match="version 1 only") as caught:
+        ndpy.open_adapter(provider=path, version=2)
+    assert (str(path) in str(caught.value), caught.value.native) == (True, 0x80004002)
+
+
+def test_a_3_1_a_dll_of_version_2_only_is_not_used_as_version_1(copy_of, monkeypatch):
+    path = copy_of("UNLOADS")
+    assert [info.version for info in ndpy.list_adapters(provider=path)] == [2, 2]
+    with pytest.raises(ndpy.UnsupportedError, match="version 2 only") as caught:
+        ndpy.open_adapter(provider=path, version=1)
+    assert str(path) in str(caught.value)
+    monkeypatch.setenv("NDPY_PROVIDER_VERSION", "1")
+    with pytest.raises(ndpy.UnsupportedError, match="version 2 only"):
+        ndpy.list_adapters(provider=path)
+
+
+def test_a_3_3_a_dll_of_both_versions_is_used_as_version_2_unless_asked(copy_of, monkeypatch):
+    path = copy_of("softnd")
+    for asked, environment, used in ((None, "", 2), (None, "1", 1), (2, "1", 2), (1, "", 1), (1, "2", 1)):
+        monkeypatch.setenv("NDPY_PROVIDER_VERSION", environment)
+        with ndpy.open_adapter("127.0.0.1", provider=path, version=asked) as adapter:
+            assert adapter.info.version == used
+            assert ("SHARED_RECEIVE_QUEUES" in adapter.info.flags) == (used == 2)
+            assert ("SEND_INVALIDATE" in adapter.info.flags) == (used == 1)
+    monkeypatch.setenv("NDPY_PROVIDER_VERSION", "")
+    two, one = ndpy.list_adapters(provider=path, version=2), ndpy.list_adapters(provider=path, version=1)
+    assert sorted(address for info in one for address in info.addresses) == sorted(two[0].addresses)
+
+
+def test_a_version_that_there_is_not_is_refused(copy_of, monkeypatch):
+    path = copy_of("UNLOADS")
+    with pytest.raises(ValueError, match="1 and 2"):
+        ndpy.open_adapter(provider=path, version=3)
+    monkeypatch.setenv("NDPY_PROVIDER_VERSION", "two")
+    with pytest.raises(ndpy.ProviderNotFoundError, match="NDPY_PROVIDER_VERSION is 'two'"):
+        ndpy.open_adapter(provider=path)
+
+
+def test_a_1_3_the_catalogue_says_which_version_an_entry_is_of(copy_of, monkeypatch):
+    two, one, both = copy_of("UNLOADS", "two"), copy_of("VERSION_1", "one"), copy_of("softnd", "both")
+    # Stale entries: the DLL does not serve the version that it is registered for.
+    registered(monkeypatch, (one, 2), (two, 1))
+    assert ndpy.list_adapters() == []
+    registered(monkeypatch, (one, 1))
+    assert [info.name for info in ndpy.list_adapters()] == ["one0", "one1", "one2"]
+    registered(monkeypatch, (both, 1))
+    assert {info.version for info in ndpy.list_adapters()} == {1}
+    registered(monkeypatch, (both, 1), (both, 2))
+    assert [info.version for info in ndpy.list_adapters()] == [2]
+    assert {info.version for info in ndpy.list_adapters(version=1)} == {1}
+
+
+def test_a_7_2_version_1_serves_the_addresses_that_version_2_does_not(copy_of, monkeypatch):
+    two, both = copy_of("UNLOADS", "two"), copy_of("softnd", "both")
+    registered(monkeypatch, (both, 1), (two, 2))
+    found = ndpy.list_adapters()
+    served = {"127.0.0.1", "127.0.0.2", "::1"}
+    assert [info.name for info in found[:2]] == ["two0", "two1"]
+    assert all(info.version == 1 and served.isdisjoint(info.addresses) for info in found[2:])
+    assert ndpy.open_adapter("127.0.0.1").info.version == 2
+    monkeypatch.setenv("NDPY_PROVIDER_VERSION", "1")
+    assert {info.version for info in ndpy.list_adapters()} == {1}
+    with ndpy.open_adapter("127.0.0.1") as adapter:
+        assert (adapter.info.driver, adapter.info.version) == ("both.dll", 1)
+
+
+def test_a_1_4_an_entry_of_version_1_without_the_flag_is_found(copy_of, monkeypatch):
+    """Winsock's own hidden entries are left out by their socket type and flags; what remains has to open an adapter."""
+    path = copy_of("VERSION_1", "old")
+    common = {"protocol": 0, "protocol_max_offset": 0, "address_family": 23}
+    protocols = [
+        catalogue.WinsockProtocol(
+            name=name, provider_id=uuid.uuid4().bytes_le, service_flags=services, provider_flags=0x04, version=version,
+            socket_type=socket_type, **common,
+        )
+        for name, services, version, socket_type in (
+            ("old adapter", 0x8E, 1, -1),
+            ("version 2 needs the flag", 0x8E, 0x20000, -1),
+            ("a stream socket", 0x8E, 1, 1),
+            ("no message boundaries", 0x86, 1, -1),
+        )
+    ]  # fmt: skip
+    monkeypatch.delenv("NDPY_PROVIDER", raising=False)
+    monkeypatch.setattr(catalogue, "protocols", lambda: protocols)
+    monkeypatch.setattr(catalogue, "provider_path", lambda provider_id: (str(path), ""))
+    assert [entry.name for entry in catalogue.entries() if not entry.problem] == ["old adapter"]
+    assert [info.name for info in ndpy.list_adapters()] == ["old0", "old1", "old2"]
+
+
+def test_an_entry_of_version_1_that_opens_nothing_is_passed_over(copy_of, monkeypatch):
+    registered(
+        monkeypatch,
+        *((copy_of(name, name), 1) for name in ("NO_EXPORTS", "VERSION_1_NO_PROVIDER", "VERSION_1_NO_OPEN")),
+        (copy_of("VERSION_1", "old"), 1),
+    )
+    assert [info.name for info in ndpy.list_adapters()] == ["old0", "old1", "old2"]
+
+
+def test_devices_shows_the_version(copy_of):
+    path = str(copy_of("softnd"))
+    for version in ("1", "2"):
+        done = child("from ndpy.cli import main; main(['devices'])", NDPY_PROVIDER=path, NDPY_PROVIDER_VERSION=version)
+        assert done.returncode == 0, done.stderr
+        assert f"NetworkDirect {version}" in done.stdout

@@ -6,7 +6,7 @@ import contextlib
 import threading
 
 import pytest
-from helpers import DEADLINE_S, Keeper, connect_ends, create_end, host_of, memory, wait_until
+from helpers import DEADLINE_S, Keeper, connect_ends, connect_pair, create_end, host_of, memory, wait_until
 
 import ndpy
 from ndpy import Access
@@ -19,11 +19,12 @@ def removed(softnd):
 
     def remove(prepare, **switches):
         adapter = keeper(softnd.open(remove_after_requests=50, **switches))
-        spare = create_end(keeper, adapter, receive_depth=64)
+        # Version 1 brings receives to the provider when there is a connection.
+        spare = connect_pair(keeper, adapter, receive_depth=64)
         made = prepare(adapter, keeper)
         with pytest.raises(ndpy.DeviceRemovedError):
             for _ in range(64):
-                spare.queue_pair.receive([])
+                spare.server.queue_pair.receive([])
         return made
 
     yield remove
@@ -54,7 +55,8 @@ def test_b_7_7_every_class_says_that_the_adapter_has_gone(softnd, removed):
         made["window"] = keep(adapter.create_memory_window())
         made["end"], made["far"] = peers(softnd, adapter, keep)
         made["cq"] = keep(adapter.create_completion_queue(8))
-        made["srq"] = keep(adapter.create_shared_receive_queue(8, threshold=2))
+        if softnd.version == 2:
+            made["srq"] = keep(adapter.create_shared_receive_queue(8, threshold=2))
         made["listener"] = keep(adapter.listen((host_of(adapter), 0)))
         made["idle"] = keep(adapter.create_connector())
         made["other"] = keep(adapter.create_queue_pair(made["cq"]))
@@ -67,20 +69,24 @@ def test_b_7_7_every_class_says_that_the_adapter_has_gone(softnd, removed):
         lambda: adapter.begin_register(bytearray(8)).result(DEADLINE_S),
         adapter.create_memory_window,
         lambda: adapter.create_completion_queue(8),
-        lambda: adapter.create_shared_receive_queue(8),
-        lambda: adapter.create_queue_pair(cq),
         adapter.create_connector,
         lambda: adapter.listen((host_of(adapter), 0)),
         lambda: end.queue_pair.receive(region),
         lambda: end.queue_pair.send(region),
         lambda: end.queue_pair.bind(made["window"], region, Access.REMOTE_WRITE),
-        lambda: made["srq"].receive(region),
-        lambda: made["srq"].arm().result(DEADLINE_S),
         lambda: cq.arm().result(DEADLINE_S),
         lambda: cq.wait(DEADLINE_S),
         lambda: made["listener"].get_request(DEADLINE_S),
         lambda: made["idle"].connect(made["other"], address, timeout_s=DEADLINE_S),
     ]
+    if softnd.version == 2:
+        calls += [
+            # In version 1 a queue pair is the provider's when it is connected.
+            lambda: adapter.create_queue_pair(cq),
+            lambda: adapter.create_shared_receive_queue(8),
+            lambda: made["srq"].receive(region),
+            lambda: made["srq"].arm().result(DEADLINE_S),
+        ]
     for number, call in enumerate(calls):
         with pytest.raises(ndpy.DeviceRemovedError):
             call()
@@ -111,9 +117,12 @@ def test_all_who_wait_are_told(softnd, removed):
         poller = keep(ndpy.Poller())
         poller.add(queues[0])
         region = memory(keep, adapter, 64)
-        srq = keep(adapter.create_shared_receive_queue(8, threshold=2))
-        for _ in range(4):
-            srq.receive(region)
+        shared = []
+        if softnd.version == 2:
+            srq = keep(adapter.create_shared_receive_queue(8, threshold=2))
+            for _ in range(4):
+                srq.receive(region)
+            shared.append(srq.arm())
         listener = keep(adapter.listen((host_of(adapter), 0)))
         start(lambda: poller.wait(DEADLINE_S))
         for _ in range(2):
@@ -121,7 +130,7 @@ def test_all_who_wait_are_told(softnd, removed):
         for pending in (
             queues[2].arm(),
             queues[2].arm(ndpy.Notify.ERRORS),
-            srq.arm(),
+            *shared,
             listener.begin_get_request(),
             listener.begin_get_request(),
         ):
@@ -136,7 +145,7 @@ def test_all_who_wait_are_told(softnd, removed):
         thread.join(DEADLINE_S)
     assert not any(thread.is_alive() for thread in threads)
     # For who watched a connection it is the connection's end.
-    assert len(ended) == 9
+    assert len(ended) == (9 if softnd.version == 2 else 8)
     assert [what for what in ended if what is not ndpy.DeviceRemovedError] in ([], [None])
 
 

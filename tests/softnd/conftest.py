@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def share(full: int, part: int) -> int:
 
 
 if WINDOWS:
+    import nd2
     from consumer import Kit, make_pair
 
     @pytest.fixture
@@ -54,3 +56,12 @@ if WINDOWS:
         """A random generator whose seed is shown with a failure; NDPY_TEST_SEED sets another one."""
         print(f"seed {SEED} (NDPY_TEST_SEED)")
         return random.Random(SEED)
+
+    @pytest.fixture
+    def own_library(tmp_path):
+        """The DLL under a name of its own, so that its unloading does not depend on what else uses it."""
+        path = tmp_path / "another.dll"
+        shutil.copy(nd2.DLL, path)
+        library = nd2.Library(path)
+        yield library
+        library.free()

@@ -57,6 +57,10 @@ def wait_until(condition: Any, what: str, timeout_s: float = DEADLINE_S) -> None
         kernel32.Sleep(1)
 
 
+def wait_unloadable(library: nd2.Library) -> None:
+    wait_until(lambda: library.can_unload() == Status.SUCCESS, "DllCanUnloadNow gives S_OK after the last release")
+
+
 def open_handles() -> int:
     """How many handles this process has. Wine's own count of them is 0, so each number is tried."""
     flags = ffi.new("uint32_t *")

@@ -143,7 +143,8 @@ class Kind(enum.IntEnum):
 
 
 # B.3 and B.4: base, identifier, and what follows the base's methods.
-_INTERFACES: dict[str, tuple[str | None, str, list[tuple[str, str, str]]]] = {
+Interfaces = dict[str, tuple[str | None, str, list[tuple[str, str, str]]]]
+_INTERFACES: Interfaces = {
     "IUnknown": (
         None,
         "00000000-0000-0000-C000-000000000046",
@@ -348,27 +349,34 @@ void *CreateFileW(const void *name, uint32_t access, uint32_t share, void *secur
 """
 
 ORDER: dict[str, list[str]] = {}
+IID: dict[str, Any] = {}
+_methods: dict[str, list[str]] = {}
 
 
-def _declare() -> None:
-    ffi.cdef(_STRUCTURES)
-    methods: dict[str, list[str]] = {}
-    for name, (base, _, own) in _INTERFACES.items():
-        lines = list(methods[base]) if base else []
+def guid(text: str) -> Any:
+    """16 bytes of a GUID in memory."""
+    return ffi.new("unsigned char[16]", uuid.UUID(text).bytes_le)
+
+
+def declare(interfaces: Interfaces) -> None:
+    """Make the interfaces known to ffi, ORDER and IID."""
+    for name, (base, identifier, own) in interfaces.items():
+        lines = list(_methods[base]) if base else []
         order = list(ORDER[base]) if base else []
         for method, returns, parameters in own:
             separator = ", " if parameters else ""
             lines.append(f"{returns} (*{method})(void *self{separator}{parameters});")
             order.append(method)
-        methods[name], ORDER[name] = lines, order
+        _methods[name], ORDER[name], IID[name] = lines, order, guid(identifier)
         ffi.cdef(f"typedef struct {{ {' '.join(lines)} }} {name}_methods;")
         ffi.cdef(f"typedef struct {{ {name}_methods *methods; }} {name};")
-    ffi.cdef(_WINDOWS)
-    ffi.cdef("typedef int32_t (*get_class_object)(const void *clsid, const void *iid, void **object);")
-    ffi.cdef("typedef int32_t (*can_unload_now)(void);")
 
 
-_declare()
+ffi.cdef(_STRUCTURES)
+declare(_INTERFACES)
+ffi.cdef(_WINDOWS)
+ffi.cdef("typedef int32_t (*get_class_object)(const void *clsid, const void *iid, void **object);")
+ffi.cdef("typedef int32_t (*can_unload_now)(void);")
 kernel32: Any = ffi.dlopen("kernel32.dll")
 NULL = ffi.NULL
 INVALID_HANDLE = ffi.cast("void *", -1)
@@ -378,14 +386,6 @@ MEM_COMMIT_RESERVE, MEM_RELEASE = 0x3000, 0x8000
 PAGE = 4096
 
 
-def guid(text: str) -> Any:
-    """16 bytes of a GUID in memory."""
-    return ffi.new("unsigned char[16]", uuid.UUID(text).bytes_le)
-
-
-IID = {name: guid(text) for name, (_, text, _) in _INTERFACES.items()}
-IID_IClassFactory = guid("00000001-0000-0000-C000-000000000046")
-IID_INDProvider = guid("0C5DD316-5FDF-47E6-B2D0-2A6EDA8D39DD")
 IID_INDMemoryWindow = IID["IND2MemoryWindow"]  # one identifier for both versions (B.3.1)
 IID_unknown = guid("12345678-9ABC-DEF0-1234-56789ABCDEF0")
 

@@ -11,18 +11,8 @@ import threading
 import nd2
 import psutil
 import pytest
-from consumer import Kit, address_list, make_pair, sges, wait_until
+from consumer import Kit, address_list, make_pair, sges, wait_unloadable
 from nd2 import IID, NULL, Interface, Library, Status, ffi, query_interface, sockaddr
-
-
-@pytest.fixture
-def own_library(tmp_path):
-    """The DLL under a name of its own, so that its unloading does not depend on what else uses it."""
-    path = tmp_path / "another.dll"
-    shutil.copy(nd2.DLL, path)
-    library = Library(path)
-    yield library
-    library.free()
 
 
 def test_a_2_4_both_exports_are_there(own_library):
@@ -160,10 +150,6 @@ def test_a_4_2_a_live_adapter_keeps_the_library(own_library):
     assert own_library.can_unload() == Status.S_FALSE
     assert adapter.release() == 0
     wait_unloadable(own_library)
-
-
-def wait_unloadable(library):
-    wait_until(lambda: library.can_unload() == Status.SUCCESS, "DllCanUnloadNow gives S_OK after the last release")
 
 
 @pytest.mark.parametrize(

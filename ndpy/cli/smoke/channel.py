@@ -142,6 +142,10 @@ class Arguments:
             return None
         return self.integer(name, low, high)
 
+    def has(self, name: str) -> bool:
+        """Whether it was given."""
+        return name in self._values
+
     def seconds(self, name: str, high: float) -> float:
         value = self._take(name)
         if type(value) not in (int, float) or not 0 <= value <= high:

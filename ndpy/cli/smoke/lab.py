@@ -294,9 +294,9 @@ class Lab:
         self._kept.append(memory)
         return memory
 
-    def far_memory(self, length: int, access: Access = Access.LOCAL_WRITE) -> FarMemory:
-        """The same at the peer."""
-        return self.peer.memory(length, access, next(self._seeds))
+    def far_memory(self, length: int, access: Access = Access.LOCAL_WRITE, pair: Pair | None = None) -> FarMemory:
+        """The same at the peer. pair: over which its remote rights are used; where regions have none, a window gives them."""
+        return self.peer.memory(length, access, next(self._seeds), None if pair is None else pair.far.number)
 
     def line(
         self,

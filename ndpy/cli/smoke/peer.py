@@ -195,13 +195,27 @@ class Station:
             arguments.integer("access", 0, int(Access.REMOTE_WRITE | Access.REMOTE_READ | Access.READ_SINK))
         )
         seed = arguments.integer("seed", 0, 1 << 31)
+        line = self._get(Line, arguments, "line") if arguments.has("line") else None
         arguments.finish()
         self._room()
         memory = self._new_memory(length, access, seed)
         answer: Answer = {"memory": self._keep(memory)}
-        if access & (Access.REMOTE_READ | (Access.REMOTE_WRITE & ~Access.LOCAL_WRITE)):
-            answer["remote"] = encode(memory.region.remote().to_bytes())
+        rights = access & (Access.REMOTE_READ | Access.REMOTE_WRITE)
+        if rights & ~Access.LOCAL_WRITE:
+            remote = self._through_window(line, memory, rights) if line is not None else memory.region.remote()
+            answer["remote"] = encode(remote.to_bytes())
         return answer
+
+    def _through_window(self, line: Line, memory: Memory, access: Access) -> ndpy.RemoteMemory:
+        """All of the memory for this line's peer: by the region's own rights, or through a window where it has none."""
+        if "REGION_ACCESS" in self._adapter.info.flags:
+            return memory.region.remote()
+        window = self._adapter.create_memory_window()
+        self._keep(window)
+        line.queue_pair.bind(window, memory.region, access=access)
+        (bound,) = line.take(1, MAX_WAIT_S)
+        bound.raise_for_status()
+        return window.remote()
 
     def _new_memory(self, length: int, access: Access, seed: int) -> Memory:
         held = sum(item.length for item in self._objects.values() if isinstance(item, Memory))

@@ -230,9 +230,10 @@ class Peer:
         answer = self.call("listen", host=host)
         return int(answer["listener"]), int(answer["port"])
 
-    def memory(self, length: int, access: Access, seed: int) -> FarMemory:
-        """New memory at the peer, filled with pattern(seed, length)."""
-        answer = self.call("memory", length=length, access=int(access), seed=seed)
+    def memory(self, length: int, access: Access, seed: int, line: int | None = None) -> FarMemory:
+        """New memory at the peer, filled with pattern(seed, length). line: over which its remote rights are used."""
+        over = {} if line is None else {"line": line}
+        answer = self.call("memory", wait_s=MAX_WAIT_S, length=length, access=int(access), seed=seed, **over)
         remote = RemoteMemory.from_bytes(Arguments(answer).data("remote", 20)) if "remote" in answer else None
         return FarMemory(self, int(answer["memory"]), length, seed, remote)
 

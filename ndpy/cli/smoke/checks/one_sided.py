@@ -19,7 +19,7 @@ def write(lab: Lab) -> str:
     """A write of 64 KiB arrives at its offset, and the bytes around it are unchanged."""
     pair = lab.connect()
     memory = lab.memory(65536, Access.NONE)
-    far = lab.far_memory(65536 + 200, Access.REMOTE_WRITE)
+    far = lab.far_memory(65536 + 200, Access.REMOTE_WRITE, pair)
     pair.queue_pair.write(memory.region[0:65536], far.remote[100 : 100 + 65536], context=1)
     (written,) = pair.take(1, "the write")
     expect_ok([written], "the write")
@@ -35,7 +35,7 @@ def read(lab: Lab) -> str:
     """A read of 64 KiB fetches the peer's bytes, and changes neither them nor what lies around the sink."""
     pair = lab.connect()
     memory = lab.memory(65536 + 200, _SINK)
-    far = lab.far_memory(65536, Access.REMOTE_READ)
+    far = lab.far_memory(65536, Access.REMOTE_READ, pair)
     pair.queue_pair.read(memory.region[100 : 100 + 65536], far.remote, context=1)
     (fetched,) = pair.take(1, "the read")
     expect_ok([fetched], "the read")
@@ -53,7 +53,7 @@ def large(lab: Lab) -> str:
     length = 4 << 20
     pair = lab.connect()
     memory, back = lab.memory(length, Access.NONE), lab.memory(length, _SINK)
-    far = lab.far_memory(length, _BOTH)
+    far = lab.far_memory(length, _BOTH, pair)
     pair.queue_pair.write(memory.region, far.remote, context=1)
     pair.queue_pair.read(back.region, far.remote, context=2)
     expect_ok(pair.take(2, "4 MiB there and back"), "4 MiB there and back")
@@ -66,7 +66,7 @@ def zero_length(lab: Lab) -> str:
     """Reads and writes of no bytes succeed and change nothing."""
     pair = lab.connect()
     memory = lab.memory(64, _SINK)
-    far = lab.far_memory(64, _BOTH)
+    far = lab.far_memory(64, _BOTH, pair)
     pair.queue_pair.write(memory.region[0:0], far.remote)
     pair.queue_pair.read(memory.region[0:0], far.remote)
     expect_ok(pair.take(2, "transfers of no bytes"), "transfers of no bytes")
@@ -83,7 +83,7 @@ def gathered_write(lab: Lab) -> str:
         raise Skip(f"{lab.info.name} claims no more than one element a request (max_initiator_sge)")
     pair = lab.connect(lab.line(max_sge=count))
     memory = lab.memory(4096, _SINK)
-    far = lab.far_memory(1024, _BOTH)
+    far = lab.far_memory(1024, _BOTH, pair)
     pieces = [(index * 1000, 50 + index) for index in range(count)][::-1]
     pair.queue_pair.write([memory.region[start : start + length] for start, length in pieces], far.remote)
     expect_ok(pair.take(1, "the gathered write"), "the gathered write")
@@ -105,7 +105,7 @@ def _refused(
     witness = lab.connect()
     pair = lab.connect(receives=1)
     memory = lab.memory(64, _SINK)
-    far = lab.far_memory(8192, access)
+    far = lab.far_memory(8192, access, pair)
     remote = far.remote
     target = RemoteMemory(remote.address + (forge or 0), 64, remote.token ^ token)
     post = pair.queue_pair.write if operation is Operation.WRITE else pair.queue_pair.read

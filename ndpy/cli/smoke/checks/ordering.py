@@ -17,7 +17,7 @@ _SINK = Access.LOCAL_WRITE | Access.READ_SINK
 def mixed(lab: Lab) -> str:
     """Reads, writes and sends complete in the order of posting, a write behind a slow read too."""
     pair = lab.connect(receives=8, size=64)
-    far = lab.far_memory(1 << 18, _BOTH)
+    far = lab.far_memory(1 << 18, _BOTH, pair)
     sink, small = lab.memory(1 << 18, _SINK), lab.memory(64)
     queue_pair = pair.queue_pair
     for index in range(0, 18, 3):
@@ -34,7 +34,7 @@ def mixed(lab: Lab) -> str:
 def write_then_send(lab: Lab) -> str:
     """When a message has arrived, the write posted before it is visible."""
     pair = lab.connect(receives=8, size=64)
-    far = lab.far_memory(65536, Access.REMOTE_WRITE)
+    far = lab.far_memory(65536, Access.REMOTE_WRITE, pair)
     for index in range(4):
         memory = lab.memory(65536, Access.NONE)
         pair.queue_pair.write(memory.region, far.remote, flags=Flags.SILENT_SUCCESS)
@@ -49,7 +49,7 @@ def write_then_send(lab: Lab) -> str:
 def read_fence(lab: Lab) -> str:
     """A fenced send starts when the read before it has filled the memory that it sends."""
     pair = lab.connect(receives=1, size=65536)
-    far = lab.far_memory(65536, Access.REMOTE_READ)
+    far = lab.far_memory(65536, Access.REMOTE_READ, pair)
     memory = lab.memory(65536, _SINK)
     pair.queue_pair.read(memory.region, far.remote, context=1)
     pair.queue_pair.send(memory.region, context=2, flags=Flags.READ_FENCE)
@@ -63,7 +63,7 @@ def read_fence(lab: Lab) -> str:
 def silent_success(lab: Lab) -> str:
     """Silent requests complete only if they fail; their slots are free again after a later completion."""
     pair = lab.connect()
-    far = lab.far_memory(4096, Access.REMOTE_WRITE)
+    far = lab.far_memory(4096, Access.REMOTE_WRITE, pair)
     memory = lab.memory(4096, Access.NONE)
     depth = pair.queue_pair.limits.initiator_depth
     for _ in range(3):
@@ -89,7 +89,7 @@ def silent_success(lab: Lab) -> str:
 def read_limit(lab: Lab) -> str:
     """More reads than may run at once wait for their turn and all succeed."""
     pair = lab.connect(inbound=1, outbound=1, far_inbound=1, far_outbound=1)
-    far = lab.far_memory(16 * 512, Access.REMOTE_READ)
+    far = lab.far_memory(16 * 512, Access.REMOTE_READ, pair)
     sink = lab.memory(16 * 512, _SINK)
     for index in range(16):
         part = slice(index * 512, (index + 1) * 512)

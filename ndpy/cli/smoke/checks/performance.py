@@ -30,7 +30,7 @@ def write_latency(lab: Lab) -> str:
     """How long a write of 8 bytes takes, from posting to its completion."""
     pair = lab.connect()
     memory = lab.memory(8, Access.NONE)
-    far = lab.far_memory(8, Access.REMOTE_WRITE)
+    far = lab.far_memory(8, Access.REMOTE_WRITE, pair)
     write, poll = pair.queue_pair.write, pair.near.cq.poll
     element, remote = memory.region[0:8], far.remote
     taken: list[float] = []
@@ -53,7 +53,7 @@ def write_bandwidth(lab: Lab) -> str:
     size, at_once = 65536, 16
     pair = lab.connect()
     memory = lab.memory(size, Access.NONE)
-    far = lab.far_memory(size, Access.REMOTE_WRITE)
+    far = lab.far_memory(size, Access.REMOTE_WRITE, pair)
     element, remote = memory.region[0:size], far.remote
     started = time.perf_counter()
     until = started + _LONGEST_S

@@ -35,7 +35,7 @@ def full_queue(lab: Lab) -> str:
         pair.queue_pair.receive(memory.region, context=index)
     with refusal(ndpy.QueueFullError, "one receive more than the queue holds"):
         pair.queue_pair.receive(memory.region, context=depth)
-    far = lab.far_memory(4096, Access.REMOTE_WRITE)
+    far = lab.far_memory(4096, Access.REMOTE_WRITE, pair)
     limit = pair.queue_pair.limits.initiator_depth
     for index in range(limit):
         pair.queue_pair.write(memory.region, far.remote[0:64], context=index)
@@ -58,7 +58,7 @@ def outside_the_region(lab: Lab) -> str:
     """An element that is not wholly inside its region, and a transfer longer than the remote memory, are refused."""
     pair = lab.connect()
     memory = lab.memory(4096)
-    far = lab.far_memory(64, Access.REMOTE_WRITE)
+    far = lab.far_memory(64, Access.REMOTE_WRITE, pair)
     with refusal(ndpy.ElementRangeError, "an element past the region's end"):
         memory.region[4000:4097]
     with refusal(ndpy.ElementRangeError, "an element before the region's start"):
@@ -119,7 +119,7 @@ def bad_flags(lab: Lab) -> str:
     """Flags that an operation does not take are refused."""
     pair = lab.connect()
     memory = lab.memory(64, Access.LOCAL_WRITE | Access.READ_SINK)
-    far = lab.far_memory(64, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    far = lab.far_memory(64, Access.REMOTE_READ | Access.REMOTE_WRITE, pair)
     with refusal(ndpy.InvalidFlagsError, "a solicited write"):
         pair.queue_pair.write(memory.region, far.remote, flags=Flags.SOLICITED)
     with refusal(ndpy.InvalidFlagsError, "an inline read"):
@@ -155,7 +155,7 @@ def in_use(lab: Lab) -> str:
     with refusal(ndpy.DeviceBusyError, "closing a completion queue in use") as said:
         line.cq.close()
     expect("QueuePair" in said[0], f"the refusal does not name the queue pair: {said[0]}")
-    line.queue_pair.receive(lab.ping.region)
+    line.queue_pair.receive(lab.memory(64).region)
     with refusal(ndpy.DeviceBusyError, "closing an adapter in use"):
         lab.adapter.close()
     return "DeviceBusyError, and both go on working"

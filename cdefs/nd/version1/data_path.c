@@ -1,0 +1,310 @@
+/* The data path's part for NetworkDirect 1; see ../../data_path.c. A provider knows a request by the ND_RESULT that it was
+   given, and hands that back: here the head of a structure that names the request's slot. There is one for every slot, so
+   that it stays as long as the queue pair's rings (contract I.5). */
+
+/* This module has two data paths. The functions of this one get names of their own. */
+#define native_request nd1_request
+#define native_result nd1_result
+#define native_data_request nd1_data_request
+#define native_post nd1_native_post
+#define native_receive nd1_native_receive
+#define native_poll nd1_native_poll
+#define native_slot nd1_slot
+#define native_queue_pair nd1_queue_pair
+#define status_of nd1_status_of
+#define native_vendor_status nd1_vendor_status
+#define native_bytes nd1_bytes
+#define native_invalidated nd1_invalidated
+#define post_initiator nd1_post_initiator
+#define post_receive nd1_post_receive
+#define translate nd1_translate
+#define ndpy_post_marker nd1_post_marker
+#define ndpy_post nd1_post
+#define ndpy_post_one nd1_post_one
+#define ndpy_poll nd1_poll
+#define ndpy_drain nd1_drain
+
+#undef native_element
+#undef native_token
+#undef native_remote
+#define native_element struct nd1_element
+#define native_token uint64_t
+#define native_remote const unsigned char *
+#define NATIVE_HAS_NO_SHARED_QUEUES
+
+#define ND_MW_DESCRIPTOR_SIZE 20
+
+_Static_assert(sizeof(struct nd1_element) == sizeof(struct nd_sge), "an element is an ND_SGE");
+_Static_assert(offsetof(struct nd1_element, length) == offsetof(struct nd_sge, length), "element length");
+_Static_assert(offsetof(struct nd1_element, region) == offsetof(struct nd_sge, region), "element region");
+_Static_assert(sizeof(struct nd_sge) == 24, "ND_SGE");
+_Static_assert(sizeof(struct nd_result) == 16, "ND_RESULT");
+_Static_assert(offsetof(struct nd_result, bytes_transferred) == 8, "ND_RESULT.BytesTransferred");
+_Static_assert(sizeof(struct nd_adapter_info1) == 128, "ND_ADAPTER_INFO1");
+_Static_assert(offsetof(struct nd_adapter_info1, max_callee_data) == 120, "ND_ADAPTER_INFO1.MaxCalleeData");
+
+struct nd1_cell {
+    struct nd_result result;
+    struct ndpy_slot *slot;
+};
+
+struct nd1_endpoint {
+    struct INDEndpoint *native;
+    struct nd1_cell *initiator;
+    struct nd1_cell *receive;
+    /* Receives that no native endpoint has: elements and their number, by slot. */
+    int keeps;
+    uint32_t max_receive_sge;
+    uint32_t *kept_counts;
+    struct nd1_element *kept;
+};
+
+struct nd1_window {
+    struct nd1_cell cell;
+    struct ndpy_slot slot;
+    unsigned char descriptor[ND_MW_DESCRIPTOR_SIZE];
+};
+
+struct native_request {
+    const struct nd1_element *elements;
+    uint32_t count;
+    int invalidates;
+    uint64_t offset;
+    const unsigned char *descriptor;
+    /* bind and invalidate */
+    void *region;
+    void *native_window;
+    struct nd1_window *window;
+    uint64_t address;
+    uint64_t length;
+    uint32_t access;
+};
+
+struct native_result {
+    struct nd1_cell *cell;
+};
+
+struct nd1_endpoint *nd1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth, uint32_t max_receive_sge)
+{
+    struct nd1_endpoint *endpoint = calloc(1, sizeof *endpoint);
+
+    if (!endpoint)
+        return NULL;
+    endpoint->keeps = 1;
+    endpoint->max_receive_sge = max_receive_sge;
+    endpoint->initiator = calloc(initiator_depth + 1, sizeof *endpoint->initiator);
+    endpoint->receive = calloc(receive_depth + 1, sizeof *endpoint->receive);
+    endpoint->kept_counts = calloc(receive_depth + 1, sizeof *endpoint->kept_counts);
+    endpoint->kept = calloc((size_t)receive_depth * max_receive_sge + 1, sizeof *endpoint->kept);
+    if (!endpoint->initiator || !endpoint->receive || !endpoint->kept_counts || !endpoint->kept) {
+        nd1_endpoint_free(endpoint);
+        return NULL;
+    }
+    return endpoint;
+}
+
+void nd1_endpoint_free(struct nd1_endpoint *endpoint)
+{
+    free(endpoint->initiator);
+    free(endpoint->receive);
+    free(endpoint->kept_counts);
+    free(endpoint->kept);
+    free(endpoint);
+}
+
+void nd1_queue_pair_free(struct ndpy_queue_pair *qp)
+{
+    nd1_endpoint_free(qp->native);
+    ndpy_queue_pair_free(qp);
+}
+
+void nd1_endpoint_use(struct nd1_endpoint *endpoint, struct INDEndpoint *native)
+{
+    endpoint->native = native;
+}
+
+struct nd1_window *nd1_window_new(uint32_t number)
+{
+    struct nd1_window *window = calloc(1, sizeof *window);
+
+    if (!window)
+        return NULL;
+    window->cell.slot = &window->slot;
+    window->slot.sequence = number;
+    window->slot.operation = NDPY_INVALIDATE;
+    return window;
+}
+
+void nd1_window_free(struct nd1_window *window)
+{
+    free(window);
+}
+
+struct nd_result *nd1_window_result(struct nd1_window *window)
+{
+    return &window->cell.result;
+}
+
+const unsigned char *nd1_window_descriptor(struct nd1_window *window)
+{
+    return window->descriptor;
+}
+
+/* ---- hooks ---- */
+
+static void native_data_request(struct native_request *out, uint32_t operation, const struct nd1_element *elements,
+    uint32_t count, uint64_t offset, const unsigned char *descriptor)
+{
+    out->elements = elements;
+    out->count = count;
+    out->invalidates = operation == NDPY_SEND_AND_INVALIDATE;
+    out->offset = offset;
+    out->descriptor = descriptor;
+}
+
+static struct nd_result *result_of(struct nd1_cell *cells, struct ndpy_slot *slot)
+{
+    struct nd1_cell *cell = &cells[slot - slot->ring->slots];
+
+    cell->slot = slot;
+    return &cell->result;
+}
+
+static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
+{
+    struct nd1_endpoint *endpoint = qp->native;
+    struct INDEndpoint *native = endpoint->native;
+    struct nd_result *result = result_of(endpoint->initiator, slot);
+    const struct nd_sge *sge = (const struct nd_sge *)request->elements;
+    uint32_t flags = slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED);
+
+    /* There is no such flag, and no memory that is not registered (contract I.4.3). */
+    if (slot->flags & NDPY_INLINE)
+        return NDPY_INLINE_TOO_LONG;
+    if (!signaled)
+        flags |= ND_OP_FLAG_SILENT_SUCCESS;
+    switch (slot->operation) {
+    case NDPY_SEND:
+        if (request->invalidates)
+            return refusal(
+                INDEndpoint_SendAndInvalidate(native, result, sge, request->count, request->descriptor, flags));
+        return refusal(INDEndpoint_Send(native, result, sge, request->count, flags));
+    case NDPY_READ:
+        return refusal(
+            INDEndpoint_Read(native, result, sge, request->count, request->descriptor, request->offset, flags));
+    case NDPY_WRITE:
+        return refusal(
+            INDEndpoint_Write(native, result, sge, request->count, request->descriptor, request->offset, flags));
+    case NDPY_BIND:
+        return refusal(INDEndpoint_Bind(native, result, request->region, request->native_window,
+            (const void *)(uintptr_t)request->address, (size_t)request->length, flags | request->access,
+            request->window->descriptor));
+    default:
+        return refusal(INDEndpoint_Invalidate(native, result, request->native_window, flags));
+    }
+}
+
+static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct nd1_element *elements,
+    uint32_t count)
+{
+    struct nd1_endpoint *endpoint = qp->native;
+    size_t index = slot - slot->ring->slots;
+
+    if (!endpoint->keeps)
+        return refusal(INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, slot),
+            (const struct nd_sge *)elements, count));
+    endpoint->kept_counts[index] = count;
+    if (count)
+        memcpy(&endpoint->kept[index * endpoint->max_receive_sge], elements, count * sizeof *elements);
+    return 0;
+}
+
+int nd1_endpoint_post_kept(struct ndpy_queue_pair *qp)
+{
+    struct nd1_endpoint *endpoint = qp->native;
+    struct ndpy_ring *ring = qp->receive;
+    uint32_t posted = atomic_load(&ring->posted);
+    int error = 0;
+
+    endpoint->keeps = 0;
+    for (uint32_t next = atomic_load(&ring->retired); next != posted && !error; next++) {
+        uint32_t index = next % ring->depth;
+
+        error = INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, &ring->slots[index]),
+            (const struct nd_sge *)&endpoint->kept[(size_t)index * endpoint->max_receive_sge],
+            endpoint->kept_counts[index]);
+    }
+    return error;
+}
+
+_Static_assert(sizeof(struct native_result) == sizeof(struct nd_result *), "an array of results is one of ND_RESULT *");
+_Static_assert(offsetof(struct nd1_cell, result) == 0, "a result is its cell");
+
+static int native_poll(struct ndpy_completion_queue *cq, struct native_result *results, uint32_t count)
+{
+    return (int)INDCompletionQueue_GetResults(cq->native, (struct nd_result **)results, count);
+}
+
+static struct ndpy_slot *native_slot(const struct native_result *result)
+{
+    return result->cell->slot;
+}
+
+/* Only a window's result is of no queue pair. */
+static uint32_t native_queue_pair(const struct native_result *result)
+{
+    (void)result;
+    return 0;
+}
+
+static uint32_t status_of(const struct native_result *result)
+{
+    return (uint32_t)result->cell->result.status;
+}
+
+static uint32_t native_vendor_status(const struct native_result *result)
+{
+    (void)result;
+    return 0;
+}
+
+static uint64_t native_bytes(const struct native_result *result)
+{
+    return result->cell->result.bytes_transferred;
+}
+
+static uint32_t native_invalidated(const struct native_result *result)
+{
+    (void)result;
+    return 0;
+}
+
+#include "../../data_path.c"
+
+int nd1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *native,
+    struct nd1_window *window, uint64_t address, uint64_t length, uint32_t access)
+{
+    struct native_request request = {
+        .region = region,
+        .native_window = native,
+        .window = window,
+        .address = address,
+        .length = length,
+        .access = access,
+    };
+
+    return post_initiator(qp, NDPY_BIND, flags, context, length, &request);
+}
+
+int nd1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *native)
+{
+    struct native_request request = {.native_window = native};
+
+    return post_initiator(qp, NDPY_INVALIDATE, flags, context, 0, &request);
+}
+
+#undef ndpy_post_marker
+#undef ndpy_post
+#undef ndpy_post_one
+#undef ndpy_poll
+#undef ndpy_drain

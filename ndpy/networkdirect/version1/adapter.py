@@ -1,0 +1,70 @@
+"""An open adapter of version 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ndpy import errors
+from ndpy.networkdirect.adapter import NetworkDirectAdapter
+from ndpy.networkdirect.library import create_1, ffi, lib
+from ndpy.networkdirect.version1 import devices
+from ndpy.networkdirect.version1.completion import Version1CompletionQueue
+from ndpy.networkdirect.version1.connection import Version1Connector
+from ndpy.networkdirect.version1.listener import Version1Listener
+from ndpy.networkdirect.version1.memory import Version1MemoryRegion, Version1MemoryWindow
+from ndpy.networkdirect.version1.queue_pair import Version1QueuePair
+
+_INVALID_HANDLE = -1
+
+
+class Version1Adapter(NetworkDirectAdapter):
+    _region_class = Version1MemoryRegion
+    _window_class = Version1MemoryWindow
+    _completion_queue_class = Version1CompletionQueue
+    _queue_pair_class = Version1QueuePair
+    _connector_class = Version1Connector
+    _listener_class = Version1Listener
+
+    def _open_native(self) -> Any:
+        info = self.info
+        return devices.open_native(self._provider, info.provider_id, info.addresses[0])
+
+    def _new_file(self) -> Any:
+        # The adapter's one file, which it closes itself (contract I.1.2).
+        file = lib.INDAdapter_GetFileHandle(self._native)
+        if file in (ffi.NULL, ffi.cast("void *", _INVALID_HANDLE)):
+            raise self._provider.named(
+                errors.ProviderError("the adapter gives no file for overlapped requests", operation="open adapter")
+            )
+        return file
+
+    def _close_files(self) -> None:
+        self._file = None
+
+    @property
+    def overlapped_file(self) -> int:
+        raise self._one_file()
+
+    def create_completion_queue(self, depth: int, *, overlapped_file: int | None = None) -> Version1CompletionQueue:
+        if overlapped_file is not None:
+            raise self._one_file()
+        queue = super().create_completion_queue(depth)
+        assert isinstance(queue, Version1CompletionQueue)
+        return queue
+
+    @staticmethod
+    def _one_file() -> errors.UnsupportedError:
+        return errors.UnsupportedError(
+            "an adapter of NetworkDirect version 1 has one file for overlapped requests, which reports to ndpy's own "
+            "completion port; use a Poller, whose completion_port can be waited for",
+            operation="overlapped_file",
+        )
+
+    def _new_native_connector(self) -> Any:
+        return create_1("create connector", "INDConnector", lib.INDAdapter_CreateConnector, self._native)
+
+    def _release(self) -> None:
+        # Registrations that are given up: they are requests of the adapter itself.
+        if self._registering:
+            lib.INDOverlapped_CancelOverlappedRequests(ffi.cast("struct INDOverlapped *", self._native))
+        super()._release()

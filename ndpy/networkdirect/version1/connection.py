@@ -1,0 +1,236 @@
+"""Connectors of version 1. They have no Bind: connect() says the local port. Read limits belong to the endpoint.
+
+A provider may say ND_TIMEOUT, which is no failure, when a peer has not answered yet (contract I.6.6). Then it is asked
+again, until whoever waits gives up.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.connection import Address, ReadLimits, is_wildcard, listening_address, resolve
+from ndpy.networkdirect.connection import _FIRST_PORT, _PORTS, NetworkDirectConnector
+from ndpy.networkdirect.library import BUFFER_OVERFLOW, SUCCESS, TIMEOUT, check, ffi, lib
+from ndpy.networkdirect.version1.queue_pair import Version1QueuePair
+from ndpy.queue_pair import QueuePair
+
+if TYPE_CHECKING:
+    from ndpy.networkdirect.version1.adapter import Version1Adapter
+
+#: IANA's number of TCP, whose ports connections are told apart by.
+TCP = 6
+
+_PRIVATE_DATA = 512
+# Least time from one connect to the next, for providers that answer at once.
+_PAUSE_S = 0.1
+_SHARING_VIOLATION = 0xC0000043
+
+
+def own_host(adapter: Version1Adapter, host: str, operation: str) -> str:
+    """The adapter's address, if that is what the host means: version 1 uses the address that it was opened by."""
+    (own,) = adapter.info.addresses
+    numeric = str(resolve((host, 0))[1][0])
+    if not is_wildcard(numeric) and numeric.partition("%")[0] != own.partition("%")[0]:
+        raise errors.AddressUnreachableError(
+            f"{host} is not the address of {adapter.info.name}, which is {own}", operation=operation
+        )
+    return own
+
+
+class Version1Connector(NetworkDirectConnector):
+    _adapter: Version1Adapter
+    _get_local_address = staticmethod(lib.INDConnector_GetLocalAddress)
+    _get_peer_address = staticmethod(lib.INDConnector_GetPeerAddress)
+    _size_type = "size_t *"
+
+    def __init__(self, adapter: Version1Adapter, native: Any = None) -> None:
+        self._local_port = 0
+        #: Whether bind() chose the port, which can be another one if that is taken.
+        self._any_port = False
+        self._issued = 0.0
+        self._attempts = 0
+        #: How often the provider said that the peer has not answered.
+        self._unanswered = 0
+        super().__init__(adapter, native)
+
+    # ---- what can be asked ----
+
+    def _fetch_private_data(self) -> None:
+        size = ffi.new("size_t *", _PRIVATE_DATA)
+        buffer = ffi.new("unsigned char[]", _PRIVATE_DATA)
+        status = lib.INDConnector_GetConnectionData(self._native, ffi.NULL, ffi.NULL, buffer, size) & 0xFFFFFFFF
+        if status in (SUCCESS, BUFFER_OVERFLOW):
+            self._private_data = bytes(ffi.buffer(buffer, min(size[0], _PRIVATE_DATA)))
+
+    def _fetch_read_limits(self) -> ReadLimits:
+        inbound, outbound = ffi.new("size_t *"), ffi.new("size_t *")
+        status = lib.INDConnector_GetConnectionData(self._native, inbound, outbound, ffi.NULL, ffi.NULL)
+        check("read_limits", status)
+        return ReadLimits(inbound[0], outbound[0])
+
+    # ---- the native calls ----
+
+    def _connect_native(self, queue_pair: Any, address: bytes, limits: ReadLimits, data: Any, overlapped: Any) -> int:
+        self._issued = time.monotonic()
+        return int(
+            lib.INDConnector_Connect(
+                self._native,
+                queue_pair._endpoint,
+                address,
+                len(address),
+                TCP,
+                socket.htons(self._local_port),
+                data or ffi.NULL,
+                len(data),
+                overlapped,
+            )
+        )
+
+    def _complete_native(self, overlapped: Any) -> int:
+        queue_pair = self.queue_pair
+        assert isinstance(queue_pair, Version1QueuePair)
+        queue_pair._use_endpoint()
+        return int(lib.INDConnector_CompleteConnect(self._native, overlapped))
+
+    def _accept_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
+        queue_pair._use_endpoint()
+        return int(lib.INDConnector_Accept(self._native, queue_pair._endpoint, data or ffi.NULL, len(data), overlapped))
+
+    def _reject_native(self, data: bytes) -> int:
+        return int(lib.INDConnector_Reject(self._native, data or ffi.NULL, len(data)))
+
+    def _notify_native(self, overlapped: Any) -> int:
+        return int(lib.INDConnector_NotifyDisconnect(self._native, overlapped))
+
+    def _disconnect_native(self, overlapped: Any) -> int:
+        return int(lib.INDConnector_Disconnect(self._native, overlapped))
+
+    def _cancel_native(self) -> None:
+        lib.INDOverlapped_CancelOverlappedRequests(ffi.cast("struct INDOverlapped *", self._native))
+
+    def _prepare_connection(self, queue_pair: QueuePair, limits: ReadLimits) -> None:
+        assert isinstance(queue_pair, Version1QueuePair)
+        queue_pair._make_endpoint(self._native, limits)
+
+    def _release_queue_pair(self) -> None:
+        queue_pair = self.queue_pair
+        super()._release_queue_pair()
+        if isinstance(queue_pair, Version1QueuePair):
+            queue_pair._leave_connector()
+
+    # ---- the active side ----
+
+    def bind(self, address: Address) -> None:
+        with self._state_lock:
+            self._expect("bind", "idle", "bound")
+            host, port = listening_address(self._adapter.info.addresses, address)
+            host = own_host(self._adapter, host, "bind")
+            self._any_port = not port
+            self._local_port = port or _some_port()
+            self._addresses["local"] = (host, self._local_port)
+            self._move("bound")
+
+    def _bind(self, address: Address) -> None:
+        # connect() without bind(): the provider chooses the port.
+        own_host(self._adapter, address[0], "connect")
+
+    def connect(
+        self,
+        queue_pair: QueuePair,
+        address: Address,
+        *,
+        private_data: bytes = b"",
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        try:
+            super().connect(
+                queue_pair,
+                address,
+                private_data=private_data,
+                inbound_read_limit=inbound_read_limit,
+                outbound_read_limit=outbound_read_limit,
+                timeout_s=timeout_s,
+            )
+        except errors.TimeoutError as failure:
+            if failure.native:
+                raise
+            native, name = (TIMEOUT, "ND_TIMEOUT") if self._unanswered else (0, "")
+            raise errors.TimeoutError(
+                f"{self._target} has not answered {self._adapter.info.addresses[0]} within {timeout_s:g} s; it is down, "
+                "has no adapter at that address, or a firewall is between",
+                operation="connect",
+                native=native,
+                native_name=name,
+            ) from None
+
+    def _start_attempt(self) -> None:
+        self._unanswered = 0
+        self._attempts += 1
+        self._try()
+
+    def _try(self) -> None:
+        """Issue the connect; raises if it is refused for good."""
+        while True:
+            try:
+                super()._start_attempt()
+            except errors.ProviderError as failure:
+                if failure.native == TIMEOUT:
+                    self._try_later()
+                elif failure.native == _SHARING_VIOLATION and self._another_port():
+                    continue
+                else:
+                    raise
+            return
+
+    def _another_port(self) -> bool:
+        """Choose once more, if the choice was bind()'s."""
+        if not self._any_port:
+            return False
+        self._local_port = _some_port()
+        self._addresses["local"] = (self._addresses["local"][0], self._local_port)
+        return True
+
+    def _on_connect_end(self, status: int) -> None:
+        if self._state == "connecting":
+            if status == TIMEOUT:
+                self._try_later()
+                return
+            if status == _SHARING_VIOLATION and self._another_port():
+                self._retry(self._attempts)
+                return
+        super()._on_connect_end(status)
+
+    def _try_later(self) -> None:
+        self._unanswered += 1
+        # Neither keeps what the program has dropped: the pending refers to the connector.
+        owner, attempt = weakref.ref(self), self._attempts
+
+        def due() -> None:
+            connector = owner()
+            if connector is not None:
+                with connector._state_lock:
+                    connector._retry(attempt)
+
+        timer = threading.Timer(max(0.0, _PAUSE_S - (time.monotonic() - self._issued)), due)
+        timer.daemon = True
+        timer.start()
+
+    def _retry(self, attempt: int) -> None:
+        if self._attempts != attempt or self._pending is None or self._state != "connecting":
+            return
+        try:
+            self._try()
+        except errors.ProviderError as failure:
+            super()._on_connect_end(failure.native)
+
+
+def _some_port() -> int:
+    return _FIRST_PORT + random.randrange(_PORTS)

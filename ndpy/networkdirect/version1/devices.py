@@ -1,0 +1,116 @@
+"""The addresses of a provider of version 1, and what the adapter at one of them can do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
+from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, ffi, lib, release
+
+if TYPE_CHECKING:
+    from ndpy.networkdirect.devices import Provider
+
+# ND_ADAPTER_INFO1 has no flags. Windows, CompleteConnect and Reject, SendAndInvalidate and Resize are part of the version;
+# that adapters reach themselves is taken for granted; the order in which bytes arrive is not.
+_FLAGS = frozenset(
+    {"MEMORY_WINDOWS", "REFUSE_OFFER", "SEND_INVALIDATE", "RESIZE_COMPLETION_QUEUE", "LOOPBACK_CONNECTIONS"}
+)
+
+# Depths and sizes are 64 bits wide in version 1, and 32 in requests.
+_MOST = 0xFFFFFFFF
+
+
+def _provider_object(provider: Provider, provider_id: str) -> Any:
+    """An INDProvider, from a class factory as COM has it (contract A.3.2)."""
+    factory = provider.class_object("IClassFactory", provider_id)
+    try:
+        out = ffi.new("void **")
+        status = lib.IClassFactory_CreateInstance(factory, ffi.NULL, lib.ndpy_iid(b"INDProvider"), out)
+        check("load provider", status, f"{provider.path} gives no INDProvider")
+    finally:
+        release(factory)
+    if out[0] == ffi.NULL:
+        raise errors.ProviderError(
+            f"{provider.path} says that it succeeded, and gave no INDProvider", operation="load provider"
+        )
+    return ffi.cast("struct INDProvider *", out[0])
+
+
+def addresses(provider: Provider, provider_id: str) -> list[str]:
+    """The addresses that a provider's adapters can be opened by."""
+    native = _provider_object(provider, provider_id)
+    try:
+        found = address_list(
+            "list adapters", lambda out, size: lib.INDProvider_QueryAddressList(native, out, size), "size_t *"
+        )
+    except errors.ProviderError as failure:
+        raise provider.named(failure) from None
+    finally:
+        release(native)
+    return list(dict.fromkeys(address[0] for data in found if (address := unpack_address(data)) is not None))
+
+
+def open_native(provider: Provider, provider_id: str, address: str) -> Any:
+    """The INDAdapter at an address (contract A.6.8)."""
+    native = _provider_object(provider, provider_id)
+    packed = pack_address((address, 0))
+    out = ffi.new("void **")
+    try:
+        check("open adapter", lib.INDProvider_OpenAdapter(native, packed, len(packed), out))
+        if out[0] == ffi.NULL:
+            raise errors.ProviderError(
+                "the provider says that it succeeded, and gave no INDAdapter", operation="open adapter"
+            )
+    except errors.ProviderError as failure:
+        raise provider.named(failure) from None
+    finally:
+        release(native)
+    return ffi.cast("struct INDAdapter *", out[0])
+
+
+def _query(native: Any) -> Any:
+    """The ND_ADAPTER_INFO of an open adapter."""
+    size = ffi.new("size_t *", ffi.sizeof("struct nd_adapter_info1"))
+    info = ffi.new("struct nd_adapter_info1 *")
+    status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, info, size)
+    if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
+        # The provider has more to say than the structure holds, and insists.
+        larger = ffi.new("unsigned char[]", size[0])
+        status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, ffi.cast("struct nd_adapter_info1 *", larger), size)
+        ffi.memmove(info, larger, ffi.sizeof("struct nd_adapter_info1"))
+    check("query adapter", status)
+    return info
+
+
+def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[str, int], frozenset[str]]:
+    """(identity and limits, flags) of the adapter at an address."""
+    native = open_native(provider, provider_id, address)
+    try:
+        info = _query(native)
+    except errors.ProviderError as failure:
+        raise provider.named(failure) from None
+    finally:
+        release(native)
+    limits = {
+        "vendor_id": info.vendor_id,
+        "device_id": info.device_id,
+        "max_registration_size": info.max_registration_size,
+        "max_window_size": min(info.max_window_size, info.max_registration_size),
+        "max_initiator_sge": info.max_outbound_sge,
+        "max_receive_sge": info.max_inbound_sge,
+        "max_read_sge": info.max_outbound_sge,
+        "max_transfer_length": min(info.max_outbound_length, info.max_inbound_length),
+        # The provider inlines on its own, and no request can ask for it (contract I.4.3).
+        "max_inline_data_size": 0,
+        "max_inbound_read_limit": info.max_inbound_read_limit,
+        "max_outbound_read_limit": info.max_outbound_read_limit,
+        "max_receive_queue_depth": info.max_inbound_requests,
+        "max_initiator_queue_depth": info.max_outbound_requests,
+        "max_shared_receive_queue_depth": 0,
+        "max_completion_queue_depth": info.max_cq_entries,
+        "max_caller_data": info.max_caller_data,
+        "max_callee_data": info.max_callee_data,
+    }
+    whole = ("max_registration_size", "max_window_size")
+    return {name: int(value) if name in whole else min(int(value), _MOST) for name, value in limits.items()}, _FLAGS

@@ -1,0 +1,37 @@
+"""Listeners of version 1: the adapter makes one that listens already, at the adapter's address."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Any
+
+from ndpy.connection import Address
+from ndpy.networkdirect.library import create_1, ffi, lib
+from ndpy.networkdirect.listener import NetworkDirectListener
+from ndpy.networkdirect.version1.connection import TCP, own_host
+
+if TYPE_CHECKING:
+    from ndpy.networkdirect.version1.adapter import Version1Adapter
+
+
+class Version1Listener(NetworkDirectListener):
+    _adapter: Version1Adapter
+
+    def _listen(self, local: Address, backlog: int, where: str) -> tuple[Any, Address]:
+        host = own_host(self._adapter, local[0], "listen")
+        port = ffi.new("uint16_t *", socket.htons(local[1]))
+        native = create_1(
+            "listen",
+            "INDListen",
+            lib.INDAdapter_Listen,
+            self._adapter._native,
+            backlog,
+            TCP,
+            port[0],
+            port,
+            message=where,
+        )
+        return native, (host, socket.ntohs(port[0]))
+
+    def _get_request_native(self, connector: Any, overlapped: Any) -> int:
+        return int(lib.INDListen_GetConnectionRequest(self._native, connector, overlapped))

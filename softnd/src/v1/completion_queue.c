@@ -1,0 +1,66 @@
+/* INDCompletionQueue: results by pointer. */
+#include "v1.h"
+
+#define BATCH 32u
+
+static HRESULT STDMETHODCALLTYPE cq1_resize(INDCompletionQueue *self, SIZE_T entries)
+{
+    return cq_resize((IND2CompletionQueue *)self, nd1_size(entries));
+}
+
+static HRESULT STDMETHODCALLTYPE cq1_notify(INDCompletionQueue *self, DWORD type, OVERLAPPED *overlapped)
+{
+    return cq_notify_request((IND2CompletionQueue *)self, type, overlapped);
+}
+
+static ND_RESULT *write_result(const ND2_RESULT *from)
+{
+    ND_RESULT result = {.Status = from->Status, .BytesTransferred = from->BytesTransferred};
+
+    /* That of a window was written when the peer invalidated it; the window may be gone by now. A result that is not
+     * there any more is its owner's loss: the pointer still tells which request is over. */
+    if (from->RequestType != REQUEST_PEER_INVALIDATED)
+        guarded_copy(from->RequestContext, &result, sizeof result);
+    return from->RequestContext;
+}
+
+static SIZE_T STDMETHODCALLTYPE cq1_results(INDCompletionQueue *self, ND_RESULT **results, SIZE_T count)
+{
+    static ND_RESULT *const none[BATCH];
+    ND2_RESULT batch[BATCH];
+    SIZE_T given = 0;
+
+    while (results != NULL && given < count) {
+        ULONG wanted = count - given < BATCH ? (ULONG)(count - given) : BATCH;
+        /* Nothing is taken that cannot be given. */
+        if (!guarded_copy(&results[given], none, wanted * sizeof *results))
+            break;
+        ULONG taken = cq_results((IND2CompletionQueue *)self, batch, wanted);
+        for (ULONG i = 0; i < taken; i++)
+            results[given++] = write_result(&batch[i]);
+        if (taken < wanted)
+            break;
+    }
+    return given;
+}
+
+static HRESULT STDMETHODCALLTYPE cq1_cancel(INDCompletionQueue *self)
+{
+    return cq_cancel((IND2CompletionQueue *)self);
+}
+
+static HRESULT STDMETHODCALLTYPE cq1_result(INDCompletionQueue *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
+{
+    UNUSED(self);
+    return nd1_overlapped_result(overlapped, bytes, wait);
+}
+
+static const struct INDCompletionQueue_methods methods = {
+    OBJECT_METHODS(INDCompletionQueue), cq1_cancel, cq1_result, cq1_resize, cq1_notify, cq1_results,
+};
+
+const struct object_view nd1_completion_queue_view = {
+    .methods = &methods,
+    .iid = &softnd_iid_INDCompletionQueue,
+    .base = &softnd_iid_INDOverlapped,
+};

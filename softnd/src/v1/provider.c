@@ -1,0 +1,130 @@
+/* The class factory, the provider, and what all objects of version 1 have in common. */
+#include "v1.h"
+
+#include "../addresses.h"
+
+#include <stdlib.h>
+
+HRESULT nd1_overlapped_result(OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
+{
+    static const SIZE_T none = 0;
+    HRESULT status = overlapped_result(overlapped, wait);
+
+    /* No request of these objects transfers bytes by itself. */
+    if (status != ND_PENDING && bytes != NULL && !guarded_copy(bytes, &none, sizeof none))
+        return ND_INVALID_PARAMETER_2;
+    return status;
+}
+
+/* ---- Provider ---- */
+
+static HRESULT STDMETHODCALLTYPE provider_addresses(INDProvider *self, SOCKET_ADDRESS_LIST *list, SIZE_T *size)
+{
+    SIZE_T have;
+
+    UNUSED(self);
+    if (!guarded_copy(&have, size, sizeof have))
+        return ND_ACCESS_VIOLATION;
+    ULONG count = nd1_size(have);
+    HRESULT status = addresses_list(list, &count);
+    have = count;
+    return guarded_copy(size, &have, sizeof have) ? status : ND_ACCESS_VIOLATION;
+}
+
+static HRESULT STDMETHODCALLTYPE provider_open(INDProvider *self, const struct sockaddr *address, SIZE_T size,
+                                               INDAdapter **out)
+{
+    struct sockaddr_storage wanted;
+
+    UNUSED(self);
+    if (!nd1_clear(out))
+        return ND_INVALID_PARAMETER_3;
+    HRESULT status = address_take(address, nd1_size(size), &wanted);
+    if (status != ND_SUCCESS)
+        return status;
+    if (!addresses_serve((struct sockaddr *)&wanted))
+        return ND_INVALID_ADDRESS;
+    return nd1_adapter_open(&wanted, out);
+}
+
+static void destroy(struct object *object)
+{
+    free(object);
+}
+
+static const struct object_class provider_class = {
+    .kind = KIND_PROVIDER,
+    .destroy = destroy,
+};
+
+static const struct INDProvider_methods provider_methods = {
+    OBJECT_METHODS(INDProvider),
+    provider_addresses,
+    provider_open,
+};
+
+static const struct object_view provider_view = {
+    .methods = &provider_methods,
+    .iid = &softnd_iid_INDProvider,
+};
+
+/* ---- Class factory ---- */
+
+static volatile LONG locks;
+
+bool nd1_locked(void)
+{
+    return locks > 0;
+}
+
+static HRESULT make(const struct object_class *class, const struct object_view *view, void **out)
+{
+    struct object *object = calloc(1, sizeof *object);
+
+    if (object == NULL)
+        return ND_NO_MEMORY;
+    object_start(object, class, view, NULL);
+    *out = object;
+    return S_OK;
+}
+
+static HRESULT STDMETHODCALLTYPE factory_create(IClassFactory *self, IUnknown *outer, REFIID iid, void **out)
+{
+    UNUSED(self);
+    HRESULT status = object_check_iid(&provider_view, iid, out);
+    if (status == S_OK && outer != NULL)
+        status = CLASS_E_NOAGGREGATION;
+    return status == S_OK ? make(&provider_class, &provider_view, out) : status;
+}
+
+static HRESULT STDMETHODCALLTYPE factory_lock(IClassFactory *self, BOOL lock)
+{
+    UNUSED(self);
+    if (lock)
+        InterlockedIncrement(&locks);
+    else
+        InterlockedDecrement(&locks);
+    return S_OK;
+}
+
+static const struct object_class factory_class = {
+    .kind = KIND_CLASS_FACTORY,
+    .destroy = destroy,
+};
+
+static const IClassFactoryVtbl factory_methods = {
+    OBJECT_METHODS(IClassFactory),
+    factory_create,
+    factory_lock,
+};
+
+static const struct object_view factory_view = {
+    .methods = &factory_methods,
+    .iid = &softnd_iid_IClassFactory,
+};
+
+HRESULT nd1_class_factory(REFIID iid, void **out)
+{
+    HRESULT status = object_check_iid(&factory_view, iid, out);
+    return status == S_OK ? make(&factory_class, &factory_view, out) : status;
+}

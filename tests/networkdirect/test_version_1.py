@@ -1,0 +1,704 @@
+"""ndpy over a provider of version 1: contract section I from the client's side. What both versions have in common is in
+tests/contract, which runs over version 1 with NDPY_PROVIDER_VERSION=1.
+
+Each test has a softnd of its own; when it ends, softnd has no object left, and the process no handle (own_softnd.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from helpers import (
+    DEADLINE_S,
+    STRESS,
+    Keeper,
+    ask,
+    assert_works,
+    bind,
+    connect_ends,
+    connect_pair,
+    contents,
+    contexts,
+    create_end,
+    establish,
+    host_of,
+    memory,
+    send_message,
+    statuses,
+    succeed,
+    take,
+    wait_until,
+)
+from own_softnd import SOFTND
+
+import ndpy
+from ndpy import Access, Flags, Operation, RemoteMemory, Status
+from ndpy.networkdirect.devices import Provider
+from ndpy.networkdirect.library import ffi, lib
+from ndpy.networkdirect.version1 import connection as version_1_connection
+from ndpy.networkdirect.version1.queue_pair import window_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
+
+
+def times(full: int, part: int) -> int:
+    return full if STRESS else part
+
+
+@pytest.fixture
+def version():
+    return 1
+
+
+@contextlib.contextmanager
+def opened(softnd, **switches):
+    """(adapter, keep); everything is closed at the end, users before what they use."""
+    keeper = Keeper()
+    adapter = keeper(softnd.open(**switches))
+    try:
+        yield adapter, keeper
+    finally:
+        keeper.close()
+
+
+def unused(softnd) -> bool:
+    """Whether no adapter of it is open any more."""
+    provider = Provider._loaded.get(str(softnd.path))
+    return provider is None or provider._users == 0
+
+
+# ---- I.1: the shape ----
+
+
+def test_i_1_2_an_adapter_has_one_file(softnd):
+    with opened(softnd) as (adapter, keep):
+        assert (adapter.info.version, adapter.info.addresses) == (1, ("127.0.0.1",))
+        for ask_for in (
+            lambda: adapter.overlapped_file,
+            lambda: adapter.create_completion_queue(8, overlapped_file=adapter.completion_port),
+        ):
+            with pytest.raises(ndpy.UnsupportedError, match="one file"):
+                ask_for()
+        assert adapter.completion_port
+        cq = keep(adapter.create_completion_queue(8))
+        with pytest.raises(ndpy.UnsupportedError):
+            cq.notify()
+
+
+def test_i_1_1_there_are_no_shared_receive_queues(softnd):
+    with opened(softnd) as (adapter, _), pytest.raises(ndpy.UnsupportedError, match="shared receive"):
+        adapter.create_shared_receive_queue(8)
+
+
+# ---- I.2: registrations ----
+
+
+def test_i_2_6_each_registration_has_its_own_handle(softnd):
+    with opened(softnd, delay_registration_ms=20) as (adapter, keep):
+        buffer = bytearray(4096)
+        pendings = [adapter.begin_register(buffer) for _ in range(times(2000, 200))]
+        regions = [keep(pending.result(DEADLINE_S)) for pending in pendings]
+        assert len({region.local_token for region in regions}) == len(regions)
+        pair = connect_pair(keep, adapter)
+        for number, region in enumerate(regions[:: len(regions) // 10]):
+            pair.server.queue_pair.receive(region[100 * number : 100 * number + 7])
+            pair.client.queue_pair.send(memory(keep, adapter, b"by %04d" % number))
+            succeed(pair.client.cq)
+            succeed(pair.server.cq)
+            assert buffer[100 * number : 100 * number + 7] == b"by %04d" % number
+
+
+def test_i_2_2_the_handle_may_be_written_when_nobody_waits_any_more(softnd):
+    """The provider writes it 60 ms later. Until then the memory that it was told is its own."""
+    with opened(softnd, delay_registration_ms=60) as (adapter, _):
+        for _ in range(times(20, 3)):
+            for _ in range(50):
+                adapter.begin_register(bytearray(64))
+            gc.collect()
+            # Freed memory of that size would be given out here.
+            junk = [lib.ndpy_request_new(number, ffi.NULL, 1) for number in range(50)]
+            for request in junk:
+                ffi.memmove(request, b"\xa5" * 40, 40)
+            wait_until(lambda: not adapter._registering, "the registrations end")
+            for request in junk:
+                assert bytes(ffi.buffer(request, 40)) == b"\xa5" * 40
+                lib.ndpy_request_drop(request)
+            gc.collect()
+
+
+def test_i_2_2_a_cancelled_registration_leaves_the_others_alone(softnd):
+    """They are requests of one object, the adapter; cancelling that would cancel all."""
+    with opened(softnd, delay_registration_ms=30) as (adapter, keep):
+        pendings = [adapter.begin_register(bytearray(64)) for _ in range(20)]
+        for pending in pendings[::2]:
+            assert pending.cancel()
+        for pending in pendings[1::2]:
+            keep(pending.result(DEADLINE_S))
+        for pending in pendings[::2]:
+            with pytest.raises(ndpy.CanceledError):
+                pending.result(0)
+        # What came to be all the same has been deregistered; the fixture counts what softnd still has.
+        wait_until(lambda: not adapter._registering, "what was cancelled is gone")
+        keep(adapter.register(bytearray(64), timeout_s=DEADLINE_S))
+
+
+def test_i_2_2_a_registration_that_is_waited_for_too_short_goes(softnd):
+    with opened(softnd, delay_registration_ms=100) as (adapter, keep):
+        buffer = bytearray(64)
+        with pytest.raises(ndpy.TimeoutError):
+            adapter.register(buffer, timeout_s=0.01)
+        wait_until(lambda: not adapter._registering, "what was cancelled is gone")
+        buffer.append(0)
+        assert keep(adapter.register(buffer)).length == 65
+
+
+@pytest.mark.parametrize("cancel_ms", [0, 40])
+def test_i_2_2_an_adapter_closed_while_registering_waits_for_the_provider(softnd, cancel_ms):
+    for _ in range(times(20, 3)):
+        adapter = softnd.open(delay_registration_ms=150, delay_cancel_ms=cancel_ms)
+        buffers = [bytearray(64) for _ in range(20)]
+        pendings = [adapter.begin_register(buffer) for buffer in buffers]
+        adapter.close()
+        for pending in pendings:
+            with pytest.raises(ndpy.CanceledError):
+                pending.result(0)
+        for buffer in buffers:
+            buffer.append(0)
+
+
+def test_i_2_2_an_adapter_dropped_while_registering_is_released(softnd):
+    adapter = softnd.open(delay_registration_ms=30)
+    buffers = [bytearray(64) for _ in range(20)]
+    for buffer in buffers:
+        adapter.begin_register(buffer)
+    # A recorded warning would keep what it is about.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del adapter
+        wait_until(lambda: gc.collect() is not None and unused(softnd), "the adapter is closed")
+    for buffer in buffers:
+        buffer.append(0)
+
+
+def test_i_2_8_deregistering_under_a_window_is_refused_and_harmless(softnd):
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        owner = memory(keep, adapter, 64)
+        bind(pair.server, keep(adapter.create_memory_window()), owner)
+        with pytest.raises(ndpy.DeviceBusyError):
+            owner.close()
+        # The provider says so too.
+        with pytest.raises(ndpy.DeviceBusyError):
+            ndpy.networkdirect.overlapped.run(
+                "deregister", ndpy.networkdirect.overlapped.Request(adapter._native), owner._deregister
+            )
+        assert_works(keep, pair)
+
+
+def test_i_2_8_many_threads_register_and_deregister(softnd):
+    failures: list[BaseException] = []
+    with opened(softnd, delay_registration_ms=1) as (adapter, _):
+
+        def work() -> None:
+            try:
+                for size in range(1, times(200, 20)):
+                    with adapter.register(bytearray(64 * size)) as region:
+                        assert region.local_token
+            except BaseException as failure:
+                failures.append(failure)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert failures == []
+
+
+# ---- I.3, I.4: windows and transfers ----
+
+
+def test_i_3_5_the_descriptor_travels_in_network_order(softnd):
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        owner = memory(keep, adapter, 4096)
+        window = keep(adapter.create_memory_window())
+        remote = bind(pair.server, window, owner, 256, 1024)
+        raw = bytes(ffi.buffer(lib.nd1_window_descriptor(window._slot), 20))
+        assert raw == remote.to_bytes() == window.remote().to_bytes()
+        assert raw[:16] == (owner.address + 256).to_bytes(8, "big") + (1024).to_bytes(8, "big")
+        assert int.from_bytes(raw[16:], "big") == remote.token == window.remote_token
+        assert (window.length, RemoteMemory.from_bytes(raw)) == (1024, remote)
+
+
+def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):
+    remote = RemoteMemory(0x7000, 1000, 0x01020304)
+    assert window_of(remote) == (0, remote.to_bytes())
+    piece = remote[100:600][50:150]
+    assert window_of(piece) == (150, remote.to_bytes())
+    # What crosses the wire is a descriptor of its own.
+    assert piece.to_bytes() == RemoteMemory(0x7000 + 150, 100, 0x01020304).to_bytes()
+    assert window_of(RemoteMemory.from_bytes(piece.to_bytes())) == (0, piece.to_bytes())
+    # What a program changes counts.
+    piece.token ^= 1
+    assert window_of(piece) == (150, RemoteMemory(0x7000, 1000, 0x01020305).to_bytes())
+    piece.address -= 1000
+    assert window_of(piece) == (0, piece.to_bytes())
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        owner = memory(keep, adapter, 4096)
+        granted = bind(pair.server, keep(adapter.create_memory_window()), owner, 1000, 2000)
+        local = memory(keep, adapter, b"0123456789")
+        for offset, through in (
+            (0, granted),
+            (500, granted[500:]),
+            (1990, granted[1000:][990:]),
+            (700, RemoteMemory.from_bytes(granted[700:800].to_bytes())),
+        ):
+            pair.client.queue_pair.write(local, through)
+            succeed(pair.client.cq)
+            assert contents(owner)[1000 + offset : 1010 + offset] == b"0123456789"
+            pair.client.queue_pair.write([local[5:7], local[0:1]][:1], through[0:2])
+            succeed(pair.client.cq)
+            assert contents(owner)[1000 + offset : 1003 + offset] == b"562"
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5])
+def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, delay_ms):
+    """The place for the provider's word outlives the window, since the word may be on its way."""
+    dice = random.Random(SEED)
+    print(f"seed {SEED} (NDPY_TEST_SEED)")
+    with opened(softnd, delay_completions_ms=delay_ms) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        owner = memory(keep, adapter, 64)
+        for number in range(times(500, 60)):
+            window = adapter.create_memory_window()
+            remote = bind(pair.server, window, owner)
+            pair.server.queue_pair.receive([], context=number)
+            pair.client.queue_pair.send_and_invalidate([], remote)
+            until = time.perf_counter() + dice.random() * 0.002
+            while time.perf_counter() < until:
+                pass
+            window.close()
+            if dice.random() < 0.3:
+                gc.collect()
+            assert take(pair.client.cq)[0].ok or True
+            (received,) = take(pair.server.cq)
+            if not received.ok:
+                # Closed before the message came: it named no window any more, which ends the connection.
+                pair.server.connector.wait_disconnected(DEADLINE_S)
+                pair = connect_pair(keep, adapter)
+        owner.deregister(timeout_s=DEADLINE_S)
+
+
+def test_i_3_1_a_queue_pair_closed_with_invalidations_that_nobody_has_seen(softnd):
+    with opened(softnd) as (adapter, _keep):
+        for _ in range(times(30, 3)):
+            own = Keeper()
+            pair = connect_pair(own, adapter)
+            windows = [own(adapter.create_memory_window()) for _ in range(8)]
+            for remote in [bind(pair.server, window, memory(own, adapter, 64)) for window in windows]:
+                pair.server.queue_pair.receive([])
+                pair.client.queue_pair.send_and_invalidate([], remote)
+            succeed(pair.client.cq, 8)
+            for window in windows[::2]:
+                window.close()
+            pair.server.queue_pair.close()
+            assert statuses(pair.server.cq.poll()) == [Status.SUCCESS] * 8
+            assert not any(window.is_bound for window in windows)
+            own.close()
+
+
+def test_a_bind_over_a_binding_that_the_peer_has_ended_counts(softnd):
+    """ndpy has not seen yet that the window is free; the provider knows, and binds it."""
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        first, second = memory(keep, adapter, 64), memory(keep, adapter, 64)
+        window = keep(adapter.create_memory_window())
+        remote = bind(pair.server, window, first)
+        pair.server.queue_pair.receive([], context=1)
+        pair.client.queue_pair.send_and_invalidate([], remote)
+        succeed(pair.client.cq)
+        time.sleep(0.1)
+        pair.server.queue_pair.bind(window, second, context=2)
+        assert sorted(contexts(succeed(pair.server.cq, 2))) == [1, 2]
+        assert window.is_bound
+        assert window.region is second
+        first.deregister(timeout_s=DEADLINE_S)
+        pair.client.queue_pair.write(memory(keep, adapter, b"to the second"), window.remote()[:13])
+        succeed(pair.client.cq)
+        assert contents(second).startswith(b"to the second")
+
+
+# ---- I.5: the slots of requests ----
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("signaled", [1, 0], ids=["then one signaled", "only silent"])
+def test_i_5_2_silent_requests_leave_no_slot_behind(softnd, depth, signaled):
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter, initiator_depth=depth, receive_depth=64)
+        queue_pair, cq = pair.client.queue_pair, pair.client.cq
+        for count in range(2 * depth + 3):
+            for _ in range(count):
+                pair.server.queue_pair.receive([])
+
+                def sent() -> bool:
+                    with contextlib.suppress(ndpy.QueueFullError):
+                        queue_pair.send([], flags=Flags.SILENT_SUCCESS)
+                        return True
+                    assert cq.poll() == []
+                    return False
+
+                wait_until(sent, "there is room")
+            succeed(pair.server.cq, count)
+        if signaled:
+            pair.server.queue_pair.receive([])
+            wait_until(lambda: cq.poll() == [] and queue_pair._in_flight() < depth, "there is room")
+            queue_pair.send([], context=9)
+            assert contexts(succeed(cq)) == [9]
+            assert queue_pair._in_flight() == 0
+        begun = time.monotonic()
+        queue_pair.close()
+        # Everything came back at once: nothing had to be waited for, and nothing stays with the queue.
+        assert time.monotonic() - begun < 0.9
+        assert cq._left_behind == []
+        assert cq.poll() == []
+
+
+def test_i_5_1_many_silent_requests_use_the_same_memory(softnd):
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter, initiator_depth=16)
+        owner = memory(keep, adapter, 8)
+        remote = bind(pair.server, keep(adapter.create_memory_window()), owner)
+        local = memory(keep, adapter, b"contents")
+        posted, deadline = 0, time.monotonic() + 10 * DEADLINE_S
+        while posted < times(100_000, 2_000) and time.monotonic() < deadline:
+            try:
+                pair.client.queue_pair.write(local, remote, context=posted, flags=Flags.SILENT_SUCCESS)
+                posted += 1
+            except ndpy.QueueFullError:
+                assert pair.client.cq.poll() == []
+        wait_until(lambda: pair.client.cq.poll() == [] and pair.client.queue_pair._in_flight() < 16, "there is room")
+        pair.client.queue_pair.write(local, remote, context=posted)
+        assert contexts(succeed(pair.client.cq)) == [posted]
+        assert pair.client.queue_pair._in_flight() == 0
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "adapter dropped"])
+def test_i_5_1_slots_stay_until_the_provider_has_let_go(softnd, how):
+    """Receives and sends under way; completions are late. Nothing may be written to what was freed."""
+    for _ in range(times(20, 2)):
+        keeper = Keeper()
+        adapter = softnd.open(delay_completions_ms=20)
+        pair = connect_pair(keeper, adapter, initiator_depth=16, receive_depth=16)
+        region = adapter.register(bytearray(4096))
+        for _ in range(16):
+            pair.server.queue_pair.receive(region)
+        for number in range(15):
+            pair.client.queue_pair.send(region, flags=Flags.SILENT_SUCCESS if number % 3 else 0)
+        if how == "closed":
+            pair.client.queue_pair.close()
+            pair.server.queue_pair.close()
+            keeper.close()
+            region.close()
+            adapter.close()
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            if how == "dropped":
+                keeper._things.clear()
+                del pair, region
+                gc.collect()
+                wait_until(lambda adapter=adapter: gc.collect() is not None and _closed(adapter), "all is released")
+            else:
+                keeper._things.clear()
+                del pair, region, adapter, keeper
+                wait_until(lambda: gc.collect() is not None and unused(softnd), "the adapter is closed")
+
+
+def _closed(adapter) -> bool:
+    try:
+        adapter.close()
+    except ndpy.DeviceBusyError:
+        return False
+    return True
+
+
+# ---- I.6: connections ----
+
+
+def test_i_6_1_receives_posted_before_there_is_an_endpoint(softnd):
+    with opened(softnd) as (adapter, keep):
+        client, server = create_end(keep, adapter, max_receive_sge=3), create_end(keep, adapter, max_receive_sge=3)
+        inbox = memory(keep, adapter, b"." * 30)
+        for end in (client, server):
+            end.queue_pair.receive([inbox[0:2], inbox[4:6], inbox[8:12]], context=1)
+            end.queue_pair.receive([], context=2)
+            end.queue_pair.receive(inbox[20:30], context=3)
+        pair = connect_ends(keep, adapter, client, server)
+        server.queue_pair.receive(inbox[12:13], context=4)
+        for data in (b"abcdefgh", b"", b"third", b"4"):
+            client.queue_pair.send(memory(keep, adapter, data) if data else [])
+        succeed(client.cq, 4)
+        assert [(c.context, c.nbytes) for c in succeed(server.cq, 4)] == [(1, 8), (2, 0), (3, 5), (4, 1)]
+        assert contents(inbox) == b"ab..cd..efgh4.......third....."
+        pair.client.connector.disconnect(DEADLINE_S)
+        assert statuses(take(client.cq, 3)) == [Status.CANCELED] * 3
+
+
+def test_i_6_1_an_attempt_that_failed_leaves_the_receives(softnd):
+    """The endpoint belongs to the connector that made it; the queue pair goes to another one."""
+    with opened(softnd) as (adapter, keep):
+        client, server = create_end(keep, adapter), create_end(keep, adapter)
+        inbox = memory(keep, adapter, 8)
+        client.queue_pair.receive(inbox, context=5)
+        for how in ("rejected", "given up", "refused by the client", "nobody listens"):
+            if how == "nobody listens":
+                with adapter.listen((host_of(adapter), 0)) as listener:
+                    address = listener.address
+                with pytest.raises(ndpy.ConnectionRefusedError):
+                    adapter.connect(client.queue_pair, address, timeout_s=DEADLINE_S)
+                continue
+            offer = ask(keep, adapter, client.queue_pair)
+            if how == "rejected":
+                offer.server.reject(b"not now")
+                with pytest.raises(ndpy.ConnectionRefusedError):
+                    offer.connecting.result(DEADLINE_S)
+            elif how == "given up":
+                assert offer.connecting.cancel()
+            else:
+                other = create_end(keep, adapter)
+                accepting = offer.server.begin_accept(other.queue_pair)
+                offer.connecting.result(DEADLINE_S)
+                offer.client.reject()
+                with pytest.raises(ndpy.ConnectionRefusedError):
+                    accepting.result(DEADLINE_S)
+            assert client.queue_pair.connector is None
+            assert client.cq.poll() == []
+        pair = connect_ends(keep, adapter, client, server)
+        send_message(keep, pair.client, pair.server, b"first")
+        pair.server.queue_pair.send(memory(keep, adapter, b"to a receive of before"[:8]))
+        (received,) = succeed(client.cq)
+        assert (received.operation, received.context) == (Operation.RECEIVE, 5)
+        assert contents(inbox) == b"to a rec"
+
+
+def test_i_6_1_kept_receives_are_flushed_in_order(softnd):
+    with opened(softnd) as (adapter, keep):
+        end = create_end(keep, adapter)
+        armed = end.cq.arm()
+        for context in range(16):
+            end.queue_pair.receive([], context=context)
+        with pytest.raises(ndpy.QueueFullError):
+            end.queue_pair.receive([])
+        end.queue_pair.flush()
+        armed.result(DEADLINE_S)
+        completions = take(end.cq, 16)
+        assert contexts(completions) == list(range(16))
+        assert statuses(completions) == [Status.CANCELED] * 16
+        # And it is as new.
+        pair = connect_ends(keep, adapter, end, create_end(keep, adapter))
+        assert_works(keep, pair)
+
+
+def test_i_6_1_the_endpoint_has_the_limits_of_its_connection(softnd):
+    with opened(softnd) as (adapter, keep):
+        client, server = create_end(keep, adapter), create_end(keep, adapter)
+        offer = ask(keep, adapter, client.queue_pair, inbound_read_limit=4, outbound_read_limit=7)
+        assert offer.server.read_limits == (7, 4)
+        establish(offer, server.queue_pair, inbound_read_limit=5, outbound_read_limit=3)
+        assert offer.client.read_limits == (3, 5)
+
+
+def test_i_6_2_the_local_port(softnd, monkeypatch):
+    with opened(softnd) as (adapter, keep):
+        listener = keep(adapter.listen(("", 0)))
+        assert listener.address[0] == "127.0.0.1"
+        connector = keep(adapter.create_connector())
+        connector.bind(("127.0.0.1", 50123))
+        assert connector.local_address == ("127.0.0.1", 50123)
+        client = create_end(keep, adapter)
+        connecting = connector.begin_connect(client.queue_pair, listener.address)
+        request = keep(listener.get_request(DEADLINE_S))
+        assert request.peer_address == ("127.0.0.1", 50123)
+        # The port is taken: a choice of the program's is refused when it connects, one of ndpy's is made again.
+        other, late = create_end(keep, adapter), keep(adapter.create_connector())
+        late.bind(("127.0.0.1", 50123))
+        with pytest.raises(ndpy.AddressInUseError):
+            late.connect(other.queue_pair, listener.address, timeout_s=DEADLINE_S)
+        choices = iter([50123, 50123, 50124])
+        monkeypatch.setattr(version_1_connection, "_some_port", lambda: next(choices))
+        free = keep(adapter.create_connector())
+        free.bind(("", 0))
+        assert free.local_address == ("127.0.0.1", 50123)
+        again = free.begin_connect(other.queue_pair, listener.address)
+        second = keep(listener.get_request(DEADLINE_S))
+        assert second.peer_address == free.local_address == ("127.0.0.1", 50124)
+        for refused, pending in ((request, connecting), (second, again)):
+            refused.reject()
+            with pytest.raises(ndpy.ConnectionRefusedError):
+                pending.result(DEADLINE_S)
+        with pytest.raises(ndpy.AddressUnreachableError, match=r"127\.0\.0\.1"):
+            keep(adapter.create_connector()).bind(("203.0.113.7", 0))
+
+
+def test_i_6_3_listening(softnd):
+    with opened(softnd) as (adapter, keep):
+        first = keep(adapter.listen(("127.0.0.1", 0)))
+        assert first.address[1] >= 1024
+        with pytest.raises(ndpy.AddressInUseError, match=str(first.address[1])):
+            adapter.listen(first.address)
+        with pytest.raises(ndpy.AddressUnreachableError, match=r"203\.0\.113\.7"):
+            adapter.listen(("203.0.113.7", 0))
+        port = first.address[1]
+        first.close()
+        assert keep(adapter.listen(("", port))).address == ("127.0.0.1", port)
+
+
+def test_i_6_6_a_timeout_is_asked_again(softnd):
+    with opened(softnd, connect_timeouts=3) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        assert_works(keep, pair)
+        assert pair.client.connector._unanswered == 3
+        # The provider answers at once each time; there is a pause between two attempts.
+        assert pair.client.connector._unanswered * version_1_connection._PAUSE_S > 0
+
+
+def test_i_6_6_until_the_callers_time_is_over(softnd):
+    with opened(softnd, connect_timeouts=1_000_000) as (adapter, keep):
+        end = create_end(keep, adapter)
+        end.queue_pair.receive([], context=1)
+        connector = keep(adapter.create_connector())
+        begun = time.monotonic()
+        with pytest.raises(ndpy.TimeoutError) as caught:
+            connector.connect(end.queue_pair, ("127.0.0.1", 7471), timeout_s=0.5)
+        assert 0.4 < time.monotonic() - begun < 3
+        # Both ends are named.
+        for word in ("127.0.0.1 port 7471", "answered 127.0.0.1 within 0.5 s", "ND_TIMEOUT"):
+            assert word in str(caught.value)
+        assert (caught.value.native, connector.state) == (0x102, "failed")
+        assert 2 <= connector._unanswered <= 8
+        quiet = connector._unanswered
+        time.sleep(0.3)
+        assert connector._unanswered == quiet
+        # The queue pair is as it was.
+        assert (end.queue_pair.connector, end.cq.poll()) == (None, [])
+
+
+@pytest.mark.parametrize("how", ["cancelled", "connector closed", "queue pair closed", "dropped"])
+def test_i_6_6_giving_up_between_two_attempts(softnd, how):
+    for pause_s in (0, 0.05, 0.13):
+        with opened(softnd, connect_timeouts=1_000_000) as (adapter, keep):
+            cq = keep(adapter.create_completion_queue(8))
+            queue_pair = adapter.create_queue_pair(cq)
+            connector = adapter.create_connector()
+            connecting = connector.begin_connect(queue_pair, ("127.0.0.1", 7471))
+            time.sleep(pause_s)
+            if how == "cancelled":
+                assert connecting.cancel()
+            elif how == "connector closed":
+                connector.close()
+            elif how == "queue pair closed":
+                queue_pair.close()
+            else:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", ResourceWarning)
+                    del connector, connecting, queue_pair
+                    wait_until(lambda cq=cq: gc.collect() is not None and not cq._users, "they go")
+                continue
+            with pytest.raises(ndpy.CanceledError):
+                connecting.result(DEADLINE_S)
+            connector.close()
+            queue_pair.close()
+
+
+# ---- with version 2, and in other processes ----
+
+
+@pytest.mark.parametrize(("server", "client"), [(1, 2), (2, 1), (1, 1)])
+def test_two_processes_of_either_version(server, client):
+    """The descriptor that one side sends is what the other reads."""
+    environment = {**os.environ, "NDPY_PROVIDER": str(SOFTND)}
+
+    def start(*words: object) -> subprocess.Popen:
+        code = (
+            f"import sys; sys.path[:0] = {sys.path!r}; sys.argv = {['peer', *map(str, words)]!r}\n"
+            f"exec(compile(open({str(Path(__file__).parent / 'peer_of_a_version.py')!r}).read(), 'peer', 'exec'))"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    first = start(server, "serve")
+    second = None
+    try:
+        word, port = first.stdout.readline().split()
+        assert word == "port"
+        second = start(client, "connect", port, *(["take back"] if server == client else []))
+        used, trouble = second.communicate(timeout=60)
+        assert second.returncode == 0, trouble
+        told, trouble = first.communicate(timeout=60)
+        assert first.returncode == 0, trouble
+    finally:
+        for process in (first, second):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.communicate()
+    assert used.splitlines() == ["read memory of the server", "back written by a client."]
+    # A message of version 2 cannot take the window back, and a provider of version 2 does not tell that one did.
+    assert told.splitlines()[:2] == ["told that was all", "holds written by a client."]
+    assert told.splitlines()[2] == f"bound {not (server == client == 1)}"
+
+
+def test_one_process_with_an_adapter_of_each_version(softnd):
+    with opened(softnd) as (one, keep):
+        two = keep(softnd.open(version=2))
+        assert [adapter.info.version for adapter in (one, two)] == [1, 2]
+        with pytest.raises(ndpy.ForeignObjectError):
+            create_end(keep, one).queue_pair.receive(memory(keep, two, 8))
+        for near, far in ((one, two), (two, one)):
+            client, server = create_end(keep, near), create_end(keep, far)
+            listener = keep(far.listen((host_of(far), 0)))
+            connector = keep(near.create_connector())
+            connecting = connector.begin_connect(client.queue_pair, listener.address, private_data=b"either way")
+            request = keep(listener.get_request(DEADLINE_S))
+            assert request.private_data == b"either way"
+            accepting = request.begin_accept(server.queue_pair)
+            connecting.result(DEADLINE_S)
+            connector.complete_connect(DEADLINE_S)
+            accepting.result(DEADLINE_S)
+            client.connector, server.connector = connector, request
+            for end, other in ((client, server), (server, client)):
+                inbox = memory(keep, other.queue_pair.adapter, 8)
+                other.queue_pair.receive(inbox)
+                end.queue_pair.send(memory(keep, end.queue_pair.adapter, b"hello"))
+                succeed(end.cq)
+                succeed(other.cq)
+                assert contents(inbox) == b"hello\0\0\0"
+            owner = memory(keep, far, b"original" * 8)
+            remote = bind(server, keep(far.create_memory_window()), owner)
+            local = memory(keep, near, 16, Access.LOCAL_WRITE | Access.READ_SINK)
+            client.queue_pair.read(local[0:8], remote[16:24])
+            client.queue_pair.write(local[0:8], remote[4:12], flags=Flags.READ_FENCE)
+            succeed(client.cq, 2)
+            assert contents(owner)[:16] == b"origoriginalinal"
+            if far is two:
+                region = memory(keep, far, b"a region of version 2's own", Access.REMOTE_READ)
+                client.queue_pair.read(local[0:8], region.remote()[2:10])
+                succeed(client.cq)
+                assert contents(local)[:8] == b"region o"
+            connector.disconnect(DEADLINE_S)
+            request.wait_disconnected(DEADLINE_S)
