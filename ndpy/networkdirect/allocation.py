@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
+from typing import Any
 
 from ndpy import errors
 from ndpy.networkdirect.library import ffi, lib, win32_error

@@ -123,7 +123,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
     ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
     best = next((port for port in ports if port.state == "active"), ports[0])
     probed = _probe(context, name, attributes)
-    flags = _capabilities(attributes, iwarp) | _on_demand(context) | probed.flags | ({"INLINE"} if probed.inline_size else set())
+    flags = _capabilities(attributes, iwarp) | _on_demand(context) | probed.flags
     transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
@@ -311,7 +311,8 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
         if domain == ffi.NULL:
             return _Probed(0, frozenset())
         try:
-            _probed[key] = _Probed(_probe_inline(context, domain), _probe_registration(domain))
+            inline = _probe_inline(context, domain)
+            _probed[key] = _Probed(inline, _probe_registration(domain) | ({"INLINE"} if inline else set()))
         finally:
             lib.ibv_dealloc_pd(domain)
     return _probed[key]
