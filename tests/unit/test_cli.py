@@ -16,8 +16,8 @@ from ndpy.placement import parse_cpu_list, placement_warning
 def no_adapter(monkeypatch):
     """As on a machine without any."""
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
-    monkeypatch.setattr("ndpy.list_adapters", list)
-    monkeypatch.setattr("ndpy.provider.list_adapters", list)
+    monkeypatch.setattr("ndpy.list_adapters", lambda **_: [])
+    monkeypatch.setattr("ndpy.provider.list_adapters", lambda **_: [])
 
 
 def invoke(*words):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -138,19 +138,21 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def fastest(code: str, runs: int = 7) -> float:
+def least_work(code: str, runs: int = 7) -> float:
+    """Processor time, which other programs lengthen less than time."""
     times = []
     for _ in range(runs):
-        begin = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert run(code).returncode == 0
-        times.append(time.perf_counter() - begin)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(times)
 
 
 def test_import_takes_at_most_100_ms():
-    """More than a bare interpreter, the fastest of several runs each."""
+    """More than a bare interpreter, the least of several runs each."""
     run("import ndpy")
-    cost = fastest("import ndpy") - fastest("pass")
+    cost = least_work("import ndpy") - least_work("pass")
     print(f"import ndpy: {cost * 1000:.0f} ms")
     assert cost <= LIMIT_S
 
