@@ -54,10 +54,13 @@ class Adapter(Resource):
 
         buffer: anything with the buffer protocol, 1 to info.max_registration_size bytes, any alignment; or
         (address, length) of memory that the caller keeps. The region keeps the buffer until it is closed.
+        access: where info.flags lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces none of it. Then ndpy
+        itself refuses to receive or read into a region without LOCAL_WRITE, and remote rights are only kept: peers get
+        theirs from windows, which any region can carry.
 
         Raises InvalidBufferError (empty, scattered), AccessViolationError (read-only but to be written, or not mapped),
         LimitExceededError, InsufficientResourcesError (with RLIMIT_MEMLOCK, what is pinned, and the remedy).
-        Source: IND2MemoryRegion::Register (contract D.2); ibv_reg_mr(3).
+        Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).
         """
         if timeout_s is None:
             return self._register(buffer, access)

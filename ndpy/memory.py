@@ -151,7 +151,8 @@ class MemoryRegion(Resource):
     def remote(self, offset: int = 0, length: int | None = None) -> RemoteMemory:
         """What a peer needs to reach these bytes through the region's own rights, on any connection.
 
-        Raises AccessViolationError when the region has no remote right: use a window, or register with one.
+        Raises AccessViolationError when the region has no remote right: use a window, or register with one;
+        UnsupportedError where info.flags lacks REGION_ACCESS: use a window.
         """
         self._check()
         if not self.access & (Access.REMOTE_READ | (Access.REMOTE_WRITE & ~Access.LOCAL_WRITE)):

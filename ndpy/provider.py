@@ -91,7 +91,8 @@ def open_adapter(
     PermissionError.
     """
     which = which or os.environ.get("NDPY_ADAPTER") or None
-    adapters = list_adapters(provider=provider, version=version)
+    named = provider is not None or version is not None
+    adapters = list_adapters(provider=provider, version=version) if named else list_adapters()
     if not adapters and provider is not None:
         raise AdapterNotFoundError(f"the provider {os.fspath(provider)} serves no address")
     opened: Adapter = implementation().open_adapter(choose(adapters, which))

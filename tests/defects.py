@@ -9,6 +9,22 @@ import pytest
 import ndpy
 from ndpy.cli.smoke import known
 
+# (driver, what is done): what kernels have been seen to die of.
+DEADLY = {
+    (
+        "rdma_rxe",
+        "invalidate an unbound window",
+    ): "rxe of Linux 6.1 panics when a message invalidates a window that is not bound: "
+    "drivers/infiniband/sw/rxe/rxe_mw.c, rxe_do_invalidate_mw() puts the queue pair that it has not",
+}
+
+
+def deadly_defect(adapter: ndpy.Adapter, deed: str) -> None:
+    """Skip a test that would end the machine."""
+    reason = DEADLY.get((adapter.info.driver, deed))
+    if reason is not None:
+        pytest.skip(reason)
+
 
 def known_defect(request: pytest.FixtureRequest, adapter: ndpy.Adapter, check: str) -> None:
     """Expect this test to fail on a driver of which the table lists this check; if it passes, that is told too."""

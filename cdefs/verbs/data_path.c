@@ -140,9 +140,10 @@ static uint32_t native_bytes(const struct native_result *result)
     return result->wc.byte_len;
 }
 
+/* rxe passes on the kernel's number for it, which is here a flag of datagrams. */
 static uint32_t native_invalidated(const struct native_result *result)
 {
-    return result->wc.wc_flags & IBV_WC_WITH_INV ? result->wc.invalidated_rkey : 0;
+    return result->wc.wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK) ? result->wc.invalidated_rkey : 0;
 }
 
 static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)

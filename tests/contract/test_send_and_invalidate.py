@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from defects import deadly_defect
 from helpers import (
     DEADLINE_S,
     assert_quiet,
@@ -226,6 +227,7 @@ def test_i_4_2_a_window_of_another_connection_is_not_touched(invalidating, keep,
 
 
 def test_i_4_2_an_unbound_window_ends_the_connection(invalidating, keep, owner):
+    deadly_defect(invalidating.adapter, "invalidate an unbound window")
     client, server = invalidating
     window = new_window(keep, invalidating.adapter)
     stale = bind(server, window, owner)

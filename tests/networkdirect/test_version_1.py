@@ -33,6 +33,7 @@ from helpers import (
     establish,
     host_of,
     memory,
+    sample,
     send_message,
     statuses,
     succeed,
@@ -282,7 +283,7 @@ def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, delay_ms):
     with opened(softnd, delay_completions_ms=delay_ms) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         owner = memory(keep, adapter, 64)
-        for number in range(times(500, 60)):
+        for number in range(times(500, 30)):
             window = adapter.create_memory_window()
             remote = bind(pair.server, window, owner)
             pair.server.queue_pair.receive([], context=number)
@@ -293,7 +294,7 @@ def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, delay_ms):
             window.close()
             if dice.random() < 0.3:
                 gc.collect()
-            assert take(pair.client.cq)[0].ok or True
+            take(pair.client.cq)
             (received,) = take(pair.server.cq)
             if not received.ok:
                 # Closed before the message came: it named no window any more, which ends the connection.
@@ -344,7 +345,7 @@ def test_a_bind_over_a_binding_that_the_peer_has_ended_counts(softnd):
 # ---- I.5: the slots of requests ----
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("depth", sample([4, 1, 16, 2, 3, 7], 3))
 @pytest.mark.parametrize("signaled", [1, 0], ids=["then one signaled", "only silent"])
 def test_i_5_2_silent_requests_leave_no_slot_behind(softnd, depth, signaled):
     with opened(softnd) as (adapter, keep):

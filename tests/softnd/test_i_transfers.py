@@ -387,14 +387,18 @@ def test_i_4_5_a_batch_goes_when_it_is_submitted_at_the_latest(kit):
 def test_i_4_5_a_request_outside_of_a_batch_goes_at_once(kit):
     active, passive = make_pair(kit)
     received = [passive.receive() for _ in range(2)]
+    time.sleep(0.4)  # what the start-up still had to do is done
     active.endpoint.StartRequestBatch()
     posted = []
     other = threading.Thread(target=lambda: posted.append(active.send()))
     other.start()
     other.join(30)
-    active.expect(posted[0])  # although this thread's batch is open
+    done = active.one(10)  # although this thread's batch is open
+    assert done[:2] == (address_of(posted[0]), Status.SUCCESS)
     passive.expect(received[0])
     mine = active.send()
+    time.sleep(0.1)
+    assert not consumer1.get_results(passive.cq, 1), "softnd holds a batch back"
     active.endpoint.SubmitRequestBatch()
     active.expect(mine)
     passive.expect(received[1])

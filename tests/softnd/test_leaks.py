@@ -349,6 +349,26 @@ def test_the_whole_life_over_and_over(kit):
     wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
 
 
+def test_i_the_whole_life_of_version_1_over_and_over():
+    def life():
+        own = Kit()
+        active, passive = consumer1.make_pair(own)
+        _, invalidated, remote = passive.bound_window(0, 4096)
+        active.expect(active.write(active.region.sge(0, 64), remote=remote))
+        received = passive.receive(passive.region.sge(0, 64))
+        active.expect(active.send_and_invalidate(active.region.sge(0, 8), remote=remote))
+        passive.expect(invalidated)
+        passive.expect(received)
+        own.close()
+
+    for _ in range(10):
+        life()
+    handles = open_handles()
+    for _ in range(share(1000, 50)):
+        life()
+    wait_until(lambda: open_handles() <= handles + 10, "handles are where they were")
+
+
 def test_abandoned_connects_leave_nothing(kit):
     def abandon(i):
         own = Kit()
