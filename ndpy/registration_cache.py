@@ -715,6 +715,9 @@ class RegistrationCache(Resource):
         with self._changed:
             self._entries.clear()
             self._detached.clear()
+            self._known.clear()
+            self._exported.clear()
+            self._order.clear()
             self._counts.entries = self._counts.bytes_pinned = 0
 
     def _describe(self) -> str:

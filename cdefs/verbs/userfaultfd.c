@@ -36,6 +36,13 @@
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
+#ifndef UFFDIO_WRITEPROTECT
+struct uffdio_writeprotect {
+    struct uffdio_range range;
+    __u64 mode;
+};
+#define UFFDIO_WRITEPROTECT _IOWR(UFFDIO, 0x06, struct uffdio_writeprotect)
+#endif
 
 #define EVENTS (UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE)
 #define SHARED_WRITE_PROTECT ((uint64_t)1 << 12)

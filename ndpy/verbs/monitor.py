@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +38,16 @@ class Monitor:
             raise errors.UnsupportedError(f"memory cannot be monitored: {reason}", operation="monitor", native=number)
         self._events = adapter._events
         self._on_change = on_change
+        self._lock = threading.Lock()
+        self._closed = False
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._events.watch(self._fd, self._on_event)
 
     def _on_event(self) -> None:
-        os.eventfd_read(self._fd)
+        with self._lock:
+            if self._closed:
+                return
+            os.eventfd_read(self._fd)
         self._on_change()
 
     def watch(self, start: int, end: int) -> Any:
@@ -65,8 +71,10 @@ class Monitor:
     def close(self) -> None:
         """After the last range was unwatched."""
         lib.ndpy_monitor_settle()
-        self._events.forget(self._fd)
-        os.close(self._fd)
+        with self._lock:
+            self._closed = True
+            self._events.forget(self._fd)
+            os.close(self._fd)
 
 
 def _unwatchable(start: int, end: int, reason: str, number: int = 0) -> errors.UnsupportedError:
