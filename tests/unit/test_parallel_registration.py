@@ -112,7 +112,7 @@ def test_a_small_one_is_registered_before_the_call_returns(adapter, length):
 
 def test_what_has_not_been_measured_is_handed_over_if_it_is_large(own_pace):
     pace = Pace()
-    assert [pace.at_once(length) for length in (1, 1 << 16, LARGE, 1 << 30)] == [True, True, False, False]
+    assert [pace.at_once(length) for length in (1, (1 << 16) - 1, 1 << 16, 1 << 30)] == [True, True, False, False]
 
 
 def test_what_took_no_longer_than_handing_over_is_made_at_once(own_pace):
