@@ -92,6 +92,7 @@ class Adapter(Resource):
         return self._register_implicit(access)
 
     def _register_implicit(self, access: Access) -> MemoryRegion:
+        """Called only where info.flags has IMPLICIT_ON_DEMAND."""
         raise NotImplementedError
 
     def register_dmabuf(
@@ -113,6 +114,7 @@ class Adapter(Resource):
         return self._register_dmabuf(fd, offset, length, iova, access)
 
     def _register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
+        """Called only where info.flags has DMABUF."""
         raise NotImplementedError
 
     def _require(self, flag: str, operation: str) -> None:

@@ -192,6 +192,7 @@ class MemoryRegion(Resource):
             self._reregister(buffer, access)
 
     def _reregister(self, buffer: Any, access: Access | None) -> None:
+        """Called only where info.flags has REREGISTRATION."""
         raise NotImplementedError
 
     def _refuse_if_used(self) -> None:

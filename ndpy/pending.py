@@ -132,16 +132,17 @@ class Pending(Generic[T]):
 
 
 class Finished(Pending[T]):
-    """An operation that had ended with a value when the call that began it returned."""
+    """An operation that had ended with a value when the call that began it returned; it needs no lock."""
+
+    _done = True
+    _error = None
 
     def __init__(self, operation: str, value: T) -> None:
-        # No lock, since nothing changes any more.
         self._operation = operation
-        self._done = True
-        self._value, self._error = value, None
+        self._value: T = value
 
     def result(self, timeout_s: float | None = None) -> T:
-        return cast(T, self._value)
+        return self._value
 
     def add_done_callback(self, callback: Callable[[Pending[T]], None]) -> None:
         callback(self)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ndpy.verbs.memory import VerbsMemoryRegion
 
 _THREADS = 4
-# Up to this length a registration is taken for quick until it has been measured.
+# Below this length a registration is taken for quick until it has been measured.
 _SMALL = 1 << 16
 # What handing over takes until it has been measured, and the longest that begin_register() may take knowingly.
 _HANDING_OVER_NS = 100_000
@@ -36,26 +36,31 @@ _Make = Callable[[], "VerbsMemoryRegion"]
 
 
 class Pace:
-    """Whether a registration is made sooner than handed over. Lengths are told apart by their powers of two."""
+    """Whether a registration is made sooner than handed over. Lengths are told apart by their number of bits."""
 
     def __init__(self) -> None:
         self._took_ns: dict[int, int] = {}
         self._handing_over_ns: float = _HANDING_OVER_NS
+        self._quick = set(range(_SMALL.bit_length()))
 
     def at_once(self, length: int) -> bool:
-        took = self._took_ns.get(length.bit_length())
-        if took is None:
-            return length <= _SMALL
-        return took <= min(self._handing_over_ns, _LONGEST_NS)
+        return length.bit_length() in self._quick
 
     def took(self, length: int, nanoseconds: int) -> None:
         """The last time counts, so that one that was slow by chance is tried again when a thread finds it quick."""
-        self._took_ns[length.bit_length()] = nanoseconds
+        bits = length.bit_length()
+        self._took_ns[bits] = nanoseconds
+        if nanoseconds <= self._handing_over_ns and nanoseconds <= _LONGEST_NS:
+            self._quick.add(bits)
+        else:
+            self._quick.discard(bits)
 
     def handed_over(self, nanoseconds: int) -> None:
         """An idle thread took so long to begin. The quickest count most: others waited for the interpreter's lock."""
         former = self._handing_over_ns
         self._handing_over_ns = nanoseconds if nanoseconds < former else former + (nanoseconds - former) / 16
+        for bits, took in list(self._took_ns.items()):
+            self.took((1 << bits) - 1, took)
 
 
 class Registration(Pending["VerbsMemoryRegion"]):
@@ -156,8 +161,9 @@ class RegisteringThreads:
             except Exception:
                 # Standard error may be closed, and there may be more to register.
                 with contextlib.suppress(Exception):
-                    print("ndpy: a registration's end could not be handled:", file=sys.stderr)
-                    traceback.print_exc()
+                    print(
+                        f"ndpy: a registration's end could not be handled:\n{traceback.format_exc()}", file=sys.stderr
+                    )
             # While this thread waits, nothing of it may stay alive.
             del registration, make
 
