@@ -34,7 +34,7 @@ has_siw() { ls /lib/modules/*/updates/siw.ko* /lib/modules/*/kernel/drivers/infi
 # Here, so that the parts which need softnd.dll do not build it at the same time.
 make -s -C softnd || exit 1
 
-# What runs under Wine waits more than it computes, so it runs beside the first part. Emulated machines do not run
+# What runs under Wine waits more than it computes, so it runs beside the others. Emulated machines do not run
 # beside each other: on two processors that is slower than one after the other.
 {
     rig/test-softnd.sh windows
@@ -48,16 +48,16 @@ trap 'kill $windows; exit 130' INT TERM
 echo "== tests without an adapter"
 $python -m pytest tests/unit tests/wheels --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
+# tests/wheels has made it, unless ARGS kept it from that.
+installed=$PWD/.rig/wheels/linux/bin/ndpy
+if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
+on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
 wait $windows
 status=$?
 cat $results/windows.log
 report windows $status
 rig/test-softnd.sh ends
 report softnd-ends $?
-# tests/wheels has made it, unless ARGS kept it from that.
-installed=$PWD/.rig/wheels/linux/bin/ndpy
-if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
-on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
 if ! has_siw; then
     echo "== no tests on siw0: this machine has no siw module"
 elif [ -n "${NDPY_STRESS:-}" ]; then

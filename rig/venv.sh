@@ -4,7 +4,7 @@
 venv_key() {
     {
         "${PYTHON:-python3}" --version
-        find pyproject.toml setup.py cdefs -type f ! -name '*.pyc' | LC_ALL=C sort | xargs sha256sum
+        find pyproject.toml setup.py cdefs rig/venv.sh -type f ! -name '*.pyc' | LC_ALL=C sort | xargs sha256sum
     } | sha256sum
 }
 
@@ -21,6 +21,6 @@ make_venv() {
     # The build tools go in first and stay: building without isolation is quicker, and needs the
     # network only once.
     $pip install 'setuptools>=77' 'cffi>=1.17'
-    $pip install --no-build-isolation --editable '.[test,lint,wheels]'
+    $pip install --no-build-isolation --config-settings editable_mode=compat --editable '.[test,lint,wheels]'
     echo "$key" >$stamp
 }

@@ -122,14 +122,15 @@ def _job_script(command: Sequence[str], cwd: Path, environment: Mapping[str, str
 
 
 def _python_folders() -> list[str]:
-    """The folders of this Python and its packages. The VM's root is not cached, which makes an
+    """The folders of this Python and its packages, and of ndpy. The VM's root is not cached, which makes an
     import of pytest take 9 s in emulation; the VM caches these, and it then takes 2 s.
     """
     paths = sysconfig.get_paths()
     system = sys.base_prefix in ("/usr", "/usr/local")  # too much besides Python is in there
     base = paths["stdlib"] if system else sys.base_prefix
     own = paths["purelib"] if sys.prefix == sys.base_prefix else sys.prefix
-    return [folder for folder in dict.fromkeys((base, own)) if os.path.isdir(folder)]
+    ndpy = str(Path(__file__).resolve().parents[1])
+    return [folder for folder in dict.fromkeys((base, own, ndpy)) if os.path.isdir(folder)]
 
 
 class _Stream:

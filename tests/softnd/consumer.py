@@ -457,6 +457,12 @@ class Side:
     bind = _taken(try_bind)
     invalidate = _taken(try_invalidate)
 
+    def send_when_free(self, *elements: tuple[int, int, int], context: int = 0, flags: int = 0) -> None:
+        """The queue is full while the thread that hears the acknowledgements gets no processor."""
+        wait_until(
+            lambda: self.try_send(*elements, context=context, flags=flags) == Status.SUCCESS, "a slot becomes free"
+        )
+
     def take(self, count: int = 1, timeout_s: float = DEADLINE_S) -> list[Completion]:
         return take(self.cq, count, timeout_s)
 
