@@ -166,6 +166,9 @@ class NetworkDirectConnector(Connector):
     def _prepare_connection(self, queue_pair: QueuePair, limits: ReadLimits) -> None:
         """Before the queue pair is used to connect or accept."""
 
+    def _expect_messages(self, queue_pair: QueuePair) -> None:
+        """Before the last step of this side, after which messages may come."""
+
     # ---- requests ----
 
     def _issue(self, operation: str, call: Callable[[Any], int], on_end: Callable[[Any, int], None]) -> None:
@@ -344,6 +347,8 @@ class NetworkDirectConnector(Connector):
                 raise errors.NotConnectedError("complete_connect() was called before", operation="complete_connect")
             self._completing = pending
             try:
+                assert self.queue_pair is not None
+                self._expect_messages(self.queue_pair)
                 self._issue("complete_connect", self._complete_native, NetworkDirectConnector._on_complete_end)
             except BaseException:
                 self._completing = None
@@ -422,6 +427,7 @@ class NetworkDirectConnector(Connector):
             limits = self._read_limits
             try:
                 self._prepare_connection(queue_pair, limits)
+                self._expect_messages(queue_pair)
                 self._issue(
                     "accept",
                     lambda overlapped: self._accept_native(queue_pair, limits, data, overlapped),

@@ -197,21 +197,26 @@ class NetworkDirectQueuePair(QueuePair):
     def _take_back(self) -> None:
         """Have the provider give back what it holds, for a limited time."""
         self._flush_native()
-        if not self._never_connected:
-            # What it has given back makes room for the marker.
-            self._drain_queues()
-            self._initiator_records.append(None)
-            if not self._post_marker(self._native):
-                self._initiator_records.pop()
+        marked = self._never_connected
         deadline = time.monotonic() + _FLUSH_S
         pause = 0.0
         while True:
             self._drain_queues()
+            # What came back makes room for the marker.
+            marked = marked or self._mark()
             if not self._in_flight() or time.monotonic() > deadline:
                 return
             # The provider flushes in its own time and there is no event for "all done".
             time.sleep(pause)
             pause = min(2 * pause + 0.0002, 0.02)
+
+    def _mark(self) -> bool:
+        """Post a request behind silent ones that left no trace, if there are any and there is room for it."""
+        self._initiator_records.append(None)
+        if self._post_marker(self._native):
+            return True
+        self._initiator_records.pop()
+        return False
 
     def _in_flight(self) -> int:
         return int(lib.ndpy_queue_pair_in_flight(self._native, 0) + lib.ndpy_queue_pair_in_flight(self._native, 1))

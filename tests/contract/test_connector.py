@@ -217,7 +217,7 @@ def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends):
 def test_h_4_2_an_address_nobody_has(adapter, keep, ends):
     """On the adapter's own network, so that there is a route: no answer within some seconds."""
     address = host_of(adapter)
-    neighbour = address.rpartition(".")[0] + ".77"
+    neighbour = address.rpartition(":")[0] + ":77" if ":" in address else address.rpartition(".")[0] + ".77"
     connector = keep(adapter.create_connector())
     begin = time.monotonic()
     with pytest.raises((ndpy.AddressUnreachableError, ndpy.TimeoutError)):

@@ -30,6 +30,8 @@ _PRIVATE_DATA = 512
 # Least time from one connect to the next, for providers that answer at once.
 _PAUSE_S = 0.1
 _SHARING_VIOLATION = 0xC0000043
+# How many ports connect() tries before it says that none is free.
+_CHOICES = 256
 
 
 def own_host(adapter: Version1Adapter, host: str, operation: str) -> str:
@@ -51,8 +53,8 @@ class Version1Connector(NetworkDirectConnector):
 
     def __init__(self, adapter: Version1Adapter, native: Any = None) -> None:
         self._local_port = 0
-        #: Whether bind() chose the port, which can be another one if that is taken.
-        self._any_port = False
+        #: How many more ports may be tried instead of the one that bind() chose.
+        self._choices = 0
         self._issued = 0.0
         self._attempts = 0
         #: How often the provider said that the peer has not answered.
@@ -93,13 +95,9 @@ class Version1Connector(NetworkDirectConnector):
         )
 
     def _complete_native(self, overlapped: Any) -> int:
-        queue_pair = self.queue_pair
-        assert isinstance(queue_pair, Version1QueuePair)
-        queue_pair._use_endpoint()
         return int(lib.INDConnector_CompleteConnect(self._native, overlapped))
 
     def _accept_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
-        queue_pair._use_endpoint()
         return int(lib.INDConnector_Accept(self._native, queue_pair._endpoint, data or ffi.NULL, len(data), overlapped))
 
     def _reject_native(self, data: bytes) -> int:
@@ -118,6 +116,10 @@ class Version1Connector(NetworkDirectConnector):
         assert isinstance(queue_pair, Version1QueuePair)
         queue_pair._make_endpoint(self._native, limits)
 
+    def _expect_messages(self, queue_pair: QueuePair) -> None:
+        assert isinstance(queue_pair, Version1QueuePair)
+        queue_pair._use_endpoint()
+
     def _release_queue_pair(self) -> None:
         queue_pair = self.queue_pair
         super()._release_queue_pair()
@@ -131,7 +133,7 @@ class Version1Connector(NetworkDirectConnector):
             self._expect("bind", "idle", "bound")
             host, port = listening_address(self._adapter.info.addresses, address)
             host = own_host(self._adapter, host, "bind")
-            self._any_port = not port
+            self._choices = 0 if port else _CHOICES
             self._local_port = port or _some_port()
             self._addresses["local"] = (host, self._local_port)
             self._move("bound")
@@ -192,8 +194,9 @@ class Version1Connector(NetworkDirectConnector):
 
     def _another_port(self) -> bool:
         """Choose once more, if the choice was bind()'s."""
-        if not self._any_port:
+        if not self._choices:
             return False
+        self._choices -= 1
         self._local_port = _some_port()
         self._addresses["local"] = (self._addresses["local"][0], self._local_port)
         return True
