@@ -189,7 +189,7 @@ class RegistrationCache(Resource):
         known = self._known.get(id(buffer))
         if known is None:
             if type(buffer) is tuple:
-                known = self._known.get((buffer, raw))
+                known = self._known.get((buffer, raw) if raw else buffer)
             if known is None:
                 return self._local(buffer, access, queue_pair, raw)
         if (access is known.access or access in known.allowed) and queue_pair is None and self._defunct is None:
@@ -570,8 +570,9 @@ class RegistrationCache(Resource):
             owner = entry.owner
             self._known.pop(owner.key, None)
             if owner.view is None and owner.watch is None:
-                for raw in (False, True):
-                    self._known.pop(((entry.start, entry.region.length), raw), None)
+                memory = (entry.start, entry.region.length)
+                self._known.pop(memory, None)
+                self._known.pop((memory, True), None)
             place = bisect_left(owner.starts, entry.start)
             # One that has just taken its place may start there too.
             while owner.entries[place] is not entry:

@@ -134,6 +134,8 @@ def test_k_1_2_memory_without_an_owner_is_refused_unless_the_caller_watches_it(c
         cache.local(raw)
     region = use(cache, raw, raw=True)
     assert use(cache, raw, raw=True) is region
+    with pytest.raises(ndpy.UnsupportedError, match="raw=True"):
+        cache.local(raw)
     cache.invalidate(*raw)
     assert region.closed
 
