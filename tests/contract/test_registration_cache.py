@@ -895,6 +895,28 @@ def test_invalidation_during_a_registration_keeps_the_region_out_of_the_cache(mo
     assert cache.stats.entries == 0
 
 
+def test_invalidation_waits_for_a_deregistration_that_another_thread_is_at(monkeypatch, cache):
+    buffer = bytearray(LENGTH)
+    region = use(cache, buffer)
+    plain = type(region).close
+    begun = threading.Event()
+
+    def close(self):
+        begun.set()
+        time.sleep(0.2)
+        plain(self)
+
+    monkeypatch.setattr(type(region), "close", close)
+    other = threading.Thread(target=cache.invalidate, args=(region.address, LENGTH))
+    other.start()
+    assert begun.wait(DEADLINE_S)
+    cache.invalidate(region.address, LENGTH)
+    assert region.closed
+    buffer.append(1)
+    other.join(DEADLINE_S)
+    assert not other.is_alive()
+
+
 def test_short_of_memory_idle_registrations_give_way(monkeypatch, adapter, cache):
     buffers = [ndpy.alloc(LENGTH) for _ in range(2)]
     idle = use(cache, buffers[0])
