@@ -90,9 +90,9 @@ class Entry:
 
 
 class Grant:
-    """What a peer was given: a bound window, or a region with remote rights."""
+    """What a peer was given: a bound window, or a region with remote rights. ended: its revocation is over."""
 
-    __slots__ = ("entry", "live", "queue_pair", "region", "window")
+    __slots__ = ("ended", "entry", "live", "queue_pair", "region", "window")
 
     def __init__(
         self, entry: Entry, queue_pair: QueuePair, window: MemoryWindow | None, region: MemoryRegion | None
@@ -102,6 +102,7 @@ class Grant:
         self.window = window
         self.region = region
         self.live = True
+        self.ended = False
 
 
 class Lease:

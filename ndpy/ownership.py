@@ -156,7 +156,7 @@ def _resizable_length(root: Any) -> int:
 
 
 def know(
-    buffer: Any, span: Span, access: int, entry: Any, known: dict[Any, Known], changed: Callable[[Any], bool] | None
+    buffer: Any, span: Span, access: int, entry: Any, known: dict[Any, Known], changed: Callable[[Any], int] | None
 ) -> None:
     """Remember which entry a buffer object was found in, for as long as that object lives.
 
@@ -171,11 +171,11 @@ def know(
     if type(buffer) is tuple:
         if (span.start, span.end) != (entry.start, entry.end):
             return
-        key = (buffer, span.root is None)
+        key = (buffer, True) if span.root is None else buffer
         if changed is None or entry.watch is None:
             export = _same
         else:
-            pointer, export = buffer, _unless_changed(entry.watch, changed)
+            pointer, export = 0, _changed(entry.watch, changed)
     elif span.root is None or span.root is MONITORED:
         return
     # What the cache holds an export of lives as long as it is cached.
@@ -194,5 +194,6 @@ def _same(buffer: Any) -> Any:
     return buffer
 
 
-def _unless_changed(watch: Any, changed: Callable[[Any], bool]) -> Callable[[Any], Any]:
-    return lambda buffer: () if changed(watch) else buffer
+def _changed(watch: Any, changed: Callable[[Any], int]) -> Callable[[Any], int]:
+    """What stands for an export of monitored memory: 0 unless it has changed."""
+    return lambda _: changed(watch)

@@ -122,6 +122,8 @@ class RegistrationCache(Resource):
         self._entries: set[Entry] = set()
         #: Those of them that are not cached any more.
         self._detached: set[Entry] = set()
+        #: Those that are being deregistered.
+        self._closing: set[Entry] = set()
         #: Owners of which the cache holds an export, each for its turn to be looked at.
         self._exported: deque[Owner] = deque()
         #: A heap of (use, serial number, entry) of what is cached; the use may have been followed by others.
@@ -189,7 +191,7 @@ class RegistrationCache(Resource):
         known = self._known.get(id(buffer))
         if known is None:
             if type(buffer) is tuple:
-                known = self._known.get((buffer, raw))
+                known = self._known.get((buffer, raw) if raw else buffer)
             if known is None:
                 return self._local(buffer, access, queue_pair, raw)
         if (access is known.access or access in known.allowed) and queue_pair is None and self._defunct is None:
@@ -279,6 +281,7 @@ class RegistrationCache(Resource):
                     loading.invalid = True
             hit = [entry for entry in self._entries if entry.start < end and start < entry.end]
         self._drop(hit)
+        self._wait_for_others()
 
     # ---- using, registering ----
 
@@ -485,23 +488,30 @@ class RegistrationCache(Resource):
         window.close()
 
     def _revoke(self, grant: Grant) -> None:
-        """Take a peer's right away, and end that use of the entry."""
+        """Take a peer's right away, and end that use of the entry; or wait for another thread that is at it."""
         with self._changed:
             if not grant.live:
+                while not grant.ended:
+                    self._changed.wait()
                 return
             grant.live = False
-        if grant.region is not None:
-            grant.region.close()
+        try:
+            if grant.region is not None:
+                grant.region.close()
+                with self._changed:
+                    self._held(grant.region, -1)
+            elif grant.window is not None:
+                if grant.queue_pair._revoke(grant.window):
+                    self._keep_window(grant.queue_pair, grant.window)
+                else:
+                    grant.window.close()
             with self._changed:
-                self._held(grant.region, -1)
-        elif grant.window is not None:
-            if grant.queue_pair._revoke(grant.window):
-                self._keep_window(grant.queue_pair, grant.window)
-            else:
-                grant.window.close()
-        with self._changed:
-            grant.entry.grants.discard(grant)
-        self._release_use(grant.entry)
+                grant.entry.grants.discard(grant)
+            self._release_use(grant.entry)
+        finally:
+            with self._changed:
+                grant.ended = True
+                self._changed.notify_all()
 
     # ---- letting go ----
 
@@ -570,8 +580,9 @@ class RegistrationCache(Resource):
             owner = entry.owner
             self._known.pop(owner.key, None)
             if owner.view is None and owner.watch is None:
-                for raw in (False, True):
-                    self._known.pop(((entry.start, entry.region.length), raw), None)
+                memory = (entry.start, entry.region.length)
+                self._known.pop(memory, None)
+                self._known.pop((memory, True), None)
             place = bisect_left(owner.starts, entry.start)
             # One that has just taken its place may start there too.
             while owner.entries[place] is not entry:
@@ -607,21 +618,33 @@ class RegistrationCache(Resource):
                     continue
                 self._entries.discard(entry)
                 self._detached.discard(entry)
+                self._closing.add(entry)
             try:
                 entry.region.close()
             except errors.DeviceBusyError:
                 with self._changed:
                     self._entries.add(entry)
                     self._detached.add(entry)
-                self._dead.append(entry.owner)
-                continue
-            if entry.watch is not None:
-                self._monitor.unwatch(entry.watch)
-            with self._changed:
-                self._held(entry.region, -1)
-                if self._owners.get(entry.owner.key) is not entry.owner:
-                    # The order of uses may refer to the entry for some time; its export ends now.
-                    entry.owner.view = None
+                    self._dead.append(entry.owner)
+            else:
+                if entry.watch is not None:
+                    self._monitor.unwatch(entry.watch)
+                with self._changed:
+                    self._held(entry.region, -1)
+                    if self._owners.get(entry.owner.key) is not entry.owner:
+                        # The order of uses may refer to the entry for some time; its export ends now.
+                        entry.owner.view = None
+            finally:
+                with self._changed:
+                    self._closing.discard(entry)
+                    self._changed.notify_all()
+
+    def _wait_for_others(self) -> None:
+        """Wait until what other threads are deregistering now has gone."""
+        with self._changed:
+            closing = set(self._closing)
+            while closing & self._closing:
+                self._changed.wait()
 
     def _reap(self) -> None:
         """Do what callbacks and finalizers have marked."""
@@ -680,6 +703,7 @@ class RegistrationCache(Resource):
                         mine.append(entry)
             doomed = self._detach(mine)
         self._close(doomed)
+        self._wait_for_others()
 
     # ---- the end ----
 

@@ -27,6 +27,10 @@ class EventThread:
         self._epoll.register(self._wake, select.EPOLLIN)
         self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
         self._stopping = False
+        #: Nobody writes to the descriptor after it was told to stop. A finalizer may come while its own thread holds this.
+        self._waking = threading.RLock()
+        #: It has stopped itself, and nobody waits for it.
+        self._closes_all = False
         self._thread = threading.Thread(target=self._run, name=f"ndpy-{name}", daemon=True)
         self._thread.start()
 
@@ -47,16 +51,20 @@ class EventThread:
 
     def wake(self) -> None:
         """Look for orphans. Safe in a finalizer."""
-        # The thread may have stopped, with its descriptors closed, between a finalizer's check and this.
-        if not self._stopping:
-            os.eventfd_write(self._wake, 1)
+        with self._waking:
+            if not self._stopping:
+                os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
         """End the thread and wait for it, unless this is it."""
-        self._stopping = True
-        os.eventfd_write(self._wake, 1)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        with self._waking:
+            self._stopping = True
+            os.eventfd_write(self._wake, 1)
+        if threading.current_thread() is self._thread:
+            self._closes_all = True
+            return
+        self._thread.join()
+        os.close(self._wake)
 
     def _run(self) -> None:
         try:
@@ -69,7 +77,8 @@ class EventThread:
                     self._handle(fd)
         finally:
             self._epoll.close()
-            os.close(self._wake)
+            if self._closes_all:
+                os.close(self._wake)
 
     def _handle(self, fd: int) -> None:
         reference = self._handlers.get(fd)

@@ -134,6 +134,8 @@ def test_k_1_2_memory_without_an_owner_is_refused_unless_the_caller_watches_it(c
         cache.local(raw)
     region = use(cache, raw, raw=True)
     assert use(cache, raw, raw=True) is region
+    with pytest.raises(ndpy.UnsupportedError, match="raw=True"):
+        cache.local(raw)
     cache.invalidate(*raw)
     assert region.closed
 
@@ -891,6 +893,28 @@ def test_invalidation_during_a_registration_keeps_the_region_out_of_the_cache(mo
     region = use(cache, buffer)
     assert region.closed
     assert cache.stats.entries == 0
+
+
+def test_invalidation_waits_for_a_deregistration_that_another_thread_is_at(monkeypatch, cache):
+    buffer = bytearray(LENGTH)
+    region = use(cache, buffer)
+    plain = type(region).close
+    begun = threading.Event()
+
+    def close(self):
+        begun.set()
+        time.sleep(0.2)
+        plain(self)
+
+    monkeypatch.setattr(type(region), "close", close)
+    other = threading.Thread(target=cache.invalidate, args=(region.address, LENGTH))
+    other.start()
+    assert begun.wait(DEADLINE_S)
+    cache.invalidate(region.address, LENGTH)
+    assert region.closed
+    buffer.append(1)
+    other.join(DEADLINE_S)
+    assert not other.is_alive()
 
 
 def test_short_of_memory_idle_registrations_give_way(monkeypatch, adapter, cache):
