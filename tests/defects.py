@@ -33,7 +33,7 @@ def lax_driver(request: pytest.FixtureRequest, adapter: ndpy.Adapter, deed: str)
     """Expect this test to fail on a driver that does not check this."""
     reason = LAX.get((adapter.info.driver, deed))
     if reason is not None:
-        request.node.add_marker(pytest.mark.xfail(strict=False, reason=reason))
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
 
 
 def deadly_defect(adapter: ndpy.Adapter, deed: str) -> None:
