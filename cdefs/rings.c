@@ -125,7 +125,7 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
 
 /* ---- places in a ring ---- */
 
-static struct ndpy_slot *ring_next(struct ndpy_ring *ring)
+static inline struct ndpy_slot *ring_next(struct ndpy_ring *ring)
 {
     uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_relaxed);
     struct ndpy_slot *slot;
@@ -138,12 +138,12 @@ static struct ndpy_slot *ring_next(struct ndpy_ring *ring)
 }
 
 /* Counted before the provider sees the request: its completion may be polled before the post returns. */
-static void ring_commit(struct ndpy_ring *ring)
+static inline void ring_commit(struct ndpy_ring *ring)
 {
     atomic_fetch_add_explicit(&ring->posted, 1, memory_order_release);
 }
 
-static void ring_withdraw(struct ndpy_ring *ring)
+static inline void ring_withdraw(struct ndpy_ring *ring)
 {
     atomic_fetch_sub_explicit(&ring->posted, 1, memory_order_release);
 }

@@ -19,6 +19,23 @@ DEADLY = {
 }
 
 
+# (driver, what is done): what drivers let through.
+LAX = {
+    (
+        "rdma_rxe",
+        "invalidate a window of another connection",
+    ): "rxe of Linux 6.1 does not ask whose window a message invalidates: "
+    "drivers/infiniband/sw/rxe/rxe_mw.c, rxe_check_invalidate_mw()",
+}
+
+
+def lax_driver(request: pytest.FixtureRequest, adapter: ndpy.Adapter, deed: str) -> None:
+    """Expect this test to fail on a driver that does not check this."""
+    reason = LAX.get((adapter.info.driver, deed))
+    if reason is not None:
+        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+
+
 def deadly_defect(adapter: ndpy.Adapter, deed: str) -> None:
     """Skip a test that would end the machine."""
     reason = DEADLY.get((adapter.info.driver, deed))

@@ -73,7 +73,7 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
 }
 
 /* What a provider refuses for a reason that ndpy knows too is said in ndpy's words. */
-static int refusal(int32_t status)
+static inline int refusal(int32_t status)
 {
     switch ((uint32_t)status) {
     case ND_NO_MORE_ENTRIES:

@@ -283,7 +283,7 @@ def test_i_2_8_threads_register_and_deregister(kit):
     def work(start):
         own = Kit()
         try:
-            for i in range(share(20_000, 300)):
+            for i in range(share(5_000, 300)):
                 handle = ffi.new("uintptr_t *")
                 arguments = (pointer(address_of(buffer) + start + i % 100), 512)
                 request = issue(own, node.adapter, "RegisterMemory", *arguments, last=(handle,))
