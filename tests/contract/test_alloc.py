@@ -7,7 +7,7 @@ import gc
 from pathlib import Path
 
 import pytest
-from helpers import assert_works, contents, memory, succeed
+from helpers import assert_works, contents, expose, memory, succeed
 
 import ndpy
 from ndpy import Access
@@ -69,7 +69,7 @@ def test_numpy_uses_it_and_it_registers(pair, keep):
     array[:] = numpy.arange(1000)
     sink = numpy.frombuffer(ndpy.alloc(8 * 1000), dtype="f8").reshape(10, 100)
     target = keep(pair.adapter.register(sink, Access.REMOTE_WRITE))
-    pair.client.queue_pair.write(keep(pair.adapter.register(array, Access.NONE)), target.remote())
+    pair.client.queue_pair.write(keep(pair.adapter.register(array, Access.NONE)), expose(keep, pair.server, target))
     succeed(pair.client.cq)
     assert (sink.reshape(1000) == numpy.arange(1000)).all()
 
@@ -88,7 +88,7 @@ def test_the_example_of_the_readme_works(adapter, keep):
 def test_the_region_keeps_the_memory(pair, keep):
     region = keep(pair.adapter.register(ndpy.alloc(4096), Access.REMOTE_WRITE))
     gc.collect()
-    pair.client.queue_pair.write(memory(keep, pair.adapter, b"still mapped"), region.remote())
+    pair.client.queue_pair.write(memory(keep, pair.adapter, b"still mapped"), expose(keep, pair.server, region))
     succeed(pair.client.cq)
     assert contents(region)[:12] == b"still mapped"
     assert_works(keep, pair)

@@ -20,6 +20,7 @@ from helpers import (
     assert_works,
     connect_pair,
     create_end,
+    expose,
     memory,
     require,
     succeed,
@@ -159,13 +160,13 @@ def test_k_1_3_the_same_bytes_elsewhere_are_a_miss(cache):
 def test_k_1_4_a_hit_calls_no_provider(monkeypatch, adapter, cache):
     buffer = bytearray(LENGTH)
     first = use(cache, buffer)
-    tokens = first.local_token, first.remote_token
+    token = first.local_token
     with monkeypatch.context() as patched:
         forbid_registering(patched, adapter)
         for _ in range(5):
             second = use(cache, buffer)
             assert second is first
-    assert (second.local_token, second.remote_token) == tokens
+    assert second.local_token == token
     assert (cache.stats.hits, cache.stats.misses, cache.stats.registrations) == (5, 1, 1)
 
 
@@ -318,7 +319,7 @@ def test_k_1_10_memory_that_went_without_notice_does_not_crash(pair, keep, cache
     lease = cache.local((address_of(view), LENGTH), raw=True)
     view.release()
     buffer.close()
-    pair.client.queue_pair.write(lease[:], target.remote())
+    pair.client.queue_pair.write(lease[:], expose(keep, pair.server, target))
     (completion,) = take(pair.client.cq)
     assert completion.status in (Status.SUCCESS, Status.ACCESS_VIOLATION)
     lease.release()
@@ -431,8 +432,9 @@ def test_k_2_1_a_release_behind_long_requests_takes_the_right_away(pair, keep, c
     length = min(4 << 20, pair.adapter.info.max_transfer_length)
     source, target = memory(keep, pair.adapter, length), memory(keep, pair.adapter, length, WRITE)
     buffer = ndpy.alloc(LENGTH)
+    reached = expose(keep, pair.client, target)
     for _ in range(6):
-        pair.server.queue_pair.write(source, target.remote())
+        pair.server.queue_pair.write(source, reached)
     exposure = cache.remote(buffer, pair.server.queue_pair)
     remote = exposure.remote()
     exposure.release()
@@ -669,7 +671,7 @@ def test_the_example_of_the_readme_works(pair, keep, capsys):
     (example,) = [code for block in blocks if "RegistrationCache" in (code := block.partition("```")[0])]
     buffer, target = ndpy.alloc(LENGTH), memory(keep, pair.adapter, 8, WRITE)
     buffer[:8] = b"original"
-    names = {"ndpy": ndpy, "adapter": pair.adapter, "buffer": buffer, "remote": target.remote()}
+    names = {"ndpy": ndpy, "adapter": pair.adapter, "buffer": buffer, "remote": expose(keep, pair.server, target)}
     exec(example, {**names, "near": pair.client.queue_pair, "far": pair.server.queue_pair, "queue": pair.client.cq})
     wait_for_contents(target, b"original")
     assert "hits=1, misses=1" in capsys.readouterr().out
@@ -986,6 +988,7 @@ def test_memory_mapped_anew_at_an_address_is_never_stale(request, keep, adapter,
     make = MAKERS[kind]
     pairs = [connect_pair(keep, adapter) for _ in range(THREADS)]
     targets = [memory(keep, adapter, 16, WRITE) for _ in range(THREADS)]
+    remotes = [expose(keep, pair.server, target) for pair, target in zip(pairs, targets, strict=True)]
     reused = [0] * THREADS
     seen = set()
 
@@ -1005,7 +1008,7 @@ def test_memory_mapped_anew_at_an_address_is_never_stale(request, keep, adapter,
                     part = (address, STALE_BYTES)
             reused[number] += address in seen
             seen.add(address)
-            remote = target.remote()
+            remote = remotes[number]
             for _ in range(2):
                 # Registered, and found.
                 with cache.local(part, Access.NONE, raw=kind == "raw") as lease:
