@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import ndpy
+import ndpy.ndk
 from ndpy import Access, Operation, Status
 
 # For what takes no time of its own; emulated machines are slow.
@@ -41,6 +42,7 @@ _CLOSING_ORDER = (
     ndpy.SharedReceiveQueue,
     ndpy.CompletionQueue,
     ndpy.RegistrationCache,
+    ndpy.ndk.NdkMr,
     ndpy.MemoryRegion,
     ndpy.Adapter,
 )
