@@ -218,9 +218,9 @@ def test_i_4_2_a_window_of_another_connection_is_not_touched(request, invalidati
     remote = bind(second.server, window, owner)
     server.queue_pair.receive([], context=1)
     client.queue_pair.send_and_invalidate([], remote, context=2)
-    client.connector.wait_disconnected(DEADLINE_S)
     (received,) = take(server.cq)
     assert not received.ok
+    client.connector.wait_disconnected(DEADLINE_S)
     assert window.is_bound
     second.client.queue_pair.write(memory(keep, invalidating.adapter, b"untouched"), remote[:9])
     succeed(second.client.cq)

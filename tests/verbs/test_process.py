@@ -23,6 +23,7 @@ NOBODY = 65534
 MEMLOCK = f"""
 import os, resource, sys, time
 import ndpy
+from ndpy.ndk import Mdl, NdkMr, NtStatus
 
 adapter = ndpy.open_adapter(sys.argv[1])
 adapter.register(bytearray(4096)).close()
@@ -38,8 +39,6 @@ except ndpy.InsufficientResourcesError as error:
     print(error)
 held.close()
 adapter.register(ndpy.alloc(65536)).close()
-
-from ndpy.ndk import Mdl, NdkMr, NtStatus
 
 def ends(length):
     told = []
