@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs all tests: tests/unit and tests/wheels here and softnd's under Wine, the others in a VM on rxe0 and then in another
-# one on siw0. `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
+# Runs all tests: tests/unit and tests/wheels here, softnd's and ndpy's on Windows under Wine, the others in a VM on rxe0 and
+# then in another one on siw0. `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
 
 set -u
 cd "$(dirname "$0")/.."
@@ -34,30 +34,33 @@ has_siw() { ls /lib/modules/*/updates/siw.ko* /lib/modules/*/kernel/drivers/infi
 # Here, so that the parts which need softnd.dll do not build it at the same time.
 make -s -C softnd || exit 1
 
-# What runs under Wine waits more than it computes, so it runs beside the others. Emulated machines do not run
-# beside each other: on two processors that is slower than one after the other.
+# What runs under Wine waits more than it computes, so it runs beside the others, and so do tests that boot an emulated machine
+# for a moment. Whole runs on emulated machines do not: on two processors that is slower than one after the other.
+vm_tests=tests/unit/test_softroce_vm.py
 {
-    rig/test-softnd.sh windows
-    softnd=$?
-    rig/test-windows.sh && exit $softnd
-} >$results/windows.log 2>&1 &
-windows=$!
+    status=0
+    rig/test-softnd.sh windows || status=1
+    rig/test-windows.sh || status=1
+    rig/test-softnd.sh ends || status=1
+    echo "== tests of the emulated machine"
+    $python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-} || status=1
+    exit $status
+} >$results/beside.log 2>&1 &
+beside=$!
 # A background job of a shell ignores Ctrl-C.
-trap 'kill $windows; exit 130' INT TERM
+trap 'kill $beside; exit 130' INT TERM
 
 echo "== tests without an adapter"
-$python -m pytest tests/unit tests/wheels --junitxml $results/unit.xml ${ARGS:-}
+$python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
 # tests/wheels has made it, unless ARGS kept it from that.
 installed=$PWD/.rig/wheels/linux/bin/ndpy
 if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
 on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
-wait $windows
+wait $beside
 status=$?
-cat $results/windows.log
-report windows $status
-rig/test-softnd.sh ends
-report softnd-ends $?
+cat $results/beside.log
+report 'beside the others' $status
 if ! has_siw; then
     echo "== no tests on siw0: this machine has no siw module"
 elif [ -n "${NDPY_STRESS:-}" ]; then
