@@ -109,8 +109,9 @@ class Lease:
     """Registered memory for the time of its use, made by RegistrationCache.local(); a context manager.
 
     region: a region that covers what was asked for, and maybe more. address, length in bytes: of what was asked for.
-    lease[a:b] is an Sge of it, lease[:] of all. The buffer can be neither freed nor resized until release(), which comes
-    after the completions of what was posted with it.
+    lease[a:b] is an Sge of it, lease[:] of all. The buffer can be neither freed nor resized until release(), nor before a
+    request that was posted with lease[a:b] has completed. release() comes after that: the region may go with it, and what is
+    still under way then fails.
     """
 
     __slots__ = ("_cache", "_span", "_view")
@@ -146,7 +147,9 @@ class Lease:
         """The element of bytes start to stop; ElementRangeError if they are not all inside."""
         region = self._used().region
         offset, length = _bounds(key, self.length, "the lease")
-        return Sge(region, self.address + offset, length, region.local_token)
+        element = Sge(region, self.address + offset, length, region.local_token)
+        element._keeps = self._view
+        return element
 
     def release(self) -> None:
         """End the use; the memory stays registered, in the cache. Harmless when repeated."""

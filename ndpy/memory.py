@@ -26,7 +26,10 @@ class Sge:
     address, length in bytes; token is the region's local token (verbs: lkey).
     """
 
-    __slots__ = ("address", "length", "region", "token")
+    # _keeps: of an element of a lease, and of no other, the export of its buffer, which a posted request keeps with it.
+    __slots__ = ("_keeps", "address", "length", "region", "token")
+
+    _keeps: Any
 
     def __init__(self, region: MemoryRegion, address: int, length: int, token: int) -> None:
         self.region = region

@@ -9,6 +9,7 @@ import mmap
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,24 @@ def test_k_1_2_a_lease_keeps_the_memory(cache):
         with pytest.raises((BufferError, SystemError, ValueError, OSError)):
             buffer.resize(2 * LENGTH)
     buffer.close()
+
+
+def test_a_posted_request_keeps_the_memory_of_a_lease_that_ended_early(pair, keep, cache):
+    buffer = mmap.mmap(-1, LENGTH)
+    watch = weakref.ref(buffer)
+    lease = cache.local(buffer)
+    pair.server.queue_pair.receive(lease[:8], context=5)
+    lease.release()
+    del buffer, lease
+    gc.collect()
+    assert watch() is not None
+    message = memory(keep, pair.adapter, 8)
+    pair.client.queue_pair.send(message)
+    (completion,) = take(pair.server.cq)
+    assert completion.context == 5
+    del completion
+    gc.collect()
+    assert watch() is None
 
 
 def test_k_1_3_the_same_bytes_elsewhere_are_a_miss(cache):
