@@ -347,24 +347,25 @@ def span(buffer: Any, writable: bool) -> tuple[Any, int, int]:
 
 
 @functools.cache
-def _platform() -> Any:
+def _ffi() -> Any:
     from ndpy.provider import implementation
 
-    return implementation()
+    return implementation().ffi
 
 
 def address_of(view: memoryview) -> int:
     """The address of a contiguous view's first byte."""
-    address: int = _platform().address_of(view)
-    return address
+    ffi = _ffi()
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
 
 
 def pointer_of(view: memoryview) -> Any:
-    """The same as a pointer, which what exporter() gives can be compared with."""
-    return _platform().pointer_of(view)
+    """The same as a pointer, which keeps nothing; what exporter() gives can be compared with it."""
+    ffi = _ffi()
+    return ffi.cast("char *", ffi.from_buffer(view))
 
 
 def exporter() -> Callable[[Any], Any]:
     """A function that exports a contiguous buffer: what it returns has a length in bytes, and keeps the memory."""
-    export: Callable[[Any], Any] = _platform().export
+    export: Callable[[Any], Any] = _ffi().from_buffer
     return export

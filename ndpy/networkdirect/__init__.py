@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter, open_adapter
-    from ndpy.networkdirect.allocation import address_of, allocate, export, pointer_of
+    from ndpy.networkdirect.allocation import allocate
     from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, list_adapters, why_no_adapter
+    from ndpy.networkdirect.library import ffi
     from ndpy.networkdirect.poller import NetworkDirectPoller as Poller
 
 _MODULES = {
     "NetworkDirectAdapter": "adapter",
     "NetworkDirectAdapterInfo": "devices",
     "Poller": "poller",
-    "address_of": "allocation",
     "allocate": "allocation",
-    "export": "allocation",
+    "ffi": "library",
     "list_adapters": "devices",
     "open_adapter": "adapter",
-    "pointer_of": "allocation",
     "why_no_adapter": "devices",
 }
 _RENAMED = {"Poller": "NetworkDirectPoller"}
@@ -41,11 +40,9 @@ __all__ = [
     "NetworkDirectAdapter",
     "NetworkDirectAdapterInfo",
     "Poller",
-    "address_of",
     "allocate",
-    "export",
+    "ffi",
     "list_adapters",
     "open_adapter",
-    "pointer_of",
     "why_no_adapter",
 ]

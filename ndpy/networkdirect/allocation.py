@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
-from typing import Any
 
 from ndpy import errors
+from ndpy.memory import address_of
 from ndpy.networkdirect.library import ffi, lib, win32_error
 
 _MEM_COMMIT_RESERVE = 0x3000
@@ -20,23 +20,6 @@ _PRIVILEGE_NOT_HELD = 1314
 
 _TOKEN_ADJUST_PRIVILEGES = 0x20
 _SE_PRIVILEGE_ENABLED = 2
-
-
-_ADDRESS, _POINTER = ffi.typeof("uintptr_t"), ffi.typeof("char *")
-
-
-def address_of(view: memoryview) -> int:
-    """The address of a contiguous view's first byte."""
-    return int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
-
-
-def pointer_of(view: memoryview) -> Any:
-    """The same as a pointer, which keeps nothing."""
-    return ffi.cast(_POINTER, ffi.from_buffer(view))
-
-
-#: What it returns has a length in bytes, compares with pointers, and keeps the memory.
-export = ffi.from_buffer
 
 
 def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:

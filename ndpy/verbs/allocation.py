@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ndpy import errors
-from ndpy.verbs.library import ffi, lib, load
+from ndpy.memory import address_of
+from ndpy.verbs.library import lib, load
 
 _MAP_HUGETLB = 0x40000
 _MADV_POPULATE_WRITE = 23
@@ -23,23 +24,6 @@ _MPOL_BIND = 2
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235, "ppc64le": 259, "s390x": 268, "riscv64": 235}
 _MOST_NODES = 1024
 _NODES = Path("/sys/devices/system/node")
-
-
-_ADDRESS, _POINTER = ffi.typeof("uintptr_t"), ffi.typeof("char *")
-
-
-def address_of(view: memoryview) -> int:
-    """The address of a contiguous view's first byte."""
-    return int(ffi.cast(_ADDRESS, ffi.from_buffer(view)))
-
-
-def pointer_of(view: memoryview) -> Any:
-    """The same as a pointer, which keeps nothing."""
-    return ffi.cast(_POINTER, ffi.from_buffer(view))
-
-
-#: What it returns has a length in bytes, compares with pointers, and keeps the memory.
-export = ffi.from_buffer
 
 
 def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:
