@@ -19,7 +19,7 @@ help:
 	@echo "make bench-cache   what a hit of the registration cache costs beside a registration"
 	@echo "make lint     ruff and mypy"
 	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
-	@echo "make windows  ndpy/_networkdirect.pyd and softnd.dll, for ndpy on Windows or under Wine"
+	@echo "make windows  ndpy/_*.pyd and softnd.dll, for ndpy on Windows or under Wine"
 	@echo "make softnd   the NetworkDirect provider, softnd/build/softnd.dll;  make softnd-check: its tests"
 	@echo "make softnd-fuzz   its wire code in a fuzzer for a minute;  make softnd-bench: its speed beside TCP"
 	@echo "make bench-windows   what Python pays for a call over softnd, beside C"
@@ -46,9 +46,9 @@ test: setup
 stress: setup
 	@NDPY_STRESS=1 rig/test.sh
 
-# setup.sh makes the extension module.
+# setup.sh makes the extension modules.
 windows: softnd
-	@ls -l ndpy/_networkdirect.pyd softnd/build/softnd.dll
+	@ls -l ndpy/_*.pyd softnd/build/softnd.dll
 
 ADAPTER ?= rxe
 SOAK_S ?= 600
@@ -106,5 +106,5 @@ wheels:
 clean:
 	$(MAKE) -s -C softnd clean
 	rm -rf .venv .rig build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
-	rm -f ndpy/_verbs*.so ndpy/_networkdirect.pyd
+	rm -f ndpy/_*.so ndpy/_*.pyd
 	find ndpy tests examples cdefs -name __pycache__ -type d -prune -exec rm -rf {} +

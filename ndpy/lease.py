@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
+from ndpy import _lease, errors
+from ndpy.flags import Access
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge, _bounds
 from ndpy.ownership import Known, Owner, Span
 from ndpy.queue_pair import QueuePair
@@ -36,33 +37,26 @@ class CacheStats:
     bytes_pinned: int = 0
 
 
-#: Local rights, and for each all that are among them.
-LOCAL_RIGHTS = (0, 1, 8, 9)
-_WITHIN = {rights: frozenset(part for part in LOCAL_RIGHTS if not part & ~rights) for rights in LOCAL_RIGHTS}
+#: All rights that a lease can have.
+LOCAL_RIGHTS = int(Access.LOCAL_WRITE | Access.READ_SINK)
 
 
-class Entry:
+class Entry(_lease.Entry):
     """A region of the cache.
 
-    uses: an item for each lease and exposure of it. cached: whether others may still find it. allowed: the rights that may
-    be asked of it. used: the number of its last use, by which the least recent one is known. watch: the monitor's.
-
-    A hit takes no lock: it adds itself to uses and then looks at cached, while whoever wants to close the region clears
-    cached and then looks at uses, so that one of them sees the other.
+    uses: how many leases and exposures there are of it. cached: whether others may still find it. rights: all that may be
+    asked of it. used: the number of its last use, by which the least recent one is known. watch: the monitor's.
     """
 
     __slots__ = (
-        "allowed",
-        "cached",
         "end",
         "grants",
         "invalid",
         "owner",
         "queue_pairs",
         "region",
+        "rights",
         "start",
-        "used",
-        "uses",
         "watch",
     )
 
@@ -78,9 +72,9 @@ class Entry:
         self.region = region
         self.start = region.address
         self.end = region.address + region.length
-        self.allowed = _WITHIN[region.access & 9]
+        self.rights = int(region.access) & LOCAL_RIGHTS
         self.used = used
-        self.uses: list[None] = [None]
+        self.take()
         self.watch = watch
         self.cached = True
         self.invalid = False
@@ -105,7 +99,7 @@ class Grant:
         self.ended = False
 
 
-class Lease:
+class Lease(_lease.Use):
     """Registered memory for the time of its use, made by RegistrationCache.local(); a context manager.
 
     region: a region that covers what was asked for, and maybe more. address, length in bytes: of what was asked for.
@@ -114,9 +108,9 @@ class Lease:
     still under way then fails.
     """
 
-    __slots__ = ("_cache", "_span", "_view")
+    __slots__ = ()
 
-    # Set by the cache: a call of __init__ would be an eighth of what a hit costs.
+    # Set by the cache.
     _cache: RegistrationCache
     _span: Span | Known
     #: The export of the buffer; None once it was released.
@@ -151,36 +145,14 @@ class Lease:
         element._keeps = self._view
         return element
 
-    def release(self) -> None:
-        """End the use; the memory stays registered, in the cache. Harmless when repeated."""
-        view = self._view
-        if view is not None:
-            self._view = None
-            entry = self._span.entry
-            entry.uses.pop()
-            if not entry.cached or self._cache._over:
-                self._cache._on_released(entry)
-            # Only now may the memory go, with `view`: the region may have ended with this use.
-
     def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
         return entry, None, self._view
 
-    def __enter__(self) -> Any:
-        if self._view is None:
-            self._used()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        if self._view is not None:
-            self._dropped()
-
     def _dropped(self) -> None:
+        """The finalizer of what was not released."""
         if sys.is_finalizing():
             return
-        warnings.warn(f"unreleased {self!r}", ResourceWarning, stacklevel=3, source=self)
+        warnings.warn(f"unreleased {self!r}", ResourceWarning, stacklevel=2, source=self)
         self._cache._abandoned.append(self._abandon(self._span.entry))
         self._cache._reaper.wake()
 
@@ -219,6 +191,9 @@ class Exposure(Lease):
         if view is not None:
             self._view = None
             self._cache._revoke(self._grant)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.release()
 
     def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
         return entry, self._grant, self._view

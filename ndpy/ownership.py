@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ndpy import errors
-from ndpy.flags import Access
+from ndpy import _lease, errors
 from ndpy.memory import exporter, pointer_of, span
 
 _lone_view = memoryview(bytearray(1))
@@ -52,36 +51,32 @@ class Span:
             self.root = MONITORED
 
 
-class Known:
+class Known(_lease.Known):
     """A buffer object whose entry was found before, by which it is found again without looking at it much.
 
-    start, length: its bytes. access: a right that was asked for; allowed: all that may be. uses: the entry's.
-    export: makes the export that keeps the buffer as it is. pointer: what that has to be equal to, for a buffer whose memory
-    may be replaced while it lives (mmap, NumPy array, monitored memory); None for one whose memory cannot (memoryview, and
-    whatever the cache holds an export of). size: its len(), for a buffer that can shrink where it is (mmap); else None.
+    start, length: its bytes. export(subject), or export(buffer) where that is None, makes what keeps the buffer as it is;
+    None if nothing has to. pointer: what the export has to be equal to, for a buffer whose memory may be replaced while it
+    lives (mmap, NumPy array, monitored memory); None for one whose memory cannot (memoryview, and whatever the cache holds
+    an export of). A buffer that can shrink where it is (mmap) has to have its length as well.
     """
 
-    __slots__ = ("access", "allowed", "entry", "export", "length", "pointer", "reference", "size", "start", "uses")
+    __slots__ = ("length", "reference", "start")
 
     def __init__(
-        self, span: Span, access: int, entry: Any, export: Callable[[Any], Any], pointer: Any, reference: Any
+        self,
+        span: Span,
+        entry: Any,
+        export: Callable[[Any], Any] | None,
+        subject: Any,
+        pointer: Any,
+        reference: Any,
     ) -> None:
+        readonly = isinstance(span.view, memoryview) and span.view.readonly
+        size = span.length if isinstance(span.root, mmap.mmap) else -1
+        super().__init__(entry, 0 if readonly else entry.rights, export, subject, pointer, size)
         self.start = span.start
         self.length = span.length
-        self.access = _MEMBERS[access]
-        self.entry = entry
-        self.uses = entry.uses
-        self.allowed = entry.allowed
-        if isinstance(span.view, memoryview) and span.view.readonly:
-            self.allowed = self.allowed & {0}
-        self.export = export
-        self.pointer = pointer
-        self.size = span.length if isinstance(span.root, mmap.mmap) else None
         self.reference = reference
-
-
-#: The members of Access, since a default argument is compared with them by identity.
-_MEMBERS = {rights: Access(rights) for rights in (0, 1, 8, 9)}
 
 
 def _root(view: memoryview) -> tuple[Any, bool]:
@@ -155,9 +150,7 @@ def _resizable_length(root: Any) -> int:
     return len(root) if isinstance(root, mmap.mmap) else 0
 
 
-def know(
-    buffer: Any, span: Span, access: int, entry: Any, known: dict[Any, Known], changed: Callable[[Any], int] | None
-) -> None:
+def know(buffer: Any, span: Span, entry: Any, known: dict[Any, Known], changed: Callable[[Any], int] | None) -> None:
     """Remember which entry a buffer object was found in, for as long as that object lives.
 
     An (address, length) is remembered by its value, and with it whether the caller watches it, for the whole of an entry.
@@ -166,16 +159,17 @@ def know(
     if entry.queue_pairs is not None:
         return
     key: Any = id(buffer)
-    pointer = reference = None
-    export: Callable[[Any], Any] = memoryview
+    subject = pointer = reference = None
+    export: Callable[[Any], Any] | None = memoryview
     if type(buffer) is tuple:
         if (span.start, span.end) != (entry.start, entry.end):
             return
         key = (buffer, True) if span.root is None else buffer
         if changed is None or entry.watch is None:
-            export = _same
+            export = None
         else:
-            pointer, export = 0, _changed(entry.watch, changed)
+            # 0 unless it has changed.
+            export, subject, pointer = changed, entry.watch, 0
     elif span.root is None or span.root is MONITORED:
         return
     # What the cache holds an export of lives as long as it is cached.
@@ -187,13 +181,4 @@ def know(
         if type(buffer) is not memoryview:
             pointer = pointer_of(span.view)
             export = exporter()
-    known[key] = Known(span, access, entry, export, pointer, reference)
-
-
-def _same(buffer: Any) -> Any:
-    return buffer
-
-
-def _changed(watch: Any, changed: Callable[[Any], int]) -> Callable[[Any], int]:
-    """What stands for an export of monitored memory: 0 unless it has changed."""
-    return lambda _: changed(watch)
+    known[key] = Known(span, entry, export, subject, pointer, reference)

@@ -4,7 +4,7 @@ Nothing is hooked. A cached range goes with the object that owns its memory (ndp
 owner marks its entries, and an owner that can be resized is kept from it by an export. Memory without an owner may be
 watched by a monitor, which marks too. What only marks may run in any thread, with any lock held; what deregisters (the
 reaper) runs when the cache is next used, in the adapter's thread, or at close(). No provider is called under the cache's
-lock, which a hit does not take (lease.Entry).
+lock, which a hit (cdefs/lease.c) does not take.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ndpy import errors
+from ndpy import _lease, errors
 from ndpy.adapter import Adapter
 from ndpy.flags import Access
 from ndpy.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, exporter
-from ndpy.ownership import MONITORED, Known, Owner, Span, know
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
+from ndpy.ownership import MONITORED, Owner, Span, know
 from ndpy.queue_pair import QueuePair
 from ndpy.resource import Resource, busy
 
@@ -72,7 +72,7 @@ class _Reaper(Resource):
         pass
 
 
-class RegistrationCache(Resource):
+class RegistrationCache(_lease.Finder, Resource):
     """Registrations of an adapter that outlive their use, for programs that transfer from the same memory again and again.
 
     adapter: whose regions these are. max_bytes, max_entries: how much stays registered, at least 1 each; beyond that the
@@ -116,8 +116,8 @@ class RegistrationCache(Resource):
         self._changed = threading.Condition(threading.Lock())
         self._owners: dict[int, Owner] = {}
         #: Buffers found before, by identity; what it says counts only while the entry is cached.
-        self._known: dict[Any, Known] = {}
-        self._export = exporter()
+        self._known = {}
+        self._lease_type = Lease
         #: Every entry that is registered, cached or only in use.
         self._entries: set[Entry] = set()
         #: Those of them that are not cached any more.
@@ -129,11 +129,6 @@ class RegistrationCache(Resource):
         #: A heap of (use, serial number, entry) of what is cached; the use may have been followed by others.
         self._order: list[tuple[int, int, Entry]] = []
         self._serials = itertools.count()
-        #: One number for each use, and for each look at how many there were.
-        self._uses = itertools.count()
-        self._uses_not_hits = 0
-        #: More is registered than the bounds say.
-        self._over = False
         self._loading: list[_Loading] = []
         #: Windows that are not bound, by the serial number of the queue pair that they were bound through.
         self._windows: dict[int, list[MemoryWindow]] = {}
@@ -163,53 +158,15 @@ class RegistrationCache(Resource):
     def stats(self) -> CacheStats:
         """The counters as they are now."""
         with self._changed:
-            uses = next(self._uses)
-            counts = replace(self._counts, hits=uses - self._uses_not_hits)
-            self._uses_not_hits += 1
-            return counts
+            return replace(self._counts, hits=self._counts.hits + self._hits)
 
     # ---- what the program calls ----
 
-    def local(
-        self,
-        buffer: Any,
-        access: int = Access.LOCAL_WRITE,
-        *,
-        queue_pair: QueuePair | None = None,
-        raw: bool = False,
-    ) -> Lease:
-        """Registered memory for send, receive, read and write of this side.
-
-        buffer: as for Adapter.register(), 1 to info.max_registration_size bytes. access: NONE, LOCAL_WRITE, READ_SINK.
-        queue_pair: the connection that it is for; what no other use shares is deregistered when that ends or is closed.
-        raw: the caller calls invalidate() before the memory changes or goes; see the class.
-        A hit calls no provider. The lease keeps the buffer as it is until it is released.
-
-        Raises what Adapter.register() raises, InvalidFlagsError for other rights, UnsupportedError for memory without an
-        owner. Source: contract K.1.
-        """
-        known = self._known.get(id(buffer))
-        if known is None:
-            if type(buffer) is tuple:
-                known = self._known.get((buffer, raw) if raw else buffer)
-            if known is None:
-                return self._local(buffer, access, queue_pair, raw)
-        if (access is known.access or access in known.allowed) and queue_pair is None and self._defunct is None:
-            view = known.export(buffer)
-            if known.pointer is None or (view == known.pointer and (known.size is None or len(view) == known.size)):
-                known.uses.append(None)
-                if known.entry.cached:
-                    known.entry.used = next(self._uses)
-                    lease = Lease()
-                    lease._cache, lease._span, lease._view = self, known, view
-                    return lease
-                self._release_use(known.entry)
-        return self._local(buffer, access, queue_pair, raw)
-
     def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
-        if access not in LOCAL_RIGHTS:
+        """local() where it is no hit."""
+        if not isinstance(access, int) or access & ~LOCAL_RIGHTS:
             raise errors.InvalidFlagsError(
-                f"local() takes NONE, LOCAL_WRITE and READ_SINK, not {Access(access)!r}; see remote()"
+                f"local() takes NONE, LOCAL_WRITE and READ_SINK, not {access!r}; see remote()"
             )
         if queue_pair is not None:
             self._know(queue_pair)
@@ -299,16 +256,16 @@ class RegistrationCache(Resource):
                 self._reap()
             with self._changed:
                 self._check()
-                entry = self._find(request, access)
+                entry = self._find_entry(request, access)
                 if entry is not None:
-                    entry.uses.append(None)
-                    entry.used = next(self._uses)
-                    self._uses_not_hits += missed
+                    entry.take()
+                    entry.used = self._next_use()
+                    self._counts.hits += not missed
                     if serial is None:
                         entry.queue_pairs = None
                     elif entry.queue_pairs is not None:
                         entry.queue_pairs.add(serial)
-                    know(buffer, request, access, entry, self._known, self._monitor and self._monitor.changed)
+                    know(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
                     return entry
                 if any(
                     load.root is request.root and load.start < request.end and request.start < load.end
@@ -340,10 +297,10 @@ class RegistrationCache(Resource):
             self._close(doomed)
             with self._changed:
                 if entry.cached:
-                    know(buffer, request, access, entry, self._known, self._monitor and self._monitor.changed)
+                    know(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
             return entry
 
-    def _find(self, request: Span, access: int) -> Entry | None:
+    def _find_entry(self, request: Span, access: int) -> Entry | None:
         owner = self._owners.get(id(request.root))
         if owner is None or not owner.is_of(request):
             return None
@@ -351,7 +308,7 @@ class RegistrationCache(Resource):
         if place < 0:
             return None
         entry: Entry = owner.entries[place]
-        if entry.end < request.end or access not in entry.allowed:
+        if entry.end < request.end or access & ~entry.rights:
             return None
         if entry.watch is not None and self._monitor.changed(entry.watch):
             return None
@@ -434,8 +391,7 @@ class RegistrationCache(Resource):
                 queue_pairs = (
                     None if queue_pairs is None or other.queue_pairs is None else queue_pairs | other.queue_pairs
                 )
-            entry = Entry(owner, region, queue_pairs, next(self._uses), watch)
-            self._uses_not_hits += 1
+            entry = Entry(owner, region, queue_pairs, self._next_use(), watch)
             self._entries.add(entry)
             if loading.invalid:
                 entry.cached, entry.invalid = False, True
@@ -516,7 +472,7 @@ class RegistrationCache(Resource):
     # ---- letting go ----
 
     def _release_use(self, entry: Entry) -> None:
-        entry.uses.pop()
+        entry.give_back()
         if not entry.cached or self._over:
             self._on_released(entry)
 
@@ -716,7 +672,7 @@ class RegistrationCache(Resource):
     def _refuse_if_used(self) -> None:
         self._reap()
         with self._changed:
-            used = [f"{len(entry.uses)} uses of {entry.region._describe()}" for entry in self._entries if entry.uses]
+            used = [f"{entry.uses} uses of {entry.region._describe()}" for entry in self._entries if entry.uses]
         if used:
             raise busy(self, used)
 

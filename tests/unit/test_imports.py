@@ -18,7 +18,7 @@ PACKAGE = ROOT / "ndpy"
 LEAVES = {"errors", "finding", "flags", "info", "pending", "placement"}
 PUBLIC = {"adapter", "buffer", "completion", "connection", "memory", "poller", "queue_pair", "resource"}
 # The registration cache, on the public classes only.
-CACHE = {"lease", "ownership", "registration_cache"}
+CACHE = {"lease", "ownership", "registration_cache", "_lease"}
 PLATFORMS = {"verbs", "networkdirect"}
 BUILT = {"_verbs", "_networkdirect"}
 TOOLS = {"aio", "cli", "testing", "softroce", "__main__"}

@@ -1,0 +1,50 @@
+"""Built from cdefs/lease.c."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from ndpy.lease import Lease
+from ndpy.queue_pair import QueuePair
+
+class Entry:
+    used: int
+    cached: bool
+    @property
+    def uses(self) -> int: ...
+    def take(self) -> None: ...
+    def give_back(self) -> None: ...
+
+class Known:
+    def __init__(
+        self,
+        entry: Entry,
+        rights: int,
+        export: Callable[[Any], Any] | None,
+        subject: Any,
+        pointer: Any,
+        size: int,
+        /,
+    ) -> None: ...
+    @property
+    def entry(self) -> Any: ...
+
+class Finder:
+    _known: dict[Any, Any]
+    _lease_type: type[Use]
+    _over: bool
+    @property
+    def _hits(self) -> int: ...
+    def local(
+        self, buffer: Any, access: int = ..., *, queue_pair: QueuePair | None = None, raw: bool = False
+    ) -> Lease: ...
+    def _next_use(self) -> int: ...
+
+class Use:
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
