@@ -128,8 +128,8 @@ class VerbsAdapter(Adapter):
 
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[VerbsMemoryRegion]:  # type: ignore[override]
         memory = self._memory(buffer, access)
-        _, _, _, length, _ = memory
-        if self._registering.pace.at_once(length):
+        # The number of bits of its length.
+        if memory[3].bit_length() in self._registering.pace.quick:
             return Finished("register", VerbsMemoryRegion(self, *memory))
 
         def make() -> VerbsMemoryRegion:

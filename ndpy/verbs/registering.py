@@ -3,8 +3,9 @@
 ibv_reg_mr() returns when the kernel has pinned the pages and the device knows them: microseconds for a small buffer or a quick
 device, milliseconds for a large or slow one. Handing it to a thread takes a while too, some 50 us on a quick machine and
 milliseconds on an emulated one. Which of the two is quicker is not known beforehand, so both are measured (Pace): begin_register()
-makes at once what took no longer than the handing over the last time, and leaves the rest to a few threads. Whoever waits for
-one that no thread has begun makes it himself.
+makes at once what took no longer than the handing over the last time, and leaves the rest to a few threads. With a single
+processor nothing is gained by them, but that begin_register() returns. Whoever waits for one that no thread has begun makes
+it himself.
 
 The threads end with their adapter. They are daemons: a program that ends does not wait for what it asked for and left.
 """
@@ -12,6 +13,7 @@ The threads end with their adapter. They are daemons: a program that ends does n
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -38,25 +40,26 @@ _Make = Callable[[], "VerbsMemoryRegion"]
 class Pace:
     """Whether a registration is made sooner than handed over. Lengths are told apart by their number of bits."""
 
-    def __init__(self) -> None:
+    def __init__(self, processors: int) -> None:
         self._took_ns: dict[int, int] = {}
-        self._handing_over_ns: float = _HANDING_OVER_NS
-        self._quick = set(range(_SMALL.bit_length()))
-
-    def at_once(self, length: int) -> bool:
-        return length.bit_length() in self._quick
+        self._alone = processors == 1
+        self._handing_over_ns: float = _LONGEST_NS if self._alone else _HANDING_OVER_NS
+        #: The numbers of bits of the lengths that are made at once.
+        self.quick = set(range(_SMALL.bit_length()))
 
     def took(self, length: int, nanoseconds: int) -> None:
         """The last time counts, so that one that was slow by chance is tried again when a thread finds it quick."""
         bits = length.bit_length()
         self._took_ns[bits] = nanoseconds
         if nanoseconds <= self._handing_over_ns and nanoseconds <= _LONGEST_NS:
-            self._quick.add(bits)
+            self.quick.add(bits)
         else:
-            self._quick.discard(bits)
+            self.quick.discard(bits)
 
     def handed_over(self, nanoseconds: int) -> None:
         """An idle thread took so long to begin. The quickest count most: others waited for the interpreter's lock."""
+        if self._alone:
+            return
         former = self._handing_over_ns
         self._handing_over_ns = nanoseconds if nanoseconds < former else former + (nanoseconds - former) / 16
         for bits, took in list(self._took_ns.items()):
@@ -84,7 +87,7 @@ class RegisteringThreads:
 
     def __init__(self, adapter_name: str) -> None:
         self._adapter_name = adapter_name
-        self.pace = Pace()
+        self.pace = Pace(len(os.sched_getaffinity(0)))
         self._renew_locks()
         self._waiting: dict[Registration, _Make] = {}
         self._running: dict[Registration, threading.Thread] = {}

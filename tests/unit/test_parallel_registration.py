@@ -22,7 +22,7 @@ from ndpy.verbs.registering import Pace
 
 DEADLINE_S = 20.0
 # More than begin_register() registers at once.
-LARGE = (1 << 16) + 1
+LARGE = 1 << 16
 THREADS = 4
 
 
@@ -41,7 +41,8 @@ def threads() -> list[threading.Thread]:
 def slow_if_large(request, monkeypatch):
     """The threads have all that is larger than 64 KiB, however quick the provider is; but for the tests of just that."""
     if "own_pace" not in request.fixturenames:
-        monkeypatch.setattr(Pace, "at_once", lambda self, length: length < LARGE)
+        monkeypatch.setattr(Pace, "took", lambda self, length, nanoseconds: None)
+        monkeypatch.setattr(Pace, "handed_over", lambda self, nanoseconds: None)
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_they_are_made_in_the_order_of_their_beginning(fake, adapter):  # noqa: 
     assert ended.index(11) >= 8
 
 
-@pytest.mark.parametrize("length", [1, 4096, 1 << 16])
+@pytest.mark.parametrize("length", [1, 4096, (1 << 16) - 1])
 def test_a_small_one_is_registered_before_the_call_returns(adapter, length):
     pending = adapter.begin_register(bytearray(length))
     assert pending.done()
@@ -110,26 +111,39 @@ def test_a_small_one_is_registered_before_the_call_returns(adapter, length):
     pending.result(0).close()
 
 
+def at_once(pace: Pace, length: int) -> bool:
+    return length.bit_length() in pace.quick
+
+
 def test_what_has_not_been_measured_is_handed_over_if_it_is_large(own_pace):
-    pace = Pace()
-    assert [pace.at_once(length) for length in (1, (1 << 16) - 1, 1 << 16, 1 << 30)] == [True, True, False, False]
+    pace = Pace(2)
+    assert [at_once(pace, length) for length in (1, (1 << 16) - 1, 1 << 16, 1 << 30)] == [True, True, False, False]
 
 
 def test_what_took_no_longer_than_handing_over_is_made_at_once(own_pace):
-    pace = Pace()
+    pace = Pace(2)
     pace.took(1 << 20, 90_000)
-    assert pace.at_once(1 << 20)
-    assert not pace.at_once(1 << 21)
+    assert at_once(pace, 1 << 20)
+    assert not at_once(pace, 1 << 21)
     pace.took(4096, 1_000_000)
-    assert not pace.at_once(4096)
+    assert not at_once(pace, 4096)
     pace.handed_over(20_000)
-    assert not pace.at_once(1 << 20)
+    assert not at_once(pace, 1 << 20)
     for _ in range(200):
         pace.handed_over(50_000_000)
-    assert pace.at_once(4096)
+    assert at_once(pace, 4096)
     # Nothing that takes more than 2 ms is, however slow the threads are.
     pace.took(4096, 2_000_001)
-    assert not pace.at_once(4096)
+    assert not at_once(pace, 4096)
+
+
+def test_with_one_processor_all_is_made_at_once_that_takes_up_to_2_ms(own_pace):
+    pace = Pace(1)
+    assert not at_once(pace, 1 << 20)
+    pace.handed_over(20_000)
+    for nanoseconds, expected in ((2_000_000, True), (2_000_001, False)):
+        pace.took(1 << 20, nanoseconds)
+        assert at_once(pace, 1 << 20) is expected
 
 
 def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, own_pace):  # noqa: F811
