@@ -131,28 +131,6 @@ class Pending(Generic[T]):
         return self.result(0)
 
 
-class Finished(Pending[T]):
-    """An operation that had ended with a value when the call that began it returned; it needs no lock."""
-
-    _done = True
-    _error = None
-
-    def __init__(self, operation: str, value: T) -> None:
-        self._operation = operation
-        self._value: T = value
-
-    def result(self, timeout_s: float | None = None) -> T:
-        return self._value
-
-    def add_done_callback(self, callback: Callable[[Pending[T]], None]) -> None:
-        callback(self)
-
-    def _finish(
-        self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
-    ) -> bool:
-        return False
-
-
 def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
     """The result of an operation that is to be given up when the wait for it ends early, by deadline or Ctrl-C."""
     try:

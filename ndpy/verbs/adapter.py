@@ -15,7 +15,7 @@ from ndpy.connection import Address
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
-from ndpy.pending import Finished, Pending
+from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import _serials
 from ndpy.verbs.addresses import bind_identifier, new_identifier
@@ -35,7 +35,9 @@ from ndpy.verbs.memory import (
 )
 from ndpy.verbs.monitor import Monitor
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
-from ndpy.verbs.registering import RegisteringThreads
+from ndpy.verbs.registering import Registered, RegisteringThreads
+
+_new = object.__new__
 
 
 class CmEvent(NamedTuple):
@@ -130,7 +132,9 @@ class VerbsAdapter(Adapter):
         memory = self._memory(buffer, access)
         # The number of bits of its length.
         if memory[3].bit_length() in self._registering.pace.quick:
-            return Finished("register", VerbsMemoryRegion(self, *memory))
+            done = _new(Registered)
+            done._value = VerbsMemoryRegion(self, *memory)
+            return done
 
         def make() -> VerbsMemoryRegion:
             self._check()

@@ -82,6 +82,29 @@ class Registration(Pending["VerbsMemoryRegion"]):
         return super().result(timeout_s)
 
 
+class Registered(Pending["VerbsMemoryRegion"]):
+    """A registration that was made at once: it has no lock, and object.__new__() and its region make all of it."""
+
+    _operation = "register"
+    _done = True
+    _error = None
+    _value: VerbsMemoryRegion
+
+    def result(self, timeout_s: float | None = None) -> VerbsMemoryRegion:
+        return self._value
+
+    def add_done_callback(self, callback: Callable[[Pending[VerbsMemoryRegion]], None]) -> None:
+        callback(self)
+
+    def _finish(
+        self,
+        value: VerbsMemoryRegion | None,
+        error: BaseException | None,
+        prepare: Callable[[], object] | None = None,
+    ) -> bool:
+        return False
+
+
 class RegisteringThreads:
     """At most _THREADS threads, started when there is something for them; idle ones refer to no adapter."""
 
