@@ -7,7 +7,7 @@ from helpers import host_of, sample
 from processes import free_port, start_example, start_program, wait_for_rdma_listener
 
 # rping's default size, its greatest and its least, and one that is no multiple of anything.
-SIZES_AND_COUNTS = sample([(64, 10), (65535, 3), (23, 3), (10007, 3)], 2)
+SIZES_AND_COUNTS = sample([(64, 10), (65535, 3), (23, 3), (10007, 3)], 1)
 
 
 def lines_of(text: str, label: str) -> list[str]:
