@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import gc
 import mmap
+import sys
 import weakref
 from pathlib import Path
 
@@ -128,6 +129,25 @@ def test_k_1_4_a_hit_calls_no_provider(monkeypatch, adapter, cache):
             assert second is first
     assert second.local_token == token
     assert (cache.stats.hits, cache.stats.misses, cache.stats.registrations) == (5, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "make", [ndpy.alloc, lambda length: mmap.mmap(-1, length), bytearray], ids=["alloc", "mmap", "bytearray"]
+)
+def test_k_1_4_a_hit_and_its_release_run_no_python_code(cache, make):
+    buffer = make(LENGTH)
+    use(cache, buffer)
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        cache.local(buffer).release()
+        with cache.local(buffer, Access.NONE):
+            pass
+        cache.local(buffer, access=Access.LOCAL_WRITE, raw=False).release()
+    finally:
+        sys.setprofile(None)
+    assert calls == []
+    assert cache.stats.hits == 3
 
 
 @pytest.mark.parametrize(
