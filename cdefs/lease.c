@@ -34,7 +34,7 @@ typedef struct {
 /* The part of a cache that a hit needs. */
 typedef struct {
     PyObject_HEAD
-    PyObject *known;      /* a dict: of Known, by the identity of the buffer, or by (address, length), or by (that, True) if raw */
+    PyObject *known;      /* a dict of Known: by the buffer's identity, by (address, length), or by (that, True) if raw */
     PyObject *lease_type; /* a kind of Use */
     PyObject *defunct;    /* None while the cache is open */
     long long uses;
@@ -189,7 +189,7 @@ static Known *look_up(PyObject *all, PyObject *buffer, int raw)
     }
     if (!key) return NULL;
     found = PyDict_GetItemWithError(all, key);
-    if (found && !PyObject_TypeCheck(found, known_type)) found = NULL;
+    if (found && (!PyObject_TypeCheck(found, known_type) || !((Known *)found)->entry)) found = NULL;
     Py_XINCREF(found);
     Py_DECREF(key);
     return (Known *)found;

@@ -244,8 +244,9 @@ def test_wrong_calls_are_refused(finder):
     known = Known(Entry(), ACCESS, None, None, None, -1)
     with pytest.raises(TypeError):
         known.__init__(Entry(), ACCESS, None, None, None, -1)
-    finder._known[(4096, 8)] = object()
-    assert find(finder, (4096, 8)) is None
+    for wrong in (object(), Known.__new__(Known)):
+        finder._known[(4096, 8)] = wrong
+        assert find(finder, (4096, 8)) is None
     buffer = bytearray(8)
     learn(finder, buffer)
     for wrong in (int, object()):
