@@ -1,5 +1,7 @@
 """One Python API for RDMA adapters: memory, windows, queue pairs, completions and connections."""
 
+from typing import TYPE_CHECKING, Any
+
 from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
 from ndpy.completion import Completion, CompletionQueue
@@ -34,15 +36,47 @@ from ndpy.errors import (
 )
 from ndpy.flags import Access, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PortInfo
-from ndpy.lease import CacheStats, Exposure, Lease
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.pending import Pending
 from ndpy.poller import Poller
 from ndpy.provider import list_adapters, open_adapter
 from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
-from ndpy.registration_cache import RegistrationCache
+
+if TYPE_CHECKING:
+    from ndpy.lease import CacheStats, Exposure, Lease
+    from ndpy.registration_cache import RegistrationCache
 
 __version__ = "0.1.0"
+
+# Imported when they are first asked for: they need an extension module, which a package that was not built has not.
+_OF_THE_CACHE = {
+    "CacheStats": "lease",
+    "Exposure": "lease",
+    "Lease": "lease",
+    "RegistrationCache": "registration_cache",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _OF_THE_CACHE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'ndpy' has no attribute {name!r}")
+    import importlib
+
+    try:
+        value = getattr(importlib.import_module(f"ndpy.{module}"), name)
+    except ImportError as error:
+        raise ProviderNotFoundError(
+            f"ndpy's extension module for the registration cache is missing ({error}); install ndpy with pip, or run "
+            "`python setup.py build_ext --inplace` in a checkout"
+        ) from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_THE_CACHE})
+
 
 __all__ = [
     "Access",

@@ -119,6 +119,15 @@ def test_only_the_platforms_touch_the_built_modules():
             assert path.relative_to(PACKAGE).parts[0] in PLATFORMS, path
 
 
+def test_without_its_extension_module_the_cache_says_what_to_do():
+    done = run(
+        "import sys; sys.modules['ndpy._lease'] = None; import ndpy; print(ndpy.alloc(1)); ndpy.RegistrationCache"
+    )
+    assert done.returncode == 1
+    assert "<memory" in done.stdout
+    assert "ProviderNotFoundError: ndpy's extension module for the registration cache" in done.stderr
+
+
 def test_the_checker_sees_imports_inside_of_functions(tmp_path):
     sample = tmp_path / "sample.py"
     sample.write_text("def f():\n    from ndpy.verbs import adapter\n    import ndpy.cli\n    from ndpy import verbs\n")
