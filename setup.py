@@ -19,6 +19,8 @@ LEASE = Extension(
     ["cdefs/lease.c"],
     py_limited_api=True,
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"] if sys.platform == "linux" else [],
+    # It calls nothing of the C library, by which auditwheel knows whose wheel it is.
+    extra_link_args=["-Wl,--no-as-needed,-lc"] if sys.platform == "linux" else [],
 )
 # (file, where it belongs in the package)
 if CROSS_BUILT:
