@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 
 import pytest
 from helpers import Keeper, Pair, connect_pair, require
@@ -70,6 +71,20 @@ def window_pair(keep, adapter) -> Pair:
     """The same, on an adapter that has memory windows."""
     require(adapter, "LOOPBACK_CONNECTIONS", "MEMORY_WINDOWS")
     return connect_pair(keep, adapter)
+
+
+@pytest.fixture
+def cache(keep, adapter):
+    """A cache with room for all of a test."""
+    return keep(ndpy.RegistrationCache(adapter, max_bytes=64 << 20, max_entries=64))
+
+
+@pytest.fixture
+def monitored(keep, adapter):
+    """A cache with a monitor, which Linux has."""
+    if sys.platform != "linux":
+        pytest.skip("this system does not tell of unmapping")
+    return keep(ndpy.RegistrationCache(adapter, max_bytes=64 << 20, max_entries=64, monitor=True))
 
 
 @pytest.fixture

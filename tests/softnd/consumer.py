@@ -507,3 +507,17 @@ def make_pair(kit: Kit, address: str = LOOPBACK, *, limits=(16, 16), **side: Any
 
 def no_completion(cq: Interface) -> bool:
     return not get_results(cq, 1)
+
+
+def brief(done):
+    return [(d.kind, d.status, d.context) for d in done]
+
+
+def one_way(active, passive, data, flags=0):
+    """Send data, check that they arrive."""
+    active.region.put(0, data)
+    assert passive.receive(passive.region.sge(0, 4096), context=1) == Status.SUCCESS
+    assert active.send(active.region.sge(0, len(data)), context=2, flags=flags) == Status.SUCCESS
+    got = passive.one()
+    assert (got.kind, got.status, got.context, got.bytes) == (Kind.RECEIVE, Status.SUCCESS, 1, len(data))
+    assert passive.region.get(0, len(data)) == data

@@ -1,6 +1,6 @@
 """Another process of a test: runs a function of a test module, which talks with the test in lines of JSON.
 
-    with Peer("test_h_connectors", "server", 5) as peer: ... peer.receive() ... peer.send("go")
+    with Peer("test_h_processes", "server", 5) as peer: ... peer.receive() ... peer.send("go")
 
 calls server(channel, 5) there. `channel` has send and receive as well.
 """
