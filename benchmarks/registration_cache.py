@@ -1,4 +1,5 @@
-"""What a hit of the registration cache costs, beside registering and deregistering, and among how many entries.
+"""What a hit of the registration cache costs, beside registering and deregistering, and among how many entries; what memory
+an entry takes.
 
 python registration_cache.py [ADAPTER]; make bench-cache runs it on rxe0 in a VM whose clock counts instructions. The exit
 status is 1 if a ratio is above its bound.
@@ -8,6 +9,7 @@ import mmap
 import statistics
 import sys
 import time
+import tracemalloc
 
 import ndpy
 from ndpy.memory import address_of
@@ -52,6 +54,18 @@ def clock_us():
     return statistics.median(times) / 1000
 
 
+def entry_bytes(adapter, count):
+    """Python's memory for one entry and its region; the driver's is not seen."""
+    buffers = [bytearray(64) for _ in range(count)]
+    with ndpy.RegistrationCache(adapter, max_bytes=1 << 30, max_entries=count) as cache:
+        tracemalloc.start()
+        for buffer in buffers:
+            cache.local(buffer).release()
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    return taken / count
+
+
 def main():
     adapter_name = sys.argv[1] if len(sys.argv) > 1 else None
     clock = clock_us()
@@ -78,6 +92,7 @@ def main():
                     among[kind, count] = hit_us(cache, slices) - clock
                     assert cache.stats.evictions == 0
                     print(f"{f'a hit among {count} {kind}':44}{among[kind, count]:9.2f} us")
+        print(f"{'memory of an entry':44}{entry_bytes(adapter, 1000):9.0f} bytes")
     failed = False
     for kind, cost in hits.items():
         failed |= verdict(f"a hit, {kind}, of a registration", cost / registration, MOST_OF_A_REGISTRATION)
@@ -90,7 +105,8 @@ def main():
 def kinds():
     """A buffer of each kind that is told apart."""
     found = {"alloc": ndpy.alloc(LENGTH), "mmap": mmap.mmap(-1, LENGTH), "bytearray": bytearray(LENGTH)}
-    found["monitored"] = (address_of(found["alloc"]), LENGTH)
+    if sys.platform == "linux":
+        found["monitored"] = (address_of(found["alloc"]), LENGTH)
     try:
         import numpy
     except ImportError:
