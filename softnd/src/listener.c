@@ -39,11 +39,14 @@ HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockadd
         status = ND_ADDRESS_ALREADY_ASSOCIATED;
     } else {
         listener->socket = stream_socket(&wish, true, &error);
-        if (listener->socket == INVALID_SOCKET)
+        if (listener->socket == INVALID_SOCKET) {
+            TRACE("listener %p: no socket for port %u, error %d", (void *)listener,
+                  address_port((struct sockaddr *)&wish), error);
             status = error == WSAEADDRINUSE || error == WSAEACCES ? ND_SHARING_VIOLATION
                      : error == WSAENOBUFS                        ? ND_TOO_MANY_ADDRESSES
                      : error == WSAEADDRNOTAVAIL                  ? ND_INVALID_ADDRESS
                                                                   : ND_INSUFFICIENT_RESOURCES;
+        }
     }
     ReleaseSRWLockExclusive(&listener->lock);
     return status;
