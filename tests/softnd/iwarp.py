@@ -556,8 +556,11 @@ class Endpoint:
 
     def _receive(self, deadline: float) -> None:
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([self.socket], [], [], left)[0]:
+        if left <= 0:
             raise TimeoutError(f"nothing came in {self.limit_s:g} s")
+        # What is waited for may come about without anything that arrives.
+        if not select.select([self.socket], [], [], min(left, 0.05))[0]:
+            return
         data = self.socket.recv(1 << 18)
         if not data:
             self.closed = True

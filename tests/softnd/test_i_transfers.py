@@ -227,7 +227,9 @@ def test_i_4_2_on_the_wire_it_is_iwarps_send_with_invalidate(kit):
         assert stag not in peer.regions
         side.send_and_invalidate(remote=descriptor(0, 0, b"\x01\x02\x03\x04"))
         assert peer.receive() == iwarp.Message(b"", False, 0x01020304)
-        peer.run_until(lambda: bool(consumer1.get_results(side.cq, 1)))
+        results = []
+        peer.run_until(lambda: len(results) == 3 or results.extend(consumer1.get_results(side.cq, 1)))
+        assert [done.status for done in results] == 3 * [Status.SUCCESS]
 
 
 @pytest.mark.parametrize("solicited", [False, True])
