@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 import pytest
-from helpers import sample
+from helpers import STRESS, sample
 from processes import free_port, start_example, start_program, wait_for_tcp_listener
 
 import ndpy
@@ -42,9 +42,10 @@ def test_ibv_rc_pingpong_as_server_of_our_client(adapter, name, pytestconfig, op
 
 def test_ibv_rc_pingpong_with_events_and_validation(adapter, name, pytestconfig):
     common, theirs = ["-s", "20000", "-n", "50"], ["-s", "20000", "-n", "50", "-e", "-c"]
-    talk_to_our_server(pytestconfig, adapter, name, ours=[*common, "-c"], theirs=theirs)
     result = talk_to_their_server(pytestconfig, adapter, name, ours=common, theirs=theirs)
     assert "invalid data" not in result.out
+    if STRESS:
+        talk_to_our_server(pytestconfig, adapter, name, ours=[*common, "-c"], theirs=theirs)
 
 
 def test_gid_index_given_by_hand(adapter, name, pytestconfig):
@@ -53,7 +54,8 @@ def test_gid_index_given_by_hand(adapter, name, pytestconfig):
         pytest.skip(f"{name} has only one GID that can be routed")
     options = ["-n", "20", "-g", str(gids[-1].index)]
     talk_to_our_server(pytestconfig, adapter, name, ours=options, theirs=options)
-    talk_to_their_server(pytestconfig, adapter, name, ours=options, theirs=options)
+    if STRESS:
+        talk_to_their_server(pytestconfig, adapter, name, ours=options, theirs=options)
 
 
 def test_gid_is_chosen_by_rank_without_an_index(adapter, name):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import only_under_stress
 
 # What a machine may lack without anything being wrong with its adapter.
 TOLERATED = {"container", "huge pages", "locked memory", "pids control group", "memory control group", "libraries"}
@@ -55,6 +56,7 @@ def test_the_libraries_paths_are_told(findings):
     assert "/librdmacm.so.1" in findings["librdmacm"]["message"]
 
 
+@only_under_stress
 def test_the_paths_mtu_of_1024_of_an_ethernet_of_1500_is_warned(adapter):
     """On a software adapter, whose interface is nobody else's."""
     netdev = adapter.info.netdev

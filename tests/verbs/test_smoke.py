@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from helpers import sample
+from helpers import only_under_stress, sample
 
 import ndpy
 
@@ -108,6 +108,7 @@ def test_an_interrupted_smoke_test_ends_both_processes(adapter_name, number):
     assert SUMMARY.fullmatch(output.splitlines()[-1]), output
 
 
+@only_under_stress
 def test_a_peer_elsewhere_serves_one_client_after_the_other(adapter_name):
     with ndpy.open_adapter(adapter_name) as adapter:
         addresses = [address for address in adapter.info.addresses if ":" not in address]
