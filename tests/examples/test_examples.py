@@ -154,6 +154,7 @@ def test_server_survives_a_killed_client_and_reuses_its_slots(start, host):
         server.succeed()
 
 
+@only_under_stress
 @pytest.mark.parametrize("size", sample([23, 65535, 64], 1))
 def test_rping_example_talks_to_itself(start, host, size):
     with start("rping", "-s", "-p", 0) as server:
@@ -162,6 +163,7 @@ def test_rping_example_talks_to_itself(start, host, size):
         assert "5 rounds verified" in server.succeed().out
 
 
+@only_under_stress
 def test_rc_pingpong_example_talks_to_itself(start):
     with start("rc_pingpong", "-p", 0, "-n", 50, "-c") as server:
         with start("rc_pingpong", "-p", port_of(server), "-n", 50, "127.0.0.1") as client:
