@@ -130,8 +130,8 @@ class VerbsAdapter(Adapter):
 
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[VerbsMemoryRegion]:  # type: ignore[override]
         memory = self._memory(buffer, access)
-        # The number of bits of its length.
-        if memory[3].bit_length() in self._registering.pace.quick:
+        _, _, _, length, _ = memory
+        if length.bit_length() in self._registering.pace.quick:
             done = _new(Registered)
             done._value = VerbsMemoryRegion(self, *memory)
             return done
