@@ -28,7 +28,9 @@ CLOCK_TICK_S = time.get_clock_info("monotonic").resolution
 T = TypeVar("T")
 
 STRESS = os.environ.get("NDPY_STRESS") == "1"
-only_under_stress = pytest.mark.skipif(not STRESS, reason="with NDPY_STRESS=1 only: it starts many processes")
+only_under_stress = pytest.mark.skipif(
+    not STRESS, reason="with NDPY_STRESS=1 only: it starts many processes, or a machine"
+)
 
 # Whether a transport has it is a matter of its wire protocol, so no flag of the adapter says so:
 # on iWARP a send is complete when TCP has it, and there is no "receiver not ready".

@@ -9,10 +9,9 @@ import weakref
 
 import pytest
 
-from ndpy import _lease
+from ndpy import Access, _lease
 
-ACCESS = 1
-SINK = 8
+ACCESS, SINK = int(Access.LOCAL_WRITE), int(Access.READ_SINK)
 
 
 class Finder(_lease.Finder):
@@ -263,7 +262,7 @@ def test_arguments_are_those_of_the_signature(finder):
     signature = inspect.signature(Finder.local)
     assert str(signature) == "(self, /, buffer, access=1, *, queue_pair=None, raw=False)"
     buffer, other = bytearray(8), object()
-    assert finder.local(buffer) == (buffer, 1, None, False)
+    assert finder.local(buffer) == (buffer, ACCESS, None, False)
     assert finder.local(raw=1, access=8, buffer=buffer) == (buffer, 8, None, True)
     assert finder.local(buffer, queue_pair=other) == (buffer, 1, other, False)
     learn(finder, buffer)

@@ -10,7 +10,7 @@ import time
 
 import psutil
 import pytest
-from helpers import STRESS, sample
+from helpers import only_under_stress, sample
 
 from ndpy.softroce import SetupError, tools
 from ndpy.softroce import run as runner
@@ -43,9 +43,6 @@ def alive(process):
 
 def arguments(*words):
     return [sys.executable, "-m", "ndpy", "softroce", "run", "--vm", *words]
-
-
-only_under_stress = pytest.mark.skipif(not STRESS, reason="with NDPY_STRESS=1 only: another machine to boot")
 
 
 def run(*words, **options):
