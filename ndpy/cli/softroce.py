@@ -67,6 +67,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 @click.option("--memory", default="2G", show_default=True, help="Memory of the VM.")
 @click.option("--kernel", metavar="VERSION", help="Kernel of the VM; default: the newest that has rdma_rxe.")
 @click.option("--icount", is_flag=True, help="VM with one processor whose clock counts instructions: steady timings.")
+@click.option("--kvm/--no-kvm", default=True, help="Use KVM where it works (tried once, 3 s at most), or never.")
 @click.option(
     "--network", is_flag=True, help="VM that reaches this machine's loopback at 10.0.2.2, with siw1 on the way."
 )
@@ -88,6 +89,7 @@ def run(
     memory: str,
     kernel: str | None,
     icount: bool,
+    kvm: bool,
     network: bool,
     forwards: tuple[vm.Forward, ...],
     keep_log: Path | None,
@@ -105,7 +107,7 @@ def run(
     """
     network = network or bool(forwards)
     adapters = (adapter,) if adapter else ("rxe", "siw")
-    machine = vm.Machine(cpus, memory, kernel, adapters, icount, forwards if network else None)
+    machine = vm.Machine(cpus, memory, kernel, adapters, icount, kvm, forwards if network else None)
     force_vm = force_vm or icount or network or kernel is not None
     request = runner.Request(words, limit, force_vm, adapter, machine, keep_log)
     signal.signal(signal.SIGTERM, _terminated)

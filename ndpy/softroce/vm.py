@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 
-from ndpy.softroce import SetupError, kernel_log, tools
+from ndpy.softroce import SetupError, kernel_log, kvm, tools
 
 _BOOT_LIMIT_S = 180.0
 _KVM_BOOT_LIMIT_S = 60.0
@@ -62,6 +62,8 @@ class Machine:
     kernel: str | None = None
     adapters: tuple[str, ...] = ("rxe", "siw")
     icount: bool = False
+    # Whether KVM is used where it works.
+    kvm: bool = True
     # QEMU's user network: this machine is 10.0.2.2 in there. None: no such network.
     forwards: tuple[Forward, ...] | None = None
 
@@ -83,19 +85,6 @@ class Outcome:
 
 class _BootError(Exception):
     """The VM ended or hung before the command began."""
-
-
-def _kvm_works(qemu: str) -> bool:
-    """Whether QEMU can make a processor with KVM; opening /dev/kvm says little in nested machines."""
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return False
-    processor = ("-accel", "kvm", "-cpu", "host")
-    probe = [qemu, *processor, "-display", "none", "-nodefaults", "-S", "-monitor", "stdio"]
-    try:
-        done = subprocess.run(probe, input=b"quit\n", capture_output=True, timeout=10, check=False)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
 
 
 def _network_options(forwards: Sequence[Forward]) -> list[str]:
@@ -409,16 +398,16 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
     assert qemu is not None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ}
     console = ""
-    for kvm in (True, False):
-        if kvm and (machine.icount or not _kvm_works(qemu)):
-            continue
-        how = "with KVM" if kvm else "in emulation (about 15 s to boot)"
+    with_kvm = machine.kvm and not machine.icount and kvm.works(qemu)
+    for quick in (True, False) if with_kvm else (False,):
+        how = "with KVM" if quick else "in emulation (about 15 s to boot)"
         say(f"booting Linux {kernel.version} {how}")
         try:
-            return _run_once(command, machine, limit_s, kvm, environment)
+            return _run_once(command, machine, limit_s, quick, environment)
         except _BootError as error:
             console = str(error)
-            if kvm:
-                say("the VM did not start with KVM")
+            if quick:
+                say("the VM did not start with KVM, so KVM is not tried again until this machine is started anew")
+                kvm.remember(qemu, False)
     last_words = kernel_log.last_words(console)
     raise SetupError(f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{last_words}")
