@@ -72,9 +72,7 @@ def _try(qemu: str, accelerator: tuple[str, ...] = ("kvm", "-cpu", "host")) -> b
         command = [qemu, "-accel", *accelerator, "-machine", "pc", "-m", "16", "-nodefaults", "-display", "none"]
         command += ["-no-reboot", "-bios", str(image), "-device", f"isa-debug-exit,iobase={_EXIT_PORT:#x},iosize=1"]
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False
-            )
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             return False
         return done.returncode == _DONE
