@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar, cast
@@ -41,7 +42,7 @@ class Pending(Generic[T]):
         return self._done
 
     def result(self, timeout_s: float | None = None) -> T:
-        """Wait for the end; return its value or raise its exception.
+        """Wait for the end; return its value or raise its exception, a new one each time.
 
         Raises TimeoutError after timeout_s seconds (None waits for ever); the operation then goes on.
         """
@@ -49,7 +50,7 @@ class Pending(Generic[T]):
             if not self._condition.wait_for(lambda: self._done, timeout_s):
                 raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
         if self._error is not None:
-            raise self._error
+            raise _another(self._error)
         return cast(T, self._value)
 
     def cancel(self) -> bool:
@@ -82,6 +83,7 @@ class Pending(Generic[T]):
 
     def fail(self, error: BaseException) -> bool:
         """End it with an exception; False if it had ended before. For the implementation of an operation."""
+        _forget_frames(error)
         return self._finish(None, error)
 
     def abandon(self, error: BaseException) -> None:
@@ -131,10 +133,43 @@ class Pending(Generic[T]):
         return self.result(0)
 
 
+# A traceback refers to frames, and they to all that was in use where the exception was raised and in every caller. So the
+# exception that a Pending keeps has none, and is never raised itself: a program's buffers would stay with the Pending,
+# and, where the program has that in a variable too, until the garbage collector runs.
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Take the tracebacks away from an exception and from those that led to it."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            found.__traceback__ = None
+            left += [found.__cause__, found.__context__]
+
+
+def _another(error: BaseException) -> BaseException:
+    """An exception that says the same; the same one where its class cannot be copied."""
+    try:
+        twin = copy.copy(error)
+    except Exception:
+        return error.with_traceback(None)
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin
+
+
 def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
     """The result of an operation that is to be given up when the wait for it ends early, by deadline or Ctrl-C."""
     try:
         return pending.result(timeout_s)
+    except TimeoutError:
+        if pending.cancel():
+            raise
     except BaseException:
         pending.cancel()
         raise
+    # It ended by itself at the last moment.
+    return pending.result(0)

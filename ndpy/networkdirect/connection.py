@@ -299,7 +299,8 @@ class NetworkDirectConnector(Connector):
                 self._remember_addresses()
                 self._move("offered")
             except errors.ProviderError as error_of_query:
-                failure = error_of_query
+                # Without its frames, of which this one refers to it.
+                failure = error_of_query.with_traceback(None)
                 self._release_queue_pair()
                 self._move("failed")
         else:

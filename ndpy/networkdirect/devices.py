@@ -121,12 +121,12 @@ class Provider:
             try:
                 release(self.class_object(interface, provider_id))
             except errors.ProviderError as failure:
-                failures[version] = failure
+                failures[version] = failure.with_traceback(None)
             else:
                 if asked in (None, version):
                     return version
         if asked is None or len(failures) == len(_CLASS_OBJECTS):
-            raise failures[2]
+            raise failures.pop(2)
         raise errors.UnsupportedError(
             f"{self.path} serves NetworkDirect version {3 - asked} only",
             operation="load provider",

@@ -157,7 +157,11 @@ class NetworkDirectPoller(Poller):
                     failure = error
                 lib.ndpy_request_stop(packet.request)
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                # Its traceback refers to this frame.
+                del failure
 
     def _on_packet(self, key: int) -> None:
         with self._lock:

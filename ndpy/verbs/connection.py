@@ -490,7 +490,8 @@ class VerbsConnector(Connector):
                 return (pending, None) if pending else None
             error = self._attempt_error(event)
         except errors.NdpyError as failure:
-            error = failure
+            # Without its frames, of which this one refers to it.
+            error = failure.with_traceback(None)
         if error is None:
             return None
         pending, queue_pair = self._pending, self.queue_pair

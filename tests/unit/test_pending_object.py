@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
 import ndpy
 from ndpy import Pending
+from ndpy.pending import wait_or_cancel
 
 
 def test_it_ends_once():
@@ -150,3 +155,118 @@ def test_an_operation_that_outlives_its_loop_ends_quietly():
     asyncio.run(main())
     pending.succeed(1)
     assert pending.done()
+
+
+# ---- what a failure keeps ----
+
+
+class Memory:
+    """What a caller has in hand while it waits."""
+
+
+def refused() -> ndpy.NdpyError:
+    """An error that was raised, with another one before it, in frames that have memory in hand."""
+    memory = Memory()
+    try:
+        try:
+            raise OSError(5, "the first")
+        except OSError as error:
+            raise ndpy.ProviderError("refused", operation="register", native=12) from error
+    except ndpy.NdpyError as error:
+        assert memory
+        return error
+
+
+def wait_for(pending: Pending[int]) -> weakref.ref[Memory]:
+    """Wait with memory in hand, twice; what became of it."""
+    memory = Memory()
+    for _ in range(2):
+        with contextlib.suppress(Exception):
+            pending.result(0)
+    with contextlib.suppress(Exception):
+        wait_or_cancel(pending, 0)
+    return weakref.ref(memory)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Only reference counts let go."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [
+        lambda pending: pending.fail(ValueError("why")),
+        lambda pending: pending.fail(refused()),
+        Pending.cancel,
+        lambda pending: None,
+    ],
+    ids=["failed", "failed with what was raised", "cancelled", "timed out"],
+)
+def test_a_failure_keeps_nothing_of_those_who_waited_for_it(no_collector, fail):
+    pending: Pending[int] = Pending("work")
+    fail(pending)
+    assert wait_for(pending)() is None
+
+
+def test_a_dropped_pending_goes_at_once_although_its_failure_was_raised(no_collector):
+    def wait() -> weakref.ref[Pending[int]]:
+        pending: Pending[int] = Pending("work")
+        pending.fail(refused())
+        with contextlib.suppress(ndpy.NdpyError):
+            pending.result()
+        return weakref.ref(pending)
+
+    assert wait()() is None
+
+
+def test_a_failure_keeps_nothing_of_where_it_was_raised(no_collector):
+    def make(pending: Pending[int]) -> weakref.ref[Memory]:
+        memory = Memory()
+        try:
+            raise ValueError("why")
+        except ValueError as error:
+            pending.fail(error)
+        return weakref.ref(memory)
+
+    pending: Pending[int] = Pending("work")
+    assert make(pending)() is None
+
+
+def test_every_result_raises_an_exception_of_its_own_that_says_the_same():
+    pending: Pending[int] = Pending("work")
+    original = refused()
+    pending.fail(original)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(ndpy.ProviderError) as caught:
+            pending.result(0)
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
+    for error in raised:
+        assert (str(error), error.native, error.operation) == (str(original), 12, "register")
+        assert isinstance(error.__cause__, OSError)
+
+
+class Particular(Exception):
+    """Its constructor takes other arguments than it hands to Exception."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def test_an_exception_that_cannot_be_copied_is_raised_itself():
+    pending: Pending[int] = Pending("work")
+    pending.fail(Particular("this", "that"))
+    for _ in range(2):
+        with pytest.raises(Particular, match="this and that"):
+            pending.result(0)
+
+
+def test_what_ends_at_the_very_deadline_is_not_lost():
+    pending: Pending[int] = Pending("get_request", lambda: pending.succeed(7) and None)
+    assert wait_or_cancel(pending, 0) == 7
