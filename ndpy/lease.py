@@ -152,9 +152,11 @@ class Lease(_lease.Use):
         """The finalizer of what was not released."""
         if sys.is_finalizing():
             return
-        warnings.warn(f"unreleased {self!r}", ResourceWarning, stacklevel=2, source=self)
+        message = f"unreleased {self!r}"
+        # First: where warnings are errors, the last line raises.
         self._cache._abandoned.append(self._abandon(self._span.entry))
         self._cache._reaper.wake()
+        warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.length} bytes at {self.address:#x}>"

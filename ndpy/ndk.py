@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +25,7 @@ from ndpy.adapter import Adapter
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion, span
 from ndpy.pending import Pending
+from ndpy.unraisable import report
 
 
 class NtStatus(enum.IntEnum):
@@ -181,15 +180,7 @@ class _Request:
             self._completion(self._context, status)
         except Exception as error:
             # Raised in whatever thread ended the request, which has nobody to tell and other work to do.
-            sys.unraisablehook(
-                types.SimpleNamespace(
-                    exc_type=type(error),
-                    exc_value=error,
-                    exc_traceback=error.__traceback__,
-                    err_msg="Exception ignored in the completion callback of an NDK request",
-                    object=self._completion,
-                )
-            )
+            report(error, f"the completion callback of an NDK request, {self._completion!r}")
 
     def status(self) -> NtStatus:
         """What the call returns."""

@@ -13,10 +13,12 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
+from ndpy.unraisable import report
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -32,6 +34,8 @@ class Resource(abc.ABC):
     _release_order = 0
     #: True until construction has succeeded, and after the release.
     _released = True
+    #: As an orphan it could not be closed, and the program was warned of it.
+    _close_failed = False
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
@@ -90,8 +94,10 @@ class Resource(abc.ABC):
     def __del__(self) -> None:
         if self._released or sys.is_finalizing():
             return
-        warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+        message = f"unclosed {self!r}"
+        # First: where warnings are errors, the next line raises.
         self._adapter._adopt(self)
+        warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
     def _check(self) -> None:
         if self._defunct is not None:
@@ -162,23 +168,51 @@ class Orphans:
     def close(self) -> None:
         """Close them, users before what they use, and wait for another thread that is at it.
 
-        What is still in use stays for the next time.
+        What is still in use, or cannot be closed, stays for the next time. Warns once of each that cannot be closed, when
+        all others have had their turn.
         """
+        failed: list[str] = []
         with self._closing:
-            self._at_it = True
-            waiting = []
-            while self._dropped:
-                waiting.append(self._dropped.popleft())
-            for orphan in sorted(waiting, key=lambda orphan: orphan._release_order):
-                try:
-                    orphan.close()
-                except DeviceBusyError:
-                    self._dropped.append(orphan)
-                except Exception as error:
-                    warnings.warn(
-                        f"{orphan!r} was dropped and cannot be closed: {error}", ResourceWarning, stacklevel=2
-                    )
-            self._at_it = False
+            nested, self._at_it = self._at_it, True
+            taken: list[Resource] = []
+            try:
+                # Each is in one of the two at every step, since Ctrl-C may come between any two steps.
+                while self._dropped:
+                    taken.append(self._dropped[0])
+                    self._dropped.popleft()
+                taken.sort(key=_release_order, reverse=True)
+                while taken:
+                    if not self._close_one(taken[-1], failed):
+                        self._dropped.append(taken[-1])
+                    taken.pop()
+            finally:
+                self._dropped.extend(taken)
+                self._at_it = nested
+        for message in failed:
+            warnings.warn(message, ResourceWarning, stacklevel=2)
+
+    @staticmethod
+    def _close_one(orphan: Resource, failed: list[str]) -> bool:
+        try:
+            orphan.close()
+        except DeviceBusyError:
+            return False
+        except Exception as error:
+            if not orphan._close_failed:
+                orphan._close_failed = True
+                failed.append(f"{orphan!r} was dropped and cannot be closed: {error}")
+            return False
+        return True
+
+    def close_in_thread(self) -> None:
+        """close() in the adapter's thread, which nothing may end: what is raised goes to sys.unraisablehook."""
+        try:
+            self.close()
+        except Exception as error:
+            report(error, "the thread of an adapter, which closes what was dropped")
+
+
+_release_order = attrgetter("_release_order")
 
 
 def busy(resource: Resource, users: list[str]) -> DeviceBusyError:

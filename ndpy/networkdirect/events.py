@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import traceback
 import weakref
 from typing import Any
 
 from ndpy.networkdirect.library import DEVICE_REMOVED, ffi, lib, win32_error
 from ndpy.networkdirect.overlapped import Request
 from ndpy.resource import Orphans
+from ndpy.unraisable import report
 
 _BATCH = 64
 _FOR_EVER = 0xFFFFFFFF
@@ -82,7 +82,7 @@ class EventThread:
                 elif packet.key == _STOP:
                     stopped = True
                 else:
-                    self._orphans.close()
+                    self._orphans.close_in_thread()
         lib.CloseHandle(self.port)
 
     def _on_packet(self, key: int) -> None:
@@ -91,13 +91,12 @@ class EventThread:
         if request is None or status is None:
             # Somebody else took the end, or another phase began, whose end brings another packet.
             return
-        if status == DEVICE_REMOVED:
-            adapter = self._adapter()
-            if adapter is not None and adapter._defunct is None:
-                adapter._mark_removed()
         try:
+            if status == DEVICE_REMOVED:
+                adapter = self._adapter()
+                if adapter is not None and adapter._defunct is None:
+                    adapter._mark_removed()
             request.finish(status)
-        except Exception:
+        except Exception as error:
             # One object's trouble must not stop the events of all others.
-            print("ndpy: the end of an overlapped request could not be handled:", file=sys.stderr)
-            traceback.print_exc()
+            report(error, "the end of an overlapped request")

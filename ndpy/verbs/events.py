@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable
 
 from ndpy.resource import Orphans
+from ndpy.unraisable import report
 
 
 class EventThread:
@@ -72,7 +71,7 @@ class EventThread:
                 for fd, _ in self._epoll.poll():
                     if fd == self._wake:
                         os.eventfd_read(self._wake)
-                        self._orphans.close()
+                        self._orphans.close_in_thread()
                         continue
                     self._handle(fd)
         finally:
@@ -88,7 +87,6 @@ class EventThread:
             return
         try:
             handler()
-        except Exception:
+        except Exception as error:
             # One object's trouble must not stop the events of all others.
-            print(f"ndpy: an event of {handler.__self__!r} could not be handled:", file=sys.stderr)  # type: ignore[attr-defined]
-            traceback.print_exc()
+            report(error, f"an event of {handler.__self__!r}")  # type: ignore[attr-defined]

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ndpy import errors
 from ndpy.pending import Pending
+from ndpy.unraisable import report
 
 if TYPE_CHECKING:
     from ndpy.verbs.memory import VerbsMemoryRegion
@@ -184,12 +183,9 @@ class RegisteringThreads:
                 self.pace.handed_over(time.monotonic_ns() - registration.woken_ns)
             try:
                 self._make(registration, make)
-            except Exception:
-                # Standard error may be closed, and there may be more to register.
-                with contextlib.suppress(Exception):
-                    print(
-                        f"ndpy: a registration's end could not be handled:\n{traceback.format_exc()}", file=sys.stderr
-                    )
+            except Exception as error:
+                # There may be more to register.
+                report(error, "the end of a registration")
             # While this thread waits, nothing of it may stay alive.
             del registration, make
 

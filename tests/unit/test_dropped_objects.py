@@ -1,0 +1,217 @@
+"""Objects that are dropped without close(): warned of, adopted by their adapter, and closed, whatever goes wrong."""
+
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import gc
+import sys
+import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from helpers import wait_until
+
+import ndpy
+from ndpy.resource import Orphans, Resource
+from ndpy.unraisable import report
+
+
+@pytest.fixture
+def ignored() -> Iterator[list[Any]]:
+    """What went to sys.unraisablehook."""
+    seen: list[Any] = []
+    former, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append((args.exc_type, str(args.exc_value)))
+    yield seen
+    sys.unraisablehook = former
+
+
+# ---- warnings that are errors ----
+
+
+def test_what_is_dropped_is_released_although_its_warning_is_an_error(fake, ignored):
+    adapter = fake.open()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        region = adapter.register(bytearray(64))
+        del region
+        gc.collect()
+        adapter.close()
+    assert fake.seen.registered == 0
+    ((kind, text),) = ignored
+    assert kind is ResourceWarning
+    assert "unclosed <MemoryRegion" in text
+
+
+def test_a_lease_that_is_dropped_is_given_back_although_its_warning_is_an_error(fake, ignored):
+    adapter = fake.open()
+    cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lease = cache.local(bytearray(64))
+        del lease
+        gc.collect()
+        cache.close()
+        adapter.close()
+    assert [kind for kind, _ in ignored] == [ResourceWarning]
+
+
+# ---- orphans ----
+
+
+class Orphan(Resource):
+    """Something dropped, whose close() calls what the test gives."""
+
+    def __init__(self, adapter: Any, name: str, order: int = 50) -> None:
+        super().__init__(adapter)
+        self._name = name
+        self._release_order = order
+        self.failures: list[BaseException] = []
+        self._opened()
+
+    def _release(self) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def _describe(self) -> str:
+        return self._name
+
+
+@pytest.fixture
+def adapter(fake):
+    adapter = fake.open()
+    yield adapter
+    adapter.close()
+
+
+@pytest.fixture
+def orphans(adapter) -> list[Orphan]:
+    """Three of them, in the order in which they are closed."""
+    return [Orphan(adapter, f"Orphan {number}", number) for number in range(3)]
+
+
+def given(adapter: Any, orphans: list[Orphan]) -> Orphans:
+    """An adapter's list of orphans, with these in it, which its thread does not get to see."""
+    adapter._wake = lambda: None
+    for orphan in orphans:
+        adapter._orphans.add(orphan)
+    return adapter._orphans
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_ctrl_c_while_orphans_are_closed_loses_none(adapter, orphans, which):
+    orphans[which].failures = [KeyboardInterrupt()]
+    listed = given(adapter, orphans)
+    with pytest.raises(KeyboardInterrupt):
+        listed.close()
+    assert listed.unsettled
+    listed.close()
+    assert [orphan.closed for orphan in orphans] == [True] * 3
+    assert not listed.unsettled
+
+
+def test_an_orphan_that_cannot_be_closed_keeps_no_other_from_it_and_is_tried_again(adapter, orphans):
+    orphans[0].failures = [ValueError("not now"), ValueError("nor now")]
+    listed = given(adapter, orphans)
+    with pytest.warns(ResourceWarning, match="Orphan 0.*not now"):
+        listed.close()
+    assert [orphan.closed for orphan in orphans] == [False, True, True]
+    assert listed.waiting() == orphans[:1]
+    with warnings.catch_warnings():
+        # Once is enough.
+        warnings.simplefilter("error")
+        listed.close()
+        assert not orphans[0].closed
+        listed.close()
+    assert orphans[0].closed
+    assert not listed.unsettled
+
+
+def test_a_warning_that_is_an_error_loses_no_orphan(adapter, orphans):
+    orphans[0].failures = [ValueError("not now")]
+    orphans[1].failures = [ValueError("not now")]
+    listed = given(adapter, orphans)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ResourceWarning, match="Orphan 0"):
+            listed.close()
+        assert orphans[2].closed
+        listed.close()
+    assert [orphan.closed for orphan in orphans] == [True] * 3
+
+
+def test_an_adapter_names_what_could_not_be_closed(adapter, orphans):
+    # Closing looks twice.
+    orphans[0].failures = [ValueError("not now")] * 2
+    given(adapter, orphans)
+    with pytest.warns(ResourceWarning), pytest.raises(ndpy.DeviceBusyError, match="Orphan 0"):
+        adapter.close()
+    adapter.close()
+    assert orphans[0].closed
+
+
+def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(adapter, orphans, ignored):
+    """A warning that is an error is raised in whatever thread warns."""
+    orphans[0].failures = [ValueError("not now")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        adapter._adopt(orphans[0])
+        wait_until(lambda: ignored, "the warning of the adapter's thread")
+        ((kind, text),) = ignored
+        assert kind is ResourceWarning
+        assert "Orphan 0" in text
+        adapter._adopt(orphans[1])
+        wait_until(lambda: orphans[1].closed, "the adapter's thread lives")
+    orphans[2].close()
+
+
+def test_a_reaper_that_is_called_again_while_it_is_at_work_is_not_forgotten(adapter):
+    class Busy(Orphan):
+        calls = 0
+
+        def close(self) -> None:
+            self.calls += 1
+            if self.calls == 1:
+                adapter._orphans.add(self)
+
+    orphan = Busy(adapter, "Busy")
+    listed = given(adapter, [orphan])
+    listed.close()
+    listed.close()
+    assert orphan.calls == 2
+    Orphan.close(orphan)
+
+
+def test_a_report_says_where_and_shows_the_exception(capfd, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    try:
+        raise ValueError("not now")
+    except ValueError as error:
+        report(error, "the thread of an adapter")
+    shown = capfd.readouterr().err
+    assert "the thread of an adapter" in shown
+    assert "ValueError: not now" in shown
+
+
+def test_a_report_keeps_nothing(ignored):
+    class Memory:
+        pass
+
+    def fail() -> weakref.ref[Memory]:
+        memory = Memory()
+        try:
+            raise ValueError("not now")
+        except ValueError as error:
+            report(error, "here")
+        return weakref.ref(memory)
+
+    gc.collect()
+    gc.disable()
+    try:
+        assert fail()() is None
+    finally:
+        gc.enable()
+    assert ignored
