@@ -93,12 +93,7 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def _wait_for_notification(self, deadline: float | None) -> None:
         with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            if self._overrun:
-                raise self._overrun_error()
-            self._arm_native(solicited=False)
-            if self._drain():
+            if self._arm_and_look():
                 return
             self._waiters += 1
         try:
@@ -113,12 +108,21 @@ class VerbsCompletionQueue(CompletionQueue):
                 if fd == self._kick:
                     self._take_kick()
                 else:
-                    self._on_event()
+                    self._on_event(waiting=1)
         finally:
             with self._lock:
                 self._waiters -= 1
                 if not self._waiters:
                     self._no_waiters.notify_all()
+
+    def _arm_and_look(self) -> bool:
+        """Arm, and whether there are completions all the same: those that came before raise no event. Under the lock."""
+        if self._defunct is not None:
+            raise self._defunct()
+        if self._overrun:
+            raise self._overrun_error()
+        self._arm_native(solicited=False)
+        return bool(self._drain())
 
     def _take_kick(self) -> None:
         try:
@@ -130,8 +134,15 @@ class VerbsCompletionQueue(CompletionQueue):
             os.eventfd_write(self._kick, 1)
 
     def _pass_on(self) -> None:
-        if self._waiters:
-            os.eventfd_write(self._kick, 1)
+        self._wake_waiters()
+
+    def _wake_waiters(self, waiting: int = 0) -> None:
+        """waiting: 1 if the caller counts as one of them."""
+        if self._waiters > waiting:
+            # close() waits for the waiters under the lock, and then closes the descriptor.
+            with self._lock:
+                if self._waiters > waiting:
+                    os.eventfd_write(self._kick, 1)
 
     def _arm_native(self, solicited: bool) -> None:
         check("arm", lib.ndpy_arm(self._cq, int(solicited)))
@@ -142,24 +153,23 @@ class VerbsCompletionQueue(CompletionQueue):
             raise errors.from_errno("poll", -added)
         return int(lib.ndpy_kept(self._native))
 
-    def _on_event(self) -> None:
-        """Take the channel's events and tell everybody who waits for one."""
+    def _on_event(self, waiting: int = 0) -> None:
+        """Take the channel's events and tell everybody else who waits for one."""
         with self._lock:
             if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
                 return
             ended = self._end_armed()
-        self._announce(ended)
+        self._announce(ended, waiting)
 
     def _end_armed(self) -> list[Pending[None]]:
         ended = [pending for kind, pending in self._armed if kind is not Notify.ERRORS]
         self._armed = [entry for entry in self._armed if entry[0] is Notify.ERRORS]
         return ended
 
-    def _announce(self, ended: list[Pending[None]]) -> None:
+    def _announce(self, ended: list[Pending[None]], waiting: int = 0) -> None:
         for pending in ended:
             pending.succeed(None)
-        if self._waiters:
-            os.eventfd_write(self._kick, 1)
+        self._wake_waiters(waiting)
         for poller in list(self._pollers):
             poller._look_at(self)
 

@@ -1,17 +1,9 @@
 /* A verbs provider without a device, for what the software adapters of Linux do not have: it stands for libibverbs and
    librdmacm, registers without pinning, and claims and refuses what the test sets. What it does not define itself is the
-   system libraries', which it is linked with. */
+   system libraries', which it is linked with. Here are the device and its memory; queues are in fake_queues.c, connections
+   in fake_connections.c, and what lets a test come between two native calls in fake_points.c. */
 
-#include <errno.h>
-#include <pthread.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/eventfd.h>
-#include <unistd.h>
-
-#include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
+#include "fake_verbs.h"
 
 #undef ibv_get_device_list
 #undef ibv_query_port
@@ -46,7 +38,6 @@ struct fake_seen {
     int32_t most_at_once;
 } fake_seen;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
 static int held;
 static uint32_t last_key;
@@ -54,14 +45,14 @@ static uint32_t last_key;
 /* While it is held, registrations wait. */
 void fake_hold(int hold)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     held = hold;
     pthread_cond_broadcast(&opened);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
 }
 
-static struct ibv_device device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake0"};
-static struct ibv_device *devices[] = {&device, NULL};
+struct ibv_device fake_device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake0"};
+static struct ibv_device *devices[] = {&fake_device, NULL};
 
 struct ibv_device **ibv_get_device_list(int *count)
 {
@@ -89,30 +80,51 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
     return 0;
 }
 
+struct device_context {
+    int alive;
+    int write_end;
+    struct verbs_context verbs;
+};
+
+static struct device_context *wrapper(struct ibv_context *context)
+{
+    return (struct device_context *)((char *)verbs_get_ctx(context) - offsetof(struct device_context, verbs));
+}
+
+int fake_async_end(struct ibv_context *context)
+{
+    return wrapper(context)->write_end;
+}
+
 struct ibv_context *ibv_open_device(struct ibv_device *of)
 {
-    struct verbs_context *made = calloc(1, sizeof *made);
+    struct device_context *made = calloc(1, sizeof *made);
+    struct ibv_context *context = &made->verbs.context;
 
-    made->sz = sizeof *made;
-    made->query_device_ex = query_device_ex;
-    made->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
-    made->context.device = of;
-    made->context.async_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    return &made->context;
+    made->alive = 1;
+    made->verbs.sz = sizeof made->verbs;
+    made->verbs.query_device_ex = query_device_ex;
+    context->abi_compat = __VERBS_ABI_IS_EXTENDED;
+    context->device = of;
+    fake_pipe(&context->async_fd, &made->write_end);
+    fake_fill_operations(&context->ops);
+    fake_counts.contexts++;
+    return context;
 }
 
 int ibv_close_device(struct ibv_context *context)
 {
-    close(context->async_fd);
-    free(verbs_get_ctx(context));
-    return 0;
-}
+    struct device_context *closed = wrapper(context);
 
-int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *event)
-{
-    (void)context, (void)event;
-    errno = EAGAIN;
-    return -1;
+    fake_point("ibv_close_device", 0);
+    if (!fake_check("ibv_close_device", closed->alive))
+        return EINVAL;
+    closed->alive = 0;
+    close(context->async_fd);
+    close(closed->write_end);
+    fake_counts.contexts--;
+    fake_point("ibv_close_device", 1);
+    return 0;
 }
 
 int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
@@ -123,6 +135,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
     out->max_mr = out->max_pd = out->max_qp = out->max_cq = 1000;
     out->max_qp_wr = out->max_cqe = 1000;
     out->max_sge = 16;
+    out->max_qp_rd_atom = out->max_qp_init_rd_atom = 16;
     out->phys_port_cnt = 1;
     out->node_guid = 0xFA;
     if (fake_settings.windows) {
@@ -156,20 +169,15 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
     struct ibv_pd *pd = calloc(1, sizeof *pd);
 
     pd->context = context;
+    fake_counts.domains++;
     return pd;
 }
 
 int ibv_dealloc_pd(struct ibv_pd *pd)
 {
     free(pd);
+    fake_counts.domains--;
     return 0;
-}
-
-struct ibv_cq *ibv_create_cq(struct ibv_context *context, int depth, void *own, struct ibv_comp_channel *channel, int vector)
-{
-    (void)context, (void)depth, (void)own, (void)channel, (void)vector;
-    errno = ENOMEM;
-    return NULL;
 }
 
 static struct ibv_mr *new_region(struct ibv_pd *pd, void *address, size_t length)
@@ -191,17 +199,17 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int a
     struct ibv_mr *region = NULL;
     int error;
 
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     fake_seen.calls++;
     fake_seen.at_once++;
     if (fake_seen.at_once > fake_seen.most_at_once)
         fake_seen.most_at_once = fake_seen.at_once;
     while (held)
-        pthread_cond_wait(&opened, &lock);
+        pthread_cond_wait(&opened, &fake_lock);
     if (fake_settings.delay_us) {
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&fake_lock);
         usleep((useconds_t)fake_settings.delay_us);
-        pthread_mutex_lock(&lock);
+        pthread_mutex_lock(&fake_lock);
     }
     fake_seen.at_once--;
     fake_seen.address = (uintptr_t)address;
@@ -211,7 +219,7 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int a
                                                                            : fake_settings.reg_errno;
     if (!error)
         region = new_region(pd, address, length);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     if (error)
         errno = error;
     return region;
@@ -225,14 +233,14 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
         errno = fake_settings.dmabuf_errno ? fake_settings.dmabuf_errno : EBADF;
         return NULL;
     }
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     fake_seen.address = iova;
     fake_seen.length = length;
     fake_seen.offset = offset;
     fake_seen.fd = fd;
     fake_seen.access = access;
     region = new_region(pd, (void *)(uintptr_t)iova, length);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     return region;
 }
 
@@ -254,9 +262,9 @@ int ibv_rereg_mr(struct ibv_mr *region, int flags, struct ibv_pd *pd, void *addr
 
 int ibv_dereg_mr(struct ibv_mr *region)
 {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&fake_lock);
     fake_seen.registered--;
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&fake_lock);
     free(region);
     return 0;
 }
@@ -264,25 +272,4 @@ int ibv_dereg_mr(struct ibv_mr *region)
 enum ibv_fork_status ibv_is_fork_initialized(void)
 {
     return (enum ibv_fork_status)fake_settings.fork_status;
-}
-
-struct rdma_event_channel *rdma_create_event_channel(void)
-{
-    struct rdma_event_channel *channel = calloc(1, sizeof *channel);
-
-    channel->fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    return channel;
-}
-
-void rdma_destroy_event_channel(struct rdma_event_channel *channel)
-{
-    close(channel->fd);
-    free(channel);
-}
-
-int rdma_get_cm_event(struct rdma_event_channel *channel, struct rdma_cm_event **event)
-{
-    (void)channel, (void)event;
-    errno = EAGAIN;
-    return -1;
 }

@@ -6,8 +6,10 @@ import ctypes
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ if sys.platform != "linux":
 import ndpy
 from ndpy.verbs import devices, library
 
-SOURCE = Path(__file__).with_name("fake_verbs.c")
+SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections")]
 
 
 class Settings(ctypes.Structure):
@@ -57,14 +59,57 @@ class Seen(ctypes.Structure):
     )
 
 
+class Counts(ctypes.Structure):
+    """struct fake_counts."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int32)
+        for name in (
+            "contexts",
+            "domains",
+            "channels",
+            "queues",
+            "queue_pairs",
+            "windows",
+            "event_channels",
+            "identifiers",
+            "armed",
+        )
+    )
+
+    def left(self) -> dict[str, int]:
+        """What exists."""
+        return {name: getattr(self, name) for name, _ in self._fields_ if name != "armed" and getattr(self, name)}
+
+
+class Failures(ctypes.Structure):
+    """struct fake_failures."""
+
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("poll", "arm", "destroy_cq", "destroy_qp"))
+
+
+class Connecting(ctypes.Structure):
+    """struct fake_connecting."""
+
+    _fields_ = (("iwarp", ctypes.c_int32), ("silent", ctypes.c_int32))
+
+
+def _pointer(native: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(int(library.ffi.cast("uintptr_t", native)))
+
+
 class FakeVerbs:
-    """settings: what it does; seen: what it was asked. hold(), release(): whether registrations wait in ibv_reg_mr()."""
+    """settings: what it does; seen: what it was asked; counts: what exists; failures: what fails next; connecting: which
+    events of connections come by themselves. hold(), release(): whether registrations wait in ibv_reg_mr()."""
 
     def __init__(self, path: Path, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
         self._library = ctypes.CDLL(str(path))
         self.settings = Settings.in_dll(self._library, "fake_settings")
         self.seen = Seen.in_dll(self._library, "fake_seen")
+        self.counts = Counts.in_dll(self._library, "fake_counts")
+        self.failures = Failures.in_dll(self._library, "fake_failures")
+        self.connecting = Connecting.in_dll(self._library, "fake_connecting")
         self._sysfs = sysfs
         monkeypatch.setattr(devices, "_SYSFS", sysfs)
 
@@ -75,8 +120,56 @@ class FakeVerbs:
         self._library.fake_hold(0)
 
     def speak_iwarp(self) -> None:
-        (self._sysfs / "fake0").mkdir()
+        (self._sysfs / "fake0").mkdir(exist_ok=True)
         (self._sysfs / "fake0/node_type").write_text("4: RNIC\n")
+        self.connecting.iwarp = 1
+
+    def have_address(self) -> None:
+        """The device is this machine's loopback interface, so that it can be connected to."""
+        (self._sysfs / "fake0").mkdir(exist_ok=True)
+        (self._sysfs / "fake0/parent").write_text("lo\n")
+
+    # ---- what comes from outside ----
+
+    def complete(self, queue_pair: Any, *, receive: bool = True, status: int = 0, nbytes: int = 0) -> bool:
+        """The oldest posted request of that side ends with this enum ibv_wc_status; False if there is none."""
+        return bool(self._library.fake_complete(queue_pair._number, int(receive), status, nbytes))
+
+    def spurious_event(self, queue: Any) -> None:
+        """An event of the queue's channel, for a completion that was taken before."""
+        self._library.fake_spurious_event(_pointer(queue._cq))
+
+    def device_event(self, adapter: Any, kind: int, queue_pair: Any = None) -> None:
+        """An enum ibv_event_type, of the device or of a queue pair."""
+        number = queue_pair._number if queue_pair is not None else 0
+        self._library.fake_async_event(_pointer(adapter._context), kind, number)
+
+    def remove(self, adapter: Any) -> None:
+        """The device is pulled out."""
+        self.device_event(adapter, library.lib.IBV_EVENT_DEVICE_FATAL)
+
+    def overrun(self, queue: Any) -> None:
+        self._library.fake_overrun_event(_pointer(queue._cq))
+
+    def connection_event(self, connector: Any, kind: int, status: int = 0) -> bool:
+        """An enum rdma_cm_event_type for a connector; False if it has no identifier."""
+        return bool(self._library.fake_connection_event(ctypes.c_uint64(connector._serial), kind, status))
+
+    def request(self, listener: Any) -> None:
+        """A client asks for a connection."""
+        assert self._library.fake_connection_request(ctypes.c_uint64(listener._serial))
+
+    def call_at_points(self, function: Any) -> None:
+        """function(name, after) before and after each native call, in the thread that makes it; None for nothing."""
+        self._on_point = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int)(function) if function else None
+        address = ctypes.cast(self._on_point, ctypes.c_void_p).value if self._on_point else None
+        ctypes.c_void_p.in_dll(self._library, "fake_on_point").value = address
+
+    def fault(self) -> str:
+        """The first wrong use of an object since this was called last, "" if there was none."""
+        text = ctypes.create_string_buffer(256)
+        self._library.fake_take_fault(text, ctypes.c_size_t(256))
+        return text.value.decode()
 
     def open(self, **settings: int) -> ndpy.Adapter:
         """Open the adapter with these settings."""
@@ -96,7 +189,7 @@ def fake_verbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("fake_verbs") / "fake_verbs.so"
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     done = subprocess.run(
-        ["gcc", *flags, "-o", path, SOURCE, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"],
+        ["gcc", *flags, "-o", path, *SOURCES, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -107,7 +200,7 @@ def fake_verbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def fake(fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVerbs]:
-    """At the end nothing may be registered."""
+    """At the end nothing may be left of it, and nothing may have been used or destroyed after its end."""
     copy = Path(shutil.copy(fake_verbs_path, tmp_path / "fake.so"))
     sysfs = tmp_path / "infiniband"
     sysfs.mkdir()
@@ -121,4 +214,11 @@ def fake(fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     # The next adapter finds the system's libraries again.
     monkeypatch.undo()
     library._loaded = False
+    fake.call_at_points(None)
+    assert fake.fault() == ""
     assert fake.seen.registered == 0
+    # What was dropped is closed by a thread.
+    deadline = time.monotonic() + 10
+    while fake.counts.left():
+        assert time.monotonic() < deadline, fake.counts.left()
+        time.sleep(0.001)

@@ -1,0 +1,341 @@
+/* The connection manager of the provider without a device. Steps succeed, and their events come at once unless the test
+   says which are to be left out; it can also push any event for any identifier. As librdmacm does, destroying an
+   identifier waits until its events are acknowledged, and drops those that nobody has taken. */
+
+#include "fake_verbs.h"
+
+#include <netinet/in.h>
+
+struct manager {
+    struct rdma_event_channel ibv;
+    int alive;
+    int write_end;
+    int users;
+};
+
+struct identifier {
+    struct rdma_cm_id ibv;
+    int alive;
+    int unacknowledged;
+    int connected;
+    struct identifier *next;
+};
+
+struct event {
+    struct rdma_cm_event ibv;
+    struct identifier *counts_for;
+    unsigned char data[56];
+};
+
+/* What the test sets. */
+struct fake_connecting {
+    int32_t iwarp;
+    int32_t silent;         /* bit of an event that does not come by itself, by its enum rdma_cm_event_type */
+} fake_connecting;
+
+static struct ibv_context context_of_manager;
+static struct identifier *identifiers;
+static uint16_t last_port = 40000;
+
+static struct identifier *with_key(uint64_t key)
+{
+    struct identifier *id;
+
+    for (id = identifiers; id && (!id->alive || (uintptr_t)id->ibv.context != key); id = id->next)
+        ;
+    return id;
+}
+
+/* With the lock held. */
+static void push(struct identifier *id, enum rdma_cm_event_type type, int status, struct identifier *listener)
+{
+    struct event *made = calloc(1, sizeof *made);
+
+    made->ibv.id = &id->ibv;
+    made->ibv.listen_id = listener ? &listener->ibv : NULL;
+    made->ibv.event = type;
+    made->ibv.status = status;
+    made->ibv.param.conn.responder_resources = made->ibv.param.conn.initiator_depth = 4;
+    made->ibv.param.conn.private_data = made->data;
+    made->ibv.param.conn.private_data_len = sizeof made->data;
+    made->counts_for = listener ? listener : id;
+    fake_push(((struct manager *)made->counts_for->ibv.channel)->write_end, made);
+}
+
+static void answer(struct identifier *id, enum rdma_cm_event_type type)
+{
+    if (!(fake_connecting.silent >> type & 1))
+        push(id, type, 0, NULL);
+}
+
+static struct identifier *new_identifier(struct rdma_event_channel *channel, void *context)
+{
+    struct identifier *made = calloc(1, sizeof *made);
+
+    made->ibv.channel = channel;
+    made->ibv.context = context;
+    made->alive = 1;
+    made->next = identifiers;
+    identifiers = made;
+    ((struct manager *)channel)->users++;
+    fake_counts.identifiers++;
+    return made;
+}
+
+/* ---- what the test calls ---- */
+
+/* An event for the identifier with this context; 0 if there is none. */
+int fake_connection_event(uint64_t key, int type, int status)
+{
+    struct identifier *id;
+
+    pthread_mutex_lock(&fake_lock);
+    id = with_key(key);
+    if (id)
+        push(id, (enum rdma_cm_event_type)type, status, NULL);
+    pthread_mutex_unlock(&fake_lock);
+    return id != NULL;
+}
+
+/* A client asks the listener with this context. */
+int fake_connection_request(uint64_t key)
+{
+    struct identifier *listener, *id;
+
+    pthread_mutex_lock(&fake_lock);
+    listener = with_key(key);
+    if (listener) {
+        id = new_identifier(listener->ibv.channel, NULL);
+        id->ibv.verbs = &context_of_manager;
+        id->ibv.route.addr = listener->ibv.route.addr;
+        ((struct sockaddr_in *)&id->ibv.route.addr.dst_addr)->sin_family = AF_INET;
+        push(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, listener);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return listener != NULL;
+}
+
+/* ---- channels and events ---- */
+
+struct rdma_event_channel *rdma_create_event_channel(void)
+{
+    struct manager *made = calloc(1, sizeof *made);
+
+    context_of_manager.device = &fake_device;
+    if (!context_of_manager.async_fd) {
+        /* ndpy lets go of a removed device by putting other files behind these. */
+        context_of_manager.async_fd = dup(STDIN_FILENO);
+        context_of_manager.cmd_fd = dup(STDIN_FILENO);
+    }
+    made->alive = 1;
+    fake_pipe(&made->ibv.fd, &made->write_end);
+    fake_counts.event_channels++;
+    return &made->ibv;
+}
+
+void rdma_destroy_event_channel(struct rdma_event_channel *ibv)
+{
+    struct manager *channel = (struct manager *)ibv;
+
+    fake_point("rdma_destroy_event_channel", 0);
+    if (fake_check("rdma_destroy_event_channel", channel->alive)) {
+        if (channel->users)
+            fake_fault("rdma_destroy_event_channel", "an identifier uses it");
+        channel->alive = 0;
+        close(ibv->fd);
+        close(channel->write_end);
+        fake_counts.event_channels--;
+    }
+    fake_point("rdma_destroy_event_channel", 1);
+}
+
+int rdma_get_cm_event(struct rdma_event_channel *ibv, struct rdma_cm_event **out)
+{
+    struct event *event;
+
+    fake_point("rdma_get_cm_event", 0);
+    pthread_mutex_lock(&fake_lock);
+    do
+        event = fake_pull(ibv->fd);
+    while (event && !event->counts_for->alive);
+    if (event) {
+        event->counts_for->unacknowledged++;
+        *out = &event->ibv;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    fake_point("rdma_get_cm_event", 1);
+    return event ? 0 : -1;
+}
+
+int rdma_ack_cm_event(struct rdma_cm_event *ibv)
+{
+    fake_point("rdma_ack_cm_event", 0);
+    pthread_mutex_lock(&fake_lock);
+    ((struct event *)ibv)->counts_for->unacknowledged--;
+    fake_changed();
+    pthread_mutex_unlock(&fake_lock);
+    fake_point("rdma_ack_cm_event", 1);
+    return 0;
+}
+
+/* ---- identifiers ---- */
+
+int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, void *context, enum rdma_port_space space)
+{
+    (void)space;
+    fake_point("rdma_create_id", 0);
+    pthread_mutex_lock(&fake_lock);
+    *out = &new_identifier(channel, context)->ibv;
+    pthread_mutex_unlock(&fake_lock);
+    fake_point("rdma_create_id", 1);
+    return 0;
+}
+
+int rdma_destroy_id(struct rdma_cm_id *ibv)
+{
+    struct identifier *id = (struct identifier *)ibv;
+
+    fake_point("rdma_destroy_id", 0);
+    pthread_mutex_lock(&fake_lock);
+    if (fake_check("rdma_destroy_id", id->alive)) {
+        id->alive = 0;
+        ((struct manager *)ibv->channel)->users--;
+        fake_counts.identifiers--;
+        fake_wait_for("rdma_destroy_id", &id->unacknowledged);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    fake_point("rdma_destroy_id", 1);
+    return 0;
+}
+
+/* One step of an identifier: the lock is held in between. */
+static struct identifier *begin(const char *call, struct rdma_cm_id *ibv)
+{
+    struct identifier *id = (struct identifier *)ibv;
+
+    fake_point(call, 0);
+    pthread_mutex_lock(&fake_lock);
+    fake_check(call, id->alive);
+    return id;
+}
+
+static int end(const char *call, int error)
+{
+    pthread_mutex_unlock(&fake_lock);
+    if (error)
+        errno = error;
+    fake_point(call, 1);
+    return error ? -1 : 0;
+}
+
+static void copy_address(struct sockaddr *out, const struct sockaddr *address)
+{
+    memcpy(out, address, address->sa_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+}
+
+static void choose_port(struct identifier *id)
+{
+    struct sockaddr_in *own = (struct sockaddr_in *)&id->ibv.route.addr.src_addr;
+
+    if (!own->sin_port)
+        own->sin_port = htons(++last_port);
+}
+
+int rdma_bind_addr(struct rdma_cm_id *ibv, struct sockaddr *address)
+{
+    struct identifier *id = begin("rdma_bind_addr", ibv);
+
+    copy_address(&ibv->route.addr.src_addr, address);
+    ibv->verbs = &context_of_manager;
+    choose_port(id);
+    return end("rdma_bind_addr", 0);
+}
+
+int rdma_resolve_addr(struct rdma_cm_id *ibv, struct sockaddr *source, struct sockaddr *destination, int timeout_ms)
+{
+    struct identifier *id = begin("rdma_resolve_addr", ibv);
+
+    (void)timeout_ms;
+    if (source)
+        copy_address(&ibv->route.addr.src_addr, source);
+    copy_address(&ibv->route.addr.dst_addr, destination);
+    ibv->verbs = &context_of_manager;
+    choose_port(id);
+    answer(id, RDMA_CM_EVENT_ADDR_RESOLVED);
+    return end("rdma_resolve_addr", 0);
+}
+
+int rdma_resolve_route(struct rdma_cm_id *ibv, int timeout_ms)
+{
+    struct identifier *id = begin("rdma_resolve_route", ibv);
+
+    (void)timeout_ms;
+    answer(id, RDMA_CM_EVENT_ROUTE_RESOLVED);
+    return end("rdma_resolve_route", 0);
+}
+
+int rdma_connect(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
+{
+    struct identifier *id = begin("rdma_connect", ibv);
+
+    (void)parameters;
+    id->connected = 1;
+    answer(id, fake_connecting.iwarp ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_CONNECT_RESPONSE);
+    return end("rdma_connect", 0);
+}
+
+int rdma_establish(struct rdma_cm_id *ibv)
+{
+    begin("rdma_establish", ibv);
+    return end("rdma_establish", 0);
+}
+
+int rdma_listen(struct rdma_cm_id *ibv, int backlog)
+{
+    (void)backlog;
+    begin("rdma_listen", ibv);
+    return end("rdma_listen", 0);
+}
+
+int rdma_accept(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
+{
+    struct identifier *id = begin("rdma_accept", ibv);
+
+    (void)parameters;
+    id->connected = 1;
+    answer(id, RDMA_CM_EVENT_ESTABLISHED);
+    return end("rdma_accept", 0);
+}
+
+int rdma_reject(struct rdma_cm_id *ibv, const void *data, uint8_t length)
+{
+    (void)data, (void)length;
+    begin("rdma_reject", ibv);
+    return end("rdma_reject", 0);
+}
+
+int rdma_notify(struct rdma_cm_id *ibv, enum ibv_event_type type)
+{
+    (void)type;
+    begin("rdma_notify", ibv);
+    return end("rdma_notify", 0);
+}
+
+int rdma_disconnect(struct rdma_cm_id *ibv)
+{
+    struct identifier *id = begin("rdma_disconnect", ibv);
+    int was = id->connected;
+
+    id->connected = 0;
+    if (was)
+        answer(id, RDMA_CM_EVENT_DISCONNECTED);
+    return end("rdma_disconnect", was ? 0 : EINVAL);
+}
+
+int rdma_init_qp_attr(struct rdma_cm_id *ibv, struct ibv_qp_attr *attributes, int *mask)
+{
+    (void)attributes;
+    begin("rdma_init_qp_attr", ibv);
+    *mask = IBV_QP_STATE;
+    return end("rdma_init_qp_attr", 0);
+}

@@ -1,0 +1,235 @@
+"""Races made to happen: what another thread or the adapter may do comes at a chosen point between two native calls.
+
+A point is the moment before or after a native call: of libibverbs and librdmacm (fake_verbs.py), of epoll, poll, and the
+event descriptors. walk() runs a scenario once for each point of one thread, until the thread gets no further.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import ndpy
+from ndpy.verbs import completion, events, poller
+
+DEADLINE_S = 10.0
+# Time for another thread to do what it was started for, unless a lock of the stopped thread is in its way.
+GRACE_S = 0.02
+
+_inside = threading.local()
+
+
+class Elsewhere:
+    """call() in a thread of its own; result() gives its value or raises its exception, and fails if it hangs."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, name="elsewhere", daemon=True)
+
+    def start(self) -> Elsewhere:
+        self.thread.start()
+        return self
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive(), f"a call hangs:\n{stacks()}"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def outcome(self) -> Any:
+        """Its value, or the exception of ndpy's that it raised."""
+        try:
+            return self.result()
+        except ndpy.NdpyError as error:
+            return error
+
+
+def stacks() -> str:
+    """What all threads are doing."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}"
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+class Points:
+    """Counts the points of the watched thread; at the chosen one, action() runs in that thread."""
+
+    def __init__(self) -> None:
+        self._watched: threading.Thread | None = None
+        self._asleep: Callable[[], None] | None = None
+        self._chosen = -1
+        self._action: Callable[[], None] = lambda: None
+        self._started: list[Elsewhere] = []
+        self.names: list[str] = []
+        self.reached = False
+        self.sleeps = 0
+        self.failure: BaseException | None = None
+
+    def watch(
+        self,
+        thread: threading.Thread,
+        chosen: int,
+        action: Callable[[], object],
+        asleep: Callable[[], object] | None = None,
+    ) -> None:
+        """asleep(): called each time before the thread sleeps."""
+        self.names, self.reached, self.sleeps, self.failure = [], False, 0, None
+        self._chosen, self._action, self._asleep = chosen, action, asleep
+        self._watched = thread
+
+    def stop(self) -> None:
+        """Watch no more; raise what an action raised, and wait for the threads that it started."""
+        self._watched = None
+        started, self._started = self._started, []
+        for other in started:
+            other.thread.join(DEADLINE_S)
+            assert not other.thread.is_alive(), f"a thread that began at {self.where()} hangs"
+        if self.failure is not None:
+            raise self.failure
+
+    def where(self) -> str:
+        return self.names[self._chosen] if 0 <= self._chosen < len(self.names) else f"after {len(self.names)} points"
+
+    def elsewhere(self, call: Callable[[], Any]) -> Elsewhere:
+        """Do it in another thread, as far as it gets now."""
+        other = Elsewhere(call).start()
+        self._started.append(other)
+        other.thread.join(GRACE_S)
+        return other
+
+    def native(self, name: bytes, after: int) -> None:
+        self.point(name.decode(), bool(after))
+
+    def point(self, name: str, after: bool) -> None:
+        if threading.current_thread() is not self._watched or getattr(_inside, "action", False):
+            return
+        index = len(self.names)
+        self.names.append(f"{'after' if after else 'before'} {name}")
+        _inside.action = True
+        try:
+            if index == self._chosen:
+                self.reached = True
+                self._action()
+            if name == "sleep" and not after:
+                self.sleeps += 1
+                if self._asleep is not None:
+                    self._asleep()
+        except BaseException as error:
+            self.failure = error
+        finally:
+            _inside.action = False
+
+
+class _Calls:
+    """An object or module whose calls are points."""
+
+    def __init__(self, inner: Any, points: Points, names: dict[str, str]) -> None:
+        self._inner, self._points, self._names = inner, points, names
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        if name not in self._names:
+            return value
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            self._points.point(self._names[name], False)
+            try:
+                return value(*arguments, **more)
+            finally:
+                self._points.point(self._names[name], True)
+
+        return call
+
+
+_OS = {name: name for name in ("eventfd_read", "eventfd_write", "close")}
+_EPOLL = {"poll": "sleep", **{name: f"epoll.{name}" for name in ("register", "modify", "unregister", "close")}}
+
+
+class _Select:
+    """The module select, whose epoll and poll objects are watched."""
+
+    def __init__(self, points: Points) -> None:
+        self._points = points
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("poll", "epoll"):
+            return lambda: _Calls(getattr(select, name)(), self._points, _EPOLL)
+        return getattr(select, name)
+
+
+@pytest.fixture
+def points(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
+    points = Points()
+    fake.call_at_points(points.native)
+    for module in (completion, events, poller):
+        monkeypatch.setattr(module, "os", _Calls(os, points, _OS))
+        monkeypatch.setattr(module, "select", _Select(points))
+    yield points
+    fake.call_at_points(None)
+
+
+class Queue:
+    """A queue and a queue pair that has posted receives, with contexts from 0; arrive() ends the next of them."""
+
+    def __init__(self, fake: Any, adapter: Any, receives: int = 16) -> None:
+        self.fake = fake
+        self.queue = adapter.create_completion_queue(64)
+        self.queue_pair = adapter.create_queue_pair(self.queue, receive_depth=16)
+        self.arrived = 0
+        for context in range(receives):
+            self.queue_pair.receive([], context=context)
+
+    def arrive(self) -> None:
+        assert self.fake.complete(self.queue_pair)
+        self.arrived += 1
+
+    def check(self, *taken: Any) -> None:
+        """What was taken, and what is left, are all that arrived, each once."""
+        left = self.queue.poll()
+        contexts = [completion.context for completions in (*taken, left) for completion in completions]
+        assert sorted(contexts) == list(range(self.arrived))
+
+    def close(self) -> None:
+        self.queue_pair.close()
+        self.queue.close()
+
+
+def walk(run: Callable[[int], bool], points: Points, least: int) -> None:
+    """run(0), run(1), … until it returns False, which says that the thread gets no further; at least so many points."""
+    chosen = 0
+    while True:
+        try:
+            further = run(chosen)
+        except BaseException:
+            print(f"at point {chosen}, {points.where()}, of {points.names}")
+            raise
+        if not further:
+            break
+        chosen += 1
+    assert chosen >= least, f"only {chosen} points"
+
+
+def soon(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.001)

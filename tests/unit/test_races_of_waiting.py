@@ -1,0 +1,238 @@
+"""wait() of a completion queue, against all that may come at each point between two of its native calls."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, points, soon, walk  # noqa: F401
+
+import ndpy
+
+# A thread that sleeps although it should not is noticed sooner than by a hanging call.
+WAIT_S = DEADLINE_S / 2
+
+
+@pytest.fixture
+def adapter(fake):  # noqa: F811
+    with fake.open() as adapter:
+        yield adapter
+
+
+def begin(points, chosen, scene, action, *, ends=False, max_entries=64):  # noqa: F811
+    """wait() in a watched thread. When it sleeps before its turn has come, first an event comes for nothing, then a
+    completion; after it, a completion comes unless the action brings what ends the wait."""
+
+    def asleep() -> None:
+        if points.sleeps == 1 and not points.reached:
+            scene.fake.spurious_event(scene.queue)
+        elif not (points.reached and ends):
+            scene.arrive()
+
+    waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S, max_entries))
+    points.watch(waiter.thread, chosen, action, asleep)
+    return waiter.start()
+
+
+def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        taken = begin(points, chosen, scene, scene.arrive, ends=True).result()
+        points.stop()
+        assert taken
+        scene.check(taken)
+        scene.close()
+        return points.reached
+
+    walk(run, points, 20)
+
+
+def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        others = []
+
+        def steal() -> None:
+            scene.arrive()
+            others.append(points.elsewhere(scene.queue.poll))
+
+        taken = begin(points, chosen, scene, steal).result()
+        points.stop()
+        assert taken
+        scene.check(taken, *(other.result() for other in others))
+        scene.close()
+        return points.reached
+
+    walk(run, points, 20)
+
+
+def test_two_waits_share_two_completions_wherever_the_second_begins(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        second = Elsewhere(lambda: scene.queue.wait(WAIT_S, 1))
+
+        def join() -> None:
+            second.start().thread.join(GRACE_S)
+            scene.arrive()
+            scene.arrive()
+
+        first = begin(points, chosen, scene, join, ends=True, max_entries=1)
+        taken = [first.result()]
+        if points.reached:
+            taken.append(second.result())
+        points.stop()
+        assert [len(completions) for completions in taken] == [1] * len(taken)
+        scene.check(*taken)
+        scene.close()
+        return points.reached
+
+    walk(run, points, 20)
+
+
+def test_closing_the_queue_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter, receives=0)
+        scene.queue_pair.close()
+        closing = []
+
+        def close() -> None:
+            closing.append(points.elsewhere(scene.queue.close))
+
+        scene.arrive = close
+        waiter = begin(points, chosen, scene, close, ends=True)
+        with pytest.raises(ndpy.ClosedError):
+            waiter.result()
+        points.stop()
+        closing[0].result()
+        assert scene.queue.closed
+        return points.reached
+
+    walk(run, points, 15)
+
+
+def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+
+        def close() -> None:
+            points.elsewhere(scene.queue_pair.close)
+            scene.arrived = 16
+
+        taken = begin(points, chosen, scene, close, ends=True).result()
+        points.stop()
+        assert taken
+        scene.check(taken)
+        scene.close()
+        return points.reached
+
+    walk(run, points, 20)
+
+
+@pytest.mark.parametrize("pulled", ["removal", "overrun"])
+def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled):  # noqa: F811
+    def run(chosen: int) -> bool:
+        adapter = fake.open()
+        scene = Queue(fake, adapter, receives=0)
+
+        def lose() -> None:
+            if pulled == "removal":
+                fake.remove(adapter)
+                points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
+            else:
+                fake.overrun(scene.queue)
+                points.elsewhere(lambda: soon(lambda: scene.queue._overrun, "the queue knows"))
+
+        scene.arrive = lose
+        waiter = begin(points, chosen, scene, lose, ends=True)
+        with pytest.raises(ndpy.DeviceRemovedError if pulled == "removal" else ndpy.CompletionQueueOverrunError):
+            waiter.result()
+        points.stop()
+        scene.close()
+        adapter.close()
+        return points.reached
+
+    walk(run, points, 15)
+
+
+def test_arming_at_any_point_and_waiting_both_hear_of_completions(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        arming = []
+
+        def arm() -> None:
+            arming.append(points.elsewhere(scene.queue.arm))
+            scene.arrive()
+
+        taken = [begin(points, chosen, scene, arm, ends=True).result()]
+        points.stop()
+        if arming:
+            # It may have been armed after the wait had taken the first.
+            scene.arrive()
+            arming[0].result().result(WAIT_S)
+        scene.check(*taken)
+        scene.close()
+        return points.reached
+
+    walk(run, points, 20)
+
+
+def test_a_poller_that_waits_too_and_the_wait_both_get_completions(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        poller = ndpy.Poller()
+        poller.add(scene.queue)
+        polling = Elsewhere(lambda: poller.wait(WAIT_S))
+
+        def join() -> None:
+            polling.start().thread.join(GRACE_S)
+            scene.arrive()
+
+        waiter = begin(points, chosen, scene, join, max_entries=1)
+        for other in (waiter, polling):
+            while other.thread.is_alive() and scene.arrived < 15:
+                other.thread.join(GRACE_S / 2)
+                # Whoever has got nothing yet gets the next.
+                if points.reached and other.thread.is_alive():
+                    scene.arrive()
+        taken = [waiter.result()]
+        points.stop()
+        if points.reached:
+            ((queue, completions),) = polling.result()
+            assert queue is scene.queue
+            taken.append(completions)
+        scene.check(*taken)
+        poller.close()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 20)
+
+
+def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):  # noqa: F811
+    scene = Queue(fake, adapter)
+    for _ in range(4):
+        before = fake.counts.armed
+        waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S))
+        # It comes when the thread sleeps indeed, unless something has been left that wakes it at once.
+        later = threading.Timer(GRACE_S, scene.arrive)
+        points.watch(waiter.thread, -1, lambda: None, lambda later=later: points.sleeps > 1 or later.start())
+        assert len(waiter.start().result()) == 1
+        points.stop()
+        assert (fake.counts.armed - before, points.sleeps) == (1, 1)
+    scene.close()
+
+
+def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, points):  # noqa: F811
+    scene = Queue(fake, adapter)
+    waiters = [Elsewhere(lambda: scene.queue.wait(WAIT_S, 1)).start() for _ in range(3)]
+    soon(lambda: scene.queue._waiters == 3, "all wait")
+    for _ in waiters:
+        scene.arrive()
+    scene.check(*(waiter.result() for waiter in waiters))
+    scene.close()
