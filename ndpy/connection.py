@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import ipaddress
 import socket
 import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,6 +135,7 @@ class Connector(Resource):
     """
 
     _release_order = 10
+    _pending_type: type[Pending[None]] = Pending
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__(adapter)
@@ -316,12 +319,16 @@ class Connector(Resource):
         """Ask for one notification of the connection's end. Source: IND2Connector::NotifyDisconnect."""
         with self._state_lock:
             self._expect("wait_disconnected", "established", "disconnected")
-            pending: Pending[None] = Pending("wait_disconnected")
+            pending = self._pending_type("wait_disconnected", lambda: self._stop_watching(pending))
             if self._state == "disconnected":
                 pending.succeed(None)
             else:
                 self._watching.append(pending)
         return pending
+
+    def _stop_watching(self, pending: Pending[None]) -> None:
+        with self._state_lock, contextlib.suppress(ValueError):
+            self._watching.remove(pending)
 
     def _expect(self, operation: str, *states: str) -> None:
         self._check()
@@ -375,6 +382,11 @@ class Listener(Resource):
 
     _release_order = 5
 
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter)
+        #: The calls of get_request() that wait, the oldest first.
+        self._asked: deque[Pending[Connector]] = deque()
+
     @property
     def adapter(self) -> Adapter:
         return self._adapter
@@ -394,6 +406,10 @@ class Listener(Resource):
     @abc.abstractmethod
     def begin_get_request(self) -> Pending[Connector]:
         """Ask for the next request; many may be outstanding and are served in their order."""
+
+    def _stop_asking(self, pending: Pending[Connector]) -> None:
+        with self._lifetime, contextlib.suppress(ValueError):
+            self._asked.remove(pending)
 
     def _describe(self) -> str:
         return "Listener"

@@ -28,7 +28,6 @@ class NetworkDirectListener(Listener):
     def __init__(self, adapter: NetworkDirectAdapter, address: Address, backlog: int) -> None:
         super().__init__(adapter)
         self._waiting: deque[NetworkDirectConnector] = deque()
-        self._asked: deque[Pending[Connector]] = deque()
         #: With the provider, each with the native connector that it will fill.
         self._requests: dict[Request, Any] = {}
         local = listening_address(adapter.info.addresses, address)
@@ -61,13 +60,12 @@ class NetworkDirectListener(Listener):
 
     def begin_get_request(self) -> Pending[Connector]:
         self._check()
-        pending: Pending[Connector] = OverlappedPending("get_request")
+        pending: Pending[Connector] = OverlappedPending("get_request", lambda: self._stop_asking(pending))
         with self._lifetime:
             self._check()
             if self._waiting:
                 pending.succeed(self._waiting.popleft())
                 return pending
-            self._asked = deque(asked for asked in self._asked if not asked.done())
             self._asked.append(pending)
             while len(self._requests) < len(self._asked):
                 self._ask()

@@ -23,7 +23,6 @@ class VerbsListener(Listener):
         super().__init__(adapter)
         self._backlog = backlog
         self._waiting: deque[VerbsConnector] = deque()
-        self._asked: deque[Pending[Connector]] = deque()
         self._id = new_identifier(adapter, self._serial)
         # Registered before the first request can come.
         self._opened()
@@ -45,7 +44,7 @@ class VerbsListener(Listener):
 
     def begin_get_request(self) -> Pending[Connector]:
         self._check()
-        pending: Pending[Connector] = Pending("get_request")
+        pending: Pending[Connector] = Pending("get_request", lambda: self._stop_asking(pending))
         with self._lifetime:
             self._check()
             if self._waiting:

@@ -528,6 +528,18 @@ def test_wait_disconnected_times_out(pair, keep):
     assert_works(keep, pair)
 
 
+def test_waits_for_the_end_that_were_given_up_leave_nothing_with_the_connector(pair):
+    connector = pair.client.connector
+    for _ in range(50):
+        with pytest.raises(ndpy.TimeoutError):
+            connector.wait_disconnected(0)
+        assert connector.begin_wait_disconnected().cancel()
+    assert not connector._watching
+    wanted = connector.begin_wait_disconnected()
+    pair.server.connector.disconnect(DEADLINE_S)
+    wanted.result(DEADLINE_S)
+
+
 def test_h_8_3_a_cancelled_notification_is_cancelled(pair, keep):
     notified = pair.client.connector.begin_wait_disconnected()
     assert notified.cancel()

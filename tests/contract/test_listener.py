@@ -89,6 +89,16 @@ def test_get_request_times_out(listener):
     assert 0.1 - CLOCK_TICK_S <= time.monotonic() - begin < 5
 
 
+def test_waits_that_were_given_up_leave_nothing_with_the_listener(adapter, keep, listener):
+    for _ in range(50):
+        with pytest.raises(ndpy.TimeoutError):
+            listener.get_request(0)
+        assert listener.begin_get_request().cancel()
+    assert not listener._asked
+    start(keep, adapter, listener.address, private_data=b"late")
+    assert keep(listener.get_request(DEADLINE_S)).private_data.startswith(b"late")
+
+
 def test_a_request_that_came_after_a_timeout_is_not_lost(adapter, keep, listener):
     with pytest.raises(ndpy.TimeoutError):
         listener.get_request(0.05)
