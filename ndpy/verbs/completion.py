@@ -183,6 +183,8 @@ class VerbsCompletionQueue(CompletionQueue):
         kind = Notify(kind)
         pending: Pending[None] = Pending("arm", lambda: self._disarm(pending))
         with self._lock:
+            if self._defunct is not None:
+                raise self._defunct()
             if self._overrun:
                 raise self._overrun_error()
             if kind is not Notify.ERRORS:
@@ -194,8 +196,12 @@ class VerbsCompletionQueue(CompletionQueue):
                     pending.succeed(None)
                     return pending
             self._armed.append((kind, pending))
-        self._adapter._events.watch(self._channel.fd, self._on_armed_event, once=True)
+            self._watch_channel()
         return pending
+
+    def _watch_channel(self) -> None:
+        """Have the adapter's thread take the next event. Under the lock, since close() forgets the channel."""
+        self._adapter._events.watch(self._channel.fd, self._on_armed_event, once=True)
 
     def _disarm(self, pending: Pending[None]) -> None:
         with self._lock:
@@ -212,10 +218,9 @@ class VerbsCompletionQueue(CompletionQueue):
                 ended = self._end_armed()
             else:
                 ended = []
-            more = bool(self._armed)
+            if self._armed:
+                self._watch_channel()
         self._announce(ended)
-        if more or not ended:
-            self._adapter._events.watch(self._channel.fd, self._on_armed_event, once=True)
 
     def resize(self, depth: int) -> None:
         self._check()
@@ -225,6 +230,7 @@ class VerbsCompletionQueue(CompletionQueue):
                 f"a completion queue of {self._adapter.info.name} holds 1 to {maximum}, not {depth}"
             )
         with self._lock:
+            self._check()
             waiting = self._drain()
             if waiting > depth:
                 raise errors.LimitExceededError(f"{waiting} completions wait in the queue; it cannot shrink to {depth}")

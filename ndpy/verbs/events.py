@@ -25,6 +25,8 @@ class EventThread:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
+        #: What is in the dictionary is in the epoll, for whoever holds this.
+        self._watching = threading.Lock()
         self._stopping = False
         #: Nobody writes to the descriptor after it was told to stop. A finalizer may come while its own thread holds this.
         self._waking = threading.RLock()
@@ -36,17 +38,19 @@ class EventThread:
     def watch(self, fd: int, handler: Callable[[], None], *, once: bool = False) -> None:
         """Call handler() whenever fd is readable, or the next time only; asking again replaces the former handler."""
         mask = select.EPOLLIN | (select.EPOLLONESHOT if once else 0)
-        known = fd in self._handlers
-        self._handlers[fd] = weakref.WeakMethod(handler)
-        if known:
-            self._epoll.modify(fd, mask)
-        else:
-            self._epoll.register(fd, mask)
+        with self._watching:
+            known = fd in self._handlers
+            self._handlers[fd] = weakref.WeakMethod(handler)
+            if known:
+                self._epoll.modify(fd, mask)
+            else:
+                self._epoll.register(fd, mask)
 
     def forget(self, fd: int) -> None:
         """Watch fd no more; harmless when it was not watched. Call before closing it."""
-        if self._handlers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
+        with self._watching:
+            if self._handlers.pop(fd, None) is not None:
+                self._epoll.unregister(fd)
 
     def wake(self) -> None:
         """Look for orphans. Safe in a finalizer."""
@@ -80,10 +84,13 @@ class EventThread:
                 os.close(self._wake)
 
     def _handle(self, fd: int) -> None:
-        reference = self._handlers.get(fd)
-        handler = reference() if reference else None
+        with self._watching:
+            reference = self._handlers.get(fd)
+            handler = reference() if reference is not None else None
+            if reference is not None and handler is None:
+                del self._handlers[fd]
+                self._epoll.unregister(fd)
         if handler is None:
-            self.forget(fd)
             return
         try:
             handler()

@@ -97,12 +97,11 @@ class Points:
         self._watched = thread
 
     def stop(self) -> None:
-        """Watch no more; raise what an action raised, and wait for the threads that it started."""
+        """Watch no more; wait for the threads that an action started, and raise what went wrong in it or in them."""
         self._watched = None
         started, self._started = self._started, []
         for other in started:
-            other.thread.join(DEADLINE_S)
-            assert not other.thread.is_alive(), f"a thread that began at {self.where()} hangs"
+            other.outcome()
         if self.failure is not None:
             raise self.failure
 
@@ -185,6 +184,13 @@ def points(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
         monkeypatch.setattr(module, "select", _Select(points))
     yield points
     fake.call_at_points(None)
+
+
+@pytest.fixture
+def adapter(fake: Any, points: Points) -> Iterator[Any]:
+    """Opened when its thread's calls are points already."""
+    with fake.open() as adapter:
+        yield adapter
 
 
 class Queue:

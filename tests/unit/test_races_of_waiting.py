@@ -11,18 +11,12 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, points, soon, walk  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, adapter, points, soon, walk  # noqa: F401
 
 import ndpy
 
 # A thread that sleeps although it should not is noticed sooner than by a hanging call.
 WAIT_S = DEADLINE_S / 2
-
-
-@pytest.fixture
-def adapter(fake):  # noqa: F811
-    with fake.open() as adapter:
-        yield adapter
 
 
 def begin(points, chosen, scene, action, *, ends=False, max_entries=64):  # noqa: F811
@@ -137,7 +131,7 @@ def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(f
 @pytest.mark.parametrize("pulled", ["removal", "overrun"])
 def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled):  # noqa: F811
     def run(chosen: int) -> bool:
-        adapter = fake.open()
+        adapter = fake.open()  # noqa: F811
         scene = Queue(fake, adapter, receives=0)
 
         def lose() -> None:

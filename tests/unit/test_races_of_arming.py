@@ -1,0 +1,277 @@
+"""arm() of a completion queue and the end of what was armed, against all that may come between two native calls."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, adapter, points, soon, walk  # noqa: F401
+
+import ndpy
+from ndpy import Notify
+
+WAIT_S = DEADLINE_S / 2
+
+
+def armed(points, chosen, queue, action):  # noqa: F811
+    """What arm() gives, the action having come at the chosen point of it: a Pending, or an exception."""
+    arming = Elsewhere(queue.arm)
+    points.watch(arming.thread, chosen, action)
+    return arming.start().outcome()
+
+
+def end_of(pending):
+    """How a Pending ended, or what was raised instead of it."""
+    if isinstance(pending, ndpy.NdpyError):
+        return pending
+    try:
+        return pending.result(WAIT_S)
+    except ndpy.NdpyError as error:
+        return error
+
+
+# ---- what comes while arm() runs ----
+
+
+def test_a_completion_that_comes_at_any_point_of_arm_ends_it(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        pending = armed(points, chosen, scene.queue, scene.arrive)
+        if not points.reached:
+            scene.arrive()
+        assert pending.result(WAIT_S) is None
+        points.stop()
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 6)
+
+
+@pytest.mark.parametrize("kind", list(Notify))
+def test_another_thread_that_arms_first_too_at_any_point_fares_no_worse(fake, adapter, points, kind):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        others = []
+
+        def arm() -> None:
+            others.append(points.elsewhere(lambda: scene.queue.arm(kind)))
+
+        pendings = [armed(points, chosen, scene.queue, arm)]
+        points.stop()
+        pendings += [other.result() for other in others]
+        scene.arrive()
+        assert pendings[0].result(WAIT_S) is None
+        if kind is Notify.ANY:
+            assert [pending.result(WAIT_S) for pending in pendings[1:]] == [None] * len(others)
+        scene.check()
+        scene.close()
+        if kind is Notify.ERRORS:
+            assert [type(end_of(pending)) for pending in pendings[1:]] == [ndpy.CanceledError] * len(others)
+        return points.reached
+
+    walk(run, points, 6)
+
+
+def test_a_wait_that_begins_at_any_point_of_arm_gets_the_completion_too(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S))
+
+        def wait() -> None:
+            waiter.start().thread.join(GRACE_S)
+            scene.arrive()
+
+        pending = armed(points, chosen, scene.queue, wait)
+        points.stop()
+        taken = [waiter.result()] if points.reached else []
+        # The wait may have taken it before the queue was armed.
+        scene.arrive()
+        assert pending.result(WAIT_S) is None
+        scene.check(*taken)
+        scene.close()
+        return points.reached
+
+    walk(run, points, 6)
+
+
+def test_closing_the_queue_at_any_point_of_arm_ends_it(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter, receives=0)
+        scene.queue_pair.close()
+        pending = armed(points, chosen, scene.queue, lambda: points.elsewhere(scene.queue.close))
+        points.stop()
+        scene.queue.close()
+        assert isinstance(end_of(pending), (ndpy.ClosedError, ndpy.CanceledError))
+        return points.reached
+
+    walk(run, points, 6)
+
+
+@pytest.mark.parametrize("pulled", ["removal", "overrun"])
+def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, points, pulled):  # noqa: F811
+    def run(chosen: int) -> bool:
+        adapter = fake.open()  # noqa: F811
+        scene = Queue(fake, adapter, receives=0)
+
+        def lose() -> None:
+            if pulled == "removal":
+                fake.remove(adapter)
+                points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
+            else:
+                fake.overrun(scene.queue)
+                points.elsewhere(lambda: soon(lambda: scene.queue._overrun, "the queue knows"))
+
+        pending = armed(points, chosen, scene.queue, lose)
+        if not points.reached:
+            lose()
+        points.stop()
+        wanted = ndpy.DeviceRemovedError if pulled == "removal" else ndpy.CompletionQueueOverrunError
+        assert isinstance(end_of(pending), wanted)
+        scene.close()
+        adapter.close()
+        return points.reached
+
+    walk(run, points, 6)
+
+
+# ---- what comes while the adapter's thread handles the event ----
+
+
+def handled(points, chosen, scene, adapter, action):  # noqa: F811
+    """A completion comes for what was armed; the action comes at the chosen point of the adapter's thread.
+
+    Returns the Pending.
+    """
+    pending = scene.queue.arm()
+    points.watch(adapter._events._thread, chosen, action)
+    scene.arrive()
+    soon(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
+    return pending
+
+
+def test_a_completion_at_any_point_of_the_event_is_not_lost(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        assert end_of(handled(points, chosen, scene, adapter, scene.arrive)) is None
+        points.stop()
+        scene.check()
+        again = scene.queue.arm()
+        scene.arrive()
+        assert end_of(again) is None
+        scene.close()
+        return points.reached
+
+    walk(run, points, 8)
+
+
+def test_arming_again_at_any_point_of_the_event_is_answered(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        others = []
+        first = handled(points, chosen, scene, adapter, lambda: others.append(points.elsewhere(scene.queue.arm)))
+        assert end_of(first) is None
+        points.stop()
+        # It may have been armed after that completion.
+        scene.arrive()
+        assert [end_of(other.result()) for other in others] == [None] * len(others)
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 8)
+
+
+def test_cancelling_at_any_point_of_the_event_ends_it_once(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        ended = []
+        pending = scene.queue.arm()
+        pending.add_done_callback(ended.append)
+        points.watch(adapter._events._thread, chosen, lambda: points.elsewhere(pending.cancel))
+        scene.arrive()
+        soon(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
+        points.stop()
+        assert end_of(pending) is None or isinstance(end_of(pending), ndpy.CanceledError)
+        assert len(ended) == 1
+        again = scene.queue.arm()
+        scene.arrive()
+        assert end_of(again) is None
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 8)
+
+
+def test_a_wait_at_any_point_of_the_event_gets_the_completion(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        taken = []
+        waiting = lambda: taken.append(points.elsewhere(lambda: scene.queue.wait(WAIT_S)))  # noqa: E731
+        assert end_of(handled(points, chosen, scene, adapter, waiting)) is None
+        results = [other.result() for other in taken]
+        points.stop()
+        scene.check(*results)
+        scene.close()
+        return points.reached
+
+    walk(run, points, 8)
+
+
+def test_closing_the_queue_at_any_point_of_the_event_ends_it(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter, receives=1)
+
+        def close() -> None:
+            points.elsewhere(scene.close)
+
+        pending = handled(points, chosen, scene, adapter, close)
+        points.stop()
+        scene.close()
+        assert end_of(pending) is None or isinstance(end_of(pending), ndpy.CanceledError)
+        assert scene.queue.closed
+        # The next queue's channel gets the same descriptor; nothing of the former may be left for it.
+        again = Queue(fake, adapter)
+        pending = again.queue.arm()
+        again.arrive()
+        assert end_of(pending) is None
+        again.close()
+        return points.reached
+
+    walk(run, points, 8)
+
+
+# ---- what counts as told ----
+
+
+def test_g_2_a_completion_that_came_before_arming_is_told_at_once_after_others_were_taken(fake, adapter):  # noqa: F811
+    scene = Queue(fake, adapter)
+    for context in range(4):
+        pending = scene.queue.arm()
+        scene.arrive()
+        assert end_of(pending) is None
+        assert [completion.context for completion in scene.queue.poll()] == [3 * context]
+        for _ in range(2):
+            scene.arrive()
+            assert end_of(scene.queue.arm()) is None
+        assert len(scene.queue.poll()) == 2
+    scene.close()
+
+
+def test_g_2_a_completion_that_ended_one_notification_does_not_end_the_next(fake, adapter):  # noqa: F811
+    scene = Queue(fake, adapter)
+    first = scene.queue.arm()
+    scene.arrive()
+    assert end_of(first) is None
+    second = scene.queue.arm()
+    assert not second.done()
+    scene.arrive()
+    assert end_of(second) is None
+    scene.check()
+    scene.close()
