@@ -8,7 +8,7 @@ import select
 import time
 
 from ndpy.completion import Completion, CompletionQueue
-from ndpy.errors import ClosedError, TimeoutError
+from ndpy.errors import ClosedError, NdpyError, TimeoutError
 from ndpy.poller import Poller
 from ndpy.verbs.completion import VerbsCompletionQueue
 
@@ -29,12 +29,13 @@ class VerbsPoller(Poller):
 
     def add(self, completion_queue: CompletionQueue) -> None:
         assert isinstance(completion_queue, VerbsCompletionQueue)
-        fd = completion_queue.fileno()
-        with self._lock:
+        # A queue that is being closed leaves the pollers that it knows of once nobody can add it any more.
+        with self._lock, completion_queue._lock:
             self._check()
+            fd = completion_queue.fileno()
             if fd not in self._queues:
-                self._queues[fd] = completion_queue
                 self._epoll.register(fd, select.EPOLLIN)
+                self._queues[fd] = completion_queue
                 completion_queue._pollers.add(self)
         self._look_at(completion_queue)
 
@@ -82,17 +83,25 @@ class VerbsPoller(Poller):
             self._check()
             candidates, self._to_look_at = self._to_look_at, set()
         ready: list[tuple[CompletionQueue, list[Completion]]] = []
-        for queue in candidates:
+        while candidates:
+            queue = candidates.pop()
             try:
                 completions = queue.poll()
                 if not completions:
                     with queue._lock:
-                        if queue._defunct is None:
-                            queue._arm_native(solicited=False)
-                    completions = queue.poll()
+                        waiting = queue._arm_and_look()
+                    completions = queue.poll() if waiting else []
             except ClosedError:
                 # Closed while it was looked at; closing removes it.
                 continue
+            except NdpyError:
+                # One queue's trouble must not cost the others what they have; it is told when nothing else is to be.
+                with self._lock:
+                    self._to_look_at |= candidates | ({queue} if ready else set())
+                    self._to_look_at &= set(self._queues.values())
+                if ready:
+                    return ready
+                raise
             if completions:
                 ready.append((queue, completions))
                 with self._lock:

@@ -1,0 +1,326 @@
+"""Poller.wait(), against all that may come at each point between two of its native calls."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, adapter, points, soon, walk  # noqa: F401
+
+import ndpy
+
+WAIT_S = DEADLINE_S / 2
+
+
+class Polled:
+    """Two queues in a poller; arrive() brings a completion to the first of them."""
+
+    def __init__(self, fake, adapter, receives: int = 16, others=None) -> None:  # noqa: F811
+        self.first = Queue(fake, adapter, receives)
+        self.second = Queue(fake, others or adapter)
+        self.poller = ndpy.Poller()
+        self.poller.add(self.first.queue)
+        self.poller.add(self.second.queue)
+        self.fake = fake
+        self.taken: dict = {self.first.queue: [], self.second.queue: []}
+
+    def begin(self, points, chosen, action, *, ends=False):  # noqa: F811
+        """wait() in a watched thread. When it sleeps before its turn has come, first an event comes for nothing, then a
+        completion of the first queue; after it, a completion comes unless the action brings what ends the wait."""
+
+        def asleep() -> None:
+            if points.sleeps == 1 and not points.reached:
+                self.fake.spurious_event(self.first.queue)
+            elif not (points.reached and ends):
+                self.arrive()
+
+        waiter = Elsewhere(lambda: self.poller.wait(WAIT_S))
+        points.watch(waiter.thread, chosen, action, asleep)
+        return waiter.start()
+
+    def arrive(self) -> None:
+        self.first.arrive()
+
+    def keep(self, ready) -> bool:
+        """Note what was delivered; whether it was anything."""
+        assert len({id(queue) for queue, _ in ready}) == len(ready)
+        for queue, completions in ready:
+            assert completions
+            self.taken[queue].append(completions)
+        return bool(ready)
+
+    def check(self) -> None:
+        for scene in (self.first, self.second):
+            if not scene.queue.closed:
+                scene.check(*self.taken[scene.queue])
+
+    def close(self) -> None:
+        self.poller.close()
+        self.first.close()
+        self.second.close()
+
+
+def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+        assert scene.keep(scene.begin(points, chosen, scene.arrive, ends=True).result())
+        points.stop()
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+def test_completions_of_both_queues_at_any_point_are_delivered_once(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+
+        def arrive() -> None:
+            scene.second.arrive()
+            scene.arrive()
+
+        assert scene.keep(scene.begin(points, chosen, arrive, ends=True).result())
+        points.stop()
+        while sum(len(each) for lists in scene.taken.values() for each in lists) < (
+            scene.first.arrived + scene.second.arrived
+        ):
+            scene.keep(scene.poller.wait(WAIT_S))
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+        others = []
+
+        def steal() -> None:
+            scene.arrive()
+            others.append(points.elsewhere(scene.first.queue.poll))
+
+        assert scene.keep(scene.begin(points, chosen, steal).result())
+        points.stop()
+        scene.taken[scene.first.queue] += [other.result() for other in others]
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+        second = Elsewhere(lambda: scene.first.queue.wait(WAIT_S, 1))
+
+        def join() -> None:
+            second.start().thread.join(GRACE_S)
+            scene.arrive()
+
+        first = scene.begin(points, chosen, join)
+        for other in (first, second):
+            while other.thread.is_alive() and scene.first.arrived < 15:
+                other.thread.join(GRACE_S / 2)
+                # Whoever has got nothing yet gets the next.
+                if points.reached and other.thread.is_alive():
+                    scene.arrive()
+        scene.keep(first.result())
+        points.stop()
+        if points.reached:
+            scene.taken[scene.first.queue].append(second.result())
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+@pytest.mark.parametrize("end", ["close", "remove"])
+def test_a_queue_that_goes_at_any_point_leaves_the_others(fake, adapter, points, end):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter, receives=0)
+        former = scene.second.queue
+
+        def go() -> None:
+            points.elsewhere(scene.second.close if end == "close" else lambda: scene.poller.remove(former))
+            third.arrive()
+
+        # The queue that ends the wait.
+        third = Queue(fake, adapter)
+        scene.taken[third.queue] = []
+        scene.poller.add(third.queue)
+        scene.arrive = third.arrive
+        fresh = scene.begin(points, chosen, go, ends=True)
+        assert scene.keep(fresh.result())
+        points.stop()
+        while not scene.taken[third.queue]:
+            scene.keep(scene.poller.wait(WAIT_S))
+        third.check(*scene.taken[third.queue])
+        third.close()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+def test_a_queue_that_is_added_at_any_point_is_heard_of(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+        third = Queue(fake, adapter)
+        scene.taken[third.queue] = []
+
+        def add() -> None:
+            third.arrive()
+            points.elsewhere(lambda: scene.poller.add(third.queue))
+
+        assert scene.keep(scene.begin(points, chosen, add, ends=True).result())
+        points.stop()
+        while points.reached and not scene.taken[third.queue]:
+            scene.keep(scene.poller.wait(WAIT_S))
+        scene.check()
+        third.check(*scene.taken[third.queue])
+        third.close()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+def test_a_queue_that_is_added_while_it_is_closed_is_refused_or_removed(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+        third = Queue(fake, adapter, receives=0)
+        third.queue_pair.close()
+        adding = Elsewhere(lambda: scene.poller.add(third.queue))
+        points.watch(adding.thread, chosen, lambda: points.elsewhere(third.queue.close))
+        adding.start().outcome()
+        points.stop()
+        third.queue.close()
+        # The next queue has the same descriptors.
+        fourth = Queue(fake, adapter)
+        scene.taken[fourth.queue] = []
+        scene.poller.add(fourth.queue)
+        with pytest.raises(ndpy.TimeoutError):
+            scene.poller.wait(0)
+        fourth.arrive()
+        assert scene.keep(scene.poller.wait(WAIT_S))
+        fourth.check(*scene.taken[fourth.queue])
+        fourth.close()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 4)
+
+
+def test_wake_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+        ready = scene.begin(points, chosen, lambda: points.elsewhere(scene.poller.wake), ends=True).result()
+        points.stop()
+        assert scene.keep(ready) or points.reached
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+    def run(chosen: int) -> bool:
+        scene = Polled(fake, adapter)
+
+        def close() -> None:
+            points.elsewhere(scene.poller.close)
+
+        result = scene.begin(points, chosen, close, ends=True).outcome()
+        points.stop()
+        # What was taken is delivered all the same.
+        assert isinstance(result, ndpy.ClosedError) or scene.keep(result)
+        scene.check()
+        scene.close()
+        return points.reached
+
+    walk(run, points, 30)
+
+
+@pytest.mark.parametrize("pulled", ["removal", "overrun"])
+def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(fake, points, pulled):  # noqa: F811
+    wanted = ndpy.DeviceRemovedError if pulled == "removal" else ndpy.CompletionQueueOverrunError
+
+    def run(chosen: int) -> bool:
+        lost, stays = fake.open(), fake.open()
+        scene = Polled(fake, lost, receives=0, others=stays)
+        told = []
+
+        def lose() -> None:
+            scene.second.arrive()
+            if pulled == "removal":
+                fake.remove(lost)
+                points.elsewhere(lambda: soon(lambda: lost._defunct, "the adapter knows"))
+            else:
+                fake.overrun(scene.first.queue)
+                points.elsewhere(lambda: soon(lambda: scene.first.queue._overrun, "the queue knows"))
+
+        scene.arrive = lose
+        result = scene.begin(points, chosen, lose, ends=True).outcome()
+        points.stop()
+        # It is told again when the queue itself has heard of it, and for each of its queue pairs.
+        for _ in range(5):
+            if isinstance(result, ndpy.NdpyError):
+                assert isinstance(result, wanted)
+                told.append(result)
+            else:
+                scene.keep(result)
+            if told and scene.taken[scene.second.queue]:
+                break
+            result = Elsewhere(lambda: scene.poller.wait(WAIT_S)).start().outcome()
+        assert told
+        scene.second.check(*scene.taken[scene.second.queue])
+        scene.close()
+        lost.close()
+        stays.close()
+        return points.reached
+
+    walk(run, points, 20)
+
+
+def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turns(fake):  # noqa: F811
+    """The queues are looked at in any order, so there are many of them."""
+    stays = fake.open()
+    for _ in range(8):
+        lost = fake.open()
+        gone = lost.create_completion_queue(16)
+        poller = ndpy.Poller()
+        scenes = [Queue(fake, stays) for _ in range(8)]
+        for scene in scenes:
+            poller.add(scene.queue)
+            scene.arrive()
+        poller.add(gone)
+        fake.remove(lost)
+        soon(lambda gone=gone: gone._defunct, "the queue knows")
+        taken = {scene.queue: [] for scene in scenes}
+        told = turns = 0
+        while not told or not all(taken.values()):
+            turns += 1
+            assert turns < 20
+            try:
+                for queue, completions in poller.wait(WAIT_S):
+                    taken[queue].append(completions)
+            except ndpy.DeviceRemovedError:
+                told += 1
+        for scene in scenes:
+            scene.check(*taken[scene.queue])
+            scene.close()
+        poller.close()
+        gone.close()
+        lost.close()
+    stays.close()
