@@ -23,9 +23,18 @@ struct queue {
     struct ibv_wc entries[MOST];
 };
 
+struct window {
+    struct ibv_mw ibv;
+    int alive;
+    uint32_t key;           /* as the device knows it */
+};
+
 struct posted {
     uint64_t id;
     int silent;
+    struct window *window;  /* of a bind */
+    uint32_t key;           /* that the window is found by */
+    uint32_t new_key;
 };
 
 struct queue_pair {
@@ -36,11 +45,6 @@ struct queue_pair {
         unsigned first, count;
         struct posted requests[MOST];
     } sides[2];             /* initiator, receive */
-};
-
-struct window {
-    struct ibv_mw ibv;
-    int alive;
 };
 
 /* What the test sets: the errno of the next call of these, unless 0. */
@@ -299,6 +303,13 @@ static int end_one(struct queue_pair *qp, int receive, enum ibv_wc_status status
         return 0;
     qp->sides[receive].count--;
     request = qp->sides[receive].requests[qp->sides[receive].first++ % MOST];
+    if (request.window && status == IBV_WC_SUCCESS) {
+        /* A device finds a window by the key that it has. */
+        if (request.key == request.window->key)
+            request.window->key = request.new_key;
+        else
+            status = IBV_WC_MW_BIND_ERR;
+    }
     if (!request.silent || status != IBV_WC_SUCCESS)
         add(queue_of(qp, receive), qp, request.id, status, bytes);
     return 1;
@@ -332,7 +343,7 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
     return error;
 }
 
-static int post(struct queue_pair *qp, int receive, uint64_t id, int silent)
+static int post(struct queue_pair *qp, int receive, struct posted request)
 {
     int error = 0;
 
@@ -342,8 +353,7 @@ static int post(struct queue_pair *qp, int receive, uint64_t id, int silent)
     else if (qp->sides[receive].count == MOST)
         error = ENOMEM;
     else
-        qp->sides[receive].requests[(qp->sides[receive].first + qp->sides[receive].count++) % MOST] =
-            (struct posted){id, silent};
+        qp->sides[receive].requests[(qp->sides[receive].first + qp->sides[receive].count++) % MOST] = request;
     if (!error && qp->ibv.state == IBV_QPS_ERR)
         flush(qp);
     pthread_mutex_unlock(&fake_lock);
@@ -352,10 +362,16 @@ static int post(struct queue_pair *qp, int receive, uint64_t id, int silent)
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
+    struct posted request = {.id = wr->wr_id, .silent = !(wr->send_flags & IBV_SEND_SIGNALED)};
     int error;
 
     fake_point("ibv_post_send", 0);
-    error = post((struct queue_pair *)qp, 0, wr->wr_id, !(wr->send_flags & IBV_SEND_SIGNALED));
+    if (wr->opcode == IBV_WR_BIND_MW) {
+        request.window = (struct window *)wr->bind_mw.mw;
+        request.key = wr->bind_mw.mw->rkey;
+        request.new_key = wr->bind_mw.rkey;
+    }
+    error = post((struct queue_pair *)qp, 0, request);
     *bad = wr;
     fake_point("ibv_post_send", 1);
     return error;
@@ -366,7 +382,7 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
     int error;
 
     fake_point("ibv_post_recv", 0);
-    error = post((struct queue_pair *)qp, 1, wr->wr_id, 0);
+    error = post((struct queue_pair *)qp, 1, (struct posted){.id = wr->wr_id});
     *bad = wr;
     fake_point("ibv_post_recv", 1);
     return error;
@@ -415,7 +431,7 @@ static struct ibv_mw *alloc_mw(struct ibv_pd *domain, enum ibv_mw_type type)
     made->ibv.context = domain->context;
     made->ibv.pd = domain;
     made->ibv.type = type;
-    made->ibv.rkey = last_window_key += 0x100;
+    made->ibv.rkey = made->key = last_window_key += 0x100;
     made->alive = 1;
     fake_counts.windows++;
     return &made->ibv;

@@ -1,0 +1,112 @@
+"""What is left of a queue pair's and a window's former use: over a provider without a device."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+
+import ndpy
+from ndpy import Access, Status
+from ndpy.verbs.library import lib
+
+DEADLINE_S = 20.0
+SERVER = ("127.0.0.1", 4791)
+
+
+@pytest.fixture
+def adapter(fake):  # noqa: F811
+    fake.have_address()
+    with fake.open(windows=1) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def queue(adapter):
+    with adapter.create_completion_queue(64) as queue:
+        yield queue
+
+
+def refuse(fake, adapter, queue_pair):  # noqa: F811
+    """Nobody can use it for a connection, and nobody is asked to."""
+    before = fake.counts.identifiers
+    with adapter.create_connector() as client:
+        with pytest.raises(ndpy.ConnectionActiveError, match="one connection in its life"):
+            client.begin_connect(queue_pair, SERVER)
+        assert client.state == "idle"
+    with adapter.listen(("127.0.0.1", 0)) as listener:
+        fake.request(listener)
+        with listener.get_request(DEADLINE_S) as server:
+            with pytest.raises(ndpy.ConnectionActiveError, match="one connection in its life"):
+                server.begin_accept(queue_pair)
+            assert server.state == "requested"
+    assert fake.counts.identifiers == before
+
+
+def test_h_4_a_queue_pair_that_was_connected_is_refused_although_its_connector_is_gone(fake, adapter, queue):  # noqa: F811
+    with adapter.create_queue_pair(queue) as queue_pair:
+        adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S).close()
+        assert queue_pair.connector is None
+        refuse(fake, adapter, queue_pair)
+
+
+def test_h_4_a_queue_pair_whose_connection_is_being_made_is_refused(fake, adapter, queue):  # noqa: F811
+    fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_CONNECT_RESPONSE
+    with adapter.create_queue_pair(queue) as queue_pair, adapter.create_connector() as client:
+        connecting = client.begin_connect(queue_pair, SERVER)
+        refuse(fake, adapter, queue_pair)
+        assert not connecting.done()
+        assert queue_pair.connector is client
+        connecting.cancel()
+
+
+def test_h_4_a_queue_pair_that_a_refused_attempt_has_ended_is_refused(fake):  # noqa: F811
+    """On iWARP the kernel moves it to the error state."""
+    fake.have_address()
+    fake.speak_iwarp()
+    fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ESTABLISHED
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(64) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+    ):
+        with adapter.create_connector() as client:
+            connecting = client.begin_connect(queue_pair, SERVER)
+            fake.connection_event(client, lib.RDMA_CM_EVENT_REJECTED)
+            with pytest.raises(ndpy.ConnectionRefusedError):
+                connecting.result(DEADLINE_S)
+        assert queue_pair.connection_ended
+        assert queue_pair._never_connected
+        refuse(fake, adapter, queue_pair)
+
+
+def test_a_queue_pair_that_was_connected_without_a_connector_is_refused(fake, adapter, queue):  # noqa: F811
+    with adapter.create_queue_pair(queue) as queue_pair:
+        # The last step of connect_endpoint(), which needs a device.
+        queue_pair._begin_connection()
+        refuse(fake, adapter, queue_pair)
+
+
+@pytest.mark.parametrize("failure", ["IBV_WC_MW_BIND_ERR", "IBV_WC_WR_FLUSH_ERR"])
+def test_e_2_a_window_whose_bind_failed_can_be_bound_again(fake, adapter, queue, failure):  # noqa: F811
+    """A device finds a window by its key, which a bind that failed has not changed.
+
+    A queue pair that is older than the native window uses that window again.
+    """
+    queue_pairs = [adapter.create_queue_pair(queue) for _ in range(3)]
+    connectors = [adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) for queue_pair in queue_pairs]
+    with adapter.create_memory_window() as window, adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region:
+        for ends in (getattr(lib, failure), getattr(lib, failure), lib.IBV_WC_SUCCESS):
+            queue_pair = queue_pairs.pop()
+            queue_pair.bind(window, region)
+            fake.complete(queue_pair, receive=False, status=ends)
+            (completion,) = queue.wait(DEADLINE_S)
+            assert (completion.status is Status.SUCCESS) == window.is_bound == (ends == lib.IBV_WC_SUCCESS)
+            connectors.pop().close()
+            queue_pair.close()
+    assert fake.counts.windows == 0
