@@ -1,6 +1,6 @@
 # Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench bench-windows bench-cache soak bench-register
+.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -17,6 +17,7 @@ help:
 	@echo "make test     all tests;  make stress: with full counts"
 	@echo "make soak     a busy server with the registration cache for SOAK_S (600) seconds, on ADAPTER (rxe, siw or softnd)"
 	@echo "make bench-cache   what a hit of the registration cache costs beside a registration"
+	@echo "make mutants  changes ndpy in COUNT (300) small places and looks whether the tests notice; SEED, FILES, PLACES"
 	@echo "make lint     ruff and mypy"
 	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
 	@echo "make windows  ndpy/_*.pyd and softnd.dll, for ndpy on Windows or under Wine"
@@ -63,6 +64,18 @@ else
 	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter $(ADAPTER) --limit $$((SOAK_S + 120)) -- \
 	    .venv/bin/python tests/soak/busy_server.py $(ADAPTER)0
 endif
+
+COUNT ?= 300
+SEED ?= 1
+PLACES ?= unit softnd rxe
+FILES ?=
+
+# See tests/mutants/README.md.
+mutants: windows
+	$(MAKE) -s -C tests/networkdirect/providers
+	@.venv/bin/python -m compileall -q ndpy tests
+	nice -n 19 .venv/bin/python tests/mutants/run.py --count $(COUNT) --seed $(SEED) --places $(PLACES) \
+	    $(if $(FILES),--files $(FILES)) --json .rig/mutants/results.json $(ARGS)
 
 # On one processor whose clock counts instructions: the same figures on every machine.
 bench-cache: setup

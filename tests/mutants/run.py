@@ -1,0 +1,521 @@
+"""The mutation run: changes ndpy in one small place, runs the quick tests that run this place, and looks whether one fails.
+
+    run.py [--count N] [--seed N] [--files GLOB ...] [--places unit softnd rxe] [--json FILE]
+
+See README.md beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from c_changes import c_changes, c_with_counters
+from change import Change
+from python_changes import python_changes
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE = ROOT / ".rig/mutants"
+SCOPE = ("ndpy/*.py", "ndpy/verbs/*.py", "ndpy/networkdirect/**/*.py")
+C_SCOPE = (
+    "cdefs/data_path.c",
+    "cdefs/rings.c",
+    "cdefs/verbs/data_path.c",
+    "cdefs/nd/data_path.c",
+    "cdefs/nd/version1/data_path.c",
+)
+# These examine a machine, a wheel or a provider's file from outside, or start many processes, which the VM takes minutes for.
+_ELSEWHERE = ("test_smoke.py", "test_process.py", "test_doctor.py", "test_installed.py", "test_monitor.py")
+WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/nd/")
+LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
+
+
+class Place:
+    """Where tests run. budget_s: of tests by their time in the recording, for one change. slow: its factor of time limits."""
+
+    name: str
+    extension: str
+    adapter: str | None = None
+    budget_s: float
+    slow: float = 1.0
+    seconds: float = 3600.0
+    not_here: tuple[str, ...]
+
+    def paths(self) -> list[str]:
+        raise NotImplementedError
+
+    def command(self, folder: Path) -> list[str]:
+        raise NotImplementedError
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    def build(self, cdefs: Path, out: Path) -> str | None:
+        """Compile the extension module from a copy of cdefs/; the compiler's words if that fails."""
+        raise NotImplementedError
+
+
+def _compile(command: list[str]) -> str | None:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return None if done.returncode == 0 else done.stderr
+
+
+def _includes(cdefs: Path) -> list[str]:
+    return ["-DPy_LIMITED_API=0x030a0000", f"-I{sysconfig.get_path('include')}", f"-I{cdefs}"]
+
+
+def _emit(script: str, cdefs: Path, out: Path) -> None:
+    code = "import sys, runpy; runpy.run_path(sys.argv[1])['ffibuilder'].emit_c_code(sys.argv[2])"
+    subprocess.run([sys.executable, "-c", code, str(cdefs / script), str(out)], check=True, capture_output=True)
+
+
+class Unit(Place):
+    name = "unit"
+    extension = "ndpy._verbs"
+    budget_s = 30.0
+    not_here = WINDOWS_ONLY
+
+    def paths(self) -> list[str]:
+        return [f"tests/unit/{path.name}" for path in _tests("tests/unit") if path.name != "test_softroce_vm.py"]
+
+    def command(self, folder: Path) -> list[str]:
+        return [sys.executable, "tests/mutants/worker.py", str(folder)]
+
+    def build(self, cdefs: Path, out: Path) -> str | None:
+        source = STATE / "verbs.c"
+        _emit("build_verbs.py", cdefs, source)
+        flags = ["-shared", "-fPIC", "-O1", "-w", "-std=gnu11", *_includes(cdefs)]
+        return _compile(["gcc", *flags, str(source), "-o", f"{out}.abi3.so"])
+
+
+class Rxe(Unit):
+    """In the VM, whose boots are shared: a batch ends after some minutes and the next one goes on."""
+
+    name = "rxe"
+    adapter = "rxe0"
+    budget_s = 45.0
+    slow = 4.0
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def paths(self) -> list[str]:
+        return [
+            f"{path.parent.relative_to(ROOT)}/{path.name}"
+            for path in [*_tests("tests/contract"), *_tests("tests/verbs")]
+            if path.name not in _ELSEWHERE
+        ]
+
+    def command(self, folder: Path) -> list[str]:
+        # Such as a queue of those who boot machines.
+        before = shlex.split(os.environ.get("VM_COMMAND", ""))
+        run = [".venv/bin/ndpy", "softroce", "run", "--vm", "--cpus", "1", "--adapter", "rxe"]
+        return [*before, *run, "--limit", str(int(self.seconds) + 120), "--", *super().command(folder)]
+
+
+class Softnd(Place):
+    name = "softnd"
+    extension = "ndpy._networkdirect"
+    adapter = "softnd0"
+    budget_s = 40.0
+    not_here = LINUX_ONLY
+
+    def paths(self) -> list[str]:
+        return [
+            f"{path.parent.relative_to(ROOT)}/{path.name}"
+            for part in ("contract", "networkdirect")
+            for path in _tests(f"tests/{part}")
+        ]
+
+    def command(self, folder: Path) -> list[str]:
+        return ["rig/wine-python", "tests/mutants/worker.py", folder.relative_to(ROOT).as_posix()]
+
+    def environment(self) -> dict[str, str]:
+        return {"NDPY_PROVIDER": "softnd\\build\\softnd.dll", "WINE_LIMIT": str(int(self.seconds) + 300)}
+
+    def build(self, cdefs: Path, out: Path) -> str | None:
+        source = STATE / "networkdirect.c"
+        _emit("build_nd.py", cdefs, source)
+        flags = ["-shared", "-static-libgcc", "-O1", "-w", "-include", "rig/windows/pyconfig.h", *_includes(cdefs)]
+        libraries = [".rig/wine/python/python3.dll", "-lws2_32"]
+        return _compile(["x86_64-w64-mingw32-gcc", *flags, str(source), *libraries, "-o", f"{out}.pyd"])
+
+
+def _tests(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).glob("test_*.py"))
+
+
+# ---- changes ----
+
+
+def sources() -> dict[str, str]:
+    paths = [path for pattern in (*SCOPE, *C_SCOPE) for path in sorted(ROOT.glob(pattern))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+
+
+def changes_of(file: str, source: str) -> list[Change]:
+    return (python_changes if file.endswith(".py") else c_changes)(file, source)
+
+
+def choose(by_file: dict[str, list[Change]], count: int, seed: int) -> list[Change]:
+    """A sample with three changes of each file, as far as it goes, and the rest in proportion to what a file has."""
+    rng = random.Random(seed)
+    shuffled = {file: rng.sample(changes, len(changes)) for file, changes in by_file.items()}
+    chosen = [change for changes in shuffled.values() for change in changes[:3]]
+    rest = [change for changes in shuffled.values() for change in changes[3:]]
+    rng.shuffle(chosen)
+    rng.shuffle(rest)
+    return sorted((chosen + rest)[:count] if count else chosen + rest, key=lambda change: (change.file, change.start))
+
+
+# ---- which test runs what ----
+
+
+class Recording:
+    """Which tests of a place run which lines, and how long each takes. Lines of a file that changed since are found again."""
+
+    def __init__(self, place: Place) -> None:
+        self.path = STATE / f"recorded-{place.name}.json"
+        data = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.tests: dict[str, dict[str, Any]] = data.get("tests", {})
+        #: Of each recording: the lines that ran when the tests were imported, by file.
+        self.imported: dict[str, dict[str, list[int]]] = data.get("imported", {})
+        self.files: dict[str, dict[str, str]] = data.get("files", {})
+        self.key: str = data.get("key", "")
+
+    def save(self) -> None:
+        data = {"tests": self.tests, "imported": self.imported, "files": self.files, "key": self.key}
+        self.path.write_text(json.dumps(data))
+
+    def index(self, now: dict[str, str]) -> None:
+        """Turn it over: file -> line as it is numbered now -> tests."""
+        self.by_line: dict[str, dict[int, list[str]]] = {}
+        self.by_file: dict[str, list[str]] = {}
+        carried: dict[tuple[str, str], dict[int, int]] = {}
+        self.at_import: dict[str, set[int]] = {}
+        for of, imported in self.imported.items():
+            for file, lines in imported.items():
+                if file in now:
+                    carry = _carry(self.files[of][file], now[file])
+                    self.at_import.setdefault(file, set()).update(carry[line] for line in lines if line in carry)
+        for name, test in self.tests.items():
+            if not test["good"]:
+                continue
+            for file, lines in test["ran"].items():
+                if file not in now:
+                    continue
+                self.by_file.setdefault(file, []).append(name)
+                key = (test["of"], file)
+                if key not in carried:
+                    carried[key] = _carry(self.files[test["of"]][file], now[file])
+                by_line = self.by_line.setdefault(file, {})
+                for line in lines:
+                    if line in carried[key]:
+                        by_line.setdefault(carried[key][line], []).append(name)
+
+    def tests_of(self, change: Change) -> list[str]:
+        by_line = self.by_line.get(change.file, {})
+        found = by_line.get(change.statement)
+        if change.statement in self.at_import.get(change.file, ()):
+            # Any test may depend on it; rather one that runs something of the file.
+            found = self.by_file.get(change.file) or [name for name, test in self.tests.items() if test["good"]]
+        if found is None and change.statement in self.new_lines(change.file):
+            # A line that is new since: the nearest one before it.
+            known = [line for line in by_line if line < change.statement]
+            found = by_line[max(known)] if known else []
+        return found or []
+
+    def new_lines(self, file: str) -> set[int]:
+        return self._new.get(file, set())
+
+    def note_new_lines(self, now: dict[str, str]) -> None:
+        self._new: dict[str, set[int]] = {}
+        recorded = list(self.files.values())
+        for file, text in now.items():
+            new = set(range(1, text.count("\n") + 2))
+            for texts in recorded:
+                if file in texts:
+                    new -= set(_carry(texts[file], text).values())
+            self._new[file] = new
+
+
+def _carry(old: str, new: str) -> dict[int, int]:
+    if old == new:
+        return {line: line for line in range(1, old.count("\n") + 2)}
+    matcher = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+    return {
+        block.a + step + 1: block.b + step + 1 for block in matcher.get_matching_blocks() for step in range(block.size)
+    }
+
+
+def in_order(names: Iterable[str], seconds: dict[str, float], budget_s: float) -> list[str]:
+    """The quickest first, one test of each function before its other parameters, until their time is used up."""
+    seen: dict[str, int] = {}
+    ranked = []
+    for name in sorted(set(names), key=lambda name: (seconds[name], name)):
+        function = name.split("[")[0]
+        seen[function] = seen.get(function, 0) + 1
+        ranked.append((seen[function] > 2, seconds[name], name))
+    chosen, total = [], 0.0
+    for _, time_s, name in sorted(ranked):
+        if total + time_s > budget_s and chosen:
+            break
+        total += time_s
+        chosen.append(name)
+    return chosen
+
+
+def _run(place: Place, folder: Path, task: dict[str, Any]) -> None:
+    (folder / "task.json").write_text(json.dumps(task))
+    environment = {**os.environ, **place.environment(), "PYTHONDONTWRITEBYTECODE": "1"}
+    with (folder / "worker.log").open("ab") as log:
+        subprocess.run(["nice", "-n", "19", *place.command(folder)], cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+
+def _fresh(name: str) -> Path:
+    folder = STATE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "logs").mkdir(parents=True)
+    return folder
+
+
+def _results(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "results.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _key_of_tests(place: Place) -> str:
+    files = [
+        path for folder in {path.rsplit("/", 1)[0] for path in place.paths()} for path in (ROOT / folder).glob("*.*")
+    ]
+    texts = [path.name.encode() + path.read_bytes() for path in sorted([*files, *(ROOT / "tests").glob("*.py")])]
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
+def record(place: Place, now: dict[str, str], mode: str) -> Recording:
+    """Record the tests that are not recorded (mode "new"), or all; or leave it as it is ("none")."""
+    recording = Recording(place)
+    key = _key_of_tests(place)
+    if mode == "all":
+        recording.tests = {}
+    if mode == "none" or (recording.key == key and recording.tests):
+        return recording
+    folder = _fresh(f"record-{place.name}")
+    cdefs = folder / "cdefs"
+    shutil.copytree(ROOT / "cdefs", cdefs)
+    files = [file for file in now if not file.startswith(place.not_here)]
+    c_files = {file: now[file].count("\n") + 2 for file in files if file.endswith(".c")}
+    for file in c_files:
+        (folder / file).write_text(c_with_counters(file, now[file]))
+    out = folder / place.extension.rsplit(".", 1)[1]
+    trouble = place.build(cdefs, out)
+    if trouble:
+        sys.exit(f"the extension module with counters does not build:\n{trouble}")
+    built = next(folder.glob(f"{out.name}.*")).relative_to(ROOT).as_posix()
+    of = f"{time.time():.0f}"
+    while True:
+        say(f"{place.name}: recording which test runs which line ({len(recording.tests)} recorded)")
+        task = {
+            "adapter": place.adapter,
+            "paths": place.paths(),
+            "known": sorted(recording.tests),
+            "counted": [file for file in files if file.endswith(".py")],
+            "c_files": c_files,
+            "extension": [place.extension, built],
+            "seconds": place.seconds,
+        }
+        before = len(_results(folder))
+        _run(place, folder, task)
+        results = _results(folder)[before:]
+        for result in results:
+            if "test" in result:
+                recording.tests[result["test"]] = {**result, "of": of}
+            elif "imported" in result:
+                recording.imported.setdefault(of, result["imported"])
+        recording.files[of] = now
+        done = any("complete" in result for result in results)
+        if done:
+            recording.key = key
+        recording.save()
+        if done:
+            return recording
+        if not any("test" in result for result in results):
+            sys.exit(f"{place.name}: no test could be recorded; see {folder / 'worker.log'}")
+
+
+# ---- the run ----
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+class Fate:
+    """What became of a change."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.places: dict[str, dict[str, Any]] = {}
+
+    @property
+    def how(self) -> str:
+        found = {result["how"] for result in self.places.values()}
+        for how in ("noticed", "not a program"):
+            if how in found:
+                return how
+        return "survived" if "survived" in found else "no test"
+
+
+def run_place(place: Place, fates: list[Fate], recording: Recording, now: dict[str, str], controls: int) -> list[str]:
+    """Run the changes that no place has noticed yet. Returns what failed without a change."""
+    seconds = {name: test["seconds"] for name, test in recording.tests.items()}
+    folder = _fresh(f"run-{place.name}")
+    jobs: list[dict[str, Any]] = []
+    by_id: dict[str, Fate] = {}
+
+    def limits(names: list[str]) -> dict[str, float]:
+        return {name: round(5 * place.slow + 15 * seconds[name], 1) for name in names}
+
+    for number, fate in enumerate(fates):
+        change = fate.change
+        if fate.how == "noticed" or change.file.startswith(place.not_here):
+            continue
+        names = in_order(recording.tests_of(change), seconds, place.budget_s)
+        if not names:
+            continue
+        job: dict[str, Any] = {"id": f"{number:05}", "limits": limits(names), "sources": {}}
+        job["cold"] = not change.in_function
+        text = change.apply(now[change.file])
+        if change.file.endswith(".py"):
+            job["sources"][change.file] = text
+        else:
+            cdefs = folder / "cdefs"
+            shutil.rmtree(cdefs, ignore_errors=True)
+            shutil.copytree(ROOT / "cdefs", cdefs)
+            (folder / change.file).write_text(text)
+            out = folder / job["id"] / place.extension.rsplit(".", 1)[1]
+            out.parent.mkdir()
+            if place.build(cdefs, out):
+                fate.places[place.name] = {"how": "not a program"}
+                continue
+            built = next(out.parent.iterdir()).relative_to(ROOT).as_posix()
+            job.update(cold=True, extension=[place.extension, built])
+        jobs.append(job)
+        by_id[job["id"]] = fate
+    # The same without a change: what fails then is no notice of anything.
+    rng = random.Random(len(jobs))
+    for number, job in enumerate(rng.sample(jobs, min(controls, len(jobs)))):
+        some = dict(list(job["limits"].items())[:30])
+        control = {**job, "id": f"control{number:02}", "limits": some, "cold": True, "sources": {}}
+        control.pop("extension", None)
+        jobs.insert(rng.randrange(len(jobs) + 1), control)
+    left = {job["id"]: job for job in jobs}
+    false_alarms = []
+    while left:
+        say(f"{place.name}: {len(left)} to run")
+        (folder / "jobs.jsonl").write_text("".join(json.dumps(job) + "\n" for job in left.values()))
+        before = len(_results(folder))
+        _run(place, folder, {"adapter": place.adapter, "seconds": place.seconds})
+        results = _results(folder)[before:]
+        for result in results:
+            if result["how"] == "cold":
+                left[result["id"]]["cold"] = True
+                continue
+            job = left.pop(result["id"])
+            result["tests"] = len(job["limits"])
+            if result["id"] in by_id:
+                by_id[result["id"]].places[place.name] = result
+            elif result["how"] != "survived":
+                false_alarms.append(f"{place.name}: {result['test']} {result['why']} without a change")
+        if not results:
+            say(f"{place.name}: nothing ran; see {folder / 'worker.log'}")
+            break
+    return false_alarms
+
+
+def table(fates: list[Fate]) -> str:
+    rows: dict[str, dict[str, int]] = {}
+    for fate in fates:
+        row = rows.setdefault(fate.change.file, {})
+        row[fate.how] = row.get(fate.how, 0) + 1
+    columns = ("noticed", "survived", "no test")
+    lines = [f"{'':44}{'noticed':>9}{'survived':>9}{'no test':>9}"]
+    for file, row in sorted(rows.items()):
+        lines.append(f"{file:44}" + "".join(f"{row.get(column, 0) or '':>9}" for column in columns))
+    totals = [sum(row.get(column, 0) for row in rows.values()) for column in columns]
+    lines.append(f"{'all':44}" + "".join(f"{total:>9}" for total in totals))
+    lines.append(f"{100 * totals[0] / max(sum(totals), 1):.1f} % of {sum(totals)} noticed")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=300, help="changes in the sample; 0 for all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--files", nargs="*", default=[], metavar="GLOB", help="changes of these files only")
+    parser.add_argument("--lines", metavar="REGEX", help="changes whose FILE:LINE:COLUMN KIND: OLD -> NEW matches")
+    parser.add_argument("--places", nargs="*", default=["unit", "softnd", "rxe"], choices=["unit", "softnd", "rxe"])
+    parser.add_argument("--record", choices=["new", "all", "none"], default="new", help="which tests to record before")
+    parser.add_argument("--controls", type=int, default=10, help="runs without a change, for each place")
+    parser.add_argument("--vm-minutes", type=float, default=10.0, help="of one boot of the VM")
+    parser.add_argument("--list", action="store_true", help="only show the changes")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+
+    STATE.mkdir(parents=True, exist_ok=True)
+    now = sources()
+    by_file = {}
+    for file, source in now.items():
+        if not options.files or any(Path(file).match(pattern) for pattern in options.files):
+            found = changes_of(file, source)
+            if options.lines:
+                found = [change for change in found if re.search(options.lines, change.name)]
+            if found:
+                by_file[file] = found
+    chosen = choose(by_file, options.count, options.seed)
+    total = sum(map(len, by_file.values()))
+    say(f"seed {options.seed}: {len(chosen)} of {total} changes in {len(by_file)} files")
+    if options.list:
+        print("\n".join(change.name for change in chosen))
+        return
+    fates = [Fate(change) for change in chosen]
+    false_alarms = []
+    kinds: dict[str, Place] = {"unit": Unit(), "softnd": Softnd(), "rxe": Rxe(60 * options.vm_minutes)}
+    for name in options.places:
+        place = kinds[name]
+        recording = record(place, now, options.record)
+        recording.index(now)
+        recording.note_new_lines(now)
+        false_alarms += run_place(place, fates, recording, now, options.controls)
+        if options.json:
+            options.json.write_text(json.dumps([_as_json(fate) for fate in fates], indent=1))
+    print(table(fates))
+    for fate in fates:
+        if fate.how in ("survived", "no test"):
+            tests = ", ".join(f"{result.get('tests', 0)} on {place}" for place, result in fate.places.items())
+            print(f"{fate.how}: {fate.change.name} (in {fate.change.function or 'the module'}; {tests or 'no tests'})")
+    print(f"seed {options.seed}: {len(chosen)} of {total} changes; without a change {len(false_alarms)} runs failed")
+    print("\n".join(false_alarms))
+
+
+def _as_json(fate: Fate) -> dict[str, Any]:
+    change = fate.change
+    return {"change": change.name, "function": change.function, "how": fate.how, "places": fate.places}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,383 @@
+"""Runs tests on changed sources, where the tests run: on this system, in the VM, on a Windows Python under Wine.
+
+    worker.py FOLDER     what FOLDER/task.json says; run.py writes it and reads FOLDER/results.jsonl
+
+Nothing is written into the sources: a changed module is compiled in the process that tests it. A change of a function's body is put
+into a process that has collected the tests already, which forks for each; any other one is imported by a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve()
+# The Python of rig/wine.sh does not look beside the program.
+sys.path.insert(0, str(HERE.parent))
+from c_changes import counter_name  # noqa: E402
+from python_changes import with_counters  # noqa: E402
+
+ROOT = HERE.parents[2]
+_NO_TEST = 70
+_COLD = 77
+
+
+# ---- changed modules ----
+
+
+class _Source(importlib.machinery.SourceFileLoader):
+    """A module from another text than its file's, perhaps with counters."""
+
+    def __init__(self, name: str, path: str, text: str, counters: bytearray | None = None) -> None:
+        super().__init__(name, path)
+        self._text = text
+        self._counters = counters
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        made = self._text if self._counters is None else with_counters(self._text, self.path)
+        return compile(made, self.path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        if self._counters is not None:
+            module.__dict__["__ran__"] = self._counters
+        super().exec_module(module)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """sources: text by module; counted: files whose statements are counted; extension: (module, its path)."""
+
+    def __init__(self, sources: dict[str, str], counted: list[str], extension: list[str] | None) -> None:
+        self._sources = sources
+        self._extension = extension
+        self.counters = {file: bytearray((ROOT / file).read_text().count("\n") + 2) for file in counted}
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if self._extension and name == self._extension[0]:
+            return importlib.util.spec_from_file_location(name, self._extension[1])
+        if not name.startswith("ndpy"):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is None or not spec.origin or not spec.origin.endswith(".py"):
+            return None
+        file = Path(spec.origin).resolve().relative_to(ROOT).as_posix()
+        counters = self.counters.get(file)
+        if file not in self._sources and counters is None:
+            return None
+        text = self._sources.get(file) or Path(spec.origin).read_text(encoding="utf-8")
+        spec.loader = _Source(name, spec.origin, text, counters)
+        return spec
+
+
+def functions_of_package() -> dict[str, list[types.FunctionType]]:
+    """The functions of every module of the package that is imported, by file."""
+    found: dict[str, list[types.FunctionType]] = {}
+    package = str(ROOT / "ndpy") + os.sep
+    for function in gc.get_objects():
+        if type(function) is types.FunctionType and function.__code__.co_filename.startswith(package):
+            found.setdefault(Path(function.__code__.co_filename).relative_to(ROOT).as_posix(), []).append(function)
+    return found
+
+
+def swap_functions(functions: list[types.FunctionType], file: str, text: str) -> bool:
+    """Give them their code from another text of their file; False where that would not be the whole change."""
+    made: dict[tuple[str, int], list[types.CodeType]] = {}
+
+    def collect(code: types.CodeType) -> None:
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                made.setdefault((constant.co_name, constant.co_firstlineno), []).append(constant)
+                collect(constant)
+
+    collect(compile(text, str(ROOT / file), "exec", dont_inherit=True))
+    done = False
+    for function in functions:
+        codes = made.get((function.__code__.co_name, function.__code__.co_firstlineno), [])
+        if len(codes) != 1 or codes[0].co_freevars != function.__code__.co_freevars:
+            return False
+        if codes[0] != function.__code__:
+            function.__code__ = codes[0]
+            done = True
+    return done
+
+
+# ---- running tests ----
+
+
+class Watch:
+    """Notes which test failed, and ends the process when one takes too long."""
+
+    def __init__(self, limits: dict[str, float]) -> None:
+        self._limits = limits
+        self.failed: str | None = None
+        self.passed = 0
+        self.skipped = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.failed is None:
+            self.failed = report.nodeid
+        if report.when == "call" and report.passed:
+            self.passed += 1
+        self.skipped |= report.skipped
+
+    def run(self, items: list[pytest.Item]) -> None:
+        for place, item in enumerate(items):
+            following = items[place + 1] if place + 1 < len(items) else None
+            faulthandler.dump_traceback_later(self._limits[item.nodeid], exit=True)
+            print(f"test {item.nodeid}", flush=True)
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            faulthandler.cancel_dump_traceback_later()
+            if self.failed:
+                return
+
+
+def status_of(watch: Watch) -> int:
+    if watch.failed:
+        return 1
+    return 0 if watch.passed else _NO_TEST
+
+
+class OneJob:
+    """Runs the tests of one job and nothing else."""
+
+    def __init__(self, limits: dict[str, float]) -> None:
+        self._limits = limits
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        by_name = {item.nodeid: item for item in session.items}
+        items = [by_name[name] for name in self._limits if name in by_name]
+        watch = Watch(self._limits)
+        session.config.pluginmanager.register(watch)
+        watch.run(items)
+        sys.stdout.flush()
+        os._exit(status_of(watch))
+
+
+def run_cold(task: dict[str, Any], job: dict[str, Any]) -> int:
+    sys.meta_path.insert(0, Finder(job["sources"], [], job.get("extension")))
+    files = list(dict.fromkeys(name.split("::")[0] for name in job["limits"]))
+    return int(pytest.main([*files, *arguments(task)], [OneJob(job["limits"])]))
+
+
+class ManyJobs:
+    """Forks for every job once the tests are collected."""
+
+    def __init__(self, worker: Worker, jobs: list[dict[str, Any]]) -> None:
+        self._worker = worker
+        self._jobs = jobs
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        by_name = {item.nodeid: item for item in session.items}
+        functions = functions_of_package()
+        sys.stdout.flush()
+        for job in self._jobs:
+            if self._worker.is_over():
+                break
+
+            def run(job: dict[str, Any] = job) -> int:
+                for file, text in job["sources"].items():
+                    if not swap_functions(functions.get(file, []), file, text):
+                        return _COLD
+                watch = Watch(job["limits"])
+                session.config.pluginmanager.register(watch)
+                watch.run([by_name[name] for name in job["limits"] if name in by_name])
+                return status_of(watch)
+
+            self._worker.forked(job, run)
+        return True
+
+
+class Recorder:
+    """Runs tests with counters and notes what each runs and how long it takes."""
+
+    def __init__(self, worker: Worker, finder: Finder) -> None:
+        self._worker = worker
+        self._finder = finder
+        self._c_counters: list[tuple[str, Any]] | None = None
+
+    def _counters(self) -> Iterator[tuple[str, Any]]:
+        yield from self._finder.counters.items()
+        if self._c_counters is None and (extension := self._worker.task["extension"]):
+            module = sys.modules.get(extension[0])
+            if module is not None:
+                library = ctypes.CDLL(str(module.__file__))
+                self._c_counters = [
+                    (file, (ctypes.c_ubyte * length).in_dll(library, counter_name(file)))
+                    for file, length in self._worker.task["c_files"].items()
+                    if hasattr(library, counter_name(file))
+                ]
+        yield from self._c_counters or ()
+
+    def take(self) -> dict[str, list[int]]:
+        """The lines that ran since the last call."""
+        ran = {}
+        for file, counters in self._counters():
+            lines = [line for line, count in enumerate(bytes(counters)) if count]
+            if lines:
+                ran[file] = lines
+                counters[:] = bytes(len(counters))
+        return ran
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        known = set(self._worker.task["known"])
+        items = [item for item in session.items if item.nodeid not in known]
+        self._worker.write({"imported": self.take()})
+        for place, item in enumerate(items):
+            over = self._worker.is_over()
+            following = items[place + 1] if place + 1 < len(items) and not over else None
+            watch = Watch({})
+            session.config.pluginmanager.register(watch)
+            began = time.monotonic()
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            seconds = round(time.monotonic() - began, 3)
+            session.config.pluginmanager.unregister(watch)
+            good = watch.passed and not watch.failed
+            self._worker.write(
+                {"test": item.nodeid, "seconds": seconds, "good": bool(good), "ran": self.take() if good else {}}
+            )
+            if not good:
+                self.take()
+            if over:
+                return True
+        self._worker.write({"complete": True})
+        return True
+
+
+class Worker:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.task = json.loads((folder / "task.json").read_text(encoding="utf-8"))
+        self._results = (folder / "results.jsonl").open("a", encoding="utf-8")
+        self._until = time.monotonic() + self.task["seconds"]
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self._until
+
+    def write(self, result: dict[str, Any]) -> None:
+        self._results.write(json.dumps(result) + "\n")
+        self._results.flush()
+
+    def run(self) -> None:
+        if "known" in self.task:
+            finder = Finder({}, self.task["counted"], self.task["extension"])
+            sys.meta_path.insert(0, finder)
+            pytest.main([*self.task["paths"], *arguments(self.task)], [Recorder(self, finder)])
+            return
+        jobs = [json.loads(line) for line in (self.folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
+        cold = [job for job in jobs if job["cold"]]
+        if hasattr(os, "fork"):
+            warm = [job for job in jobs if not job["cold"]]
+            if warm:
+                files = sorted({name.split("::")[0] for job in warm for name in job["limits"]})
+                process = os.fork()
+                if not process:
+                    pytest.main([*files, *arguments(self.task)], [ManyJobs(self, warm)])
+                    sys.stdout.flush()
+                    os._exit(0)
+                os.waitpid(process, 0)
+            for job in cold:
+                if not self.is_over():
+                    self.forked(job, lambda job=job: run_cold(self.task, job))
+            return
+        for job in jobs:
+            if self.is_over():
+                break
+            began = time.monotonic()
+            with self._log(job).open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, str(HERE), str(self.folder), job["id"]], stdout=log, stderr=log
+                )
+                try:
+                    status = process.wait(_limit(job))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                    status = -9
+            self._judge(job, status, began)
+
+    def _log(self, job: dict[str, Any]) -> Path:
+        return self.folder / "logs" / f"{job['id']}.log"
+
+    def forked(self, job: dict[str, Any], run: Any) -> None:
+        began = time.monotonic()
+        process = os.fork()
+        if not process:
+            status = 99
+            try:
+                os.setpgid(0, 0)
+                log = os.open(self._log(job), os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                status = run()
+                sys.stdout.flush()
+            finally:
+                os._exit(status)
+        deadline = began + _limit(job)
+        ended, status = 0, 0
+        while not ended and time.monotonic() < deadline:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if not ended:
+                time.sleep(0.005)
+        # What it started as well.
+        with contextlib.suppress(OSError):
+            os.killpg(process, 9)
+        if not ended:
+            os.waitpid(process, 0)
+            status = 9
+        self._judge(job, os.waitstatus_to_exitcode(status), began)
+
+    def _judge(self, job: dict[str, Any], status: int, began: float) -> None:
+        text = self._log(job).read_bytes().decode("utf-8", "replace")
+        test = ""
+        for line in text.splitlines():
+            if "test tests/" in line or "test tests\\" in line:
+                test = line.split("test ", 1)[1]
+        how = {0: "survived", _NO_TEST: "untested", _COLD: "cold"}.get(status, "noticed")
+        why = "failed"
+        if "Timeout (" in text or status == -9:
+            why = "too long"
+        elif status != 1:
+            why = f"status {status}"
+        seconds = round(time.monotonic() - began, 2)
+        self.write(
+            {"id": job["id"], "how": how, "why": why if how == "noticed" else "", "test": test, "seconds": seconds}
+        )
+
+
+def _limit(job: dict[str, Any]) -> float:
+    return 60 + float(sum(job["limits"].values()))
+
+
+def arguments(task: dict[str, Any]) -> list[str]:
+    # What a test prints goes to its log as it comes.
+    return ["-q", "-s", "-p", "no:cacheprovider", *(["--adapter", task["adapter"]] if task["adapter"] else [])]
+
+
+def main() -> None:
+    os.chdir(ROOT)
+    worker = Worker(Path(sys.argv[1]).resolve())
+    if len(sys.argv) > 2:
+        for line in (worker.folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines():
+            job = json.loads(line)
+            if job["id"] == sys.argv[2]:
+                sys.exit(run_cold(worker.task, job))
+    worker.run()
+
+
+if __name__ == "__main__":
+    main()
