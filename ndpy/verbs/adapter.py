@@ -60,9 +60,8 @@ class VerbsAdapter(Adapter):
         self._registering = RegisteringThreads(info.name)
         self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
-        self._on_port_active: weakref.WeakKeyDictionary[VerbsConnector, Callable[[], None]] = (
-            weakref.WeakKeyDictionary()
-        )
+        #: Those that have to tell their peers of the end when the port is active again.
+        self._untold: weakref.WeakSet[VerbsConnector] = weakref.WeakSet()
         self._context = self._domain = self._channel = self._sentinel = None
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
@@ -211,8 +210,11 @@ class VerbsAdapter(Adapter):
     def _wake(self) -> None:
         self._events.wake()
 
-    def _when_port_is_active(self, connector: VerbsConnector, call: Callable[[], None]) -> None:
-        self._on_port_active[connector] = call
+    def _tell_when_port_is_active(self, connector: VerbsConnector) -> None:
+        self._untold.add(connector)
+        if self.port_state == "active":
+            # Since it was looked at last; the thread may have told the others already.
+            connector._disconnect_late()
 
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for long; closing the adapter waits for it."""
@@ -255,9 +257,9 @@ class VerbsAdapter(Adapter):
             elif kind in (lib.IBV_EVENT_PORT_ACTIVE, lib.IBV_EVENT_PORT_ERR):
                 self._port_states[event.port] = "active" if kind == lib.IBV_EVENT_PORT_ACTIVE else "down"
                 if self.port_state == "active":
-                    waiting, self._on_port_active = self._on_port_active, weakref.WeakKeyDictionary()
-                    for _, call in list(waiting.items()):
-                        call()
+                    untold, self._untold = self._untold, weakref.WeakSet()
+                    for connector in list(untold):
+                        connector._disconnect_late()
             elif kind == lib.IBV_EVENT_CQ_ERR and isinstance(target, VerbsCompletionQueue):
                 target._on_overrun()
             elif isinstance(target, VerbsSharedReceiveQueue):

@@ -340,7 +340,7 @@ class VerbsConnector(Connector):
         self._disconnect_sent = True
         if self._adapter.port_state != "active":
             # A datagram of the connection manager that meets a closed port leaves rxe's manager dead for good.
-            self._adapter._when_port_is_active(self, self._disconnect_late)
+            self._adapter._tell_when_port_is_active(self)
             self._on_disconnected()
             return
         if lib.rdma_disconnect(self._id):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from helpers import wait_until
+from ndpy._verbs import lib
 
 import ndpy
 from ndpy.resource import Orphans, Resource
@@ -215,3 +216,71 @@ def test_a_report_keeps_nothing(ignored):
     finally:
         gc.enable()
     assert ignored
+
+
+# ---- a link that is down ----
+
+
+class Connected:
+    """A connector of the fake device with its queue pair, connected to nobody."""
+
+    def __init__(self, fake: Any) -> None:
+        fake.have_address()
+        self.adapter: Any = fake.open()
+        self.queue = self.adapter.create_completion_queue(8)
+        self.queue_pair = self.adapter.create_queue_pair(self.queue)
+        self.connector: Any = self.adapter.connect(self.queue_pair, ("127.0.0.1", 4711), timeout_s=10)
+        self._fake = fake
+
+    def link(self, state: str) -> None:
+        kind = lib.IBV_EVENT_PORT_ACTIVE if state == "active" else lib.IBV_EVENT_PORT_ERR
+        self._fake.device_event(self.adapter, kind)
+        wait_until(lambda: self.adapter.port_state == state, f"the link is {state}")
+
+    def close(self) -> None:
+        self.queue_pair.close()
+        self.queue.close()
+        self.adapter.close()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <Connector:ResourceWarning")
+def test_a_connector_that_was_dropped_while_the_link_is_down_is_released(fake):
+    end = Connected(fake)
+    end.link("down")
+    end.connector.begin_disconnect().result(10)
+    end.queue_pair.close()
+    end.connector = None
+    end.close()
+
+
+def test_a_peer_is_told_of_the_end_when_the_link_is_back(fake):
+    end = Connected(fake)
+    told = []
+    fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)
+    end.link("down")
+    end.connector.begin_disconnect().result(10)
+    assert not told
+    end.link("active")
+    wait_until(lambda: told, "the peer is told")
+    end.connector.close()
+    end.close()
+
+
+def test_a_peer_is_told_although_the_link_comes_back_while_the_connector_looks(fake):
+    """The link is seen to be down, and is back before the connector is noted."""
+    end = Connected(fake)
+    told = []
+    fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)
+    end.link("down")
+    note = end.adapter._tell_when_port_is_active
+
+    def late(connector: Any) -> None:
+        end.link("active")
+        note(connector)
+
+    end.adapter._tell_when_port_is_active = late
+    end.connector.begin_disconnect().result(10)
+    assert told
+    end.adapter._tell_when_port_is_active = None
+    end.connector.close()
+    end.close()
