@@ -363,7 +363,11 @@ class QueuePair(Resource):
             raise errors.AccessViolationError(
                 "a window that lets the peer write needs a region with Access.LOCAL_WRITE", operation="bind"
             )
-        self._post_bind(window, region, element, access, *rest)
+        # Neither can be closed meanwhile.
+        with window._lifetime, region._lifetime:
+            window._check()
+            region._check()
+            self._post_bind(window, region, element, access, *rest)
 
     @abc.abstractmethod
     def _post_bind(
@@ -608,6 +612,7 @@ class SharedReceiveQueue(Resource):
         if not 0 <= depth <= maximum:
             raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
         with self._lock:
+            self._check()
             outstanding = len(self._records)
             if depth and depth < outstanding:
                 raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")

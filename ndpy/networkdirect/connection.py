@@ -87,6 +87,7 @@ class NetworkDirectConnector(Connector):
     def _address(self, which: str, getter: Callable[..., int]) -> Address:
         self._check()
         with self._state_lock:
+            self._check()
             address = self._addresses.get(which) or self._query_address(getter)
         if address is None:
             raise errors.NotConnectedError(f"there is no {which} address yet", operation=f"{which}_address")
@@ -250,6 +251,8 @@ class NetworkDirectConnector(Connector):
         with self._state_lock:
             self._expect("connect", "idle", "bound")
             self._take_queue_pair(queue_pair)
+            assert isinstance(queue_pair, NetworkDirectQueuePair)
+            lend = queue_pair._lend
             try:
                 limits = self._own_limits(inbound_read_limit, outbound_read_limit)
                 self._target = f"{address[0]} port {address[1]}"
@@ -262,7 +265,9 @@ class NetworkDirectConnector(Connector):
                 pending: Pending[None] = OverlappedPending("connect", lambda: self._give_up(pending))
                 self._pending = pending
                 packed = pack_resolved(family, resolved)
-                self._attempt = lambda overlapped: self._connect_native(queue_pair, packed, limits, data, overlapped)
+                self._attempt = lambda overlapped: lend(
+                    lambda: self._connect_native(queue_pair, packed, limits, data, overlapped)
+                )
                 self._attempt_limits = limits
                 self._start_attempt()
             except errors.ProviderError as failure:
@@ -419,6 +424,8 @@ class NetworkDirectConnector(Connector):
                 raise errors.ConnectionAbortedError("the client has given up", operation="accept")
             self._expect("accept", "requested")
             self._take_queue_pair(queue_pair)
+            assert isinstance(queue_pair, NetworkDirectQueuePair)
+            lend = queue_pair._lend
             assert self._read_limits is not None
             mine = self._own_limits(inbound_read_limit, outbound_read_limit)
             former = self._read_limits
@@ -432,14 +439,16 @@ class NetworkDirectConnector(Connector):
                 self._expect_messages(queue_pair)
                 self._issue(
                     "accept",
-                    lambda overlapped: self._accept_native(queue_pair, limits, data, overlapped),
+                    lambda overlapped: lend(lambda: self._accept_native(queue_pair, limits, data, overlapped)),
                     NetworkDirectConnector._on_accept_end,
                 )
-            except errors.ProviderError as failure:
+            except BaseException as failure:
                 self._pending = None
                 self._release_queue_pair()
                 self._move("failed")
-                raise self._accept_error(failure.native) from None
+                if isinstance(failure, errors.ProviderError):
+                    raise self._accept_error(failure.native) from None
+                raise
         return pending
 
     def _on_accept_end(self, status: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
@@ -105,6 +106,8 @@ class NetworkDirectQueuePair(QueuePair):
         count = max(limits.max_receive_sge, limits.max_initiator_sge, 1)
         self._elements = ffi.new(self._element_type, count)
         self._elements_view = memoryview(ffi.buffer(self._elements)).cast("B")
+        #: Whether the provider had given back all requests when it was closed.
+        self._given_back = False
         self._qp = self._new_native()
         self._native: Any = lib.ndpy_queue_pair_new(
             self._qp,
@@ -168,10 +171,18 @@ class NetworkDirectQueuePair(QueuePair):
 
     def _begin_connection(self) -> None:
         """The connection exists: initiator requests may be posted."""
-        self._never_connected = False
-        if self.connector is not None and not self.connector.read_limits.outbound:
-            lib.ndpy_queue_pair_refuse_reads(self._native)
-        lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
+        with self._lock:
+            if self._native is None:
+                return
+            self._never_connected = False
+            if self.connector is not None and not self.connector.read_limits.outbound:
+                lib.ndpy_queue_pair_refuse_reads(self._native)
+            lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
+
+    def _lend(self, call: Callable[[], int]) -> int:
+        """call(), which gives the native queue pair to a connector; CANCELED if it was closed."""
+        with self._lock:
+            return CANCELED if self._qp is None else call()
 
     def _end_connection(self) -> None:
         """The connection is over; the provider cancels what is outstanding and what will be posted (contract F.2.4)."""
@@ -238,13 +249,16 @@ class NetworkDirectQueuePair(QueuePair):
         connector = self.connector
         self._defunct = self._closed_error
         with self._lock:
-            self._take_back()
-            given_back = not self._in_flight()
-            self._release_native()
+            if self._qp is not None:
+                self._take_back()
+                self._given_back = not self._in_flight()
+                self._release_native()
             self._drain_queues()
             self._cancel_rest()
             for binding in list(self._bindings):
                 binding.end()
+            # Whoever gets the lock next finds neither of the two.
+            native, self._native = self._native, None
         if connector is not None:
             connector._on_queue_pair_closed()  # type: ignore[attr-defined]
         for queue in {self.receive_cq, self.initiator_cq}:
@@ -257,14 +271,13 @@ class NetworkDirectQueuePair(QueuePair):
                 queue._users -= 1
         if self.srq is not None:
             self._leave_shared_queue()
-        self._leave_slots(given_back)
+        self._leave_slots(native)
         for queue in {self.receive_cq, self.initiator_cq}:
             queue._changed()
 
-    def _leave_slots(self, given_back: bool) -> None:
+    def _leave_slots(self, native: Any) -> None:
         """Free what the provider knows requests by, now or when no queue can bring a completion that names it any more."""
-        native, self._native = self._native, None
-        if given_back:
+        if self._given_back:
             self._free_slots(native)
         else:
             self._leave_behind(ffi.gc(native, self._free_slots))
@@ -351,7 +364,8 @@ class NetworkDirectQueuePair(QueuePair):
         self._check()
         self._own(window, "the window")
         assert isinstance(window, NetworkDirectMemoryWindow)
-        with self._lock:
+        with window._lifetime, self._lock:
+            window._check()
             self._check()
             binding = window._binding
             if binding is not None and (binding.queue_pair is not self or binding.invalidating):

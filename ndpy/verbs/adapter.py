@@ -270,9 +270,8 @@ class VerbsAdapter(Adapter):
     def _on_queue_pair_event(self, kind: int, queue_pair: VerbsQueuePair) -> None:
         if kind == lib.IBV_EVENT_COMM_EST:
             connector = queue_pair.connector
-            if isinstance(connector, VerbsConnector) and connector._id is not None:
-                # A message came before the word that the connection is up, which it stands for.
-                lib.rdma_notify(connector._id, lib.IBV_EVENT_COMM_EST)
+            if isinstance(connector, VerbsConnector):
+                connector._on_first_message()
         elif kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_QP_REQ_ERR, lib.IBV_EVENT_QP_ACCESS_ERR):
             queue_pair.failure = text(lib.ibv_event_type_str(kind))
             queue_pair._end_connection()

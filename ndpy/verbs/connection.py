@@ -165,7 +165,7 @@ class VerbsConnector(Connector):
         shared = queue_pair.srq is not None
         parameters.rnr_retry_count = _RNR_RETRY_FOR_EVER if shared else _RNR_RETRY_COUNT
         parameters.srq = int(shared)
-        parameters.qp_num = queue_pair._qp.qp_num
+        parameters.qp_num = queue_pair._number
         return parameters, kept
 
     def _failed_attempt(self) -> None:
@@ -234,7 +234,9 @@ class VerbsConnector(Connector):
                 attributes.min_rnr_timer = _RNR_TIMER_123_MS
             else:
                 attributes.max_rd_atomic = self._read_limits.outbound
-            queue_pair._modify(attributes, wanted, "connect")
+            with queue_pair._lock:
+                queue_pair._check()
+                queue_pair._modify(attributes, wanted, "connect")
 
     # ---- the passive side ----
 
@@ -424,6 +426,12 @@ class VerbsConnector(Connector):
             pending.fail(errors.CanceledError("the connector was closed", operation=pending._operation))
 
     # ---- events ----
+
+    def _on_first_message(self) -> None:
+        """A message came before the word that the connection is up, which it stands for."""
+        with self._state_lock:
+            if self._id is not None:
+                lib.rdma_notify(self._id, lib.IBV_EVENT_COMM_EST)
 
     def _on_event(self, event: CmEvent) -> None:
         with self._state_lock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +230,8 @@ class VerbsMemoryWindow(MemoryWindow):
     def __init__(self, adapter: VerbsAdapter) -> None:
         super().__init__(adapter)
         self._native: Any = None
+        #: Its queue pair frees it too, and a failed bind is undone by whoever takes its completion. Innermost.
+        self._using = threading.Lock()
         self._born = 0
         self._key = 0
         self._last_key = 0
@@ -249,10 +252,17 @@ class VerbsMemoryWindow(MemoryWindow):
         self._key = (self._key & ~0xFF) | ((self._key + 1) & 0xFF)
         return self._key
 
+    def _take_key_back(self, token: int, former: int) -> None:
+        """The bind that gave it this token failed: the provider finds the window by its former key again."""
+        with self._using:
+            if self._native is not None and self._native.rkey == token:
+                self._native.rkey = former
+
     def _free(self) -> None:
-        if self._native is not None:
-            check("close window", lib.ndpy_free_window(self._native))
-            self._native = None
+        with self._using:
+            if self._native is not None:
+                check("close window", lib.ndpy_free_window(self._native))
+                self._native = None
 
     def _release(self) -> None:
         self._free()

@@ -60,9 +60,7 @@ class _BindRequest:
         if self.misuse:
             # Kernels differ in what they call a bind of a bound window: an error of its own, or a flush.
             return _INVALID_REQUEST
-        native = self.binding.window._native  # type: ignore[attr-defined]
-        if native is not None and native.rkey == self.binding.token:
-            native.rkey = self.former_rkey
+        self.binding.window._take_key_back(self.binding.token, self.former_rkey)  # type: ignore[attr-defined]
         self.binding.end()
         return status
 
@@ -183,6 +181,8 @@ class VerbsQueuePair(QueuePair):
             access |= Access.REMOTE_ATOMIC
         return native_access(access, self._iwarp)
 
+    # What follows uses the native queue pair: it is called under the lock, and by the constructor.
+
     def _modify(self, attributes: Any, mask: int, operation: str) -> None:
         check(operation, lib.ibv_modify_qp(self._qp, attributes, mask))
 
@@ -193,6 +193,11 @@ class VerbsQueuePair(QueuePair):
 
     def _begin_connection(self) -> None:
         """The connection exists: initiator requests may be posted."""
+        with self._lock:
+            if self._native is not None:
+                self._connected()
+
+    def _connected(self) -> None:
         self._never_connected = False
         if self.connector is not None and not self.connector.read_limits.outbound:
             lib.ndpy_queue_pair_refuse_reads(self._native)
@@ -220,7 +225,7 @@ class VerbsQueuePair(QueuePair):
 
     def _on_posted_after_end(self, operation: int) -> None:
         with self._lock:
-            if self._native is None:
+            if self._qp is None:
                 return
             if not self._iwarp:
                 if operation == Operation.RECEIVE:
@@ -294,17 +299,12 @@ class VerbsQueuePair(QueuePair):
             self.connector._on_queue_pair_closing()  # type: ignore[attr-defined]
         self._defunct = self._closed_error
         with self._lock:
-            self._flush_natively()
-            # Freed before their queue pair: rxe hangs for 51 s if it is the other way round.
-            for binding in list(self._bindings):
-                binding.window._free()  # type: ignore[attr-defined]
-                binding.end()
-            result = lib.ibv_destroy_qp(self._qp)
-            if result:
-                self._defunct = None
-                check("close queue pair", result)
+            if self._qp is not None:
+                self._destroy()
             self._drain_queues()
             self._cancel_rest()
+            # Whoever gets the lock next finds neither of the two.
+            native, self._native = self._native, None
         for queue in {self.receive_cq, self.initiator_cq}:
             with queue._lock:
                 kept = lib.ndpy_kept_of(queue._native, self._serial)
@@ -315,9 +315,20 @@ class VerbsQueuePair(QueuePair):
                 queue._users -= 1
         if self.srq is not None:
             self._leave_shared_queue()
-        lib.ndpy_queue_pair_free(self._native)
-        self._native = self._qp = None
+        lib.ndpy_queue_pair_free(native)
         self._tell_queues()
+
+    def _destroy(self) -> None:
+        self._flush_natively()
+        # Freed before their queue pair: rxe hangs for 51 s if it is the other way round.
+        for binding in list(self._bindings):
+            binding.window._free()  # type: ignore[attr-defined]
+            binding.end()
+        result = lib.ibv_destroy_qp(self._qp)
+        if result:
+            self._defunct = None
+            check("close queue pair", result)
+        self._qp = None
 
     def _leave_shared_queue(self) -> None:
         assert self.srq is not None
@@ -420,7 +431,7 @@ class VerbsQueuePair(QueuePair):
         UnsupportedError on iWARP, where only librdmacm connects.
         """
         self._check()
-        self._local = observe(self._adapter, self._qp.qp_num, gid_index, psn)
+        self._local = observe(self._adapter, self._number, gid_index, psn)
         return self._local
 
     def connect_endpoint(
@@ -442,12 +453,14 @@ class VerbsQueuePair(QueuePair):
                 "the queue pair is or was connected; create another one", operation="connect_endpoint"
             )
         local = self._local or self.local_endpoint()
-        modify_to_connected(
-            self._qp, self._adapter, local, remote, timeout=timeout, retry_count=retry_count, rnr_retry=rnr_retry,
-            min_rnr_timer=min_rnr_timer,
-        )  # fmt: skip
-        self._path = (local, remote)
-        self._begin_connection()
+        with self._lock:
+            self._check()
+            modify_to_connected(
+                self._qp, self._adapter, local, remote, timeout=timeout, retry_count=retry_count, rnr_retry=rnr_retry,
+                min_rnr_timer=min_rnr_timer,
+            )  # fmt: skip
+            self._path = (local, remote)
+            self._connected()
 
     def _explain(self, status: Status) -> str:
         if status is not Status.IO_TIMEOUT:
@@ -495,6 +508,7 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
                 "the queue has no threshold; give one to create_shared_receive_queue() or modify()"
             )
         with self._lock:
+            self._check()
             if len(self._records) < self._threshold:
                 pending.succeed(None)
                 return pending
@@ -529,9 +543,11 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
             pending.fail(self._removed_error())
 
     def _release(self) -> None:
-        check("close shared receive queue", lib.ibv_destroy_srq(self._srq))
-        lib.ndpy_shared_queue_free(self._native)
-        self._srq = self._native = None
+        with self._lock:
+            check("close shared receive queue", lib.ibv_destroy_srq(self._srq))
+            self._defunct = self._closed_error
+            lib.ndpy_shared_queue_free(self._native)
+            self._srq = self._native = None
         for pending in self._take_armed():
             pending.fail(errors.CanceledError("the shared receive queue was closed", operation="arm"))
         self._records.clear()

@@ -78,6 +78,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         """Have this native connector make the endpoint."""
         limits = self.limits
         with self._lock:
+            self._check()
             self._drop_endpoint()
             endpoint = create_1(
                 "create queue pair",
@@ -100,6 +101,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _use_endpoint(self) -> None:
         """Messages may come from now on: the endpoint gets the receives that were posted."""
         with self._lock:
+            self._check()
             if self._in_use:
                 return
             self._in_use = True
@@ -130,9 +132,9 @@ class Version1QueuePair(NetworkDirectQueuePair):
         # Else it goes with the slots.
         self._qp = None
 
-    def _leave_slots(self, given_back: bool) -> None:
-        super()._leave_slots(given_back)
-        if not given_back:
+    def _leave_slots(self, native: Any) -> None:
+        super()._leave_slots(native)
+        if not self._given_back:
             self._leave_behind(self._closed_windows)
         self._closed_windows = []
 

@@ -1,0 +1,122 @@
+"""Closing, while another thread is in the middle of using what is closed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from helpers import DEADLINE_S, Keeper, ask, create_end, establish, memory
+
+import ndpy
+
+
+@pytest.fixture
+def keep(softnd):
+    with softnd.open() as adapter:
+        keeper = Keeper()
+        keeper.adapter = adapter
+        yield keeper
+        keeper.close()
+
+
+def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_has_freed(keep):
+    end = create_end(keep, keep.adapter)
+    queue_pair = end.queue_pair
+    freed, in_or_over, used = threading.Event(), threading.Event(), []
+    leave_slots, free_slots = queue_pair._leave_slots, type(queue_pair)._free_slots
+
+    def posted(native) -> int:
+        in_or_over.set()
+        used.append(freed.wait(1))
+        return 0
+
+    def look() -> None:
+        # As revoking an exposure does.
+        queue_pair._wait_until_ended(0)
+        in_or_over.set()
+
+    def leave(what) -> None:
+        threads.append(threading.Thread(target=look))
+        threads[0].start()
+        in_or_over.wait(DEADLINE_S)
+        leave_slots(what)
+
+    def free(native) -> None:
+        free_slots(native)
+        freed.set()
+
+    threads: list[threading.Thread] = []
+    queue_pair._initiator_posted, queue_pair._leave_slots, queue_pair._free_slots = posted, leave, free
+    queue_pair.close()
+    threads[0].join(DEADLINE_S)
+    assert not any(used)
+
+
+@pytest.mark.parametrize("step", ["connect", "accept"])
+def test_a_queue_pair_that_was_closed_at_the_last_moment_is_not_given_to_the_provider(keep, step):
+    client, server = create_end(keep, keep.adapter), create_end(keep, keep.adapter)
+    if step == "connect":
+        connector = keep(keep.adapter.create_connector())
+        start, victim = lambda: connector.begin_connect(victim, ("192.0.2.2", 4711)), client.queue_pair
+        native = "_connect_native"
+    else:
+        connector = ask(keep, keep.adapter, client.queue_pair).server
+        start, victim = lambda: connector.begin_accept(victim), server.queue_pair
+        native = "_accept_native"
+    given = []
+    setattr(connector, native, lambda queue_pair, *rest: given.append(queue_pair._qp) or 0xC0000001)
+    take = connector._take_queue_pair
+
+    def close_then(queue_pair) -> None:
+        take(queue_pair)
+        # What close() sees that comes just before.
+        queue_pair.connector = None
+        queue_pair.close()
+
+    connector._take_queue_pair = close_then
+    with pytest.raises((ndpy.ClosedError, ndpy.CanceledError)):
+        start()
+    assert given == []
+    assert connector.state in ("idle", "bound", "failed")
+
+
+def test_a_connection_that_is_made_while_its_queue_pair_is_closed_does_not_use_it(keep):
+    client, server = create_end(keep, keep.adapter), create_end(keep, keep.adapter)
+    offer = ask(keep, keep.adapter, client.queue_pair)
+    establish(offer, server.queue_pair)
+    client.queue_pair.connector = None
+    client.queue_pair.close()
+    # What the adapter's thread does that had taken the end of the last step before.
+    client.queue_pair._begin_connection()
+
+
+def test_a_window_is_not_freed_while_it_is_being_bound_or_invalidated(keep):
+    client, server = create_end(keep, keep.adapter), create_end(keep, keep.adapter)
+    establish(ask(keep, keep.adapter, client.queue_pair), server.queue_pair)
+    region = memory(keep, keep.adapter, 64)
+    window = keep(keep.adapter.create_memory_window())
+    queue_pair = client.queue_pair
+    seen = []
+
+    def close_meanwhile(post):
+        def posting(*arguments):
+            thread = threading.Thread(target=window.close)
+            thread.start()
+            thread.join(0.05)
+            seen.append(window._native)
+            threads.append(thread)
+            return post(*arguments)
+
+        return posting
+
+    threads: list[threading.Thread] = []
+    queue_pair.bind(window, region)
+    queue_pair._invalidate_native = close_meanwhile(queue_pair._invalidate_native)
+    queue_pair.invalidate(window)
+    threads.pop().join(DEADLINE_S)
+    other = window = keep(keep.adapter.create_memory_window())
+    queue_pair._bind_native = close_meanwhile(queue_pair._bind_native)
+    queue_pair.bind(other, region)
+    threads.pop().join(DEADLINE_S)
+    assert len(seen) == 2
+    assert None not in seen

@@ -1,0 +1,199 @@
+"""Closing, while another thread is in the middle of using what is closed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, points, walk  # noqa: F401
+
+import ndpy
+from ndpy.verbs import memory, queue_pair
+from ndpy.verbs.library import lib
+
+# ruff: noqa: F811
+
+
+@pytest.fixture
+def inner_points(points, monkeypatch) -> Points:
+    """Points also between the calls of ndpy's own C code that free or use what it holds."""
+    names = ("ndpy_queue_pair_free", "ndpy_free_window", "ndpy_alloc_window", "ndpy_post_bind")
+    for module in (queue_pair, memory):
+        monkeypatch.setattr(module, "lib", _Calls(lib, points, {name: name for name in names}))
+    return points
+
+
+@pytest.fixture
+def adapter(fake):
+    with fake.open(windows=1) as adapter:
+        yield adapter
+
+
+class Gate:
+    """Stops whoever passes until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = threading.Event()
+        self._opened = threading.Event()
+
+    def passing(self, call: Any) -> Any:
+        """call(), behind the gate."""
+
+        def delayed(*arguments: Any) -> Any:
+            self.reached.set()
+            assert self._opened.wait(DEADLINE_S)
+            return call(*arguments)
+
+        return delayed
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+def ended(scene: Queue) -> Any:
+    """The queue pair of a scene, whose connection has ended."""
+    scene.queue_pair._never_connected = False
+    scene.queue_pair._end_connection()
+    return scene.queue_pair
+
+
+def test_a_receive_on_an_ended_queue_pair_touches_nothing_that_close_has_freed(fake, adapter, points):
+    """It has posted, and goes on at any point of another thread's close()."""
+
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter, receives=0)
+        queue_pair, gate = ended(scene), Gate()
+        queue_pair._on_posted_after_end = gate.passing(queue_pair._on_posted_after_end)
+        receiving = Elsewhere(lambda: queue_pair.receive([])).start()
+        assert gate.reached.wait(DEADLINE_S)
+        closing = Elsewhere(queue_pair.close)
+
+        def go_on() -> None:
+            gate.open()
+            receiving.thread.join(0.02)
+
+        points.watch(closing.thread, chosen, go_on)
+        closing.start().result()
+        points.stop()
+        gate.open()
+        receiving.result()
+        assert fake.fault() == ""
+        del queue_pair._on_posted_after_end
+        scene.queue.close()
+        return points.reached
+
+    walk(run, points, 3)
+
+
+def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_has_freed(fake, adapter, inner_points):
+    """As revoking an exposure does, at any point of another thread's close()."""
+
+    def run(chosen: int) -> bool:
+        scene = Queue(fake, adapter)
+        freed_then_used = []
+
+        def posted(native: Any) -> int:
+            freed_then_used.append("after ndpy_queue_pair_free" in inner_points.names)
+            return int(lib.ndpy_queue_pair_posted(native)) if not freed_then_used[-1] else 0
+
+        scene.queue_pair._initiator_posted = posted
+        closing = Elsewhere(scene.queue_pair.close)
+        inner_points.watch(
+            closing.thread, chosen, lambda: inner_points.elsewhere(lambda: scene.queue_pair._wait_until_ended(0))
+        )
+        closing.start().result()
+        inner_points.stop()
+        assert not any(freed_then_used)
+        scene.queue.close()
+        return inner_points.reached
+
+    walk(run, inner_points, 8)
+
+
+def connected(fake: Any, adapter: Any) -> Queue:
+    scene = Queue(fake, adapter, receives=0)
+    scene.queue_pair._begin_connection()
+    return scene
+
+
+def test_a_window_is_freed_once_wherever_it_is_closed_while_its_queue_pair_is(fake, adapter, inner_points):
+    def run(chosen: int) -> bool:
+        scene = connected(fake, adapter)
+        region, window = adapter.register(bytearray(64)), adapter.create_memory_window()
+        scene.queue_pair.bind(window, region)
+        closing = Elsewhere(scene.queue_pair.close)
+        others = []
+        inner_points.watch(closing.thread, chosen, lambda: others.append(inner_points.elsewhere(window.close)))
+        closing.start().result()
+        inner_points.stop()
+        for other in others:
+            other.result()
+        window.close()
+        region.close()
+        scene.queue.close()
+        assert fake.fault() == ""
+        assert not fake.counts.windows
+        return inner_points.reached
+
+    walk(run, inner_points, 8)
+
+
+def test_a_window_is_not_freed_while_it_is_being_bound(fake, adapter, inner_points):
+    def run(chosen: int) -> bool:
+        scene = connected(fake, adapter)
+        region, window = adapter.register(bytearray(64)), adapter.create_memory_window()
+        posted = []
+        post = lib.ndpy_post_bind
+        queue_pair.lib.ndpy_post_bind = lambda *rest: posted.append(fake.counts.windows) or post(*rest)
+        binding = Elsewhere(lambda: scene.queue_pair.bind(window, region))
+        inner_points.watch(binding.thread, chosen, lambda: inner_points.elsewhere(window.close))
+        error = binding.start().outcome()
+        inner_points.stop()
+        del queue_pair.lib.ndpy_post_bind
+        # The window was there while it was bound, or was closed before.
+        assert posted == [1] or isinstance(error, ndpy.ClosedError)
+        window.close()
+        scene.queue_pair.close()
+        region.close()
+        scene.queue.close()
+        return inner_points.reached
+
+    walk(run, inner_points, 4)
+
+
+def test_a_connector_that_has_taken_a_queue_pair_just_before_its_close_does_not_use_it(fake):
+    fake.have_address()
+    with fake.open() as adapter:
+        scene = Queue(fake, adapter, receives=0)
+        connector = adapter.create_connector()
+        connector.connect(scene.queue_pair, ("127.0.0.1", 4711), timeout_s=DEADLINE_S)
+        # What close() sees that comes just before.
+        scene.queue_pair.connector = None
+        scene.queue_pair.close()
+        with pytest.raises(ndpy.ClosedError):
+            connector.complete_connect(DEADLINE_S)
+        assert fake.fault() == ""
+        connector.close()
+        scene.queue.close()
+
+
+def test_a_close_that_fails_after_the_native_queue_pair_has_gone_can_be_repeated(fake, adapter):
+    scene = Queue(fake, adapter)
+
+    def fail_polls(name: bytes, after: int) -> None:
+        if name == b"ibv_destroy_qp" and after:
+            fake.failures.poll = 5
+
+    fake.call_at_points(fail_polls)
+    with pytest.raises(ndpy.ProviderError):
+        scene.queue_pair.close()
+    fake.call_at_points(None)
+    scene.close()
+    assert fake.fault() == ""
