@@ -273,40 +273,49 @@ class QueuePair(Resource):
         limit = limits.max_receive_sge if operation == _RECEIVE else limits.max_initiator_sge
         if len(elements) > limit:
             raise self._refusal(operation, _TOO_MANY_ELEMENTS, elements, flags)
-        triples = [self._element(element, bool(inline)) for element in elements]
-        total = sum(length for _, length, _ in triples)
-        if remote is not None and total > remote.length:
-            raise self._beyond(total, remote)
-        with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            layout = self._element_layout
-            for index, triple in enumerate(triples):
-                layout.pack_into(self._elements_view, index * layout.size, *triple)
-            records.append(elements)
-            try:
-                refused = self._post_list(
-                    self._native, operation, flags, context, self._elements, len(triples), address, token
-                )
-            except (OverflowError, TypeError) as error:
-                records.pop()
-                raise self._bad_argument(error, context, flags) from None
-            if refused:
-                records.pop()
+        # Exports of memory that is not registered: it can be neither resized nor freed until the provider has copied it.
+        exports: list[memoryview] | None = [] if inline else None
+        try:
+            triples = [self._element(element, exports) for element in elements]
+            total = sum(length for _, length, _ in triples)
+            if remote is not None and total > remote.length:
+                raise self._beyond(total, remote)
+            with self._lock:
+                if self._defunct is not None:
+                    raise self._defunct()
+                layout = self._element_layout
+                for index, triple in enumerate(triples):
+                    layout.pack_into(self._elements_view, index * layout.size, *triple)
+                records.append(elements)
+                try:
+                    refused = self._post_list(
+                        self._native, operation, flags, context, self._elements, len(triples), address, token
+                    )
+                except (OverflowError, TypeError) as error:
+                    records.pop()
+                    raise self._bad_argument(error, context, flags) from None
+                if refused:
+                    records.pop()
+        finally:
+            if exports:
+                for export in exports:
+                    export.release()
         if refused:
             raise self._refusal(operation, refused, elements, flags)
         if self._ended:
             self._on_posted_after_end(operation)
 
-    def _element(self, element: Any, inline: bool) -> tuple[int, int, int]:
+    def _element(self, element: Any, exports: list[memoryview] | None) -> tuple[int, int, int]:
+        """(address, length, token); exports: to be added to, None where memory has to be registered."""
         if isinstance(element, Sge):
             self._own(element.region, "the region")
             return element.address, element.length, element.token
         if isinstance(element, MemoryRegion):
             self._own(element, "the region")
             return element.address, element.length, element.local_token
-        if inline and isinstance(element, (bytes, bytearray, memoryview)):
+        if exports is not None and isinstance(element, (bytes, bytearray, memoryview)):
             view = memoryview(element)
+            exports.append(view)
             return (address_of(view) if view.nbytes else 0), view.nbytes, 0
         raise TypeError(
             f"an element is a region or a slice of one, not {type(element).__name__}; "
