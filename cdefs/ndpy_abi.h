@@ -120,9 +120,9 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
 /* Take everything that the provider has into the queue's own memory, where ndpy_poll finds it.
    Returns how many visible ones were added, or minus an errno. */
 int ndpy_drain(struct ndpy_completion_queue *cq);
-/* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
 /* Takes silent ones only, from those that were taken early, up to the first that is for the program. */
 int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+/* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
 uint32_t ndpy_kept(struct ndpy_completion_queue *cq);
 uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number);
 /* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */

@@ -443,9 +443,17 @@ class VerbsQueuePair(QueuePair):
         rnr_retry: int = 7,
         min_rnr_timer: int = 12,
     ) -> None:
-        """Connect to a peer whose endpoint came by other means (verbs only; ibv_modify_qp(3) gives the fields' codes).
+        """Connect to a peer whose endpoint came by other means. Verbs only.
 
-        This side's end is what local_endpoint() gave last, which the peer has to know. The path MTU is the smaller of the two ends'. NotConnectedError if there was a connection before.
+        This side's end is what local_endpoint() gave last; the peer has to know it. The path MTU is the smaller one of
+        the two ends.
+
+        Parameters:
+            remote: the peer's end.
+            timeout, retry_count, rnr_retry, min_rnr_timer: as ibv_modify_qp(3) codes them.
+        Raises:
+            ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
+            ProviderError: the adapter cannot reach that end.
         """
         self._check()
         if not self._never_connected or self.connector is not None:

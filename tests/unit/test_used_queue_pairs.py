@@ -13,6 +13,7 @@ from fake_verbs import fake, fake_verbs_path  # noqa: F401
 
 import ndpy
 from ndpy import Access, Status
+from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.library import lib
 
 DEADLINE_S = 20.0
@@ -90,6 +91,17 @@ def test_a_queue_pair_that_was_connected_without_a_connector_is_refused(fake, ad
         # The last step of connect_endpoint(), which needs a device.
         queue_pair._begin_connection()
         refuse(fake, adapter, queue_pair)
+
+
+def test_what_connect_endpoint_says_that_it_raises_is_what_a_used_queue_pair_raises(adapter, queue):
+    remote = Endpoint(lid=1, qp_number=1, psn=1, gid=bytes(16), gid_index=0, gid_type="", mtu=1024, port=1)
+    with adapter.create_queue_pair(queue) as queue_pair:
+        queue_pair._begin_connection()
+        with pytest.raises(ndpy.ConnectionActiveError) as raised:
+            queue_pair.connect_endpoint(remote)
+        assert (
+            f"{type(raised.value).__name__}: the queue pair is connected, or was" in queue_pair.connect_endpoint.__doc__
+        )
 
 
 @pytest.mark.parametrize("failure", ["IBV_WC_MW_BIND_ERR", "IBV_WC_WR_FLUSH_ERR"])
