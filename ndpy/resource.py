@@ -66,6 +66,13 @@ class Resource(abc.ABC):
             self._release()
             self._gone()
 
+    def _stays_open(self) -> None:
+        """A close has failed: it is as usable as before, unless the adapter has gone."""
+        self._defunct = None
+        # After that line: the adapter is marked before what was made from it.
+        if self._adapter._defunct is not None:
+            self._defunct = self._adapter._defunct
+
     def _gone(self) -> None:
         """The native resource does not exist any more."""
         # No bound method: a cycle would keep the region's buffer until the garbage collector runs.

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # Room beyond the depth asked for: completions of silent requests that are signaled now and then take a place too.
 _SLACK = 64
 
+# Longest wait of close() for the threads that wait on the queue.
+_LEAVE_S = 5.0
+
 _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRITE))
 
 
@@ -270,12 +273,13 @@ class VerbsCompletionQueue(CompletionQueue):
     def _release(self) -> None:
         with self._lock:
             self._defunct = self._closed_error
-            ended, self._armed = [pending for _, pending in self._armed], []
-            os.eventfd_write(self._kick, 1)
+            if self._waiters:
+                os.eventfd_write(self._kick, 1)
             # A thread that sleeps on the channel's descriptor has to leave before the number can be another file's.
-            if not self._no_waiters.wait_for(lambda: not self._waiters, 5):
-                self._defunct = None
+            if not self._no_waiters.wait_for(lambda: not self._waiters, _LEAVE_S):
+                self._stays_open()
                 raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
+            ended, self._armed = [pending for _, pending in self._armed], []
         for pending in ended:
             pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
         for poller in list(self._pollers):
@@ -283,7 +287,12 @@ class VerbsCompletionQueue(CompletionQueue):
         self._adapter._events.forget(self._channel.fd)
         # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
         with self._lock:
-            self._destroy()
+            try:
+                self._destroy()
+            except BaseException:
+                if self._cq is not None:
+                    self._stays_open()
+                raise
         os.close(self._kick)
 
     def _destroy(self) -> None:

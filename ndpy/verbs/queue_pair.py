@@ -326,7 +326,7 @@ class VerbsQueuePair(QueuePair):
             binding.end()
         result = lib.ibv_destroy_qp(self._qp)
         if result:
-            self._defunct = None
+            self._stays_open()
             check("close queue pair", result)
         self._qp = None
 
