@@ -6,8 +6,9 @@
  *   RESERVED     a request arrived -> REQUESTED; given up -> IDLE
  *   REQUESTED    Accept -> ACCEPTING; Reject -> IDLE
  *   ACCEPTING    first message -> ESTABLISHED; failed, cancelled -> FAILED
- *   ESTABLISHED  ended by the peer or an error -> PEER_GONE; Disconnect -> DISCONNECTED
- *   PEER_GONE    Disconnect -> DISCONNECTED
+ *   ESTABLISHED  ended by the peer or an error -> PEER_GONE; Disconnect -> LEAVING
+ *   PEER_GONE    Disconnect -> LEAVING
+ *   LEAVING      it is known what became of all that was sent -> DISCONNECTED
  *
  * The connector's lock is the outermost; streams and requests are dealt with after it was released, on values taken
  * under it, so an event may find that the connector has moved on: then its stream is another or none.
@@ -21,7 +22,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum state { IDLE, CONNECTING, OFFERED, RESERVED, REQUESTED, ACCEPTING, ESTABLISHED, PEER_GONE, DISCONNECTED, FAILED };
+enum state {
+    IDLE,
+    CONNECTING,
+    OFFERED,
+    RESERVED,
+    REQUESTED,
+    ACCEPTING,
+    ESTABLISHED,
+    PEER_GONE,
+    LEAVING,
+    DISCONNECTED,
+    FAILED
+};
 
 struct connector {
     struct object object;
@@ -39,6 +52,7 @@ struct connector {
     bool has_private_data;
     uint8_t private_data[MPA_MAX_PRIVATE_DATA];
     ULONG private_size;
+    HRESULT disconnect_result;
 };
 
 static HRESULT bind_status(int error)
@@ -96,18 +110,12 @@ static void part(struct released released, enum parting parting)
         object_drop(&released.queue_pair->object);
 }
 
-/* An established connection ends from this side. */
-static void disconnect(struct released released)
+/* An established connection ends from this side: EVENT_ENDED follows, perhaps during the call. */
+static void leave(struct stream *stream)
 {
-    if (released.stream != NULL) {
-        stream_lock(released.stream);
-        if (released.stream->phase == STREAM_ESTABLISHED || released.stream->phase == STREAM_PROBING) {
-            qp_end(released.queue_pair, released.stream, ND_CANCELED);
-            stream_goodbye(released.stream);
-        }
-        stream_unlock(released.stream);
-    }
-    part(released, PART_ONLY);
+    stream_lock(stream);
+    stream_leave(stream);
+    stream_unlock(stream);
 }
 
 static void attach_stream(struct connector *connector, struct stream *stream)
@@ -133,7 +141,6 @@ static HRESULT STDMETHODCALLTYPE connector_bind(IND2Connector *self, const struc
     if (!addresses_serve((struct sockaddr *)&wish))
         return ND_INVALID_ADDRESS;
     AcquireSRWLockExclusive(&connector->lock);
-    SOCKET old = INVALID_SOCKET;
     if (connector->state != IDLE) {
         status = ND_ADDRESS_ALREADY_ASSOCIATED;
     } else {
@@ -149,8 +156,6 @@ static HRESULT STDMETHODCALLTYPE connector_bind(IND2Connector *self, const struc
         }
     }
     ReleaseSRWLockExclusive(&connector->lock);
-    if (old != INVALID_SOCKET)
-        closesocket(old);
     TRACE("connector %p: bind: 0x%08lx", (void *)self, status);
     return status;
 }
@@ -546,26 +551,27 @@ HRESULT STDMETHODCALLTYPE connector_notify_disconnect(IND2Connector *self, OVERL
 HRESULT STDMETHODCALLTYPE connector_disconnect(IND2Connector *self, OVERLAPPED *overlapped)
 {
     struct connector *connector = (struct connector *)self;
-    struct released released = {NULL, NULL};
-    HRESULT result = ND_SUCCESS;
+    struct stream *stream = NULL;
 
     AcquireSRWLockExclusive(&connector->lock);
     bool valid = connector->state == ESTABLISHED || connector->state == PEER_GONE;
     HRESULT status = valid ? request_accept(&connector->source, REQUEST_DISCONNECT, overlapped, NULL)
                            : ND_CONNECTION_INVALID;
     if (status == ND_PENDING) {
+        connector->disconnect_result = ND_SUCCESS;
         if (adapter_gone(connector->object.adapter))
-            result = ND_DEVICE_REMOVED;
+            connector->disconnect_result = ND_DEVICE_REMOVED;
         else if (connector->queue_pair != NULL && connector->queue_pair->object.com_references == 0)
-            result = ND_CANCELED;
-        connector->state = DISCONNECTED;
-        released = release(connector);
+            connector->disconnect_result = ND_CANCELED;
+        connector->state = LEAVING;
+        stream = connector->stream;
+        stream_hold(stream);
     }
     ReleaseSRWLockExclusive(&connector->lock);
     if (status != ND_PENDING)
         return status;
-    disconnect(released);
-    request_complete(&connector->source, REQUEST_DISCONNECT, result);
+    leave(stream);
+    stream_drop(stream);
     return status;
 }
 
@@ -614,6 +620,12 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
     if ((events & EVENT_ENDED) != 0 && connector->state == ESTABLISHED) {
         connector->state = PEER_GONE;
         ended = true;
+    }
+    if ((events & EVENT_ENDED) != 0 && connector->state == LEAVING) {
+        connector->state = DISCONNECTED;
+        released = release(connector);
+        finished = REQUEST_DISCONNECT;
+        result = connector->disconnect_result;
     }
     if ((events & EVENT_REFUSED) != 0 && connector->state == CONNECTING) {
         take_peer_data(connector, stream, false);
@@ -726,10 +738,10 @@ static void connector_closed(struct object *object)
     struct released released = release(connector);
     connector->state = FAILED;
     ReleaseSRWLockExclusive(&connector->lock);
-    if (state == ESTABLISHED || state == PEER_GONE)
-        disconnect(released);
-    else
-        part(released, state == CONNECTING ? PART_CUT : PART_WITHDRAW);
+    bool established = state == ESTABLISHED || state == PEER_GONE || state == LEAVING;
+    if (established && released.stream != NULL)
+        leave(released.stream);
+    part(released, established ? PART_ONLY : state == CONNECTING ? PART_CUT : PART_WITHDRAW);
     source_close(&connector->source);
 }
 

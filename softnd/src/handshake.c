@@ -95,7 +95,7 @@ void handshake_reply(struct stream *stream)
         handshake_lost(stream, ND_CONNECTION_ABORTED);
         return;
     }
-    stream->in.begin += used;
+    stream_take(stream, used);
     take_private_data(stream, &frame);
     take_limits(stream, &frame);
     if (frame.reject) {
@@ -124,7 +124,7 @@ void handshake_request(struct stream *stream)
         stream_goodbye(stream);
         return;
     }
-    stream->in.begin += used;
+    stream_take(stream, used);
     stream_clear_timer(stream);
     stream->revision = frame.revision;
     take_private_data(stream, &frame);

@@ -1,4 +1,4 @@
-/* What goes out: operations in order, answers to the peer's Reads, acknowledgement Reads, and the Terminate.
+/* What goes out: operations in order, answers to the peer's Reads, words or acknowledgement Reads, and the Terminate.
  *
  * Messages are not interleaved; whole answers and whole operations take turns. Each segment is copied from the
  * consumer's memory into the stream's buffer, where the token is checked and a missing page does no harm.
@@ -9,6 +9,9 @@
  *
  * Operation numbers: everything before `acknowledged` is proven to be taken by the peer; `covered` is what Reads
  * under way will prove; `unacknowledged` is the end of the last Send or Write that is on the wire.
+ *
+ * A peer that does not tell how far it took is asked by Reads of no bytes, of which it serves as many as its limit says.
+ * No Send or Write begins while none is free, so that each has its Read behind it: the peer may go once it took it.
  */
 #include "queue_pair.h"
 #include "trace.h"
@@ -17,17 +20,59 @@
 
 #define ACKNOWLEDGE_OPERATIONS 16u
 #define ACKNOWLEDGE_BYTES (256u * 1024)
-/* Room that is always left for a Terminate and an acknowledgement. */
+/* Room that is always left for a Terminate, an acknowledgement and a word. */
 #define RESERVE 192u
+#define WORD_SIZE (WIRE_TAGGED_SIZE + 4u)
 #define SINK_TOKEN 0xFFFFFF00u /* beyond every token of the table, so that no Write can use it */
 
 enum progress { NOTHING, NO_ROOM, PROGRESS };
 
-static void put_trailer(struct stream *stream, uint8_t *frame, size_t size)
+static size_t with_trailer(const struct stream *stream, uint8_t *frame, size_t size)
 {
     uint32_t crc = stream->crc ? wire_crc32c(0, frame, size) : 0;
 
-    stream_filled(stream, size + wire_put_trailer(frame + size, size, stream->crc, crc));
+    return size + wire_put_trailer(frame + size, size, stream->crc, crc);
+}
+
+static void put_trailer(struct stream *stream, uint8_t *frame, size_t size)
+{
+    stream_filled(stream, with_trailer(stream, frame, size));
+}
+
+/* Tells the peer how far this end took what it sent. A word that still waits to be sent is brought up to date, so one is
+ * enough in a buffer, and there is always room for it. */
+static bool put_word(struct stream *stream, uint32_t token)
+{
+    struct stream_buffer *buffer = &stream->out[stream->filling];
+    bool fresh = buffer->word == 0;
+    uint8_t *frame = fresh ? stream_room(stream, WORD_SIZE) : buffer->data + buffer->word - 1;
+
+    if (frame == NULL)
+        return false;
+    if (fresh)
+        buffer->word = buffer->end + 1;
+    size_t size = with_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, token, stream->taken_bytes, true, 0));
+    if (fresh)
+        stream_filled(stream, size);
+    return true;
+}
+
+void initiator_last_word(struct queue_pair *qp, struct stream *stream)
+{
+    if (qp->tells && !qp->said_all)
+        put_word(stream, LAST_WORD_TOKEN);
+}
+
+bool initiator_told(struct queue_pair *qp, struct stream *stream, uint64_t position)
+{
+    if (!stream_went_out(stream, position))
+        return false;
+    if (qp->acknowledged < qp->completed)
+        qp->acknowledged = qp->completed;
+    while (qp->acknowledged < qp->started && qp_operation(qp, qp->acknowledged)->sent_mark <= position)
+        qp->acknowledged++;
+    initiator_complete(qp, stream);
+    return true;
 }
 
 static size_t reads_under_way(const struct queue_pair *qp)
@@ -45,10 +90,11 @@ static void put_read(struct queue_pair *qp, struct stream *stream, uint8_t *fram
 {
     struct read_slot *slot = &qp->reads[qp->reads_end % READ_SLOTS];
     uint32_t msn = ++qp->read_msn;
-    struct wire_read_request request = {.sink_stag = htonl(SINK_TOKEN | (msn & 255))};
+    struct wire_read_request request = {.sink_stag = htonl(SINK_TOKEN | (msn & 255)), .sink_offset = GREETING};
 
     *slot = (struct read_slot){.operation = qp->started, .covers = qp->started, .msn = msn, .acknowledgement = true};
     if (operation != NULL) {
+        request.sink_offset = 0;
         request.source_stag = operation->remote_token;
         request.source_offset = operation->remote_address;
         request.size = (uint32_t)operation->length;
@@ -168,6 +214,7 @@ static enum progress fill_read(struct queue_pair *qp, struct stream *stream, str
     put_read(qp, stream, frame, operation);
     operation->state = OPERATION_SENT;
     operation->msn = qp->read_msn;
+    operation->sent_mark = stream->filled_bytes;
     qp->started++;
     return PROGRESS;
 }
@@ -251,10 +298,13 @@ static enum progress fill_operation(struct queue_pair *qp, struct stream *stream
             return PROGRESS;
         }
         operation->state = OPERATION_DONE;
+        operation->sent_mark = stream->filled_bytes;
         qp->started++;
         return PROGRESS;
     }
     default:
+        if (qp->offset == 0 && qp->acknowledgements && !qp->told && !read_slot_free(qp))
+            return NOTHING;
         return fill_data(qp, stream, operation);
     }
 }
@@ -293,11 +343,13 @@ static enum progress fill_answer(struct queue_pair *qp, struct stream *stream)
     return PROGRESS;
 }
 
-static void fill_acknowledgement(struct queue_pair *qp, struct stream *stream, bool idle)
+/* Asks for an acknowledgement: at once when nothing else can be sent now, otherwise after some operations. */
+static void fill_acknowledgement(struct queue_pair *qp, struct stream *stream, bool at_once)
 {
-    if (!qp->acknowledgements || qp->unacknowledged <= qp->covered || !read_slot_free(qp) || qp->offset > 0)
+    if (!qp->acknowledgements || qp->told || qp->unacknowledged <= qp->covered || !read_slot_free(qp) ||
+        qp->offset > 0)
         return;
-    if (!idle && qp->unacknowledged_bytes < ACKNOWLEDGE_BYTES &&
+    if (!at_once && qp->unacknowledged_bytes < ACKNOWLEDGE_BYTES &&
         qp->unacknowledged - qp->covered < ACKNOWLEDGE_OPERATIONS)
         return;
     uint8_t *frame = stream_room(stream, WIRE_READ_REQUEST_SIZE + RESERVE / 2);
@@ -310,36 +362,63 @@ static bool in_answer(const struct queue_pair *qp)
     return qp->answers_first < qp->answers_end && qp->answers[qp->answers_first % ANSWERS].done > 0;
 }
 
+/* Whether it is known what became of all that was sent, or will not be. */
+static bool has_verdict(struct queue_pair *qp)
+{
+    if (qp->expired || qp->completed == qp->started || qp_operation(qp, qp->completed)->state == OPERATION_FAILED)
+        return true;
+    /* In the middle of a message no acknowledgement can be asked for. */
+    return !qp->told && qp->acknowledgements && reads_under_way(qp) == 0 &&
+           (qp->offset > 0 || qp->unacknowledged <= qp->covered);
+}
+
+/* The end of what this end sends. Who does not tell is left only when it has answered. */
+static void say_all(struct queue_pair *qp, struct stream *stream)
+{
+    if (!qp->told && !has_verdict(qp))
+        return;
+    if (qp->ending && !qp->terminated) {
+        uint8_t *frame = stream_room(stream, qp->terminate_size + WORD_SIZE);
+        if (frame == NULL)
+            return;
+        initiator_last_word(qp, stream);
+        frame = stream_room(stream, qp->terminate_size);
+        memcpy(frame, qp->terminate, qp->terminate_size);
+        stream_filled(stream, qp->terminate_size);
+    } else {
+        initiator_last_word(qp, stream);
+    }
+    qp->said_all = true;
+}
+
 void qp_fill(struct queue_pair *qp, struct stream *stream)
 {
     enum progress progress;
 
     AcquireSRWLockExclusive(&qp->lock);
+    if (qp->owes_word && qp->tells && !qp->said_all)
+        qp->owes_word = !put_word(stream, WORD_TOKEN);
     do {
         progress = NOTHING;
-        if (qp->offset == 0 && (qp->answer_turn || in_answer(qp) || qp->ending)) {
+        if (qp->said_all)
+            break;
+        if (qp->leaving || (qp->offset == 0 && (qp->answer_turn || in_answer(qp)))) {
             progress = fill_answer(qp, stream);
             qp->answer_turn = in_answer(qp);
         }
         if (progress != NOTHING)
             continue;
-        if (!qp->ending) {
+        if (!qp->leaving) {
             progress = fill_operation(qp, stream);
             qp->answer_turn = true;
-            fill_acknowledgement(qp, stream, progress == NOTHING);
         }
+        fill_acknowledgement(qp, stream, progress != PROGRESS);
         if (progress == NOTHING && qp->offset == 0)
             progress = fill_answer(qp, stream);
     } while (progress == PROGRESS);
     initiator_complete(qp, stream);
-    if (qp->ending && !qp->terminate_out && qp->answers_first == qp->answers_end) {
-        uint8_t *frame = stream_room(stream, qp->terminate_size);
-        if (frame != NULL) {
-            memcpy(frame, qp->terminate, qp->terminate_size);
-            stream_filled(stream, qp->terminate_size);
-            qp->terminate_out = true;
-        }
-    }
+    if (qp->leaving && !qp->said_all && qp->answers_first == qp->answers_end)
+        say_all(qp, stream);
     ReleaseSRWLockExclusive(&qp->lock);
 }
 
@@ -369,7 +448,7 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
         struct operation *operation = qp_operation(qp, qp->completed);
         if (operation->state == OPERATION_FAILED) {
             /* Its turn has come: the peer is told, then everything ends (F.6.1). */
-            if (!qp->ending)
+            if (!qp->leaving)
                 responder_stop(qp, stream, RDMAP_LOCAL_CATASTROPHIC, NULL);
             break;
         }
@@ -396,12 +475,20 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
 bool qp_finished(struct queue_pair *qp, bool idle, HRESULT *first)
 {
     AcquireSRWLockExclusive(&qp->lock);
-    bool finished = qp->terminated || qp->broken || (qp->terminate_out && idle);
+    bool finished = qp->terminated || qp->broken || (qp->said_all && idle && has_verdict(qp));
     *first = ND_CANCELED;
     if (qp->completed < qp->posted && qp_operation(qp, qp->completed)->state == OPERATION_FAILED)
         *first = qp_operation(qp, qp->completed)->status;
     ReleaseSRWLockExclusive(&qp->lock);
     return finished;
+}
+
+bool qp_said_all(struct queue_pair *qp)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    bool said_all = qp->said_all;
+    ReleaseSRWLockExclusive(&qp->lock);
+    return said_all;
 }
 
 void initiator_answered(struct queue_pair *qp, struct stream *stream, struct read_slot *slot)
@@ -448,6 +535,9 @@ void initiator_terminated(struct queue_pair *qp, struct stream *stream, const st
     TRACE("stream %p: the peer terminates with 0x%x", (void *)stream, why->error);
     for (uint64_t i = qp->completed; i < sent && found == qp->posted && why->has_header; i++) {
         const struct operation *operation = qp_operation(qp, i);
+        /* Nobody can complain of what comes behind something that has not gone out. */
+        if (i > qp->completed && !stream_went_out(stream, qp_operation(qp, i - 1)->sent_mark))
+            break;
         bool meant = why->tagged ? write_is_meant(operation, why)
                      : why->queue == QUEUE_SEND
                          ? operation->type == Nd2RequestTypeSend && operation->msn == why->msn
@@ -468,6 +558,5 @@ void initiator_terminated(struct queue_pair *qp, struct stream *stream, const st
         if (taken)
             earlier->state = OPERATION_DONE;
     }
-    qp->ending = true; /* initiator_complete does not answer a Terminate with another */
     initiator_complete(qp, stream);
 }

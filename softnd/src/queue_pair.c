@@ -79,7 +79,9 @@ static void flush_initiator(struct queue_pair *qp, HRESULT first, bool *notify)
     for (; qp->completed < qp->posted; qp->completed++) {
         struct operation *operation = qp_operation(qp, qp->completed);
         HRESULT status = operation->state == OPERATION_FAILED ? operation->status : first;
-        bool done = operation->state == OPERATION_DONE;
+        bool taken = operation->state == OPERATION_SENT && operation->type != Nd2RequestTypeRead &&
+                     qp->completed < qp->acknowledged;
+        bool done = operation->state == OPERATION_DONE || taken;
         struct cq_entry entry = canceled(qp, operation->context, operation->type, done ? ND_SUCCESS : status);
         operation_release(operation);
         if (!done)
@@ -107,13 +109,19 @@ static void flush_receives(struct queue_pair *qp, bool *notify)
     }
 }
 
+static void publish(struct queue_pair *qp, struct stream *stream)
+{
+    if (qp->entry_count > 0)
+        qp->broken |= !cq_put(qp->receive_cq, qp->entries, qp->entry_count, &stream->after.receive_cq);
+    qp->entry_count = 0;
+}
+
 void qp_publish(struct queue_pair *qp, struct stream *stream)
 {
     AcquireSRWLockExclusive(&qp->lock);
-    if (qp->entry_count > 0) {
-        qp->broken |= !cq_put(qp->receive_cq, qp->entries, qp->entry_count, &stream->after.receive_cq);
-        qp->entry_count = 0;
-    }
+    /* A refusal only when the peer has been told of it (F.5.5). */
+    if (!qp->ending || qp->said_all || qp->terminated)
+        publish(qp, stream);
     ReleaseSRWLockExclusive(&qp->lock);
 }
 
@@ -126,10 +134,11 @@ void qp_cancel_receives(struct queue_pair *qp, struct stream *stream)
 
 void qp_end(struct queue_pair *qp, struct stream *stream, HRESULT first)
 {
-    qp_publish(qp, stream);
     AcquireSRWLockExclusive(&qp->lock);
+    publish(qp, stream);
     bool was_attached = qp->stream == stream;
     if (was_attached) {
+        initiator_last_word(qp, stream);
         qp->state = QP_ENDED;
         qp->stream = NULL;
         flush_initiator(qp, first, &stream->after.initiator_cq);
@@ -404,7 +413,7 @@ HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const N
     AcquireSRWLockExclusive(&qp->lock);
     HRESULT status = ring_add(&qp->receives, context, sge, sge_count, qp->limits.receive_sge);
     if (status == ND_SUCCESS) {
-        if (qp->state == QP_ENDED || qp->flushed)
+        if (qp->state == QP_ENDED || qp->flushed || (qp->leaving && qp->entry_count == 0))
             flush_receives(qp, &notify);
         stalled = qp->stalled;
     }
@@ -451,8 +460,13 @@ static void qp_closed(struct object *object)
     if (stream != NULL) {
         stream_lock(stream);
         if (stream->phase >= STREAM_ESTABLISHED) {
+            /* Of a Disconnect under way the connector hears. */
+            bool leaving = qp->leaving;
             qp_end(qp, stream, ND_CANCELED);
-            stream_goodbye(stream);
+            if (leaving)
+                stream_end(stream);
+            else
+                stream_goodbye(stream);
         } else if (stream->phase != STREAM_CLOSED) {
             stream->after.events |= EVENT_FAILED;
             stream->after.status = ND_CANCELED;

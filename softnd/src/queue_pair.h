@@ -3,8 +3,17 @@
  * queue_pair.c has the interface and the completions, initiator.c what goes out, responder.c what comes in.
  *
  * Operations are numbered in posting order: [completed, started) are executed or on the wire, [started, posted) wait.
- * A Send or Write is complete when a zero-length Read sent after it was answered: iWARP handles everything in order,
- * so that answer proves that the peer took it. Any other Read's answer proves the same.
+ *
+ * A Send or Write is complete when the peer has taken it. Two ends of this provider tell each other how far they took
+ * what came, in words: a word is a Write of no bytes whose offset counts the bytes of the connection that were taken. It
+ * is on its way before the program can see what was taken, and so before all that the program does about it: a
+ * Disconnect, a Read that ends with a Terminate, the end of its process.
+ *
+ * With any other peer a zero-length Read follows: iWARP handles everything in order, so its answer proves that the peer
+ * took what came before. Any other Read's answer proves the same.
+ *
+ * Who leaves, by a Disconnect or with a Terminate, takes nothing more and hears what became of what it sent, from the
+ * peer's words, answers, Terminate or end, for LEAVE_MS at most.
  */
 #ifndef SOFTND_QUEUE_PAIR_H
 #define SOFTND_QUEUE_PAIR_H
@@ -17,7 +26,14 @@
 
 #define READ_SLOTS (MAX_READ_LIMIT + 2)
 #define ANSWERS 128u
+/* The tokens of words, of the last one too, which belong to no memory; and the sink's offset in a Read of no bytes by which
+ * this provider makes itself known. */
+#define WORD_TOKEN htonl(0xFFFFFF00u)
+#define LAST_WORD_TOKEN htonl(0xFFFFFF01u)
+#define GREETING 0x736F66746E640001u /* "softnd", 1 */
 #define PUBLISH_BATCH 32u
+/* How long who leaves waits for the peer: for its verdict on what was sent, or until it takes a Terminate. */
+#define LEAVE_MS 2000u
 /* What a peer's Send with Invalidate puts into the receive queue for a window with a result of its own (version 1). */
 #define REQUEST_PEER_INVALIDATED ((ND2_REQUEST_TYPE)(Nd2RequestTypeWrite + 1))
 
@@ -83,6 +99,8 @@ struct queue_pair {
     uint32_t send_msn, read_msn;
     ULONG outbound_limit;
     bool acknowledgements;
+    bool tells, owes_word; /* this end tells the peer how far it took; something was taken since it last did */
+    bool told, peer_leaves; /* the peer tells; its last word has come */
     struct read_slot reads[READ_SLOTS];
     uint64_t reads_first, reads_end;
 
@@ -99,8 +117,11 @@ struct queue_pair {
     struct cq_entry entries[PUBLISH_BATCH + 1]; /* Receive completions, until the answers are on their way */
     ULONG entry_count;
 
-    bool ending, terminate_out; /* a Terminate is to be sent, was sent */
-    bool terminated;            /* one was received */
+    bool leaving;    /* nothing more is taken or begun */
+    bool ending;     /* with a Terminate: it is to be sent, or one was received */
+    bool said_all;   /* the last word and the Terminate are out */
+    bool expired;    /* nothing more is waited for or heard */
+    bool terminated; /* a Terminate was received */
     uint8_t terminate[WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE];
     size_t terminate_size;
 
@@ -159,9 +180,15 @@ void qp_probe(struct queue_pair *queue_pair, struct stream *stream);
 /* A Write of no bytes, for a peer that has not answered: Linux's siw overlooks what comes while it accepts, until more
  * comes. */
 void qp_nudge(struct queue_pair *queue_pair, struct stream *stream);
-/* Time for qp_end: a Terminate came in or, when nothing is left to send, went out; or the queue pair broke. */
+/* Time for qp_end: this end left, nothing is left to send, and it is known what became of all that was sent; or a Terminate
+ * came in; or the queue pair broke. */
 bool qp_finished(struct queue_pair *queue_pair, bool idle, HRESULT *first);
+/* Nothing more will be sent. */
+bool qp_said_all(struct queue_pair *queue_pair);
 /* With the queue pair's lock as well: */
+/* The peer's word: false when it claims more than it can have. */
+bool initiator_told(struct queue_pair *queue_pair, struct stream *stream, uint64_t position);
+void initiator_last_word(struct queue_pair *queue_pair, struct stream *stream);
 void initiator_complete(struct queue_pair *queue_pair, struct stream *stream);
 void initiator_answered(struct queue_pair *queue_pair, struct stream *stream, struct read_slot *slot);
 void initiator_terminated(struct queue_pair *queue_pair, struct stream *stream, const struct wire_terminate *why);
@@ -179,7 +206,14 @@ void operation_release(struct operation *operation);
 /* responder.c */
 /* Handles what is complete in the stream's buffer; true when there may be more to handle after qp_publish. */
 bool qp_input(struct queue_pair *queue_pair, struct stream *stream);
-void qp_receive_timeout(struct queue_pair *queue_pair, struct stream *stream);
+/* Takes nothing more. False when it left already. */
+bool qp_leave(struct queue_pair *queue_pair, struct stream *stream);
+/* The peer sends no more: hears what has come and is not handled. Whether the peer said that it leaves; NONE from a peer
+ * that does not say so, EXPECTED when this end left. */
+enum farewell { FAREWELL_NONE, FAREWELL_MISSING, FAREWELL_SAID, FAREWELL_EXPECTED };
+enum farewell qp_hear_out(struct queue_pair *queue_pair, struct stream *stream);
+/* The stream's timer ran out: true for an end that leaves. */
+bool qp_timeout(struct queue_pair *queue_pair, struct stream *stream);
 /* With the queue pair's lock as well: ends the connection with a Terminate once the answers due are given. */
 void responder_stop(struct queue_pair *queue_pair, struct stream *stream, int error,
                     const struct wire_segment *offender);

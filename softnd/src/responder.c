@@ -10,8 +10,6 @@
 
 /* How long a Send may wait for a Receive (F.3.5); with a shared receive queue there is no limit (G.6.7). */
 #define NO_RECEIVE_MS 3000
-/* How long a Terminate may wait for the peer to take what comes before it. */
-#define TERMINATE_MS 2000
 
 enum outcome { HANDLED, WAITS, STOPPED };
 
@@ -20,12 +18,13 @@ void responder_stop(struct queue_pair *qp, struct stream *stream, int error, con
     if (qp->ending)
         return;
     TRACE("stream %p: terminating with 0x%x", (void *)stream, error);
-    qp->ending = true;
+    qp->leaving = qp->ending = true;
     size_t size = wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender
                                                                                                          : NULL);
     uint32_t crc = stream->crc ? wire_crc32c(0, qp->terminate, size) : 0;
     qp->terminate_size = size + wire_put_trailer(qp->terminate + size, size, stream->crc, crc);
-    stream_set_timer(stream, TERMINATE_MS);
+    stream->unheard = false;
+    stream_set_timer(stream, LEAVE_MS);
 }
 
 static void add_entry(struct queue_pair *qp, HRESULT status, uint32_t bytes, bool solicited)
@@ -45,15 +44,33 @@ static enum outcome stop(struct queue_pair *qp, struct stream *stream, int error
     return STOPPED;
 }
 
+static bool is_word(const struct wire_segment *segment)
+{
+    return segment->opcode == RDMAP_WRITE && segment->size == 0 &&
+           (segment->stag == WORD_TOKEN || segment->stag == LAST_WORD_TOKEN);
+}
+
+static enum outcome take_word(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+{
+    if (!initiator_told(qp, stream, segment->offset))
+        return stop(qp, stream, DDP_BOUNDS, segment);
+    if (!qp->told)
+        qp->owes_word = true; /* so that the peer knows that it is told as well */
+    qp->tells = qp->told = true;
+    qp->peer_leaves |= segment->stag == LAST_WORD_TOKEN;
+    return HANDLED;
+}
+
 static enum outcome take_write(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
     struct adapter *adapter = qp->object.adapter;
     uint64_t whole = segment->size;
 
     if (segment->size == 0) {
-        /* Announces the end of a long Write that comes next; see initiator.c. */
+        /* With a token it announces the end of a long Write that comes next; see initiator.c. */
         qp->announced_token = segment->stag;
         qp->announced_end = segment->offset;
+        qp->owes_word |= segment->stag == 0;
         return HANDLED;
     }
     if (qp->announced_token == segment->stag && qp->announced_token != 0 && stream->peer_to_peer &&
@@ -62,8 +79,10 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
     qp->announced_token = 0;
     if ((whole == segment->size ||
          memory_check(adapter, segment->stag, segment->offset, whole, ACCESS_REMOTE_WRITE, qp)) &&
-        memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size, ACCESS_REMOTE_WRITE, qp))
+        memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size, ACCESS_REMOTE_WRITE, qp)) {
+        qp->owes_word |= segment->last;
         return HANDLED;
+    }
     char reason = memory_refusal(adapter, segment->stag, segment->offset, whole, qp);
     return stop(qp, stream, reason == 'T' ? DDP_INVALID_STAG : reason == 'B' ? DDP_BOUNDS : RDMAP_ACCESS, segment);
 }
@@ -147,6 +166,7 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
             .result = {.Status = ND_SUCCESS, .RequestContext = result, .RequestType = REQUEST_PEER_INVALIDATED}};
     add_entry(qp, ND_SUCCESS, (uint32_t)end,
               segment->opcode == RDMAP_SEND_SOLICITED || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE);
+    qp->owes_word = true;
     return HANDLED;
 }
 
@@ -166,6 +186,8 @@ static enum outcome take_read_request(struct queue_pair *qp, struct stream *stre
                     segment);
     }
     qp->answers[qp->answers_end++ % ANSWERS] = (struct answer){.request = *request};
+    if (request->size == 0 && request->sink_offset == GREETING && !qp->tells)
+        qp->tells = qp->owes_word = true;
     return HANDLED;
 }
 
@@ -209,14 +231,14 @@ static enum outcome take(struct queue_pair *qp, struct stream *stream, const str
 {
     switch (segment->opcode) {
     case RDMAP_WRITE:
-        return take_write(qp, stream, segment);
+        return is_word(segment) ? take_word(qp, stream, segment) : take_write(qp, stream, segment);
     case RDMAP_READ_REQUEST:
         return take_read_request(qp, stream, segment);
     case RDMAP_READ_RESPONSE:
         return take_read_response(qp, stream, segment);
     case RDMAP_TERMINATE:
+        qp->leaving = qp->ending = qp->terminated = true; /* a Terminate is not answered by another */
         initiator_terminated(qp, stream, &segment->terminate);
-        qp->ending = qp->terminated = true; /* a Terminate is not answered by another */
         return STOPPED;
     default:
         return take_send(qp, stream, segment);
@@ -238,11 +260,64 @@ static bool take_first(struct queue_pair *qp, struct stream *stream, const struc
     return true;
 }
 
+/* Who leaves takes nothing more, and hears what became of what it sent: Sends, Writes and Read Requests are passed over. */
+static void hear(struct queue_pair *qp, struct stream *stream)
+{
+    while (!qp->terminated && !qp->expired) {
+        struct wire_segment segment;
+        size_t used = 0;
+
+        int result = wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc,
+                                &segment, &used);
+        if (result == WIRE_MORE)
+            return;
+        AcquireSRWLockExclusive(&qp->lock);
+        if (result == WIRE_OK)
+            result = wire_receive(&qp->receiver, &segment);
+        bool matters = result == WIRE_OK && (is_word(&segment) || segment.opcode == RDMAP_READ_RESPONSE ||
+                                             segment.opcode == RDMAP_TERMINATE);
+        /* Behind what cannot be understood, nothing can. */
+        qp->expired = result != WIRE_OK || (matters && take(qp, stream, &segment) == STOPPED);
+        ReleaseSRWLockExclusive(&qp->lock);
+        stream->in.begin += used;
+    }
+    stream->in.begin = stream->in.end;
+}
+
+bool qp_leave(struct queue_pair *qp, struct stream *stream)
+{
+    AcquireSRWLockExclusive(&qp->lock);
+    bool leaves = !qp->leaving;
+    qp->leaving = true;
+    qp->stalled = false;
+    ReleaseSRWLockExclusive(&qp->lock);
+    if (!leaves)
+        return false;
+    qp_cancel_receives(qp, stream);
+    if (qp->srq != NULL)
+        srq_forget(qp->srq, qp);
+    stream->unheard = false;
+    stream_set_timer(stream, LEAVE_MS);
+    return true;
+}
+
+enum farewell qp_hear_out(struct queue_pair *qp, struct stream *stream)
+{
+    bool left = qp->leaving;
+
+    qp->leaving = true;
+    hear(qp, stream);
+    qp->expired = true;
+    if (left || qp->terminated)
+        return FAREWELL_EXPECTED;
+    return !qp->told ? FAREWELL_NONE : qp->peer_leaves ? FAREWELL_SAID : FAREWELL_MISSING;
+}
+
 bool qp_input(struct queue_pair *qp, struct stream *stream)
 {
     enum outcome outcome = HANDLED;
 
-    while (outcome == HANDLED && qp->entry_count < PUBLISH_BATCH && !qp->ending) {
+    while (outcome == HANDLED && qp->entry_count < PUBLISH_BATCH && !qp->leaving) {
         const uint8_t *data = stream->in.data + stream->in.begin;
         struct wire_segment segment;
         size_t used = 0;
@@ -271,28 +346,27 @@ bool qp_input(struct queue_pair *qp, struct stream *stream)
             outcome = stop(qp, stream, result, &segment);
         if (outcome == HANDLED) {
             qp->receiver = receiver;
-            stream->in.begin += used;
+            stream_take(stream, used);
         }
         ReleaseSRWLockExclusive(&qp->lock);
     }
-    return outcome == HANDLED && !qp->ending;
+    if (qp->leaving)
+        hear(qp, stream);
+    return outcome == HANDLED && !qp->leaving;
 }
 
-void qp_receive_timeout(struct queue_pair *qp, struct stream *stream)
+bool qp_timeout(struct queue_pair *qp, struct stream *stream)
 {
     struct wire_segment segment;
     size_t used;
 
     AcquireSRWLockExclusive(&qp->lock);
-    bool ending = qp->ending;
-    if (!ending && qp->stalled && qp->receives.count == 0 &&
+    bool leaving = qp->leaving;
+    qp->expired |= leaving;
+    if (!leaving && qp->stalled && qp->receives.count == 0 &&
         wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc, &segment,
                    &used) == WIRE_OK)
         responder_stop(qp, stream, DDP_NO_BUFFER, &segment);
     ReleaseSRWLockExclusive(&qp->lock);
-    if (ending) {
-        qp_end(qp, stream, ND_CANCELED);
-        stream_end(stream);
-        stream_cut(stream);
-    }
+    return leaving;
 }

@@ -182,10 +182,16 @@ static void timer_ran_out(struct timer *timer)
             if (stream->unheard) {
                 stream->unheard = false;
                 qp_nudge(stream->queue_pair, stream);
+                stream_pump(stream);
             } else {
-                qp_receive_timeout(stream->queue_pair, stream);
+                bool leaving = qp_timeout(stream->queue_pair, stream);
+                process(stream);
+                if (leaving && stream->phase == STREAM_ESTABLISHED) {
+                    qp_end(stream->queue_pair, stream, ND_CANCELED);
+                    stream_end(stream);
+                    stream_cut(stream);
+                }
             }
-            stream_pump(stream);
             break;
         case STREAM_PROBING:
             qp_probe(stream->queue_pair, stream);
@@ -256,6 +262,17 @@ void stream_filled(struct stream *stream, size_t size)
     stream->filled_bytes += size;
 }
 
+bool stream_went_out(const struct stream *stream, uint64_t position)
+{
+    return position <= stream->filled_bytes - stream->out[stream->filling].end;
+}
+
+void stream_take(struct stream *stream, size_t size)
+{
+    stream->in.begin += size;
+    stream->taken_bytes += size;
+}
+
 /* Starts or continues sending the buffer that is not being filled. True when all of it went at once. */
 static bool send_some(struct stream *stream)
 {
@@ -290,7 +307,7 @@ static bool send_some(struct stream *stream)
         buffer->begin += sent;
         stream->sent_bytes += sent;
     }
-    buffer->begin = buffer->end = 0;
+    buffer->begin = buffer->end = buffer->word = 0;
     stream->sending = false;
     return true;
 }
@@ -325,13 +342,14 @@ void stream_pump(struct stream *stream)
         if (stream->phase == STREAM_ESTABLISHED)
             qp_sent(stream->queue_pair, stream);
     }
-    if (stream->phase != STREAM_CLOSING)
+    bool said_all = stream->phase == STREAM_ESTABLISHED && qp_said_all(stream->queue_pair);
+    if (stream->phase != STREAM_CLOSING && !said_all)
         return;
     if (!stream->fin_sent) {
         stream->fin_sent = true;
         shutdown(stream->socket, SD_SEND);
     }
-    if (stream->peer_closed)
+    if (stream->phase == STREAM_CLOSING && stream->peer_closed)
         close_socket(stream);
 }
 
@@ -510,6 +528,35 @@ void stream_resume(struct stream *stream)
 
 /* ---- The end ---- */
 
+static void lost_established(struct stream *stream, DWORD error)
+{
+    struct queue_pair *qp = stream->queue_pair;
+    bool all_taken = stream->in.begin == stream->in.end;
+
+    stream->after.events |= EVENT_ENDED;
+    qp_publish(qp, stream);
+    enum farewell farewell = qp_hear_out(qp, stream);
+    if (farewell == FAREWELL_NONE && error == 0 && all_taken && qp_has_requests(qp)) {
+        stream->phase = STREAM_PROBING;
+        qp_cancel_receives(qp, stream);
+        stream_set_timer(stream, PROBE_MS);
+        qp_probe(qp, stream);
+        stream_pump(stream);
+        return;
+    }
+    /* Where a Terminate still is to be sent, it goes now. */
+    if (farewell == FAREWELL_EXPECTED && error == 0)
+        stream_pump(stream);
+    if (stream->phase != STREAM_ESTABLISHED)
+        return;
+    bool died = farewell == FAREWELL_MISSING || (farewell == FAREWELL_NONE && error != 0);
+    qp_end(qp, stream, died ? ND_IO_TIMEOUT : ND_CANCELED);
+    if (error != 0)
+        stream_cut(stream);
+    else
+        stream_goodbye(stream);
+}
+
 static void lost(struct stream *stream, DWORD error)
 {
     TRACE("stream %p: lost in phase %d, error %lu", (void *)stream, stream->phase, error);
@@ -518,22 +565,7 @@ static void lost(struct stream *stream, DWORD error)
     case STREAM_CLOSED:
         return;
     case STREAM_ESTABLISHED:
-        /* What is still in the buffer is whole or will never be. */
-        qp_publish(stream->queue_pair, stream);
-        stream->after.events |= EVENT_ENDED;
-        if (error == 0 && stream->in.begin == stream->in.end && qp_has_requests(stream->queue_pair)) {
-            stream->phase = STREAM_PROBING;
-            qp_cancel_receives(stream->queue_pair, stream);
-            stream_set_timer(stream, PROBE_MS);
-            qp_probe(stream->queue_pair, stream);
-            stream_pump(stream);
-            return;
-        }
-        qp_end(stream->queue_pair, stream, error == 0 ? ND_CANCELED : ND_IO_TIMEOUT);
-        if (error != 0)
-            stream_cut(stream);
-        else
-            stream_goodbye(stream);
+        lost_established(stream, error);
         return;
     case STREAM_PROBING:
         qp_end(stream->queue_pair, stream, ND_IO_TIMEOUT);
@@ -547,6 +579,19 @@ static void lost(struct stream *stream, DWORD error)
         return;
     default:
         handshake_lost(stream, handshake_status(error));
+    }
+}
+
+void stream_leave(struct stream *stream)
+{
+    bool may_wait = stream->phase == STREAM_ESTABLISHED && stream->may_send;
+
+    if (may_wait && qp_leave(stream->queue_pair, stream)) {
+        process(stream);
+    } else if (!may_wait) {
+        if (stream->phase == STREAM_ESTABLISHED || stream->phase == STREAM_PROBING)
+            qp_end(stream->queue_pair, stream, ND_CANCELED);
+        stream_end(stream);
     }
 }
 

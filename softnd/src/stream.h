@@ -44,6 +44,7 @@ enum {
 struct stream_buffer {
     uint8_t *data;
     size_t size, begin, end;
+    size_t word; /* where the word to the peer begins that lies in it, counted from 1; 0: none does */
     uint8_t small[STREAM_SMALL_BUFFER];
 };
 
@@ -67,6 +68,7 @@ struct stream {
     struct stream_buffer out[2];
     unsigned filling;
     uint64_t sent_bytes, filled_bytes;
+    uint64_t taken_bytes; /* of what the peer sent, counted from its first byte */
 
     struct connector *connector;
     struct listener *listener;
@@ -114,6 +116,9 @@ bool stream_reply(struct stream *stream, bool reject, const void *private_data, 
 bool stream_complete(struct stream *stream);
 void stream_withdraw(struct stream *stream);
 
+/* An established connection ends from this side: EVENT_ENDED when it is known what became of all that was sent, which
+ * may be at once. Locked. */
+void stream_leave(struct stream *stream);
 /* Sends what is left, says goodbye and closes in the background. Locked. */
 void stream_goodbye(struct stream *stream);
 /* Closes at once. Locked. */
@@ -124,6 +129,10 @@ void stream_end(struct stream *stream);
 /* Room for `size` bytes of output, or NULL until something was sent. Locked. */
 uint8_t *stream_room(struct stream *stream, size_t size);
 void stream_filled(struct stream *stream, size_t size);
+/* Whether the peer may have received its bytes up to this one. Locked. */
+bool stream_went_out(const struct stream *stream, uint64_t position);
+/* The first bytes of the input are done with, and taken. Locked. */
+void stream_take(struct stream *stream, size_t size);
 /* Sends what is filled, and lets the queue pair fill more. Locked. */
 void stream_pump(struct stream *stream);
 /* Handles buffered input again, on a worker; with and without the lock held. */

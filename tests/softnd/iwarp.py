@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import IntEnum, IntFlag
+from typing import NamedTuple
 
 REQUEST_KEY = b"MPA ID Req Frame"
 REPLY_KEY = b"MPA ID Rep Frame"
@@ -338,6 +339,18 @@ def parse_terminate(payload: bytes) -> Terminate:
     return Terminate(first >> 4, first & 0xF, code, header, read_header, length)
 
 
+# Between two softnd ends (softnd/README.md, "On the wire").
+GREETING = 0x736F66746E640001
+WORD_STAG, LAST_WORD_STAG = 0xFFFFFF00, 0xFFFFFF01
+
+
+class Word(NamedTuple):
+    """How many bytes of this end's stream the peer has taken; `last`: it leaves."""
+
+    taken: int
+    last: bool
+
+
 # --- An end of a connection that keeps to the rules -------------------------------------------------
 
 
@@ -401,6 +414,9 @@ class Endpoint:
         self._reads: deque[_Read] = deque()
         self._stags = itertools.count(0x1001)
         self.rtr_taken = False
+        self.taken = 0  # bytes of the stream, the start-up among them
+        self.greeted = False  # the peer made itself known as one that words are for
+        self.words: list[Word] = []
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Endpoint:
@@ -453,6 +469,7 @@ class Endpoint:
             found = decode_startup(bytes(self._input), reply=reply)
             if found is not None:
                 del self._input[: found[1]]
+                self.taken += found[1]
                 return found[0]
             self._receive(deadline)
 
@@ -532,6 +549,11 @@ class Endpoint:
         payload = Terminate(layer, type, code, header, length=length).encode()
         self._send_untagged(Opcode.TERMINATE, Queue.TERMINATE, payload)
 
+    def tell(self, taken: int | None = None, *, last: bool = False) -> None:
+        """A word in softnd's manner: so many bytes of the peer's stream were taken."""
+        offset = self.taken if taken is None else taken
+        self.send_raw(tagged(Opcode.WRITE, LAST_WORD_STAG if last else WORD_STAG, offset, b""))
+
     def receive(self) -> Message:
         self.run_until(lambda: bool(self.messages))
         return self.messages.popleft()
@@ -583,6 +605,7 @@ class Endpoint:
                 self.rtr_taken = True
                 continue
             self._take(parse_segment(frame[2 : 2 + length]))
+            self.taken += size
         return True
 
     def _take(self, segment: Segment) -> None:
@@ -601,6 +624,8 @@ class Endpoint:
     def _take_write(self, segment: Segment) -> None:
         size = len(segment.payload)
         if size == 0:  # its tag is not looked at (RFC 5040, 5.2.1)
+            if segment.stag in (WORD_STAG, LAST_WORD_STAG):
+                self.words.append(Word(segment.offset, segment.stag == LAST_WORD_STAG))
             self.rtr_taken = True
             return
         region = self._region(segment.stag)
@@ -646,6 +671,7 @@ class Endpoint:
             raise ProtocolError(f"a Read Request of {len(request)} bytes")
         sink_stag, sink_offset, size, source_stag, source_offset = READ_REQUEST.unpack(request)
         data = b""
+        self.greeted |= size == 0 and sink_offset == GREETING
         if size:
             region = self._region(source_stag)
             at = region.place(source_offset, size, Rights.READ)

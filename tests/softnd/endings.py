@@ -1,0 +1,367 @@
+"""Short conversations whose ends leave at once: what every Send that was taken must survive (F.5.4).
+
+A conversation has two roles, which run in threads or processes of their own. Either role may be the side that
+connects, and a program of version 1 or 2. Each role checks its own completions and raises what it did not expect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import consumer
+import consumer1
+import nd2
+from consumer import DEADLINE_S, Kit
+from nd2 import NULL, Op, Status, ffi, kernel32
+
+PAGE = 4096
+LARGEST_PRIVATE_DATA = 508
+
+
+@contextlib.contextmanager
+def passing(kit: Kit) -> Iterator[None]:
+    """What is made in this block is released at its end."""
+    closing, kept = len(kit._closing), len(kit.kept)
+    try:
+        yield
+    finally:
+        while len(kit._closing) > closing:
+            kit._closing.pop()()
+        del kit.kept[kept:]
+
+
+class End:
+    """One end of a connection of version 2. A request is known by the number that posting it gave."""
+
+    version = 2
+
+    def __init__(self, node: Any, limits: tuple[int, int], **options: Any) -> None:
+        self.node, self.kit, self.limits = node, node.kit, limits
+        self.side = self.make_side(**options)
+        self.connector = self.side.connector
+        self.region = self.side.region
+        self._done: dict[int, Any] = {}
+        self._next = 1
+
+    def make_side(self, **options: Any) -> Any:
+        return consumer.Side(self.node, 1, **options)
+
+    def issue(self, interface: Any, method: str, *arguments: Any) -> Any:
+        return self.kit.issue(interface, method, *arguments)
+
+    def connect(self, to: tuple[str, int], data: bytes) -> None:
+        request = consumer.connect(self.kit, self.connector, self.side.qp, to, self.limits, data)
+        assert request.result() == Status.SUCCESS
+        assert self.issue(self.connector, "CompleteConnect").result() == Status.SUCCESS
+
+    def accept(self, data: bytes) -> None:
+        request = consumer.accept(self.kit, self.connector, self.side.qp, self.limits, data)
+        assert request.result() == Status.SUCCESS
+
+    def private_data(self) -> bytes:
+        return consumer.private_data(self.connector)
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next
+
+    def receive(self, size: int = PAGE, offset: int = PAGE) -> int:
+        number = self._number()
+        self.side.receive(*self._elements(offset, size), context=number)
+        return number
+
+    def send(self, size: int = PAGE) -> int:
+        number = self._number()
+        self.side.send(*self._elements(0, size), context=number)
+        return number
+
+    def _elements(self, offset: int, size: int) -> list[tuple[int, int, int]]:
+        return [self.region.sge(offset, size)] if size else []
+
+    def window(self, size: int, flags: int) -> bytes:
+        """The description of a window over the beginning of the memory, for trespass()."""
+        window = self.side.bound_window(2 * PAGE, size, flags)
+        return b"%d %d" % (self.region.address + 2 * PAGE, window.GetRemoteToken())
+
+    def trespass(self, window: bytes, how: str, beyond: int) -> int:
+        """Read or Write through the window, from `beyond` on."""
+        number = self._number()
+        address, token = (int(word) for word in window.split())
+        post = self.side.read if how == "read" else self.side.write
+        where = {"at" if how == "read" else "to": address + beyond}
+        post(self.region.sge(0, 64), token=token, context=number, **where)
+        return number
+
+    def _collect(self) -> list[tuple[int, Any]]:
+        return [(done.context, done.status) for done in consumer.get_results(self.side.cq, 16)]
+
+    def outcome(self, number: int) -> Any:
+        end = time.monotonic() + DEADLINE_S
+        while number not in self._done:
+            new = self._collect()
+            self._done.update(new)
+            if not new:
+                assert time.monotonic() < end, f"request {number} has no outcome; others have {self._done}"
+                kernel32.Sleep(0)
+        return self._done[number]
+
+    def disconnect(self) -> None:
+        assert self.issue(self.connector, "Disconnect").result() == Status.SUCCESS
+
+
+class End1(End):
+    """One end of version 1."""
+
+    version = 1
+
+    def make_side(self, **options: Any) -> Any:
+        return consumer1.Side(self.node, limits=self.limits, **options)
+
+    def issue(self, interface: Any, method: str, *arguments: Any) -> Any:
+        return consumer1.issue(self.kit, interface, method, *arguments)
+
+    def connect(self, to: tuple[str, int], data: bytes) -> None:
+        assert consumer1.connect(self.side, to, data).result() == Status.SUCCESS
+        assert self.issue(self.connector, "CompleteConnect").result() == Status.SUCCESS
+
+    def accept(self, data: bytes) -> None:
+        assert consumer1.accept(self.side, data).result() == Status.SUCCESS
+
+    def private_data(self) -> bytes:
+        return consumer1.connection_data(self.connector)[2]
+
+    def receive(self, size: int = PAGE, offset: int = PAGE) -> int:
+        return consumer1.address_of(self.side.receive(*self._elements(offset, size)))
+
+    def send(self, size: int = PAGE) -> int:
+        return consumer1.address_of(self.side.send(*self._elements(0, size)))
+
+    def window(self, size: int, flags: int) -> bytes:
+        *_, made = self.side.bound_window(2 * PAGE, size, flags)
+        return bytes(ffi.buffer(made))
+
+    def trespass(self, window: bytes, how: str, beyond: int) -> int:
+        # Its own side would refuse what is outside of the window: a greater one is claimed.
+        base, length, token = consumer1.fields(ffi.from_buffer("ND_MW_DESCRIPTOR *", window))
+        claimed = consumer1.descriptor(base, length + 2 * PAGE, token)
+        post = self.side.read if how == "read" else self.side.write
+        return consumer1.address_of(post(self.region.sge(0, 64), remote=claimed, offset=beyond))
+
+    def _collect(self) -> list[tuple[int, Any]]:
+        return [(done.address, done.status) for done in consumer1.get_results(self.side.cq, 16)]
+
+
+class Party:
+    """A program that takes part in many conversations, one after the other."""
+
+    def __init__(self, version: int, library: nd2.Library | None = None) -> None:
+        self.kit = Kit(library)
+        self.version = version
+        node = consumer.Node if version == 2 else consumer1.Node
+        self.node: Any = node(self.kit, consumer.LOOPBACK)
+        self.listener: Any = None
+
+    def listen(self) -> tuple[str, int]:
+        if self.version == 2:
+            self.listener = self.node.listener()
+            return consumer.get_address(self.listener, "GetLocalAddress")
+        self.listener, to = self.node.listen()
+        return to
+
+    @contextlib.contextmanager
+    def meet(
+        self, to: tuple[str, int] | None, data: bytes, limits: tuple[int, int], prepare: Callable[[End], None]
+    ) -> Iterator[End]:
+        """An end that is connected: to that address or, without one, by who comes."""
+        with passing(self.kit):
+            end = (End if self.version == 2 else End1)(self.node, limits)
+            prepare(end)
+            if to is None:
+                asked = end.issue(self.listener, "GetConnectionRequest", end.connector)
+                assert asked.result() == Status.SUCCESS
+                end.got = end.private_data()
+                end.accept(data)
+            else:
+                end.connect(to, data)
+            yield end
+
+
+# Each conversation: what it is called, and for its two roles: what to prepare, and what to do.
+
+
+def post_a_receive(end: End) -> None:
+    end.first = end.receive()
+
+
+def nothing(_: End) -> None:
+    pass
+
+
+def exchange_and_leave(end: End) -> None:
+    """One message each way, then both leave."""
+    sent = end.send()
+    assert end.outcome(end.first) == Status.SUCCESS
+    end.disconnect()
+    assert end.outcome(sent) == Status.SUCCESS, f"the Send: {end.outcome(sent)}"
+
+
+def give_a_token(flags: int) -> Callable[[End], None]:
+    def role(end: End) -> None:
+        window = end.window(PAGE, flags)
+        end.region.put(0, window)
+        waiting = end.receive()
+        sent = end.send(len(window))
+        assert end.outcome(sent) == Status.SUCCESS, f"the Send of the token: {end.outcome(sent)}"
+        assert end.outcome(waiting) == Status.CANCELED
+        end.disconnect()
+
+    return role
+
+
+def misuse_the_token(how: str, beyond: int) -> Callable[[End], None]:
+    def role(end: End) -> None:
+        assert end.outcome(end.first) == Status.SUCCESS
+        size = 28 if end.version == 1 else PAGE
+        window = end.region.get(PAGE, size)
+        refused = end.trespass(window.split(b"\0")[0] if end.version == 2 else window[:20], how, beyond)
+        assert end.outcome(refused) == Status.ACCESS_VIOLATION, f"the {how}: {end.outcome(refused)}"
+        end.disconnect()
+
+    return role
+
+
+def send_nothing(end: End) -> None:
+    waiting = end.receive()
+    sent = end.send(0)
+    assert end.outcome(sent) == Status.SUCCESS, f"the Send of no bytes: {end.outcome(sent)}"
+    assert end.outcome(waiting) == Status.CANCELED
+    end.disconnect()
+
+
+def take_one_and_leave(end: End) -> None:
+    assert end.outcome(end.first) == Status.SUCCESS
+    end.disconnect()
+
+
+BURST = 4
+IDLE_MS = 20
+
+
+def post_receives(end: End) -> None:
+    end.all = [end.receive(64) for _ in range(BURST)]
+
+
+def send_a_burst(end: End) -> None:
+    kernel32.Sleep(IDLE_MS)
+    sent = [end.send(64) for _ in range(BURST)]
+    outcomes = [end.outcome(number) for number in sent]
+    assert outcomes == [Status.SUCCESS] * BURST, f"the Sends: {outcomes}"
+    end.disconnect()
+
+
+def take_the_burst_and_leave(end: End) -> None:
+    assert [end.outcome(number) for number in end.all] == [Status.SUCCESS] * BURST
+    end.disconnect()
+
+
+def send_a_burst_and_leave_when_answered(end: End) -> None:
+    kernel32.Sleep(IDLE_MS)
+    sent = [end.send(64) for _ in range(BURST)]
+    assert end.outcome(end.first) == Status.SUCCESS
+    end.disconnect()
+    outcomes = [end.outcome(number) for number in sent]
+    assert outcomes == [Status.SUCCESS] * BURST, f"the Sends: {outcomes}"
+
+
+def take_the_burst_and_answer(end: End) -> None:
+    assert [end.outcome(number) for number in end.all] == [Status.SUCCESS] * BURST
+    sent = end.send(64)
+    assert end.outcome(sent) == Status.SUCCESS, f"the answer: {end.outcome(sent)}"
+    end.disconnect()
+
+
+Role = tuple[Callable[[End], None], Callable[[End], None]]
+
+READ_ONLY, BOTH = Op.ALLOW_READ, Op.ALLOW_READ | Op.ALLOW_WRITE
+CONVERSATIONS: dict[str, tuple[Role, Role, tuple[int, int], bytes]] = {
+    "a message each way, both leave": (
+        (post_a_receive, exchange_and_leave), (post_a_receive, exchange_and_leave), (0, 0), b""
+    ),
+    "read beyond the window": (
+        (nothing, give_a_token(BOTH)), (post_a_receive, misuse_the_token("read", PAGE)), (1, 1), b""
+    ),
+    "write beyond the window": (
+        (nothing, give_a_token(BOTH)), (post_a_receive, misuse_the_token("write", PAGE)), (1, 1), b""
+    ),
+    "write into a window to read": (
+        (nothing, give_a_token(READ_ONLY)), (post_a_receive, misuse_the_token("write", 0)), (1, 1), b""
+    ),
+    "largest private data, a Send of nothing": (
+        (nothing, send_nothing), (post_a_receive, take_one_and_leave), (0, 0), bytes(range(254)) * 2
+    ),
+    "a burst, the receiver leaves": (
+        (nothing, send_a_burst), (post_receives, take_the_burst_and_leave), (0, 0), b""
+    ),
+    "a burst and an answer, the sender leaves": (
+        (post_a_receive, send_a_burst_and_leave_when_answered), (post_receives, take_the_burst_and_answer), (0, 0), b""
+    ),
+}  # fmt: skip
+
+
+def take_part(party: Party, name: str, role: int, to: tuple[str, int] | None, count: int) -> list[str]:
+    """Has `count` conversations in the role 0 or 1; what went wrong, each at most once."""
+    failures = []
+    prepare, act = CONVERSATIONS[name][role]
+    _, _, limits, data = CONVERSATIONS[name]
+    for number in range(count):
+        try:
+            with party.meet(to, data, limits, prepare) as end:
+                act(end)
+        except AssertionError as error:
+            failures.append(f"{number}: role {role}: {error}")
+    return failures
+
+
+def converse(name: str, active: int, versions: tuple[int, int], count: int, threads: int = 1) -> list[str]:
+    """Both roles in threads of this process; `active` is the role that connects. What went wrong."""
+    failures: list[str] = []
+    gate = threading.Barrier(2 * threads, timeout=DEADLINE_S)
+
+    def run(role: int, channel: list[Any], known: threading.Event) -> None:
+        party = None
+        try:
+            party = Party(versions[role])
+            if role == active:
+                assert known.wait(DEADLINE_S)
+                to = channel[0]
+            else:
+                channel.append(party.listen())
+                known.set()
+                to = None
+            gate.wait()
+            failures.extend(take_part(party, name, role, to, count))
+        except Exception as error:
+            failures.append(f"role {role} ended: {error!r}")
+            gate.abort()
+        finally:
+            if party is not None:
+                party.kit.close()
+
+    workers = []
+    for _ in range(threads):
+        channel: list[Any] = []
+        known = threading.Event()
+        workers += [threading.Thread(target=run, args=(role, channel, known), daemon=True) for role in (0, 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(DEADLINE_S + count)
+        assert not worker.is_alive(), f"a role does not end, after {failures[:5]}"
+    return failures
+
+
+__all__ = ["CONVERSATIONS", "NULL", "Party", "converse", "take_part"]
