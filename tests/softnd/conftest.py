@@ -12,6 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # an embedded Python does not look beside a test
 
+pytest.register_assert_rewrite("endings")
+
 WINDOWS = sys.platform == "win32"
 SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
 STRESS = bool(os.environ.get("NDPY_STRESS"))

@@ -7,6 +7,7 @@ connects, and a program of version 1 or 2. Each role checks its own completions 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import consumer
 import consumer1
 import nd2
 from consumer import DEADLINE_S, Kit
-from nd2 import NULL, Op, Status, ffi, kernel32
+from nd2 import Op, Status, kernel32
 
 PAGE = 4096
 LARGEST_PRIVATE_DATA = 508
@@ -85,12 +86,12 @@ class End:
     def window(self, size: int, flags: int) -> bytes:
         """The description of a window over the beginning of the memory, for trespass()."""
         window = self.side.bound_window(2 * PAGE, size, flags)
-        return b"%d %d" % (self.region.address + 2 * PAGE, window.GetRemoteToken())
+        return b"%d %d " % (self.region.address + 2 * PAGE, window.GetRemoteToken())
 
     def trespass(self, window: bytes, how: str, beyond: int) -> int:
         """Read or Write through the window, from `beyond` on."""
         number = self._number()
-        address, token = (int(word) for word in window.split())
+        address, token = (int(word) for word in window.split()[:2])
         post = self.side.read if how == "read" else self.side.write
         where = {"at" if how == "read" else "to": address + beyond}
         post(self.region.sge(0, 64), token=token, context=number, **where)
@@ -108,6 +109,9 @@ class End:
                 assert time.monotonic() < end, f"request {number} has no outcome; others have {self._done}"
                 kernel32.Sleep(0)
         return self._done[number]
+
+    def release_queue_pair(self) -> None:
+        self.side.qp.release()
 
     def disconnect(self) -> None:
         assert self.issue(self.connector, "Disconnect").result() == Status.SUCCESS
@@ -134,6 +138,9 @@ class End1(End):
     def private_data(self) -> bytes:
         return consumer1.connection_data(self.connector)[2]
 
+    def release_queue_pair(self) -> None:
+        self.side.endpoint.release()
+
     def receive(self, size: int = PAGE, offset: int = PAGE) -> int:
         return consumer1.address_of(self.side.receive(*self._elements(offset, size)))
 
@@ -142,12 +149,13 @@ class End1(End):
 
     def window(self, size: int, flags: int) -> bytes:
         *_, made = self.side.bound_window(2 * PAGE, size, flags)
-        return bytes(ffi.buffer(made))
+        base, _, token = consumer1.fields(made)
+        return b"%d %d " % (base, int.from_bytes(token, "little"))
 
     def trespass(self, window: bytes, how: str, beyond: int) -> int:
         # Its own side would refuse what is outside of the window: a greater one is claimed.
-        base, length, token = consumer1.fields(ffi.from_buffer("ND_MW_DESCRIPTOR *", window))
-        claimed = consumer1.descriptor(base, length + 2 * PAGE, token)
+        base, token = (int(word) for word in window.split()[:2])
+        claimed = consumer1.descriptor(base, 3 * PAGE, token.to_bytes(4, "little"))
         post = self.side.read if how == "read" else self.side.write
         return consumer1.address_of(post(self.region.sge(0, 64), remote=claimed, offset=beyond))
 
@@ -225,9 +233,7 @@ def give_a_token(flags: int) -> Callable[[End], None]:
 def misuse_the_token(how: str, beyond: int) -> Callable[[End], None]:
     def role(end: End) -> None:
         assert end.outcome(end.first) == Status.SUCCESS
-        size = 28 if end.version == 1 else PAGE
-        window = end.region.get(PAGE, size)
-        refused = end.trespass(window.split(b"\0")[0] if end.version == 2 else window[:20], how, beyond)
+        refused = end.trespass(end.region.get(PAGE, 64), how, beyond)
         assert end.outcome(refused) == Status.ACCESS_VIOLATION, f"the {how}: {end.outcome(refused)}"
         end.disconnect()
 
@@ -245,6 +251,11 @@ def send_nothing(end: End) -> None:
 def take_one_and_leave(end: End) -> None:
     assert end.outcome(end.first) == Status.SUCCESS
     end.disconnect()
+
+
+def take_one_and_release(end: End) -> None:
+    assert end.outcome(end.first) == Status.SUCCESS
+    end.release_queue_pair()
 
 
 BURST = 4
@@ -287,8 +298,9 @@ def take_the_burst_and_answer(end: End) -> None:
 Role = tuple[Callable[[End], None], Callable[[End], None]]
 
 READ_ONLY, BOTH = Op.ALLOW_READ, Op.ALLOW_READ | Op.ALLOW_WRITE
+END_TOGETHER = "a message each way, both leave"
 CONVERSATIONS: dict[str, tuple[Role, Role, tuple[int, int], bytes]] = {
-    "a message each way, both leave": (
+    END_TOGETHER: (
         (post_a_receive, exchange_and_leave), (post_a_receive, exchange_and_leave), (0, 0), b""
     ),
     "read beyond the window": (
@@ -302,6 +314,9 @@ CONVERSATIONS: dict[str, tuple[Role, Role, tuple[int, int], bytes]] = {
     ),
     "largest private data, a Send of nothing": (
         (nothing, send_nothing), (post_a_receive, take_one_and_leave), (0, 0), bytes(range(254)) * 2
+    ),
+    "a Send of nothing, the receiver releases its queue pair": (
+        (nothing, send_nothing), (post_a_receive, take_one_and_release), (0, 0), b""
     ),
     "a burst, the receiver leaves": (
         (nothing, send_a_burst), (post_receives, take_the_burst_and_leave), (0, 0), b""
@@ -324,6 +339,25 @@ def take_part(party: Party, name: str, role: int, to: tuple[str, int] | None, co
         except AssertionError as error:
             failures.append(f"{number}: role {role}: {error}")
     return failures
+
+
+def play(channel: Any, version: int, name: str, role: int, to: list[Any] | None, count: int) -> None:
+    """One role, in a process of its own (peer.py)."""
+    party = Party(version)
+    if to is None:
+        channel.send(party.listen())
+    failures = take_part(party, name, role, tuple(to) if to else None, count)
+    party.kit.close()
+    channel.send(failures)
+
+
+def vanish(channel: Any, count: int) -> None:
+    """Takes part of a burst and is gone: its process ends without a word to the provider."""
+    party = Party(2)
+    channel.send(party.listen())
+    with party.meet(None, b"", (0, 0), post_receives) as end:
+        assert [end.outcome(number) for number in end.all[:count]] == [Status.SUCCESS] * count
+        os._exit(0)
 
 
 def converse(name: str, active: int, versions: tuple[int, int], count: int, threads: int = 1) -> list[str]:
@@ -362,6 +396,3 @@ def converse(name: str, active: int, versions: tuple[int, int], count: int, thre
         worker.join(DEADLINE_S + count)
         assert not worker.is_alive(), f"a role does not end, after {failures[:5]}"
     return failures
-
-
-__all__ = ["CONVERSATIONS", "NULL", "Party", "converse", "take_part"]
