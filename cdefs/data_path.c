@@ -5,7 +5,7 @@
      struct native_request, native_data_request()   a request in the provider's words
      native_post(), native_receive(), native_receive_shared()
      struct native_result, native_poll(), native_slot(), native_queue_pair(), status_of(), native_vendor_status(),
-     native_bytes(), native_invalidated(), translate_status()
+     native_bytes(), native_received(), translate_status()
 
    Each direction of a queue pair is a ring of slots; the provider gets the address of a request's slot as its context and
    gives it back with the completion. Requests of one direction complete in order, so a completion retires every slot up to
@@ -204,10 +204,8 @@ static void translate(const struct native_result *result, struct ndpy_completion
         if (slot->operation == NDPY_INVALIDATE)
             out->flags |= NDPY_HIDDEN | NDPY_INVALIDATED;
     }
-    if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS && native_invalidated(result)) {
-        out->flags |= NDPY_INVALIDATED;
-        out->vendor_status = native_invalidated(result);
-    }
+    if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS)
+        native_received(result, out);
 }
 
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)

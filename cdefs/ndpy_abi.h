@@ -8,7 +8,8 @@ enum ndpy_operation {
     NDPY_INVALIDATE = 3,
     NDPY_READ = 4,
     NDPY_WRITE = 5,
-    NDPY_SEND_AND_INVALIDATE = 6    /* for posting; it completes as a send */
+    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* Python's; here a receive with NDPY_WRITTEN */
+    NDPY_SEND_AND_INVALIDATE = 16   /* for posting; it completes as a send */
 };
 
 enum ndpy_status {
@@ -58,8 +59,10 @@ enum ndpy_connection {
 enum ndpy_completion_flag {
     NDPY_HIDDEN = 1,            /* a silent success: it only retires requests */
     NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot */
-    NDPY_INVALIDATED = 4        /* the peer has invalidated the window whose token vendor_status is; of a hidden one of no
+    NDPY_INVALIDATED = 4,       /* the peer has invalidated the window whose token vendor_status is; of a hidden one of no
                                    queue pair (NDPY_FROM_SHARED_QUEUE): the window whose number slot is */
+    NDPY_IMMEDIATE = 8,         /* a receive with immediate data, which vendor_status is */
+    NDPY_WRITTEN = 16           /* with IMMEDIATE: of a peer's write, which left the receive's own memory alone */
 };
 
 /* A scatter/gather element: the layout of ibv_sge and of ND2_SGE. */

@@ -26,9 +26,12 @@ _ENTRY = struct.Struct("=QQIIIIIIII")
 _HIDDEN = 1
 _FROM_SHARED_QUEUE = 2
 _INVALIDATED = 4
-_HIDDEN_OR_INVALIDATED = _HIDDEN | _INVALIDATED
+_IMMEDIATE = 8
+_WRITTEN = 16
+_OUT_OF_THE_ORDINARY = _HIDDEN | _INVALIDATED | _WRITTEN
 
 _RECEIVE = int(Operation.RECEIVE)
+_RECEIVE_RDMA_WITH_IMMEDIATE = int(Operation.RECEIVE_RDMA_WITH_IMMEDIATE)
 _WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _OPERATIONS = tuple(Operation)
 _STATUSES = tuple(Status)
@@ -74,7 +77,8 @@ class Source:
 class Completion(tuple[Any, ...]):
     """The end of a request: a view of what the provider wrote, looked at only when asked.
 
-    context: the value given when posting. nbytes: bytes moved by a successful request.
+    context: the value given when posting. nbytes: bytes moved by a successful request; of a
+    RECEIVE_RDMA_WITH_IMMEDIATE those that the peer wrote.
     status: Status; native_status: the provider's own number; vendor_status: its detail for an error, 0 if none.
     """
 
@@ -83,7 +87,15 @@ class Completion(tuple[Any, ...]):
     context: int = property(itemgetter(0))  # type: ignore[assignment]
     nbytes: int = property(itemgetter(1))  # type: ignore[assignment]
     native_status: int = property(itemgetter(4))  # type: ignore[assignment]
-    vendor_status: int = property(itemgetter(5))  # type: ignore[assignment]
+
+    @property
+    def vendor_status(self) -> int:
+        return 0 if self[3] == _SUCCESS else cast(int, self[5])
+
+    @property
+    def immediate(self) -> int | None:
+        """The 32 bits that the peer sent beside its message or write, in host order; None if it sent none."""
+        return cast(int, self[5]) if self[9] & _IMMEDIATE else None
 
     @property
     def operation(self) -> Operation:
@@ -121,6 +133,7 @@ class Completion(tuple[Any, ...]):
     def __repr__(self) -> str:
         return (
             f"<Completion {self.operation.name} {self.status.name} context={self.context:#x} nbytes={self.nbytes}"
+            f"{'' if self.immediate is None else f' immediate={self.immediate:#x}'}"
             f"{'' if self.ok else f' native_status={self.native_status}'}>"
         )
 
@@ -229,13 +242,15 @@ class CompletionQueue(Resource):
                     self._take_kept(source, entry[6])
             if entry[3] > _CANCELED:
                 failed.append(source)
-            if not flags & _HIDDEN_OR_INVALIDATED:
+            if not flags & _OUT_OF_THE_ORDINARY:
                 completions.append(_make(Completion, (*entry, source)))
+            elif flags & _WRITTEN:
+                completions.append(_make(Completion, (*entry[:2], _RECEIVE_RDMA_WITH_IMMEDIATE, *entry[3:], source)))
             elif flags & _INVALIDATED:
                 queue_pair = source.queue_pair()
                 if queue_pair is not None:
                     queue_pair._on_window_lost(entry[5])
-                completions.append(_make(Completion, (*entry[:5], 0, *entry[6:], source)))
+                completions.append(_make(Completion, (*entry, source)))
         return completions
 
     def _lose_window(self, entry: tuple[int, ...]) -> None:

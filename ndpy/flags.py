@@ -42,7 +42,11 @@ class Flags(enum.IntFlag):
 
 
 class Operation(enum.IntEnum):
-    """What a completion is the end of."""
+    """What a completion is the end of.
+
+    RECEIVE_RDMA_WITH_IMMEDIATE (verbs only): the peer wrote with immediate data, which takes a receive for the notice. The
+    data are where the peer's token leads; the receive's own memory is untouched (IBV_WC_RECV_RDMA_WITH_IMM).
+    """
 
     RECEIVE = 0
     SEND = 1
@@ -50,6 +54,7 @@ class Operation(enum.IntEnum):
     INVALIDATE = 3
     READ = 4
     WRITE = 5
+    RECEIVE_RDMA_WITH_IMMEDIATE = 6
 
 
 class Status(enum.IntEnum):

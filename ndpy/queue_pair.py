@@ -29,7 +29,7 @@ _SEND = int(Operation.SEND)
 _READ = int(Operation.READ)
 _WRITE = int(Operation.WRITE)
 # enum ndpy_operation: a send that completes as one.
-_SEND_AND_INVALIDATE = 6
+_SEND_AND_INVALIDATE = 16
 _INLINE = int(Flags.INLINE)
 # enum ndpy_internal_flag of cdefs/ndpy_abi.h.
 _UNWRITABLE = 0x100

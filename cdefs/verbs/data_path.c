@@ -1,5 +1,7 @@
 /* The data path's part for verbs; see ../data_path.c. */
 
+#include <arpa/inet.h>
+
 #include "../rings.h"
 
 _Static_assert(sizeof(struct ndpy_element) == sizeof(struct ibv_sge), "an element is an ibv_sge");
@@ -140,10 +142,19 @@ static uint32_t native_bytes(const struct native_result *result)
     return result->wc.byte_len;
 }
 
-/* rxe passes on the kernel's number for it, which is here a flag of datagrams. */
-static uint32_t native_invalidated(const struct native_result *result)
+/* What came beside the data. The two share a field of the completion, and no message has both. */
+static void native_received(const struct native_result *result, struct ndpy_completion *out)
 {
-    return result->wc.wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK) ? result->wc.invalidated_rkey : 0;
+    const struct ibv_wc *wc = &result->wc;
+
+    if (wc->wc_flags & IBV_WC_WITH_IMM) {
+        out->flags |= wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM ? NDPY_IMMEDIATE | NDPY_WRITTEN : NDPY_IMMEDIATE;
+        out->vendor_status = ntohl(wc->imm_data);
+    } else if (wc->wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK) && wc->invalidated_rkey) {
+        /* rxe passes on the kernel's number for it, which is here a flag of datagrams. */
+        out->flags |= NDPY_INVALIDATED;
+        out->vendor_status = wc->invalidated_rkey;
+    }
 }
 
 static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
