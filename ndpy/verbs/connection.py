@@ -51,6 +51,8 @@ class VerbsConnector(Connector):
         self._id = identifier
         self._request: tuple[bytes, ReadLimits] = (b"", ReadLimits(0, 0))
         self._disconnect_sent = False
+        #: iWARP: the peer has left before complete_connect(); what it sent until then has arrived.
+        self._left_early = False
         self._iwarp = adapter.info.transport == "iWARP"
         self._target = ""
         #: The address of bind(), for every attempt.
@@ -213,6 +215,8 @@ class VerbsConnector(Connector):
                     raise
             self._move("established")
             queue_pair._begin_connection()
+            if self._left_early:
+                self._on_disconnected()
         pending.succeed(None)
         return pending
 
@@ -460,6 +464,10 @@ class VerbsConnector(Connector):
             # The answer to the peer's request; without it the peer waits for its retries to run out.
             lib.rdma_disconnect(self._id)
             self._on_disconnected()
+        elif self._iwarp and kind in _ENDINGS and self._state == "offered":
+            # The connection is up since the reply came, so the peer may have sent and left: its messages count.
+            lib.rdma_disconnect(self._id)
+            self._left_early = True
         elif kind in _ENDINGS and self._state in ("accepting", "offered", "requested"):
             return self._handle_loss(event)
         return None
@@ -576,7 +584,7 @@ class VerbsConnector(Connector):
         self._pending = None
         self._release_queue_pair()
         self._move("failed")
-        if isinstance(queue_pair, VerbsQueuePair) and (state == "accepting" or self._iwarp):
+        if isinstance(queue_pair, VerbsQueuePair) and state == "accepting":
             queue_pair._end_connection()
         return (pending, error) if pending else None
 

@@ -15,6 +15,7 @@ from helpers import (
     assert_works,
     connect_ends,
     connect_pair,
+    contents,
     create_end,
     establish,
     expose,
@@ -24,6 +25,7 @@ from helpers import (
     require_reusable_queue_pairs,
     send_message,
     statuses,
+    succeed,
     take,
     wait_until,
 )
@@ -106,6 +108,32 @@ def test_h_1_2_a_slow_application_is_no_timeout(adapter, keep, ends):
     offer.client.complete_connect(DEADLINE_S)
     accepting.result(DEADLINE_S)
     send_message(keep, client, server, b"in the end")
+
+
+def test_what_a_server_sent_before_it_left_arrives(adapter, keep, ends):
+    """On iWARP a connection is up for the server as soon as it has accepted; with complete_connect() the client joins it."""
+    if "REFUSE_OFFER" in adapter.info.flags:
+        pytest.skip(f"on {adapter.info.name} a server cannot send before the client has completed the connection")
+    client, server = ends
+    inbox = memory(keep, adapter, 64)
+    for context in (1, 2):
+        client.queue_pair.receive(inbox, context=context)
+    offer, accepting = offered(keep, adapter, client, server)
+    accepting.result(DEADLINE_S)
+    server.queue_pair.send(memory(keep, adapter, b"all there is"))
+    succeed(server.cq)
+    offer.server.disconnect(DEADLINE_S)
+    time.sleep(QUIET_S)
+    offer.client.complete_connect(DEADLINE_S)
+    message, rest = take(client.cq, 2)
+    assert (message.status, message.context, message.nbytes) == (Status.SUCCESS, 1, 12)
+    assert contents(inbox).startswith(b"all there is")
+    assert (rest.status, rest.context) == (Status.CANCELED, 2)
+    assert offer.client.state == "disconnected"
+    offer.client.wait_disconnected(DEADLINE_S)
+    client.queue_pair.send([], context=3)
+    assert statuses(take(client.cq)) == [Status.CANCELED]
+    offer.client.disconnect(DEADLINE_S)
 
 
 # ---- H.2: bind ----
