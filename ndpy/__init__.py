@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
 from ndpy.completion import Completion, CompletionQueue
-from ndpy.connection import Connector, Listener, ReadLimits
+from ndpy.connection import Connector, Listener, ReadLimits, RetryPolicy
 from ndpy.errors import (
     AccessViolationError,
     AdapterNotFoundError,
@@ -128,6 +128,7 @@ __all__ = [
     "ReadLimits",
     "RegistrationCache",
     "RemoteMemory",
+    "RetryPolicy",
     "Sge",
     "SharedReceiveQueue",
     "Status",

@@ -13,7 +13,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
-from ndpy.connection import Address, Connector, Listener
+from ndpy.connection import Address, Connector, Listener, RetryPolicy
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow
@@ -214,6 +214,7 @@ class Adapter(Resource):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
     ) -> Connector:
         """Connect a queue pair and complete it in one call; see Connector.connect(). The connector is the caller's to close."""
@@ -225,6 +226,7 @@ class Adapter(Resource):
                 private_data=private_data,
                 inbound_read_limit=inbound_read_limit,
                 outbound_read_limit=outbound_read_limit,
+                retry=retry,
                 timeout_s=timeout_s,
             )
             connector.complete_connect(timeout_s)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import ipaddress
 import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ndpy import errors
 from ndpy.pending import Pending, wait_or_cancel
@@ -41,6 +42,43 @@ class ReadLimits(NamedTuple):
 
     inbound: int
     outbound: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RetryPolicy:
+    """How often this side's adapter tries again before a message counts as lost, for connect() and accept().
+
+    It holds for what this side sends, and with min_rnr_timer for what it receives; the peer's own choice holds for what the
+    peer sends. A field that is None keeps what a connection has without a policy. Only adapters with RETRY_POLICY in
+    info.flags have one: iWARP leaves it to TCP, and NetworkDirect to its provider.
+
+    Parameters:
+        retry_count: 0 to 7, tries when the peer's adapter does not answer. Without a policy 7.
+        rnr_retry_count: 0 to 7, tries when the peer has no receive posted; ENDLESS (7) never gives up. The peer's
+            min_rnr_timer is the time between them. Without a policy at most 6, so that a message that nobody receives
+            ends IO_TIMEOUT within 5 s; without end if the peer says that it has a shared receive queue.
+        min_rnr_timer: 0 to 31, the code of the time that the peer waits when it finds no receive posted here: 1 is
+            0.01 ms, 12 is 0.64 ms, 18 is 5.12 ms, 24 is 40.96 ms, 27 is 122.88 ms, 31 is 491.52 ms, 0 is 655.36 ms.
+            Without a policy 27.
+        ack_timeout: 0 to 31, the code of the time without an answer after which the adapter tries again, 4.096 us times
+            2**ack_timeout; 0 waits for ever. Adapters round it up. Without a policy what the connection manager computes.
+    Raises:
+        ValueError: a value that is out of range.
+    Source: ibv_modify_qp(3), rdma_connect(3).
+    """
+
+    ENDLESS: ClassVar[int] = 7
+
+    retry_count: int | None = None
+    rnr_retry_count: int | None = None
+    min_rnr_timer: int | None = None
+    ack_timeout: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, most in (("retry_count", 7), ("rnr_retry_count", 7), ("min_rnr_timer", 31), ("ack_timeout", 31)):
+            value = getattr(self, field)
+            if value is not None and not (isinstance(value, int) and 0 <= value <= most):
+                raise ValueError(f"{field} is 0 to {most} or None, not {value!r}")
 
 
 def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
@@ -210,15 +248,18 @@ class Connector(Resource):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Ask the listener at `address` for a connection, and wait until it accepted; complete_connect() comes next.
 
         private_data: up to info.max_caller_data bytes for the server. Read limits: None for the adapter's; larger ones
-        are lowered silently. After a failure the queue pair is as it was, its posted receives included.
+        are lowered silently. retry: see RetryPolicy. After a failure the queue pair is as it was, its posted receives
+        included.
 
         Raises ConnectionRefusedError (nobody listens, or rejected: see private_data), TimeoutError,
-        AddressUnreachableError, LimitExceededError, NotConnectedError in a wrong state.
+        AddressUnreachableError, LimitExceededError, NotConnectedError in a wrong state, and UnsupportedError for a policy
+        where info.flags lacks RETRY_POLICY.
         Source: IND2Connector::Connect (contract H.4); rdma_connect(3).
         """
         wait_or_cancel(
@@ -228,6 +269,7 @@ class Connector(Resource):
                 private_data=private_data,
                 inbound_read_limit=inbound_read_limit,
                 outbound_read_limit=outbound_read_limit,
+                retry=retry,
             ),
             timeout_s,
         )
@@ -241,6 +283,7 @@ class Connector(Resource):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Pending[None]:
         """Start connect(); cancelling gives the attempt up."""
 
@@ -262,12 +305,13 @@ class Connector(Resource):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Accept the client's request and wait until it has completed the connection.
 
-        private_data: up to info.max_callee_data bytes for the client. Post receives before, since messages may come
-        before this returns. Raises ConnectionRefusedError when the client rejects the offer, ConnectionAbortedError when
+        private_data: up to info.max_callee_data bytes for the client. retry: as for connect(). Post receives before, since
+        messages may come before this returns. Raises ConnectionRefusedError when the client rejects the offer, ConnectionAbortedError when
         it has gone, LimitExceededError with the request intact, NotConnectedError in a wrong state.
         Source: IND2Connector::Accept (contract H.5); rdma_accept(3).
         """
@@ -277,6 +321,7 @@ class Connector(Resource):
                 private_data=private_data,
                 inbound_read_limit=inbound_read_limit,
                 outbound_read_limit=outbound_read_limit,
+                retry=retry,
             ),
             timeout_s,
         )
@@ -289,6 +334,7 @@ class Connector(Resource):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Pending[None]:
         """Start accept(); cancelling abandons the connection."""
 
@@ -356,6 +402,13 @@ class Connector(Resource):
             min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
             min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
         )
+
+    def _check_policy(self, retry: RetryPolicy | None, operation: str) -> RetryPolicy:
+        """The policy, or the one that changes nothing."""
+        if retry is None:
+            return RetryPolicy()
+        self._adapter._require("RETRY_POLICY", operation)
+        return retry
 
     def _release_queue_pair(self) -> None:
         if self.queue_pair is not None:

@@ -41,7 +41,8 @@ class AdapterInfo:
     them, remote ones too; without it peers reach memory through windows only, and remote rights given to register() are
     only kept), INLINE (Flags.INLINE), SEND_INVALIDATE (send_and_invalidate()), BIND_RESERVES_PORT (a connector's bind()
     finds a port that is taken, else connect() does), REREGISTRATION (MemoryRegion.reregister()), ON_DEMAND_PAGING
-    (Access.ON_DEMAND), IMPLICIT_ON_DEMAND (Adapter.register_implicit()) and DMABUF (Adapter.register_dmabuf()).
+    (Access.ON_DEMAND), IMPLICIT_ON_DEMAND (Adapter.register_implicit()), DMABUF (Adapter.register_dmabuf()) and RETRY_POLICY
+    (RetryPolicy of connect() and accept()).
     Source: ND2_ADAPTER_INFO, ND_ADAPTER_INFO1 (contract B.6, B.7); ibv_query_device(3), ibv_query_port(3).
     """
 

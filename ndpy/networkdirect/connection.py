@@ -15,6 +15,7 @@ from ndpy.connection import (
     Address,
     Connector,
     ReadLimits,
+    RetryPolicy,
     limit_private_data,
     listening_address,
     resolve_destination,
@@ -244,8 +245,9 @@ class NetworkDirectConnector(Connector):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Pending[None]:
-        self._check()
+        self._check_policy(retry, "connect")
         data = limit_private_data(private_data, self._adapter.info.max_caller_data, "connect")
         family, resolved = resolve_destination(address)
         with self._state_lock:
@@ -416,8 +418,9 @@ class NetworkDirectConnector(Connector):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Pending[None]:
-        self._check()
+        self._check_policy(retry, "accept")
         data = limit_private_data(private_data, self._adapter.info.max_callee_data, "accept")
         with self._state_lock:
             if self._state == "failed":

@@ -50,6 +50,7 @@ class CmEvent(NamedTuple):
     private_data: bytes
     responder_resources: int
     initiator_depth: int
+    srq: bool
 
 
 class VerbsAdapter(Adapter):
@@ -234,6 +235,7 @@ class VerbsAdapter(Adapter):
                 bytes(ffi.buffer(event.private_data, event.private_data_length)),
                 event.responder_resources,
                 event.initiator_depth,
+                bool(event.srq),
             )
             if copied.type == lib.RDMA_CM_EVENT_DEVICE_REMOVAL:
                 if self._defunct is None:

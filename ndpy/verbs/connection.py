@@ -16,6 +16,7 @@ from ndpy.connection import (
     Address,
     Connector,
     ReadLimits,
+    RetryPolicy,
     limit_private_data,
     resolve_destination,
     source_host,
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
 
 _RESOLVE_MS = 4000
 _RETRY_COUNT = 7
-# A sender that finds no receive posted tries again this often, each time after the receiver's timer, and gives up with
-# IO_TIMEOUT after about 0.7 s; 7 means without end, which a shared receive queue asks for (contract F.3.5, F.3.6).
+# A sender that finds no receive posted tries again this often, each time after the receiver's timer. With the timer of
+# ndpy's peers that is 0.7 s, with the longest one 4 s (contract F.3.5).
 _RNR_RETRY_COUNT = 6
-_RNR_RETRY_FOR_EVER = 7
 _RNR_TIMER_123_MS = 27
 # Bits of rdma_init_qp_attr()'s mask that kernels leave set by mistake on InfiniBand.
 _ROCE_MASK_BITS = 0xE00000
@@ -50,6 +50,9 @@ class VerbsConnector(Connector):
             self._serial = key
         self._id = identifier
         self._request: tuple[bytes, ReadLimits] = (b"", ReadLimits(0, 0))
+        self._retry = RetryPolicy()
+        #: The peer receives from a shared receive queue, so a message may wait without end (contract F.3.6).
+        self._peer_shares = False
         self._disconnect_sent = False
         #: iWARP: the peer has left before complete_connect(); what it sent until then has arrived.
         self._left_early = False
@@ -107,8 +110,10 @@ class VerbsConnector(Connector):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Pending[None]:
         self._check()
+        policy = self._check_policy(retry, "connect")
         data = limit_private_data(private_data, MAX_CALLER_DATA, "connect")
         family, resolved = resolve_destination(address)
         with self._state_lock:
@@ -116,6 +121,7 @@ class VerbsConnector(Connector):
             self._take_queue_pair(queue_pair)
             limits = self._own_limits(inbound_read_limit, outbound_read_limit)
             self._request = (data, limits)
+            self._retry = policy
             self._target = f"{address[0]} port {address[1]}"
             self._private_data = self._read_limits = None
             pending: Pending[None] = Pending("connect", lambda: self._give_up(pending))
@@ -163,10 +169,10 @@ class VerbsConnector(Connector):
         parameters.responder_resources = limits.inbound
         parameters.initiator_depth = limits.outbound
         parameters.flow_control = 1
+        # What the peer's adapter is to do for the peer's messages: whatever the peer wants.
         parameters.retry_count = _RETRY_COUNT
-        shared = queue_pair.srq is not None
-        parameters.rnr_retry_count = _RNR_RETRY_FOR_EVER if shared else _RNR_RETRY_COUNT
-        parameters.srq = int(shared)
+        parameters.rnr_retry_count = RetryPolicy.ENDLESS
+        parameters.srq = int(queue_pair.srq is not None)
         parameters.qp_num = queue_pair._number
         return parameters, kept
 
@@ -223,6 +229,7 @@ class VerbsConnector(Connector):
     def _ready_queue_pair(self, queue_pair: VerbsQueuePair) -> None:
         """INIT, ready to receive, ready to send, with what the connection manager knows of both ends."""
         assert self._read_limits is not None
+        retry = self._retry
         for state in (lib.IBV_QPS_INIT, lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
             attributes = ffi.new("struct ibv_qp_attr *")
             mask = ffi.new("int *")
@@ -235,18 +242,31 @@ class VerbsConnector(Connector):
                 attributes.qp_access_flags = queue_pair._access_flags()
             elif state == lib.IBV_QPS_RTR:
                 attributes.max_dest_rd_atomic = self._read_limits.inbound
-                attributes.min_rnr_timer = _RNR_TIMER_123_MS
+                attributes.min_rnr_timer = _RNR_TIMER_123_MS if retry.min_rnr_timer is None else retry.min_rnr_timer
             else:
                 attributes.max_rd_atomic = self._read_limits.outbound
+                if retry.retry_count is not None:
+                    attributes.retry_cnt = retry.retry_count
+                if retry.rnr_retry_count is not None:
+                    attributes.rnr_retry = retry.rnr_retry_count
+                elif not self._peer_shares:
+                    attributes.rnr_retry = min(attributes.rnr_retry, _RNR_RETRY_COUNT)
+                if retry.ack_timeout is not None:
+                    attributes.timeout = retry.ack_timeout
             with queue_pair._lock:
                 queue_pair._check()
                 queue_pair._modify(attributes, wanted, "connect")
 
     # ---- the passive side ----
 
-    def _requested(self, private_data: bytes, limits: ReadLimits) -> None:
-        self._private_data = private_data
-        self._read_limits = limits
+    def _requested(self, event: CmEvent) -> None:
+        info = self._adapter.info
+        self._private_data = event.private_data
+        self._read_limits = ReadLimits(
+            min(event.responder_resources, info.max_inbound_read_limit),
+            min(event.initiator_depth, info.max_outbound_read_limit),
+        )
+        self._peer_shares = event.srq
         self._move("requested")
 
     def begin_accept(
@@ -256,8 +276,10 @@ class VerbsConnector(Connector):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
     ) -> Pending[None]:
         self._check()
+        policy = self._check_policy(retry, "accept")
         data = limit_private_data(private_data, MAX_CALLEE_DATA, "accept")
         with self._state_lock:
             if self._state == "failed":
@@ -269,6 +291,7 @@ class VerbsConnector(Connector):
             mine = self._own_limits(inbound_read_limit, outbound_read_limit)
             self._read_limits = ReadLimits(*map(min, mine, self._read_limits))
             self._request = (data, self._read_limits)
+            self._retry = policy
             pending: Pending[None] = Pending("accept", lambda: self._give_up(pending))
             self._pending = pending
             self._move("accepting")
@@ -495,6 +518,7 @@ class VerbsConnector(Connector):
                 return None
             if kind in (lib.RDMA_CM_EVENT_CONNECT_RESPONSE, lib.RDMA_CM_EVENT_ESTABLISHED):
                 self._private_data = event.private_data
+                self._peer_shares = event.srq
                 mine = self._request[1]
                 inbound, outbound = event.responder_resources, event.initiator_depth
                 if self._adapter.info.driver == "siw":

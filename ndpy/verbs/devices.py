@@ -176,7 +176,7 @@ def _capabilities(attributes: Any, iwarp: bool) -> frozenset[str]:
     if iwarp:
         flags.add("READ_SINK_REQUIRED")
     else:
-        flags.update(("IN_ORDER_DMA", "REFUSE_OFFER", "RESIZE_COMPLETION_QUEUE"))
+        flags.update(("IN_ORDER_DMA", "REFUSE_OFFER", "RESIZE_COMPLETION_QUEUE", "RETRY_POLICY"))
     return frozenset(flags)
 
 

@@ -8,6 +8,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
+from ndpy.connection import RetryPolicy
 from ndpy.info import Gid, PortInfo
 from ndpy.verbs.library import check, ffi, lib
 
@@ -85,19 +86,17 @@ def active_port(adapter: VerbsAdapter) -> PortInfo:
     return next((port for port in ports if port.number == adapter._port), ports[0])
 
 
+# What ibv_rc_pingpong has; a policy's own values go first.
+_DEFAULTS = RetryPolicy(retry_count=7, rnr_retry_count=RetryPolicy.ENDLESS, min_rnr_timer=12, ack_timeout=14)
+
+
 def modify_to_connected(
-    queue_pair: Any,
-    adapter: VerbsAdapter,
-    local: Endpoint,
-    remote: Endpoint,
-    *,
-    timeout: int,
-    retry_count: int,
-    rnr_retry: int,
-    min_rnr_timer: int,
+    queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, retry: RetryPolicy
 ) -> None:
     """INIT, RTR, RTS with the two ends' numbers."""
     info = adapter.info
+    wanted = {name: value for name, value in vars(retry).items() if value is not None}
+    retry = dataclasses.replace(_DEFAULTS, **wanted)
     mtu = min(local.mtu, remote.mtu) if remote.mtu else local.mtu
     attributes = ffi.new("struct ibv_qp_attr *")
     attributes.qp_state = lib.IBV_QPS_RTR
@@ -105,7 +104,7 @@ def modify_to_connected(
     attributes.dest_qp_num = remote.qp_number
     attributes.rq_psn = remote.psn
     attributes.max_dest_rd_atomic = min(info.max_inbound_read_limit, 16)
-    attributes.min_rnr_timer = min_rnr_timer
+    attributes.min_rnr_timer = retry.min_rnr_timer
     attributes.ah_attr.dlid = remote.lid
     attributes.ah_attr.port_num = local.port
     if any(remote.gid) and (active_port(adapter).link_layer != "InfiniBand" or not remote.lid):
@@ -126,9 +125,9 @@ def modify_to_connected(
     attributes = ffi.new("struct ibv_qp_attr *")
     attributes.qp_state = lib.IBV_QPS_RTS
     attributes.sq_psn = local.psn
-    attributes.timeout = timeout
-    attributes.retry_cnt = retry_count
-    attributes.rnr_retry = rnr_retry
+    attributes.timeout = retry.ack_timeout
+    attributes.retry_cnt = retry.retry_count
+    attributes.rnr_retry = retry.rnr_retry_count
     attributes.max_rd_atomic = min(info.max_outbound_read_limit, 16)
     check(
         "connect_endpoint",

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from ndpy import errors
-from ndpy.connection import Address, Connector, Listener, ReadLimits, listening_address
+from ndpy.connection import Address, Connector, Listener, listening_address
 from ndpy.pending import Pending
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connection import VerbsConnector
@@ -61,14 +61,7 @@ class VerbsListener(Listener):
             lib.rdma_destroy_id(event.id)
             return
         connector = VerbsConnector(self._adapter, event.id, event.key)
-        info = self._adapter.info
-        connector._requested(
-            event.private_data,
-            ReadLimits(
-                min(event.responder_resources, info.max_inbound_read_limit),
-                min(event.initiator_depth, info.max_outbound_read_limit),
-            ),
-        )
+        connector._requested(event)
         with self._lifetime:
             if not self._released:
                 while self._asked:

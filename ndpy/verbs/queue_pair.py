@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
+from ndpy.connection import RetryPolicy
 from ndpy.flags import Access, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.pending import Pending
@@ -438,10 +439,7 @@ class VerbsQueuePair(QueuePair):
         self,
         remote: Endpoint,
         *,
-        timeout: int = 14,
-        retry_count: int = 7,
-        rnr_retry: int = 7,
-        min_rnr_timer: int = 12,
+        retry: RetryPolicy | None = None,
     ) -> None:
         """Connect to a peer whose endpoint came by other means. Verbs only.
 
@@ -450,7 +448,8 @@ class VerbsQueuePair(QueuePair):
 
         Parameters:
             remote: the peer's end.
-            timeout, retry_count, rnr_retry, min_rnr_timer: as ibv_modify_qp(3) codes them.
+            retry: see RetryPolicy. What it leaves open is as in ibv_rc_pingpong: retry_count 7, rnr_retry_count ENDLESS,
+                min_rnr_timer 12, ack_timeout 14.
         Raises:
             ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
             ProviderError: the adapter cannot reach that end.
@@ -463,10 +462,7 @@ class VerbsQueuePair(QueuePair):
         local = self._local or self.local_endpoint()
         with self._lock:
             self._check()
-            modify_to_connected(
-                self._qp, self._adapter, local, remote, timeout=timeout, retry_count=retry_count, rnr_retry=rnr_retry,
-                min_rnr_timer=min_rnr_timer,
-            )  # fmt: skip
+            modify_to_connected(self._qp, self._adapter, local, remote, retry or RetryPolicy())
             self._path = (local, remote)
             self._connected()
 

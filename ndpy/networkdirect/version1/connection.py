@@ -14,7 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import Address, ReadLimits, is_wildcard, listening_address, resolve
+from ndpy.connection import Address, ReadLimits, RetryPolicy, is_wildcard, listening_address, resolve
 from ndpy.networkdirect.connection import _FIRST_PORT, _PORTS, NetworkDirectConnector
 from ndpy.networkdirect.library import BUFFER_OVERFLOW, SUCCESS, TIMEOUT, check, ffi, lib
 from ndpy.networkdirect.version1.queue_pair import Version1QueuePair
@@ -150,6 +150,7 @@ class Version1Connector(NetworkDirectConnector):
         private_data: bytes = b"",
         inbound_read_limit: int | None = None,
         outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
     ) -> None:
         try:
@@ -159,6 +160,7 @@ class Version1Connector(NetworkDirectConnector):
                 private_data=private_data,
                 inbound_read_limit=inbound_read_limit,
                 outbound_read_limit=outbound_read_limit,
+                retry=retry,
                 timeout_s=timeout_s,
             )
         except errors.TimeoutError as failure:

@@ -1,0 +1,107 @@
+"""RetryPolicy: how long a message waits for the receive that takes it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from helpers import (
+    DEADLINE_S,
+    ask,
+    assert_quiet,
+    assert_works,
+    connect_ends,
+    contents,
+    create_end,
+    establish,
+    host_of,
+    memory,
+    require,
+    statuses,
+    succeed,
+    take,
+)
+
+import ndpy
+from ndpy import RetryPolicy, Status
+
+# Without a policy a message waits for 0.7 s.
+LATE_S = 2.0
+PATIENT = RetryPolicy(rnr_retry_count=RetryPolicy.ENDLESS)
+
+
+@pytest.fixture
+def ends(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS", "RETRY_POLICY")
+    return create_end(keep, adapter), create_end(keep, adapter)
+
+
+def send_before_the_receive(keep, source, sink):
+    """A message that finds no receive posted for some time; what it says when it has ended there."""
+    adapter = source.queue_pair.adapter
+    source.queue_pair.send(memory(keep, adapter, b"early"), context=1)
+    assert_quiet(source.cq, LATE_S)
+    inbox = memory(keep, adapter, 64)
+    sink.queue_pair.receive(inbox, context=2)
+    (sent,), (received,) = succeed(source.cq), succeed(sink.cq)
+    assert (sent.context, received.context, received.nbytes) == (1, 2, 5)
+    assert contents(inbox).startswith(b"early")
+
+
+def test_a_policy_of_connect_makes_the_clients_messages_wait(adapter, keep, ends):
+    client, server = ends
+    connect_ends(keep, adapter, client, server, retry=PATIENT)
+    send_before_the_receive(keep, client, server)
+    # It is the client's: what the server sends still fails.
+    server.queue_pair.send([], context=3)
+    assert statuses(take(server.cq)) == [Status.IO_TIMEOUT]
+
+
+def test_a_policy_of_accept_makes_the_servers_messages_wait(adapter, keep, ends):
+    client, server = ends
+    offer = ask(keep, adapter, client.queue_pair)
+    establish(offer, server.queue_pair, retry=PATIENT)
+    send_before_the_receive(keep, server, client)
+    client.queue_pair.send([], context=3)
+    assert statuses(take(client.cq)) == [Status.IO_TIMEOUT]
+
+
+def test_connect_and_complete_in_one_call_takes_a_policy(adapter, keep, ends):
+    client, server = ends
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    asked = listener.begin_get_request()
+    asked.add_done_callback(lambda request: accepted.append(request.result().begin_accept(server.queue_pair)))
+    accepted: list[ndpy.Pending[None]] = []
+    keep(adapter.connect(client.queue_pair, listener.address, retry=PATIENT, timeout_s=DEADLINE_S))
+    keep(asked.result(DEADLINE_S))
+    accepted[0].result(DEADLINE_S)
+    send_before_the_receive(keep, client, server)
+
+
+def test_no_retry_at_all_fails_at_once(adapter, keep, ends):
+    client, server = ends
+    # The time between two tries is as long as it can be, so that one would show.
+    offer = ask(keep, adapter, client.queue_pair, retry=RetryPolicy(rnr_retry_count=0))
+    establish(offer, server.queue_pair, retry=RetryPolicy(min_rnr_timer=0))
+    begin = time.monotonic()
+    client.queue_pair.send([], context=1)
+    assert statuses(take(client.cq)) == [Status.IO_TIMEOUT]
+    assert time.monotonic() - begin < 0.6
+
+
+def test_a_policy_is_refused_where_there_is_none_and_changes_nothing(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    if "RETRY_POLICY" in adapter.info.flags:
+        pytest.skip(f"{adapter.info.name} has RETRY_POLICY")
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.UnsupportedError, match="RETRY_POLICY"):
+        connector.begin_connect(client.queue_pair, (host_of(adapter), 9), retry=PATIENT)
+    assert connector.state == "idle"
+    offer = ask(keep, adapter, client.queue_pair)
+    with pytest.raises(ndpy.UnsupportedError, match="RETRY_POLICY"):
+        offer.server.accept(server.queue_pair, retry=PATIENT, timeout_s=DEADLINE_S)
+    assert offer.server.state == "requested"
+    offer.server.close()
+    offer.listener.close()
+    assert_works(keep, connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter)))

@@ -1,0 +1,80 @@
+"""rdma_server, rdma_client and ucmatose of rdmacm-utils: what they send is not lost, whatever the time."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import (
+    DEADLINE_S,
+    assert_quiet,
+    create_end,
+    host_of,
+    memory,
+    require_acknowledged_sends,
+    sample,
+    succeed,
+    take,
+)
+from processes import Process, free_port, start_program, wait_for_rdma_listener
+
+from ndpy import Status
+
+PACKAGE = "rdmacm-utils"
+# How long a message of theirs finds no receive posted; ndpy's own would give up after 0.7 s.
+LATE_S = 2.0
+SIZE = 16
+
+
+def start(config: pytest.Config, name: str, *arguments: object) -> Process:
+    return start_program(config, name, PACKAGE, *map(str, arguments))
+
+
+def test_rdma_server_waits_for_a_receive_that_is_posted_late(adapter, keep, pytestconfig):
+    require_acknowledged_sends(adapter)
+    port = free_port()
+    end = create_end(keep, adapter)
+    with start(pytestconfig, "rdma_server", "-p", port) as server:
+        wait_for_rdma_listener(server)
+        connector = keep(adapter.connect(end.queue_pair, (host_of(adapter), port), timeout_s=DEADLINE_S))
+        end.queue_pair.send(memory(keep, adapter, SIZE))
+        succeed(end.cq)
+        # It answers at once.
+        assert_quiet(end.cq, LATE_S)
+        end.queue_pair.receive(memory(keep, adapter, SIZE))
+        (received,) = succeed(end.cq)
+        assert received.nbytes == SIZE
+        connector.disconnect(DEADLINE_S)
+        server.succeed()
+
+
+def test_rdma_client_waits_for_a_receive_that_is_posted_late(adapter, keep, pytestconfig):
+    require_acknowledged_sends(adapter)
+    end = create_end(keep, adapter)
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    with start(pytestconfig, "rdma_client", "-s", listener.address[0], "-p", listener.address[1]) as client:
+        connector = keep(listener.get_request(DEADLINE_S))
+        connector.accept(end.queue_pair, timeout_s=DEADLINE_S)
+        # It sends at once.
+        assert_quiet(end.cq, LATE_S)
+        end.queue_pair.receive(memory(keep, adapter, SIZE))
+        (received,) = succeed(end.cq)
+        assert received.nbytes == SIZE
+        end.queue_pair.send(memory(keep, adapter, SIZE))
+        succeed(end.cq)
+        client.succeed()
+        connector.wait_disconnected(DEADLINE_S)
+
+
+@pytest.mark.parametrize("attempt", sample(list(range(10)), 4))
+def test_connecting_to_a_server_that_accepts_and_leaves(adapter, keep, pytestconfig, attempt):
+    """ucmatose -C 0: no messages, and a disconnect right after the connection stands."""
+    end = create_end(keep, adapter)
+    end.queue_pair.receive([], context=1)
+    port = free_port()
+    with start(pytestconfig, "ucmatose", "-C", 0, "-p", port) as server:
+        wait_for_rdma_listener(server)
+        connector = keep(adapter.connect(end.queue_pair, (host_of(adapter), port), timeout_s=DEADLINE_S))
+        connector.wait_disconnected(DEADLINE_S)
+        (cancelled,) = take(end.cq)
+        assert (cancelled.context, cancelled.status) == (1, Status.CANCELED)
+        connector.disconnect(DEADLINE_S)
+        server.succeed()

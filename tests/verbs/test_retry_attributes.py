@@ -1,0 +1,51 @@
+"""What a queue pair has been told of a RetryPolicy, as the driver reports it."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import ask, create_end, establish, require
+from ndpy._verbs import ffi, lib
+
+from ndpy import RetryPolicy
+
+POLICY = RetryPolicy(retry_count=5, rnr_retry_count=3, min_rnr_timer=20, ack_timeout=16)
+
+
+def told(queue_pair) -> RetryPolicy:
+    attributes, initial = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
+    wanted = lib.IBV_QP_RETRY_CNT | lib.IBV_QP_RNR_RETRY | lib.IBV_QP_MIN_RNR_TIMER | lib.IBV_QP_TIMEOUT
+    assert not lib.ibv_query_qp(queue_pair._qp, attributes, wanted, initial)
+    return RetryPolicy(attributes.retry_cnt, attributes.rnr_retry, attributes.min_rnr_timer, attributes.timeout)
+
+
+@pytest.fixture
+def ends(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS", "RETRY_POLICY")
+    return create_end(keep, adapter).queue_pair, create_end(keep, adapter).queue_pair
+
+
+def test_connect_and_accept_tell_all_of_it(adapter, keep, ends):
+    client, server = ends
+    offer = ask(keep, adapter, client, retry=POLICY)
+    establish(offer, server, retry=RetryPolicy(retry_count=1, rnr_retry_count=0, min_rnr_timer=0, ack_timeout=20))
+    assert told(client) == POLICY
+    assert told(server) == RetryPolicy(1, 0, 0, 20)
+
+
+def test_what_a_policy_leaves_open_is_as_without_one(adapter, keep, ends):
+    client, server = ends
+    offer = ask(keep, adapter, client, retry=RetryPolicy(min_rnr_timer=1))
+    establish(offer, server)
+    usual = told(server)
+    # A message that nobody receives fails after six times 122.88 ms.
+    assert (usual.retry_count, usual.rnr_retry_count, usual.min_rnr_timer) == (7, 6, 27)
+    assert told(client) == RetryPolicy(7, 6, 1, usual.ack_timeout)
+
+
+def test_connect_endpoint_takes_a_policy_too(ends):
+    near, far = ends
+    endpoints = near.local_endpoint(), far.local_endpoint()
+    near.connect_endpoint(endpoints[1], retry=POLICY)
+    far.connect_endpoint(endpoints[0], retry=RetryPolicy(ack_timeout=18))
+    assert told(near) == POLICY
+    assert told(far) == RetryPolicy(7, RetryPolicy.ENDLESS, 12, 18)
