@@ -199,11 +199,11 @@ class Adapter(Resource):
         """A connector for the active side."""
 
     @abc.abstractmethod
-    def listen(self, address: Address, *, backlog: int = 8) -> Listener:
+    def listen(self, address: Address, *, backlog: int = 128) -> Listener:
         """Listen at (host, port); host "" means every address of this adapter, port 0 chooses one.
 
-        backlog: requests that may wait to be taken, 0 for no limit; more are refused. AddressInUseError,
-        AddressUnreachableError for an address that is not this adapter's.
+        backlog: requests that may wait to be taken, 0 for no limit; more are refused, see Listener.refused.
+        AddressInUseError, AddressUnreachableError for an address that is not this adapter's.
         """
 
     def connect(

@@ -8,6 +8,7 @@ import dataclasses
 import ipaddress
 import socket
 import threading
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -429,16 +430,23 @@ class Connector(Resource):
 class Listener(Resource):
     """Takes connection requests at an address of an adapter, made by Adapter.listen().
 
-    Closing it refuses the requests that wait; connectors already given out live on.
-    Source: IND2Listener (contract H.3); rdma_listen(3).
+    Requests that nobody has asked for wait here, up to the backlog; more are refused. The first refusal is told by a
+    RuntimeWarning of the next get_request(), and `refused` counts them. Closing the listener refuses the requests that wait;
+    connectors already given out live on. Source: IND2Listener (contract H.3); rdma_listen(3).
     """
 
     _release_order = 5
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, backlog: int) -> None:
         super().__init__(adapter)
-        #: The calls of get_request() that wait, the oldest first.
+        if backlog < 0:
+            raise ValueError(f"a backlog is 0 or more, not {backlog}")
+        self._backlog = backlog
+        #: Requests that nobody has asked for yet, and the calls of get_request() that wait, both the oldest first.
+        self._waiting: deque[Connector] = deque()
         self._asked: deque[Pending[Connector]] = deque()
+        self._refused = 0
+        self._warned = False
 
     @property
     def adapter(self) -> Adapter:
@@ -449,11 +457,17 @@ class Listener(Resource):
     def address(self) -> Address:
         """Where it listens, with the real port."""
 
+    @property
+    def refused(self) -> int:
+        """How many requests were refused because the backlog was full."""
+        return self._refused
+
     def get_request(self, timeout_s: float | None = None) -> Connector:
         """Wait for the next request; its connector is in state requested.
 
         TimeoutError at the deadline, CanceledError when the listener is closed meanwhile.
         """
+        self._warn_of_refusals()
         return wait_or_cancel(self.begin_get_request(), timeout_s)
 
     @abc.abstractmethod
@@ -463,6 +477,28 @@ class Listener(Resource):
     def _stop_asking(self, pending: Pending[Connector]) -> None:
         with self._lifetime, contextlib.suppress(ValueError):
             self._asked.remove(pending)
+
+    def _hand_over(self, connector: Connector) -> bool:
+        """Give a request to who asked first, or let it wait; False if it is to be refused. Under the lifetime's lock."""
+        while self._asked:
+            if self._asked.popleft().succeed(connector):
+                return True
+        if self._backlog and len(self._waiting) >= self._backlog:
+            self._refused += 1
+            return False
+        self._waiting.append(connector)
+        return True
+
+    def _warn_of_refusals(self) -> None:
+        """Once, in a thread of the program, which can see it. Called by what the program calls."""
+        if self._refused and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._describe()} has refused {self._refused} connection requests, since {self._backlog} waited already; "
+                "take them sooner, or listen with a larger backlog",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _describe(self) -> str:
         return "Listener"

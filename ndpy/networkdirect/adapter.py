@@ -164,7 +164,7 @@ class NetworkDirectAdapter(Adapter):
     def _new_native_connector(self) -> Any:
         return create("create connector", "IND2Connector", lib.IND2Adapter_CreateConnector, self._native, self._file)
 
-    def listen(self, address: Address, *, backlog: int = 8) -> NetworkDirectListener:
+    def listen(self, address: Address, *, backlog: int = 128) -> NetworkDirectListener:
         self._check()
         return self._listener_class(self, address, backlog)
 

@@ -1,7 +1,7 @@
 """Listeners over NetworkDirect.
 
-Requests that nobody has asked for wait in the provider's backlog. A get_request() that is given up leaves its native request
-with the provider, since cancelling would end those of all others; what it brings goes to the next one who asks.
+A provider refuses what exceeds its backlog and tells nobody. So it gets no limit, one native request is always with it, and
+what arrives waits here, or is refused and counted here.
 """
 
 from __future__ import annotations
@@ -13,35 +13,39 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.connection import Address, Connector, Listener, listening_address
 from ndpy.networkdirect.addresses import pack_address, sized, unpack_address
-from ndpy.networkdirect.library import CANCELED, PENDING, SUCCESS, check, create, ffi, lib, release, status_error
-from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all
+from ndpy.networkdirect.library import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
+from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all, outcome
 from ndpy.pending import Pending
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
-    from ndpy.networkdirect.connection import NetworkDirectConnector
 
 
 class NetworkDirectListener(Listener):
     _adapter: NetworkDirectAdapter
 
     def __init__(self, adapter: NetworkDirectAdapter, address: Address, backlog: int) -> None:
-        super().__init__(adapter)
-        self._waiting: deque[NetworkDirectConnector] = deque()
-        #: With the provider, each with the native connector that it will fill.
+        super().__init__(adapter, backlog)
+        #: With the provider, with the native connector that it will fill: one, except after a failure.
         self._requests: dict[Request, Any] = {}
         local = listening_address(adapter.info.addresses, address)
-        self._native, self._address = self._listen(local, backlog, f"cannot listen at {local[0]} port {local[1]}")
+        self._native, self._address = self._listen(local, f"cannot listen at {local[0]} port {local[1]}")
         self._opened()
+        try:
+            with self._lifetime:
+                self._ask()
+        except BaseException:
+            self.close()
+            raise
 
-    def _listen(self, local: Address, backlog: int, where: str) -> tuple[Any, Address]:
+    def _listen(self, local: Address, where: str) -> tuple[Any, Address]:
         """A native listener, and where it listens; where: for errors."""
         adapter = self._adapter
         packed = pack_address(local)
         native = create("listen", "IND2Listener", lib.IND2Adapter_CreateListener, adapter._native, adapter._file)
         try:
             check("listen", lib.IND2Listener_Bind(native, packed, len(packed)), where)
-            check("listen", lib.IND2Listener_Listen(native, backlog), where)
+            check("listen", lib.IND2Listener_Listen(native, 0), where)
             data = sized("listen", lambda out, size: lib.IND2Listener_GetLocalAddress(native, out, size))
             bound = unpack_address(bytes(ffi.buffer(data)))
             assert bound is not None
@@ -60,6 +64,7 @@ class NetworkDirectListener(Listener):
 
     def begin_get_request(self) -> Pending[Connector]:
         self._check()
+        self._warn_of_refusals()
         pending: Pending[Connector] = OverlappedPending("get_request", lambda: self._stop_asking(pending))
         with self._lifetime:
             self._check()
@@ -67,51 +72,67 @@ class NetworkDirectListener(Listener):
                 pending.succeed(self._waiting.popleft())
                 return pending
             self._asked.append(pending)
-            while len(self._requests) < len(self._asked):
+            try:
                 self._ask()
+            except BaseException:
+                self._stop_asking(pending)
+                if not pending.done():
+                    raise
         return pending
 
     def _ask(self) -> None:
-        """Give the provider one more connector to fill."""
-        connector = self._adapter._new_native_connector()
+        """Give the provider a connector to fill, unless it has one."""
         owner = weakref.ref(self)
+        while not self._requests:
+            connector = self._adapter._new_native_connector()
+            request = self._new_request(owner)
+            self._requests[request] = connector
+            status = request.issue(lambda overlapped: self._get_request_native(connector, overlapped))  # noqa: B023
+            if status == PENDING:
+                return
+            del self._requests[request]
+            if status != SUCCESS:
+                release(connector)
+                raise status_error("get_request", status)
+            self._take(connector)
 
+    def _new_request(self, owner: weakref.ref[NetworkDirectListener]) -> Request:
         def on_end(status: int) -> None:
             listener = owner()
             if listener is not None:
                 listener._on_request(request, status)
 
         request = Request(self._native, self._adapter._events, on_end)
-        self._requests[request] = connector
-        status = request.issue(lambda overlapped: self._get_request_native(connector, overlapped))
-        if status == SUCCESS:
-            self._on_request(request, status)
-        elif status != PENDING:
-            del self._requests[request]
-            release(connector)
-            self._asked.pop()
-            raise status_error("get_request", status)
+        return request
+
+    def _take(self, native: Any) -> None:
+        """A request has arrived."""
+        connector = self._adapter._connector_class(self._adapter, native)
+        connector._requested()
+        if not self._hand_over(connector):
+            connector.close()
 
     def _on_request(self, request: Request, status: int) -> None:
         with self._lifetime:
             native = self._requests.pop(request, None)
             if native is None:
                 return
-            if status != SUCCESS:
-                release(native)
-                asked = self._asked.popleft() if self._asked else None
-                if asked is not None:
-                    kind = errors.CanceledError if status == CANCELED else None
-                    asked.fail(
-                        kind("cancelled", operation="get_request") if kind else status_error("get_request", status)
-                    )
-                return
-            connector = self._adapter._connector_class(self._adapter, native)
-            connector._requested()
-            while self._asked:
-                if self._asked.popleft().succeed(connector):
-                    return
-            self._waiting.append(connector)
+            try:
+                if status == SUCCESS:
+                    self._take(native)
+                else:
+                    release(native)
+                    if self._asked:
+                        failure = outcome("get_request", status)
+                        assert failure is not None
+                        self._asked.popleft().fail(failure)
+                if status == SUCCESS or self._asked:
+                    self._ask()
+            except errors.NdpyError as refusal:
+                # Nobody waits for nothing; the next get_request() asks again.
+                asked, self._asked = self._asked, deque()
+                for pending in asked:
+                    pending.fail(refusal)
 
     def _on_removed(self) -> None:
         with self._lifetime:

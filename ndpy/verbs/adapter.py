@@ -202,7 +202,7 @@ class VerbsAdapter(Adapter):
         self._check()
         return VerbsConnector(self)
 
-    def listen(self, address: Address, *, backlog: int = 8) -> VerbsListener:
+    def listen(self, address: Address, *, backlog: int = 128) -> VerbsListener:
         self._check()
         return VerbsListener(self, address, backlog)
 

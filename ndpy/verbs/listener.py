@@ -16,19 +16,22 @@ if TYPE_CHECKING:
     from ndpy.verbs.adapter import CmEvent, VerbsAdapter
 
 
+# The kernel refuses without telling the listener, what the adapter's thread has not taken in time. So it gets the largest
+# backlog that it takes by default (net.rdma_ucm.max_backlog), and what is refused is refused here.
+_KERNEL_BACKLOG = 1024
+
+
 class VerbsListener(Listener):
     _adapter: VerbsAdapter
 
     def __init__(self, adapter: VerbsAdapter, address: Address, backlog: int) -> None:
-        super().__init__(adapter)
-        self._backlog = backlog
-        self._waiting: deque[VerbsConnector] = deque()
+        super().__init__(adapter, backlog)
         self._id = new_identifier(adapter, self._serial)
         # Registered before the first request can come.
         self._opened()
         try:
             bind_identifier(adapter, self._id, listening_address(adapter.info.addresses, address))
-            check_errno("listen", lib.rdma_listen(self._id, backlog or 1024), f"cannot listen at {address}")
+            check_errno("listen", lib.rdma_listen(self._id, _KERNEL_BACKLOG), f"cannot listen at {address}")
             bound = unpack_address(self._id, peer=False)
             assert bound is not None
             self._address = bound
@@ -44,6 +47,7 @@ class VerbsListener(Listener):
 
     def begin_get_request(self) -> Pending[Connector]:
         self._check()
+        self._warn_of_refusals()
         pending: Pending[Connector] = Pending("get_request", lambda: self._stop_asking(pending))
         with self._lifetime:
             self._check()
@@ -63,13 +67,8 @@ class VerbsListener(Listener):
         connector = VerbsConnector(self._adapter, event.id, event.key)
         connector._requested(event)
         with self._lifetime:
-            if not self._released:
-                while self._asked:
-                    if self._asked.popleft().succeed(connector):
-                        return
-                if not self._backlog or len(self._waiting) < self._backlog:
-                    self._waiting.append(connector)
-                    return
+            if not self._released and self._hand_over(connector):
+                return
         connector.close()
 
     def _on_removed(self) -> None:

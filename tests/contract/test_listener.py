@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 
 import pytest
 from helpers import (
@@ -133,6 +134,54 @@ def test_h_3_8_beyond_the_backlog_requests_are_refused(adapter, keep):
     for pending in refused:
         with pytest.raises(ndpy.ConnectionRefusedError):
             pending.result(0)
+
+
+def test_h_3_8_twelve_requests_wait_for_a_busy_listener(adapter, keep, listener):
+    """The default backlog is 128."""
+    pendings = [start(keep, adapter, listener.address)[1] for _ in range(12)]
+    time.sleep(QUIET_S)
+    connectors = [keep(listener.get_request(DEADLINE_S)) for _ in range(12)]
+    assert {connector.state for connector in connectors} == {"requested"}
+    assert not any(pending.done() for pending in pendings)
+    assert listener.refused == 0
+
+
+def test_refusals_are_counted_and_warned_of_once(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    listener = keep(adapter.listen((host_of(adapter), 0), backlog=2))
+    assert listener.refused == 0
+    pendings = [start(keep, adapter, listener.address)[1] for _ in range(5)]
+    wait_until(lambda: sum(pending.done() for pending in pendings) == 3, "three of five are refused")
+    assert listener.refused == 3
+    with pytest.warns(
+        RuntimeWarning, match=r"Listener at .* has refused 3 connection requests, since 2 waited already"
+    ):
+        first = keep(listener.get_request(DEADLINE_S))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = keep(listener.get_request(DEADLINE_S))
+        pendings += [start(keep, adapter, listener.address)[1] for _ in range(3)]
+        wait_until(lambda: listener.refused == 4, "one more is refused")
+        third = keep(listener.get_request(DEADLINE_S))
+    assert {first.state, second.state, third.state} == {"requested"}
+
+
+def test_a_warning_that_is_an_error_loses_no_request(adapter, keep):
+    require(adapter, "LOOPBACK_CONNECTIONS")
+    listener = keep(adapter.listen((host_of(adapter), 0), backlog=1))
+    for _ in range(2):
+        start(keep, adapter, listener.address, private_data=b"this one")
+    wait_until(lambda: listener.refused, "one is refused")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning):
+            listener.begin_get_request()
+        assert keep(listener.get_request(DEADLINE_S)).private_data.startswith(b"this one")
+
+
+def test_a_backlog_is_not_negative(adapter):
+    with pytest.raises(ValueError, match="backlog"):
+        adapter.listen((host_of(adapter), 0), backlog=-1)
 
 
 def test_h_3_10_closing_ends_the_waits(adapter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from helpers import (
     DEADLINE_S,
@@ -78,3 +80,24 @@ def test_connecting_to_a_server_that_accepts_and_leaves(adapter, keep, pytestcon
         assert (cancelled.context, cancelled.status) == (1, Status.CANCELED)
         connector.disconnect(DEADLINE_S)
         server.succeed()
+
+
+def test_a_busy_server_refuses_none_of_twelve_clients(adapter, keep, pytestconfig):
+    """ucmatose -c 12 asks for twelve connections at once, and fails if one is refused."""
+    count = 12
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    options = ("-s", listener.address[0], "-p", listener.address[1], "-c", count, "-C", 0)
+    with start(pytestconfig, "ucmatose", *options) as client:
+        deadline = time.monotonic() + LATE_S
+        while time.monotonic() < deadline and client.popen.poll() is None:
+            time.sleep(0.05)
+        connectors = []
+        for _ in range(count):
+            end = create_end(keep, adapter)
+            connector = keep(listener.get_request(DEADLINE_S))
+            connector.accept(end.queue_pair, timeout_s=DEADLINE_S)
+            connectors.append(connector)
+        for connector in connectors:
+            connector.disconnect(DEADLINE_S)
+        client.succeed()
+    assert listener.refused == 0

@@ -82,11 +82,31 @@ def test_c_2_1_a_connection_whose_every_step_is_inline(inline, statuses):
     client.complete_connect(DEADLINE_S)
     server.join(DEADLINE_S)
     (connector,) = served
-    # The two requests that watch for the end; all others were inline.
-    assert statuses.count(PENDING) == 2
+    # The two requests that watch for the end, and the one that the listener always has: before and after it took one.
+    assert statuses.count(PENDING) == 4
     send_message(keep, ends[0], ends[1], b"inline")
     client.disconnect(DEADLINE_S)
     connector.wait_disconnected(DEADLINE_S)
+    keep.close()
+
+
+def test_c_2_1_requests_that_the_listener_gets_inline_are_served_once_each(inline):
+    keep = Keeper()
+    adapter = keep(inline(others_ms=100))
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connectors = [keep(adapter.create_connector()) for _ in range(4)]
+
+    def ask(number: int) -> None:
+        end = create_end(keep, adapter)
+        connectors[number].begin_connect(end.queue_pair, listener.address, private_data=b"%d" % number)
+
+    clients = [threading.Thread(target=ask, args=(number,)) for number in range(len(connectors))]
+    for client in clients:
+        client.start()
+    asked = [keep(listener.get_request(DEADLINE_S)) for _ in connectors]
+    assert sorted(request.private_data for request in asked) == [b"0", b"1", b"2", b"3"]
+    for client in clients:
+        client.join(DEADLINE_S)
     keep.close()
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Version1Listener(NetworkDirectListener):
     _adapter: Version1Adapter
 
-    def _listen(self, local: Address, backlog: int, where: str) -> tuple[Any, Address]:
+    def _listen(self, local: Address, where: str) -> tuple[Any, Address]:
         host = own_host(self._adapter, local[0], "listen")
         port = ffi.new("uint16_t *", socket.htons(local[1]))
         native = create_1(
@@ -25,7 +25,7 @@ class Version1Listener(NetworkDirectListener):
             "INDListen",
             lib.INDAdapter_Listen,
             self._adapter._native,
-            backlog,
+            0,
             TCP,
             port[0],
             port,

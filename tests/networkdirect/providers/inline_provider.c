@@ -5,7 +5,8 @@
 
    Environment, read when an adapter is opened:
      INLINE_WAIT_MS      for what ends by itself: Register, Deregister, CompleteConnect, Disconnect (5000)
-     INLINE_OTHERS_MS    for what waits for somebody: Connect, Accept, GetConnectionRequest, NotifyDisconnect, Notify (0)
+     INLINE_OTHERS_MS    for what waits for somebody: Connect, Accept, GetConnectionRequest, NotifyDisconnect, Notify (0);
+                         beyond 100 not for NotifyDisconnect and GetConnectionRequest, which ndpy always has under way
      INLINE_PHASES       1: nothing is inline, and what succeeded is pending once more when its result is asked for (C.4.5)
      INLINE_BUSY         the first so many Deregister end with ND_DEVICE_BUSY, later */
 
@@ -349,7 +350,7 @@ static HRESULT STDMETHODCALLTYPE disconnect(IND2Connector *self, OVERLAPPED *the
 static HRESULT STDMETHODCALLTYPE get_request(IND2Listener *self, IUnknown *given, OVERLAPPED *theirs)
 {
     struct request *request = new_request(self, theirs);
-    return started(request, listener.GetConnectionRequest(self, given, &request->own), others_ms);
+    return started(request, listener.GetConnectionRequest(self, given, &request->own), others_ms > 100 ? 0 : others_ms);
 }
 
 /* ---- what makes objects ---- */
