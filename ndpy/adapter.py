@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import abc
 import gc
-import os
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,13 +13,12 @@ from ndpy import errors
 from ndpy.completion import CompletionQueue
 from ndpy.connection import Address, Connector, Listener, RetryPolicy
 from ndpy.flags import Access
+from ndpy.forking import tell
 from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import Orphans, Resource, busy
-
-_open_adapters: weakref.WeakSet[Adapter] = weakref.WeakSet()
 
 
 class Adapter(Resource):
@@ -45,7 +42,7 @@ class Adapter(Resource):
 
     def _opened(self) -> None:
         self._released = False
-        _open_adapters.add(self)
+        tell(self)
 
     def register(
         self, buffer: Any, access: Access = Access.LOCAL_WRITE, *, timeout_s: float | None = None
@@ -274,21 +271,10 @@ class Adapter(Resource):
             child._on_removed()
 
     def _on_forked(self) -> None:
-        """This is a forked child; what was under way is the parent's."""
+        for child in [*self._open_children(), *self._orphans.take_in_child()]:
+            if child is not self:
+                child._on_forked()
+        super()._on_forked()
 
     def _describe(self) -> str:
         return f"Adapter {self.info.name}"
-
-
-def _disown_in_child() -> None:
-    """A forked child must not use or free what the parent works with."""
-    for adapter in list(_open_adapters):
-        for resource in [*adapter._open_children(), adapter]:
-            if not resource._released:
-                resource._defunct = resource._forked_error
-                resource._released = True
-        adapter._on_forked()
-
-
-if sys.platform != "win32":
-    os.register_at_fork(after_in_child=_disown_in_child)

@@ -173,6 +173,10 @@ class CompletionQueue(Resource):
         self._entries, self._entries_view = self._new_entries(count)
         self._entry_count = count
 
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._lock = threading.Lock()
+
     @abc.abstractmethod
     def _new_entries(self, count: int) -> tuple[Any, memoryview]:
         """An array of `count` struct ndpy_completion, and its bytes."""

@@ -416,6 +416,11 @@ class Connector(Resource):
             self.queue_pair.connector = None
             self.queue_pair = None
 
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._state_lock = threading.RLock()
+        self._take_waiting()
+
     def _take_waiting(self) -> list[Pending[None]]:
         """What is under way, which the caller ends."""
         waiting = [pending for pending in (self._pending, self._disconnecting, *self._watching) if pending is not None]
@@ -473,6 +478,10 @@ class Listener(Resource):
     @abc.abstractmethod
     def begin_get_request(self) -> Pending[Connector]:
         """Ask for the next request; many may be outstanding and are served in their order."""
+
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._asked.clear()
 
     def _stop_asking(self, pending: Pending[Connector]) -> None:
         with self._lifetime, contextlib.suppress(ValueError):

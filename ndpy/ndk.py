@@ -23,6 +23,7 @@ from typing import Any
 from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.flags import Access
+from ndpy.forking import in_child, tell
 from ndpy.memory import MemoryRegion, span
 from ndpy.pending import Pending
 from ndpy.unraisable import report
@@ -94,6 +95,14 @@ def adapter_flags(adapter: Adapter) -> NdkAdapterFlags:
 
 
 _chains = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _chains
+    _chains = threading.Lock()
+
+
+in_child(_renew_lock)
 
 
 class Mdl:
@@ -216,6 +225,10 @@ class NdkMr:
         self._state = _State.UNREGISTERED
         self._region: MemoryRegion | None = None
         self._registering: Pending[Any] | None = None
+        tell(self)
+
+    def _on_forked(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def region(self) -> MemoryRegion | None:

@@ -7,9 +7,21 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any, Generic, TypeVar, cast
 
-from ndpy.errors import CanceledError, TimeoutError
+from ndpy.errors import CanceledError, ClosedError, TimeoutError
+from ndpy.forking import in_child
 
 T = TypeVar("T")
+
+#: This process, for what was begun in it.
+_process = object()
+
+
+def _begin_process() -> None:
+    global _process
+    _process = object()
+
+
+in_child(_begin_process)
 
 
 class Pending(Generic[T]):
@@ -21,6 +33,7 @@ class Pending(Generic[T]):
 
     def __init__(self, operation: str, cancel: Callable[[], object] | None = None) -> None:
         self._operation = operation
+        self._process = _process
         self._cancel = cancel
         self._condition = threading.Condition()
         self._callbacks: list[Callable[[Pending[T]], None]] = []
@@ -39,6 +52,17 @@ class Pending(Generic[T]):
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way."""
+        return self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Without a lock, which a forked child must not ask for before this."""
+        if not self._done and self._process is not _process:
+            self.abandon(
+                ClosedError(
+                    f"{self._operation} was begun by the parent process and ends there; start workers with the 'spawn' "
+                    "method and open the adapter there"
+                )
+            )
         return self._done
 
     def result(self, timeout_s: float | None = None) -> T:
@@ -46,16 +70,17 @@ class Pending(Generic[T]):
 
         Raises TimeoutError after timeout_s seconds (None waits for ever); the operation then goes on.
         """
-        with self._condition:
-            if not self._condition.wait_for(lambda: self._done, timeout_s):
-                raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
+        if not self._has_ended():
+            with self._condition:
+                if not self._condition.wait_for(lambda: self._done, timeout_s):
+                    raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
         if self._error is not None:
             raise _another(self._error)
         return cast(T, self._value)
 
     def cancel(self) -> bool:
         """Ask the operation to stop; True if it ended with CanceledError or had not ended by itself before."""
-        if self._done:
+        if self._has_ended():
             return False
         cancel = self._cancel
         if cancel is not None:
@@ -68,10 +93,11 @@ class Pending(Generic[T]):
 
         The thread may hold locks of the objects concerned: pass the news on, and do the work elsewhere.
         """
-        with self._condition:
-            if not self._done:
-                self._callbacks.append(callback)
-                return
+        if not self._has_ended():
+            with self._condition:
+                if not self._done:
+                    self._callbacks.append(callback)
+                    return
         callback(self)
 
     def succeed(self, value: T, prepare: Callable[[], object] | None = None) -> bool:
@@ -87,7 +113,8 @@ class Pending(Generic[T]):
         return self._finish(None, error)
 
     def abandon(self, error: BaseException) -> None:
-        """End it in a forked child, where nobody else will: nobody is called back, and no lock of the parent's is taken."""
+        """End it in a forked child, where nobody else will, without callbacks and without the lock, which may be held."""
+        self._process = _process
         self._condition = threading.Condition()
         self._callbacks = []
         self.fail(error)
@@ -95,6 +122,8 @@ class Pending(Generic[T]):
     def _finish(
         self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
     ) -> bool:
+        if self._has_ended():
+            return False
         with self._condition:
             if self._done:
                 return False

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from ndpy.completion import Completion, CompletionQueue
 from ndpy.errors import ClosedError
+from ndpy.forking import tell
 
 P = TypeVar("P", bound="Poller")
 
@@ -30,6 +31,13 @@ class Poller:
         # Reentrant, so that a signal handler may call wake() in a thread that holds it.
         self._lock = threading.RLock()
         self._closed = False
+        self._forked = False
+        tell(self)
+
+    def _on_forked(self) -> None:
+        """This is a forked child: nothing may reach the parent's descriptors."""
+        self._lock = threading.RLock()
+        self._closed = self._forked = True
 
     def add(self, completion_queue: CompletionQueue) -> None:
         """Wait for this queue too; harmless when repeated. What it holds already is delivered by the next wait()."""
@@ -59,6 +67,10 @@ class Poller:
         return self._closed
 
     def _check(self) -> None:
+        if self._forked:
+            raise ClosedError(
+                "the poller is the parent process's and does not work in a forked child; make another one"
+            )
         if self._closed:
             raise ClosedError("the poller is closed")
 

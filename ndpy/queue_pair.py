@@ -433,6 +433,10 @@ class QueuePair(Resource):
         self.initiator_cq._changed()
         return state
 
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._lock = threading.Lock()
+
     def close(self) -> None:
         for dependant in list(self._dependants):
             dependant._on_queue_pair_closing(self)
@@ -647,6 +651,10 @@ class SharedReceiveQueue(Resource):
     @abc.abstractmethod
     def arm(self) -> Pending[None]:
         """Ask for one notification of fewer than `threshold` receives being outstanding (contract G.6.3)."""
+
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._lock = threading.Lock()
 
     def _refuse_if_used(self) -> None:
         if self._users:

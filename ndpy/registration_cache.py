@@ -445,6 +445,9 @@ class RegistrationCache(_lease.Finder, Resource):
 
     def _revoke(self, grant: Grant) -> None:
         """Take a peer's right away, and end that use of the entry; or wait for another thread that is at it."""
+        if self._released:
+            # In a forked child, where it is the parent's.
+            return
         with self._changed:
             if not grant.live:
                 while not grant.ended:
@@ -478,6 +481,8 @@ class RegistrationCache(_lease.Finder, Resource):
 
     def _on_released(self, entry: Entry) -> None:
         """A use has ended of an entry that is not cached any more, or while there is more than the bounds say."""
+        if self._released:
+            return
         with self._changed:
             doomed = [] if entry.cached or entry.uses else [entry]
             doomed += self._make_room(0, 0)
@@ -642,6 +647,8 @@ class RegistrationCache(_lease.Finder, Resource):
 
     def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
         """Release what is cached for a connection: before it is closed, and when it has ended (contract K.1.9)."""
+        if self._released:
+            return
         with self._changed:
             grants = [grant for entry in self._entries for grant in entry.grants if grant.queue_pair is queue_pair]
         for grant in grants:
@@ -662,6 +669,14 @@ class RegistrationCache(_lease.Finder, Resource):
         self._wait_for_others()
 
     # ---- the end ----
+
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._changed = threading.Condition(threading.Lock())
+        self._loading.clear()
+        self._reaper._on_forked()
+        for marked in (self._dead, self._abandoned, self._ended):
+            marked.clear()
 
     def _held(self, region: MemoryRegion, change: int) -> None:
         """One registration more or less; under the lock."""

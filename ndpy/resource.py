@@ -59,6 +59,8 @@ class Resource(abc.ABC):
 
     def close(self) -> None:
         """Release it; harmless when repeated. Raises DeviceBusyError, with nothing lost, while others use it."""
+        if self._released:
+            return
         with self._lifetime:
             if self._released:
                 return
@@ -125,6 +127,13 @@ class Resource(abc.ABC):
             operation=self._describe(),
         )
 
+    def _on_forked(self) -> None:
+        """This is a forked child, where it must be neither used nor freed: renew the locks, and forget what is under way."""
+        self._lifetime = threading.RLock()
+        if not self._released:
+            self._defunct = self._forked_error
+            self._released = True
+
     def _on_removed(self) -> None:
         """The adapter has gone; wake whoever waits. Called once, by the adapter's thread."""
 
@@ -171,6 +180,14 @@ class Orphans:
     def waiting(self) -> list[Resource]:
         """Those that could not be closed yet."""
         return list(self._dropped)
+
+    def take_in_child(self) -> list[Resource]:
+        """In a forked child: no thread is closing any, and what there is, is the parent's."""
+        self._closing = threading.RLock()
+        self._at_it = False
+        dropped = list(self._dropped)
+        self._dropped.clear()
+        return dropped
 
     def close(self) -> None:
         """Close them, users before what they use, and wait for another thread that is at it.

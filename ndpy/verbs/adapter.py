@@ -295,7 +295,9 @@ class VerbsAdapter(Adapter):
         self._free()
 
     def _on_forked(self) -> None:
+        super()._on_forked()
         self._registering.abandon(self._forked_error)
+        self._events.abandon()
 
     def _free(self) -> None:
         for thread in self._background:

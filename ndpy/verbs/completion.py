@@ -263,6 +263,12 @@ class VerbsCompletionQueue(CompletionQueue):
             operation="wait",
         )
 
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._no_waiters = threading.Condition(self._lock)
+        self._waiters = 0
+        self._armed = []
+
     def _on_removed(self) -> None:
         with self._lock:
             ended, self._armed = [pending for _, pending in self._armed], []

@@ -69,6 +69,16 @@ class EventThread:
         self._thread.join()
         os.close(self._wake)
 
+    def abandon(self) -> None:
+        """In a forked child: there is no thread, and what is written to the descriptors would reach the parent's."""
+        self._watching, self._waking = threading.Lock(), threading.RLock()
+        self._handlers.clear()
+        # One that was being stopped may have closed them, and their numbers may be others' by now.
+        if not self._stopping:
+            self._stopping = True
+            self._epoll.close()
+            os.close(self._wake)
+
     def _run(self) -> None:
         try:
             while not self._stopping:

@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
+from ndpy.forking import in_child
 
 try:
     from ndpy._verbs import ffi as ffi
@@ -29,6 +30,14 @@ PACKAGES = (
 
 _lock = threading.Lock()
 _loaded = False
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+in_child(_renew_lock)
 
 
 def load() -> None:

@@ -264,6 +264,10 @@ class VerbsMemoryWindow(MemoryWindow):
                 check("close window", lib.ndpy_free_window(self._native))
                 self._native = None
 
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._using = threading.Lock()
+
     def _release(self) -> None:
         self._free()
         if self._binding is not None:

@@ -150,6 +150,13 @@ class VerbsPoller(Poller):
             else:
                 self._free()
 
+    def _on_forked(self) -> None:
+        was_open = not self._closed
+        super()._on_forked()
+        if was_open:
+            # The child's copies.
+            self._free()
+
     def _free(self) -> None:
         self._epoll.close()
         os.close(self._wake_fd)

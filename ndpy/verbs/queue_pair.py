@@ -542,6 +542,10 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
                 errors.ProviderError("the adapter reports an error of the queue", operation="shared receive queue")
             )
 
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._armed = []
+
     def _on_removed(self) -> None:
         for pending in self._take_armed():
             pending.fail(self._removed_error())
