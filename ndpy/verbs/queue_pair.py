@@ -200,7 +200,9 @@ class VerbsQueuePair(QueuePair):
 
     def _connected(self) -> None:
         self._never_connected = False
-        if self.connector is not None and not self.connector.read_limits.outbound:
+        # Not the property, which refuses what was removed meanwhile.
+        limits = self.connector._read_limits if self.connector is not None else None
+        if limits is not None and not limits.outbound:
             lib.ndpy_queue_pair_refuse_reads(self._native)
         lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
 

@@ -22,7 +22,7 @@ from ndpy.verbs import completion, events, poller
 
 DEADLINE_S = 10.0
 # Time for another thread to do what it was started for, unless a lock of the stopped thread is in its way.
-GRACE_S = 0.02
+GRACE_S = 0.01
 
 _inside = threading.local()
 
@@ -79,6 +79,7 @@ class Points:
         self._chosen = -1
         self._action: Callable[[], None] = lambda: None
         self._started: list[Elsewhere] = []
+        self._acting = threading.Lock()
         self.names: list[str] = []
         self.reached = False
         self.sleeps = 0
@@ -97,8 +98,10 @@ class Points:
         self._watched = thread
 
     def stop(self) -> None:
-        """Watch no more; wait for the threads that an action started, and raise what went wrong in it or in them."""
-        self._watched = None
+        """Watch no more; wait for the action and the threads that it started, and raise what went wrong in any of them, or
+        in an event of the adapter's thread."""
+        with self._acting:
+            self._watched = None
         started, self._started = self._started, []
         for other in started:
             other.outcome()
@@ -121,21 +124,31 @@ class Points:
     def point(self, name: str, after: bool) -> None:
         if threading.current_thread() is not self._watched or getattr(_inside, "action", False):
             return
+        with self._acting:
+            if self._watched is None:
+                return
+            _inside.action = True
+            try:
+                self._pass(name, after)
+            except BaseException as error:
+                self.failure = error
+            finally:
+                _inside.action = False
+
+    def _pass(self, name: str, after: bool) -> None:
         index = len(self.names)
         self.names.append(f"{'after' if after else 'before'} {name}")
-        _inside.action = True
-        try:
-            if index == self._chosen:
-                self.reached = True
-                self._action()
-            if name == "sleep" and not after:
-                self.sleeps += 1
-                if self._asleep is not None:
-                    self._asleep()
-        except BaseException as error:
-            self.failure = error
-        finally:
-            _inside.action = False
+        if index == self._chosen:
+            self.reached = True
+            self._action()
+        if name == "sleep" and not after:
+            self.sleeps += 1
+            if self._asleep is not None:
+                self._asleep()
+
+    def unraisable(self, what: Any) -> None:
+        """For sys.unraisablehook, which is called for an event that could not be handled."""
+        self.failure = what.exc_value
 
 
 class _Calls:
@@ -179,6 +192,7 @@ class _Select:
 def points(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
     points = Points()
     fake.call_at_points(points.native)
+    monkeypatch.setattr(sys, "unraisablehook", points.unraisable)
     for module in (completion, events, poller):
         monkeypatch.setattr(module, "os", _Calls(os, points, _OS))
         monkeypatch.setattr(module, "select", _Select(points))
