@@ -148,7 +148,7 @@ def main():
     parser.add_argument("-d", dest="adapter", help="name of the adapter, default: the first active one")
     parser.add_argument("-s", dest="size", type=int, default=4096, help="bytes a message, default: %(default)s")
     parser.add_argument("-n", dest="iterations", type=int, default=1000, help="default: %(default)s")
-    parser.add_argument("-m", dest="mtu", type=int, default=1024, help="path MTU, default: %(default)s")
+    parser.add_argument("-m", dest="mtu", type=int, choices=(256, 512, 1024, 2048, 4096), default=1024, help="path MTU")
     parser.add_argument("-g", dest="gid_index", type=int, help="GID index, default: chosen by rank")
     parser.add_argument("-c", dest="check", action="store_true", help="server: the client has -c too")
     parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="limit of each step")

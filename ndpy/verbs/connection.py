@@ -583,8 +583,10 @@ class VerbsConnector(Connector):
             return errors.AddressUnreachableError(
                 f"there is no way to {self._target}", operation="connect", native=number
             )
+        blocked = {"iWARP": ", or a firewall drops its TCP port", "RoCE": ", or UDP port 4791 is blocked"}
         return errors.TimeoutError(
-            f"{self._target} does not answer; it is down, has no RDMA adapter at that address, or UDP port 4791 is blocked",
+            f"{self._target} does not answer; it is down, or has no RDMA adapter at that address"
+            f"{blocked.get(self._adapter.info.transport, '')}",
             operation="connect",
             native=number,
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.connection import RetryPolicy
+from ndpy.flags import Status
 from ndpy.info import Gid, PortInfo
 from ndpy.verbs.library import check, ffi, lib
 
@@ -17,12 +18,17 @@ if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
 
 
+# Path MTUs in the order of their codes, which begin at 1.
+MTUS = (256, 512, 1024, 2048, 4096)
+
+
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
     """One end of a connection: what the other end has to know.
 
-    lid: InfiniBand's address, 0 on Ethernet. psn: first packet's sequence number. gid: 16 bytes; gid_index, gid_type, mtu
-    (bytes) and port are this side's and need not be known of a remote end (mtu 0: unknown).
+    lid: InfiniBand's address, 0 on Ethernet. psn: first packet's sequence number. gid: 16 bytes; gid_index, gid_type and port
+    are this side's and need not be known of a remote end. mtu: 256, 512, 1024, 2048 or 4096 bytes, 0 if it is not known;
+    ValueError for another one.
     """
 
     lid: int
@@ -33,6 +39,10 @@ class Endpoint:
     gid_type: str = ""
     mtu: int = 0
     port: int = 1
+
+    def __post_init__(self) -> None:
+        if self.mtu and self.mtu not in MTUS:
+            raise ValueError(f"mtu is {', '.join(map(str, MTUS))}, or 0 for an unknown one, not {self.mtu!r}")
 
     def __str__(self) -> str:
         gid = str(ipaddress.IPv6Address(self.gid).ipv4_mapped or ipaddress.IPv6Address(self.gid))
@@ -90,6 +100,11 @@ def active_port(adapter: VerbsAdapter) -> PortInfo:
 _DEFAULTS = RetryPolicy(retry_count=7, rnr_retry_count=RetryPolicy.ENDLESS, min_rnr_timer=12, ack_timeout=14)
 
 
+def path_mtu(local: Endpoint, remote: Endpoint) -> int:
+    """The path MTU that this end uses."""
+    return min(local.mtu, remote.mtu) if remote.mtu else local.mtu
+
+
 def modify_to_connected(
     queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, retry: RetryPolicy
 ) -> None:
@@ -97,10 +112,9 @@ def modify_to_connected(
     info = adapter.info
     wanted = {name: value for name, value in vars(retry).items() if value is not None}
     retry = dataclasses.replace(_DEFAULTS, **wanted)
-    mtu = min(local.mtu, remote.mtu) if remote.mtu else local.mtu
     attributes = ffi.new("struct ibv_qp_attr *")
     attributes.qp_state = lib.IBV_QPS_RTR
-    attributes.path_mtu = mtu.bit_length() - 8
+    attributes.path_mtu = MTUS.index(path_mtu(local, remote)) + 1
     attributes.dest_qp_num = remote.qp_number
     attributes.rq_psn = remote.psn
     attributes.max_dest_rd_atomic = min(info.max_inbound_read_limit, 16)
@@ -140,19 +154,38 @@ def modify_to_connected(
     )  # fmt: skip
 
 
-def explain_timeout(adapter: VerbsAdapter, path: tuple[Endpoint, Endpoint] | None, connector: Connector | None) -> str:
-    """Both ends of a path on which nobody answers, and the likely causes."""
-    causes = (
-        "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a GID of another "
-        "network or type (RoCE v1 and v2 do not talk), an MTU that the network does not carry, UDP port 4791 blocked"
-    )
-    if adapter.port_state != "active":
-        return f"port {adapter._port} of {adapter.info.name} is down: see `ip link` and the cable"
-    if path is not None:
-        return f"from {path[0]} to {path[1]}; {causes}"
-    if connector is not None:
-        try:
-            return f"from {connector.local_address} to {connector.peer_address} on {adapter.info.name}; {causes}"
-        except errors.NdpyError:
-            pass
-    return causes
+_CAUSES = {
+    "iWARP": "likely causes: the peer died, or the network between lost the TCP connection",
+    "InfiniBand": "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a LID of another "
+    "subnet, an MTU that the network does not carry",
+    "RoCE": "likely causes: the peer died or closed its queue pair, no receive was posted there in time, a GID of another "
+    "network or type (RoCE v1 and v2 do not talk), an MTU that the network does not carry, UDP port 4791 blocked",
+}
+
+# Two ends with different path MTUs refuse each other's packets in these ways.
+_MAY_BE_THE_MTU = (Status.DATA_OVERRUN, Status.BUFFER_OVERFLOW, Status.REMOTE_ERROR)
+
+
+def explain(
+    adapter: VerbsAdapter, status: Status, path: tuple[Endpoint, Endpoint] | None, connector: Connector | None
+) -> str:
+    """What is known of the path that a request failed on, and the likely causes; "" where that says nothing."""
+    if status is Status.IO_TIMEOUT:
+        if adapter.port_state != "active":
+            return f"port {adapter._port} of {adapter.info.name} is down: see `ip link` and the cable"
+        causes = _CAUSES[adapter.info.transport]
+        if path is not None:
+            return f"{_both(path)}; {causes}"
+        if connector is not None:
+            try:
+                return f"from {connector.local_address} to {connector.peer_address} on {adapter.info.name}; {causes}"
+            except errors.NdpyError:
+                pass
+        return causes
+    if status in _MAY_BE_THE_MTU and path is not None:
+        return f"{_both(path)}; the peer may use another path MTU, and both ends need the same one"
+    return ""
+
+
+def _both(path: tuple[Endpoint, Endpoint]) -> str:
+    return f"from {path[0]} to {path[1]}, with path MTU {path_mtu(*path)} on this end"

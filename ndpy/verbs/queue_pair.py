@@ -21,7 +21,7 @@ from ndpy.queue_pair import (
     SharedReceiveQueue,
 )
 from ndpy.verbs.completion import VerbsCompletionQueue
-from ndpy.verbs.endpoint import Endpoint, explain_timeout, modify_to_connected, observe
+from ndpy.verbs.endpoint import Endpoint, explain, modify_to_connected, observe
 from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
 
@@ -469,9 +469,7 @@ class VerbsQueuePair(QueuePair):
             self._connected()
 
     def _explain(self, status: Status) -> str:
-        if status is not Status.IO_TIMEOUT:
-            return ""
-        return explain_timeout(self._adapter, self._path, self.connector)
+        return explain(self._adapter, status, self._path, self.connector)
 
     def _native_status_name(self, native_status: int) -> str:
         return text(lib.ibv_wc_status_str(native_status))

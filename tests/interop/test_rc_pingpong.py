@@ -64,6 +64,13 @@ def test_gid_is_chosen_by_rank_without_an_index(adapter, name):
     assert socket.inet_pton(socket.AF_INET6, address) == routable_gids(adapter)[0].value
 
 
+def test_a_path_mtu_that_does_not_exist_is_refused(name):
+    with start_example("rc_pingpong", "-d", name, "-p", 0, "-m", "1500") as server:
+        result = server.finish()
+    assert result.status == 2
+    assert "1500" in result.err and "4096" in result.err
+
+
 def test_peer_without_a_gid_is_told_apart(adapter, name, pytestconfig):
     port = free_port()
     with start_example("rc_pingpong", "-d", name, "-p", port) as server:

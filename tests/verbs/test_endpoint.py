@@ -1,0 +1,77 @@
+"""Connections by endpoints, without a connection manager: what they are made with, and what is said when they fail."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from helpers import create_end, memory, take
+
+import ndpy
+from ndpy import Access, Status
+from ndpy.verbs.endpoint import Endpoint
+
+
+@pytest.fixture
+def ends(adapter, keep):
+    if adapter.info.transport == "iWARP":
+        pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
+    return create_end(keep, adapter), create_end(keep, adapter)
+
+
+def connect(near, far, mtu_of_far=None, **options) -> None:
+    """mtu_of_far: what the near end is told of the far one; the far end is told nothing."""
+    endpoints = near.local_endpoint(), far.local_endpoint()
+    near_is_told = endpoints[1] if mtu_of_far is None else dataclasses.replace(endpoints[1], mtu=mtu_of_far)
+    near.connect_endpoint(near_is_told, **options)
+    far.connect_endpoint(dataclasses.replace(endpoints[0], mtu=0))
+
+
+def failure(completion) -> str:
+    with pytest.raises(ndpy.NdpyError) as raised:
+        completion.raise_for_status()
+    return str(raised.value)
+
+
+def test_different_path_mtus_are_named_when_a_request_fails(adapter, keep, ends):
+    near, far = ends
+    mtu = adapter.info.mtu
+    if mtu <= 512:
+        pytest.skip(f"{adapter.info.name} has no two path MTUs to choose from")
+    connect(near.queue_pair, far.queue_pair, mtu_of_far=512)
+    target = memory(keep, adapter, 8192, Access.REMOTE_WRITE)
+    near.queue_pair.write(memory(keep, adapter, 3000), target.remote())
+    (completion,) = take(near.cq)
+    assert completion.status in (Status.REMOTE_ERROR, Status.DATA_OVERRUN)
+    said = failure(completion)
+    assert f"MTU {mtu} to QPN" in said
+    assert "MTU 512, with path MTU 512 on this end" in said
+    assert "both ends need the same" in said
+
+
+def test_both_ends_are_named_when_the_peer_does_not_answer(adapter, ends):
+    near, far = ends
+    endpoints = near.queue_pair.local_endpoint(), far.queue_pair.local_endpoint()
+    near.queue_pair.connect_endpoint(endpoints[1], retry=ndpy.RetryPolicy(retry_count=1, ack_timeout=8))
+    near.queue_pair.send([])
+    (completion,) = take(near.cq)
+    assert completion.status is Status.IO_TIMEOUT
+    said = failure(completion)
+    for endpoint in endpoints:
+        assert f"QPN {endpoint.qp_number:#x} at GID" in said
+
+
+@pytest.mark.parametrize("mtu", [3, 1500, 8192, -1, "1024"])
+def test_an_mtu_that_does_not_exist_is_refused_with_those_that_do(mtu):
+    with pytest.raises(ValueError, match=f"mtu is 256, 512, 1024, 2048, 4096, or 0 .*, not {mtu!r}"):
+        Endpoint(0, 1, 2, bytes(16), mtu=mtu)
+
+
+def test_a_lost_iwarp_connection_is_not_explained_with_roce(pair):
+    if pair.adapter.info.transport != "iWARP":
+        pytest.skip(f"{pair.adapter.info.name} does not speak iWARP")
+    said = pair.client.queue_pair._explain(Status.IO_TIMEOUT)
+    assert "4791" not in said and "GID" not in said
+    assert "TCP" in said
+    for address in (pair.client.connector.local_address, pair.client.connector.peer_address):
+        assert str(address) in said
