@@ -16,7 +16,7 @@ from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, points, walk  #
 
 import ndpy
 from ndpy.verbs import memory, queue_pair
-from ndpy.verbs.library import lib
+from ndpy.verbs.library import ffi, lib
 
 # ruff: noqa: F811
 
@@ -197,3 +197,63 @@ def test_a_close_that_fails_after_the_native_queue_pair_has_gone_can_be_repeated
     fake.call_at_points(None)
     scene.close()
     assert fake.fault() == ""
+
+
+class SharedQueues:
+    """The extension's functions, with native shared receive queues that the stand-in does not have."""
+
+    def __init__(self) -> None:
+        self.destroyed = threading.Event()
+        self._made = ffi.new("struct ibv_srq *")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
+
+    def ibv_create_srq(self, domain: Any, request: Any) -> Any:
+        return self._made
+
+    def ibv_destroy_srq(self, native: Any) -> int:
+        self.destroyed.set()
+        return 0
+
+    def ibv_modify_srq(self, native: Any, attributes: Any, mask: int) -> int:
+        assert not self.destroyed.is_set()
+        return 0
+
+
+@pytest.mark.parametrize("use", ["receive", "arm", "modify"])
+def test_a_shared_receive_queue_is_not_freed_while_it_is_used(adapter, monkeypatch, use):
+    shared_queues = SharedQueues()
+    monkeypatch.setattr(queue_pair, "lib", shared_queues)
+    srq = queue_pair.VerbsSharedReceiveQueue(adapter, 8, 1, 2)
+    freed_meanwhile = []
+
+    def inside(*_: Any) -> int:
+        closing.start()
+        freed_meanwhile.append(shared_queues.destroyed.wait(0.05))
+        return 0
+
+    closing = Elsewhere(srq.close)
+    uses = {"receive": lambda: srq.receive([]), "arm": srq.arm, "modify": lambda: srq.modify(threshold=1)}
+    if use == "arm":
+        srq._records = {0: [], 1: [], 2: []}
+    srq._post_shared = shared_queues.ibv_modify_srq = srq._modify_native = inside  # type: ignore[method-assign]
+    uses[use]()
+    closing.result()
+    assert freed_meanwhile == [False]
+    assert srq.closed
+
+
+@pytest.mark.parametrize("use", ["arm", "modify"])
+def test_a_call_that_waited_for_the_close_of_a_shared_receive_queue_finds_it_closed(adapter, monkeypatch, use):
+    monkeypatch.setattr(queue_pair, "lib", SharedQueues())
+    srq = queue_pair.VerbsSharedReceiveQueue(adapter, 8, 1, 2)
+    srq._records = {0: [], 1: [], 2: []}
+    with srq._lock:
+        call = Elsewhere(srq.arm if use == "arm" else lambda: srq.modify(threshold=1)).start()
+        # It has looked, and waits for the lock.
+        call.thread.join(0.05)
+        srq._defunct = srq._closed_error
+    assert isinstance(call.outcome(), ndpy.ClosedError)
+    srq._defunct = None
+    srq.close()
