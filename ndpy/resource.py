@@ -7,12 +7,13 @@ background thread closes it: a finalizer may run in any thread, with any lock he
 from __future__ import annotations
 
 import abc
+import contextlib
 import itertools
 import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
@@ -243,3 +244,17 @@ def busy(resource: Resource, users: list[str]) -> DeviceBusyError:
     """The error for closing something that is in use, naming up to five of its users."""
     shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
     return DeviceBusyError(f"{resource._describe()} is in use by {shown}; close these first", operation="close")
+
+
+@contextlib.contextmanager
+def kept_open(*resources: Resource | None) -> Iterator[None]:
+    """No other thread closes one of these while the block lasts. Raises if one is closed already."""
+    with contextlib.ExitStack() as stack:
+        # Always in the same order, so that two threads do not wait for each other.
+        for resource in sorted({resource for resource in resources if resource is not None}, key=_serial):
+            stack.enter_context(resource._lifetime)
+            resource._check()
+        yield
+
+
+_serial = attrgetter("_serial")

@@ -23,6 +23,7 @@ from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMe
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair, NetworkDirectSharedReceiveQueue
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
+from ndpy.resource import kept_open
 
 
 class NetworkDirectAdapter(Adapter):
@@ -155,7 +156,8 @@ class NetworkDirectAdapter(Adapter):
         initiator_cq = initiator_cq or receive_cq
         limits = QueuePairLimits(receive_depth, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size)
         limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
-        return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq)
+        with kept_open(receive_cq, initiator_cq, srq):
+            return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq)
 
     def create_connector(self) -> NetworkDirectConnector:
         self._check()

@@ -123,10 +123,12 @@ class NetworkDirectQueuePair(QueuePair):
             self._release_native()
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
         for queue in {receive_cq, initiator_cq}:
-            queue._sources[self._serial] = self._source
-            queue._users += 1
+            with queue._lock:
+                queue._sources[self._serial] = self._source
+                queue._users += 1
         if srq is not None:
-            srq._users += 1
+            with srq._lock:
+                srq._users += 1
             receive_cq._shared_sources[self._serial] = (self._source, srq)
         self._opened()
 
@@ -297,7 +299,8 @@ class NetworkDirectQueuePair(QueuePair):
                 self._source.kept_shared = kept
             else:
                 del queue._shared_sources[self._serial]
-        self.srq._users -= 1
+        with self.srq._lock:
+            self.srq._users -= 1
 
     def _on_removed(self) -> None:
         for queue in {self.receive_cq, self.initiator_cq}:

@@ -17,7 +17,7 @@ from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
-from ndpy.resource import _serials
+from ndpy.resource import _serials, kept_open
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
@@ -196,7 +196,8 @@ class VerbsAdapter(Adapter):
         initiator_cq = initiator_cq or receive_cq
         limits = QueuePairLimits(receive_depth, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size)
         limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
-        return VerbsQueuePair(self, receive_cq, initiator_cq, limits, srq)
+        with kept_open(receive_cq, initiator_cq, srq):
+            return VerbsQueuePair(self, receive_cq, initiator_cq, limits, srq)
 
     def create_connector(self) -> VerbsConnector:
         self._check()

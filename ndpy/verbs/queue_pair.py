@@ -152,10 +152,12 @@ class VerbsQueuePair(QueuePair):
         # Kept, because completions are sorted by it after the native queue pair has gone.
         self._number = int(self._qp.qp_num)
         for queue in {receive_cq, initiator_cq}:
-            queue._sources[self._serial] = self._source
-            queue._users += 1
+            with queue._lock:
+                queue._sources[self._serial] = self._source
+                queue._users += 1
         if srq is not None:
-            srq._users += 1
+            with srq._lock:
+                srq._users += 1
             receive_cq._shared_sources[self._number] = (self._source, srq)
         self._opened()
 
@@ -344,7 +346,8 @@ class VerbsQueuePair(QueuePair):
             if kept:
                 self._source.kept_shared = kept
                 queue._shared_sources[claimed] = entry
-        self.srq._users -= 1
+        with self.srq._lock:
+            self.srq._users -= 1
 
     def _on_removed(self) -> None:
         self._tell_queues()

@@ -279,6 +279,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *req
     made->ibv.state = IBV_QPS_RESET;
     made->alive = 1;
     pthread_mutex_lock(&fake_lock);
+    fake_check("ibv_create_qp", ((struct queue *)request->send_cq)->alive && ((struct queue *)request->recv_cq)->alive);
     made->ibv.qp_num = ++queue_pair_count;
     queue_pairs[made->ibv.qp_num % 4096] = made;
     ((struct queue *)request->send_cq)->users++;

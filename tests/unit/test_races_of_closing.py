@@ -199,6 +199,27 @@ def test_a_close_that_fails_after_the_native_queue_pair_has_gone_can_be_repeated
     assert fake.fault() == ""
 
 
+def test_a_queue_that_is_closed_while_a_queue_pair_is_made_for_it_is_there_or_refused(fake, adapter, points):
+    def run(chosen: int) -> bool:
+        queue, other = adapter.create_completion_queue(8), adapter.create_completion_queue(8)
+        making = Elsewhere(lambda: adapter.create_queue_pair(queue, other))
+        others = []
+        points.watch(making.thread, chosen, lambda: others.append(points.elsewhere(queue.close)))
+        made = making.start().outcome()
+        points.stop()
+        assert fake.fault() == ""
+        for closing in others:
+            assert isinstance(closing.outcome(), ndpy.DeviceBusyError) or isinstance(made, ndpy.ClosedError)
+        if isinstance(made, ndpy.QueuePair):
+            assert not queue.closed
+            made.close()
+        queue.close()
+        other.close()
+        return points.reached
+
+    walk(run, points, 4)
+
+
 class SharedQueues:
     """The extension's functions, with native shared receive queues that the stand-in does not have."""
 
