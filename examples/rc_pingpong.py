@@ -44,7 +44,8 @@ def from_wire(data, local, mtu):
         sys.exit(f"rc_pingpong: the peer sent {data!r}, which is no LID:QPN:PSN:GID")
     if not any(gid) and local.gid_type.startswith("RoCE"):
         sys.exit("rc_pingpong: the peer sent no GID, and RoCE cannot do without: start it with -g INDEX")
-    return dataclasses.replace(local, lid=lid, qp_number=qp_number, psn=psn, gid=gid, mtu=mtu)
+    remote = dataclasses.replace(local, lid=lid, qp_number=qp_number, psn=psn, gid=gid, mtu=mtu)
+    return dataclasses.replace(remote, inbound_read_limit=None)
 
 
 def describe(which, endpoint):

@@ -19,6 +19,7 @@ from ndpy.resource import Resource
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
+    from ndpy.info import AdapterInfo
     from ndpy.queue_pair import QueuePair
 
 #: (host, port); host is a numeric IPv4 or IPv6 address or a name, "" any address of the adapter.
@@ -99,6 +100,14 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
             operation="resolve",
         ) from None
     return int(found[0][0]), found[0][4]
+
+
+def cap_limits(info: AdapterInfo, inbound: int | None, outbound: int | None) -> ReadLimits:
+    """What was asked for, None for the adapter's limits, capped by these."""
+    return ReadLimits(
+        min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
+        min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
+    )
 
 
 def limit_private_data(private_data: bytes, maximum: int, operation: str) -> bytes:
@@ -398,11 +407,7 @@ class Connector(Resource):
         self.queue_pair = queue_pair
 
     def _own_limits(self, inbound: int | None, outbound: int | None) -> ReadLimits:
-        info = self._adapter.info
-        return ReadLimits(
-            min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
-            min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
-        )
+        return cap_limits(self._adapter.info, inbound, outbound)
 
     def _check_policy(self, retry: RetryPolicy | None, operation: str) -> RetryPolicy:
         """The policy, or the one that changes nothing."""

@@ -8,7 +8,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import RetryPolicy
+from ndpy.connection import ReadLimits, RetryPolicy
 from ndpy.flags import Status
 from ndpy.info import Gid, PortInfo
 from ndpy.verbs.library import check, ffi, lib
@@ -28,7 +28,7 @@ class Endpoint:
 
     lid: InfiniBand's address, 0 on Ethernet. psn: first packet's sequence number. gid: 16 bytes; gid_index, gid_type and port
     are this side's and need not be known of a remote end. mtu: 256, 512, 1024, 2048 or 4096 bytes, 0 if it is not known;
-    ValueError for another one.
+    ValueError for another one. inbound_read_limit: reads that this end serves at once, None if that is not known.
     """
 
     lid: int
@@ -39,6 +39,7 @@ class Endpoint:
     gid_type: str = ""
     mtu: int = 0
     port: int = 1
+    inbound_read_limit: int | None = None
 
     def __post_init__(self) -> None:
         if self.mtu and self.mtu not in MTUS:
@@ -87,6 +88,7 @@ def observe(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: i
         gid_type=best.type if best else "",
         mtu=port.mtu,
         port=port.number,
+        inbound_read_limit=adapter.info.max_inbound_read_limit,
     )
 
 
@@ -106,10 +108,9 @@ def path_mtu(local: Endpoint, remote: Endpoint) -> int:
 
 
 def modify_to_connected(
-    queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, retry: RetryPolicy
+    queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
 ) -> None:
     """INIT, RTR, RTS with the two ends' numbers."""
-    info = adapter.info
     wanted = {name: value for name, value in vars(retry).items() if value is not None}
     retry = dataclasses.replace(_DEFAULTS, **wanted)
     attributes = ffi.new("struct ibv_qp_attr *")
@@ -117,7 +118,7 @@ def modify_to_connected(
     attributes.path_mtu = MTUS.index(path_mtu(local, remote)) + 1
     attributes.dest_qp_num = remote.qp_number
     attributes.rq_psn = remote.psn
-    attributes.max_dest_rd_atomic = min(info.max_inbound_read_limit, 16)
+    attributes.max_dest_rd_atomic = limits.inbound
     attributes.min_rnr_timer = retry.min_rnr_timer
     attributes.ah_attr.dlid = remote.lid
     attributes.ah_attr.port_num = local.port
@@ -142,7 +143,7 @@ def modify_to_connected(
     attributes.timeout = retry.ack_timeout
     attributes.retry_cnt = retry.retry_count
     attributes.rnr_retry = retry.rnr_retry_count
-    attributes.max_rd_atomic = min(info.max_outbound_read_limit, 16)
+    attributes.max_rd_atomic = limits.outbound
     check(
         "connect_endpoint",
         lib.ibv_modify_qp(

@@ -6,12 +6,13 @@ there is a connection, and so that a refused connection leaves it as it was.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
-from ndpy.connection import RetryPolicy
+from ndpy.connection import ReadLimits, RetryPolicy, cap_limits
 from ndpy.flags import Access, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.pending import Pending
@@ -112,6 +113,7 @@ class VerbsQueuePair(QueuePair):
         self._iwarp = adapter.info.transport == "iWARP"
         self._path: tuple[Endpoint, Endpoint] | None = None
         self._local: Endpoint | None = None
+        self._path_limits: ReadLimits | None = None
         request = ffi.new("struct ibv_qp_init_attr *")
         request.qp_context = ffi.cast("void *", self._serial)
         request.send_cq = self.initiator_cq._cq
@@ -202,8 +204,8 @@ class VerbsQueuePair(QueuePair):
 
     def _connected(self) -> None:
         self._never_connected = False
-        # Not the property, which refuses what was removed meanwhile.
-        limits = self.connector._read_limits if self.connector is not None else None
+        # Not the connector's property, which refuses what was removed meanwhile.
+        limits = self._path_limits or (None if self.connector is None else self.connector._read_limits)
         if limits is not None and not limits.outbound:
             lib.ndpy_queue_pair_refuse_reads(self._native)
         lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
@@ -432,27 +434,45 @@ class VerbsQueuePair(QueuePair):
     def local_endpoint(self, gid_index: int | None = None, psn: int | None = None) -> Endpoint:
         """This side's part of a connection made without librdmacm, for connect_endpoint() on the other side.
 
+        Called again it is the same one, which the peer may have already, except for what the arguments ask for.
         gid_index: None chooses by rank: RoCE v2 before v1, routable before link-local, IPv4 before IPv6
         (ibv_rc_pingpong takes it as -g). psn: the first packet's sequence number, 24 bits; None for a random one.
-        UnsupportedError on iWARP, where only librdmacm connects.
+        UnsupportedError on iWARP, where only librdmacm connects; ConnectionActiveError for other values than those of the
+        connection that there is.
         """
         self._check()
-        self._local = observe(self._adapter, self._number, gid_index, psn)
-        return self._local
+        former = self._local
+        if former is None or gid_index is not None:
+            kept = former.psn if former is not None and psn is None else psn
+            endpoint = observe(self._adapter, self._number, gid_index, kept)
+        else:
+            endpoint = former if psn is None else dataclasses.replace(former, psn=psn & 0xFFFFFF)
+        if self._path is not None and endpoint != self._path[0]:
+            raise errors.ConnectionActiveError(
+                f"the queue pair is connected as {self._path[0]} with PSN {self._path[0].psn:#x}",
+                operation="local_endpoint",
+            )
+        self._local = endpoint
+        return endpoint
 
     def connect_endpoint(
         self,
         remote: Endpoint,
         *,
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
         """Connect to a peer whose endpoint came by other means. Verbs only.
 
         This side's end is what local_endpoint() gave last; the peer has to know it. The path MTU is the smaller one of
-        the two ends.
+        the two ends. Nothing is negotiated: more reads at once than the peer serves end the connection.
 
         Parameters:
             remote: the peer's end.
+            inbound_read_limit, outbound_read_limit: reads of the peer and of this side that may run at once. None for the
+                adapter's limits; larger ones are lowered, the outbound one also to what the remote endpoint says that it
+                serves. read_limits has what holds.
             retry: see RetryPolicy. What it leaves open is as in ibv_rc_pingpong: retry_count 7, rnr_retry_count ENDLESS,
                 min_rnr_timer 12, ack_timeout 14.
         Raises:
@@ -465,11 +485,25 @@ class VerbsQueuePair(QueuePair):
                 "the queue pair is or was connected; create another one", operation="connect_endpoint"
             )
         local = self._local or self.local_endpoint()
+        limits = cap_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        if remote.inbound_read_limit is not None:
+            limits = limits._replace(outbound=min(limits.outbound, remote.inbound_read_limit))
         with self._lock:
             self._check()
-            modify_to_connected(self._qp, self._adapter, local, remote, retry or RetryPolicy())
+            modify_to_connected(self._qp, self._adapter, local, remote, limits, retry or RetryPolicy())
             self._path = (local, remote)
+            self._path_limits = limits
             self._connected()
+
+    @property
+    def read_limits(self) -> ReadLimits:
+        """The RDMA reads of the peer and of this side that may run at once; NotConnectedError before there is a connection."""
+        self._check()
+        if self._path_limits is not None:
+            return self._path_limits
+        if self.connector is None or self._never_connected:
+            raise errors.NotConnectedError("the queue pair has no connection", operation="read_limits")
+        return self.connector.read_limits
 
     def _explain(self, status: Status) -> str:
         return explain(self._adapter, status, self._path, self.connector)

@@ -67,6 +67,63 @@ def test_an_mtu_that_does_not_exist_is_refused_with_those_that_do(mtu):
         Endpoint(0, 1, 2, bytes(16), mtu=mtu)
 
 
+def test_the_local_endpoint_stays_as_the_peer_knows_it(ends):
+    queue_pair = ends[0].queue_pair
+    told = queue_pair.local_endpoint()
+    assert queue_pair.local_endpoint() == told
+    # What is asked for changes, and nothing else does.
+    assert queue_pair.local_endpoint(psn=5) == dataclasses.replace(told, psn=5)
+    assert queue_pair.local_endpoint() == dataclasses.replace(told, psn=5)
+    assert queue_pair.local_endpoint(gid_index=told.gid_index) == dataclasses.replace(told, psn=5)
+
+
+def test_the_local_endpoint_of_a_connection_cannot_be_changed(ends):
+    near, far = (end.queue_pair for end in ends)
+    connect(near, far)
+    connected = near.local_endpoint()
+    with pytest.raises(ndpy.ConnectionActiveError):
+        near.local_endpoint(psn=connected.psn ^ 1)
+    assert near.local_endpoint() == connected
+
+
+def test_connect_endpoint_takes_as_many_reads_as_both_ends_can(adapter, ends):
+    near, far = (end.queue_pair for end in ends)
+    connect(near, far)
+    info = adapter.info
+    for queue_pair in (near, far):
+        limits = queue_pair.read_limits
+        assert limits == (info.max_inbound_read_limit, min(info.max_outbound_read_limit, info.max_inbound_read_limit))
+
+
+def test_the_read_limits_of_connect_endpoint_can_be_chosen(adapter, keep, ends):
+    near, far = ends
+    endpoints = near.queue_pair.local_endpoint(), far.queue_pair.local_endpoint()
+    near.queue_pair.connect_endpoint(endpoints[1], inbound_read_limit=3, outbound_read_limit=2)
+    assert near.queue_pair.read_limits == (3, 2)
+    # The peer serves fewer than this end would have at once; and more than the adapter has are lowered.
+    modest = dataclasses.replace(endpoints[0], inbound_read_limit=3)
+    far.queue_pair.connect_endpoint(modest, inbound_read_limit=1000)
+    assert far.queue_pair.read_limits == (adapter.info.max_inbound_read_limit, 3)
+    source = memory(keep, adapter, b"to be read" * 8, Access.REMOTE_READ)
+    sink = memory(keep, adapter, 80)
+    for context in range(8):
+        near.queue_pair.read(sink[context : context + 1], source.remote(context, 1), context=context)
+    assert {completion.status for completion in take(near.cq, 8)} == {Status.SUCCESS}
+    assert bytes(sink.buffer[:8]) == b"to be re"
+
+
+def test_no_reads_at_all_are_refused_at_the_call(adapter, keep, ends):
+    near, far = (end.queue_pair for end in ends)
+    connect(near, far, outbound_read_limit=0)
+    with pytest.raises(ndpy.NdpyError):
+        near.read(memory(keep, adapter, 8), memory(keep, adapter, 8, Access.REMOTE_READ).remote())
+
+
+def test_before_a_connection_there_are_no_read_limits(adapter, keep):
+    with pytest.raises(ndpy.NotConnectedError):
+        _ = create_end(keep, adapter).queue_pair.read_limits
+
+
 def test_a_lost_iwarp_connection_is_not_explained_with_roce(pair):
     if pair.adapter.info.transport != "iWARP":
         pytest.skip(f"{pair.adapter.info.name} does not speak iWARP")
