@@ -51,7 +51,7 @@ class Server:
             self.shared = stack.enter_context(adapter.create_shared_receive_queue(args.slots))
             self.offer_slots(self.shared, args.slots)
         stack.callback(self.drop_everybody)
-        self.listener = stack.enter_context(adapter.listen(("", args.port), backlog=64))
+        self.listener = stack.enter_context(adapter.listen(("", args.port)))
         self.expect_request()
 
     def element(self, slot):
