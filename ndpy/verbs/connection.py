@@ -25,6 +25,7 @@ from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePair
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
 from ndpy.verbs.devices import MAX_CALLEE_DATA, MAX_CALLER_DATA
+from ndpy.verbs.endpoint import MTUS
 from ndpy.verbs.library import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 
@@ -241,6 +242,7 @@ class VerbsConnector(Connector):
             if state == lib.IBV_QPS_INIT:
                 attributes.qp_access_flags = queue_pair._access_flags()
             elif state == lib.IBV_QPS_RTR:
+                queue_pair._path_mtu = MTUS[attributes.path_mtu - 1]
                 attributes.max_dest_rd_atomic = self._read_limits.inbound
                 attributes.min_rnr_timer = _RNR_TIMER_123_MS if retry.min_rnr_timer is None else retry.min_rnr_timer
             else:

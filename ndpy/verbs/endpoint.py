@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import ipaddress
 import random
@@ -168,25 +169,29 @@ _MAY_BE_THE_MTU = (Status.DATA_OVERRUN, Status.BUFFER_OVERFLOW, Status.REMOTE_ER
 
 
 def explain(
-    adapter: VerbsAdapter, status: Status, path: tuple[Endpoint, Endpoint] | None, connector: Connector | None
+    adapter: VerbsAdapter,
+    status: Status,
+    path: tuple[Endpoint, Endpoint] | None,
+    connector: Connector | None,
+    mtu: int,
 ) -> str:
-    """What is known of the path that a request failed on, and the likely causes; "" where that says nothing."""
+    """What is known of the path that a request failed on, and the likely causes; "" where that says nothing.
+
+    mtu: the path MTU of this end, 0 if there is none.
+    """
+    ends = ""
+    if path is not None:
+        ends = f"from {path[0]} to {path[1]}"
+    elif connector is not None:
+        with contextlib.suppress(errors.NdpyError):
+            ends = f"from {connector.local_address} to {connector.peer_address} on {adapter.info.name}"
+    if ends:
+        ends += f", with path MTU {mtu} on this end; " if mtu else "; "
     if status is Status.IO_TIMEOUT:
         if adapter.port_state != "active":
             return f"port {adapter._port} of {adapter.info.name} is down: see `ip link` and the cable"
-        causes = _CAUSES[adapter.info.transport]
-        if path is not None:
-            return f"{_both(path)}; {causes}"
-        if connector is not None:
-            try:
-                return f"from {connector.local_address} to {connector.peer_address} on {adapter.info.name}; {causes}"
-            except errors.NdpyError:
-                pass
-        return causes
+        return ends + _CAUSES[adapter.info.transport]
+    # A connection manager gives both ends the same path MTU.
     if status in _MAY_BE_THE_MTU and path is not None:
-        return f"{_both(path)}; the peer may use another path MTU, and both ends need the same one"
+        return f"{ends}the peer may use another path MTU, and both ends need the same one"
     return ""
-
-
-def _both(path: tuple[Endpoint, Endpoint]) -> str:
-    return f"from {path[0]} to {path[1]}, with path MTU {path_mtu(*path)} on this end"

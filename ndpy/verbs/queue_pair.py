@@ -22,7 +22,7 @@ from ndpy.queue_pair import (
     SharedReceiveQueue,
 )
 from ndpy.verbs.completion import VerbsCompletionQueue
-from ndpy.verbs.endpoint import Endpoint, explain, modify_to_connected, observe
+from ndpy.verbs.endpoint import Endpoint, explain, modify_to_connected, observe, path_mtu
 from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
 
@@ -112,6 +112,7 @@ class VerbsQueuePair(QueuePair):
         self.failure = ""
         self._iwarp = adapter.info.transport == "iWARP"
         self._path: tuple[Endpoint, Endpoint] | None = None
+        self._path_mtu = 0
         self._local: Endpoint | None = None
         self._path_limits: ReadLimits | None = None
         request = ffi.new("struct ibv_qp_init_attr *")
@@ -491,7 +492,7 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             self._check()
             modify_to_connected(self._qp, self._adapter, local, remote, limits, retry or RetryPolicy())
-            self._path = (local, remote)
+            self._path, self._path_mtu = (local, remote), path_mtu(local, remote)
             self._path_limits = limits
             self._connected()
 
@@ -506,7 +507,7 @@ class VerbsQueuePair(QueuePair):
         return self.connector.read_limits
 
     def _explain(self, status: Status) -> str:
-        return explain(self._adapter, status, self._path, self.connector)
+        return explain(self._adapter, status, self._path, self.connector, self._path_mtu)
 
     def _native_status_name(self, native_status: int) -> str:
         return text(lib.ibv_wc_status_str(native_status))

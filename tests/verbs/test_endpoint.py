@@ -61,6 +61,19 @@ def test_both_ends_are_named_when_the_peer_does_not_answer(adapter, ends):
         assert f"QPN {endpoint.qp_number:#x} at GID" in said
 
 
+def test_the_path_mtu_is_named_when_a_peer_of_a_connector_does_not_answer(pair):
+    """Interfaces or switches on the way may carry less than the ports of both ends."""
+    if pair.adapter.info.transport == "iWARP":
+        pytest.skip(f"{pair.adapter.info.name} speaks iWARP: TCP finds the path MTU")
+    pair.client.queue_pair.send([])
+    (completion,) = take(pair.client.cq)
+    assert completion.status is Status.IO_TIMEOUT
+    said = failure(completion)
+    assert f"with path MTU {pair.adapter.info.mtu} on this end" in said
+    for address in (pair.client.connector.local_address, pair.client.connector.peer_address):
+        assert str(address) in said
+
+
 @pytest.mark.parametrize("mtu", [3, 1500, 8192, -1, "1024"])
 def test_an_mtu_that_does_not_exist_is_refused_with_those_that_do(mtu):
     with pytest.raises(ValueError, match=f"mtu is 256, 512, 1024, 2048, 4096, or 0 .*, not {mtu!r}"):
