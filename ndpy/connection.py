@@ -469,7 +469,12 @@ class Listener(Resource):
 
     @property
     def refused(self) -> int:
-        """How many requests were refused because the backlog was full."""
+        """How many requests were refused because the backlog was full.
+
+        On Linux, the kernel keeps those that arrive while this process cannot run, and refuses beyond 1,024
+        (net.rdma_ucm.max_backlog); it tells nobody. All refusals of the adapter are in
+        /sys/class/infiniband/ADAPTER/ports/PORT/cm_tx_msgs/rej.
+        """
         return self._refused
 
     def get_request(self, timeout_s: float | None = None) -> Connector:

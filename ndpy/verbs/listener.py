@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ndpy.verbs.adapter import CmEvent, VerbsAdapter
 
 
-# The kernel refuses without telling the listener, what the adapter's thread has not taken in time. So it gets the largest
-# backlog that it takes by default (net.rdma_ucm.max_backlog), and what is refused is refused here.
+# What the adapter's thread has not taken in time, the kernel refuses beyond its own backlog, and tells nobody. So it gets the
+# largest one that it takes by default (net.rdma_ucm.max_backlog), and what is refused is refused here.
 _KERNEL_BACKLOG = 1024
 
 
@@ -31,7 +31,9 @@ class VerbsListener(Listener):
         self._opened()
         try:
             bind_identifier(adapter, self._id, listening_address(adapter.info.addresses, address))
-            check_errno("listen", lib.rdma_listen(self._id, _KERNEL_BACKLOG), f"cannot listen at {address}")
+            check_errno(
+                "listen", lib.rdma_listen(self._id, max(backlog, _KERNEL_BACKLOG)), f"cannot listen at {address}"
+            )
             bound = unpack_address(self._id, peer=False)
             assert bound is not None
             self._address = bound
