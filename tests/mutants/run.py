@@ -16,6 +16,7 @@ import random
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -54,6 +55,7 @@ class Place:
     slow: float = 1.0
     seconds: float = 3600.0
     not_here: tuple[str, ...]
+    _emitted = False
 
     def paths(self) -> list[str]:
         raise NotImplementedError
@@ -68,6 +70,15 @@ class Place:
         """Compile the extension module from a copy of cdefs/; the compiler's words if that fails."""
         raise NotImplementedError
 
+    def _emit(self, script: str, cdefs: Path) -> Path:
+        """cffi's part of the module, which includes the sources of cdefs/ and does not depend on them."""
+        out = STATE / f"{self.name}.c"
+        if not self._emitted:
+            code = "import sys, runpy; runpy.run_path(sys.argv[1])['ffibuilder'].emit_c_code(sys.argv[2])"
+            subprocess.run([sys.executable, "-c", code, str(cdefs / script), str(out)], check=True, capture_output=True)
+            self._emitted = True
+        return out
+
 
 def _compile(command: list[str]) -> str | None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
@@ -78,15 +89,10 @@ def _includes(cdefs: Path) -> list[str]:
     return ["-DPy_LIMITED_API=0x030a0000", f"-I{sysconfig.get_path('include')}", f"-I{cdefs}"]
 
 
-def _emit(script: str, cdefs: Path, out: Path) -> None:
-    code = "import sys, runpy; runpy.run_path(sys.argv[1])['ffibuilder'].emit_c_code(sys.argv[2])"
-    subprocess.run([sys.executable, "-c", code, str(cdefs / script), str(out)], check=True, capture_output=True)
-
-
 class Unit(Place):
     name = "unit"
     extension = "ndpy._verbs"
-    budget_s = 30.0
+    budget_s = 10.0
     not_here = WINDOWS_ONLY
 
     def paths(self) -> list[str]:
@@ -96,9 +102,8 @@ class Unit(Place):
         return [sys.executable, "tests/mutants/worker.py", str(folder)]
 
     def build(self, cdefs: Path, out: Path) -> str | None:
-        source = STATE / "verbs.c"
-        _emit("build_verbs.py", cdefs, source)
-        flags = ["-shared", "-fPIC", "-O1", "-w", "-std=gnu11", *_includes(cdefs)]
+        source = self._emit("build_verbs.py", cdefs)
+        flags = ["-shared", "-fPIC", "-O0", "-w", "-std=gnu11", *_includes(cdefs)]
         return _compile(["gcc", *flags, str(source), "-o", f"{out}.abi3.so"])
 
 
@@ -107,7 +112,7 @@ class Rxe(Unit):
 
     name = "rxe"
     adapter = "rxe0"
-    budget_s = 45.0
+    budget_s = 25.0
     slow = 4.0
 
     def __init__(self, seconds: float) -> None:
@@ -131,7 +136,8 @@ class Softnd(Place):
     name = "softnd"
     extension = "ndpy._networkdirect"
     adapter = "softnd0"
-    budget_s = 40.0
+    slow = 2.0
+    budget_s = 15.0
     not_here = LINUX_ONLY
 
     def paths(self) -> list[str]:
@@ -148,9 +154,8 @@ class Softnd(Place):
         return {"NDPY_PROVIDER": "softnd\\build\\softnd.dll", "WINE_LIMIT": str(int(self.seconds) + 300)}
 
     def build(self, cdefs: Path, out: Path) -> str | None:
-        source = STATE / "networkdirect.c"
-        _emit("build_nd.py", cdefs, source)
-        flags = ["-shared", "-static-libgcc", "-O1", "-w", "-include", "rig/windows/pyconfig.h", *_includes(cdefs)]
+        source = self._emit("build_nd.py", cdefs)
+        flags = ["-shared", "-static-libgcc", "-O0", "-w", "-include", "rig/windows/pyconfig.h", *_includes(cdefs)]
         libraries = [".rig/wine/python/python3.dll", "-lws2_32"]
         return _compile(["x86_64-w64-mingw32-gcc", *flags, str(source), *libraries, "-o", f"{out}.pyd"])
 
@@ -283,7 +288,15 @@ def _run(place: Place, folder: Path, task: dict[str, Any]) -> None:
     (folder / "task.json").write_text(json.dumps(task))
     environment = {**os.environ, **place.environment(), "PYTHONDONTWRITEBYTECODE": "1"}
     with (folder / "worker.log").open("ab") as log:
-        subprocess.run(["nice", "-n", "19", *place.command(folder)], cwd=ROOT, env=environment, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            ["nice", "-n", "19", *place.command(folder)], cwd=ROOT, env=environment, stdout=log, stderr=log
+        )
+        try:
+            process.wait()
+        finally:
+            # It ends what it has started. After Ctrl-C it has had that signal itself.
+            process.terminate()
+            process.wait()
 
 
 def _fresh(name: str) -> Path:
@@ -388,11 +401,11 @@ def run_place(place: Place, fates: list[Fate], recording: Recording, now: dict[s
     by_id: dict[str, Fate] = {}
 
     def limits(names: list[str]) -> dict[str, float]:
-        return {name: round(5 * place.slow + 15 * seconds[name], 1) for name in names}
+        return {name: round(10 * place.slow + 15 * seconds[name], 1) for name in names}
 
     for number, fate in enumerate(fates):
         change = fate.change
-        if fate.how == "noticed" or change.file.startswith(place.not_here):
+        if fate.how == "noticed" or place.name in fate.places or change.file.startswith(place.not_here):
             continue
         names = in_order(recording.tests_of(change), seconds, place.budget_s)
         if not names:
@@ -416,6 +429,7 @@ def run_place(place: Place, fates: list[Fate], recording: Recording, now: dict[s
             job.update(cold=True, extension=[place.extension, built])
         jobs.append(job)
         by_id[job["id"]] = fate
+    jobs.sort(key=lambda job: "extension" in job)
     # The same without a change: what fails then is no notice of anything.
     rng = random.Random(len(jobs))
     for number, job in enumerate(rng.sample(jobs, min(controls, len(jobs)))):
@@ -473,8 +487,12 @@ def main() -> None:
     parser.add_argument("--controls", type=int, default=10, help="runs without a change, for each place")
     parser.add_argument("--vm-minutes", type=float, default=10.0, help="of one boot of the VM")
     parser.add_argument("--list", action="store_true", help="only show the changes")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument(
+        "--known", type=Path, nargs="*", default=[], metavar="FILE", help="results that need no repeating"
+    )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     STATE.mkdir(parents=True, exist_ok=True)
     now = sources()
@@ -493,6 +511,10 @@ def main() -> None:
         print("\n".join(change.name for change in chosen))
         return
     fates = [Fate(change) for change in chosen]
+    for path in options.known:
+        known = {result["change"]: result["places"] for result in json.loads(path.read_text())}
+        for fate in fates:
+            fate.places.update(known.get(fate.change.name, {}))
     false_alarms = []
     kinds: dict[str, Place] = {"unit": Unit(), "softnd": Softnd(), "rxe": Rxe(60 * options.vm_minutes)}
     for name in options.places:

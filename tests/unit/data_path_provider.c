@@ -1,0 +1,130 @@
+/* What test_data_path.py gives the data path in place of a provider: a queue pair, a shared receive queue and a completion
+   queue that note what they are asked and answer what the test sets. It knows the structures of verbs.h and no more. */
+
+#include <errno.h>
+#include <infiniband/verbs.h>
+#include <string.h>
+
+#define MOST 256
+
+/* The last request that was posted, and how many were. */
+struct sent {
+    uint64_t id;
+    uint64_t address;
+    uint64_t remote_address;
+    uint64_t bind_address;
+    uint64_t bind_length;
+    uint64_t window;
+    uint64_t region;
+    uint32_t opcode;
+    uint32_t flags;
+    uint32_t elements;
+    uint32_t length;
+    uint32_t key;
+    uint32_t remote_key;
+    uint32_t invalidated_key;
+    uint32_t bind_key;
+    uint32_t bind_access;
+    uint32_t posted;
+} sent;
+
+/* What the next posts return, with errno. refuses_empty: of receives without elements. */
+int32_t post_result;
+int32_t post_errno;
+int32_t refuses_empty;
+int32_t poll_error;
+/* How many results each call to poll asked for, summed up, and the number of calls. */
+int32_t polled;
+
+static struct ibv_wc results[MOST];
+static unsigned first, count;
+
+static int answer(void)
+{
+    errno = post_errno;
+    return post_result;
+}
+
+static void note_elements(const struct ibv_sge *elements, int number)
+{
+    sent.elements = (uint32_t)number;
+    sent.address = number ? elements[0].addr : 0;
+    sent.length = number ? elements[0].length : 0;
+    sent.key = number ? elements[0].lkey : 0;
+    sent.posted++;
+}
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    uint32_t posted = sent.posted;
+
+    (void)qp;
+    *bad = wr;
+    memset(&sent, 0, sizeof sent);
+    sent.posted = posted;
+    sent.id = wr->wr_id;
+    sent.opcode = wr->opcode;
+    sent.flags = wr->send_flags;
+    sent.invalidated_key = wr->invalidate_rkey;
+    if (wr->opcode == IBV_WR_BIND_MW) {
+        sent.window = (uintptr_t)wr->bind_mw.mw;
+        sent.region = (uintptr_t)wr->bind_mw.bind_info.mr;
+        sent.bind_key = wr->bind_mw.rkey;
+        sent.bind_address = wr->bind_mw.bind_info.addr;
+        sent.bind_length = wr->bind_mw.bind_info.length;
+        sent.bind_access = wr->bind_mw.bind_info.mw_access_flags;
+    } else {
+        sent.remote_address = wr->wr.rdma.remote_addr;
+        sent.remote_key = wr->wr.rdma.rkey;
+    }
+    note_elements(wr->sg_list, wr->next ? -1 : wr->num_sge);
+    return answer();
+}
+
+static int post_receive(struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    *bad = wr;
+    if (refuses_empty && !wr->num_sge)
+        return EINVAL;
+    sent.id = wr->wr_id;
+    note_elements(wr->sg_list, wr->num_sge);
+    return answer();
+}
+
+static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    (void)qp;
+    return post_receive(wr, bad);
+}
+
+static int post_srq_recv(struct ibv_srq *queue, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    (void)queue;
+    return post_receive(wr, bad);
+}
+
+static int poll_cq(struct ibv_cq *cq, int number, struct ibv_wc *out)
+{
+    int done = 0;
+
+    (void)cq;
+    polled++;
+    if (poll_error)
+        return -poll_error;
+    for (; done < number && count; count--)
+        out[done++] = results[first++ % MOST];
+    return done;
+}
+
+static struct ibv_context context = {.ops = {.post_send = post_send, .post_recv = post_recv,
+    .post_srq_recv = post_srq_recv, .poll_cq = poll_cq}};
+struct ibv_qp queue_pair = {.context = &context};
+struct ibv_srq shared_queue = {.context = &context};
+struct ibv_cq completion_queue = {.context = &context};
+
+/* The next result that a poll finds. */
+void complete(uint64_t id, uint32_t opcode, uint32_t status, uint32_t bytes, uint32_t flags, uint32_t key)
+{
+    results[(first + count++) % MOST] = (struct ibv_wc){.wr_id = id, .opcode = opcode, .status = status,
+        .byte_len = bytes, .wc_flags = flags, .invalidated_rkey = key, .qp_num = 77, .vendor_err = 88};
+}
