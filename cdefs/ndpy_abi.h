@@ -127,6 +127,8 @@ int ndpy_drain(struct ndpy_completion_queue *cq);
 int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
 /* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
 uint32_t ndpy_kept(struct ndpy_completion_queue *cq);
+/* The place of the first failed visible one, counted from 1, when the first `first` are passed over; 0 if there is none. */
+uint32_t ndpy_kept_failure(struct ndpy_completion_queue *cq, uint32_t first);
 uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number);
 /* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */
 uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);

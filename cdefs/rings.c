@@ -205,6 +205,21 @@ uint32_t ndpy_kept(struct ndpy_completion_queue *cq)
     return cq->kept_visible;
 }
 
+uint32_t ndpy_kept_failure(struct ndpy_completion_queue *cq, uint32_t first)
+{
+    uint32_t place = 0;
+
+    for (uint32_t i = 0; i < cq->kept_count; i++) {
+        const struct ndpy_completion *completion = &cq->kept[cq->kept_head + i];
+
+        if (completion->flags & NDPY_HIDDEN)
+            continue;
+        if (place++ >= first && completion->status != NDPY_SUCCESS)
+            return place;
+    }
+    return 0;
+}
+
 uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number)
 {
     uint32_t count = 0;

@@ -63,10 +63,12 @@ class Source:
     It outlives the queue pair's object for as long as completions of it can be taken.
     """
 
-    __slots__ = ("initiator", "kept", "kept_shared", "queue_pair", "receive")
+    __slots__ = ("failed", "initiator", "kept", "kept_shared", "queue_pair", "receive")
 
     def __init__(self, queue_pair: QueuePair) -> None:
         self.queue_pair = weakref.ref(queue_pair)
+        #: Whether a completion of it has failed; what fails then is what the first one takes with it.
+        self.failed = False
         self.initiator: deque[Any] = deque()
         self.receive: deque[Any] = deque()
         #: After the queue pair was closed: how many completions of it are still to be taken, by queue.
@@ -240,8 +242,8 @@ class CompletionQueue(Resource):
                     status, record = _retire(records, entry)
                     if status != entry[3]:
                         entry = (*entry[:3], status, *entry[4:])
-                if entry[3] > _CANCELED:
-                    entry = self._judge(entry, record)
+                if entry[3] >= _CANCELED:
+                    entry = self._judge(entry, record, source)
                 if source.kept:
                     self._take_kept(source, entry[6])
             if entry[3] > _CANCELED:
@@ -263,7 +265,7 @@ class CompletionQueue(Resource):
         if entry[3] == _SUCCESS and isinstance(window, MemoryWindow) and window._binding is not None:
             window._binding.end()
 
-    def _judge(self, entry: tuple[int, ...], record: Any) -> tuple[int, ...]:
+    def _judge(self, entry: tuple[int, ...], record: Any, source: Source) -> tuple[int, ...]:
         """The completion of a failed request, with a status that fits better where more is known of the adapter.
 
         record: what the request used (see QueuePair), None if it is not known.
@@ -325,7 +327,8 @@ class CompletionQueue(Resource):
         """Ask for one notification of the next completion of that kind; a failed one satisfies ANY and SOLICITED.
 
         Completions that came after the queue was last found empty satisfy it at once; those that ended an earlier
-        notification do not (contract G.2). Source: IND2CompletionQueue::Notify; ibv_req_notify_cq(3).
+        notification do not (contract G.2). On verbs a wait() may leave the queue armed for any completion, so that the next
+        plain message ends a SOLICITED request too. Source: IND2CompletionQueue::Notify; ibv_req_notify_cq(3).
         """
 
     @abc.abstractmethod

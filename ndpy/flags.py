@@ -12,7 +12,8 @@ class Access(enum.IntFlag):
     memory without it, on all others it changes nothing, so portable programs set it (contract J.10 to J.12). On iWARP it
     makes the peer's answer possible, which is a write to the region, for as long as the region is registered.
     REMOTE_ATOMIC, ON_DEMAND: verbs only. With ON_DEMAND nothing is pinned, and the adapter faults pages in as it uses them;
-    UnsupportedError where info.flags lacks ON_DEMAND_PAGING.
+    UnsupportedError where info.flags lacks ON_DEMAND_PAGING. On rxe, whose on-demand paging moves data to the wrong place in a
+    page (Linux 6.15 to 7.2 at least), ndpy pins the memory: data is right, and the memory must be mapped when registered.
     """
 
     NONE = 0

@@ -277,7 +277,8 @@ class VerbsAdapter(Adapter):
                 connector._on_first_message()
         elif kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_QP_REQ_ERR, lib.IBV_EVENT_QP_ACCESS_ERR):
             queue_pair.failure = text(lib.ibv_event_type_str(kind))
-            queue_pair._end_connection()
+            # rxe tells of a peer's wrong access before it has answered, and ends the queue pair itself after that.
+            queue_pair._end_connection(natively=kind != lib.IBV_EVENT_QP_ACCESS_ERR)
 
     # ---- the end ----
 

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from ndpy.resource import Orphans
 from ndpy.unraisable import report
 
+# Seconds between two looks for what no event tells of.
+_LOOK_S = 0.05
+
 
 class EventThread:
     """Calls handlers when their file descriptors are readable. Handlers are bound methods, held weakly."""
@@ -27,6 +30,7 @@ class EventThread:
         self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
         #: What is in the dictionary is in the epoll, for whoever holds this.
         self._watching = threading.Lock()
+        self._regular: list[weakref.WeakMethod[Callable[[], bool]]] = []
         self._stopping = False
         #: Nobody writes to the descriptor after it was told to stop. A finalizer may come while its own thread holds this.
         self._waking = threading.RLock()
@@ -45,6 +49,14 @@ class EventThread:
                 self._epoll.modify(fd, mask)
             else:
                 self._epoll.register(fd, mask)
+
+    def look_regularly(self, handler: Callable[[], bool]) -> None:
+        """Call handler() now and then, until it returns False."""
+        reference = weakref.WeakMethod(handler)
+        with self._waking:
+            if reference not in self._regular:
+                self._regular.append(reference)
+        self.wake()
 
     def forget(self, fd: int) -> None:
         """Watch fd no more; harmless when it was not watched. Call before closing it."""
@@ -82,16 +94,27 @@ class EventThread:
     def _run(self) -> None:
         try:
             while not self._stopping:
-                for fd, _ in self._epoll.poll():
+                for fd, _ in self._epoll.poll(_LOOK_S if self._regular else None):
                     if fd == self._wake:
                         os.eventfd_read(self._wake)
                         self._orphans.close_in_thread()
                         continue
                     self._handle(fd)
+                self._look()
         finally:
             self._epoll.close()
             if self._closes_all:
                 os.close(self._wake)
+
+    def _look(self) -> None:
+        with self._waking:
+            regular, self._regular = self._regular, []
+        for reference in regular:
+            handler = reference()
+            if handler is not None and self._call(handler):
+                with self._waking:
+                    if reference not in self._regular:
+                        self._regular.append(reference)
 
     def _handle(self, fd: int) -> None:
         with self._watching:
@@ -102,8 +125,12 @@ class EventThread:
                 self._epoll.unregister(fd)
         if handler is None:
             return
+        self._call(handler)
+
+    def _call(self, handler: Callable[[], bool | None]) -> bool | None:
         try:
-            handler()
+            return handler()
         except Exception as error:
             # One object's trouble must not stop the events of all others.
             report(error, f"an event of {handler.__self__!r}")  # type: ignore[attr-defined]
+            return None

@@ -211,13 +211,17 @@ class VerbsQueuePair(QueuePair):
             lib.ndpy_queue_pair_refuse_reads(self._native)
         lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
 
-    def _end_connection(self) -> None:
-        """The connection is over: what is outstanding and what will be posted is cancelled."""
+    def _end_connection(self, natively: bool = True) -> None:
+        """The connection is over: what is outstanding and what will be posted is cancelled.
+
+        natively: False when the provider ends the queue pair by itself.
+        """
         with self._lock:
             if self._released or self._ended or self._qp is None:
                 return
             self._set_ended()
-            self._to_state(lib.IBV_QPS_ERR)
+            if natively:
+                self._to_state(lib.IBV_QPS_ERR)
             if not self._never_connected:
                 self._tell_data_path()
             if self._iwarp:

@@ -255,6 +255,14 @@ static void add(struct queue *queue, struct queue_pair *from, uint64_t id, enum 
         event(queue);
 }
 
+/* The queue will tell of nothing until it is armed again. */
+void fake_disarm(struct ibv_cq *ibv)
+{
+    pthread_mutex_lock(&fake_lock);
+    ((struct queue *)ibv)->armed = 0;
+    pthread_mutex_unlock(&fake_lock);
+}
+
 /* An event although the queue may have nothing: for a completion that was taken before. */
 void fake_spurious_event(struct ibv_cq *ibv)
 {

@@ -139,6 +139,10 @@ class FakeVerbs:
         """An event of the queue's channel, for a completion that was taken before."""
         self._library.fake_spurious_event(_pointer(queue._cq))
 
+    def disarm(self, queue: Any) -> None:
+        """The queue is as one whose driver does not tell of what comes."""
+        self._library.fake_disarm(_pointer(queue._cq))
+
     def device_event(self, adapter: Any, kind: int, queue_pair: Any = None) -> None:
         """An enum ibv_event_type, of the device or of a queue pair."""
         number = queue_pair._number if queue_pair is not None else 0

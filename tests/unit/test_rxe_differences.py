@@ -1,0 +1,170 @@
+"""What ndpy does where rxe differs from other drivers, and one of its versions from another: over a provider without a device.
+
+tests/verbs/programs shows on rxe itself what it does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from ndpy._verbs import lib
+from racing import DEADLINE_S, soon
+
+import ndpy
+from ndpy import Access, Notify, Status
+from ndpy.verbs import devices
+
+QUIET_S = 0.2
+
+
+@pytest.fixture
+def adapter(fake, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(devices, "_driver", lambda name, vendor: "rdma_rxe")
+    with fake.open() as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def queue(adapter):
+    with adapter.create_completion_queue(32) as queue:
+        yield queue
+
+
+@pytest.fixture
+def queue_pair(adapter, queue):
+    with adapter.create_queue_pair(queue) as queue_pair:
+        queue_pair._begin_connection()
+        yield queue_pair
+
+
+def forged(region: ndpy.MemoryRegion) -> ndpy.Sge:
+    return ndpy.Sge(region, region.address, 8, region.local_token ^ 0x5A00)
+
+
+# ---- requests that fail by their own memory ----
+
+
+def flushed(fake, queue_pair, requests):  # noqa: F811
+    """The statuses when the provider flushes that many requests of the initiator queue."""
+    for _ in range(requests):
+        assert fake.complete(queue_pair, receive=False, status=lib.IBV_WC_WR_FLUSH_ERR)
+    return [completion.status for completion in queue_pair.initiator_cq.poll()]
+
+
+def test_the_first_flushed_request_failed_if_its_memory_is_at_fault(fake, adapter, queue, queue_pair):  # noqa: F811
+    with adapter.register(bytearray(8)) as region:
+        queue_pair.receive(region)
+        for element in (forged(region), forged(region), region):
+            queue_pair.send(element)
+        assert fake.complete(queue_pair, status=lib.IBV_WC_WR_FLUSH_ERR)
+        assert [completion.status for completion in queue.poll()] == [Status.CANCELED]
+        assert flushed(fake, queue_pair, 3) == [Status.ACCESS_VIOLATION, Status.CANCELED, Status.CANCELED]
+
+
+def test_flushed_requests_are_cancelled_if_their_memory_is_in_order(fake, adapter, queue_pair):  # noqa: F811
+    with adapter.register(bytearray(8)) as region:
+        queue_pair.send(region)
+        queue_pair.send(forged(region))
+        assert flushed(fake, queue_pair, 2) == [Status.CANCELED, Status.CANCELED]
+
+
+def test_what_is_flushed_after_the_end_of_the_connection_is_cancelled(fake, adapter, queue, queue_pair):  # noqa: F811
+    with adapter.register(bytearray(8)) as region:
+        queue_pair.send(forged(region))
+        queue_pair._end_connection()
+        assert [completion.status for completion in queue.poll()] == [Status.CANCELED]
+
+
+def test_another_driver_flushes_nothing_that_failed(fake, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(devices, "_driver", lambda name, vendor: "mlx5_core")
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(32) as queue,
+        adapter.register(bytearray(8)) as region,
+        adapter.create_queue_pair(queue) as queue_pair,
+    ):
+        queue_pair._begin_connection()
+        queue_pair.send(forged(region))
+        assert flushed(fake, queue_pair, 1) == [Status.CANCELED]
+
+
+# ---- notifications ----
+
+
+def test_a_failure_that_raises_no_event_notifies_for_solicited(fake, queue, queue_pair):  # noqa: F811
+    queue_pair.receive([])
+    queue_pair.receive([])
+    armed = queue.arm(Notify.SOLICITED)
+    fake.disarm(queue)
+    assert fake.complete(queue_pair)
+    with pytest.raises(ndpy.TimeoutError):
+        armed.result(QUIET_S)
+    assert fake.complete(queue_pair, status=lib.IBV_WC_WR_FLUSH_ERR)
+    armed.result(DEADLINE_S)
+    # G.2.5: what has notified does not notify again.
+    again = queue.arm(Notify.SOLICITED)
+    with pytest.raises(ndpy.TimeoutError):
+        again.result(QUIET_S)
+    assert len(queue.poll()) == 2
+
+
+def test_nobody_looks_for_failures_when_none_waits_for_them(fake, queue, queue_pair):  # noqa: F811
+    queue_pair.receive([])
+    armed = queue.arm(Notify.SOLICITED)
+    armed.cancel()
+    soon(lambda: not queue._adapter._events._regular, "the thread sleeps without a limit again")
+
+
+@pytest.mark.parametrize("kind", [Notify.ANY, Notify.SOLICITED])
+def test_a_late_event_of_an_earlier_arming_does_not_notify(fake, queue, queue_pair, kind):  # noqa: F811
+    """As after a wait() that armed and found its completion before the event came."""
+    for _ in range(2):
+        queue_pair.receive([])
+    fake.complete(queue_pair)
+    assert len(queue.poll()) == 1
+    armed = queue.arm(kind)
+    fake.spurious_event(queue)
+    with pytest.raises(ndpy.TimeoutError):
+        armed.result(QUIET_S)
+    fake.complete(queue_pair, status=lib.IBV_WC_WR_FLUSH_ERR)
+    armed.result(DEADLINE_S)
+
+
+# ---- a peer's wrong access ----
+
+
+def test_an_access_event_leaves_the_queue_pair_to_the_driver_which_has_yet_to_answer(fake, adapter, queue, queue_pair):  # noqa: F811
+    queue_pair.receive([])
+    fake.device_event(adapter, lib.IBV_EVENT_QP_ACCESS_ERR, queue_pair)
+    soon(lambda: queue_pair.connection_ended, "the connection has ended")
+    time.sleep(QUIET_S)
+    assert queue.poll() == [], "ibv_modify_qp() would have flushed the receive"
+    assert "access" in queue_pair.failure
+
+
+def test_a_fatal_event_ends_the_queue_pair(fake, adapter, queue, queue_pair):  # noqa: F811
+    queue_pair.receive([])
+    fake.device_event(adapter, lib.IBV_EVENT_QP_FATAL, queue_pair)
+    (completion,) = queue.wait(DEADLINE_S)
+    assert completion.status == Status.CANCELED
+
+
+# ---- memory on demand ----
+
+
+def test_memory_on_demand_is_pinned(fake, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(devices, "_driver", lambda name, vendor: "rdma_rxe")
+    with (
+        fake.open(odp_general=1, odp_connected=0xF) as adapter,
+        adapter.register(bytearray(64), Access.REMOTE_WRITE | Access.ON_DEMAND) as region,
+    ):
+        assert "ON_DEMAND_PAGING" in adapter.info.flags
+        assert region.access == Access.REMOTE_WRITE | Access.ON_DEMAND
+        assert not fake.seen.access & lib.IBV_ACCESS_ON_DEMAND
