@@ -155,6 +155,15 @@ def test_a_listed_defect_that_is_gone_is_reported():
     assert "not seen" in result.reason
 
 
+def test_a_defect_that_ndpy_spares_its_users_excuses_nothing_and_is_told():
+    check = {"name": "notification/failure-tells", "release": "6.12.107+deb13-amd64"}
+    assert judged(Verdict.FAIL, "arm: not finished within 3 s", **check).verdict is Verdict.FAIL
+    passed = judged(Verdict.PASS, "told", **check)
+    assert passed.verdict is Verdict.PASS
+    assert "every 50 ms" in passed.reason and "flush_recv_wqe" in passed.reference
+    assert judged(Verdict.PASS, "told", name=check["name"]).reason == "told", "Linux 6.1 does not have it"
+
+
 def test_the_table_names_checks_that_exist_and_says_why():
     names = {check.full_name for check in load()}
     for defect in known.DEFECTS:

@@ -117,6 +117,10 @@ class Runner:
 
 def judge(result: Result, driver: str, release: str) -> Result:
     """The result in the light of the table of known defects."""
+    spared = known.spared(driver, release, result.check.full_name)
+    if spared is not None and result.verdict is Verdict.PASS:
+        result.reason += f" ({spared.sentence}; {spared.spared})"
+        result.reference = spared.reference
     defect = known.listed(driver, release, result.check.full_name)
     if defect is None:
         return result

@@ -8,7 +8,7 @@ import mmap
 import ndpy
 from ndpy import Access, Operation
 from ndpy.cli.smoke.catalog import check
-from ndpy.cli.smoke.lab import Lab, expect, expect_same, expect_unchanged, refusal
+from ndpy.cli.smoke.lab import Lab, expect, expect_ok, expect_same, expect_unchanged, refusal
 from ndpy.cli.smoke.line import pattern
 
 
@@ -43,6 +43,28 @@ def tokens(lab: Lab) -> str:
         return "64 local tokens"
     expect(len({region.remote_token for region in regions}) == 64, "two live regions have the same remote token")
     return "64 remote and 64 local tokens"
+
+
+@check("register", "on-demand", needs=("ON_DEMAND_PAGING",))
+def on_demand(lab: Lab) -> str:
+    """Memory on demand that the program never touched is written and read where the requests say, over a page's edge too."""
+    pair = lab.connect()
+    far = lab.far_memory(256, Access.REMOTE_WRITE | Access.REMOTE_READ, pair)
+    buffer = mmap.mmap(-1, 16 * mmap.PAGESIZE)
+    region = lab.adapter.register(buffer, Access.LOCAL_WRITE | Access.READ_SINK | Access.ON_DEMAND)
+    lab.keep(region)
+    expected = bytearray(len(buffer))
+    for start in (3 * mmap.PAGESIZE + 100, 9 * mmap.PAGESIZE - 100):
+        pair.queue_pair.read(region[start : start + 256], far.remote)
+        expect_ok(pair.take(1, "a read into memory on demand"), "a read into memory on demand")
+        expected[start : start + 256] = far.contents(0, 256)
+    expect_same(bytes(buffer[:]), bytes(expected), "memory on demand, read into")
+    start = 12 * mmap.PAGESIZE - 50
+    buffer[start : start + 256] = pattern(3, 256)
+    pair.queue_pair.write(region[start : start + 256], far.remote)
+    expect_ok(pair.take(1, "a write from memory on demand"), "a write from memory on demand")
+    expect_same(far.contents(0, 256), pattern(3, 256), "what was written from memory on demand")
+    return "256 bytes into two places, 256 bytes out"
 
 
 @check("register", "many-at-once")

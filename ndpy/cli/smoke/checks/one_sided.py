@@ -147,3 +147,21 @@ def past_the_region(lab: Lab) -> str:
 def unknown_token(lab: Lab) -> str:
     """A write with a token that nobody gave out is refused."""
     return _refused(lab, Operation.WRITE, _BOTH, "a write with an unknown token", token=0x5A00A5)
+
+
+@check("read-write", "own-unknown-token")
+def own_unknown_token(lab: Lab) -> str:
+    """A write from memory that this side's token does not name is an access violation; the next request is cancelled."""
+    pair = lab.connect()
+    memory = lab.memory(64)
+    far = lab.far_memory(64, _BOTH, pair)
+    region = memory.region
+    pair.queue_pair.write(ndpy.Sge(region, region.address, 64, region.local_token ^ 0x5A00), far.remote)
+    pair.queue_pair.write(region, far.remote)
+    first, second = pair.take(2, "both writes")
+    expect(
+        first.status is Status.ACCESS_VIOLATION, f"the write completed {first.status.name}, expected ACCESS_VIOLATION"
+    )
+    expect(second.status is Status.CANCELED, f"the next one completed {second.status.name}, expected CANCELED")
+    expect_unchanged(far, "the peer's memory")
+    return "ACCESS_VIOLATION, then CANCELED"

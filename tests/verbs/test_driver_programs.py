@@ -1,0 +1,72 @@
+"""What the driver does by itself, shown by small C programs on plain verbs, is what the table of known defects says of it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ndpy.cli.smoke import known
+
+PROGRAMS = Path(__file__).with_name("programs")
+AS_SPECIFIED, OTHERWISE = 0, 1
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory):
+    """build(name) is the path of the compiled program."""
+    if not shutil.which("gcc") or not Path("/usr/include/infiniband/verbs.h").exists():
+        pytest.skip("this needs gcc and libibverbs-dev")
+    folder = tmp_path_factory.mktemp("programs")
+
+    def build(name: str) -> Path:
+        path = folder / name
+        if not path.exists():
+            flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
+            source = PROGRAMS / f"{name}.c"
+            done = subprocess.run(
+                ["gcc", *flags, "-o", path, source, "-libverbs", "-lpthread"],
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert done.returncode == 0, done.stderr
+        return path
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("program", "needs"),
+    [
+        ("failure_notifies", None),
+        ("plain_passes", None),
+        ("plain_passes armed", None),
+        ("local_fault", None),
+        ("remote_fault", None),
+        ("on_demand page", "ON_DEMAND_PAGING"),
+        ("on_demand offset", "ON_DEMAND_PAGING"),
+        ("on_demand across", "ON_DEMAND_PAGING"),
+    ],
+)
+def test_the_driver_does_what_the_table_of_known_defects_says(adapter, build, program, needs):
+    if adapter.info.transport != "RoCE":
+        pytest.skip(
+            f"the programs connect two queue pairs as RoCE does; {adapter.info.name} is {adapter.info.transport}"
+        )
+    if needs and needs not in adapter.info.flags:
+        pytest.skip(f"{adapter.info.name} does not claim {needs}")
+    name, *words = program.split()
+    done = subprocess.run([build(name), adapter.info.name, *words], capture_output=True, text=True, timeout=120)
+    print(done.stdout)
+    defect = known.shown_by(adapter.info.driver, platform.release(), program)
+    said = "the table lists no such defect" if defect is None else f"the table says: {defect.sentence}"
+    assert done.returncode == (AS_SPECIFIED if defect is None else OTHERWISE), f"{done.stdout}{done.stderr}{said}"
+
+
+def test_each_program_of_the_table_exists():
+    for defect in known.DEFECTS:
+        assert not defect.program or (PROGRAMS / f"{defect.program.split()[0]}.c").exists()
