@@ -189,7 +189,8 @@ class RegistrationCache(_lease.Finder, Resource):
         """Memory that the peer of a connection can reach until the exposure is released or the queue pair closed.
 
         access: REMOTE_READ, REMOTE_WRITE or both. Where the adapter has memory windows, one is bound to the cached region:
-        a silent request, which takes a slot of the initiator queue; a message with remote() can be posted right after.
+        a silent request, which takes a slot of the initiator queue; a message with remote() can be posted right after, and the
+        peer that has it can use the memory. A token that takes another way may get there before the adapter has bound it.
         Elsewhere the range is registered once more with these rights, good on every connection, and deregistered on
         release; the cached region keeps the pages locked meanwhile.
 

@@ -31,6 +31,7 @@ def test_k_2_1_after_release_the_peer_cannot_reach_the_buffer(pair, keep, cache)
     with cache.remote(buffer, pair.server.queue_pair, READ | WRITE) as exposure:
         remote = exposure.remote()
         assert (remote.address, remote.length) == (address_of(buffer), LENGTH)
+        assert_works(keep, pair)  # a message behind the bind tells that it is done (contract E.2.9)
         pair.client.queue_pair.write(local[:8], remote)
         succeed(pair.client.cq)
         # On iWARP the client's completion does not say that the bytes are there; a read behind the write does.
@@ -120,6 +121,7 @@ def test_k_2_1_one_exposure_ends_and_another_stays(pair, keep, cache):
     second = cache.remote(buffer[8:16], pair.server.queue_pair, READ)
     assert first.remote().token != second.remote().token
     first.release()
+    assert_works(keep, pair)
     assert read_from(pair, keep, second.remote()) == b"original"
     second.release()
 
@@ -166,6 +168,7 @@ def test_k_2_4_exposing_again_is_one_bind_with_a_fresh_token(pair, keep, cache):
     for turn in range(1, 8):
         with cache.remote(buffer, pair.server.queue_pair) as exposure:
             tokens.append(exposure.remote().token)
+            assert_works(keep, pair)
             assert read_from(pair, keep, exposure.remote()[:8]) == b"original"
         assert (cache.stats.registrations, cache.stats.binds) == (1, turn)
     assert len(set(tokens)) == len(tokens)
@@ -217,6 +220,7 @@ def test_k_2_7_rights_widen_by_registering_again(pair, keep, cache):
     weak = use(cache, buffer, Access.NONE)
     with cache.remote(buffer, pair.server.queue_pair, WRITE) as exposure:
         assert weak.closed
+        assert_works(keep, pair)
         pair.client.queue_pair.write(memory(keep, pair.adapter, b"written!"), exposure.remote())
         succeed(pair.client.cq)
         wait_until(lambda: bytes(buffer[:8]) == b"written!", "the peer's bytes are there")
