@@ -38,13 +38,25 @@ install_packages() {
     fi
 }
 
-# The version of the newest kernel that has rdma_rxe and an image we can read, or nothing.
+has_rxe() {
+    for file in "/lib/modules/$1"/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*; do [ ! -e "$file" ] || return 0; done
+    return 1
+}
+
+has_siw() {
+    for file in "/lib/modules/$1"/updates/siw.ko* "/lib/modules/$1"/updates/*/siw.ko* \
+        "/lib/modules/$1"/kernel/drivers/infiniband/sw/siw/siw.ko*; do
+        [ ! -e "$file" ] || return 0
+    done
+    return 1
+}
+
+# The version of the newest kernel that has rxe or siw ($1) and an image we can read, or nothing.
 # ndpy.softroce.tools.find_kernel makes the same choice.
 usable_kernel() {
     for modules in $(ls -d /lib/modules/*/ 2>/dev/null | sort -V -r); do
         version=$(basename "$modules")
-        set -- "$modules"kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*
-        [ -e "$1" ] || continue
+        "has_$1" "$version" || continue
         for image in "${modules}vmlinuz" "/boot/vmlinuz-$version"; do
             if [ -r "$image" ]; then echo "$version"; return; fi
         done
@@ -65,7 +77,7 @@ archive_kernel() {
 # Image and modules are unpacked, not installed: nothing of how this machine boots is touched.
 # They have to be in /lib/modules/VERSION, since the VM has this machine's files as its own.
 provide_kernel() {
-    kernel=$(usable_kernel)
+    kernel=$(usable_kernel rxe)
     [ -z "$kernel" ] || return 0
     update_lists
     kernel=$(archive_kernel)
@@ -75,7 +87,8 @@ provide_kernel() {
     rm -rf "$work"
     mkdir -p "$work/root"
     packages=
-    for package in "linux-image-$kernel" "linux-modules-$kernel" "linux-modules-extra-$kernel"; do
+    # Since 7.2 Debian has the image in linux-binary and the modules in linux-modules; so has Ubuntu the modules.
+    for package in "linux-image-$kernel" "linux-binary-$kernel" "linux-modules-$kernel" "linux-modules-extra-$kernel"; do
         if available "$package"; then packages="$packages $package"; fi
     done
     (cd "$work" && apt-get -qq download $packages 2>"$state/download.log") ||
@@ -92,18 +105,11 @@ provide_kernel() {
     $as_root chmod a+r "/lib/modules/$kernel/vmlinuz"
     $as_root depmod "$kernel"
     rm -rf "$work"
-    [ "$(usable_kernel)" = "$kernel" ] || die "kernel $kernel has no rdma_rxe"
+    [ "$(usable_kernel rxe)" = "$kernel" ] || die "kernel $kernel has no rdma_rxe"
 }
 
-has_siw() {
-    for file in "/lib/modules/$1"/updates/siw.ko* "/lib/modules/$1"/kernel/drivers/infiniband/sw/siw/siw.ko*; do
-        [ ! -e "$file" ] || return 0
-    done
-    return 1
-}
-
-# Debian's kernel is built without siw, but its source package has it. Without siw there is no siw0,
-# and everything else works.
+# Debian's kernel is built without siw, but its source package has it. Without siw there is no siw0 on this kernel:
+# `ndpy softroce run --adapter siw` takes the newest one that has it. Everything else works.
 provide_siw() {
     ! has_siw "$kernel" || return 0
     given_up=$state/no-siw-$kernel
@@ -111,7 +117,9 @@ provide_siw() {
     say "building siw for kernel $kernel (soft-iWARP)"
     if ! build_siw >"$state/siw.log" 2>&1; then
         tail -n 5 "$state/siw.log" >&2
-        say "siw could not be built, so there will be no siw0 (remove $given_up to try again)"
+        other=$(usable_kernel siw)
+        if [ -n "$other" ]; then other="siw0 comes with kernel $other"; else other="there will be no siw0"; fi
+        say "siw could not be built for kernel $kernel (remove $given_up to try again): $other"
         touch "$given_up"
     fi
 }

@@ -29,7 +29,8 @@ on_adapter() {
     report "$adapter" $?
 }
 
-has_siw() { ls /lib/modules/*/updates/siw.ko* /lib/modules/*/kernel/drivers/infiniband/sw/siw/siw.ko* 2>/dev/null | grep -q .; }
+# Not only in the newest kernel: `softroce run --adapter siw` boots the newest one that has it.
+has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapters=("siw",))' 2>/dev/null; }
 
 # Here, so that the parts which need softnd.dll do not build it at the same time.
 make -s -C softnd || exit 1

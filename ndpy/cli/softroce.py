@@ -65,7 +65,9 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 @click.option("--limit", default=1800.0, show_default=True, metavar="SECONDS", help="End the command after this time.")
 @click.option("--cpus", default=2, show_default=True, help="Processors of the VM.")
 @click.option("--memory", default="2G", show_default=True, help="Memory of the VM.")
-@click.option("--kernel", metavar="VERSION", help="Kernel of the VM; default: the newest that has rdma_rxe.")
+@click.option(
+    "--kernel", metavar="VERSION", help="Kernel of the VM; default: the newest with the module for --adapter."
+)
 @click.option("--icount", is_flag=True, help="VM with one processor whose clock counts instructions: steady timings.")
 @click.option("--kvm/--no-kvm", default=True, help="Use KVM where it works (tried once, 3 s at most), or never.")
 @click.option(

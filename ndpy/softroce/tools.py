@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +26,15 @@ PACKAGES = {
 FOR_LINKS = ("ip", "rdma", "modprobe")
 FOR_VM = ("vng", "qemu-system-x86_64", "busybox", "file", "depmod", "modprobe", "ip", "rdma", "zstd")
 
-_RXE = "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*"
+# Where the module of an adapter is, below a kernel's folder, and what to say of a kernel without it.
+_MODULES = {
+    "rxe": ("rdma_rxe", ("kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*",), "Debian's cloud flavour has none"),
+    "siw": (
+        "siw",
+        ("kernel/drivers/infiniband/sw/siw/siw.ko*", "updates/siw.ko*", "updates/*/siw.ko*"),
+        "Debian builds none; `make setup` in a checkout of ndpy does, for the newest kernel",
+    ),
+}
 
 
 def search_path() -> str:
@@ -68,29 +76,31 @@ def _version_key(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version))
 
 
-def find_kernel(version: str | None = None, root: Path = Path("/")) -> Kernel:
-    """The kernel `version`, or the newest that has rdma_rxe and an image this user may read.
+def find_kernel(version: str | None = None, root: Path = Path("/"), adapters: Sequence[str] = ("rxe",)) -> Kernel:
+    """The kernel `version`, or the newest that has what is asked for and an image this user may read.
 
+    adapters: rxe, siw, or both; then siw comes along where the kernel with rxe has it.
     Raises SetupError that says which kernels were looked at and what each lacks.
     """
+    module, places, remark = _MODULES["rxe" if "rxe" in adapters else "siw"]
     lacking: list[str] = []
     modules = root / "lib/modules"
     found = sorted(modules.iterdir(), key=lambda path: _version_key(path.name)) if modules.is_dir() else []
     for folder in reversed(found):
         if version is not None and folder.name != version:
             continue
-        if next(folder.glob(_RXE), None) is None:
-            lacking.append(f"  {folder.name}: no module rdma_rxe (Debian's cloud flavour has none)")
+        if not any(True for place in places for _ in folder.glob(place)):
+            lacking.append(f"  {folder.name}: no module {module} ({remark})")
             continue
         for image in (folder / "vmlinuz", root / "boot" / f"vmlinuz-{folder.name}"):
             if os.access(image, os.R_OK):
                 return Kernel(folder.name, image)
         lacking.append(f"  {folder.name}: no readable image vmlinuz in {folder} or {root / 'boot'}")
-    wanted = f"kernel {version}" if version else "no kernel with rdma_rxe"
+    wanted = f"kernel {version} with {module} was not" if version else f"no kernel with {module} was"
     raise SetupError(
         "\n".join(
             [
-                f"{wanted} was found in {modules}{':' if lacking else ''}",
+                f"{wanted} found in {modules}{':' if lacking else ''}",
                 *lacking,
                 "get one with `make setup` in a checkout of ndpy, or install the package linux-image-amd64 "
                 "(Debian) or linux-image-generic with linux-modules-extra-VERSION (Ubuntu)",

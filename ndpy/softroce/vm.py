@@ -227,7 +227,7 @@ class _Session:
 
     def start(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         machine = self._machine
-        kernel = tools.find_kernel(machine.kernel)
+        kernel = tools.find_kernel(machine.kernel, Path("/"), machine.adapters)
         job = self._folder / "job"
         job.mkdir()
         (self._folder / "checkout").symlink_to(writable_folder(cwd))
@@ -393,7 +393,7 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
     absent = tools.missing(tools.FOR_VM)
     if absent:
         raise SetupError(tools.explain_missing(absent))
-    kernel = tools.find_kernel(machine.kernel)
+    kernel = tools.find_kernel(machine.kernel, Path("/"), machine.adapters)
     qemu = tools.find("qemu-system-x86_64")
     assert qemu is not None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ}

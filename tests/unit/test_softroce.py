@@ -105,11 +105,15 @@ def test_every_tool_has_a_package():
 # The choice of a kernel
 
 
-def kernel_tree(root, version, *, rxe=True, image="vmlinuz"):
+def kernel_tree(root, version, *, rxe=True, siw="", image="vmlinuz"):
+    """siw: the folder of its module, "" for none."""
     folder = root / "lib/modules" / version
     (folder / "kernel/drivers/infiniband/sw/rxe").mkdir(parents=True)
     if rxe:
         (folder / "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.zst").touch()
+    if siw:
+        (folder / siw).mkdir(parents=True, exist_ok=True)
+        (folder / siw / "siw.ko").touch()
     if image == "boot":
         (root / "boot").mkdir(exist_ok=True)
         (root / "boot" / f"vmlinuz-{version}").touch()
@@ -124,6 +128,53 @@ def test_newest_kernel_with_rxe_is_chosen(tmp_path):
     found = tools.find_kernel(root=tmp_path)
     assert found == tools.Kernel("6.1.0-56-amd64", tmp_path / "boot/vmlinuz-6.1.0-56-amd64")
     assert tools.find_kernel("6.1.0-9-amd64", tmp_path).version == "6.1.0-9-amd64"
+
+
+@pytest.mark.parametrize("folder", ["updates", "updates/dkms", "kernel/drivers/infiniband/sw/siw"])
+def test_newest_kernel_with_siw_is_chosen_when_siw_is_asked_for(tmp_path, folder):
+    kernel_tree(tmp_path, "6.1.0-9-amd64", siw=folder)
+    kernel_tree(tmp_path, "6.1.0-56-amd64", siw=folder)
+    kernel_tree(tmp_path, "6.12.107+deb13-amd64")
+    kernel_tree(tmp_path, "7.2.13+deb14-amd64", siw=folder, image="")
+    assert tools.find_kernel(root=tmp_path, adapters=("siw",)).version == "6.1.0-56-amd64"
+    assert tools.find_kernel(root=tmp_path, adapters=("rxe",)).version == "6.12.107+deb13-amd64"
+
+
+def test_a_kernel_without_rxe_serves_siw(tmp_path):
+    kernel_tree(tmp_path, "6.12.0-cloud", rxe=False, siw="updates")
+    assert tools.find_kernel(root=tmp_path, adapters=("siw",)).version == "6.12.0-cloud"
+
+
+def test_siw_comes_along_with_rxe_where_the_newest_kernel_has_it(tmp_path):
+    kernel_tree(tmp_path, "6.1.0-56-amd64", siw="updates")
+    kernel_tree(tmp_path, "6.12.107+deb13-amd64")
+    assert tools.find_kernel(root=tmp_path, adapters=("rxe", "siw")).version == "6.12.107+deb13-amd64"
+
+
+def test_the_kernels_are_listed_with_what_each_lacks_for_siw(tmp_path):
+    kernel_tree(tmp_path, "6.1.0", siw="updates", image="")
+    kernel_tree(tmp_path, "6.12.107+deb13-amd64")
+    with pytest.raises(SetupError) as caught:
+        tools.find_kernel(root=tmp_path, adapters=("siw",))
+    assert "no kernel with siw" in str(caught.value)
+    assert "6.12.107+deb13-amd64: no module siw" in str(caught.value)
+    assert "6.1.0: no readable image" in str(caught.value)
+    with pytest.raises(SetupError, match=r"kernel 6\.12\.107\+deb13-amd64 with siw was not found"):
+        tools.find_kernel("6.12.107+deb13-amd64", tmp_path, adapters=("siw",))
+
+
+def test_the_virtual_machine_boots_the_kernel_that_has_what_is_asked_for(monkeypatch):
+    seen = []
+
+    def find_kernel(version=None, root=Path("/"), adapters=("rxe",)):
+        seen.append((version, adapters))
+        raise SetupError("no kernel here")
+
+    monkeypatch.setattr(tools, "missing", lambda wanted: {})
+    monkeypatch.setattr(tools, "find_kernel", find_kernel)
+    for arguments in (["--adapter", "siw"], ["--adapter", "rxe"], ["--kernel", "6.1.0"]):
+        assert invoke("run", "--vm", *arguments, "--", "true").exit_code == runner.EXIT_SETUP
+    assert seen == [(None, ("siw",)), (None, ("rxe",)), ("6.1.0", ("rxe", "siw"))]
 
 
 def test_unusable_kernels_are_listed_with_what_they_lack(tmp_path):
