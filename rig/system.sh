@@ -87,8 +87,10 @@ provide_kernel() {
     rm -rf "$work"
     mkdir -p "$work/root"
     packages=
-    # Since 7.2 Debian has the image in linux-binary and the modules in linux-modules; so has Ubuntu the modules.
-    for package in "linux-image-$kernel" "linux-binary-$kernel" "linux-modules-$kernel" "linux-modules-extra-$kernel"; do
+    # Debian 7.2 and later have the image in linux-binary, the modules in linux-modules and their lists in linux-base; Ubuntu too
+    # has modules of their own.
+    for package in "linux-image-$kernel" "linux-binary-$kernel" "linux-base-$kernel" "linux-modules-$kernel" \
+        "linux-modules-extra-$kernel"; do
         if available "$package"; then packages="$packages $package"; fi
     done
     (cd "$work" && apt-get -qq download $packages 2>"$state/download.log") ||

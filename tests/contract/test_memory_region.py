@@ -32,8 +32,10 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
+from ndpy.memory import address_of
 
 PATTERN = bytes(range(256)) * 16
+EVERY_RIGHT = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK
 
 
 def sink_access(adapter) -> Access:
@@ -276,6 +278,62 @@ def test_memory_on_demand_is_written_and_read_by_the_peer(pair, keep):
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"faulted in"), region.remote(40000, 10))
     succeed(pair.client.cq)
     assert buffer[40000:40010] == b"faulted in"
+    buffer[8190:8200] = b"over edges"
+    sink = memory(keep, pair.adapter, 10, sink_access(pair.adapter))
+    pair.client.queue_pair.read(sink, region.remote(8190, 10))
+    succeed(pair.client.cq)
+    assert contents(sink) == b"over edges"
+
+
+def receive_into(pair, keep, element, data):
+    pair.server.queue_pair.receive(element)
+    pair.client.queue_pair.send(memory(keep, pair.adapter, data))
+    succeed(pair.server.cq)
+
+
+def read_into(pair, keep, element, data):
+    there = memory(keep, pair.adapter, data, Access.REMOTE_READ)
+    pair.client.queue_pair.read(element, expose(keep, pair.server, there))
+
+
+def let_the_peer_write_into(pair, keep, element, data):
+    start = element.address - element.region.address
+    pair.client.queue_pair.write(memory(keep, pair.adapter, data), element.region.remote(start, element.length))
+
+
+# Within a page, all of one, over an edge, over many.
+@pytest.mark.parametrize(("start", "length"), [(100, 200), (8192, 4096), (3 * 4096 - 7, 20), (4 * 4096 + 1, 3 * 4096)])
+@pytest.mark.parametrize("fill_it", [receive_into, read_into, let_the_peer_write_into])
+def test_memory_on_demand_that_was_never_touched_is_filled_and_sent_from(pair, keep, fill_it, start, length):
+    require(pair.adapter, "ON_DEMAND_PAGING")
+    data = (PATTERN * 4)[:length]
+    buffer = mmap.mmap(-1, 1 << 16)
+    region = keep(pair.adapter.register(buffer, EVERY_RIGHT | Access.ON_DEMAND))
+    fill_it(pair, keep, region[start : start + length], data)
+    succeed(pair.client.cq)
+    assert bytes(buffer[:]) == bytes(start) + data + bytes(len(buffer) - start - length)
+    sink = memory(keep, pair.adapter, length)
+    pair.server.queue_pair.receive(sink)
+    pair.client.queue_pair.send(region[start : start + length])
+    succeed(pair.client.cq)
+    succeed(pair.server.cq)
+    assert contents(sink) == data
+
+
+def test_all_memory_by_one_implicit_region_is_used_in_both_directions(pair, keep):
+    require(pair.adapter, "IMPLICIT_ON_DEMAND")
+    client, server = pair
+    everything = keep(pair.adapter.register_implicit(EVERY_RIGHT))
+    later = mmap.mmap(-1, 1 << 16)
+    address = address_of(later)
+    client.queue_pair.write(memory(keep, pair.adapter, b"faulted in"), everything.remote(address + 8190, 10))
+    succeed(client.cq)
+    assert later[8190:8200] == b"faulted in"
+    server.queue_pair.receive(everything[address : address + 10])
+    client.queue_pair.send(everything[address + 8190 : address + 8200])
+    succeed(client.cq)
+    succeed(server.cq)
+    assert later[:10] == b"faulted in"
 
 
 # ---- elements ----
