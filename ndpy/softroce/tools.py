@@ -26,13 +26,19 @@ PACKAGES = {
 FOR_LINKS = ("ip", "rdma", "modprobe")
 FOR_VM = ("vng", "qemu-system-x86_64", "busybox", "file", "depmod", "modprobe", "ip", "rdma", "zstd")
 
-# Where the module of an adapter is, below a kernel's folder, and what to say of a kernel without it.
+# The module of an adapter, where it is below a kernel's folder, and how to come by it.
 _MODULES = {
-    "rxe": ("rdma_rxe", ("kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*",), "Debian's cloud flavour has none"),
+    "rxe": (
+        "rdma_rxe",
+        ("kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*",),
+        "get one with `make setup` in a checkout of ndpy, or install the package linux-image-amd64 (Debian; its cloud "
+        "flavour has none) or linux-image-generic with linux-modules-extra-VERSION (Ubuntu)",
+    ),
     "siw": (
         "siw",
         ("kernel/drivers/infiniband/sw/siw/siw.ko*", "updates/siw.ko*", "updates/*/siw.ko*"),
-        "Debian builds none; `make setup` in a checkout of ndpy does, for the newest kernel",
+        "`make setup` in a checkout of ndpy builds it on Debian, whose kernels come without; Ubuntu has it in "
+        "linux-modules-extra-VERSION",
     ),
 }
 
@@ -82,7 +88,7 @@ def find_kernel(version: str | None = None, root: Path = Path("/"), adapters: Se
     adapters: rxe, siw, or both; then siw comes along where the kernel with rxe has it.
     Raises SetupError that says which kernels were looked at and what each lacks.
     """
-    module, places, remark = _MODULES["rxe" if "rxe" in adapters else "siw"]
+    module, places, remedy = _MODULES["rxe" if "rxe" in adapters else "siw"]
     lacking: list[str] = []
     modules = root / "lib/modules"
     found = sorted(modules.iterdir(), key=lambda path: _version_key(path.name)) if modules.is_dir() else []
@@ -90,7 +96,7 @@ def find_kernel(version: str | None = None, root: Path = Path("/"), adapters: Se
         if version is not None and folder.name != version:
             continue
         if not any(True for place in places for _ in folder.glob(place)):
-            lacking.append(f"  {folder.name}: no module {module} ({remark})")
+            lacking.append(f"  {folder.name}: no module {module}")
             continue
         for image in (folder / "vmlinuz", root / "boot" / f"vmlinuz-{folder.name}"):
             if os.access(image, os.R_OK):
@@ -102,8 +108,7 @@ def find_kernel(version: str | None = None, root: Path = Path("/"), adapters: Se
             [
                 f"{wanted} found in {modules}{':' if lacking else ''}",
                 *lacking,
-                "get one with `make setup` in a checkout of ndpy, or install the package linux-image-amd64 "
-                "(Debian) or linux-image-generic with linux-modules-extra-VERSION (Ubuntu)",
+                remedy,
             ]
         )
     )
