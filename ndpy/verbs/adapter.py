@@ -278,7 +278,8 @@ class VerbsAdapter(Adapter):
         elif kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_QP_REQ_ERR, lib.IBV_EVENT_QP_ACCESS_ERR):
             queue_pair.failure = text(lib.ibv_event_type_str(kind))
             # rxe tells of a peer's wrong access before it has answered, and ends the queue pair itself after that.
-            queue_pair._end_connection(natively=kind != lib.IBV_EVENT_QP_ACCESS_ERR)
+            answers = kind == lib.IBV_EVENT_QP_ACCESS_ERR and self.info.transport != "iWARP"
+            queue_pair._end_connection(natively=not answers)
 
     # ---- the end ----
 

@@ -149,11 +149,20 @@ def test_an_access_event_leaves_the_queue_pair_to_the_driver_which_has_yet_to_an
     assert "access" in queue_pair.failure
 
 
-def test_a_fatal_event_ends_the_queue_pair(fake, adapter, queue, queue_pair):  # noqa: F811
-    queue_pair.receive([])
-    fake.device_event(adapter, lib.IBV_EVENT_QP_FATAL, queue_pair)
-    (completion,) = queue.wait(DEADLINE_S)
-    assert completion.status == Status.CANCELED
+@pytest.mark.parametrize(("kind", "iwarp"), [("IBV_EVENT_QP_FATAL", False), ("IBV_EVENT_QP_ACCESS_ERR", True)])
+def test_other_events_end_the_queue_pair(fake, kind, iwarp):  # noqa: F811
+    if iwarp:
+        fake.speak_iwarp()
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(32) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+    ):
+        queue_pair._begin_connection()
+        queue_pair.receive([])
+        fake.device_event(adapter, getattr(lib, kind), queue_pair)
+        (completion,) = queue.wait(DEADLINE_S)
+        assert completion.status == Status.CANCELED
 
 
 # ---- memory on demand ----
