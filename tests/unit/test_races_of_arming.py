@@ -215,6 +215,7 @@ def test_a_wait_at_any_point_of_the_event_gets_the_completion(fake, adapter, poi
         taken = []
         waiting = lambda: taken.append(points.elsewhere(lambda: scene.queue.wait(WAIT_S)))  # noqa: E731
         assert end_of(handled(points, chosen, scene, adapter, waiting)) is None
+        soon(lambda: taken or not points.reached, "the wait has begun")
         results = [other.result() for other in taken]
         points.stop()
         scene.check(*results)
