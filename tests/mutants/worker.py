@@ -122,8 +122,9 @@ def swap_functions(functions: list[types.FunctionType], file: str, text: str) ->
 class Watch:
     """Notes which test failed, and ends the process when one takes too long."""
 
-    def __init__(self, limits: dict[str, float]) -> None:
+    def __init__(self, limits: dict[str, float], to_the_end: bool = False) -> None:
         self._limits = limits
+        self._to_the_end = to_the_end
         self.failed: str | None = None
         self.passed = 0
         self.skipped = False
@@ -131,6 +132,9 @@ class Watch:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and self.failed is None:
             self.failed = report.nodeid
+            print(f"\n{report.longreprtext}", flush=True)
+        if report.failed:
+            print(f"\nfailed {report.nodeid}", flush=True)
         if report.when == "call" and report.passed:
             self.passed += 1
         self.skipped |= report.skipped
@@ -142,7 +146,7 @@ class Watch:
             print(f"test {item.nodeid}", flush=True)
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
             faulthandler.cancel_dump_traceback_later()
-            if self.failed:
+            if self.failed and not self._to_the_end:
                 return
 
 
@@ -155,13 +159,14 @@ def status_of(watch: Watch) -> int:
 class OneJob:
     """Runs the tests of one job and nothing else."""
 
-    def __init__(self, limits: dict[str, float]) -> None:
-        self._limits = limits
+    def __init__(self, job: dict[str, Any]) -> None:
+        self._limits = job["limits"]
+        self._to_the_end = job["id"].startswith("control")
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         by_name = {item.nodeid: item for item in session.items}
         items = [by_name[name] for name in self._limits if name in by_name]
-        watch = Watch(self._limits)
+        watch = Watch(self._limits, self._to_the_end)
         session.config.pluginmanager.register(watch)
         watch.run(items)
         sys.stdout.flush()
@@ -171,7 +176,7 @@ class OneJob:
 def run_cold(task: dict[str, Any], job: dict[str, Any]) -> int:
     sys.meta_path.insert(0, Finder(job["sources"], [], job.get("extension")))
     files = list(dict.fromkeys(name.split("::")[0] for name in job["limits"]))
-    return int(pytest.main([*files, *arguments(task)], [OneJob(job["limits"])]))
+    return int(pytest.main([*files, *arguments(task)], [OneJob(job)]))
 
 
 class ManyJobs:
@@ -353,9 +358,16 @@ class Worker:
             why = "too long"
         elif status != 1:
             why = f"status {status}"
-        seconds = round(time.monotonic() - began, 2)
+        failed = [line.split(" ", 1)[1] for line in text.splitlines() if line.startswith("failed tests/")]
         self.write(
-            {"id": job["id"], "how": how, "why": why if how == "noticed" else "", "test": test, "seconds": seconds}
+            {
+                "id": job["id"],
+                "how": how,
+                "why": why if how == "noticed" else "",
+                "test": test,
+                "failed": failed,
+                "seconds": round(time.monotonic() - began, 2),
+            }
         )
 
 
