@@ -56,6 +56,8 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         self._waiting: list[Request] = []
         self._no_waiters = threading.Condition(self._lock)
         self._armed: dict[Request, Pending[None]] = {}
+        #: What those of arm() that the provider holds ask for; one that is not in _armed was given up.
+        self._kinds: dict[Request, Notify] = {}
         # The last completion kept here that ended a notification, counted since creation as _taken is.
         self._notified = 0
         #: Slots of closed queue pairs that the provider has not given back; they go with the queue.
@@ -187,8 +189,6 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         self._refuse_own_file("arm")
         kind = Notify(kind)
         pending: Pending[None] = OverlappedPending("arm", lambda: self._disarm(request))
-        request = Request(self._cq, self._adapter._events)
-        request.on_end = self._on_armed_end(weakref.ref(self), weakref.ref(request))
         with self._lock:
             if self._defunct is not None:
                 raise self._defunct()
@@ -198,6 +198,15 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 self._notified = self._taken + kept
                 pending.succeed(None)
                 return pending
+            given_up = next(
+                (held for held, its in self._kinds.items() if its is kind and held not in self._armed), None
+            )
+            if given_up is not None:
+                request = given_up
+                self._armed[request] = pending
+                return pending
+            request = Request(self._cq, self._adapter._events)
+            request.on_end = self._on_armed_end(weakref.ref(self), weakref.ref(request))
             self._armed[request] = pending
             try:
                 status = self._notify(kind, request)
@@ -207,6 +216,8 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             if status == SUCCESS:
                 self._armed.pop(request, None)
                 pending.succeed(None)
+            else:
+                self._kinds[request] = kind
         return pending
 
     def notify(self, kind: Notify = Notify.ANY) -> int:
@@ -254,8 +265,15 @@ class NetworkDirectCompletionQueue(CompletionQueue):
 
     def _end_armed(self, request: Request, status: int) -> None:
         with self._lock:
+            given_up = len(self._kinds) > len(self._armed)
             self._requests.discard(request)
+            self._kinds.pop(request, None)
             pending = self._armed.pop(request, None)
+            if status == SUCCESS and self._native is not None:
+                # The provider tells of a completion once. What it told to nobody is kept here, for the next arm().
+                kept = self._drain() if given_up else int(lib.ndpy_kept(self._native))
+                if pending is not None:
+                    self._notified = max(self._notified, self._taken + min(kept, 1))
         if pending is None:
             return
         if status == SUCCESS:
@@ -267,7 +285,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             pending.fail(self._notify_error("arm", status))
 
     def _disarm(self, request: Request) -> None:
-        # Cancelling natively would cancel the requests of all others: it stays, and its end finds nobody.
+        # Cancelling natively would cancel the requests of all others: it stays, for the next one who asks for its kind.
         with self._lock:
             self._armed.pop(request, None)
 
@@ -319,6 +337,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
         with self._lock:
             self._requests.clear()
+            self._kinds.clear()
             self._idle_waiters.clear()
             release(self._cq)
             lib.ndpy_completion_queue_free(self._native)

@@ -454,9 +454,14 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
             if queue is not None:
                 queue._end_armed(request, status)
 
-        request = Request(self._srq, self._adapter._events, on_end)
         with self._lock:
             self._check()
+            given_up = next((held for held in self._requests if held not in self._armed), None)
+            if given_up is not None:
+                request = given_up
+                self._armed[request] = pending
+                return pending
+            request = Request(self._srq, self._adapter._events, on_end)
             self._armed[request] = pending
             self._requests.add(request)
             status = request.issue(lambda overlapped: lib.IND2SharedReceiveQueue_Notify(self._srq, overlapped))
@@ -483,7 +488,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
             pending.fail(status_error("shared receive queue", status))
 
     def _disarm(self, request: Request) -> None:
-        # Cancelling natively would cancel the requests of all others: it stays, and its end finds nobody.
+        # Cancelling natively would cancel the requests of all others: it stays, for the next one who asks.
         with self._lock:
             self._armed.pop(request, None)
 

@@ -25,6 +25,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Flags, Notify, Status
+from ndpy.pending import wait_or_cancel
 
 
 def message(pair, *, solicited: bool = False, context: int = 0) -> None:
@@ -347,6 +348,50 @@ def test_a_cancelled_notification_does_not_disturb_the_next(pair):
     again = pair.server.cq.arm()
     message(pair)
     again.result(DEADLINE_S)
+
+
+def test_notifications_that_were_given_up_leave_nothing_with_the_queue(pair):
+    cq = pair.server.cq
+    assert not cq.poll()
+    for _ in range(50):
+        with pytest.raises(ndpy.TimeoutError):
+            wait_or_cancel(cq.arm(), 0)
+    assert not cq._armed
+    assert len(getattr(cq, "_requests", ())) <= 1
+    notified = cq.arm()
+    message(pair)
+    notified.result(DEADLINE_S)
+    succeed(cq)
+
+
+@pytest.mark.parametrize("first", ["given up", "awaited"])
+def test_a_notification_that_was_given_up_beside_another_makes_no_second_one(pair, first):
+    cq = pair.server.cq
+    assert not cq.poll()
+    if first == "given up":
+        given_up, awaited = cq.arm(), cq.arm()
+    else:
+        awaited, given_up = cq.arm(), cq.arm()
+    assert given_up.cancel()
+    message(pair)
+    awaited.result(DEADLINE_S)
+    time.sleep(QUIET_S)
+    again = cq.arm()
+    assert still_running(again)
+    message(pair)
+    again.result(DEADLINE_S)
+    succeed(cq, 2)
+
+
+def test_a_completion_that_comes_after_a_notification_was_given_up_is_told_by_the_next(pair):
+    cq = pair.server.cq
+    assert not cq.poll()
+    assert cq.arm().cancel()
+    message(pair)
+    # The provider's word for the one that was given up comes meanwhile.
+    time.sleep(QUIET_S)
+    cq.arm().result(DEADLINE_S)
+    succeed(cq)
 
 
 # ---- G.3: overrun ----

@@ -229,3 +229,20 @@ def test_a_peers_disconnect_does_not_touch_the_shared_receives(keep, shared, pai
     assert pairs[0].server.cq.poll() == []
     send(keep, pairs[1], b"")
     assert statuses(take(pairs[1].server.cq)) == [Status.SUCCESS]
+
+
+def test_notifications_that_were_given_up_leave_nothing_with_the_queue(adapter, keep):
+    require(adapter, "SHARED_RECEIVE_QUEUES")
+    shared = keep(adapter.create_shared_receive_queue(8, threshold=2))
+    region = memory(keep, adapter, 64)
+    for _ in range(4):
+        shared.receive(region)
+    for _ in range(50):
+        assert shared.arm().cancel()
+    assert not shared._armed
+    assert len(getattr(shared, "_requests", ())) <= 1
+    again = shared.arm()
+    assert not again.done()
+    shared.close()
+    with pytest.raises(ndpy.CanceledError):
+        again.result(DEADLINE_S)
