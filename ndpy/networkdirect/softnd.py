@@ -1,6 +1,6 @@
-"""softnd: where its DLL is, and its entry in the Winsock catalogue.
+"""softnd: where its DLL is, and its entries in the Winsock catalogue, one for each version of NetworkDirect.
 
-The search and the entry's values need no Windows; register() and unregister() change the catalogue of this machine.
+The search and the entries' values need no Windows; register() and unregister() change the catalogue of this machine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from ndpy import errors
 from ndpy.networkdirect import catalogue
 
 NAME = "softnd, NetworkDirect in software"
-# What the catalogue knows softnd by. A fixed one, so that a second registration is seen to be one.
+# What the catalogue knows softnd by, as version 2 and as version 1: a GUID is one provider (contract A.1.7). Fixed ones,
+# so that a second registration is seen to be one.
 PROVIDER_ID = uuid.UUID("ec51208c-eea5-4ad2-84bb-6e8b078dd346")
+PROVIDER_IDS = {2: PROVIDER_ID, 1: uuid.UUID("45198134-8371-4076-ba0c-5da6b7899b19")}
 
 _AF_INET6 = 23
 # ERROR_ACCESS_DENIED, ERROR_ELEVATION_REQUIRED, WSAEACCES, and WSANO_RECOVERY, which Winsock gives where its part of the
@@ -46,14 +48,14 @@ def find(package: Path = _HERE) -> Path:
     )
 
 
-def catalogue_entry() -> catalogue.WinsockProtocol:
-    """The entry that register() makes (contract A.1.2 to A.1.6); IPv6's, which stands for both families."""
+def catalogue_entry(version: int = 2) -> catalogue.WinsockProtocol:
+    """The entry that register() makes for a version (contract A.1.2 to A.1.6); IPv6's, which stands for both families."""
     return catalogue.WinsockProtocol(
-        name=NAME,
-        provider_id=PROVIDER_ID.bytes_le,
+        name=NAME if version == 2 else f"{NAME}, version 1",
+        provider_id=PROVIDER_IDS[version].bytes_le,
         service_flags=catalogue.SERVICE_FLAGS,
         provider_flags=catalogue.PFL_HIDDEN | catalogue.PFL_NETWORKDIRECT_PROVIDER,
-        version=0x20000,
+        version=0x20000 if version == 2 else 1,
         address_family=_AF_INET6,
         socket_type=catalogue.SOCKET_TYPE,
         protocol=0,
@@ -61,51 +63,54 @@ def catalogue_entry() -> catalogue.WinsockProtocol:
     )
 
 
-def registered() -> catalogue.Entry | None:
-    """softnd's entry in the catalogue, or None."""
+def registered(version: int = 2) -> catalogue.Entry | None:
+    """softnd's entry in the catalogue for a version, or None."""
     _require_windows()
-    return next((entry for entry in catalogue.entries() if entry.provider_id == PROVIDER_ID.bytes_le), None)
+    provider_id = PROVIDER_IDS[version].bytes_le
+    return next((entry for entry in catalogue.entries() if entry.provider_id == provider_id), None)
 
 
 def register(path: Path, say: Callable[[str], None] = lambda text: None) -> bool:
-    """Let every NetworkDirect program of this machine find the DLL; whether anything had to be changed.
+    """Let every NetworkDirect program of this machine, of version 2 or 1, find the DLL; whether anything had to be changed.
 
     path: of the DLL, which has to stay there. say: is told what is being done. Raises PermissionError for who is no
     administrator, ProviderError for whatever else Winsock refuses. Source: WSCInstallProvider.
     """
-    present = registered()
+    changes = [version for version in PROVIDER_IDS if _register(path, version, say)]
+    say("done" if changes else f"the catalogue names {path} already")
+    return bool(changes)
+
+
+def _register(path: Path, version: int, say: Callable[[str], None]) -> bool:
+    present = registered(version)
     if present is not None and not present.problem and _same(present.path, path):
-        say(f"the catalogue names {path} already")
         return False
     if present is not None:
-        say(f"removing the entry for {present.path or 'a DLL that is not told'}")
-        _deinstall()
-    say(f"adding an entry for {path}")
-    _install(path)
-    made = registered()
+        say(f"removing the entry of version {version} for {present.path or 'a DLL that is not told'}")
+        _deinstall(version)
+    say(f"adding an entry of version {version} for {path}")
+    _install(path, version)
+    made = registered(version)
     if made is None or not _same(made.path, path):
         raise errors.ProviderError(
             f"Winsock took the entry, but does not show it (Wine keeps no catalogue); set NDPY_PROVIDER={path} instead",
             operation="WSCInstallProvider",
         )
-    say("done")
     return True
 
 
 def unregister(say: Callable[[str], None] = lambda text: None) -> bool:
-    """Remove softnd's entry; whether there was one. Raises as register() does. Source: WSCDeinstallProvider."""
-    present = registered()
-    if present is None:
-        say("the catalogue has no entry for softnd")
-        return False
-    say(f"removing the entry for {present.path or 'a DLL that is not told'}")
-    _deinstall()
-    if registered() is not None:
-        raise errors.ProviderError(
-            "Winsock took the order, but still shows the entry", operation="WSCDeinstallProvider"
-        )
-    say("done")
-    return True
+    """Remove softnd's entries; whether there was one. Raises as register() does. Source: WSCDeinstallProvider."""
+    present = {version: entry for version in PROVIDER_IDS if (entry := registered(version)) is not None}
+    for version, entry in present.items():
+        say(f"removing the entry of version {version} for {entry.path or 'a DLL that is not told'}")
+        _deinstall(version)
+        if registered(version) is not None:
+            raise errors.ProviderError(
+                "Winsock took the order, but still shows the entry", operation="WSCDeinstallProvider"
+            )
+    say("done" if present else "the catalogue has no entry for softnd")
+    return bool(present)
 
 
 def _same(one: str, other: Path) -> bool:
@@ -120,10 +125,10 @@ def _require_windows() -> None:
         )
 
 
-def _install(path: Path) -> None:
+def _install(path: Path, version: int = 2) -> None:
     from ndpy.networkdirect.library import ffi, lib
 
-    entry = catalogue_entry()
+    entry = catalogue_entry(version)
     native = ffi.new("struct nd_protocol *")
     native.name = entry.name
     native.service_flags = entry.service_flags
@@ -136,10 +141,10 @@ def _install(path: Path) -> None:
     _check("WSCInstallProvider", lib.ndpy_install_provider(entry.provider_id, str(path), native))
 
 
-def _deinstall() -> None:
+def _deinstall(version: int) -> None:
     from ndpy.networkdirect.library import lib
 
-    _check("WSCDeinstallProvider", lib.ndpy_deinstall_provider(PROVIDER_ID.bytes_le))
+    _check("WSCDeinstallProvider", lib.ndpy_deinstall_provider(PROVIDER_IDS[version].bytes_le))
 
 
 def _check(operation: str, number: int) -> None:

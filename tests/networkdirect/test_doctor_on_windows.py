@@ -284,6 +284,7 @@ def test_a_registered_softnd_is_found_by_its_entry(tmp_path):
         status, found = doctor()
         assert status == 0
         assert found[softnd.NAME]["verdict"] == "PASS"
+        assert softnd.registered(1) is not None
     finally:
         softnd.unregister()
-    assert softnd.registered() is None
+    assert softnd.registered() is softnd.registered(1) is None

@@ -31,25 +31,40 @@ def test_softnds_entry_is_one_that_programs_find():
     assert (made.socket_type, made.protocol, made.protocol_max_offset) == (-1, 0, 0)
 
 
-def test_registering_adds_an_entry_and_again_changes_nothing(winsock, tmp_path):
+def test_softnds_entry_of_version_1_is_one_that_programs_find():
+    made = softnd.catalogue_entry(1)
+    verdict = catalogue.judge(made)
+    assert (verdict.version, verdict.families, verdict.problem) == (1, ("IPv4", "IPv6"), "")
+    assert made.version == 1
+    assert made.provider_id != softnd.catalogue_entry().provider_id
+
+
+def test_registering_adds_an_entry_for_each_version_and_again_changes_nothing(winsock, tmp_path):
     said: list[str] = []
     assert softnd.register(tmp_path / "softnd.dll", said.append) is True
     assert softnd.register(tmp_path / "softnd.dll", said.append) is False
-    assert winsock.calls == ["install"]
-    assert winsock.entries == [TCP, softnd.catalogue_entry()]
+    assert winsock.calls == ["install", "install"]
+    assert winsock.entries == [TCP, softnd.catalogue_entry(2), softnd.catalogue_entry(1)]
     assert str(tmp_path / "softnd.dll") in said[0]
     assert "already" in said[-1]
 
 
-def test_registering_another_path_replaces_the_entry(winsock, tmp_path):
+def test_registering_adds_the_version_that_an_earlier_ndpy_left_out(winsock, tmp_path):
+    softnd._install(tmp_path / "softnd.dll")
+    assert softnd.register(tmp_path / "softnd.dll") is True
+    assert winsock.calls == ["install", "install"]
+    assert {entry.version for entry in catalogue.entries()} == {1, 2}
+
+
+def test_registering_another_path_replaces_the_entries(winsock, tmp_path):
     softnd.register(tmp_path / "old.dll")
+    winsock.calls.clear()
     softnd.register(tmp_path / "new.dll")
-    assert winsock.calls == ["install", "deinstall", "install"]
-    (found,) = catalogue.entries()
-    assert found.path == str(tmp_path / "new.dll")
+    assert winsock.calls == ["deinstall", "install"] * 2
+    assert {entry.path for entry in catalogue.entries()} == {str(tmp_path / "new.dll")}
 
 
-def test_unregistering_removes_the_entry_and_again_changes_nothing(winsock, tmp_path):
+def test_unregistering_removes_the_entries_and_again_changes_nothing(winsock, tmp_path):
     softnd.register(tmp_path / "softnd.dll")
     assert softnd.unregister() is True
     assert softnd.unregister() is False
