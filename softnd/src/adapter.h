@@ -13,7 +13,7 @@
 #define MAX_TRANSFER_LENGTH (1u << 30)
 #define MAX_INLINE_DATA 236u
 #define MAX_READ_LIMIT 64u
-#define MAX_QUEUE_DEPTH 1024u
+#define MAX_QUEUE_DEPTH 1025u /* odd: programs that advertise one less and give credits for half of it lose none */
 #define MAX_SHARED_QUEUE_DEPTH 4096u
 #define MAX_CQ_DEPTH 65536u
 #define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame carries */
@@ -33,6 +33,12 @@ struct adapter {
     volatile LONG64 registrations; /* for SOFTND_REFUSE_REGISTRATIONS_AFTER */
     volatile LONG removed;
 };
+
+/* How many elements a request may have where the program asked for so many. Programs are known to ask for 1 and use 2. */
+static inline ULONG granted_sge(const struct adapter *adapter, ULONG asked)
+{
+    return adapter->switches.exact_sge || asked > MIN_GRANTED_SGE ? asked : MIN_GRANTED_SGE;
+}
 
 HRESULT adapter_create(REFIID iid, void **out);
 /* For each version's adapter object, zeroed; false when the workers cannot be started. And its end, without the memory. */

@@ -136,8 +136,8 @@ bool addresses_serve(const struct sockaddr *address)
 {
     struct sockaddr_storage all[MAX_ADDRESSES];
 
-    /* All of 127.0.0.0/8 is this machine; the list of the others takes a millisecond. */
-    if (address->sa_family == AF_INET && (ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24) == 127)
+    /* Listed in any case; the list of the others takes a millisecond. */
+    if (address->sa_family == AF_INET && ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_LOOPBACK))
         return selected(address);
     unsigned count = collect(all);
     for (unsigned i = 0; i < count; i++)

@@ -520,11 +520,6 @@ struct queue_pair *qp_from(IUnknown *pointer)
     return (struct queue_pair *)object_from(pointer, &view, NULL);
 }
 
-static ULONG granted_sge(ULONG asked)
-{
-    return asked < MIN_GRANTED_SGE ? MIN_GRANTED_SGE : asked;
-}
-
 HRESULT qp_new(struct adapter *adapter, const struct object_view *as, struct completion_queue *receive_cq,
                struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
                const struct queue_pair_limits *limits, struct queue_pair **out)
@@ -535,8 +530,8 @@ HRESULT qp_new(struct adapter *adapter, const struct object_view *as, struct com
         return ND_NO_MEMORY;
     InitializeSRWLock(&qp->lock);
     qp->limits = *limits;
-    qp->limits.receive_sge = granted_sge(limits->receive_sge);
-    qp->limits.initiator_sge = granted_sge(limits->initiator_sge);
+    qp->limits.receive_sge = granted_sge(adapter, limits->receive_sge);
+    qp->limits.initiator_sge = granted_sge(adapter, limits->initiator_sge);
     qp->context = context;
     qp->receive_cq = receive_cq;
     qp->initiator_cq = initiator_cq;

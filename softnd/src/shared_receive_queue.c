@@ -242,7 +242,7 @@ HRESULT srq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth
     if (srq == NULL)
         return ND_NO_MEMORY;
     InitializeSRWLock(&srq->lock);
-    srq->max_sge = max_sge < MIN_GRANTED_SGE ? MIN_GRANTED_SGE : max_sge;
+    srq->max_sge = granted_sge(adapter, max_sge);
     srq->threshold = threshold;
     srq->last_waiting = &srq->waiting;
     status = !ring_start(&srq->ring, depth) ? ND_NO_MEMORY : source_start(&srq->source, adapter, &srq->object, file);

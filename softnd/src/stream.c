@@ -146,6 +146,8 @@ static void close_socket(struct stream *stream)
     if (stream->socket == INVALID_SOCKET)
         return;
     TRACE("stream %p: closed in phase %d", (void *)stream, stream->phase);
+    /* Under Wine a send to a peer that does not read goes on when its socket is closed. */
+    CancelIoEx((HANDLE)stream->socket, NULL);
     if (stream->starting > 0)
         stream->left_over = stream->socket;
     else
@@ -167,7 +169,9 @@ void stream_cut(struct stream *stream)
 
     if (stream->socket == INVALID_SOCKET)
         return;
-    setsockopt(stream->socket, SOL_SOCKET, SO_LINGER, (const char *)&linger, sizeof linger);
+    /* What TCP has with the end of the stream behind it may still go out. */
+    if (!stream->fin_sent)
+        setsockopt(stream->socket, SOL_SOCKET, SO_LINGER, (const char *)&linger, sizeof linger);
     close_socket(stream);
 }
 

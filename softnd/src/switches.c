@@ -52,5 +52,6 @@ struct switches switches_read(void)
         .connect_timeouts = number("SOFTND_CONNECT_TIMEOUTS", 0),
         .strict_read_sink = has_value("SOFTND_READ_SINK", "strict"),
         .require_crc = has_value("SOFTND_CRC", "required"),
+        .exact_sge = has_value("SOFTND_SGE", "exact"),
     };
 }

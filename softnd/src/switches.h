@@ -18,6 +18,7 @@ struct switches {
     uint64_t connect_timeouts;            /* SOFTND_CONNECT_TIMEOUTS: so many Connects of version 1 give ND_TIMEOUT */
     bool strict_read_sink;                /* SOFTND_READ_SINK=strict: D.3.6 enforced */
     bool require_crc;                     /* SOFTND_CRC=required */
+    bool exact_sge;                       /* SOFTND_SGE=exact: no more elements are granted than were asked for */
 };
 
 struct switches switches_read(void);

@@ -4,7 +4,9 @@
 #include "trace.h"
 
 #define MAX_WORKERS 4
-#define GOODBYE_MS 3000
+/* What the last release grants connections to say goodbye, and then operations to end. */
+#define GOODBYE_MS 700
+#define END_MS 300
 
 enum state { STOPPED, RUNNING, STOPPING };
 
@@ -226,7 +228,7 @@ void transport_release(void)
     if (!wait_for_holds(transport_now_ms() + GOODBYE_MS)) {
         TRACE("transport: cutting %ld connections", holds);
         streams_abort();
-        if (!wait_for_holds(transport_now_ms() + GOODBYE_MS))
+        if (!wait_for_holds(transport_now_ms() + END_MS))
             TRACE("transport: %ld operations did not end", holds);
     }
     stop_workers();

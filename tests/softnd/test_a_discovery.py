@@ -282,9 +282,16 @@ def test_a_6_3_resolving_ignores_the_port(kit):
     assert len(numbers) == 1
 
 
-@pytest.mark.parametrize("address", ["198.51.100.77", "2001:db8::77", "0.0.0.0"])
+@pytest.mark.parametrize("address", ["198.51.100.77", "2001:db8::77", "0.0.0.0", "127.0.0.2"])
 def test_a_6_3_an_address_not_served_is_refused(kit, address):
     assert kit.open_adapter(address) == (Status.INVALID_ADDRESS, None)
+
+
+def test_h_2_no_connector_or_listener_is_bound_to_an_address_that_is_not_listed(node):
+    assert "127.0.0.2" not in address_list(node.adapter)
+    name = sockaddr("127.0.0.2")
+    for thing in (node.connector(), node.create("Listener", node.file)):
+        assert thing.Bind(name, len(name)) == Status.INVALID_ADDRESS
 
 
 def test_a_6_3_a_short_structure_or_another_family_is_refused(kit):

@@ -22,6 +22,8 @@ from test_h_hostile_answers import REPLY, Peer
 START_UP_S = 1.0
 # What a machine that is busy may add.
 LATE_S = 20.0
+# A second, and what a busy machine may add; without the bound it took six.
+LAST_RELEASE_S = 4.0
 
 REQUEST = Startup(ird=1, ord=1, peer_to_peer=True, rtr=iwarp.Rtr.READ, private_data=b"twenty bytes of data").encode()
 ANSWER = Startup(reply=True, ird=1, ord=1, peer_to_peer=True, rtr=iwarp.Rtr.READ, private_data=b"good").encode()
@@ -149,6 +151,21 @@ def test_h_4_2_half_a_reply_is_a_timeout_and_no_reply_is_waited_for(kit, neighbo
         side.connector.CancelOverlappedRequests()
         assert connecting.result() == Status.CANCELED
         closed_by_the_other_end(peer.socket)
+
+
+def test_h_8_8_the_last_release_waits_a_second_for_a_peer_that_reads_nothing(kit, held, listener):
+    side = Side(kit.node(), 0xA)
+    connecting = connect(kit, side.connector, side.qp, listener.getsockname()[:2])
+    peer = held.enter_context(Peer(listener.accept()[0]))
+    peer.await_start()
+    peer.answer(REPLY)
+    assert connecting.result() == Status.SUCCESS
+    assert kit.do(side.connector, "CompleteConnect") == Status.SUCCESS
+    peer.run_until(lambda: peer.rtr_taken)
+    side.send(side.node.region(8 << 20).sge())
+    began = time.monotonic()
+    kit.close()
+    assert time.monotonic() - began < LAST_RELEASE_S
 
 
 def half_a_send(crc):

@@ -19,6 +19,7 @@ from consumer import (
     get_address,
     make_pair,
     pointer,
+    sges,
     wait_until,
 )
 from nd2 import NOTIFY_ANY, Kind, Mr, Status, ffi, kernel32
@@ -38,6 +39,22 @@ def test_addresses_limits_what_is_served(monkeypatch):
     assert address_list(kit.provider) == address_list(node.adapter) == ["127.0.0.1"]
     assert kit.open_adapter("::1") == (Status.INVALID_ADDRESS, None)
     kit.close()
+
+
+def test_exact_sge_grants_no_more_elements_than_were_asked_for(monkeypatch, kit):
+    monkeypatch.setenv("SOFTND_SGE", "exact")
+    node = kit.node()
+    one = Side(node, 1, sge=1)
+    elements = [one.region.sge(0, 8)] * 2
+    assert one.try_receive(elements[0]) == Status.SUCCESS
+    assert one.try_receive(*elements) == Status.DATA_OVERRUN
+    establish(Side(kit.node(), 2), one)
+    assert one.try_send(*elements) == Status.DATA_OVERRUN
+    shared = node.srq(max_sge=1)
+    assert shared.Receive(pointer(1), sges(*elements), 2) == Status.DATA_OVERRUN
+    none = Side(node, 3, sge=0)
+    assert none.try_receive() == Status.SUCCESS
+    assert none.try_receive(elements[0]) == Status.DATA_OVERRUN
 
 
 def test_delayed_completions(monkeypatch, kit):
