@@ -483,14 +483,6 @@ bool qp_finished(struct queue_pair *qp, bool idle, HRESULT *first)
     return finished;
 }
 
-bool qp_said_all(struct queue_pair *qp)
-{
-    AcquireSRWLockExclusive(&qp->lock);
-    bool said_all = qp->said_all;
-    ReleaseSRWLockExclusive(&qp->lock);
-    return said_all;
-}
-
 void initiator_answered(struct queue_pair *qp, struct stream *stream, struct read_slot *slot)
 {
     uint64_t proven = slot->covers;

@@ -441,6 +441,7 @@ HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self)
     qp->flushed |= qp->state == QP_CONNECTED;
     ReleaseSRWLockExclusive(&qp->lock);
     if (stream != NULL) {
+        stream_pump(stream); /* nothing is left to wait for, where this end leaves */
         stream_unlock(stream);
         stream_drop(stream);
     }

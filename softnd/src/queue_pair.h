@@ -117,6 +117,7 @@ struct queue_pair {
     struct cq_entry entries[PUBLISH_BATCH + 1]; /* Receive completions, until the answers are on their way */
     ULONG entry_count;
 
+    /* These change under the stream's lock as well, and may be read under either. */
     bool leaving;    /* nothing more is taken or begun */
     bool ending;     /* with a Terminate: it is to be sent, or one was received */
     bool said_all;   /* the last word and the Terminate are out */
@@ -183,8 +184,6 @@ void qp_nudge(struct queue_pair *queue_pair, struct stream *stream);
 /* Time for qp_end: this end left, nothing is left to send, and it is known what became of all that was sent; or a Terminate
  * came in; or the queue pair broke. */
 bool qp_finished(struct queue_pair *queue_pair, bool idle, HRESULT *first);
-/* Nothing more will be sent. */
-bool qp_said_all(struct queue_pair *queue_pair);
 /* With the queue pair's lock as well: */
 /* The peer's word: false when it claims more than it can have. */
 bool initiator_told(struct queue_pair *queue_pair, struct stream *stream, uint64_t position);

@@ -346,7 +346,7 @@ void stream_pump(struct stream *stream)
         if (stream->phase == STREAM_ESTABLISHED)
             qp_sent(stream->queue_pair, stream);
     }
-    bool said_all = stream->phase == STREAM_ESTABLISHED && qp_said_all(stream->queue_pair);
+    bool said_all = stream->phase == STREAM_ESTABLISHED && stream->queue_pair->said_all;
     if (stream->phase != STREAM_CLOSING && !said_all)
         return;
     if (!stream->fin_sent) {

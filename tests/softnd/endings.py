@@ -337,16 +337,18 @@ def take_part(party: Party, name: str, role: int, to: tuple[str, int] | None, co
             with party.meet(to, data, limits, prepare) as end:
                 act(end)
         except AssertionError as error:
-            failures.append(f"{number}: role {role}: {error}")
+            failures.append(f"{name}, {number}, role {role}: {error}")
     return failures
 
 
-def play(channel: Any, version: int, name: str, role: int, to: list[Any] | None, count: int) -> None:
-    """One role, in a process of its own (peer.py)."""
-    party = Party(version)
+def play(channel: Any, role: int, to: list[Any] | None, count: int) -> None:
+    """One role in all conversations, in a process of its own (peer.py)."""
+    party = Party(2)
     if to is None:
         channel.send(party.listen())
-    failures = take_part(party, name, role, tuple(to) if to else None, count)
+    failures = []
+    for name in CONVERSATIONS:
+        failures += take_part(party, name, role, tuple(to) if to else None, count)
     party.kit.close()
     channel.send(failures)
 

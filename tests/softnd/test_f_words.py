@@ -10,7 +10,9 @@ import time
 
 import iwarp
 import pytest
+from conftest import share
 from consumer import Side, brief, connect, get_results, no_completion
+from endings import passing
 from iwarp import Opcode, Queue, Startup
 from nd2 import Kind, Status, kernel32
 from test_h_hostile_answers import Peer
@@ -73,6 +75,13 @@ class Conversation:
         self.take(count)
         if not self.tells:
             self.peer.run_until(lambda: self.peer.messages_before_read == count)
+
+    def acknowledged_all(self, count: int) -> bool:
+        """Acknowledges whatever has come; whether that was all of so many messages."""
+        came = len(self.peer.messages)
+        acknowledged = came if self.tells else self.peer.messages_before_read if self.peer.held else 0
+        self.acknowledge()
+        return acknowledged == count
 
     def ends(self) -> None:
         """The peer has seen the end of what softnd sends."""
@@ -386,6 +395,16 @@ def test_a_send_that_waits_for_a_slot_is_cancelled_by_disconnect(meet, tells):
     assert leaving.result() == SUCCESS
 
 
+def test_a_flush_ends_the_wait_of_disconnect(meet):
+    there = meet(tells=True)
+    there.send(2)
+    leaving = there.disconnect()
+    assert leaving.pending()
+    assert there.side.qp.Flush() == SUCCESS
+    assert leaving.poll() == SUCCESS
+    assert there.statuses(2) == [CANCELED] * 2
+
+
 def trespass(peer: Peer) -> None:
     peer.send_raw(iwarp.tagged(Opcode.WRITE, 0xDEADBEEF, 0, b"x"))
 
@@ -470,3 +489,50 @@ def test_a_released_connector_leaves_in_the_same_way(meet):
     assert not get_results(there.side.cq, 1)
     there.peer.tell()
     assert there.statuses(2) == [SUCCESS] * 2
+
+
+# The four patterns of test_f_taken.py with this peer, which is gone as soon as it has acknowledged
+
+
+def exchange(there: Conversation) -> None:
+    there.side.receive(there.side.region.sge(0, 64), context=100)
+    there.send(1)
+    there.peer.send(b"one each way")
+    there.all_sent(1)
+    there.acknowledge()
+
+
+def trespass_with_a_token(there: Conversation) -> None:
+    there.send(1)
+    there.all_sent(1)
+    trespass(there.peer)
+    there.acknowledge()
+
+
+def take_nothing(there: Conversation) -> None:
+    there.send(1, 0)
+    there.all_sent(1)
+    there.acknowledge()
+
+
+def take_a_burst(there: Conversation) -> None:
+    there.send(4)
+    there.peer.run_until(lambda: there.acknowledged_all(4))
+
+
+@both_peers
+@both_crcs
+@pytest.mark.parametrize("limit", [0, 1, 4])
+@pytest.mark.parametrize("pattern", [exchange, trespass_with_a_token, take_nothing, take_a_burst])
+def test_a_peer_that_acknowledges_and_is_gone(kit, listener, pattern, tells, crc, limit):
+    for _ in range(share(100, 2)):
+        with passing(kit):
+            there = Conversation(kit, listener, tells=tells, crc=crc, limit=limit)
+            pattern(there)
+            if tells:
+                there.peer.tell(last=True)
+            there.peer.socket.shutdown(socket.SHUT_WR)
+            done = there.side.take(2 if pattern is exchange else 4 if pattern is take_a_burst else 1)
+            assert [d.status for d in done] == [SUCCESS] * len(done)
+            assert there.disconnect().result() == SUCCESS
+            there.peer.close()
