@@ -14,8 +14,8 @@ DEADLY = {
     (
         "rdma_rxe",
         "invalidate an unbound window",
-    ): "rxe of Linux 6.1 panics when a message invalidates a window that is not bound: "
-    "drivers/infiniband/sw/rxe/rxe_mw.c, rxe_do_invalidate_mw() puts the queue pair that it has not",
+    ): "rxe panics when a message invalidates a window that is not bound (seen on Linux 6.1; 6.12.107 and 7.2.13 have the same "
+    "code): drivers/infiniband/sw/rxe/rxe_mw.c, rxe_do_invalidate_mw() puts the queue pair that it has not",
 }
 
 
@@ -24,7 +24,7 @@ LAX = {
     (
         "rdma_rxe",
         "invalidate a window of another connection",
-    ): "rxe of Linux 6.1 does not ask whose window a message invalidates: "
+    ): "rxe does not ask whose window a message invalidates (seen on Linux 6.1, 6.12.107 and 7.2.13): "
     "drivers/infiniband/sw/rxe/rxe_mw.c, rxe_check_invalidate_mw()",
 }
 
