@@ -399,11 +399,14 @@ class Connector(Resource):
 
     def _take_queue_pair(self, queue_pair: QueuePair) -> None:
         self._own(queue_pair, "the queue pair")
-        if queue_pair.connector is not None or not queue_pair._never_connected or queue_pair._ended:
-            raise errors.ConnectionActiveError(
-                "the queue pair is or was connected; a queue pair has one connection in its life", operation="connect"
-            )
-        queue_pair.connector = self
+        with queue_pair._lock:
+            queue_pair._check()
+            if queue_pair.connector is not None or not queue_pair._never_connected or queue_pair._ended:
+                raise errors.ConnectionActiveError(
+                    "the queue pair is or was connected; a queue pair has one connection in its life",
+                    operation="connect",
+                )
+            queue_pair.connector = self
         self.queue_pair = queue_pair
 
     def _own_limits(self, inbound: int | None, outbound: int | None) -> ReadLimits:

@@ -250,8 +250,10 @@ class NetworkDirectQueuePair(QueuePair):
                     raise errors.from_errno("flush", -cancelled)
 
     def _release(self) -> None:
+        with self._lock:
+            # From here on no connector takes it.
+            self._defunct = self._closed_error
         connector = self.connector
-        self._defunct = self._closed_error
         with self._lock:
             if self._qp is not None:
                 self._take_back()

@@ -307,9 +307,11 @@ class VerbsQueuePair(QueuePair):
             queue._changed()
 
     def _release(self) -> None:
+        with self._lock:
+            # From here on no connector takes it.
+            self._defunct = self._closed_error
         if self.connector is not None:
             self.connector._on_queue_pair_closing()  # type: ignore[attr-defined]
-        self._defunct = self._closed_error
         with self._lock:
             if self._qp is not None:
                 self._destroy()

@@ -10,6 +10,7 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Status
@@ -84,6 +85,34 @@ def test_h_4_a_queue_pair_that_a_refused_attempt_has_ended_is_refused(fake):  # 
         assert queue_pair.connection_ended
         assert queue_pair._never_connected
         refuse(fake, adapter, queue_pair)
+
+
+def test_h_4_two_connectors_that_take_a_queue_pair_at_once_do_not_both_get_it(adapter, queue, monkeypatch):
+    """The second comes when the first has found it free."""
+    others: list[Elsewhere] = []
+
+    class Watched:
+        """What the first looks at last."""
+
+        def __get__(self, queue_pair, kind):
+            if not others:
+                others.append(Elsewhere(lambda: second.begin_connect(queue_pair, SERVER)).start())
+                others[0].thread.join(0.05)
+            return queue_pair.__dict__["_ended"]
+
+        def __set__(self, queue_pair, value):
+            queue_pair.__dict__["_ended"] = value
+
+    with (
+        adapter.create_queue_pair(queue) as queue_pair,
+        adapter.create_connector() as first,
+        adapter.create_connector() as second,
+    ):
+        monkeypatch.setattr(ndpy.QueuePair, "_ended", Watched(), raising=False)
+        connecting = first.begin_connect(queue_pair, SERVER)
+        assert isinstance(others[0].outcome(), ndpy.ConnectionActiveError)
+        assert queue_pair.connector is first
+        connecting.result(DEADLINE_S)
 
 
 def test_a_queue_pair_that_was_connected_without_a_connector_is_refused(fake, adapter, queue):  # noqa: F811
