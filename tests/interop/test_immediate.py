@@ -50,10 +50,11 @@ class Sender:
 
 
 @pytest.fixture
-def sender_to(adapter, keep, program):
+def sender_to(adapter, keep, request):
     """Start the foreign peer, and connect it to a queue pair."""
     if adapter.info.transport == "iWARP":
         pytest.skip(f"{adapter.info.name} speaks iWARP, which has no immediate data")
+    program = request.getfixturevalue("program")
     started = []
 
     def start(queue_pair: ndpy.QueuePair, target: ndpy.MemoryRegion) -> Sender:
