@@ -246,7 +246,7 @@ class Adapter(Resource):
             raise busy(self, users)
 
     def _users_left(self) -> list[str]:
-        self._orphans.close()
+        self._orphans.close(again=True)
         if not self._open:
             return []
         left = {*self._open_children(), *self._orphans.waiting()} - {self}

@@ -166,6 +166,8 @@ class Orphans:
 
     def __init__(self) -> None:
         self._dropped: deque[Resource] = deque()
+        #: Those whose close() raised. Trying may take long, so it is done again only for the adapter's own close().
+        self._failed: deque[Resource] = deque()
         self._closing = threading.RLock()
         self._at_it = False
 
@@ -180,54 +182,53 @@ class Orphans:
 
     def waiting(self) -> list[Resource]:
         """Those that could not be closed yet."""
-        return list(self._dropped)
+        return [*self._dropped, *self._failed]
 
     def take_in_child(self) -> list[Resource]:
         """In a forked child: no thread is closing any, and what there is, is the parent's."""
         self._closing = threading.RLock()
         self._at_it = False
-        dropped = list(self._dropped)
+        left = self.waiting()
         self._dropped.clear()
-        return dropped
+        self._failed.clear()
+        return left
 
-    def close(self) -> None:
+    def close(self, *, again: bool = False) -> None:
         """Close them, users before what they use, and wait for another thread that is at it.
 
-        What is still in use, or cannot be closed, stays for the next time. Warns once of each that cannot be closed, when
-        all others have had their turn.
+        What is still in use stays for the next time. Warns once of each that cannot be closed, when all others have had
+        their turn. again: try these once more, too.
         """
-        failed: list[str] = []
+        failures: list[str] = []
         with self._closing:
             nested, self._at_it = self._at_it, True
             taken: list[Resource] = []
             try:
                 # Each is in one of the two at every step, since Ctrl-C may come between any two steps.
-                while self._dropped:
-                    taken.append(self._dropped[0])
-                    self._dropped.popleft()
+                for source in (self._dropped, self._failed) if again else (self._dropped,):
+                    while source:
+                        taken.append(source[0])
+                        source.popleft()
                 taken.sort(key=_release_order, reverse=True)
                 while taken:
-                    if not self._close_one(taken[-1], failed):
-                        self._dropped.append(taken[-1])
+                    self._close_one(taken[-1], failures)
                     taken.pop()
             finally:
                 self._dropped.extend(taken)
                 self._at_it = nested
-        for message in failed:
+        for message in failures:
             warnings.warn(message, ResourceWarning, stacklevel=2)
 
-    @staticmethod
-    def _close_one(orphan: Resource, failed: list[str]) -> bool:
+    def _close_one(self, orphan: Resource, failures: list[str]) -> None:
         try:
             orphan.close()
         except DeviceBusyError:
-            return False
+            self._dropped.append(orphan)
         except Exception as error:
+            self._failed.append(orphan)
             if not orphan._close_failed:
                 orphan._close_failed = True
-                failed.append(f"{orphan!r} was dropped and cannot be closed: {error}")
-            return False
-        return True
+                failures.append(f"{orphan!r} was dropped and cannot be closed: {error}")
 
     def close_in_thread(self) -> None:
         """close() in the adapter's thread, which nothing may end: what is raised goes to sys.unraisablehook."""

@@ -309,7 +309,7 @@ def test_a_childs_use_of_a_poller_does_not_reach_the_parents(world, use):
 
 def test_what_a_child_drops_does_not_wake_the_parents_thread(world, monkeypatch):
     looked: list[int] = []
-    monkeypatch.setattr(world.adapter._orphans, "close", lambda: looked.append(1))
+    monkeypatch.setattr(world.adapter._orphans, "close", lambda **_: looked.append(1))
 
     def drop() -> bool:
         world.cache._reaper.wake()
