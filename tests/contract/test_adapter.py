@@ -206,12 +206,30 @@ def test_the_exception_of_a_with_block_wins(adapter_name):
     with pytest.raises(KeyError, match="the reason"), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with ndpy.open_adapter(adapter_name) as adapter:
-            adapter.create_completion_queue(8)
+            queue = adapter.create_completion_queue(8)
             raise KeyError("the reason")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        del adapter
-        gc.collect()
+    assert not adapter.closed
+    queue.close()
+    adapter.close()
+
+
+def test_a_with_block_that_leaves_something_open_says_so(adapter_name):
+    with pytest.raises(ndpy.DeviceBusyError, match="CompletionQueue"), ndpy.open_adapter(adapter_name) as adapter:
+        queue = adapter.create_completion_queue(8)
+    queue.close()
+    adapter.close()
+
+
+def test_everything_names_the_adapter_that_it_was_made_from(adapter, keep):
+    end = create_end(keep, adapter)
+    made = [end.queue_pair, end.cq, keep(adapter.create_connector()), keep(adapter.register(bytearray(8)))]
+    made.append(keep(adapter.listen((host_of(adapter), 0))))
+    if "MEMORY_WINDOWS" in adapter.info.flags:
+        made.append(keep(adapter.create_memory_window()))
+    if "SHARED_RECEIVE_QUEUES" in adapter.info.flags:
+        made.append(keep(adapter.create_shared_receive_queue(8)))
+    for thing in made:
+        assert thing.adapter is adapter, thing
 
 
 def test_what_was_dropped_warns_and_is_released(adapter):

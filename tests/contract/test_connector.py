@@ -268,6 +268,13 @@ def test_h_4_2_what_is_no_address_is_refused(adapter, keep, ends, address):
     assert connector.state == "idle"
 
 
+def test_h_4_2_nothing_can_be_reached_at_port_0(adapter, keep, ends):
+    connector = keep(adapter.create_connector())
+    with pytest.raises(ndpy.AddressUnreachableError, match="port 0"):
+        connector.begin_connect(ends[0].queue_pair, (host_of(adapter), 0))
+    assert connector.state == "idle"
+
+
 def test_h_4_5_private_data_up_to_the_limit_arrive(adapter, keep, ends):
     client, server = ends
     data = bytes(1 + index % 255 for index in range(adapter.info.max_caller_data))

@@ -111,6 +111,12 @@ def test_d_2_4_an_empty_buffer_is_refused(adapter, buffer):
         adapter.register(buffer, Access.NONE)
 
 
+@pytest.mark.parametrize("memory", [(4096,), (4096, 1, 1), (4096, "1"), (bytearray(8), 8), ()])
+def test_what_is_no_address_and_length_is_refused(adapter, memory):
+    with pytest.raises(ndpy.InvalidBufferError, match="address, length"):
+        adapter.register(memory)
+
+
 def test_what_is_no_buffer_is_refused_with_advice(adapter):
     with pytest.raises(TypeError, match="bytearray"):
         adapter.register("text")

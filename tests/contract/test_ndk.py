@@ -389,6 +389,14 @@ def test_j_16_other_failures_have_their_status(adapter, scripted, mrs):
         assert final(mrs(), Mdl((PAGE, longest + 1)), longest + 1) is NtStatus.INVALID_PARAMETER
 
 
+@pytest.mark.parametrize("memory", [(0, 0), (PAGE, 0), (PAGE, -1), (-1, 1), ((1 << 64) - 10, 11), (1 << 64, 1)])
+def test_a_chain_is_not_made_of_what_is_no_range_of_memory(memory):
+    with pytest.raises(ndpy.InvalidBufferError, match="no range of memory"):
+        Mdl(memory)
+    assert Mdl(((1 << 64) - 10, 10)).byte_count == 10
+    assert Mdl((0, 1)).virtual_address == 0
+
+
 def test_memory_locked_for_reading_is_not_registered_for_writing(mrs):
     chain = Mdl(b"constant")
     assert not chain.writable

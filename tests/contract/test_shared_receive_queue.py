@@ -83,6 +83,20 @@ def test_g_6_1_regions_of_another_adapter_are_refused(keep, shared, adapter_name
         shared.receive(memory(keep, other, 8))
 
 
+@pytest.mark.parametrize("context", [-1, 1 << 64, "a"])
+def test_a_receive_with_a_wrong_argument_is_refused_and_takes_no_place(adapter, keep, context):
+    require(adapter, "SHARED_RECEIVE_QUEUES")
+    shared = keep(adapter.create_shared_receive_queue(1))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="context is 0 to"):
+            shared.receive([], context=context)
+        with pytest.raises(TypeError, match="an element is a region or a slice of one"):
+            shared.receive([bytearray(8)])
+    shared.receive([], context=(1 << 64) - 1)
+    with pytest.raises(ndpy.QueueFullError):
+        shared.receive([])
+
+
 def test_g_6_2_messages_take_the_oldest_receive_and_report_to_their_queue_pair(adapter, keep, shared, pairs):
     regions = [memory(keep, adapter, 8) for _ in range(4)]
     for context, region in enumerate(regions):

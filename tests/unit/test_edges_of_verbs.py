@@ -1,0 +1,170 @@
+"""What queues, queue pairs, windows and pollers of verbs do with wrong arguments and refusals: over a provider without a device."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import sys
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+
+import ndpy
+from ndpy import Access, Status
+from ndpy.resource import Orphans
+from ndpy.verbs.events import EventThread
+from ndpy.verbs.memory import native_access
+
+DEADLINE_S = 20.0
+SERVER = ("127.0.0.1", 4791)
+LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 1 << 6  # enum ibv_access_flags
+
+
+@pytest.fixture
+def adapter(fake):  # noqa: F811
+    fake.have_address()
+    with fake.open(windows=1) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def queue(adapter):
+    with adapter.create_completion_queue(64) as queue:
+        yield queue
+
+
+@pytest.fixture
+def connected(adapter, queue):
+    """A connected queue pair."""
+    with adapter.create_queue_pair(queue) as queue_pair, adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):
+        yield queue_pair
+
+
+@pytest.mark.parametrize(
+    ("access", "native", "on_iwarp"),
+    [
+        (Access.NONE, 0, 0),
+        (Access.LOCAL_WRITE, LOCAL_WRITE, LOCAL_WRITE),
+        (Access.REMOTE_READ, REMOTE_READ, REMOTE_READ),
+        (Access.REMOTE_WRITE, LOCAL_WRITE | REMOTE_WRITE, LOCAL_WRITE | REMOTE_WRITE),
+        (Access.REMOTE_ATOMIC, LOCAL_WRITE | REMOTE_ATOMIC, LOCAL_WRITE | REMOTE_ATOMIC),
+        (Access.READ_SINK, LOCAL_WRITE, LOCAL_WRITE | REMOTE_WRITE),
+        (Access.ON_DEMAND, ON_DEMAND, ON_DEMAND),
+    ],
+    ids=str,
+)
+def test_each_right_has_its_native_ones(access, native, on_iwarp):
+    assert native_access(access, False) == native
+    assert native_access(access, True) == on_iwarp
+
+
+def test_a_poll_that_the_provider_fails_says_so(fake, queue):  # noqa: F811
+    fake.failures.poll = 1
+    with pytest.raises(ndpy.ProviderError, match="poll"):
+        queue.poll()
+    assert queue.poll() == []
+
+
+def test_completions_kept_of_a_closed_queue_pair_are_its_last_trace(adapter, queue):
+    with adapter.create_queue_pair(queue) as queue_pair:
+        for context in range(3):
+            queue_pair.receive([], context=context)
+    assert queue._sources
+    assert [completion.context for completion in queue.poll(2)] == [0, 1]
+    assert queue._sources
+    assert [completion.context for completion in queue.poll()] == [2]
+    assert not queue._sources
+    with adapter.create_queue_pair(queue):
+        pass
+    assert not queue._sources
+
+
+@pytest.mark.parametrize("wrong", [{"context": 1 << 64}, {"context": -1}, {"context": "a"}, {"flags": 1 << 40}])
+def test_a_bind_with_an_argument_that_does_not_fit_leaves_window_and_queue_pair_as_they_were(
+    fake,  # noqa: F811
+    adapter,
+    queue,
+    connected,
+    wrong,
+):
+    with adapter.create_memory_window() as window, adapter.register(bytearray(64), Access.LOCAL_WRITE) as region:
+        with pytest.raises((ValueError, TypeError)):
+            connected.bind(window, region, **wrong)
+        assert not window.is_bound
+        connected.bind(window, region)
+        assert fake.complete(connected, receive=False)
+        assert [completion.status for completion in queue.wait(DEADLINE_S)] == [Status.SUCCESS]
+        assert window.is_bound
+        with pytest.raises((ValueError, TypeError)):
+            connected.invalidate(window, **wrong)
+        assert window.is_bound
+        connected.invalidate(window)
+        assert fake.complete(connected, receive=False)
+        assert [completion.status for completion in queue.wait(DEADLINE_S)] == [Status.SUCCESS]
+        assert not window.is_bound
+    assert not fake.complete(connected, receive=False)
+
+
+def test_a_poller_that_is_dropped_frees_what_it_has(adapter):
+    before = len(os.listdir("/proc/self/fd"))
+    poller = ndpy.Poller()
+    assert len(os.listdir("/proc/self/fd")) > before
+    del poller
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_pollers_descriptor_is_readable_when_it_has_something_to_do(fake, adapter, queue):  # noqa: F811
+    poller = ndpy.Poller()
+    with adapter.create_queue_pair(queue) as queue_pair:
+        poller.add(queue)
+        with pytest.raises(ndpy.TimeoutError):
+            poller.wait(0)
+        assert select.select([poller.fileno()], [], [], 0)[0] == []
+        queue_pair.receive([], context=7)
+        assert fake.complete(queue_pair)
+        assert select.select([poller.fileno()], [], [], DEADLINE_S)[0]
+        ((ready, completions),) = poller.wait(DEADLINE_S)
+        assert ready is queue
+        assert [completion.context for completion in completions] == [7]
+    poller.close()
+    with pytest.raises(ndpy.ClosedError):
+        poller.fileno()
+
+
+class _Handler:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def handle(self) -> None:
+        self.calls += 1
+
+
+def test_a_descriptor_that_is_forgotten_is_out_of_the_epoll_although_it_stays_open():
+    """A forked child may hold it open, and the thread would spin."""
+    events = EventThread("test", Orphans())
+    reader, writer = os.pipe()
+    handler = _Handler()
+    try:
+        events.watch(reader, handler.handle)
+        events.forget(reader)
+        events.forget(reader)
+        os.write(writer, b"x")
+        assert events._epoll.poll(0) == []
+        assert handler.calls == 0
+    finally:
+        events.stop()
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_queue_pairs_number_is_the_providers_until_it_is_closed(fake, adapter, queue):  # noqa: F811
+    with adapter.create_queue_pair(queue) as first, adapter.create_queue_pair(queue) as second:
+        assert second.number == first.number + 1 == second._number
+    with pytest.raises(ndpy.ClosedError):
+        assert first.number
