@@ -41,7 +41,7 @@ C_SCOPE = (
     "cdefs/nd/version1/data_path.c",
 )
 # These examine a machine, a wheel or a provider's file from outside, or start many processes, which the VM takes minutes for.
-_ELSEWHERE = ("test_smoke.py", "test_process.py", "test_doctor.py", "test_installed.py", "test_monitor.py")
+_ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_monitor.py")
 WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/nd/")
 LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
 
@@ -102,6 +102,9 @@ class Unit(Place):
     def command(self, folder: Path) -> list[str]:
         return [sys.executable, "tests/mutants/worker.py", str(folder)]
 
+    def environment(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(ROOT / "tests/mutants/started")}
+
     def build(self, cdefs: Path, out: Path) -> str | None:
         source = self._emit("build_verbs.py", cdefs)
         flags = ["-shared", "-fPIC", "-O0", "-w", "-std=gnu11", *_includes(cdefs)]
@@ -122,7 +125,7 @@ class Rxe(Unit):
     def paths(self) -> list[str]:
         return [
             f"{path.parent.relative_to(ROOT)}/{path.name}"
-            for path in [*_tests("tests/contract"), *_tests("tests/verbs")]
+            for path in [*_tests("tests/contract"), *_tests("tests/verbs"), *_tests("tests/interop")]
             if path.name not in _ELSEWHERE
         ]
 
@@ -170,7 +173,8 @@ def _tests(folder: str) -> list[Path]:
 
 def sources() -> dict[str, str]:
     paths = [path for pattern in (*SCOPE, *C_SCOPE) for path in sorted(ROOT.glob(pattern))]
-    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+    # What `python -m` runs is not imported.
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths if path.name != "__main__.py"}
 
 
 def changes_of(file: str, source: str) -> list[Change]:
@@ -236,7 +240,7 @@ class Recording:
     def tests_of(self, change: Change) -> list[str]:
         by_line = self.by_line.get(change.file, {})
         found = by_line.get(change.statement)
-        if change.statement in self.at_import.get(change.file, ()):
+        if not found and change.statement in self.at_import.get(change.file, ()):
             # Any test may depend on it; rather one that runs something of the file.
             found = self.by_file.get(change.file) or [name for name, test in self.tests.items() if test["good"]]
         if found is None and change.statement in self.new_lines(change.file):
@@ -423,7 +427,8 @@ def run_place(
         if not names:
             continue
         job: dict[str, Any] = {"id": f"{number:05}", "limits": limits(names), "sources": {}}
-        job["cold"] = not change.in_function
+        # What runs when the package is imported has run before the process forks.
+        job["cold"] = not change.in_function or change.statement in recording.at_import.get(change.file, ())
         text = change.apply(now[change.file])
         if change.file.endswith(".py"):
             job["sources"][change.file] = text

@@ -12,9 +12,6 @@ import contextlib
 import ctypes
 import faulthandler
 import gc
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import os
 import subprocess
@@ -30,58 +27,16 @@ import pytest
 HERE = Path(__file__).resolve()
 # The Python of rig/wine.sh does not look beside the program.
 sys.path.insert(0, str(HERE.parent))
+import hook  # noqa: E402
 from c_changes import counter_name  # noqa: E402
-from python_changes import with_counters  # noqa: E402
 
-ROOT = HERE.parents[2]
+ROOT = hook.ROOT
+
 _NO_TEST = 70
 _COLD = 77
 
 
-# ---- changed modules ----
-
-
-class _Source(importlib.machinery.SourceFileLoader):
-    """A module from another text than its file's, perhaps with counters."""
-
-    def __init__(self, name: str, path: str, text: str, counters: bytearray | None = None) -> None:
-        super().__init__(name, path)
-        self._text = text
-        self._counters = counters
-
-    def get_code(self, fullname: str) -> types.CodeType:
-        made = self._text if self._counters is None else with_counters(self._text, self.path)
-        return compile(made, self.path, "exec", dont_inherit=True)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        if self._counters is not None:
-            module.__dict__["__ran__"] = self._counters
-        super().exec_module(module)
-
-
-class Finder(importlib.abc.MetaPathFinder):
-    """sources: text by module; counted: files whose statements are counted; extension: (module, its path)."""
-
-    def __init__(self, sources: dict[str, str], counted: list[str], extension: list[str] | None) -> None:
-        self._sources = sources
-        self._extension = extension
-        self.counters = {file: bytearray((ROOT / file).read_text().count("\n") + 2) for file in counted}
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if self._extension and name == self._extension[0]:
-            return importlib.util.spec_from_file_location(name, self._extension[1])
-        if not name.startswith("ndpy"):
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None or not spec.origin or not spec.origin.endswith(".py"):
-            return None
-        file = Path(spec.origin).resolve().relative_to(ROOT).as_posix()
-        counters = self.counters.get(file)
-        if file not in self._sources and counters is None:
-            return None
-        text = self._sources.get(file) or Path(spec.origin).read_text(encoding="utf-8")
-        spec.loader = _Source(name, spec.origin, text, counters)
-        return spec
+# ---- changed functions ----
 
 
 def functions_of_package() -> dict[str, list[types.FunctionType]]:
@@ -174,9 +129,18 @@ class OneJob:
 
 
 def run_cold(task: dict[str, Any], job: dict[str, Any]) -> int:
-    sys.meta_path.insert(0, Finder(job["sources"], [], job.get("extension")))
+    hook.activate(announce(job))
     files = list(dict.fromkeys(name.split("::")[0] for name in job["limits"]))
     return int(pytest.main([*files, *arguments(task)], [OneJob(job)]))
+
+
+def announce(job: dict[str, Any]) -> str:
+    """Say to the programs that the tests start what is changed; returns the file that says it."""
+    path = Path(sys.argv[1]).resolve() / "logs" / f"{job['id']}.json"
+    parts = {name: job[name] for name in ("sources", "counted", "counters", "extension") if job.get(name)}
+    path.write_text(json.dumps(parts), encoding="utf-8")
+    os.environ["NDPY_MUTANT"] = str(path)
+    return str(path)
 
 
 class ManyJobs:
@@ -195,6 +159,7 @@ class ManyJobs:
                 break
 
             def run(job: dict[str, Any] = job) -> int:
+                announce(job)
                 for file, text in job["sources"].items():
                     if not swap_functions(functions.get(file, []), file, text):
                         return _COLD
@@ -210,7 +175,7 @@ class ManyJobs:
 class Recorder:
     """Runs tests with counters and notes what each runs and how long it takes."""
 
-    def __init__(self, worker: Worker, finder: Finder) -> None:
+    def __init__(self, worker: Worker, finder: hook.Finder) -> None:
         self._worker = worker
         self._finder = finder
         self._c_counters: list[tuple[str, Any]] | None = None
@@ -279,8 +244,9 @@ class Worker:
 
     def run(self) -> None:
         if "known" in self.task:
-            finder = Finder({}, self.task["counted"], self.task["extension"])
-            sys.meta_path.insert(0, finder)
+            (self.folder / "counters").mkdir(exist_ok=True)
+            parts = {"counted": self.task["counted"], "counters": str(self.folder / "counters")}
+            finder = hook.activate(announce({"id": "counted", "extension": self.task["extension"], **parts}))
             pytest.main([*self.task["paths"], *arguments(self.task)], [Recorder(self, finder)])
             return
         jobs = [json.loads(line) for line in (self.folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
