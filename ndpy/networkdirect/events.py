@@ -31,6 +31,9 @@ class EventThread:
         self._adapter = adapter
         self._requests: dict[int, Request] = {}
         self._stopping = False
+        #: Nobody posts to the port after it was told to stop, since its handle is closed then and may become another
+        #: file's. A finalizer may come while its own thread holds this.
+        self._posting = threading.RLock()
         self.port = lib.CreateIoCompletionPort(ffi.cast("void *", -1), ffi.NULL, 0, 0)
         if self.port == ffi.NULL:
             raise win32_error("open adapter", lib.GetLastError(), "no completion port")
@@ -52,8 +55,9 @@ class EventThread:
 
     def wake(self) -> None:
         """Look for orphans. Safe in a finalizer."""
-        if not self._stopping:
-            lib.ndpy_post_packet(self.port, _WAKE)
+        with self._posting:
+            if not self._stopping:
+                lib.ndpy_post_packet(self.port, _WAKE)
 
     def is_current(self) -> bool:
         """Whether the caller runs in it."""
@@ -61,8 +65,10 @@ class EventThread:
 
     def stop(self) -> None:
         """Take the packets that are on their way, end the thread and wait for it, unless this is it."""
-        self._stopping = True
-        lib.ndpy_post_packet(self.port, _STOP)
+        with self._posting:
+            if not self._stopping:
+                self._stopping = True
+                lib.ndpy_post_packet(self.port, _STOP)
         if not self.is_current():
             self._thread.join()
 
@@ -83,7 +89,9 @@ class EventThread:
                     stopped = True
                 else:
                     self._orphans.close_in_thread()
-        lib.CloseHandle(self.port)
+        with self._posting:
+            self._stopping = True
+            lib.CloseHandle(self.port)
 
     def _on_packet(self, key: int) -> None:
         request = self._requests.get(key)

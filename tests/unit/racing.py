@@ -1,7 +1,6 @@
-"""Races made to happen: what another thread or the adapter may do comes at a chosen point between two native calls.
+"""Points between the native calls of ndpy.verbs, over the provider without a device; see walking.py.
 
-A point is the moment before or after a native call: of libibverbs and librdmacm (fake_verbs.py), of epoll, poll, and the
-event descriptors. walk() runs a scenario once for each point of one thread, until the thread gets no further.
+They are before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, poll, and the event descriptors.
 """
 
 from __future__ import annotations
@@ -9,168 +8,19 @@ from __future__ import annotations
 import os
 import select
 import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from walking import DEADLINE_S as DEADLINE_S
+from walking import GRACE_S as GRACE_S
+from walking import Calls as _Calls
+from walking import Elsewhere as Elsewhere
+from walking import Points as Points
+from walking import soon as soon
+from walking import walk as walk
 
-import ndpy
 from ndpy.verbs import completion, events, poller
-
-DEADLINE_S = 10.0
-# Time for another thread to do what it was started for, unless a lock of the stopped thread is in its way.
-GRACE_S = 0.01
-
-_inside = threading.local()
-
-
-class Elsewhere:
-    """call() in a thread of its own; result() gives its value or raises its exception, and fails if it hangs."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self.thread = threading.Thread(target=self._run, name="elsewhere", daemon=True)
-
-    def start(self) -> Elsewhere:
-        self.thread.start()
-        return self
-
-    def _run(self) -> None:
-        try:
-            self._value = self._call()
-        except BaseException as error:
-            self._error = error
-
-    def result(self) -> Any:
-        self.thread.join(DEADLINE_S)
-        assert not self.thread.is_alive(), f"a call hangs:\n{stacks()}"
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def outcome(self) -> Any:
-        """Its value, or the exception of ndpy's that it raised."""
-        try:
-            return self.result()
-        except ndpy.NdpyError as error:
-            return error
-
-
-def stacks() -> str:
-    """What all threads are doing."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return "\n".join(
-        f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}"
-        for ident, frame in sys._current_frames().items()
-    )
-
-
-class Points:
-    """Counts the points of the watched thread; at the chosen one, action() runs in that thread."""
-
-    def __init__(self) -> None:
-        self._watched: threading.Thread | None = None
-        self._asleep: Callable[[], None] | None = None
-        self._chosen = -1
-        self._action: Callable[[], None] = lambda: None
-        self._started: list[Elsewhere] = []
-        self._acting = threading.Lock()
-        self.names: list[str] = []
-        self.reached = False
-        self.sleeps = 0
-        self.failure: BaseException | None = None
-
-    def watch(
-        self,
-        thread: threading.Thread,
-        chosen: int,
-        action: Callable[[], object],
-        asleep: Callable[[], object] | None = None,
-    ) -> None:
-        """asleep(): called each time before the thread sleeps."""
-        self.names, self.reached, self.sleeps, self.failure = [], False, 0, None
-        self._chosen, self._action, self._asleep = chosen, action, asleep
-        self._watched = thread
-
-    def stop(self) -> None:
-        """Watch no more; wait for the action and the threads that it started, and raise what went wrong in any of them, or
-        in an event of the adapter's thread."""
-        with self._acting:
-            self._watched = None
-        started, self._started = self._started, []
-        for other in started:
-            other.outcome()
-        if self.failure is not None:
-            raise self.failure
-
-    def where(self) -> str:
-        return self.names[self._chosen] if 0 <= self._chosen < len(self.names) else f"after {len(self.names)} points"
-
-    def elsewhere(self, call: Callable[[], Any]) -> Elsewhere:
-        """Do it in another thread, as far as it gets now."""
-        other = Elsewhere(call).start()
-        self._started.append(other)
-        other.thread.join(GRACE_S)
-        return other
-
-    def native(self, name: bytes, after: int) -> None:
-        self.point(name.decode(), bool(after))
-
-    def point(self, name: str, after: bool) -> None:
-        if threading.current_thread() is not self._watched or getattr(_inside, "action", False):
-            return
-        with self._acting:
-            if self._watched is None:
-                return
-            _inside.action = True
-            try:
-                self._pass(name, after)
-            except BaseException as error:
-                self.failure = error
-            finally:
-                _inside.action = False
-
-    def _pass(self, name: str, after: bool) -> None:
-        index = len(self.names)
-        self.names.append(f"{'after' if after else 'before'} {name}")
-        if index == self._chosen:
-            self.reached = True
-            self._action()
-        if name == "sleep" and not after:
-            self.sleeps += 1
-            if self._asleep is not None:
-                self._asleep()
-
-    def unraisable(self, what: Any) -> None:
-        """For sys.unraisablehook, which is called for an event that could not be handled."""
-        self.failure = what.exc_value
-
-
-class _Calls:
-    """An object or module whose calls are points."""
-
-    def __init__(self, inner: Any, points: Points, names: dict[str, str]) -> None:
-        self._inner, self._points, self._names = inner, points, names
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self._inner, name)
-        if name not in self._names:
-            return value
-
-        def call(*arguments: Any, **more: Any) -> Any:
-            self._points.point(self._names[name], False)
-            try:
-                return value(*arguments, **more)
-            finally:
-                self._points.point(self._names[name], True)
-
-        return call
-
 
 _OS = {name: name for name in ("eventfd_read", "eventfd_write", "close")}
 _EPOLL = {"poll": "sleep", **{name: f"epoll.{name}" for name in ("register", "modify", "unregister", "close")}}
@@ -231,25 +81,3 @@ class Queue:
     def close(self) -> None:
         self.queue_pair.close()
         self.queue.close()
-
-
-def walk(run: Callable[[int], bool], points: Points, least: int) -> None:
-    """run(0), run(1), … until it returns False, which says that the thread gets no further; at least so many points."""
-    chosen = 0
-    while True:
-        try:
-            further = run(chosen)
-        except BaseException:
-            print(f"at point {chosen}, {points.where()}, of {points.names}")
-            raise
-        if not further:
-            break
-        chosen += 1
-    assert chosen >= least, f"only {chosen} points"
-
-
-def soon(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.001)

@@ -1,0 +1,157 @@
+"""Points between the native calls of ndpy.networkdirect, over a softnd of the test's own; see walking.py.
+
+They are before and after each call of ndpy's extension module: of the provider, of Windows, and of the data path. A
+completion port that is used after it was closed is noticed, since its handle may be another file's by then.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from helpers import Keeper, connect_pair
+from walking import DEADLINE_S, Elsewhere, Points
+
+from ndpy.networkdirect import (
+    adapter,
+    completion,
+    connection,
+    events,
+    library,
+    listener,
+    memory,
+    overlapped,
+    poller,
+    queue_pair,
+)
+
+_MODULES = (adapter, completion, connection, events, library, listener, memory, overlapped, poller, queue_pair)
+_CLASSES = (
+    completion.NetworkDirectCompletionQueue,
+    connection.NetworkDirectConnector,
+    queue_pair.NetworkDirectQueuePair,
+    queue_pair.NetworkDirectSharedReceiveQueue,
+)
+_SLEEPS = ("WaitForSingleObject", "ndpy_take_packets")
+_OF_A_PORT = ("ndpy_post_packet", "ndpy_take_packets")
+
+
+_lib = library.lib
+
+
+class Native:
+    """ndpy's `lib`."""
+
+    def __init__(self, points: Points) -> None:
+        self._points = points
+        self._closed: set[int] = set()
+        self.faults: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(_lib, name)
+        if not callable(value):
+            return value
+        call = self.wrap(name, value)
+        setattr(self, name, call)
+        return call
+
+    def wrap(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        shown = "sleep" if name in _SLEEPS else name
+
+        def call(*arguments: Any) -> Any:
+            self._points.point(shown, False)
+            if name in _OF_A_PORT and self._number(arguments[0]) in self._closed:
+                self.faults.append(f"{name} on a closed port")
+            if name == "CloseHandle":
+                self._closed.add(self._number(arguments[0]))
+            result = function(*arguments)
+            if name == "CreateIoCompletionPort":
+                self._closed.discard(self._number(result))
+            self._points.point(shown, True)
+            return result
+
+        return call
+
+    @staticmethod
+    def _number(handle: Any) -> int:
+        return int(library.ffi.cast("uintptr_t", handle))
+
+
+@pytest.fixture
+def points(softnd: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
+    """Adapters that are opened from now on have points."""
+    points = Points()
+    native = Native(points)
+    for module in _MODULES:
+        if hasattr(module, "lib"):
+            monkeypatch.setattr(module, "lib", native)
+    for owner in _CLASSES:
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, staticmethod) and hasattr(_lib, getattr(value.__func__, "__name__", "")):
+                function = value.__func__
+                monkeypatch.setattr(owner, name, staticmethod(native.wrap(function.__name__, function)))
+    monkeypatch.setattr(sys, "unraisablehook", points.unraisable)
+    yield points
+    # What is left of the last turn would keep handles.
+    vars(points).clear()
+    assert native.faults == []
+
+
+class Scene:
+    """An adapter with a connected pair. A message arrives at the server, whose receives have contexts from 0."""
+
+    def __init__(self, softnd: Any, **switches: object) -> None:
+        self.keep = Keeper()
+        self.adapter = self.keep(softnd.open(**switches))
+        self.pair = connect_pair(self.keep, self.adapter, receive_depth=32)
+        self.queue = self.pair.server.cq
+        self._sending = threading.Lock()
+        self.first = self.arrived = self._posted = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """A new turn: what arrived before has been taken."""
+        self.first = self.arrived
+        while self._posted < self.arrived + 16:
+            self.pair.server.queue_pair.receive([], context=self._posted)
+            self._posted += 1
+
+    def arrive(self) -> None:
+        """A message has arrived when its send has completed (contract F.5.4)."""
+        with self._sending:
+            self.pair.client.queue_pair.send([])
+            (sent,) = self.pair.client.cq.wait(DEADLINE_S)
+            sent.raise_for_status()
+            self.arrived += 1
+
+    def check(self, *taken: Any) -> None:
+        """What was taken, and what is left, are all that arrived in this turn, each once."""
+        contexts = [completion.context for completions in taken for completion in completions]
+        # The send may complete a moment before the receive.
+        deadline = time.monotonic() + DEADLINE_S
+        while len(contexts) < self.arrived - self.first and time.monotonic() < deadline:
+            contexts += [completion.context for completion in self.queue.poll()]
+        contexts += [completion.context for completion in self.queue.poll()]
+        assert sorted(contexts) == list(range(self.first, self.arrived)), (
+            f"{contexts}: {self.first} to {self.arrived - 1}"
+        )
+
+    def wait(
+        self, points: Points, chosen: int, call: Callable[[], Any], action: Any, *, ends: bool = False
+    ) -> Elsewhere:
+        """call(), a wait, in a watched thread. When it sleeps before its turn has come, first it is woken for nothing, then
+        a message arrives; after it, a message arrives unless the action brings what ends the wait."""
+
+        def asleep() -> None:
+            if points.sleeps == 1 and not points.reached:
+                self.queue._changed()
+            elif not (points.reached and ends):
+                self.arrive()
+
+        waiter = Elsewhere(call)
+        points.watch(waiter.thread, chosen, action, asleep)
+        return waiter.start()
