@@ -13,6 +13,7 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from helpers import wait_until
 
 import ndpy
 from ndpy import Access, Status
@@ -108,6 +109,23 @@ def test_a_bind_with_an_argument_that_does_not_fit_leaves_window_and_queue_pair_
         assert [completion.status for completion in queue.wait(DEADLINE_S)] == [Status.SUCCESS]
         assert not window.is_bound
     assert not fake.complete(connected, receive=False)
+
+
+def test_what_waited_for_a_user_is_closed_when_something_closes(fake, adapter):  # noqa: F811
+    other = adapter.create_completion_queue(8)
+    queue = adapter.create_completion_queue(8)
+    # As if a queue pair still used it.
+    queue._users = 1
+    with pytest.warns(ResourceWarning, match="CompletionQueue"):
+        del queue
+        gc.collect()
+    wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._at_it, "it waits")
+    (waiting,) = adapter._orphans.waiting()
+    waiting._users = 0
+    del waiting
+    assert fake.counts.queues == 2
+    other.close()
+    wait_until(lambda: fake.counts.queues == 0, "it is closed")
 
 
 def test_a_poller_that_is_dropped_frees_what_it_has(adapter):
