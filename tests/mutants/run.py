@@ -525,6 +525,8 @@ def main() -> None:
     parser.add_argument("--vm-minutes", type=float, default=10.0, help="of one boot of the VM")
     parser.add_argument("--list", action="store_true", help="only show the changes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of tests for one change, by the recording")
+    parser.add_argument("--again", action="store_true", help="repeat what survived in the known results")
     parser.add_argument(
         "--known", type=Path, nargs="*", default=[], metavar="FILE", help="results that need no repeating"
     )
@@ -551,11 +553,14 @@ def main() -> None:
     for path in options.known:
         known = {result["change"]: result["places"] for result in json.loads(path.read_text())}
         for fate in fates:
-            fate.places.update(known.get(fate.change.name, {}))
+            for name, result in known.get(fate.change.name, {}).items():
+                if result["how"] != "not run" and not (options.again and result["how"] == "survived"):
+                    fate.places[name] = result
     false_alarms = []
     kinds: dict[str, Place] = {"unit": Unit(), "softnd": Softnd(), "rxe": Rxe(60 * options.vm_minutes)}
     for name in options.places:
         place = kinds[name]
+        place.budget_s = options.budget or place.budget_s
         recording = record(place, now, options.record)
         recording.index(now)
         recording.note_new_lines(now)
