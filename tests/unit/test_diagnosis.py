@@ -571,6 +571,12 @@ def test_a_port_that_is_down_says_how_it_comes_up(tree, layer, words):
     assert words in found.remedy
 
 
+@pytest.mark.parametrize(("node", "said"), [(None, "no NUMA node"), (0, "on NUMA node 0")])
+def test_where_an_adapter_is_placed_is_said(tree, node, said):
+    found = named(examined(tree, port(), numa_node=node), "mlx5_0 placement")
+    assert said in found.message
+
+
 def test_an_adapter_on_a_node_that_this_process_may_not_use_is_warned(tree):
     tree({"sys/devices/system/node/node0/cpulist": "100000-100001\n"})
     found = named(examined(tree, port(), numa_node=0), "mlx5_0 placement")

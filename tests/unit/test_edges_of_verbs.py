@@ -6,6 +6,7 @@ import gc
 import os
 import select
 import sys
+import threading
 
 import pytest
 
@@ -14,6 +15,7 @@ if sys.platform != "linux":
 
 from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from helpers import wait_until
+from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Status
@@ -109,6 +111,30 @@ def test_a_bind_with_an_argument_that_does_not_fit_leaves_window_and_queue_pair_
         assert [completion.status for completion in queue.wait(DEADLINE_S)] == [Status.SUCCESS]
         assert not window.is_bound
     assert not fake.complete(connected, receive=False)
+
+
+@pytest.mark.parametrize(
+    "limit", ["receive_depth", "initiator_depth", "max_receive_sge", "max_initiator_sge", "inline_data_size"]
+)
+def test_a_queue_pair_may_have_none_of_a_thing_but_not_less(adapter, queue, limit):
+    with adapter.create_queue_pair(queue, **{limit: 0}):
+        pass
+    with pytest.raises(ndpy.LimitExceededError, match=limit):
+        adapter.create_queue_pair(queue, **{limit: -1})
+
+
+def test_closing_the_adapter_waits_for_what_it_releases_in_the_background(fake):  # noqa: F811
+    gate = threading.Event()
+    adapter = fake.open()
+    adapter._in_background(lambda: gate.wait(DEADLINE_S))
+    # Another one does not make it forget the first.
+    adapter._in_background(lambda: None)
+    closing = Elsewhere(adapter.close).start()
+    closing.thread.join(0.1)
+    assert closing.thread.is_alive()
+    assert fake.counts.contexts == 1
+    gate.set()
+    closing.result()
 
 
 def test_what_waited_for_a_user_is_closed_when_something_closes(fake, adapter):  # noqa: F811
