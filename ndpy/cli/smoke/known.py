@@ -87,7 +87,7 @@ DEFECTS = (
         "not finished within",
         "siw never notifies for solicited messages",
         "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_rqe_complete(): a receive counts as SIGNALLED, never as "
-        "SOLICITED; seen on 6.1",
+        "SOLICITED; seen on 6.1 and 7.2.13",
         first=(5, 3),
     ),
     Defect(
@@ -95,7 +95,7 @@ DEFECTS = (
         "connect/read-limits",
         "this side was told",
         "siw's server serves as many reads at once as the client asks for, whatever limit it was accepted with",
-        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_accept(): relaxed_ird_negotiation; seen on 6.1",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_accept(): relaxed_ird_negotiation; seen on 6.1 and 7.2.13",
         first=(5, 3),
     ),
     Defect(
@@ -104,7 +104,7 @@ DEFECTS = (
         "was not refused",
         "siw lets a peer read a region that has no right to be read",
         "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_qp_sq_proc_tx(): a read response is checked for no right; "
-        "seen on 6.1",
+        "seen on 6.1 and 7.2.13",
         first=(5, 3),
     ),
 )
