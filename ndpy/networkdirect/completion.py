@@ -321,11 +321,11 @@ class NetworkDirectCompletionQueue(CompletionQueue):
 
     def _release(self) -> None:
         with self._lock:
-            former, self._defunct = self._defunct, self._closed_error
+            self._defunct = self._closed_error
             for request in self._waiting:
                 lib.SetEvent(request.event)
             if not self._no_waiters.wait_for(lambda: not self._waiting, 5):
-                self._defunct = former
+                self._stays_open()
                 raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
             ended = list(self._armed.values())
             self._armed.clear()
@@ -333,7 +333,11 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
         for poller in list(self._pollers):
             poller.remove(self)
-        cancel_all(list(self._requests))
+        try:
+            cancel_all(list(self._requests))
+        except errors.DeviceBusyError:
+            self._stays_open()
+            raise
         # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
         with self._lock:
             self._requests.clear()

@@ -567,7 +567,7 @@ class NetworkDirectConnector(Connector):
 
     def _release(self) -> None:
         with self._state_lock:
-            former, self._defunct = self._defunct, self._closed_error
+            self._defunct = self._closed_error
             waiting = self._take_waiting()
             requests = list(self._requests)
             self._requests.clear()
@@ -575,7 +575,7 @@ class NetworkDirectConnector(Connector):
             cancel_all(requests)
         except errors.DeviceBusyError:
             self._requests.update(requests)
-            self._defunct = former
+            self._stays_open()
             for pending in waiting:
                 pending.fail(errors.CanceledError("the connector was being closed", operation=pending._operation))
             raise

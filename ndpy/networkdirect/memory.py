@@ -167,7 +167,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
             with self._lifetime:
                 self._deregistering = None
                 if status not in (SUCCESS, DEVICE_REMOVED):
-                    self._defunct = None
+                    self._stays_open()
                     pending.fail(status_error("deregister", status))
                     return
                 self._drop()
@@ -186,7 +186,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
                 self._deregistering = request
                 return pending
             if status not in (SUCCESS, DEVICE_REMOVED):
-                self._defunct = None
+                self._stays_open()
                 raise status_error("deregister", status)
         on_end(status)
         return pending

@@ -506,7 +506,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
 
     def _release(self) -> None:
         with self._lock:
-            former, self._defunct = self._defunct, self._closed_error
+            self._defunct = self._closed_error
             armed = dict(self._armed)
             self._armed.clear()
         requests = list(self._requests)
@@ -514,7 +514,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
             cancel_all(requests)
         except errors.DeviceBusyError:
             self._armed.update(armed)
-            self._defunct = former
+            self._stays_open()
             raise
         for request in requests:
             request.ignore_end()
