@@ -571,6 +571,28 @@ def test_a_port_that_is_down_says_how_it_comes_up(tree, layer, words):
     assert words in found.remedy
 
 
+@pytest.mark.parametrize(
+    ("own", "above", "tightest"),
+    [((10, 4), (20, 18), "a/"), ((10, 8), (20, 12), "a/b/"), ((10, 4), (10, 4), "a/b/"), ((30, 0), (20, 1), "a/")],
+)
+def test_of_the_limits_on_the_way_up_the_one_with_least_room_is_named(tree, own, above, tightest):
+    """(limit, in use) of the process's own control group and of the one above it."""
+    files = {"proc/self/cgroup": "0::/a/b\n"}
+    for folder, (limit, used) in (("a/b", own), ("a", above)):
+        files |= {
+            f"sys/fs/cgroup/{folder}/pids.max": f"{limit}\n",
+            f"sys/fs/cgroup/{folder}/pids.current": f"{used}\n",
+            f"sys/fs/cgroup/{folder}/rdma.max": f"mlx5_0 hca_handle={limit}\n",
+            f"sys/fs/cgroup/{folder}/rdma.current": f"mlx5_0 hca_handle={used}\n",
+        }
+    findings = list(examine_control_groups(tree(files)))
+    limit, used = own if tightest == "a/b/" else above
+    rdma = named(findings, "rdma control group")
+    assert f"{used} of at most {limit} " in rdma.message
+    assert f"/sys/fs/cgroup/{tightest}rdma.max" in rdma.remedy
+    assert f"{used} of at most {limit} " in named(findings, "pids control group").message
+
+
 @pytest.mark.parametrize(("node", "said"), [(None, "no NUMA node"), (0, "on NUMA node 0")])
 def test_where_an_adapter_is_placed_is_said(tree, node, said):
     found = named(examined(tree, port(), numa_node=node), "mlx5_0 placement")

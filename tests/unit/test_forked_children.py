@@ -356,3 +356,19 @@ def test_a_child_closes_no_file_that_has_the_number_of_what_the_parent_closed(fa
     assert in_child(look)
     for file in opened:
         os.close(file)
+
+
+def epolls() -> int:
+    """How many of this process's descriptors are epolls."""
+    links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
+    return sum(os.readlink(link) == "anon_inode:[eventpoll]" for link in links if os.path.islink(link))
+
+
+def test_a_child_lets_go_of_the_parents_epolls(fake):
+    """Through them it would keep what the parent has closed in the parent's epolls."""
+    before = epolls()
+    poller = ndpy.Poller()
+    with fake.open():
+        assert epolls() > before + 1
+        assert in_child(epolls) == before
+    poller.close()

@@ -270,6 +270,14 @@ def test_j_11_on_iwarp_a_sink_gets_the_right_that_the_answer_needs(fake):  # noq
             assert fake.seen.access == LOCAL
 
 
+@pytest.mark.parametrize(("iwarp", "native"), [(True, LOCAL | WRITE), (False, LOCAL)])
+def test_j_11_a_sink_in_device_memory_has_the_rights_of_its_transport(fake, iwarp, native):  # noqa: F811
+    if iwarp:
+        fake.speak_iwarp()
+    with fake.open(**DMABUF) as adapter, adapter.register_dmabuf(7, 0, 4096, 0, Access.READ_SINK):
+        assert fake.seen.access == native
+
+
 def test_j_12_elsewhere_a_sink_is_memory_like_other(fake):  # noqa: F811
     with fake.open() as adapter:
         assert "READ_SINK_REQUIRED" not in adapter.info.flags
