@@ -212,3 +212,30 @@ def test_a_queue_pairs_number_is_the_providers_until_it_is_closed(fake, adapter,
         assert second.number == first.number + 1 == second._number
     with pytest.raises(ndpy.ClosedError):
         assert first.number
+
+
+@pytest.mark.parametrize(("node", "told"), [("1\n", 1), ("0\n", 0), ("-1\n", None), (None, None)])
+def test_driver_and_numa_node_are_what_the_kernel_says(fake, node, told):  # noqa: F811
+    device = fake._sysfs / "fake0/device"
+    device.mkdir(parents=True)
+    driver = fake._sysfs.parent / "drivers/mlx5_core"
+    driver.mkdir(parents=True)
+    (device / "driver").symlink_to(driver)
+    if node is not None:
+        (device / "numa_node").write_text(node)
+    with fake.open() as adapter:
+        assert (adapter.info.driver, adapter.info.numa_node) == ("mlx5_core", told)
+
+
+@pytest.mark.parametrize("end", ["close", "removal"])
+def test_a_listener_that_has_ended_takes_no_more_calls(fake, adapter, end):  # noqa: F811
+    listener = adapter.listen(("127.0.0.1", 0))
+    if end == "removal":
+        fake.remove(adapter)
+        wait_until(lambda: adapter._defunct is not None, "the removal is known")
+    else:
+        listener.close()
+    wrong = ndpy.ClosedError if end == "close" else ndpy.DeviceRemovedError
+    with pytest.raises(wrong):
+        listener.begin_get_request()
+    listener.close()
