@@ -207,6 +207,21 @@ def test_a_descriptor_that_is_forgotten_is_out_of_the_epoll_although_it_stays_op
         os.close(writer)
 
 
+def test_no_binding_of_a_window_has_the_token_of_an_earlier_one(fake, adapter, queue, connected):  # noqa: F811
+    """Only the low byte of a token is the program's: after 255 of them there is another native window."""
+    tokens = []
+    with adapter.create_memory_window() as window, adapter.register(bytearray(64), Access.LOCAL_WRITE) as region:
+        for _ in range(600):
+            connected.bind(window, region)
+            tokens.append(window.remote().token)
+            connected.invalidate(window)
+            assert fake.complete(connected, receive=False)
+            assert fake.complete(connected, receive=False)
+            assert len(queue.poll()) == 2
+    assert len(set(tokens)) == 600
+    assert len({token >> 8 for token in tokens}) == 3
+
+
 def test_a_queue_pairs_number_is_the_providers_until_it_is_closed(fake, adapter, queue):  # noqa: F811
     with adapter.create_queue_pair(queue) as first, adapter.create_queue_pair(queue) as second:
         assert second.number == first.number + 1 == second._number
