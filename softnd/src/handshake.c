@@ -12,6 +12,8 @@
 #include <mswsock.h>
 #include <string.h>
 
+#define NUDGE_MS 250
+
 static ULONG smaller(ULONG a, ULONG b)
 {
     return a < b ? a : b;
@@ -181,8 +183,11 @@ bool stream_complete(struct stream *stream)
         return false;
     stream->phase = STREAM_ESTABLISHED;
     qp_established(stream->queue_pair, stream);
-    if (stream->peer_to_peer)
+    if (stream->peer_to_peer) {
         qp_probe(stream->queue_pair, stream);
+        stream->unheard = true;
+        stream_set_timer(stream, NUDGE_MS);
+    }
     stream_pump(stream);
     stream_resume_input(stream);
     return stream->phase != STREAM_CLOSED;

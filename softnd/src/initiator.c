@@ -23,8 +23,6 @@
 /* Room that is always left for a Terminate, an acknowledgement and a word. */
 #define RESERVE 192u
 #define WORD_SIZE (WIRE_TAGGED_SIZE + 4u)
-/* How long a peer may leave the first Read unanswered and say nothing else, until it is nudged. */
-#define NUDGE_MS 250
 #define SINK_TOKEN 0xFFFFFF00u /* beyond every token of the table, so that no Write can use it */
 
 enum progress { NOTHING, NO_ROOM, PROGRESS };
@@ -107,10 +105,6 @@ static void put_read(struct queue_pair *qp, struct stream *stream, uint8_t *fram
     qp->covered = qp->started;
     qp->unacknowledged_bytes = 0;
     put_trailer(stream, frame, wire_put_read_request(frame, msn, &request));
-    if (msn == 1 && !stream->timer.set) {
-        stream->unheard = true;
-        stream_set_timer(stream, NUDGE_MS);
-    }
 }
 
 void qp_probe(struct queue_pair *qp, struct stream *stream)
@@ -131,7 +125,7 @@ void qp_nudge(struct queue_pair *qp, struct stream *stream)
     /* Not in the middle of a message of several segments, where siw takes no other one. */
     if (frame != NULL && qp->offset == 0 && reads_under_way(qp) > 0)
         put_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, 0, 0, true, 0));
-    TRACE("stream %p: the peer is silent after the first Read", (void *)stream);
+    TRACE("stream %p: the peer is silent after the start-up", (void *)stream);
     ReleaseSRWLockExclusive(&qp->lock);
 }
 

@@ -80,7 +80,7 @@ struct stream {
     uint8_t revision; /* of the request that was sent or taken */
     bool crc, peer_to_peer, abandoned;
     bool may_send; /* passive: only after the peer's first message */
-    bool unheard;  /* nothing has come from the peer since the first Read went out */
+    bool unheard;  /* active: nothing has come from the peer since the connection is established */
     ULONG own_inbound, own_outbound;   /* asked for by the program */
     ULONG peer_inbound, peer_outbound; /* the peer's ird and ord, capped */
     uint8_t private_data[MPA_MAX_PRIVATE_DATA];

@@ -480,28 +480,6 @@ def test_no_send_to_a_foreign_peer_goes_without_its_read(meet):
     assert [d.status for d in there.side.take(4)] == [SUCCESS] * 4
 
 
-@pytest.mark.parametrize("role", ["active", "passive"])
-def test_a_foreign_peer_that_overlooks_the_first_message_is_nudged(kit, listener, role):
-    side = Side(kit.node(), 2)
-    if role == "active":
-        connecting = connect(kit, side.connector, side.qp, listener.getsockname()[:2])
-        peer = Peer(listener.accept()[0])
-        peer.await_start()
-        peer.answer(Startup(reply=True, ird=4, ord=4, peer_to_peer=True, rtr=iwarp.Rtr.READ))
-        peer.holding = True
-        assert connecting.result() == SUCCESS
-        assert kit.do(side.connector, "CompleteConnect") == SUCCESS
-    else:
-        peer = connected_to(kit, side)
-        peer.holding = True
-        side.send(side.region.sge(0, 8))
-    with peer:
-        peer.rtr_taken = False
-        peer.run_until(lambda: peer.rtr_taken)  # a Write of no bytes
-        assert len(peer.held) == 1
-        assert peer.words == []
-
-
 def test_a_released_connector_leaves_in_the_same_way(meet):
     there = meet(tells=True)
     there.send(2)
