@@ -11,7 +11,7 @@ import time
 import iwarp
 import pytest
 from conftest import share
-from consumer import Side, brief, connect, get_results, no_completion
+from consumer import Side, accept, brief, connect, get_address, get_results, no_completion
 from endings import passing
 from iwarp import Opcode, Queue, Startup
 from nd2 import Kind, Status, kernel32
@@ -478,6 +478,27 @@ def test_no_send_to_a_foreign_peer_goes_without_its_read(meet):
     assert len(there.peer.held) == 1, "one Read for all three"
     there.acknowledge()
     assert [d.status for d in there.side.take(4)] == [SUCCESS] * 4
+
+
+def test_nothing_is_sent_before_the_first_message_of_a_peer_without_peer_to_peer_set_up(kit):
+    side = Side(kit.node(), 2)
+    listener = side.node.listener()
+    arrived = kit.issue(listener, "GetConnectionRequest", side.connector)
+    with Peer(socket.create_connection(get_address(listener, "GetLocalAddress"))) as peer:
+        peer.local = Startup(ird=4, ord=4)
+        peer.socket.sendall(peer.local.encode())
+        assert arrived.result() == SUCCESS
+        assert accept(kit, side.connector, side.qp, (4, 4)).result() == SUCCESS
+        peer._agree(peer._take_startup(reply=True))
+        side.send(side.region.sge(0, 8), context=3)
+        peer.limit_s = 0.2
+        with pytest.raises(TimeoutError):
+            peer.receive()
+        assert side.disconnect() == SUCCESS
+        assert brief(side.take(1)) == [(Kind.SEND, CANCELED, 3)]
+        peer.limit_s = LEAVE_LIMIT_S
+        peer.run_to_the_end()
+        assert not peer.messages
 
 
 def test_a_released_connector_leaves_in_the_same_way(meet):
