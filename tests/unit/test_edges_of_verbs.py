@@ -20,6 +20,7 @@ from racing import Elsewhere
 import ndpy
 from ndpy import Access, Status
 from ndpy.resource import Orphans
+from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.memory import native_access
 
@@ -254,3 +255,23 @@ def test_a_listener_that_has_ended_takes_no_more_calls(fake, adapter, end):  # n
     with pytest.raises(wrong):
         listener.begin_get_request()
     listener.close()
+
+
+def test_an_adapter_that_is_dropped_frees_all_its_descriptors(fake):  # noqa: F811
+    """Its own thread closes it, and cannot wait for itself."""
+    with fake.open():
+        pass
+    before = len(os.listdir("/proc/self/fd"))
+    adapter = fake.open()
+    with pytest.warns(ResourceWarning, match="fake0"):
+        del adapter
+        gc.collect()
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) == before, "the descriptors are closed")
+
+
+def test_a_closed_queue_pair_connects_to_no_endpoint(adapter, queue):
+    remote = Endpoint(lid=1, qp_number=1, psn=1, gid=bytes(16), gid_index=0, gid_type="", mtu=1024, port=1)
+    with adapter.create_queue_pair(queue) as queue_pair:
+        pass
+    with pytest.raises(ndpy.ClosedError):
+        queue_pair.connect_endpoint(remote)
