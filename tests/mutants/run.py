@@ -240,9 +240,11 @@ class Recording:
     def tests_of(self, change: Change) -> list[str]:
         by_line = self.by_line.get(change.file, {})
         found = by_line.get(change.statement)
-        if not found and change.statement in self.at_import.get(change.file, ()):
-            # Any test may depend on it; rather one that runs something of the file.
-            found = self.by_file.get(change.file) or [name for name, test in self.tests.items() if test["good"]]
+        at_import = self.at_import.get(change.file, set())
+        if change.statement in at_import:
+            # Any test may depend on it; rather one that runs a function of the file. Programs that tests start import it, too.
+            others = {name for line, names in by_line.items() if line not in at_import for name in names}
+            found = sorted(others) or [name for name, test in self.tests.items() if test["good"]]
         if found is None and change.statement in self.new_lines(change.file):
             # A line that is new since: the nearest one before it.
             known = [line for line in by_line if line < change.statement]
