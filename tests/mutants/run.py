@@ -275,17 +275,17 @@ def _carry(old: str, new: str) -> dict[int, int]:
 
 
 def in_order(names: Iterable[str], tests: dict[str, dict[str, Any]], budget_s: float) -> list[str]:
-    """Those that run little and are quick first, few of each function before its other parameters, until their time is used up.
+    """Those that run little and are quick first, a second of each function before its other parameters, while there is time.
 
     A test that runs few lines is likely to be about them.
     """
-    seen: dict[str, int] = {}
+    spent: dict[str, float] = {}
     ranked = []
     lines = {name: sum(map(len, tests[name]["ran"].values())) for name in set(names)}
     for name in sorted(lines, key=lambda name: (lines[name] * tests[name]["seconds"], name)):
         function = name.split("[")[0]
-        seen[function] = seen.get(function, 0) + 1
-        ranked.append((seen[function] > 5, lines[name] * tests[name]["seconds"], name))
+        ranked.append((spent.get(function, 0.0) > 1, lines[name] * tests[name]["seconds"], name))
+        spent[function] = spent.get(function, 0.0) + tests[name]["seconds"]
     chosen, total = [], 0.0
     for _, _, name in sorted(ranked):
         if total + tests[name]["seconds"] > budget_s and chosen:

@@ -142,6 +142,8 @@ STATUSES = [
     (0x80004002, "E_NOINTERFACE", ndpy.UnsupportedError),
     (0x80004003, "E_POINTER", ndpy.ProviderError),
     (0x80070057, "E_INVALIDARG", ndpy.ProviderError),
+    (0xC00000EF, "ND_INVALID_PARAMETER_1", ndpy.ProviderError),
+    (0xC00000F8, "ND_INVALID_PARAMETER_10", ndpy.ProviderError),
     (0x80040111, "CLASS_E_CLASSNOTAVAILABLE", ndpy.UnsupportedError),
 ]
 
