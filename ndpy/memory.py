@@ -109,6 +109,8 @@ class RemoteMemory:
 
 # A plain integer: an operation on members of an IntFlag takes a microsecond.
 _WRITTEN = Access.LOCAL_WRITE.value | Access.READ_SINK.value
+# The rights that a region itself gives to peers.
+_FOR_PEERS = (Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC).value & ~Access.LOCAL_WRITE.value
 
 
 def is_written(access: int) -> bool:
@@ -158,9 +160,9 @@ class MemoryRegion(Resource):
         UnsupportedError where info.flags lacks REGION_ACCESS: use a window.
         """
         self._check()
-        if not self.access & (Access.REMOTE_READ | (Access.REMOTE_WRITE & ~Access.LOCAL_WRITE)):
+        if not self.access & _FOR_PEERS:
             raise AccessViolationError(
-                "the region grants nothing to peers: register it with Access.REMOTE_READ or REMOTE_WRITE, "
+                "the region grants nothing to peers: register it with Access.REMOTE_READ, REMOTE_WRITE or REMOTE_ATOMIC, "
                 "or bind a memory window to it",
                 operation="remote",
             )

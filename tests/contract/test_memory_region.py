@@ -377,6 +377,13 @@ def test_a_region_without_remote_right_has_nothing_for_peers(adapter, keep):
         memory(keep, adapter, 100).remote()
 
 
+def test_a_region_with_the_right_of_atomics_alone_has_something_for_peers(adapter, keep):
+    require(adapter, "REGION_ACCESS", "ATOMICS")
+    region = memory(keep, adapter, 8, Access.REMOTE_ATOMIC)
+    remote = region.remote()
+    assert (remote.address, remote.length, remote.token) == (region.address, 8, region.remote_token)
+
+
 def test_a_region_that_cannot_have_rights_has_nothing_for_peers(adapter, keep):
     if "REGION_ACCESS" in adapter.info.flags:
         pytest.skip(f"{adapter.info.name} claims REGION_ACCESS")
