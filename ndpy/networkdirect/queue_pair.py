@@ -267,6 +267,8 @@ class NetworkDirectQueuePair(QueuePair):
             native, self._native = self._native, None
         if connector is not None:
             connector._on_queue_pair_closed()  # type: ignore[attr-defined]
+        if self.srq is not None:
+            self._leave_shared_queue()
         for queue in {self.receive_cq, self.initiator_cq}:
             with queue._lock:
                 kept = lib.ndpy_kept_of(queue._native, self._serial)
@@ -275,8 +277,6 @@ class NetworkDirectQueuePair(QueuePair):
                 else:
                     queue._sources.pop(self._serial, None)
                 queue._users -= 1
-        if self.srq is not None:
-            self._leave_shared_queue()
         self._leave_slots(native)
         for queue in {self.receive_cq, self.initiator_cq}:
             queue._changed()

@@ -319,6 +319,8 @@ class VerbsQueuePair(QueuePair):
             self._cancel_rest()
             # Whoever gets the lock next finds neither of the two.
             native, self._native = self._native, None
+        if self.srq is not None:
+            self._leave_shared_queue()
         for queue in {self.receive_cq, self.initiator_cq}:
             with queue._lock:
                 kept = lib.ndpy_kept_of(queue._native, self._serial)
@@ -327,8 +329,6 @@ class VerbsQueuePair(QueuePair):
                 else:
                     queue._sources.pop(self._serial, None)
                 queue._users -= 1
-        if self.srq is not None:
-            self._leave_shared_queue()
         lib.ndpy_queue_pair_free(native)
         self._tell_queues()
 
