@@ -49,6 +49,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         super().__init__(adapter, depth)
         self._own_file = overlapped_file is not None
         self._own_request: Request | None = None
+        #: Changed and read under the lock.
         self._pollers: weakref.WeakSet[NetworkDirectPoller] = weakref.WeakSet()
         #: Every Notify that the provider may hold.
         self._requests: set[Request] = set()
@@ -179,9 +180,10 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 self._armed.clear()
             for request in self._waiting:
                 lib.SetEvent(request.event)
+            pollers = list(self._pollers)
         for pending in ended:
             pending.succeed(None)
-        for poller in list(self._pollers):
+        for poller in pollers:
             poller._look_at(self)
 
     def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
@@ -329,9 +331,10 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
             ended = list(self._armed.values())
             self._armed.clear()
+            pollers = list(self._pollers)
         for pending in ended:
             pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
-        for poller in list(self._pollers):
+        for poller in pollers:
             poller.remove(self)
         try:
             cancel_all(list(self._requests))

@@ -48,7 +48,8 @@ class NetworkDirectPoller(Poller):
                 request = Request(completion_queue._cq, completion_queue._adapter._events, forward=self._port)
                 self._queues[completion_queue] = request
                 self._by_key[request.key] = completion_queue
-                completion_queue._pollers.add(self)
+                with completion_queue._lock:
+                    completion_queue._pollers.add(self)
         self._look_at(completion_queue)
 
     def remove(self, completion_queue: CompletionQueue) -> None:
@@ -59,7 +60,8 @@ class NetworkDirectPoller(Poller):
                 return
             del self._by_key[request.key]
             request.detach()
-            completion_queue._pollers.discard(self)
+            with completion_queue._lock:
+                completion_queue._pollers.discard(self)
             self._to_look_at.discard(completion_queue)
 
     def _look_at(self, queue: NetworkDirectCompletionQueue) -> None:
@@ -200,7 +202,8 @@ class NetworkDirectPoller(Poller):
             self._closed = True
             for queue, request in self._queues.items():
                 request.detach()
-                queue._pollers.discard(self)
+                with queue._lock:
+                    queue._pollers.discard(self)
             self._queues.clear()
             self._by_key.clear()
             self._to_look_at.clear()

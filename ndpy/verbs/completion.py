@@ -42,6 +42,7 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
         super().__init__(adapter, depth)
+        #: Changed and read under the lock.
         self._pollers: weakref.WeakSet[VerbsPoller] = weakref.WeakSet()
         self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._waiters = 0
@@ -203,7 +204,9 @@ class VerbsCompletionQueue(CompletionQueue):
         for pending in ended:
             pending.succeed(None)
         self._wake_waiters(waiting)
-        for poller in list(self._pollers):
+        with self._lock:
+            pollers = list(self._pollers)
+        for poller in pollers:
             poller._look_at(self)
 
     def _changed(self) -> None:
@@ -330,9 +333,10 @@ class VerbsCompletionQueue(CompletionQueue):
                 self._stays_open()
                 raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
             ended, self._armed = [pending for _, pending in self._armed], []
+            pollers = list(self._pollers)
         for pending in ended:
             pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
-        for poller in list(self._pollers):
+        for poller in pollers:
             poller.remove(self)
         self._adapter._events.forget(self._channel.fd)
         # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.

@@ -46,7 +46,8 @@ class VerbsPoller(Poller):
                     del self._queues[fd]
                     if not self._closed:
                         self._epoll.unregister(fd)
-                    queue._pollers.discard(self)
+                    with queue._lock:
+                        queue._pollers.discard(self)
                     self._to_look_at.discard(queue)
 
     def _look_at(self, queue: VerbsCompletionQueue) -> None:
@@ -143,7 +144,8 @@ class VerbsPoller(Poller):
             queues, self._queues = list(self._queues.values()), {}
             self._to_look_at.clear()
             for queue in queues:
-                queue._pollers.discard(self)
+                with queue._lock:
+                    queue._pollers.discard(self)
             # A thread that still sleeps on the descriptors is woken, and frees them when it leaves.
             if self._waiters:
                 os.eventfd_write(self._wake_fd, 1)

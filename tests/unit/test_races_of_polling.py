@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 
 import pytest
 
@@ -324,3 +325,27 @@ def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turn
         gone.close()
         lost.close()
     stays.close()
+
+
+def test_a_poller_that_takes_a_queue_while_the_queue_tells_its_pollers_harms_neither(fake, adapter):  # noqa: F811
+    """An event is told to each poller of the queue in turn; in the middle another thread adds the queue to one more."""
+    scene = Polled(fake, adapter)
+    queue = scene.first.queue
+    late = ndpy.Poller()
+    adding = []
+
+    class Told(weakref.WeakSet):
+        def __iter__(self):
+            for poller in super().__iter__():
+                if not adding:
+                    adding.append(Elsewhere(lambda: late.add(queue)).start())
+                    adding[0].thread.join(GRACE_S)
+                yield poller
+
+    queue._pollers = Told(queue._pollers)
+    queue._announce([])
+    adding[0].result()
+    scene.arrive()
+    assert [ready for ready, _ in late.wait(WAIT_S)] == [queue]
+    late.close()
+    scene.close()
