@@ -21,6 +21,7 @@ struct fake_settings {
     int32_t dmabuf_errno; /* of ibv_reg_dmabuf_mr(), unless 0; a descriptor below 0 gives EBADF */
     int32_t delay_us; /* of each registration */
     int32_t windows;
+    int32_t read_sge; /* elements of a read; 0: the driver does not say */
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
     .dmabuf_errno = EOPNOTSUPP};
 
@@ -135,6 +136,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
     out->max_mr = out->max_pd = out->max_qp = out->max_cq = 1000;
     out->max_qp_wr = out->max_cqe = 1000;
     out->max_sge = 16;
+    out->max_sge_rd = fake_settings.read_sge;
     out->max_qp_rd_atom = out->max_qp_init_rd_atom = 16;
     out->phys_port_cnt = 1;
     out->node_guid = 0xFA;

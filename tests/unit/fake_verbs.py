@@ -38,6 +38,7 @@ class Settings(ctypes.Structure):
             "dmabuf_errno",
             "delay_us",
             "windows",
+            "read_sge",
         )
     )
 

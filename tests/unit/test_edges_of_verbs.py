@@ -19,9 +19,11 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Status
+from ndpy.connection import listening_address
 from ndpy.resource import Orphans
 from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.events import EventThread
+from ndpy.verbs.library import lib
 from ndpy.verbs.memory import native_access
 
 DEADLINE_S = 20.0
@@ -275,3 +277,52 @@ def test_a_closed_queue_pair_connects_to_no_endpoint(adapter, queue):
         pass
     with pytest.raises(ndpy.ClosedError):
         queue_pair.connect_endpoint(remote)
+
+
+@pytest.mark.parametrize(("said", "told"), [(0, 16), (4, 4), (30, 16)])
+def test_a_read_has_as_many_elements_as_the_driver_says_and_no_more_than_a_send(fake, said, told):  # noqa: F811
+    with fake.open(read_sge=said) as adapter:
+        assert adapter.info.max_read_sge == told
+
+
+@pytest.mark.parametrize(
+    ("addresses", "host", "own"),
+    [
+        ([], "", "0.0.0.0"),
+        (["192.0.2.1"], "", "192.0.2.1"),
+        (["2001:db8::1"], "*", "2001:db8::1"),
+        (["192.0.2.1", "2001:db8::1"], "", "192.0.2.1"),
+        (["192.0.2.1", "2001:db8::1"], "::", "2001:db8::1"),
+        (["192.0.2.1", "192.0.2.2"], "*", "0.0.0.0"),
+        (["fe80::1", "2001:db8::1"], "", "2001:db8::1"),
+        (["192.0.2.1"], "192.0.2.7", "192.0.2.7"),
+    ],
+)
+def test_the_only_address_of_a_family_stands_for_the_wildcard(addresses, host, own):
+    assert listening_address(addresses, (host, 4000)) == (own, 4000)
+
+
+def test_an_accept_that_is_given_up_ends_the_queue_pair(fake, adapter, queue):  # noqa: F811
+    """The provider may have begun to connect it."""
+    fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ESTABLISHED
+    with adapter.listen(("127.0.0.1", 0)) as listener, adapter.create_queue_pair(queue) as queue_pair:
+        fake.request(listener)
+        with listener.get_request(DEADLINE_S) as connector:
+            queue_pair.receive([], context=7)
+            assert connector.begin_accept(queue_pair).cancel()
+            assert queue_pair.connection_ended
+            (completion,) = queue.wait(DEADLINE_S)
+            assert (completion.context, completion.status) == (7, Status.CANCELED)
+
+
+def test_a_disconnect_after_a_failure_waits_for_the_peer_which_was_told_before(fake, adapter, queue, connected):  # noqa: F811
+    """A second rdma_disconnect() is refused, as if there were nobody to wait for."""
+    connector = connected.connector
+    fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_DISCONNECTED
+    connected.receive([])
+    assert fake.complete(connected, status=lib.IBV_WC_LOC_PROT_ERR)
+    assert len(queue.wait(DEADLINE_S)) == 1
+    disconnecting = connector.begin_disconnect()
+    assert not disconnecting.done()
+    assert fake.connection_event(connector, lib.RDMA_CM_EVENT_DISCONNECTED)
+    disconnecting.result(DEADLINE_S)

@@ -16,8 +16,10 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import Elsewhere
 
 import ndpy
+from ndpy.verbs.memory import VerbsMemoryRegion
 from ndpy.verbs.registering import Pace
 
 DEADLINE_S = 20.0
@@ -254,6 +256,42 @@ def test_closing_after_cancelling_does_not_find_what_was_cancelled(fake):  # noq
         assert fake.seen.registered == 0
 
 
+def test_closing_waits_until_a_region_that_was_cancelled_has_gone(fake, monkeypatch):  # noqa: F811
+    adapter = fake.open()
+    (pending,) = held(fake, adapter, 1)
+    going, gate = threading.Event(), threading.Event()
+    close = VerbsMemoryRegion.close
+
+    def slow(region: VerbsMemoryRegion) -> None:
+        going.set()
+        gate.wait(DEADLINE_S)
+        close(region)
+
+    monkeypatch.setattr(VerbsMemoryRegion, "close", slow)
+    assert pending.cancel()
+    fake.release()
+    assert going.wait(DEADLINE_S)
+    closing = Elsewhere(adapter.close).start()
+    closing.thread.join(0.1)
+    assert closing.thread.is_alive()
+    gate.set()
+    closing.result()
+
+
+def test_an_idle_thread_takes_one_and_another_is_started_for_the_next(fake, adapter):  # noqa: F811
+    adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
+    wait_until(lambda: adapter._registering._idle, "the thread is idle")
+    fake.hold()
+    pendings = []
+    for number in (1, 2):
+        pendings.append(adapter.begin_register(bytearray(LARGE)))
+        wait_until(lambda number=number: fake.seen.at_once == number, "a thread registers")
+        assert len(threads()) == number
+    fake.release()
+    for pending in pendings:
+        pending.result(DEADLINE_S).close()
+
+
 def test_a_region_in_use_refuses_the_close_and_registering_goes_on(fake, adapter):  # noqa: F811
     region = adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S)
     with pytest.raises(ndpy.DeviceBusyError, match="MemoryRegion"):
@@ -380,11 +418,15 @@ def test_a_dropped_adapter_goes_although_its_threads_are_idle(fake):  # noqa: F8
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_in_a_forked_child_what_is_under_way_ends_and_the_parents_goes_on(fake, adapter):  # noqa: F811
-    pendings = held(fake, adapter, 8)
+    pendings = held(fake, adapter, 7)
+    waiting = bytearray(LARGE)
+    pendings.append(adapter.begin_register(waiting))
     child = os.fork()
     if child == 0:
         status = 0
         try:
+            if not is_free(waiting):
+                status = 49
             for number, pending in enumerate(pendings, 1):
                 try:
                     pending.result(5) if number % 2 else pending.result()
