@@ -140,7 +140,7 @@ def test_i_2_2_the_handle_may_be_written_when_nobody_waits_any_more(softnd):
 
 def test_i_2_2_a_cancelled_registration_leaves_the_others_alone(softnd):
     """They are requests of one object, the adapter; cancelling that would cancel all."""
-    with opened(softnd, delay_registration_ms=30) as (adapter, keep):
+    with opened(softnd, delay_registration_ms=500) as (adapter, keep):
         pendings = [adapter.begin_register(bytearray(64)) for _ in range(20)]
         for pending in pendings[::2]:
             assert pending.cancel()
