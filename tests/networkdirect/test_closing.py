@@ -120,3 +120,27 @@ def test_a_window_is_not_freed_while_it_is_being_bound_or_invalidated(keep):
     threads.pop().join(DEADLINE_S)
     assert len(seen) == 2
     assert None not in seen
+
+
+def test_closing_a_queue_pair_waits_for_what_the_provider_gives_back_late(keep, monkeypatch):
+    end = create_end(keep, keep.adapter)
+    queue_pair = end.queue_pair
+    region = memory(keep, keep.adapter, 64)
+    for context in range(3):
+        queue_pair.receive(region, context=context)
+    flush = queue_pair._flush_native
+    looks: list[int] = []
+    drain = queue_pair._drain_queues
+
+    def drain_late() -> None:
+        # The provider flushes in its own time.
+        looks.append(0)
+        if len(looks) == 3:
+            flush()
+        drain()
+
+    monkeypatch.setattr(queue_pair, "_flush_native", lambda: 0)
+    monkeypatch.setattr(queue_pair, "_drain_queues", drain_late)
+    queue_pair.close()
+    assert queue_pair._given_back
+    assert [completion.context for completion in end.cq.poll()] == [0, 1, 2]

@@ -7,11 +7,13 @@ handle (own_softnd.py). NDPY_STRESS=1 asks for full counts.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 from helpers import (
@@ -35,6 +37,8 @@ from own_softnd import SOFTND, child, handles, open_handles
 
 import ndpy
 from ndpy import Flags, Notify
+from ndpy.networkdirect.library import CONNECTION_ABORTED
+from ndpy.networkdirect.overlapped import OverlappedPending
 
 SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
 
@@ -192,6 +196,47 @@ def test_h_4_9_a_cancelled_connect_ends_once_in_either_way(softnd, dice):
             assert accepting.done()
         ends.check()
         assert "CanceledError" in outcomes
+
+
+def test_h_4_9_a_connect_that_was_cancelled_is_over_for_the_server_too(softnd):
+    with opened(softnd) as (adapter, keep):
+        client, server = create_end(keep, adapter), create_end(keep, adapter)
+        offer = ask(keep, adapter, client.queue_pair)
+        assert offer.connecting.cancel()
+        # Not closed, which would end it as well.
+        assert not offer.client.closed
+        with pytest.raises((ndpy.ConnectionAbortedError, ndpy.ConnectionRefusedError)):
+            offer.server.accept(server.queue_pair, timeout_s=DEADLINE_S)
+
+
+def test_h_6_2_rejecting_a_client_that_has_gone_says_so(softnd, monkeypatch):
+    with opened(softnd) as (adapter, keep):
+        offer = ask(keep, adapter, create_end(keep, adapter).queue_pair)
+        reject = offer.server._reject_native
+
+        def reject_late(data: bytes) -> int:
+            offer.client.close()
+            reject(data)
+            return CONNECTION_ABORTED
+
+        with monkeypatch.context() as patch:
+            patch.setattr(offer.server, "_reject_native", reject_late)
+            with pytest.raises(ndpy.ConnectionAbortedError, match="the peer has gone"):
+                offer.server.reject()
+        assert offer.server.state == "failed"
+
+
+def test_a_connect_that_was_cancelled_keeps_no_queue_pair(softnd):
+    with opened(softnd) as (adapter, keep):
+        cq = keep(adapter.create_completion_queue(8))
+        queue_pair = adapter.create_queue_pair(cq)
+        offer = ask(keep, adapter, queue_pair)
+        assert offer.connecting.cancel()
+        queue_pair.close()
+        gone = weakref.ref(queue_pair)
+        del queue_pair
+        gc.collect()
+        assert gone() is None
 
 
 def test_a_connection_that_came_for_a_cancelled_get_request_goes_to_the_next(softnd, dice):
@@ -588,6 +633,18 @@ def test_a_queue_that_fails_costs_the_others_of_its_poller_nothing(softnd, monke
 
 
 # ---- many at once ----
+
+
+def test_a_wait_that_ended_early_says_how_long_it_was():
+    with pytest.raises(ndpy.TimeoutError, match=r"not finished within 0\.05 s"):
+        OverlappedPending("connect").result(0.05)
+
+
+def test_an_operation_that_timed_out_says_so_in_its_own_words():
+    pending: OverlappedPending[None] = OverlappedPending("connect")
+    pending.fail(ndpy.TimeoutError("the peer is silent", operation="connect"))
+    with pytest.raises(ndpy.TimeoutError, match="the peer is silent"):
+        pending.result(5)
 
 
 def test_c_5_5_a_request_is_used_again_when_it_has_ended(softnd):

@@ -248,6 +248,8 @@ def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):
     assert window_of(remote) == (0, remote.to_bytes())
     piece = remote[100:600][50:150]
     assert window_of(piece) == (150, remote.to_bytes())
+    assert window_of(remote[:100]) == (0, remote.to_bytes())
+    assert window_of(remote[900:]) == (900, remote.to_bytes())
     # What crosses the wire is a descriptor of its own.
     assert piece.to_bytes() == RemoteMemory(0x7000 + 150, 100, 0x01020304).to_bytes()
     assert window_of(RemoteMemory.from_bytes(piece.to_bytes())) == (0, piece.to_bytes())
