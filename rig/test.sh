@@ -8,12 +8,13 @@ python=.venv/bin/python
 results=.rig/results
 mkdir -p $results
 rm -rf $results/*.xml $results/*.log .rig/wheels
-if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=1200; fi
+if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=1500; fi
 failed=
 
 # Compiled here, since the VM is slow at it, and where a test's module fails to import it shows at once.
 unset PYTHONDONTWRITEBYTECODE
 $python -m compileall -q ndpy tests examples
+$python tests/programs.py || exit 1
 $python -m pytest tests --collect-only -q >$results/collected.txt 2>&1 ||
     { cat $results/collected.txt; exit 1; }
 

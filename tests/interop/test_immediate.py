@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 from helpers import contents, create_end, memory, require, succeed
 from processes import Process
+from programs import built
 
 import ndpy
 from ndpy import Access, Operation
@@ -16,14 +16,6 @@ from ndpy.verbs.endpoint import Endpoint
 SOURCE = Path(__file__).parent / "programs/immediate.c"
 # All four bytes differ, so that a wrong byte order shows, and the highest bit is set.
 VALUE = 0x81020304
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory) -> Path:
-    out = tmp_path_factory.mktemp("programs") / "immediate"
-    command = ["cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o", str(out), str(SOURCE), "-libverbs"]
-    subprocess.run(command, check=True, timeout=120)
-    return out
 
 
 class Sender:
@@ -50,11 +42,11 @@ class Sender:
 
 
 @pytest.fixture
-def sender_to(adapter, keep, request):
+def sender_to(adapter, keep):
     """Start the foreign peer, and connect it to a queue pair."""
     if adapter.info.transport == "iWARP":
         pytest.skip(f"{adapter.info.name} speaks iWARP, which has no immediate data")
-    program = request.getfixturevalue("program")
+    program = built(SOURCE)
     started = []
 
     def start(queue_pair: ndpy.QueuePair, target: ndpy.MemoryRegion) -> Sender:

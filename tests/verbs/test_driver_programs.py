@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from programs import built
 
 from ndpy.cli.smoke import known
 
 PROGRAMS = Path(__file__).with_name("programs")
 AS_SPECIFIED, OTHERWISE = 0, 1
-
-
-@pytest.fixture(scope="session")
-def build(tmp_path_factory):
-    """build(name) is the path of the compiled program."""
-    if not shutil.which("gcc") or not Path("/usr/include/infiniband/verbs.h").exists():
-        pytest.skip("this needs gcc and libibverbs-dev")
-    folder = tmp_path_factory.mktemp("programs")
-
-    def build(name: str) -> Path:
-        path = folder / name
-        if not path.exists():
-            flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror"]
-            source = PROGRAMS / f"{name}.c"
-            done = subprocess.run(
-                ["gcc", *flags, "-o", path, source, "-libverbs", "-lpthread"],
-                capture_output=True,
-                text=True,
-                timeout=120,
-            )
-            assert done.returncode == 0, done.stderr
-        return path
-
-    return build
 
 
 @pytest.mark.parametrize(
@@ -52,7 +28,7 @@ def build(tmp_path_factory):
         ("on_demand across", "ON_DEMAND_PAGING"),
     ],
 )
-def test_the_driver_does_what_the_table_of_known_defects_says(adapter, build, program, needs):
+def test_the_driver_does_what_the_table_of_known_defects_says(adapter, program, needs):
     if adapter.info.transport != "RoCE":
         pytest.skip(
             f"the programs connect two queue pairs as RoCE does; {adapter.info.name} is {adapter.info.transport}"
@@ -60,7 +36,9 @@ def test_the_driver_does_what_the_table_of_known_defects_says(adapter, build, pr
     if needs and needs not in adapter.info.flags:
         pytest.skip(f"{adapter.info.name} does not claim {needs}")
     name, *words = program.split()
-    done = subprocess.run([build(name), adapter.info.name, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [built(PROGRAMS / f"{name}.c"), adapter.info.name, *words], capture_output=True, text=True, timeout=120
+    )
     print(done.stdout)
     defect = known.shown_by(adapter.info.driver, platform.release(), program)
     said = "the table lists no such defect" if defect is None else f"the table says: {defect.sentence}"
