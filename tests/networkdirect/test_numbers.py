@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import uuid
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 import ndpy
 from ndpy.networkdirect import library
+from ndpy.networkdirect.addresses import pack_resolved, unpack_address
 from ndpy.networkdirect.library import ffi, lib, status_error, status_name
 
 CDEFS = Path(__file__).resolve().parent.parent.parent / "cdefs"
@@ -352,3 +354,13 @@ def test_b_1_2_pending_is_not_taken_for_success():
     assert library.PENDING == 0x103
     with pytest.raises(ndpy.ProviderError):
         library.check("register", 0x103)
+
+
+def test_a_5_5_an_address_is_whole_or_none():
+    packed = pack_resolved(socket.AF_INET6, ("2001:db8::1", 4791, 0, 0))
+    assert unpack_address(packed) == ("2001:db8::1", 4791)
+    assert unpack_address(packed + bytes(100)) == ("2001:db8::1", 4791)
+    assert unpack_address(packed[:27]) is None
+    packed = pack_resolved(socket.AF_INET, ("192.0.2.1", 4791))
+    assert unpack_address(packed) == ("192.0.2.1", 4791)
+    assert unpack_address(packed[:15]) is None

@@ -556,6 +556,52 @@ def test_a_queue_in_two_pollers_that_come_and_go(softnd):
             goes.close()
 
 
+def test_pollers_that_are_dropped_free_their_ports(softnd):
+    before = handles()
+    for _ in range(50):
+        ndpy.Poller()
+    assert handles() <= before + 5
+
+
+def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(softnd, monkeypatch):
+    raised: list[str] = []
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+
+        def fail(pending) -> None:
+            raise ValueError("a callback's trouble")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", lambda what: raised.append(str(what.exc_value)))
+            pending = pair.server.cq.arm()
+            pending.add_done_callback(fail)
+            message(pair)
+            wait_until(lambda: raised, "it is reported")
+        assert raised == ["a callback's trouble"]
+        succeed(pair.server.cq)
+        armed = pair.server.cq.arm()
+        message(pair)
+        armed.result(DEADLINE_S)
+
+
+def test_a_queue_may_have_one_place_and_not_none(softnd):
+    with opened(softnd) as (adapter, keep):
+        queue = keep(adapter.create_completion_queue(8))
+        if "RESIZE_COMPLETION_QUEUE" in adapter.info.flags:
+            queue.resize(1)
+            assert queue.depth == 1
+        with pytest.raises(ndpy.LimitExceededError):
+            queue.resize(0)
+
+
+def test_a_closed_listener_has_no_address(softnd):
+    with opened(softnd) as (adapter, _):
+        listener = adapter.listen((host_of(adapter), 0))
+        listener.close()
+        with pytest.raises(ndpy.ClosedError):
+            assert listener.address
+
+
 def test_two_adapters_in_one_poller(softnd):
     with opened(softnd, delay_completions_ms=1) as (first, keep), opened(softnd) as (second, own):
         pairs = [connect_pair(keep, first), connect_pair(own, second)]

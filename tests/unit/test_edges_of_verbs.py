@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import select
+import socket
+import struct
 import sys
 import threading
 
@@ -21,9 +23,10 @@ import ndpy
 from ndpy import Access, Status
 from ndpy.connection import listening_address
 from ndpy.resource import Orphans
+from ndpy.verbs.addresses import pack_address
 from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.events import EventThread
-from ndpy.verbs.library import lib
+from ndpy.verbs.library import ffi, lib
 from ndpy.verbs.memory import native_access
 
 DEADLINE_S = 20.0
@@ -326,3 +329,48 @@ def test_a_disconnect_after_a_failure_waits_for_the_peer_which_was_told_before(f
     assert not disconnecting.done()
     assert fake.connection_event(connector, lib.RDMA_CM_EVENT_DISCONNECTED)
     disconnecting.result(DEADLINE_S)
+
+
+def test_a_message_may_be_as_long_as_the_port_says(adapter):
+    assert adapter.info.max_transfer_length == 1 << 30
+
+
+def test_a_backlog_may_be_without_limit_and_not_negative(adapter):
+    with adapter.listen(("127.0.0.1", 0), backlog=0):
+        pass
+    with pytest.raises(ValueError, match="backlog"):
+        adapter.listen(("127.0.0.1", 0), backlog=-1)
+
+
+def test_a_listener_that_is_closed_while_it_is_asked_says_so(adapter, monkeypatch):
+    listener = adapter.listen(("127.0.0.1", 0))
+    monkeypatch.setattr(listener, "_warn_of_refusals", listener.close)
+    with pytest.raises(ndpy.ClosedError):
+        listener.begin_get_request()
+
+
+def test_a_queue_shrinks_to_what_waits_in_it_and_not_below_one(fake, adapter):  # noqa: F811
+    with adapter.create_completion_queue(64) as queue, adapter.create_queue_pair(queue) as queue_pair:
+        for wrong in (0, adapter.info.max_completion_queue_depth + 1):
+            with pytest.raises(ndpy.LimitExceededError, match=str(wrong)):
+                queue.resize(wrong)
+        for context in range(3):
+            queue_pair.receive([], context=context)
+            assert fake.complete(queue_pair)
+        with pytest.raises(ndpy.LimitExceededError, match="3 completions"):
+            queue.resize(2)
+        queue.resize(3)
+        assert [completion.context for completion in queue.poll()] == [0, 1, 2]
+        queue.resize(1)
+        assert queue.depth == 1
+
+
+def test_a_native_address_has_port_flow_and_scope_in_their_places():
+    flow, scope = 0x12345, 7
+    packed = bytes(ffi.buffer(pack_address(socket.AF_INET6, ("fe80::1%7", 4791, flow, scope)), 28))
+    octets = socket.inet_pton(socket.AF_INET6, "fe80::1")
+    assert packed == struct.pack("=H", socket.AF_INET6) + struct.pack(">HI", 4791, flow) + octets + struct.pack(
+        "=I", scope
+    )
+    packed = bytes(ffi.buffer(pack_address(socket.AF_INET, ("192.0.2.1", 4791)), 16))
+    assert packed == struct.pack("=H", socket.AF_INET) + struct.pack(">H", 4791) + bytes((192, 0, 2, 1)) + bytes(8)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import os
 import pickle
 
 import pytest
@@ -83,6 +84,11 @@ def test_unknown_numbers_pass_through(number):
     assert type(made) is ndpy.ProviderError
     assert made.native == abs(number)
     assert str(abs(number)) in str(made)
+
+
+def test_an_errno_is_told_in_the_callers_words_or_the_systems():
+    assert errors.from_errno("x", errno.ENOMEM, "the adapter is full").message == "the adapter is full"
+    assert errors.from_errno("x", errno.ENOMEM).message == os.strerror(errno.ENOMEM)
 
 
 def test_negative_numbers_are_the_kernels_way_to_say_the_same():

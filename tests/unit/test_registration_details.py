@@ -288,6 +288,22 @@ def test_j_12_elsewhere_a_sink_is_memory_like_other(fake):  # noqa: F811
 # ---- fork ----
 
 
+@pytest.mark.parametrize(("length", "alignment"), [(1, 1), (100, 64), (mmap.PAGESIZE, 4 * mmap.PAGESIZE)])
+def test_allocated_memory_has_the_length_and_the_alignment_that_were_asked_for(length, alignment):
+    memory = ndpy.alloc(length, alignment=alignment)
+    assert len(memory) == length
+    assert address_of(memory) % alignment == 0
+
+
+def test_a_single_byte_that_python_does_not_own_can_be_registered(fake):  # noqa: F811
+    memory = ndpy.alloc(64)
+    with fake.open() as adapter:
+        with adapter.register((address_of(memory), 1)) as region:
+            assert region.length == 1
+        with pytest.raises(ndpy.InvalidBufferError):
+            adapter.register((address_of(memory), 0))
+
+
 def is_kept_from_children(view: memoryview) -> bool:
     """Whether the mapping has MADV_DONTFORK, as /proc/self/smaps says it ("dc")."""
     address = address_of(view)
