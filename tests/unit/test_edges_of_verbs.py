@@ -185,6 +185,8 @@ def test_a_pollers_descriptor_is_readable_when_it_has_something_to_do(fake, adap
     poller.close()
     with pytest.raises(ndpy.ClosedError):
         poller.fileno()
+    with pytest.raises(ndpy.ClosedError), poller:
+        pass
 
 
 class _Handler:

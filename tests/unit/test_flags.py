@@ -61,3 +61,14 @@ def test_every_status_of_the_contract_has_a_name():
         "INTERNAL_ERROR",
         "UNKNOWN",
     }
+
+
+def test_rights_and_statuses_have_the_numbers_that_the_native_side_knows():
+    assert (Access.NONE, Access.LOCAL_WRITE, Access.REMOTE_READ, Access.REMOTE_WRITE, Access.READ_SINK) == (
+        0,
+        1,
+        2,
+        5,
+        8,
+    )
+    assert [status.value for status in Status] == list(range(10))

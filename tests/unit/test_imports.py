@@ -205,3 +205,8 @@ def test_a_library_without_its_symbols_is_named_too(tmp_path):
     )
     assert "no symbol ibv_" in result.stdout
     assert "libibverbs" in result.stdout
+
+
+def test_what_is_imported_late_is_there_at_the_first_look():
+    code = "import ndpy; assert 'RegistrationCache' in dir(ndpy); assert isinstance(ndpy.RegistrationCache, type)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
