@@ -2,13 +2,15 @@
 both sides, data verified.
 
 One VM serves all tests. In there run rping's servers, then rping as client of a softnd server for each
-size, then a client that trespasses, then the examples as clients of themselves under Windows Python. The VM is slow to start, so softnd's servers are up before it.
+size, then a client that trespasses, then the examples as clients of themselves under Windows Python, then partings.py, whose
+conversations an end leaves at once. The VM is slow to start, so softnd's servers are up before it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import shlex
 import signal
@@ -21,13 +23,14 @@ from pathlib import Path
 
 import hostile
 import pytest
+from conftest import share
 from hostile import ROOT, WindowsProcess
 
 from ndpy.softroce import tools
 
 SIZES = [64, 23, 10007, 65535]
 ROUNDS = 30
-VM_LIMIT_S = 300
+VM_LIMIT_S = share(1200, 600)
 GUEST_PORTS = {name: 7174 + at for at, name in enumerate([*map(str, SIZES), "crc", "trespass"])}
 # ndpy's examples, served in the VM; and served here under Windows Python.
 EXAMPLES = {
@@ -36,6 +39,9 @@ EXAMPLES = {
     "file": ("file_server.py", "serve", "--once", "FILE"),
 }
 EXAMPLE_PORTS = {name: 7274 + at for at, name in enumerate(EXAMPLES)}
+PARTINGS = ROOT / "tests/softnd/partings.py"
+PARTINGS_PORT = 7374
+PARTINGS_COUNT = share(50, 3)  # of each of 20 conversations
 ROUND_TRIPS = 20
 SERVED = ROOT / "softnd/src/connector.c"
 
@@ -53,6 +59,7 @@ echo begin: trespass
 {python} -B {trespass} {trespass_port}
 echo end: trespass $?
 {example_clients}
+{python} -B {partings} serve 10.0.2.15 {partings_port} 10.0.2.2 {own_partings_port} {partings_count} 2>&1 &
 until [ -e {done} ]; do sleep 0.5; done
 echo leaving
 """
@@ -170,7 +177,7 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
     done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; its /tmp is its own
     script = ROOT / "softnd/build" / f"siw-{os.getpid()}.sh"
     guest_ports = {**GUEST_PORTS, **EXAMPLE_PORTS}
-    ports = free_ports(1 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
+    partings_port, own_partings_port, *ports = free_ports(3 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
     forwarded = dict(zip(guest_ports, ports, strict=False))
     ports = ports[len(guest_ports) :]
     own_ports = dict(zip(EXAMPLES, ports, strict=False))
@@ -192,6 +199,10 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             python=sys.executable,
             trespass=ROOT / "tests/softnd/trespass.py",
             trespass_port=ports[-1],
+            partings=PARTINGS,
+            partings_port=PARTINGS_PORT,
+            own_partings_port=own_partings_port,
+            partings_count=PARTINGS_COUNT,
             done=done,
         )
     )
@@ -216,10 +227,13 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             assert "listening" in servers[name].next_line()
         command = [sys.executable, "-m", "ndpy", "softroce", "run"]
         command += [f"--forward={port}:{guest_ports[name]}" for name, port in forwarded.items()]
+        command.append(f"--forward={partings_port}:{PARTINGS_PORT}")
         command += ["--adapter", "siw", "--limit", str(VM_LIMIT_S), "--", "sh", str(script)]
         machine = Machine(command)
         try:
-            yield Siw(machine, forwarded, servers, trace)
+            yield Siw(
+                machine, {**forwarded, "partings": partings_port, "own partings": own_partings_port}, servers, trace
+            )
             done.touch()
             status = machine.process.wait(60)
         finally:
@@ -292,3 +306,56 @@ def test_ndpy_on_siw_is_the_client_of_ndpy_on_windows(siw, name):
     assert server.finish() == 0, server.lines
     said = "\n".join(server.lines)
     assert ("window invalidated" if name == "file" else f"verified {ROUND_TRIPS} messages") in said
+
+
+@pytest.fixture(scope="module")
+def partings(siw) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+    """What became of the requests of softnd, and of siw, when partings.py ran between them."""
+    siw.machine.wait_for("partings: listening")
+    arguments = ("join", "softnd0", siw.ports["own partings"], "127.0.0.1", siw.ports["partings"], PARTINGS_COUNT)
+    with WindowsProcess(PARTINGS, *arguments, limit_s=VM_LIMIT_S, NDPY_PROVIDER=hostile.dll()) as process:
+        status = process.finish(VM_LIMIT_S)
+    assert status == 0, (process.lines, siw.machine.lines[-20:])
+    return json.loads(process.lines[-1]), json.loads(siw.machine.wait_for('{"exchange'))
+
+
+def test_f_5_4_what_siw_took_and_stayed_for_succeeds_though_softnd_leaves_at_once(partings):
+    softnd, siw = partings
+    for what in ("read beyond", "write beyond", "write read-only"):
+        assert softnd[f"{what}, give"] == {"SEND SUCCESS": PARTINGS_COUNT, "RECEIVE CANCELED": PARTINGS_COUNT}
+    answered = {"SEND SUCCESS": 4 * PARTINGS_COUNT, "RECEIVE SUCCESS": PARTINGS_COUNT}
+    assert softnd["answered burst, burst_until_answered"] == answered
+    assert siw["answered burst, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * PARTINGS_COUNT
+
+
+def test_f_6_5_softnd_that_trespasses_on_siw_hears_of_it_and_keeps_what_it_took(partings):
+    softnd, _ = partings
+    both_roles = 2 * PARTINGS_COUNT
+    assert softnd["read beyond, read_beyond"] == {"RECEIVE SUCCESS": both_roles, "READ REMOTE_ERROR": both_roles}
+    for what in ("write beyond, write_beyond", "write read-only, write_read_only"):
+        assert softnd[what] == {"RECEIVE SUCCESS": both_roles, "WRITE ACCESS_VIOLATION": both_roles}
+
+
+def test_softnd_takes_all_that_siw_sent_and_leaves(partings):
+    softnd, _ = partings
+    assert softnd["private data, take_one"] == {"RECEIVE SUCCESS": 2 * PARTINGS_COUNT}
+    assert softnd["burst, take_burst"] == {"RECEIVE SUCCESS": 2 * 4 * PARTINGS_COUNT}
+
+
+def test_what_siw_took_just_before_it_left_is_taken_or_canceled_never_anything_else(partings):
+    """siw leaves without the answers that its kernel still has to send, so a Send may be CANCELED that it took."""
+    softnd, siw = partings
+    leaving = {
+        what: softnd[what]
+        for what in (
+            "exchange, exchange",
+            "private data, send_nothing",
+            "burst, burst",
+            "answered burst, take_burst_and_answer",
+        )
+    }
+    for tally in leaving.values():
+        assert {request.split()[1] for request in tally} <= {"SUCCESS", "CANCELED", "IO_TIMEOUT"}
+    assert sum(tally.get("SEND SUCCESS", 0) for tally in leaving.values()) > 0
+    assert siw["private data, take_one"] == {"RECEIVE SUCCESS": PARTINGS_COUNT}
+    assert siw["burst, take_burst"] == {"RECEIVE SUCCESS": 4 * PARTINGS_COUNT}

@@ -1,0 +1,215 @@
+"""Short conversations in which an end leaves as soon as it can, between ndpy on softnd and ndpy on siw.
+
+    partings.py serve ADAPTER PORT HOST PEER_PORT COUNT     takes part until the peer is done, then asks
+    partings.py join ADAPTER PORT HOST PEER_PORT COUNT      asks for COUNT of each, then takes part
+
+The last line says what became of the requests of this end:
+{"burst, take_burst": {"RECEIVE SUCCESS": 20}, ...}.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import sys
+import time
+from typing import Any
+
+import ndpy
+
+LIMIT_S = 60.0
+PAGE = 4096
+BURST = 4
+CALLER_DATA, CALLEE_DATA = 56, 148  # what rdma_cm lets a program on siw send
+DONE = "done"
+READS = {"inbound_read_limit": 1, "outbound_read_limit": 1}
+
+
+class End:
+    """One end, with a page to send from and one to receive into."""
+
+    def __init__(self, adapter: Any, stack: contextlib.ExitStack) -> None:
+        self.adapter = adapter
+        self.outbox, self.inbox = bytearray(PAGE), bytearray(PAGE)
+        self.outgoing = stack.enter_context(adapter.register(self.outbox, ndpy.Access.REMOTE_READ))
+        self.incoming = stack.enter_context(adapter.register(self.inbox, ndpy.Access.LOCAL_WRITE))
+        self.outbox[:20] = self.outgoing.remote().to_bytes()
+        self.queue = stack.enter_context(adapter.create_completion_queue(64))
+        self.base = self.posted = 0
+
+    def renew(self, stack: contextlib.ExitStack) -> None:
+        """A queue pair for another conversation."""
+        self.queue_pair = stack.enter_context(
+            self.adapter.create_queue_pair(self.queue, receive_depth=BURST + 1, initiator_depth=BURST)
+        )
+        self.base += self.posted
+        self.posted = 0
+        self.done: dict[int, Any] = {}
+
+    def post(self, method: str, *arguments: Any) -> int:
+        self.posted += 1
+        getattr(self.queue_pair, method)(*arguments, context=self.base + self.posted)
+        return self.posted
+
+    def receive(self) -> int:
+        return self.post("receive", self.incoming)
+
+    def send(self, size: int = PAGE) -> int:
+        return self.post("send", self.outgoing[:size] if size else [])
+
+    def outcome(self, context: int) -> Any:
+        end = time.monotonic() + LIMIT_S
+        while self.base + context not in self.done:
+            for completion in self.queue.wait(end - time.monotonic()):
+                self.done[completion.context] = completion
+        return self.done[self.base + context]
+
+
+def exchange(end: End) -> None:
+    end.send()
+    end.outcome(1)
+
+
+def give(end: End) -> None:
+    end.outcome(end.send(20))
+    end.outcome(1)
+
+
+def trespass(end: End, method: str, beyond: int) -> None:
+    end.outcome(1)
+    target = ndpy.RemoteMemory.from_bytes(bytes(end.inbox[:20]))
+    target = ndpy.RemoteMemory(target.address + beyond, 64, target.token)
+    end.outcome(end.post(method, end.incoming[:64], target))
+
+
+def read_beyond(end: End) -> None:
+    trespass(end, "read", PAGE)
+
+
+def write_beyond(end: End) -> None:
+    trespass(end, "write", PAGE)
+
+
+def write_read_only(end: End) -> None:
+    trespass(end, "write", 0)
+
+
+def send_nothing(end: End) -> None:
+    end.outcome(end.send(0))
+
+
+def take_one(end: End) -> None:
+    end.outcome(1)
+
+
+def burst(end: End) -> None:
+    for context in [end.send(64) for _ in range(BURST)]:
+        end.outcome(context)
+
+
+def take_burst(end: End) -> None:
+    end.outcome(BURST)
+
+
+def burst_until_answered(end: End) -> None:
+    for _ in range(BURST):
+        end.send(64)
+    end.outcome(1)
+
+
+def take_burst_and_answer(end: End) -> None:
+    end.outcome(BURST)
+    end.send(64)
+    end.outcome(BURST + 1)
+
+
+# Who speaks first, the other, and how many Receives each posts.
+CONVERSATIONS = {
+    "exchange": ((exchange, 1), (exchange, 1)),
+    "read beyond": ((give, 1), (read_beyond, 1)),
+    "write beyond": ((give, 1), (write_beyond, 1)),
+    "write read-only": ((give, 1), (write_read_only, 1)),
+    "private data": ((send_nothing, 0), (take_one, 1)),
+    "burst": ((burst, 0), (take_burst, BURST)),
+    "answered burst": ((burst_until_answered, 1), (take_burst_and_answer, BURST + 1)),
+}
+
+
+class Program:
+    """Both sides of the conversations, and the tally of each part."""
+
+    def __init__(self, adapter: Any, stack: contextlib.ExitStack, port: int) -> None:
+        self.adapter = adapter
+        self.end = End(adapter, stack)
+        self.listener = stack.enter_context(adapter.listen(("", port)))
+        self.tallies: dict[str, collections.Counter[str]] = {}
+
+    def take_part(self, what: str, number: int, connect: Any) -> None:
+        act, receives = CONVERSATIONS[what][number]
+        tally = self.tallies.setdefault(f"{what}, {act.__name__}", collections.Counter())
+        with contextlib.ExitStack() as stack:
+            self.end.renew(stack)
+            for _ in range(receives):
+                self.end.receive()
+            connector = stack.enter_context(connect(self.end.queue_pair))
+            act(self.end)
+            connector.disconnect(timeout_s=LIMIT_S)
+            for context in range(1, self.end.posted + 1):
+                completion = self.end.outcome(context)
+                tally[f"{completion.operation.name} {completion.status.name}"] += 1
+
+    def serve(self) -> None:
+        while True:
+            connector = self.listener.get_request(timeout_s=LIMIT_S * 10)
+            what, _, number = connector.private_data.rstrip(b"\0").decode().partition("/")
+            if what == DONE:
+                connector.reject()
+                connector.close()
+                return
+            data = bytes(CALLEE_DATA) if what == "private data" else b""
+
+            def accept(queue_pair: Any, connector: Any = connector, data: bytes = data) -> Any:
+                connector.accept(queue_pair, private_data=data, timeout_s=LIMIT_S, **READS)
+                return connector
+
+            self.take_part(what, 1 - int(number), accept)
+
+    def join(self, to: tuple[str, int], count: int) -> None:
+        for what, parts in CONVERSATIONS.items():
+            for number in (0, 1):
+                # An accepting softnd does not speak first to siw.
+                if number == 1 and (parts[0] == parts[1] or self.adapter.info.name.startswith("siw")):
+                    continue
+                data = f"{what}/{number}".encode()
+                data = data.ljust(CALLER_DATA, b"\0") if what == "private data" else data
+
+                def connect(queue_pair: Any, data: bytes = data) -> Any:
+                    return self.adapter.connect(queue_pair, to, private_data=data, timeout_s=LIMIT_S, **READS)
+
+                left = count
+                while left > 0:
+                    # rdma_cm now and then picks a port whose last connection TCP still remembers.
+                    with contextlib.suppress(ndpy.AddressUnreachableError):
+                        self.take_part(what, number, connect)
+                        left -= 1
+        with contextlib.ExitStack() as stack, contextlib.suppress(ndpy.ConnectionRefusedError):
+            self.end.renew(stack)
+            self.adapter.connect(self.end.queue_pair, to, private_data=DONE.encode(), timeout_s=LIMIT_S)
+
+
+def main() -> None:
+    role, name, port, host, peer_port, count = sys.argv[1:]
+    with contextlib.ExitStack() as stack:
+        program = Program(stack.enter_context(ndpy.open_adapter(name)), stack, int(port))
+        print("partings: listening", flush=True)
+        if role == "serve":
+            program.serve()
+        program.join((host, int(peer_port)), int(count))
+        if role == "join":
+            program.serve()
+    print(json.dumps(program.tallies), flush=True)
+
+
+if __name__ == "__main__":
+    main()
