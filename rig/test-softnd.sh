@@ -2,14 +2,16 @@
 # Builds softnd.dll and runs its tests:
 #   rig/test-softnd.sh windows   the wire code natively under sanitizers and in a fuzzer for a minute; the clauses of
 #                                the contract and all else that needs Windows, on a Windows Python under Wine
-#   rig/test-softnd.sh ends      hostile peers and siw (in the VM) against a provider under Wine
-#   rig/test-softnd.sh           both
+#   rig/test-softnd.sh peers     hostile and other peers in Python against a provider under Wine
+#   rig/test-softnd.sh siw       siw, in the VM, against a provider under Wine
+#   rig/test-softnd.sh           all of it
 # NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
 
 set -u
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 results=.rig/results
+siw=tests/softnd/test_siw.py
 mkdir -p $results
 failed=
 if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=600; fi
@@ -33,17 +35,24 @@ windows() {
     report fuzz $status
 }
 
-ends() {
+peers() {
     echo "== softnd and other ends"
-    $python -m pytest tests/softnd --junitxml $results/softnd.xml ${ARGS:-}
-    report softnd-ends $?
+    $python -m pytest tests/softnd --ignore $siw --junitxml $results/softnd.xml ${ARGS:-}
+    report softnd-peers $?
+}
+
+siw() {
+    echo "== softnd and siw"
+    $python -m pytest $siw --junitxml $results/softnd-siw.xml ${ARGS:-}
+    report softnd-siw $?
 }
 
 make -s -C softnd || exit 1
 case ${1:-all} in
 windows) windows ;;
-ends) ends ;;
-all) windows; ends ;;
+peers) peers ;;
+siw) siw ;;
+all) windows; peers; siw ;;
 *) echo "unknown part $1" >&2; exit 2 ;;
 esac
 if [ -n "$failed" ]; then

@@ -42,6 +42,7 @@ make -s -C softnd || exit 1
     status=0
     rig/test-softnd.sh windows || status=1
     rig/test-windows.sh || status=1
+    rig/test-softnd.sh peers || status=1
     exit $status
 } >$results/windows.log 2>&1 &
 windows=$!
@@ -60,8 +61,8 @@ wait $windows
 status=$?
 cat $results/windows.log
 report windows $status
-rig/test-softnd.sh ends
-report softnd-ends $?
+rig/test-softnd.sh siw
+report softnd-siw $?
 echo "== tests of the emulated machine itself"
 $python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-}
 report vm $?
