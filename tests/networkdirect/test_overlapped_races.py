@@ -556,7 +556,7 @@ def test_a_queue_in_two_pollers_that_come_and_go(softnd):
             goes.close()
 
 
-def test_pollers_that_are_dropped_free_their_ports(softnd):
+def test_pollers_that_are_dropped_free_their_ports():
     before = handles()
     for _ in range(50):
         ndpy.Poller()
