@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 import weakref
 
 import pytest
@@ -129,10 +130,11 @@ def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, po
 
         first = scene.begin(points, chosen, join)
         for other in (first, second):
-            while other.thread.is_alive() and scene.first.arrived < 15:
+            deadline = time.monotonic() + WAIT_S
+            while other.thread.is_alive() and time.monotonic() < deadline:
                 other.thread.join(GRACE_S / 2)
-                # Whoever has got nothing yet gets the next.
-                if points.reached and other.thread.is_alive():
+                # Whoever has got nothing yet gets the next, once all before it was taken.
+                if points.reached and other.thread.is_alive() and scene.first.queue._taken == scene.first.arrived:
                     scene.arrive()
         scene.keep(first.result())
         points.stop()
