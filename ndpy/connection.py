@@ -103,7 +103,10 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
 
 
 def cap_limits(info: AdapterInfo, inbound: int | None, outbound: int | None) -> ReadLimits:
-    """What was asked for, None for the adapter's limits, capped by these."""
+    """What was asked for, None for the adapter's limits, capped by these; ValueError for what is no number of reads."""
+    for limit in (inbound, outbound):
+        if limit is not None and not (isinstance(limit, int) and limit >= 0):
+            raise ValueError(f"a read limit is 0 or more, or None, not {limit!r}")
     return ReadLimits(
         min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
         min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
@@ -264,7 +267,7 @@ class Connector(Resource):
         """Ask the listener at `address` for a connection, and wait until it accepted; complete_connect() comes next.
 
         private_data: up to info.max_caller_data bytes for the server. Read limits: None for the adapter's; larger ones
-        are lowered silently. retry: see RetryPolicy. After a failure the queue pair is as it was, its posted receives
+        are lowered silently, negative ones are a ValueError. retry: see RetryPolicy. After a failure the queue pair is as it was, its posted receives
         included.
 
         Raises ConnectionRefusedError (nobody listens, or rejected: see private_data), TimeoutError,

@@ -248,6 +248,7 @@ class NetworkDirectConnector(Connector):
         retry: RetryPolicy | None = None,
     ) -> Pending[None]:
         self._check_policy(retry, "connect")
+        limits = self._own_limits(inbound_read_limit, outbound_read_limit)
         data = limit_private_data(private_data, self._adapter.info.max_caller_data, "connect")
         family, resolved = resolve_destination(address)
         with self._state_lock:
@@ -256,7 +257,6 @@ class NetworkDirectConnector(Connector):
             assert isinstance(queue_pair, NetworkDirectQueuePair)
             lend = queue_pair._lend
             try:
-                limits = self._own_limits(inbound_read_limit, outbound_read_limit)
                 self._target = f"{address[0]} port {address[1]}"
                 self._private_data = self._read_limits = None
                 if not self._bound:
@@ -421,6 +421,7 @@ class NetworkDirectConnector(Connector):
         retry: RetryPolicy | None = None,
     ) -> Pending[None]:
         self._check_policy(retry, "accept")
+        mine = self._own_limits(inbound_read_limit, outbound_read_limit)
         data = limit_private_data(private_data, self._adapter.info.max_callee_data, "accept")
         with self._state_lock:
             if self._state == "failed":
@@ -430,9 +431,7 @@ class NetworkDirectConnector(Connector):
             assert isinstance(queue_pair, NetworkDirectQueuePair)
             lend = queue_pair._lend
             assert self._read_limits is not None
-            mine = self._own_limits(inbound_read_limit, outbound_read_limit)
-            former = self._read_limits
-            self._read_limits = ReadLimits(*map(min, mine, former))
+            self._read_limits = ReadLimits(*map(min, mine, self._read_limits))
             pending: Pending[None] = OverlappedPending("accept", lambda: self._give_up(pending))
             self._pending = pending
             self._move("accepting")

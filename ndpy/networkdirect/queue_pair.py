@@ -178,7 +178,8 @@ class NetworkDirectQueuePair(QueuePair):
                 return
             self._never_connected = False
             # Not the property, which refuses what was removed meanwhile.
-            limits = self.connector._read_limits if self.connector is not None else None
+            connector = self.connector
+            limits = connector._read_limits if connector is not None else None
             if limits is not None and not limits.outbound:
                 lib.ndpy_queue_pair_refuse_reads(self._native)
             lib.ndpy_queue_pair_set_connection(self._native, lib.NDPY_CONNECTED)
@@ -198,8 +199,10 @@ class NetworkDirectQueuePair(QueuePair):
     def _on_failed_completion(self) -> None:
         # The provider ends the connection and tells the peer (contract F.6.1).
         self._set_ended()
-        if self.connector is not None:
-            self.connector._on_failed_completion()  # type: ignore[attr-defined]
+        # Looked at once: another thread may take it away.
+        connector = self.connector
+        if connector is not None:
+            connector._on_failed_completion()  # type: ignore[attr-defined]
 
     def flush(self) -> None:
         self._check()
@@ -393,10 +396,11 @@ class NetworkDirectQueuePair(QueuePair):
     # ---- what went wrong ----
 
     def _explain(self, status: Status) -> str:
-        if status is not Status.IO_TIMEOUT or self.connector is None:
+        connector = self.connector
+        if status is not Status.IO_TIMEOUT or connector is None:
             return ""
         try:
-            host, port = self.connector.peer_address
+            host, port = connector.peer_address
         except (errors.NdpyError, OSError):
             return ""
         return f"the peer is {host} port {port}: is its process alive, does it post receives, and is the link up?"

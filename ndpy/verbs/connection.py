@@ -115,12 +115,12 @@ class VerbsConnector(Connector):
     ) -> Pending[None]:
         self._check()
         policy = self._check_policy(retry, "connect")
+        limits = self._own_limits(inbound_read_limit, outbound_read_limit)
         data = limit_private_data(private_data, MAX_CALLER_DATA, "connect")
         family, resolved = resolve_destination(address)
         with self._state_lock:
             self._expect("connect", "idle", "bound")
             self._take_queue_pair(queue_pair)
-            limits = self._own_limits(inbound_read_limit, outbound_read_limit)
             self._request = (data, limits)
             self._retry = policy
             self._target = f"{address[0]} port {address[1]}"
@@ -282,6 +282,7 @@ class VerbsConnector(Connector):
     ) -> Pending[None]:
         self._check()
         policy = self._check_policy(retry, "accept")
+        mine = self._own_limits(inbound_read_limit, outbound_read_limit)
         data = limit_private_data(private_data, MAX_CALLEE_DATA, "accept")
         with self._state_lock:
             if self._state == "failed":
@@ -290,7 +291,6 @@ class VerbsConnector(Connector):
             self._take_queue_pair(queue_pair)
             assert isinstance(queue_pair, VerbsQueuePair)
             assert self._read_limits is not None
-            mine = self._own_limits(inbound_read_limit, outbound_read_limit)
             self._read_limits = ReadLimits(*map(min, mine, self._read_limits))
             self._request = (data, self._read_limits)
             self._retry = policy
@@ -358,27 +358,36 @@ class VerbsConnector(Connector):
                 pending.succeed(None)
                 return pending
             self._disconnecting = pending
-            self._disconnect_natively()
+            number = self._disconnect_natively()
+            if number:
+                # It can be called again.
+                self._disconnect_called, self._disconnecting = False, None
+                raise errors.from_errno("disconnect", number)
         return pending
 
-    def _disconnect_natively(self) -> None:
+    def _disconnect_natively(self) -> int:
         queue_pair = self.queue_pair
         # iWARP sends what is queued before it closes, unless the queue pair is in the error state by then.
         if not self._iwarp and isinstance(queue_pair, VerbsQueuePair):
             queue_pair._end_connection()
+        return self._tell_peer()
+
+    def _tell_peer(self) -> int:
+        """Tell the peer, once, that the connection is over; the errno if that failed."""
         if self._disconnect_sent:
-            return
+            return 0
         self._disconnect_sent = True
         if self._adapter.port_state != "active":
             # A datagram of the connection manager that meets a closed port leaves rxe's manager dead for good.
             self._adapter._tell_when_port_is_active(self)
             self._on_disconnected()
-            return
-        if lib.rdma_disconnect(self._id):
-            number = ffi.errno
+        elif lib.rdma_disconnect(self._id):
+            number = int(ffi.errno)
             if number not in (errno.EINVAL, errno.ENOTCONN):
-                raise errors.from_errno("disconnect", number)
+                self._disconnect_sent = False
+                return number
             self._on_disconnected()
+        return 0
 
     def _disconnect_late(self) -> None:
         """The port is back: tell the peer now."""
@@ -405,6 +414,7 @@ class VerbsConnector(Connector):
         """A request failed, which ends the connection (contract F.6.1): the peer is told."""
         with self._state_lock:
             if self._state == "established" and self._id is not None:
+                # If the peer cannot be told now, disconnect() says so; whoever polled gets his completions.
                 self._disconnect_natively()
 
     def _on_queue_pair_closing(self) -> None:
@@ -418,7 +428,7 @@ class VerbsConnector(Connector):
                 if pending is not None:
                     pending.fail(errors.CanceledError("the queue pair was closed", operation="connect"))
             elif self._state == "established":
-                lib.rdma_disconnect(self._id)
+                self._tell_peer()
                 self._on_disconnected()
             self._release_queue_pair()
 
@@ -440,7 +450,7 @@ class VerbsConnector(Connector):
                 "disconnected",
             ):
                 if self._id is not None and self._state == "established":
-                    lib.rdma_disconnect(self._id)
+                    self._tell_peer()
                 elif self._id is not None and self._state == "offered" and not self._iwarp:
                     lib.rdma_reject(self._id, ffi.NULL, 0)
                 if self._state != "offered":
@@ -467,12 +477,13 @@ class VerbsConnector(Connector):
             if self._id is None or self._released:
                 return
             finished = self._handle(event)
-        if finished is not None:
-            pending, error = finished
-            if error is None:
-                pending.succeed(None)
-            else:
-                pending.fail(error)
+            # Under the lock: cancel() gives the attempt up before this, or comes after its end.
+            if finished is not None:
+                pending, error = finished
+                if error is None:
+                    pending.succeed(None)
+                else:
+                    pending.fail(error)
 
     def _handle(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
         kind = event.type

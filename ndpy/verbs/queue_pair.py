@@ -249,8 +249,10 @@ class VerbsQueuePair(QueuePair):
         self._tell_queues()
 
     def _on_failed_completion(self) -> None:
-        if self.connector is not None:
-            self.connector._on_failed_completion()  # type: ignore[attr-defined]
+        # Looked at once: another thread may take it away.
+        connector = self.connector
+        if connector is not None:
+            connector._on_failed_completion()  # type: ignore[attr-defined]
 
     def flush(self) -> None:
         self._check()
@@ -310,8 +312,9 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             # From here on no connector takes it.
             self._defunct = self._closed_error
-        if self.connector is not None:
-            self.connector._on_queue_pair_closing()  # type: ignore[attr-defined]
+        connector = self.connector
+        if connector is not None:
+            connector._on_queue_pair_closing()  # type: ignore[attr-defined]
         with self._lock:
             if self._qp is not None:
                 self._destroy()
@@ -486,21 +489,25 @@ class VerbsQueuePair(QueuePair):
             ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
             ProviderError: the adapter cannot reach that end.
         """
-        self._check()
-        if not self._never_connected or self.connector is not None:
-            raise errors.ConnectionActiveError(
-                "the queue pair is or was connected; create another one", operation="connect_endpoint"
-            )
+        self._check_unused()
         local = self._local or self.local_endpoint()
         limits = cap_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
         if remote.inbound_read_limit is not None:
             limits = limits._replace(outbound=min(limits.outbound, remote.inbound_read_limit))
         with self._lock:
-            self._check()
+            # Another thread may have connected it meanwhile.
+            self._check_unused()
             modify_to_connected(self._qp, self._adapter, local, remote, limits, retry or RetryPolicy())
             self._path, self._path_mtu = (local, remote), path_mtu(local, remote)
             self._path_limits = limits
             self._connected()
+
+    def _check_unused(self) -> None:
+        self._check()
+        if not self._never_connected or self._ended or self.connector is not None:
+            raise errors.ConnectionActiveError(
+                "the queue pair is or was connected; create another one", operation="connect_endpoint"
+            )
 
     @property
     def read_limits(self) -> ReadLimits:
@@ -508,9 +515,10 @@ class VerbsQueuePair(QueuePair):
         self._check()
         if self._path_limits is not None:
             return self._path_limits
-        if self.connector is None or self._never_connected:
+        connector = self.connector
+        if connector is None or self._never_connected:
             raise errors.NotConnectedError("the queue pair has no connection", operation="read_limits")
-        return self.connector.read_limits
+        return connector.read_limits
 
     def _explain(self, status: Status) -> str:
         return explain(self._adapter, status, self._path, self.connector, self._path_mtu)

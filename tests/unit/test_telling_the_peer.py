@@ -1,0 +1,203 @@
+"""The end of a connection, told to the peer once; and attempts that end while they are given up: over a provider without a
+device."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import DEADLINE_S, Elsewhere, soon
+
+import ndpy
+from ndpy.connection import Connector
+from ndpy.verbs import connection
+from ndpy.verbs.endpoint import Endpoint
+from ndpy.verbs.library import ffi, lib
+
+# ruff: noqa: F811
+
+SERVER = ("127.0.0.1", 4791)
+
+
+@pytest.fixture
+def adapter(fake):
+    fake.have_address()
+    with fake.open() as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def queue(adapter):
+    with adapter.create_completion_queue(64) as queue:
+        yield queue
+
+
+@pytest.fixture
+def queue_pair(adapter, queue):
+    with adapter.create_queue_pair(queue) as queue_pair:
+        yield queue_pair
+
+
+@pytest.fixture
+def connector(adapter, queue_pair):
+    """Of a queue pair that it has connected."""
+    with adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) as connector:
+        yield connector
+
+
+class Failing:
+    """The extension's functions, of which rdma_disconnect() fails."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
+
+    def rdma_disconnect(self, identifier: Any) -> int:
+        ffi.errno = errno.ENOMEM
+        return -1
+
+
+@pytest.fixture
+def told(fake, connector):
+    """The calls of rdma_disconnect()."""
+    told: list[bytes] = []
+    fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)
+    return told
+
+
+@pytest.mark.parametrize("closed", ["connector", "queue_pair"])
+@pytest.mark.parametrize("disconnected", [False, True])
+def test_the_peer_is_told_once(fake, connector, queue_pair, told, closed, disconnected):
+    fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_DISCONNECTED
+    if disconnected:
+        connector.begin_disconnect()
+    (connector if closed == "connector" else queue_pair).close()
+    queue_pair.close()
+    connector.close()
+    assert len(told) == 1
+
+
+def test_closing_a_queue_pair_sends_nothing_through_a_port_that_is_down(fake, adapter, connector, queue_pair, told):
+    fake.device_event(adapter, lib.IBV_EVENT_PORT_ERR)
+    soon(lambda: adapter.port_state == "down", "the port is down")
+    queue_pair.close()
+    assert not told
+    fake.device_event(adapter, lib.IBV_EVENT_PORT_ACTIVE)
+    soon(lambda: told, "the peer is told")
+
+
+def test_a_disconnect_that_failed_can_be_repeated(connector, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "lib", Failing())
+        with pytest.raises(ndpy.InsufficientResourcesError):
+            connector.disconnect(DEADLINE_S)
+    connector.disconnect(DEADLINE_S)
+    assert connector.state == "disconnected"
+
+
+def test_completions_are_delivered_although_the_peer_cannot_be_told_of_a_failure(fake, queue, connector, monkeypatch):
+    connector.queue_pair.receive([], context=7)
+    assert fake.complete(connector.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "lib", Failing())
+        assert [completion.context for completion in queue.poll()] == [7]
+        with pytest.raises(ndpy.InsufficientResourcesError):
+            connector.disconnect(DEADLINE_S)
+    connector.disconnect(DEADLINE_S)
+
+
+def test_completions_are_delivered_although_the_connector_lets_go_of_the_queue_pair_meanwhile(fake, queue, connector):
+    """Between the look whether it has one and the use."""
+    queue_pair = connector.queue_pair
+
+    class LettingGo:
+        looks = 0
+
+        def __get__(self, owner: Any, kind: type) -> Connector | None:
+            if owner is not queue_pair:
+                return owner.__dict__.get("connector") if owner is not None else None
+            self.looks += 1
+            return connector if self.looks == 1 else None
+
+        def __set__(self, owner: Any, value: Any) -> None:
+            owner.__dict__["connector"] = value
+
+    queue_pair.receive([], context=7)
+    assert fake.complete(queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ndpy.QueuePair, "connector", LettingGo(), raising=False)
+        assert [completion.context for completion in queue.poll()] == [7]
+
+
+class Watched:
+    """A connector's lock; calls released() whenever it is free again."""
+
+    def __init__(self, lock: Any, released: Any) -> None:
+        self._lock, self._released, self._depth = lock, released, 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *_: Any) -> None:
+        self._depth -= 1
+        free = not self._depth
+        self._lock.release()
+        if free:
+            self._released()
+
+
+def test_an_attempt_that_succeeds_while_it_is_given_up_is_given_up_or_has_succeeded(fake, adapter, queue_pair):
+    """Whoever cancels comes as soon as the connector is free after the event."""
+    with adapter.create_connector() as connector:
+        answers: list[bool] = []
+
+        def cancel() -> None:
+            if connector.state == "offered" and not answers:
+                answers.append(True)
+                answers.append(pending.cancel())
+
+        fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_CONNECT_RESPONSE
+        lock = connector._state_lock
+        connector._state_lock = Watched(lock, cancel)
+        pending = connector.begin_connect(queue_pair, SERVER)
+        fake.connection_event(connector, lib.RDMA_CM_EVENT_CONNECT_RESPONSE)
+        soon(lambda: len(answers) == 2, "it was cancelled")
+        connector._state_lock = lock
+        assert answers == [True, False]
+        pending.result(DEADLINE_S)
+        assert connector.state == "offered"
+
+
+@pytest.mark.parametrize("limit", ["inbound_read_limit", "outbound_read_limit"])
+@pytest.mark.parametrize("value", [-1, 1.5, "4"])
+def test_a_read_limit_that_is_no_number_of_reads_is_refused_at_once(fake, adapter, queue_pair, limit, value):
+    with adapter.create_connector() as client:
+        with pytest.raises(ValueError, match="a read limit is"):
+            client.begin_connect(queue_pair, SERVER, **{limit: value})
+        assert client.state == "idle"
+    with adapter.listen(("127.0.0.1", 0)) as listener:
+        fake.request(listener)
+        with listener.get_request(DEADLINE_S) as server:
+            with pytest.raises(ValueError, match="a read limit is"):
+                server.begin_accept(queue_pair, **{limit: value})
+            assert server.state == "requested"
+    assert queue_pair.connector is None
+
+
+def test_a_queue_pair_that_a_connector_takes_meanwhile_is_connected_to_no_endpoint(adapter, queue_pair):
+    ends = [Endpoint(lid=1, qp_number=number, psn=1, gid=bytes(16), mtu=1024) for number in (1, 2)]
+    queue_pair._local = ends[0]
+    with adapter.create_connector() as connector, queue_pair._lock:
+        connecting = Elsewhere(lambda: queue_pair.connect_endpoint(ends[1])).start()
+        # It has looked, and waits for the lock.
+        connecting.thread.join(0.05)
+        queue_pair.connector = connector
+    assert isinstance(connecting.outcome(), ndpy.ConnectionActiveError)
+    queue_pair.connector = None
