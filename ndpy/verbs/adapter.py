@@ -220,9 +220,16 @@ class VerbsAdapter(Adapter):
 
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for long; closing the adapter waits for it."""
-        self._background = {thread for thread in self._background if thread.is_alive()}
-        thread = threading.Thread(target=call, name=f"ndpy-{self.info.name}-release", daemon=True)
-        self._background.add(thread)
+        background = self._background
+
+        def run() -> None:
+            try:
+                call()
+            finally:
+                background.discard(thread)
+
+        thread = threading.Thread(target=run, name=f"ndpy-{self.info.name}-release", daemon=True)
+        background.add(thread)
         thread.start()
 
     def _on_connection_events(self) -> None:
@@ -303,7 +310,7 @@ class VerbsAdapter(Adapter):
         self._events.abandon()
 
     def _free(self) -> None:
-        for thread in self._background:
+        for thread in list(self._background):
             thread.join()
         if self._events is not None:
             self._events.stop()

@@ -71,8 +71,10 @@ class EventThread:
                 os.eventfd_write(self._wake, 1)
 
     def stop(self) -> None:
-        """End the thread and wait for it, unless this is it."""
+        """End the thread and wait for it, unless this is it; harmless when repeated."""
         with self._waking:
+            if self._stopping:
+                return
             self._stopping = True
             os.eventfd_write(self._wake, 1)
         if threading.current_thread() is self._thread:

@@ -80,9 +80,10 @@ class VerbsListener(Listener):
             pending.fail(self._removed_error())
 
     def _release(self) -> None:
+        # If this raises, it goes on as it was.
+        check("close listener", lib.rdma_destroy_id(self._id))
         asked, self._asked = self._asked, deque()
         waiting, self._waiting = self._waiting, deque()
-        check("close listener", lib.rdma_destroy_id(self._id))
         for connector in waiting:
             connector.close()
         for pending in asked:
