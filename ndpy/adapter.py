@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
@@ -18,7 +18,9 @@ from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
-from ndpy.resource import Orphans, Resource, busy
+from ndpy.resource import Orphans, Resource, _serials, busy
+
+T = TypeVar("T")
 
 
 class Adapter(Resource):
@@ -32,12 +34,14 @@ class Adapter(Resource):
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
-        #: Serial numbers of what is open. The collector clears weak references before it calls finalizers, so that
+        #: Serial numbers of what is open, and of what is being made. The collector clears weak references before it calls finalizers, so that
         #: children which are about to be handed over are in here only.
         self._open: set[int] = set()
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         #: Held by the adapter's thread too, so that an adapter that was dropped itself is closed as well.
         self._orphans = Orphans()
+        #: close() goes on: nothing more can be made.
+        self._closing = False
         super().__init__(self)
 
     def _opened(self) -> None:
@@ -158,6 +162,19 @@ class Adapter(Resource):
     def _monitor(self, on_change: Callable[[], None]) -> Any:
         """A monitor of memory for one cache; UnsupportedError, saying why and what to do, where there is none."""
 
+    def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
+        """kind(self, *arguments). While it lasts the adapter cannot be closed; ClosedError if it is being closed."""
+        number = next(_serials)
+        # close() looks for numbers after it has said that it goes on; so one of the two sees the other.
+        self._open.add(number)
+        try:
+            self._check()
+            if self._closing:
+                raise errors.ClosedError(f"{self._describe()} is being closed")
+            return kind(self, *arguments)
+        finally:
+            self._open.discard(number)
+
     def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
         if not least <= value <= maximum:
             raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
@@ -242,7 +259,11 @@ class Adapter(Resource):
             # A queue pair and its connector refer to each other, so that dropped ones wait for the garbage collector.
             gc.collect()
             users = self._users_left()
+        if not users:
+            self._closing = True
+            users = self._users_left()
         if users:
+            self._closing = False
             raise busy(self, users)
 
     def _users_left(self) -> list[str]:
@@ -250,7 +271,7 @@ class Adapter(Resource):
         if not self._open:
             return []
         left = {*self._open_children(), *self._orphans.waiting()} - {self}
-        return [child._describe() for child in left] or ["objects that are being released"]
+        return [child._describe() for child in left] or ["objects that are being made or released"]
 
     def _adopt(self, orphan: Resource) -> None:
         """Take over what was dropped without close(); called by finalizers, so it only notes and wakes the thread."""

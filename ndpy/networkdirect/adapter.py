@@ -104,14 +104,17 @@ class NetworkDirectAdapter(Adapter):
         return self._region_class(self, owner, buffer, address, length, access)
 
     def _register(self, buffer: Any, access: Access) -> NetworkDirectMemoryRegion:
-        region = self._prepare_region(buffer, access)
-        region._register_now()
-        return region
+        def make(adapter: NetworkDirectAdapter) -> NetworkDirectMemoryRegion:
+            region = adapter._prepare_region(buffer, access)
+            region._register_now()
+            return region
+
+        return self._make(make)
 
     def begin_register(  # type: ignore[override]
         self, buffer: Any, access: Access = Access.LOCAL_WRITE
     ) -> Pending[NetworkDirectMemoryRegion]:
-        return self._prepare_region(buffer, access)._begin_register()
+        return self._make(lambda adapter: adapter._prepare_region(buffer, access)._begin_register())
 
     def _monitor(self, on_change: Callable[[], None]) -> Any:
         raise errors.UnsupportedError(
@@ -123,7 +126,7 @@ class NetworkDirectAdapter(Adapter):
 
     def create_memory_window(self) -> NetworkDirectMemoryWindow:
         self._check()
-        return self._window_class(self)
+        return self._make(self._window_class)
 
     def create_completion_queue(
         self, depth: int, *, overlapped_file: int | None = None
@@ -131,14 +134,14 @@ class NetworkDirectAdapter(Adapter):
         # overlapped_file: this adapter's; the queue's notify() then brings packets to the program's own port.
         self._check()
         self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
-        return self._completion_queue_class(self, depth, overlapped_file)
+        return self._make(self._completion_queue_class, depth, overlapped_file)
 
     def create_shared_receive_queue(
         self, depth: int, *, max_sge: int = 1, threshold: int = 0
     ) -> NetworkDirectSharedReceiveQueue:
         self._check()
         self._limit_shared_receive_queue(depth, max_sge, threshold)
-        return NetworkDirectSharedReceiveQueue(self, depth, max_sge, threshold)
+        return self._make(NetworkDirectSharedReceiveQueue, depth, max_sge, threshold)
 
     def create_queue_pair(
         self,
@@ -161,14 +164,14 @@ class NetworkDirectAdapter(Adapter):
 
     def create_connector(self) -> NetworkDirectConnector:
         self._check()
-        return self._connector_class(self)
+        return self._make(self._connector_class)
 
     def _new_native_connector(self) -> Any:
         return create("create connector", "IND2Connector", lib.IND2Adapter_CreateConnector, self._native, self._file)
 
     def listen(self, address: Address, *, backlog: int = 128) -> NetworkDirectListener:
         self._check()
-        return self._listener_class(self, address, backlog)
+        return self._make(self._listener_class, address, backlog)
 
     # ---- events, and the end ----
 

@@ -126,14 +126,14 @@ class VerbsAdapter(Adapter):
         return owner, buffer, address, length, access
 
     def _register(self, buffer: Any, access: Access) -> VerbsMemoryRegion:
-        return VerbsMemoryRegion(self, *self._memory(buffer, access))
+        return self._make(VerbsMemoryRegion, *self._memory(buffer, access))
 
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[VerbsMemoryRegion]:  # type: ignore[override]
         memory = self._memory(buffer, access)
         _, _, _, length, _ = memory
         if length.bit_length() in self._registering.pace.quick:
             done = _new(Registered)
-            done._value = VerbsMemoryRegion(self, *memory)
+            done._value = self._make(VerbsMemoryRegion, *memory)
             return done
 
         def make() -> VerbsMemoryRegion:
@@ -144,7 +144,7 @@ class VerbsAdapter(Adapter):
 
     def _register_implicit(self, access: Access) -> VerbsMemoryRegion:
         access = validate_access(access | Access.ON_DEMAND, self.info)
-        return VerbsMemoryRegion(self, None, None, 0, EVERYTHING, access, register_everything)
+        return self._make(VerbsMemoryRegion, None, None, 0, EVERYTHING, access, register_everything)
 
     def _register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> VerbsMemoryRegion:
         access = validate_access(access, self.info)
@@ -154,7 +154,7 @@ class VerbsAdapter(Adapter):
             number = lib.ndpy_register_dmabuf(self._domain, offset, length, address, fd, rights, out)
             check("register dma-buf", number)
 
-        return VerbsMemoryRegion(self, None, None, iova, length, access, register)
+        return self._make(VerbsMemoryRegion, None, None, iova, length, access, register)
 
     def _monitor(self, on_change: Callable[[], None]) -> Monitor:
         return Monitor(self, on_change)
@@ -166,19 +166,19 @@ class VerbsAdapter(Adapter):
                 f"{self.info.name} ({self.info.driver}) has no type 2 memory windows; register with remote access instead",
                 operation="create memory window",
             )
-        return VerbsMemoryWindow(self)
+        return self._make(VerbsMemoryWindow)
 
     def create_completion_queue(self, depth: int) -> VerbsCompletionQueue:
         self._check()
         self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
-        return VerbsCompletionQueue(self, depth)
+        return self._make(VerbsCompletionQueue, depth)
 
     def create_shared_receive_queue(
         self, depth: int, *, max_sge: int = 1, threshold: int = 0
     ) -> VerbsSharedReceiveQueue:
         self._check()
         self._limit_shared_receive_queue(depth, max_sge, threshold)
-        return VerbsSharedReceiveQueue(self, depth, max_sge, threshold)
+        return self._make(VerbsSharedReceiveQueue, depth, max_sge, threshold)
 
     def create_queue_pair(
         self,
@@ -201,11 +201,11 @@ class VerbsAdapter(Adapter):
 
     def create_connector(self) -> VerbsConnector:
         self._check()
-        return VerbsConnector(self)
+        return self._make(VerbsConnector)
 
     def listen(self, address: Address, *, backlog: int = 128) -> VerbsListener:
         self._check()
-        return VerbsListener(self, address, backlog)
+        return self._make(VerbsListener, address, backlog)
 
     # ---- events ----
 

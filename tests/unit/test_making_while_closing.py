@@ -1,0 +1,99 @@
+"""Making something of an adapter that another thread closes: it is made and the adapter stays open, or ClosedError says so."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, _Calls, points, walk  # noqa: F401
+
+import ndpy
+from ndpy.verbs import memory
+from ndpy.verbs.library import lib
+
+# ruff: noqa: F811
+
+MAKE: dict[str, Any] = {
+    "completion queue": lambda adapter: adapter.create_completion_queue(4),
+    "region": lambda adapter: adapter.register(bytearray(64)),
+    "region at once": lambda adapter: adapter.begin_register(bytearray(64)).result(DEADLINE_S),
+    "region in a thread": lambda adapter: adapter.begin_register(bytearray(1 << 20)).result(DEADLINE_S),
+    "window": lambda adapter: adapter.create_memory_window(),
+    "connector": lambda adapter: adapter.create_connector(),
+    "listener": lambda adapter: adapter.listen(("127.0.0.1", 0)),
+}
+
+
+@pytest.fixture
+def making_points(fake: Any, points: Points, monkeypatch: pytest.MonkeyPatch) -> Points:
+    """Points also before and after a registration."""
+    monkeypatch.setattr(memory, "lib", _Calls(lib, points, {"ndpy_register": "ndpy_register"}))
+    fake.have_address()
+    return points
+
+
+def both(first: Elsewhere, second: Elsewhere, points: Points, chosen: int) -> None:
+    """second comes at the chosen point of first, and after it if there is no such point."""
+
+    def come() -> None:
+        second.start()
+        second.thread.join(GRACE_S)
+
+    points.watch(first.thread, chosen, come)
+    first.start().outcome()
+    points.stop()
+    if not points.reached:
+        second.start()
+    second.outcome()
+
+
+def check(fake: Any, adapter: Any, made: Any) -> None:
+    assert fake.fault() == ""
+    if isinstance(made, ndpy.NdpyError):
+        assert isinstance(made, (ndpy.ClosedError, ndpy.CanceledError))
+    elif not adapter.closed:
+        made.close()
+    else:
+        # It was closed with the adapter, or never was one of it.
+        assert made.closed
+    adapter.close()
+    assert not fake.counts.left()
+
+
+@pytest.mark.parametrize("what", MAKE)
+def test_what_is_made_at_any_point_of_the_adapters_close_is_refused_or_keeps_it_open(fake, making_points, what):
+    def run(chosen: int) -> bool:
+        adapter = fake.open(windows=1)
+        making, closing = Elsewhere(lambda: MAKE[what](adapter)), Elsewhere(adapter.close)
+        both(closing, making, making_points, chosen)
+        check(fake, adapter, making.outcome())
+        return making_points.reached
+
+    walk(run, making_points, 8)
+
+
+@pytest.mark.parametrize("what", ["completion queue", "region", "region at once", "listener"])
+def test_an_adapter_that_is_closed_at_any_point_of_making_something_stays_open(fake, making_points, what):
+    def run(chosen: int) -> bool:
+        adapter = fake.open(windows=1)
+        making, closing = Elsewhere(lambda: MAKE[what](adapter)), Elsewhere(adapter.close)
+        both(making, closing, making_points, chosen)
+        assert isinstance(closing.outcome(), ndpy.DeviceBusyError)
+        check(fake, adapter, making.outcome())
+        return making_points.reached
+
+    walk(run, making_points, 2)
+
+
+def test_what_cannot_be_made_does_not_keep_its_adapter_open(fake):
+    adapter = fake.open(reg_errno=12)
+    with pytest.raises(ndpy.InsufficientResourcesError) as refused:
+        adapter.register(bytearray(64))
+    adapter.close()
+    assert refused
