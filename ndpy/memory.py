@@ -131,6 +131,8 @@ class MemoryRegion(Resource):
 
     local_token: int
     remote_token: int
+    #: What keeps the memory in place, until the region is closed: an export of the buffer, or nothing that ndpy could keep.
+    _owner: Any
 
     def __init__(self, adapter: Adapter, buffer: Any, address: int, length: int, access: Access) -> None:
         super().__init__(adapter)

@@ -235,6 +235,8 @@ class QueuePair(Resource):
             self._post_many(operation, records, local, context, flags, address, token, remote)
             return
         region = local.region
+        # Kept until the provider has copied what is sent inline; another thread may close the region meanwhile.
+        _owner = region._owner
         if region._defunct is not None or region._adapter is not self._adapter:
             self._own(region, "the region")
         with self._lock:
@@ -248,10 +250,13 @@ class QueuePair(Resource):
                 )
             except (OverflowError, TypeError) as error:
                 records.pop()
+                # An exception keeps this frame.
+                _owner = None
                 raise self._bad_argument(error, context, flags) from None
             if refused:
                 records.pop()
         if refused:
+            _owner = None
             raise self._refusal(operation, refused, [local], flags)
         if self._ended:
             self._on_posted_after_end(operation)
@@ -273,7 +278,7 @@ class QueuePair(Resource):
         limit = limits.max_receive_sge if operation == _RECEIVE else limits.max_initiator_sge
         if len(elements) > limit:
             raise self._refusal(operation, _TOO_MANY_ELEMENTS, elements, flags)
-        # Exports of memory that is not registered: it can be neither resized nor freed until the provider has copied it.
+        # Exports of what is sent inline: it can be neither resized nor freed until the provider has copied it.
         exports: list[memoryview] | None = [] if inline else None
         try:
             triples = [self._element(element, exports) for element in elements]
@@ -307,12 +312,14 @@ class QueuePair(Resource):
 
     def _element(self, element: Any, exports: list[memoryview] | None) -> tuple[int, int, int]:
         """(address, length, token); exports: to be added to, None where memory has to be registered."""
-        if isinstance(element, Sge):
-            self._own(element.region, "the region")
-            return element.address, element.length, element.token
-        if isinstance(element, MemoryRegion):
-            self._own(element, "the region")
-            return element.address, element.length, element.local_token
+        is_slice = isinstance(element, Sge)
+        if is_slice or isinstance(element, MemoryRegion):
+            region = element.region if is_slice else element
+            owner = region._owner
+            self._own(region, "the region")
+            if exports is not None and isinstance(owner, memoryview):
+                exports.append(memoryview(owner))
+            return element.address, element.length, element.token if is_slice else element.local_token
         if exports is not None and isinstance(element, (bytes, bytearray, memoryview)):
             view = memoryview(element)
             exports.append(view)

@@ -209,6 +209,8 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         if self._registered:
             with contextlib.suppress(errors.DeviceRemovedError):
                 run("deregister", Request(self._native), self._deregister)
+        # Before the buffer goes: who posts looks at the buffer first.
+        self._defunct = self._closed_error
         self._drop()
 
     def _drop(self) -> None:

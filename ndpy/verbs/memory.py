@@ -221,7 +221,9 @@ class VerbsMemoryRegion(MemoryRegion):
     def _release(self) -> None:
         check("deregister", lib.ibv_dereg_mr(self._native))
         self._native = None
-        # Only now may the buffer go: an exported memoryview keeps a bytearray from moving, a mmap from closing.
+        # Before the buffer goes: who posts looks at the buffer first.
+        self._defunct = self._closed_error
+        # Only now may it go: an exported memoryview keeps a bytearray from moving, a mmap from closing.
         self._owner = None
 
 

@@ -31,13 +31,16 @@ def queue_pair(fake):
 
 def posting(queue_pair: Any, meanwhile: Any) -> None:
     """Have meanwhile() called when the addresses have been taken, just before the native post."""
-    post = queue_pair._post_list
+    for name in ("_post_one", "_post_list"):
+        setattr(queue_pair, name, delayed(getattr(queue_pair, name), meanwhile))
 
+
+def delayed(post: Any, meanwhile: Any) -> Any:
     def posted(*arguments: Any) -> int:
         meanwhile()
         return int(post(*arguments))
 
-    queue_pair._post_list = posted
+    return posted
 
 
 @pytest.mark.parametrize("post", ["send", "write"])
@@ -74,3 +77,32 @@ def test_inline_memory_is_free_again_although_the_post_was_refused(queue_pair):
         queue_pair.send([data, "text"], flags=Flags.INLINE)
     data.append(0)
     assert wrong
+
+
+@pytest.mark.parametrize("form", ["slice", "region", "two"])
+def test_a_registered_buffer_cannot_be_resized_either_although_its_region_is_closed_meanwhile(queue_pair, form):
+    data, refused = bytearray(64), []
+    region = queue_pair.adapter.register(data)
+
+    def close_and_resize() -> None:
+        region.close()
+        try:
+            data.extend(bytes(1 << 20))
+        except BufferError:
+            refused.append(True)
+
+    sent = {"slice": region[0:8], "region": region, "two": [region[0:8], region[8:16]]}[form]
+    posting(queue_pair, close_and_resize)
+    queue_pair.send(sent, flags=Flags.INLINE)
+    assert refused
+    # The adapter has copied it.
+    data.append(0)
+
+
+@pytest.mark.parametrize(("wrong", "error"), [({}, ndpy.LimitExceededError), ({"context": -1}, ValueError)])
+def test_a_registered_buffer_is_free_again_although_the_post_was_refused(queue_pair, wrong, error):
+    data = bytearray(65)
+    with queue_pair.adapter.register(data) as region, pytest.raises(error) as refused:
+        queue_pair.send(region[0:65], flags=Flags.INLINE, **wrong)
+    data.append(0)
+    assert refused
