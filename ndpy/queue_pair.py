@@ -560,6 +560,8 @@ class SharedReceiveQueue(Resource):
         # Receives of several queue pairs complete in any order, so what they use is kept by slot.
         self._capacity = depth
         self._free = list(range(depth - 1, -1, -1))
+        #: Beyond the present depth.
+        self._held: list[int] = []
         self._records: dict[int, Any] = {}
 
     @property
@@ -633,7 +635,8 @@ class SharedReceiveQueue(Resource):
             raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
         with self._lock:
             self._check()
-            outstanding = len(self._records)
+            # Whoever takes completions gives slots back without the lock: there are only more free ones.
+            outstanding = self.depth - len(self._free)
             if depth and depth < outstanding:
                 raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
             if depth > self._capacity:
@@ -643,11 +646,11 @@ class SharedReceiveQueue(Resource):
                 )
             self._modify_native(depth, threshold)
             if depth:
+                for _ in range(self.depth, depth):
+                    self._free.append(self._held.pop())
+                for _ in range(depth, self.depth):
+                    self._held.append(self._free.pop())
                 self.depth = depth
-                used = set(self._records)
-                self._free = [slot for slot in range(self._capacity - 1, -1, -1) if slot not in used][
-                    self._capacity - depth :
-                ]
             if threshold:
                 self._threshold = threshold
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import threading
 from typing import Any
@@ -277,4 +278,35 @@ def test_a_call_that_waited_for_the_close_of_a_shared_receive_queue_finds_it_clo
         srq._defunct = srq._closed_error
     assert isinstance(call.outcome(), ndpy.ClosedError)
     srq._defunct = None
+    srq.close()
+
+
+@pytest.mark.parametrize("depth", [4, 8])
+def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_receive(adapter, monkeypatch, depth):
+    """Whoever takes their completions gives the slots back at any time."""
+    monkeypatch.setattr(queue_pair, "lib", SharedQueues())
+    monkeypatch.setattr(adapter, "info", dataclasses.replace(adapter.info, max_shared_receive_queue_depth=8))
+    srq = queue_pair.VerbsSharedReceiveQueue(adapter, 8, 1, 0)
+    srq._post_shared = lambda *_: 0  # type: ignore[method-assign]
+    for _ in range(4):
+        srq.receive([])
+
+    class Records(dict):  # type: ignore[type-arg]
+        """Looking through what is outstanding takes a while, in which a receive ends."""
+
+        def __iter__(self) -> Any:
+            found = list(self.keys())
+            srq._taken(found[0])
+            return iter(found)
+
+    srq._records = Records(srq._records)
+    srq._modify_native = lambda *_: srq._taken(next(iter(srq._records.keys())))  # type: ignore[method-assign]
+    srq.modify(depth)
+    srq._records = dict(srq._records.items())
+    free = depth - len(srq._records)
+    for _ in range(free):
+        srq.receive([])
+    assert len(srq._records) == depth
+    with pytest.raises(ndpy.QueueFullError):
+        srq.receive([])
     srq.close()
