@@ -1,6 +1,7 @@
 """Modules from another text than their file's, in the process that tests them and in the programs that it starts.
 
-NDPY_MUTANT names a file that says which: worker.py writes it, and started/sitecustomize.py reads it in a new program.
+MUTANT_OF_NDPY names a file that says which: worker.py writes it, and started/sitecustomize.py reads it in a new program.
+Tests that start a program without this test run's NDPY_* leave it in place.
 """
 
 from __future__ import annotations

@@ -14,8 +14,11 @@ import faulthandler
 import gc
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Iterator
@@ -139,7 +142,7 @@ def announce(job: dict[str, Any]) -> str:
     path = Path(sys.argv[1]).resolve() / "logs" / f"{job['id']}.json"
     parts = {name: job[name] for name in ("sources", "counted", "counters", "extension") if job.get(name)}
     path.write_text(json.dumps(parts), encoding="utf-8")
-    os.environ["NDPY_MUTANT"] = str(path)
+    os.environ["MUTANT_OF_NDPY"] = str(path)
     return str(path)
 
 
@@ -244,10 +247,12 @@ class Worker:
 
     def run(self) -> None:
         if "known" in self.task:
-            (self.folder / "counters").mkdir(exist_ok=True)
-            parts = {"counted": self.task["counted"], "counters": str(self.folder / "counters")}
+            # Not in self.folder: the VM's view of the checkout takes no shared mappings.
+            counters = tempfile.mkdtemp()
+            parts = {"counted": self.task["counted"], "counters": counters}
             finder = hook.activate(announce({"id": "counted", "extension": self.task["extension"], **parts}))
             pytest.main([*self.task["paths"], *arguments(self.task)], [Recorder(self, finder)])
+            shutil.rmtree(counters, ignore_errors=True)
             return
         jobs = [json.loads(line) for line in (self.folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines()]
         cold = [job for job in jobs if job["cold"]]
@@ -348,6 +353,8 @@ def arguments(task: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     os.chdir(ROOT)
+    # A shell's background job ignores it, and some tests send it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = Worker(Path(sys.argv[1]).resolve())
     if len(sys.argv) > 2:
         for line in (worker.folder / "jobs.jsonl").read_text(encoding="utf-8").splitlines():

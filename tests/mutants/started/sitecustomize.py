@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-if "NDPY_MUTANT" in os.environ:
+if "MUTANT_OF_NDPY" in os.environ:
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import hook
 
-    hook.activate(os.environ["NDPY_MUTANT"])
+    hook.activate(os.environ["MUTANT_OF_NDPY"])
