@@ -124,7 +124,6 @@ def answer(check: str, module: str, function: str, arguments: tuple[str, ...]) -
     import importlib
 
     found = examine(check, getattr(importlib.import_module(module), function), *arguments)
-    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     print(json.dumps([finding.to_dict() for finding in found]))
 
 
