@@ -380,8 +380,9 @@ def test_j_16_other_failures_have_their_status(adapter, scripted, mrs):
         assert mr.register(Mdl(bytearray(64)), 64, 0, callback) is NtStatus.PENDING
         scripted.fail(error)
         assert callback.calls == [(None, status)]
-    unmapped = ndpy.alloc(1 << 20)
-    address = Mdl(unmapped).virtual_address
+    # Amid what is unmapped: a new mapping, such as one of Python's own, fills such a hole from its end.
+    unmapped = ndpy.alloc(1 << 26)
+    address = Mdl(unmapped).virtual_address + (1 << 25)
     del unmapped
     assert final(mrs(), Mdl((address, 1 << 20)), 1 << 20) is NtStatus.ACCESS_VIOLATION
     longest = adapter.info.max_registration_size
@@ -512,6 +513,19 @@ def test_closing_while_it_is_pending_tells_cancelled_once_and_leaves_no_region(a
     assert callback.calls == [(3, NtStatus.CANCELLED)]
     scripted.succeed()
     assert callback.calls == [(3, NtStatus.CANCELLED)]
+    assert final(mr, Mdl(bytearray(64)), 64) is NtStatus.INVALID_DEVICE_STATE
+    adapter._refuse_if_used()
+
+
+def test_closing_when_it_has_just_succeeded_tells_cancelled_and_leaves_no_region(adapter, scripted, monkeypatch):
+    mr, callback = NdkMr(scripted), Callback()
+    assert mr.register(Mdl(bytearray(64)), 64, 0, callback, 3) is NtStatus.PENDING
+    ((pending, *_),) = scripted.begun
+    # The adapter is done before it hears of the close.
+    monkeypatch.setattr(pending, "cancel", scripted.succeed)
+    mr.close()
+    assert callback.calls == [(3, NtStatus.CANCELLED)]
+    assert mr.region is None
     assert final(mr, Mdl(bytearray(64)), 64) is NtStatus.INVALID_DEVICE_STATE
     adapter._refuse_if_used()
 
