@@ -31,9 +31,12 @@ struct event {
 struct fake_connecting {
     int32_t iwarp;
     int32_t silent;         /* bit of an event that does not come by itself, by its enum rdma_cm_event_type */
+    int32_t rejected;       /* read by the test: calls of rdma_reject() */
 } fake_connecting;
 
 static struct ibv_context context_of_manager;
+static struct ibv_device another_device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake1"};
+static struct ibv_context context_of_another = {.device = &another_device};
 static struct identifier *identifiers;
 static uint16_t last_port = 40000;
 
@@ -97,8 +100,8 @@ int fake_connection_event(uint64_t key, int type, int status)
     return id != NULL;
 }
 
-/* A client asks the listener with this context. */
-int fake_connection_request(uint64_t key)
+/* A client asks the listener with this context, perhaps over another device. */
+int fake_connection_request(uint64_t key, int elsewhere)
 {
     struct identifier *listener, *id;
 
@@ -106,7 +109,7 @@ int fake_connection_request(uint64_t key)
     listener = with_key(key);
     if (listener) {
         id = new_identifier(listener->ibv.channel, NULL);
-        id->ibv.verbs = &context_of_manager;
+        id->ibv.verbs = elsewhere ? &context_of_another : &context_of_manager;
         id->ibv.route.addr = listener->ibv.route.addr;
         ((struct sockaddr_in *)&id->ibv.route.addr.dst_addr)->sin_family = AF_INET;
         push(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, listener);
@@ -309,8 +312,10 @@ int rdma_accept(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
 
 int rdma_reject(struct rdma_cm_id *ibv, const void *data, uint8_t length)
 {
-    (void)data, (void)length;
     begin("rdma_reject", ibv);
+    if (length && !data)
+        fake_fault("rdma_reject", "private data at NULL");
+    fake_connecting.rejected++;
     return end("rdma_reject", 0);
 }
 

@@ -53,6 +53,7 @@ struct fake_failures {
     int32_t arm;
     int32_t destroy_cq;
     int32_t destroy_qp;
+    int32_t modify_qp;
 } fake_failures;
 
 static struct queue_pair *queue_pairs[4096];
@@ -340,6 +341,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
     pthread_mutex_lock(&fake_lock);
     if (!fake_check("ibv_modify_qp", qp->alive)) {
         error = EINVAL;
+    } else if (fake_failures.modify_qp) {
+        error = failure(&fake_failures.modify_qp);
     } else if (mask & IBV_QP_STATE) {
         ibv->state = attributes->qp_state;
         if (ibv->state == IBV_QPS_ERR)

@@ -86,13 +86,13 @@ class Counts(ctypes.Structure):
 class Failures(ctypes.Structure):
     """struct fake_failures."""
 
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("poll", "arm", "destroy_cq", "destroy_qp"))
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("poll", "arm", "destroy_cq", "destroy_qp", "modify_qp"))
 
 
 class Connecting(ctypes.Structure):
     """struct fake_connecting."""
 
-    _fields_ = (("iwarp", ctypes.c_int32), ("silent", ctypes.c_int32))
+    _fields_ = tuple((name, ctypes.c_int32) for name in ("iwarp", "silent", "rejected"))
 
 
 def _pointer(native: Any) -> ctypes.c_void_p:
@@ -160,9 +160,9 @@ class FakeVerbs:
         """An enum rdma_cm_event_type for a connector; False if it has no identifier."""
         return bool(self._library.fake_connection_event(ctypes.c_uint64(connector._serial), kind, status))
 
-    def request(self, listener: Any) -> None:
-        """A client asks for a connection."""
-        assert self._library.fake_connection_request(ctypes.c_uint64(listener._serial))
+    def request(self, listener: Any, *, elsewhere: bool = False) -> None:
+        """A client asks for a connection; elsewhere: over another device that has the listener's address."""
+        assert self._library.fake_connection_request(ctypes.c_uint64(listener._serial), int(elsewhere))
 
     def call_at_points(self, function: Any) -> None:
         """function(name, after) before and after each native call, in the thread that makes it; None for nothing."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import gc
+import json
 import os
 import select
 import socket
@@ -22,7 +25,9 @@ from racing import Elsewhere
 import ndpy
 from ndpy import Access, Status
 from ndpy.connection import listening_address
+from ndpy.info import Gid
 from ndpy.resource import Orphans
+from ndpy.verbs import addresses
 from ndpy.verbs.addresses import pack_address
 from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.events import EventThread
@@ -376,3 +381,173 @@ def test_a_native_address_has_port_flow_and_scope_in_their_places():
     )
     packed = bytes(ffi.buffer(pack_address(socket.AF_INET, ("192.0.2.1", 4791)), 16))
     assert packed == struct.pack("=H", socket.AF_INET) + struct.pack(">H", 4791) + bytes((192, 0, 2, 1)) + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("family", "octets", "port", "scope", "told"),
+    [
+        (socket.AF_INET, "192.0.2.1", 4791, 0, ("192.0.2.1", 4791)),
+        (socket.AF_INET6, "2001:db8::1", 4791, 0, ("2001:db8::1", 4791)),
+        (socket.AF_INET6, "2001:db8::1", 4791, 1, ("2001:db8::1", 4791)),
+        (socket.AF_INET6, "fe80::1", 1, 0, ("fe80::1", 1)),
+        (socket.AF_INET6, "fe80::1", 1, 1, (f"fe80::1%{socket.if_indextoname(1)}", 1)),
+        (socket.AF_INET, "192.0.2.1", 0, 0, ("192.0.2.1", 0)),
+    ],
+)
+def test_an_address_is_told_as_it_can_be_given(monkeypatch, family, octets, port, scope, told):
+    """A link-local one with its interface, which others do not need."""
+    packed = bytes(ffi.buffer(pack_address(family, (octets, port, 0, scope))))[: 16 if family == socket.AF_INET else 28]
+
+    class Native:
+        @staticmethod
+        def ndpy_cm_address(identifier, peer, data, size):
+            assert (identifier, peer, size) == ("identifier", 1, 28)
+            ffi.memmove(data, packed, len(packed))
+            return len(packed)
+
+    monkeypatch.setattr(addresses, "lib", Native)
+    assert addresses.unpack_address("identifier", True) == told
+    packed = b""
+    assert addresses.unpack_address("identifier", True) is None
+
+
+def test_a_closed_adapter_says_so_before_it_says_what_it_lacks(fake):  # noqa: F811
+    with fake.open() as adapter, pytest.raises(ndpy.UnsupportedError):
+        adapter.register_dmabuf(0, 0, 64, 0)
+    with pytest.raises(ndpy.ClosedError):
+        adapter.register_dmabuf(0, 0, 64, 0)
+
+
+def test_closing_the_adapter_closes_what_waited_for_a_user(fake):  # noqa: F811
+    adapter = fake.open()
+    queue = adapter.create_completion_queue(8)
+    # As if a queue pair still used it.
+    queue._users = 1
+    with pytest.warns(ResourceWarning, match="CompletionQueue"):
+        del queue
+        gc.collect()
+    wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._at_it, "it waits")
+    with pytest.raises(ndpy.DeviceBusyError, match="CompletionQueue"):
+        adapter.close()
+    (waiting,) = adapter._orphans.waiting()
+    waiting._users = 0
+    del waiting
+    adapter.close()
+    assert fake.counts.queues == 0
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["an element", "a list"])
+@pytest.mark.parametrize("operation", ["receive", "send", "read", "write"])
+def test_a_request_with_an_argument_that_does_not_fit_is_not_posted(fake, adapter, queue, connected, operation, listed):  # noqa: F811
+    receive = operation == "receive"
+    records = connected._receive_records if receive else connected._initiator_records
+    with adapter.register(bytearray(16), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE) as region:
+        elements = [region[:]] if listed else region[:]
+        remote = [region.remote()] if operation in ("read", "write") else []
+
+        def post(**arguments):
+            getattr(connected, operation)(elements, *remote, **arguments)
+
+        post(context=1)
+        wrong = [({"context": 1 << 64}, ValueError), ({"context": "a"}, TypeError)]
+        for arguments, kind in wrong if receive else [*wrong, ({"flags": 1 << 40}, ValueError)]:
+            with pytest.raises(kind):
+                post(**arguments)
+        post(context=2)
+        assert len(records) == 2
+        assert [fake.complete(connected, receive=receive) for _ in range(3)] == [True, True, False]
+        assert [completion.context for completion in queue.poll()] == [1, 2]
+        with pytest.raises(ndpy.QueueFullError):
+            while True:
+                post()
+        assert len(records) == (connected.limits.receive_depth if receive else connected.limits.initiator_depth)
+
+
+def test_what_is_known_of_an_adapter_can_be_written_as_json(adapter):
+    gid = Gid(index=3, value=bytes(range(16)), type="RoCE v2", address="1:203::")
+    info = dataclasses.replace(adapter.info, ports=(dataclasses.replace(adapter.info.ports[0], gids=(gid,)),))
+    values = json.loads(json.dumps(info.to_dict()))
+    assert values["ports"][0]["gids"] == [
+        {"index": 3, "value": gid.value.hex(), "type": gid.type, "address": gid.address}
+    ]
+    assert values["flags"] == sorted(info.flags)
+    assert values["name"] == "fake0"
+
+
+def test_a_window_tells_what_it_is_bound_to(fake, adapter, queue, connected):  # noqa: F811
+    def told(window):
+        return window.region, window.queue_pair, window.access, window.length
+
+    with adapter.create_memory_window() as window, adapter.register(bytearray(64), Access.LOCAL_WRITE) as region:
+        assert window.adapter is adapter
+        assert told(window) == (None, None, Access.NONE, 0)
+        connected.bind(window, region, 16, 32, Access.REMOTE_READ)
+        assert told(window) == (region, connected, Access.REMOTE_READ, 32)
+        assert window.remote() == ndpy.RemoteMemory(region.address + 16, 32, window.remote_token)
+        connected.invalidate(window)
+        assert fake.complete(connected, receive=False)
+        assert fake.complete(connected, receive=False)
+        assert len(queue.poll()) == 2
+        assert told(window) == (None, None, Access.NONE, 0)
+        with pytest.raises(ndpy.NdpyError, match="not bound"):
+            assert window.remote_token
+
+
+@pytest.mark.parametrize("iwarp", [False, True])
+def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iwarp):  # noqa: F811
+    """There the connection stands already, which the queue pair had to be given to."""
+    fake.have_address()
+    if iwarp:
+        fake.speak_iwarp()
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+    ):
+        queue_pair.receive([], context=7)
+        with adapter.create_connector() as connector:
+            connector.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)
+            assert connector.state == "offered"
+            connector.reject()
+        assert queue_pair.connection_ended == iwarp
+        if iwarp:
+            (completion,) = queue.poll()
+            assert (completion.context, completion.status) == (7, Status.CANCELED)
+        else:
+            assert queue.poll() == []
+            with adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):
+                assert fake.complete(queue_pair)
+            assert [completion.context for completion in queue.poll()] == [7]
+
+
+def test_a_request_over_another_device_is_refused_and_forgotten(fake, adapter):  # noqa: F811
+    """The address may be on several; a connection of one device has no use for the memory of another."""
+    with adapter.listen(("127.0.0.1", 0)) as listener:
+        before = fake.counts.identifiers
+        fake.request(listener, elsewhere=True)
+        fake.request(listener)
+        listener.get_request(DEADLINE_S).close()
+        with pytest.raises(ndpy.TimeoutError):
+            listener.get_request(0)
+        assert fake.counts.identifiers == before
+        # Else its client would wait for an answer until it gives up. The other one was turned down by its close().
+        assert fake.connecting.rejected == 2
+
+
+def _data_kib() -> int:
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
+
+
+def test_a_queue_pair_that_cannot_be_made_leaves_no_memory(fake, adapter, queue):  # noqa: F811
+    def fail() -> None:
+        fake.failures.modify_qp = errno.ENOMEM
+        with pytest.raises(ndpy.InsufficientResourcesError):
+            adapter.create_queue_pair(queue, receive_depth=1000, initiator_depth=1000)
+        assert fake.counts.queue_pairs == 0
+
+    before = _data_kib()
+    for _ in range(400):
+        fail()
+    # Its rings are 64 KiB; the provider's own, which it never frees, 16.
+    assert _data_kib() - before < 400 * 32
