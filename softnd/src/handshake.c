@@ -184,7 +184,7 @@ bool stream_complete(struct stream *stream)
     stream->phase = STREAM_ESTABLISHED;
     qp_established(stream->queue_pair, stream);
     if (stream->peer_to_peer) {
-        qp_probe(stream->queue_pair, stream);
+        qp_greet(stream->queue_pair, stream);
         stream->unheard = true;
         stream_set_timer(stream, NUDGE_MS);
     }

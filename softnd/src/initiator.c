@@ -107,12 +107,12 @@ static void put_read(struct queue_pair *qp, struct stream *stream, uint8_t *fram
     put_trailer(stream, frame, wire_put_read_request(frame, msn, &request));
 }
 
-void qp_probe(struct queue_pair *qp, struct stream *stream)
+void qp_greet(struct queue_pair *qp, struct stream *stream)
 {
     uint8_t *frame = stream_room(stream, RESERVE);
 
     AcquireSRWLockExclusive(&qp->lock);
-    if (frame != NULL && reads_under_way(qp) < READ_SLOTS)
+    if (frame != NULL)
         put_read(qp, stream, frame, NULL);
     ReleaseSRWLockExclusive(&qp->lock);
 }
@@ -122,10 +122,9 @@ void qp_nudge(struct queue_pair *qp, struct stream *stream)
     uint8_t *frame = stream_room(stream, RESERVE);
 
     AcquireSRWLockExclusive(&qp->lock);
-    /* Not in the middle of a message of several segments, where siw takes no other one. */
-    if (frame != NULL && qp->offset == 0 && reads_under_way(qp) > 0)
+    /* Not between the segments of a message that goes on, where siw takes no other one. */
+    if (frame != NULL && (qp->offset == 0 || qp->leaving))
         put_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, 0, 0, true, 0));
-    TRACE("stream %p: the peer is silent after the start-up", (void *)stream);
     ReleaseSRWLockExclusive(&qp->lock);
 }
 

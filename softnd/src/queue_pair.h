@@ -176,10 +176,10 @@ void qp_publish(struct queue_pair *queue_pair, struct stream *stream);
 /* initiator.c */
 void qp_fill(struct queue_pair *queue_pair, struct stream *stream);
 void qp_sent(struct queue_pair *queue_pair, struct stream *stream);
-/* A zero-length Read: the first message, or a question whether the peer still is there. */
-void qp_probe(struct queue_pair *queue_pair, struct stream *stream);
-/* A Write of no bytes, for a peer that has not answered: Linux's siw overlooks what comes while it accepts, until more
- * comes. */
+/* A zero-length Read, the first message. */
+void qp_greet(struct queue_pair *queue_pair, struct stream *stream);
+/* A Write of no bytes, which no limit counts. For a peer that has not answered: Linux's siw overlooks what comes while it
+ * accepts, until more comes. And for one that has closed its side: TCP tells by a reset whether it is gone altogether. */
 void qp_nudge(struct queue_pair *queue_pair, struct stream *stream);
 /* Time for qp_end: this end left, nothing is left to send, and it is known what became of all that was sent; or a Terminate
  * came in; or the queue pair broke. */

@@ -184,6 +184,7 @@ static void timer_ran_out(struct timer *timer)
         switch (stream->phase) {
         case STREAM_ESTABLISHED:
             if (stream->unheard) {
+                TRACE("stream %p: the peer is silent after the start-up", (void *)stream);
                 stream->unheard = false;
                 qp_nudge(stream->queue_pair, stream);
                 stream_pump(stream);
@@ -198,7 +199,7 @@ static void timer_ran_out(struct timer *timer)
             }
             break;
         case STREAM_PROBING:
-            qp_probe(stream->queue_pair, stream);
+            qp_nudge(stream->queue_pair, stream);
             stream_pump(stream);
             if (stream->phase == STREAM_PROBING) {
                 qp_end(stream->queue_pair, stream, ND_CANCELED);
@@ -544,7 +545,7 @@ static void lost_established(struct stream *stream, DWORD error)
         stream->phase = STREAM_PROBING;
         qp_cancel_receives(qp, stream);
         stream_set_timer(stream, PROBE_MS);
-        qp_probe(qp, stream);
+        qp_nudge(qp, stream);
         stream_pump(stream);
         return;
     }

@@ -480,6 +480,16 @@ def test_no_send_to_a_foreign_peer_goes_without_its_read(meet):
     assert [d.status for d in there.side.take(4)] == [SUCCESS] * 4
 
 
+def test_a_peer_that_has_closed_its_side_gets_no_read_beyond_its_limit(meet):
+    there = meet(tells=False, limit=1)
+    there.send(1)
+    there.all_sent(1)
+    there.peer.socket.shutdown(socket.SHUT_WR)
+    there.ends()
+    assert len(there.peer.held) == 1
+    assert there.statuses(1) == [CANCELED]
+
+
 def test_nothing_is_sent_before_the_first_message_of_a_peer_without_peer_to_peer_set_up(kit):
     side = Side(kit.node(), 2)
     listener = side.node.listener()
