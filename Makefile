@@ -67,7 +67,7 @@ endif
 
 COUNT ?= 300
 SEED ?= 1
-PLACES ?= unit softnd rxe
+PLACES ?= unit softnd softnd1 rxe
 FILES ?=
 
 # See tests/mutants/README.md.

@@ -1,6 +1,6 @@
 """The mutation run: changes ndpy in one small place, runs the quick tests that run this place, and looks whether one fails.
 
-    run.py [--count N] [--seed N] [--files GLOB ...] [--places unit softnd rxe] [--json FILE]
+    run.py [--count N] [--seed N] [--files GLOB ...] [--places unit softnd softnd1 rxe] [--json FILE]
 
 See README.md beside it.
 """
@@ -40,10 +40,13 @@ C_SCOPE = (
     "cdefs/nd/data_path.c",
     "cdefs/nd/version1/data_path.c",
 )
+PLACES = ["unit", "softnd", "softnd1", "rxe"]
 # These examine a machine, a wheel or a provider's file from outside, or start many processes, which the VM takes minutes for.
 _ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_monitor.py")
 WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/nd/")
 LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
+# Of Windows, and tested on any system.
+_TESTED_ANYWHERE = ("ndpy/networkdirect/catalogue.py", "ndpy/networkdirect/softnd.py")
 
 
 class Place:
@@ -55,8 +58,11 @@ class Place:
     budget_s: float
     slow: float = 1.0
     seconds: float = 3600.0
-    not_here: tuple[str, ...]
     _emitted = False
+
+    def meets(self, file: str) -> bool:
+        """Whether tests run code of this file here."""
+        raise NotImplementedError
 
     def paths(self) -> list[str]:
         raise NotImplementedError
@@ -94,7 +100,9 @@ class Unit(Place):
     name = "unit"
     extension = "ndpy._verbs"
     budget_s = 10.0
-    not_here = WINDOWS_ONLY
+
+    def meets(self, file: str) -> bool:
+        return not file.startswith(WINDOWS_ONLY) or file in _TESTED_ANYWHERE
 
     def paths(self) -> list[str]:
         return [f"tests/unit/{path.name}" for path in _tests("tests/unit") if path.name != "test_softroce_vm.py"]
@@ -122,6 +130,9 @@ class Rxe(Unit):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
+    def meets(self, file: str) -> bool:
+        return not file.startswith(WINDOWS_ONLY)
+
     def paths(self) -> list[str]:
         return [
             f"{path.parent.relative_to(ROOT)}/{path.name}"
@@ -142,13 +153,14 @@ class Softnd(Place):
     adapter = "softnd0"
     slow = 2.0
     budget_s = 10.0
-    not_here = LINUX_ONLY
+    _folders: tuple[str, ...] = ("contract", "networkdirect")
+
+    def meets(self, file: str) -> bool:
+        return not file.startswith(LINUX_ONLY)
 
     def paths(self) -> list[str]:
         return [
-            f"{path.parent.relative_to(ROOT)}/{path.name}"
-            for part in ("contract", "networkdirect")
-            for path in _tests(f"tests/{part}")
+            f"{path.parent.relative_to(ROOT)}/{path.name}" for part in self._folders for path in _tests(f"tests/{part}")
         ]
 
     def command(self, folder: Path) -> list[str]:
@@ -162,6 +174,19 @@ class Softnd(Place):
         flags = ["-shared", "-static-libgcc", "-O0", "-w", "-include", "rig/windows/pyconfig.h", *_includes(cdefs)]
         libraries = [".rig/wine/python/python3.dll", "-lws2_32"]
         return _compile(["x86_64-w64-mingw32-gcc", *flags, str(source), *libraries, "-o", f"{out}.pyd"])
+
+
+class Softnd1(Softnd):
+    """softnd as version 1 of NetworkDirect. tests/networkdirect chooses the version itself."""
+
+    name = "softnd1"
+    _folders = ("contract",)
+
+    def meets(self, file: str) -> bool:
+        return file.startswith(WINDOWS_ONLY)
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "NDPY_PROVIDER_VERSION": "1"}
 
 
 def _tests(folder: str) -> list[Path]:
@@ -341,7 +366,7 @@ def record(place: Place, now: dict[str, str], mode: str) -> Recording:
     folder = _fresh(f"record-{place.name}")
     cdefs = folder / "cdefs"
     shutil.copytree(ROOT / "cdefs", cdefs)
-    files = [file for file in now if not file.startswith(place.not_here)]
+    files = [file for file in now if place.meets(file)]
     c_files = {file: now[file].count("\n") + 2 for file in files if file.endswith(".c")}
     for file in c_files:
         (folder / file).write_text(c_with_counters(file, now[file]))
@@ -423,7 +448,7 @@ def run_place(
 
     for number, fate in enumerate(fates):
         change = fate.change
-        if fate.how == "noticed" or place.name in fate.places or change.file.startswith(place.not_here):
+        if fate.how == "noticed" or place.name in fate.places or not place.meets(change.file):
             continue
         names = in_order(recording.tests_of(change), recording.tests, place.budget_s)
         if not names:
@@ -518,7 +543,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--files", nargs="*", default=[], metavar="GLOB", help="changes of these files only")
     parser.add_argument("--lines", metavar="REGEX", help="changes whose FILE:LINE:COLUMN KIND: OLD -> NEW matches")
-    parser.add_argument("--places", nargs="*", default=["unit", "softnd", "rxe"], choices=["unit", "softnd", "rxe"])
+    parser.add_argument("--places", nargs="*", default=PLACES, choices=PLACES)
     parser.add_argument("--record", choices=["new", "all", "none"], default="new", help="which tests to record before")
     parser.add_argument("--controls", type=int, default=10, help="runs without a change, for each place")
     parser.add_argument(
@@ -559,9 +584,10 @@ def main() -> None:
                 if result["how"] != "not run" and not (options.again and result["how"] == "survived"):
                     fate.places[name] = result
     false_alarms = []
-    kinds: dict[str, Place] = {"unit": Unit(), "softnd": Softnd(), "rxe": Rxe(60 * options.vm_minutes)}
-    for name in options.places:
-        place = kinds[name]
+    places: list[Place] = [Unit(), Softnd(), Softnd1(), Rxe(60 * options.vm_minutes)]
+    for place in places:
+        if place.name not in options.places:
+            continue
         place.budget_s = options.budget or place.budget_s
         recording = record(place, now, options.record)
         recording.index(now)
