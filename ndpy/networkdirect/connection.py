@@ -309,8 +309,7 @@ class NetworkDirectConnector(Connector):
             except errors.ProviderError as error_of_query:
                 # Without its frames, of which this one refers to it.
                 failure = error_of_query.with_traceback(None)
-                self._release_queue_pair()
-                self._move("failed")
+                self._lose("failed")
         else:
             if status == CONNECTION_REFUSED:
                 self._fetch_private_data()

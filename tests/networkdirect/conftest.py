@@ -11,6 +11,7 @@ else:
     sys.path.insert(0, str(Path(__file__).parent))
 
     from helpers import STRESS
+    from native_answers import native  # noqa: F401
     from own_softnd import softnd, version  # noqa: F401
 
     # What both versions are tested with.

@@ -1,0 +1,100 @@
+"""Answers that softnd never gives: a test replaces a function of ndpy's extension module, or a method of a provider's object."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from ndpy.networkdirect import library
+
+_lib, ffi = library.lib, library.ffi
+
+# Places in the tables of methods (contract B.4, B.5).
+SLOTS = {
+    "IND2CompletionQueue": {"GetResults": 8},
+    "INDCompletionQueue": {"GetResults": 7},
+    "IND2QueuePair": {"Send": 4, "Receive": 5, "Bind": 6, "Invalidate": 7, "Read": 8, "Write": 9},
+    "INDEndpoint": {
+        "Send": 6, "SendAndInvalidate": 7, "Receive": 8, "Bind": 9, "Invalidate": 10, "Read": 11, "Write": 12
+    },
+    "IND2SharedReceiveQueue": {"Receive": 8},
+}  # fmt: skip
+
+
+class Native:
+    """ndpy's `lib`. What is assigned to a name is called instead of the function, until that is deleted."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_lib, name)
+
+    def answer(self, name: str, status: int) -> list[tuple[Any, ...]]:
+        """Have a function answer with a status and do nothing; returns the arguments of its calls."""
+        calls: list[tuple[Any, ...]] = []
+
+        def answering(*arguments: Any) -> int:
+            calls.append(arguments)
+            return signed(status)
+
+        setattr(self, name, answering)
+        return calls
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> Native:
+    stand_in = Native()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("ndpy.networkdirect") and getattr(module, "lib", None) is _lib:
+            monkeypatch.setattr(module, "lib", stand_in)
+    return stand_in
+
+
+def signed(status: int) -> int:
+    """A status as a method gives it."""
+    return status - (1 << 32) if status >> 31 else status
+
+
+def interface_of(thing: Any) -> str:
+    return str(ffi.typeof(thing).item.cname).removeprefix("struct ")
+
+
+def original(thing: Any, method: str, *types: Any) -> Callable[..., int]:
+    """A provider's method, to be called from Python. types: of its arguments but the object."""
+    slot = SLOTS[interface_of(thing)][method]
+    table = ffi.cast("void ***", thing)[0]
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, *types)
+    return kind(int(ffi.cast("uintptr_t", table[slot])))
+
+
+@contextlib.contextmanager
+def method(thing: Any, name: str, function: Callable[..., int], *types: Any) -> Iterator[None]:
+    """Have the data path call function(object, arguments of these types) as this method of one native object."""
+    at = ffi.cast("void ***", thing)
+    before = at[0]
+    table = ffi.new("void *[16]")
+    for slot in range(max(SLOTS[interface_of(thing)].values()) + 1):
+        table[slot] = before[slot]
+    callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, *types)(function)
+    table[SLOTS[interface_of(thing)][name]] = ffi.cast("void *", ctypes.cast(callback, ctypes.c_void_p).value)
+    at[0] = table
+    try:
+        yield
+    finally:
+        at[0] = before
+
+
+@contextlib.contextmanager
+def answering(thing: Any, name: str, status: int) -> Iterator[list[int]]:
+    """Have a method of one native object answer with a status and do nothing; counts its calls."""
+    calls: list[int] = []
+
+    def answer(_: Any) -> int:
+        calls.append(status)
+        return signed(status)
+
+    with method(thing, name, answer):
+        yield calls

@@ -1,0 +1,427 @@
+"""Answers that the contract allows a provider and that softnd does not give, in either version."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+
+import pytest
+from helpers import DEADLINE_S, Keeper, ask, bind, connect_pair, create_end, establish, memory, succeed, take
+from native_answers import answering, ffi, method, original, signed
+
+import ndpy
+from ndpy import Access, Operation, Status
+from ndpy.networkdirect.addresses import address_list, sized
+from ndpy.networkdirect.library import BUFFER_OVERFLOW, SUCCESS
+
+BOTH = pytest.mark.parametrize("version", [2, 1])
+NO_MORE_ENTRIES = 0x8000001A
+INSUFFICIENT_RESOURCES = 0xC000009A
+CONNECTION_INVALID = 0xC000023A
+CONNECTION_ABORTED = 0xC0000241
+
+
+@pytest.fixture
+def keep(softnd):
+    with softnd.open() as adapter:
+        keeper = Keeper()
+        keeper.adapter = adapter
+        yield keeper
+        keeper.close()
+
+
+def endpoint(end):
+    """What the data path posts to."""
+    queue_pair = end.queue_pair
+    return queue_pair._endpoint if queue_pair.adapter.info.version == 1 else queue_pair._qp
+
+
+# ---- the data path ----
+
+# Contract F.6.3 and B.1.3.
+MEANINGS = [
+    (0x00000000, Status.SUCCESS, ""),
+    (0xC0000120, Status.CANCELED, "ND_CANCELED"),
+    (0xC0000005, Status.ACCESS_VIOLATION, "ND_ACCESS_VIOLATION"),
+    (0x80000005, Status.BUFFER_OVERFLOW, "ND_BUFFER_OVERFLOW"),
+    (0xC000003C, Status.DATA_OVERRUN, "ND_DATA_OVERRUN"),
+    (0xC000003E, Status.DATA_OVERRUN, "STATUS_DATA_ERROR"),
+    (0xC00000B5, Status.IO_TIMEOUT, "ND_IO_TIMEOUT"),
+    (0xC000013D, Status.REMOTE_ERROR, "ND_REMOTE_ERROR"),
+    (0xC0000010, Status.INVALID_REQUEST, "ND_INVALID_DEVICE_REQUEST"),
+    (0xC00000E5, Status.INTERNAL_ERROR, "ND_INTERNAL_ERROR"),
+    (0xC0ABCDEF, Status.UNKNOWN, ""),
+]
+
+
+@contextlib.contextmanager
+def ending(queue, version, statuses):
+    """Completions that the queue takes now have these statuses, one after the other."""
+    given = iter(statuses)
+    get_results = original(queue._cq, "GetResults", ctypes.c_void_p, ctypes.c_size_t)
+
+    def results(thing, out, count) -> int:
+        found = get_results(thing, out, count)
+        for index in range(found):
+            # ND2_RESULTs, or pointers to ND_RESULTs; either begins with its status.
+            place = out + 32 * index if version == 2 else ctypes.c_void_p.from_address(out + 8 * index).value
+            ctypes.c_uint32.from_address(place).value = next(given)
+        return found
+
+    with method(queue._cq, "GetResults", results, ctypes.c_void_p, ctypes.c_size_t):
+        yield
+
+
+@BOTH
+def test_f_6_3_each_status_of_a_completion_has_its_meaning(keep, version):
+    pair = connect_pair(keep, keep.adapter)
+    for _ in MEANINGS:
+        pair.server.queue_pair.receive([])
+        pair.client.queue_pair.send([])
+    take(pair.server.cq, len(MEANINGS))
+    queue = pair.client.cq
+    with ending(queue, version, [number for number, _, _ in MEANINGS]):
+        completions = take(queue, len(MEANINGS))
+    seen = [(completion.native_status & 0xFFFFFFFF, completion.status) for completion in completions]
+    assert seen == [(number, status) for number, status, _ in MEANINGS]
+    completions[0].raise_for_status()
+    for completion, (number, _, name) in zip(completions[1:], MEANINGS[1:], strict=True):
+        with pytest.raises(ndpy.ProviderError) as caught:
+            completion.raise_for_status()
+        assert (caught.value.native & 0xFFFFFFFF, caught.value.native_name) == (number, name)
+
+
+REFUSALS = [
+    (NO_MORE_ENTRIES, ndpy.QueueFullError),
+    (CONNECTION_INVALID, ndpy.NotConnectedError),
+    (INSUFFICIENT_RESOURCES, ndpy.InsufficientResourcesError),
+]
+
+
+@BOTH
+@pytest.mark.parametrize("name", ["Send", "Receive", "Read", "Write", "Bind", "Invalidate"])
+def test_f_2_a_request_that_the_provider_refuses_is_none(keep, version, name):
+    """Its slot is free again, and a window is as it was."""
+    pair = connect_pair(keep, keep.adapter)
+    region = memory(keep, keep.adapter, 64, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+    window, other = keep(keep.adapter.create_memory_window()), keep(keep.adapter.create_memory_window())
+    remote = bind(pair.client, window, region, 0, 32, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    queue_pair = pair.client.queue_pair
+    post = {
+        "Send": lambda: queue_pair.send(region),
+        "Receive": lambda: queue_pair.receive(region),
+        "Read": lambda: queue_pair.read(region[0:8], remote),
+        "Write": lambda: queue_pair.write(region[0:8], remote),
+        "Bind": lambda: queue_pair.bind(other, region, 8, 8, Access.REMOTE_READ),
+        "Invalidate": lambda: queue_pair.invalidate(window),
+    }[name]
+    for status, kind in REFUSALS:
+        with answering(endpoint(pair.client), name, status) as calls:
+            # More often than there are slots.
+            for _ in range(20):
+                with pytest.raises(kind) as caught:
+                    post()
+                assert caught.value.operation == name.lower()
+        assert len(calls) == 20
+    assert (caught.value.native & 0xFFFFFFFF, caught.value.native_name) == (
+        INSUFFICIENT_RESOURCES,
+        "ND_INSUFFICIENT_RESOURCES",
+    )
+    assert window.remote() == remote
+    with pytest.raises(ndpy.NdpyError):
+        other.remote()
+    assert pair.client.cq.poll() == []
+    if name not in ("Bind", "Invalidate"):
+        return
+    post()
+    (completion,) = succeed(pair.client.cq)
+    assert completion.operation.name == name.upper()
+
+
+@BOTH
+def test_a_request_of_windows_with_a_context_that_is_none_is_not_posted(keep, version):
+    pair = connect_pair(keep, keep.adapter)
+    region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
+    remote = bind(pair.client, window, region, 0, 32, Access.REMOTE_READ)
+    other = keep(keep.adapter.create_memory_window())
+    queue_pair = pair.client.queue_pair
+    for context, kind in ((-1, ValueError), (1 << 64, ValueError), ("one", TypeError)):
+        with pytest.raises(kind):
+            queue_pair.invalidate(window, context=context)
+        with pytest.raises(kind):
+            queue_pair.bind(other, region, 0, 8, Access.REMOTE_READ, context=context)
+    assert window.remote() == remote
+    with pytest.raises(ndpy.NdpyError):
+        other.remote()
+    queue_pair.invalidate(window, context=5)
+    (completion,) = succeed(pair.client.cq)
+    assert (completion.operation, completion.context) == (Operation.INVALIDATE, 5)
+    with pytest.raises(ndpy.NdpyError):
+        window.remote()
+
+
+@BOTH
+def test_e_1_3_a_window_may_be_bound_again_behind_its_invalidation(keep, version):
+    """Requests of one queue pair are done in their order, so nobody has to wait between the two."""
+    pair = connect_pair(keep, keep.adapter)
+    region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
+    bind(pair.client, window, region, 0, 32, Access.REMOTE_READ)
+    pair.client.queue_pair.invalidate(window)
+    pair.client.queue_pair.bind(window, region, 8, 16, Access.REMOTE_READ)
+    assert window.remote().length == 16
+    succeed(pair.client.cq, 2)
+    assert window.remote().length == 16
+    with pytest.raises(ndpy.NdpyError):
+        region.close()
+
+
+@BOTH
+def test_an_invalidation_that_failed_leaves_the_window_bound(keep, version):
+    pair = connect_pair(keep, keep.adapter)
+    region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
+    remote = bind(pair.client, window, region, 0, 32, Access.REMOTE_READ)
+    queue = pair.client.cq
+    pair.client.queue_pair.invalidate(window)
+    with ending(queue, version, [0xC0000120]):
+        (completion,) = take(queue)
+    assert completion.status is Status.CANCELED
+    assert window.remote() == remote
+    with pytest.raises(ndpy.NdpyError):
+        region.close()
+
+
+# ---- notifications ----
+
+
+@BOTH
+def test_c_2_1_a_notification_that_is_there_already_ends_arm_at_once(keep, version, native):
+    queue = keep(keep.adapter.create_completion_queue(8))
+    notify = "IND2CompletionQueue_Notify" if version == 2 else "INDCompletionQueue_Notify"
+    calls = native.answer(notify, SUCCESS)
+    for count in range(3):
+        assert queue.arm().done()
+        assert len(calls) == count + 1
+    del vars(native)[notify]
+    assert not queue.arm().done()
+
+
+@BOTH
+def test_g_2_10_a_queue_that_was_overrun_says_so_whoever_asks(keep, version, native):
+    queue = keep(keep.adapter.create_completion_queue(8))
+    poller = keep(ndpy.Poller())
+    poller.add(queue)
+    native.answer("IND2CompletionQueue_Notify" if version == 2 else "INDCompletionQueue_Notify", BUFFER_OVERFLOW)
+    for ask_for in (queue.arm, lambda: queue.wait(DEADLINE_S), lambda: poller.wait(DEADLINE_S)):
+        with pytest.raises(ndpy.CompletionQueueOverrunError, match="depth 8") as caught:
+            ask_for()
+        assert (caught.value.native, caught.value.native_name) == (BUFFER_OVERFLOW, "ND_BUFFER_OVERFLOW")
+
+
+@BOTH
+def test_a_notification_that_was_refused_is_not_outstanding(keep, version, native):
+    queue = keep(keep.adapter.create_completion_queue(8))
+    notify = "IND2CompletionQueue_Notify" if version == 2 else "INDCompletionQueue_Notify"
+    native.answer(notify, INSUFFICIENT_RESOURCES)
+    for ask_for in (queue.arm, lambda: queue.wait(DEADLINE_S)):
+        with pytest.raises(ndpy.InsufficientResourcesError) as caught:
+            ask_for()
+        assert caught.value.native == INSUFFICIENT_RESOURCES
+    del vars(native)[notify]
+    assert queue._requests == set()
+    with pytest.raises(ndpy.TimeoutError):
+        queue.wait(0)
+    pending = queue.arm()
+    with pytest.raises(ndpy.TimeoutError):
+        pending.result(0)
+
+
+def test_g_6_4_a_shared_queue_that_is_short_already_ends_arm_at_once(keep, native):
+    queue = keep(keep.adapter.create_shared_receive_queue(8, threshold=2))
+    native.answer("IND2SharedReceiveQueue_Notify", SUCCESS)
+    assert queue.arm().done()
+    assert queue.arm().done()
+    native.answer("IND2SharedReceiveQueue_Notify", INSUFFICIENT_RESOURCES)
+    with pytest.raises(ndpy.InsufficientResourcesError):
+        queue.arm()
+    del native.IND2SharedReceiveQueue_Notify
+    assert not queue.arm().done()
+
+
+@pytest.mark.parametrize("status", [NO_MORE_ENTRIES, INSUFFICIENT_RESOURCES])
+def test_g_6_1_a_receive_that_a_shared_queue_refuses_is_none(keep, status):
+    queue = keep(keep.adapter.create_shared_receive_queue(4))
+    kind = ndpy.QueueFullError if status == NO_MORE_ENTRIES else ndpy.InsufficientResourcesError
+    with answering(queue._srq, "Receive", status) as calls:
+        for _ in range(6):
+            with pytest.raises(kind):
+                queue.receive([])
+    assert len(calls) == 6
+    for _ in range(4):
+        queue.receive([])
+    with pytest.raises(ndpy.QueueFullError):
+        queue.receive([])
+
+
+# ---- connections ----
+
+
+def test_h_7_6_a_connection_whose_read_limits_are_not_told_is_none(keep, native):
+    """The peer may leave between the end of Connect and this query."""
+    end = create_end(keep, keep.adapter)
+    native.answer("IND2Connector_GetReadLimits", CONNECTION_INVALID)
+    offer = ask(keep, keep.adapter, end.queue_pair)
+    offer.server.begin_accept(create_end(keep, keep.adapter).queue_pair)
+    with pytest.raises(ndpy.NotConnectedError) as caught:
+        offer.connecting.result(DEADLINE_S)
+    assert caught.value.native == CONNECTION_INVALID
+    assert offer.client.state == "failed"
+    with pytest.raises(ndpy.NotConnectedError):
+        offer.client.complete_connect(DEADLINE_S)
+    # For the provider the queue pair is in a connection.
+    assert end.queue_pair.connector is None
+    with pytest.raises(ndpy.ConnectionActiveError, match="one connection in its life"):
+        keep(keep.adapter.create_connector()).begin_connect(end.queue_pair, offer.listener.address)
+
+
+@pytest.mark.parametrize("status", [SUCCESS, BUFFER_OVERFLOW, CONNECTION_ABORTED])
+def test_h_7_2_private_data_that_a_provider_pads_or_does_not_tell(keep, native, status):
+    def get(connector, buffer, size):
+        size[0] = 600 if status == BUFFER_OVERFLOW else 20
+        ffi.memmove(buffer, b"x" * min(size[0], 512), min(size[0], 512))
+        return signed(status)
+
+    native.IND2Connector_GetPrivateData = get
+    offer = ask(keep, keep.adapter, create_end(keep, keep.adapter).queue_pair, private_data=b"data")
+    wanted = {SUCCESS: b"x" * 20, BUFFER_OVERFLOW: b"x" * 512, CONNECTION_ABORTED: b""}[status]
+    assert offer.server.private_data == wanted
+    establish(offer, create_end(keep, keep.adapter).queue_pair)
+    assert offer.client.private_data == wanted
+
+
+def test_h_7_7_an_address_that_is_not_told_is_no_address(keep):
+    pair = connect_pair(keep, keep.adapter)
+    connector = keep(keep.adapter.create_connector())
+    for ask_for in (lambda: connector.local_address, lambda: connector.peer_address):
+        with pytest.raises(ndpy.NotConnectedError, match="address yet"):
+            ask_for()
+    assert pair.client.connector.local_address == pair.server.connector.peer_address
+    assert pair.client.connector.peer_address == pair.server.connector.local_address
+
+
+def test_h_8_6_a_disconnect_that_the_provider_refuses_has_ended_the_connection(keep, native):
+    pair = connect_pair(keep, keep.adapter)
+    watching = pair.client.connector.begin_wait_disconnected()
+    native.answer("IND2Connector_Disconnect", CONNECTION_INVALID)
+    pair.client.connector.disconnect(DEADLINE_S)
+    watching.result(0)
+    assert pair.client.connector.state == "disconnected"
+
+
+# ---- memory ----
+
+
+@BOTH
+def test_a_region_that_is_closed_can_be_deregistered_again(keep, version):
+    region = keep.adapter.register(bytearray(64))
+    region.close()
+    assert region.begin_deregister().done()
+
+
+# ---- sizes and addresses ----
+
+
+def lists(*entries):
+    """A getter of a SOCKET_ADDRESS_LIST (contract A.5): (bytes of the address or None for a null pointer, its length)."""
+    head = 8 + 16 * len(entries)
+    needed = head + 32 * len(entries)
+
+    def get(buffer, size) -> int:
+        if size[0] < needed:
+            size[0] = needed
+            return signed(BUFFER_OVERFLOW)
+        ffi.memmove(buffer, bytes(needed), needed)
+        ffi.cast("int32_t *", buffer)[0] = len(entries)
+        for index, (address, length) in enumerate(entries):
+            place = buffer + head + 32 * index
+            if address is not None:
+                ffi.memmove(place, address, len(address))
+                ffi.cast("uintptr_t *", buffer + 8 + 16 * index)[0] = int(ffi.cast("uintptr_t", place))
+            ffi.cast("int32_t *", buffer + 16 + 16 * index)[0] = length
+        size[0] = needed
+        return SUCCESS
+
+    return get
+
+
+def test_a_5_addresses_that_are_none_are_left_out():
+    found = address_list("list", lists((b"first", 5), (None, 16), (b"none", 0), (b"none", -1), (b"l", 1)))
+    assert found == [b"first", b"l"]
+
+
+def test_a_5_3_a_provider_that_answers_the_sizing_call_with_success_has_no_addresses():
+    assert address_list("list", lambda buffer, size: SUCCESS) == []
+
+
+def test_a_5_4_the_size_may_grow_from_call_to_call_and_not_without_end():
+    asked = []
+
+    def getter(calls):
+        def get(buffer, size) -> int:
+            asked.append(size[0])
+            if len(asked) < calls:
+                size[0] += 10
+                return signed(BUFFER_OVERFLOW)
+            ffi.memmove(buffer, b"whole", 5)
+            size[0] = 5
+            return SUCCESS
+
+        return get
+
+    assert bytes(ffi.buffer(sized("get", getter(4)))) == b"whole"
+    assert asked == [0, 10, 20, 30]
+    asked.clear()
+    with pytest.raises(ndpy.ProviderError, match="the size changes") as caught:
+        sized("get", getter(100))
+    assert caught.value.native == BUFFER_OVERFLOW
+    assert len(asked) < 100
+    asked.clear()
+    # One that does not say how much it needs gets more than nothing.
+    sizes = []
+    with pytest.raises(ndpy.ProviderError):
+        sized("get", lambda buffer, size: sizes.append(size[0]) or signed(BUFFER_OVERFLOW), "size_t *")
+    assert min(sizes[1:]) >= 8
+
+
+# ---- what another thread does meanwhile ----
+
+
+@BOTH
+def test_resizing_a_queue_that_is_closed_meanwhile_is_refused(keep, version):
+    queue = keep.adapter.create_completion_queue(8)
+    outcome: list[BaseException | None] = []
+
+    def resize() -> None:
+        try:
+            queue.resize(16)
+            outcome.append(None)
+        except BaseException as failure:
+            outcome.append(failure)
+
+    checked = threading.Event()
+    check = queue._check
+
+    def notice() -> None:
+        check()
+        checked.set()
+
+    queue._check = notice
+    thread = threading.Thread(target=resize)
+    with queue._lock:
+        thread.start()
+        assert checked.wait(DEADLINE_S)
+        queue._defunct = queue._closed_error
+    thread.join(DEADLINE_S)
+    queue._defunct = None
+    assert [type(failure) for failure in outcome] == [ndpy.ClosedError]
+    queue.close()
