@@ -75,7 +75,7 @@ class Winsock:
 
     def ndpy_deinstall_provider(self, provider_id):
         self.calls.append("deinstall")
-        if self.error:
+        if self.error or self.forgets:
             return self.error
         self.entries = [protocol for protocol in self.entries if protocol.provider_id != provider_id]
         return 0

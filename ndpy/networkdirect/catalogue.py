@@ -216,7 +216,7 @@ def bitness(path: str) -> str:
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
     except ValueError as error:
-        return str(error).replace(path, "it", 1)
+        return str(error).replace(path, "it")
     own = own_machine()
     if built_for == own:
         return ""

@@ -6,6 +6,7 @@ The search and the entries' values need no Windows; register() and unregister() 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import sys
 import uuid
@@ -130,14 +131,9 @@ def _install(path: Path, version: int = 2) -> None:
 
     entry = catalogue_entry(version)
     native = ffi.new("struct nd_protocol *")
-    native.name = entry.name
-    native.service_flags = entry.service_flags
-    native.provider_flags = entry.provider_flags
-    native.version = entry.version
-    native.address_family = entry.address_family
-    native.socket_type = entry.socket_type
-    native.protocol = entry.protocol
-    native.protocol_max_offset = entry.protocol_max_offset
+    for field in dataclasses.fields(entry):
+        if field.name != "provider_id":
+            setattr(native, field.name, getattr(entry, field.name))
     _check("WSCInstallProvider", lib.ndpy_install_provider(entry.provider_id, str(path), native))
 
 

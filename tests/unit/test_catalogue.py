@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
+import sys
 import uuid
 from pathlib import Path
 
@@ -101,6 +102,16 @@ def test_nearly_right_entries_were_meant():
         assert judge(changed(VERSION_2, **values)).meant
 
 
+def test_hidden_entries_and_raw_sockets_of_others_were_never_meant():
+    for values in (
+        {"provider_flags": 0x4, "socket_type": 1},
+        {"provider_flags": 0, "socket_type": 1},
+        {"provider_flags": 0, "service_flags": 0},
+        {"provider_flags": 0x8, "service_flags": 0x06},
+    ):
+        assert not judge(changed(VERSION_2, **values)).meant
+
+
 def entry(name: str, identifier: int = 1, version: int = 2, families=("IPv4",), problem: str = "") -> Entry:
     return Entry(name, uuid.UUID(int=identifier).bytes_le, version, families, f"C:\\{name}.dll", problem)
 
@@ -116,6 +127,14 @@ def test_a_1_7_the_entry_that_can_be_used_counts():
 def test_a_1_7_two_entries_for_two_families_are_one_provider_of_both():
     (kept,) = once([entry("a"), entry("a", families=("IPv6",))])
     assert kept.families == ("IPv4", "IPv6")
+
+
+def test_a_1_7_entries_that_do_not_belong_together_add_no_family():
+    for first, second in (("", "x"), ("x", "x")):
+        (kept,) = once([entry("a", problem=first), entry("a", families=("IPv6",), problem=second)])
+        assert kept.families == ("IPv4",)
+    (kept,) = once([entry("a"), entry("a", version=1, families=("IPv6",))])
+    assert (kept.version, kept.families) == (2, ("IPv4",))
 
 
 def test_the_guid_as_text():
@@ -147,6 +166,11 @@ def test_a_1_1_a_catalogue_larger_than_expected_is_read_whole(winsock):
         dataclasses.replace(VERSION_2, provider_id=uuid.UUID(int=number).bytes_le) for number in range(200)
     ]
     assert len(catalogue.entries()) == 200
+
+
+def test_a_1_1_an_empty_catalogue_is_no_error(winsock):
+    winsock.entries = []
+    assert catalogue.protocols() == catalogue.entries() == []
 
 
 def test_a_1_1_a_catalogue_that_cannot_be_read_is_an_error_with_winsocks_number(winsock):
@@ -201,3 +225,15 @@ def test_a_dll_for_another_processor_is_named_as_such(tmp_path, monkeypatch):
 
 def test_a_dll_that_is_not_there_cannot_be_read(tmp_path):
     assert "cannot be read" in catalogue.bitness(str(tmp_path / "none.dll"))
+
+
+@pytest.mark.parametrize(("pointer", "name"), [(8, "x64"), (4, "x86")])
+def test_the_processor_of_this_process_is_that_of_its_program(tmp_path, monkeypatch, pointer, name):
+    monkeypatch.setattr(sys, "executable", image(tmp_path / "python.exe", 0xAA64))
+    assert catalogue.own_machine() == "arm64"
+    # An embedded Python's program may be anybody's.
+    (tmp_path / "python.exe").write_bytes(b"#!")
+    monkeypatch.setattr(catalogue.struct, "calcsize", lambda _: pointer)
+    assert catalogue.own_machine() == name
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none.exe"))
+    assert catalogue.own_machine() == name

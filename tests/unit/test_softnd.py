@@ -37,6 +37,8 @@ def test_softnds_entry_of_version_1_is_one_that_programs_find():
     assert (verdict.version, verdict.families, verdict.problem) == (1, ("IPv4", "IPv6"), "")
     assert made.version == 1
     assert made.provider_id != softnd.catalogue_entry().provider_id
+    # `netsh winsock show catalog` tells the two apart.
+    assert (softnd.catalogue_entry().name, made.name) == (softnd.NAME, f"{softnd.NAME}, version 1")
 
 
 def test_registering_adds_an_entry_for_each_version_and_again_changes_nothing(winsock, tmp_path):
@@ -59,16 +61,45 @@ def test_registering_adds_the_version_that_an_earlier_ndpy_left_out(winsock, tmp
 def test_registering_another_path_replaces_the_entries(winsock, tmp_path):
     softnd.register(tmp_path / "old.dll")
     winsock.calls.clear()
-    softnd.register(tmp_path / "new.dll")
+    said: list[str] = []
+    softnd.register(tmp_path / "new.dll", said.append)
     assert winsock.calls == ["deinstall", "install"] * 2
     assert {entry.path for entry in catalogue.entries()} == {str(tmp_path / "new.dll")}
+    for version, line in ((2, said[0]), (1, said[2])):
+        assert f"removing the entry of version {version} for {tmp_path / 'old.dll'}" in line
+
+
+def test_an_entry_that_has_lost_its_path_is_made_anew(winsock, tmp_path):
+    softnd.register(tmp_path / "softnd.dll")
+    del winsock.paths[softnd.PROVIDER_ID.bytes_le]
+    assert softnd.register(tmp_path / "softnd.dll") is True
+    assert softnd.registered().path == str(tmp_path / "softnd.dll")
+
+
+def test_the_entry_that_is_asked_for_is_that_of_version_2_unless_told(winsock, tmp_path):
+    assert softnd.registered() is None
+    softnd.register(tmp_path / "softnd.dll")
+    assert (softnd.registered().version, softnd.registered(2).version, softnd.registered(1).version) == (2, 2, 1)
 
 
 def test_unregistering_removes_the_entries_and_again_changes_nothing(winsock, tmp_path):
     softnd.register(tmp_path / "softnd.dll")
-    assert softnd.unregister() is True
-    assert softnd.unregister() is False
+    said: list[str] = []
+    assert softnd.unregister(said.append) is True
+    assert len(said) == 3
+    assert all(str(tmp_path / "softnd.dll") in line for line in said[:2])
+    assert said.pop() == "done"
+    assert softnd.unregister(said.append) is False
+    assert "no entry" in said[-1]
     assert winsock.entries == [TCP]
+
+
+def test_an_entry_that_stays_is_an_error(winsock, tmp_path):
+    softnd.register(tmp_path / "softnd.dll")
+    winsock.forgets = True
+    with pytest.raises(ndpy.ProviderError, match="still shows the entry") as caught:
+        softnd.unregister()
+    assert caught.value.operation == "WSCDeinstallProvider"
 
 
 @pytest.mark.parametrize("number", [5, 740, 10013, 11003])
@@ -119,8 +150,9 @@ def test_the_dll_in_a_checkout_is_what_make_softnd_builds(tmp_path):
 
 
 def test_a_checkout_without_the_dll_says_make_softnd(tmp_path):
-    with pytest.raises(ndpy.ProviderNotFoundError, match="make softnd"):
+    with pytest.raises(ndpy.ProviderNotFoundError, match="is not built: run `make softnd`") as caught:
         softnd.find(layout(tmp_path, "softnd/Makefile"))
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_an_installation_without_the_dll_says_where_it_is(tmp_path):
