@@ -84,8 +84,8 @@ class NetworkDirectListener(Listener):
         """Give the provider a connector to fill, unless it has one."""
         owner = weakref.ref(self)
         while not self._requests:
-            connector = self._adapter._new_native_connector()
             request = self._new_request(owner)
+            connector = self._adapter._new_native_connector()
             self._requests[request] = connector
             status = request.issue(lambda overlapped: self._get_request_native(connector, overlapped))  # noqa: B023
             if status == PENDING:

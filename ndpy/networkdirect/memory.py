@@ -92,11 +92,13 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         return int(lib.IND2MemoryRegion_Deregister(self._native, overlapped))
 
     def _register_now(self) -> None:
-        request = Request(self._native)
         try:
-            run("register", request, self._register)
+            request = Request(self._native)
+            run("register", request, self._register, lambda: self._undo(request))
         except errors.ProviderError as failure:
             self._drop()
+            if not failure.native:
+                raise
             raise registration_error(failure.native, self.address, self.length, self.access) from None
         except BaseException:
             self._drop()
@@ -109,6 +111,11 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         self.local_token = lib.IND2MemoryRegion_GetLocalToken(self._native)
         self.remote_token = lib.ndpy_region_remote_token(self._native)
         self._registered = True
+
+    def _undo(self, request: Request) -> None:
+        """It was registered, and nobody wants it any more."""
+        self._take_tokens(request)
+        run("deregister", Request(self._native), self._deregister)
 
     def _begin_register(self) -> Pending[NetworkDirectMemoryRegion]:
         """Start to register. The request holds the region, and with it the buffer, until it has ended."""
@@ -130,7 +137,11 @@ class NetworkDirectMemoryRegion(MemoryRegion):
                 self._adapter._registering.discard(self)
                 handled.set()
 
-        request = Request(self._native, self._adapter._events, on_end)
+        try:
+            request = Request(self._native, self._adapter._events, on_end)
+        except BaseException:
+            self._drop()
+            raise
         handled = threading.Event()
         self._registration = (request, pending, handled)
         self._adapter._registering.add(self)

@@ -144,11 +144,6 @@ class Request:
         return self._running
 
     @property
-    def target(self) -> Any:
-        """The object it is a request of, as an IND2Overlapped or INDOverlapped."""
-        return self._target
-
-    @property
     def region_handle(self) -> Any:
         """Where version 1 writes the handle of what it registers; it stays as long as the provider may write to it."""
         return ffi.addressof(self._native, "region")
@@ -227,14 +222,17 @@ class Request:
         lib.ndpy_request_detach(self._native)
 
 
-def run(operation: str, request: Request, call: Callable[[Any], int]) -> None:
-    """Issue a request and wait for its end; raise unless it succeeded. Ctrl-C cancels it and waits for that."""
+def run(operation: str, request: Request, call: Callable[[Any], int], undo: Callable[[], None] | None = None) -> None:
+    """Issue a request and wait for its end; raise unless it succeeded. Ctrl-C cancels it and waits for that. undo() is
+    called if it succeeded all the same."""
     status: int | None = request.issue(call)
     if status == PENDING:
         try:
             status = request.wait()
         except BaseException:
-            cancel_all([request])
+            ended = cancel_all([request])
+            if undo is not None and ended == [(request, SUCCESS)]:
+                undo()
             raise
     check(operation, SUCCESS if status is None else status)
 
