@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import threading
 
 import pytest
-from helpers import DEADLINE_S, Keeper, ask, bind, connect_pair, create_end, establish, memory, succeed, take
+from helpers import (
+    DEADLINE_S,
+    Keeper,
+    ask,
+    bind,
+    connect_ends,
+    connect_pair,
+    create_end,
+    establish,
+    memory,
+    succeed,
+    take,
+    wait_until,
+)
 from native_answers import answering, ffi, method, original, signed
 
 import ndpy
 from ndpy import Access, Operation, Status
+from ndpy.networkdirect import queue_pair as queue_pairs
 from ndpy.networkdirect.addresses import address_list, sized
 from ndpy.networkdirect.library import BUFFER_OVERFLOW, SUCCESS
 
@@ -177,6 +192,22 @@ def test_e_1_3_a_window_may_be_bound_again_behind_its_invalidation(keep, version
 
 
 @BOTH
+def test_a_bind_that_failed_leaves_the_window_unbound(keep, version):
+    pair = connect_pair(keep, keep.adapter)
+    region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
+    pair.client.queue_pair.bind(window, region, 0, 32, Access.REMOTE_READ)
+    assert window.remote().length == 32
+    with ending(pair.client.cq, version, [0xC0000010]):
+        (completion,) = take(pair.client.cq)
+    assert completion.status is Status.INVALID_REQUEST
+    with pytest.raises(ndpy.NdpyError):
+        window.remote()
+    # softnd has bound it all the same.
+    window.close()
+    region.close()
+
+
+@BOTH
 def test_an_invalidation_that_failed_leaves_the_window_bound(keep, version):
     pair = connect_pair(keep, keep.adapter)
     region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
@@ -245,7 +276,11 @@ def test_g_6_4_a_shared_queue_that_is_short_already_ends_arm_at_once(keep, nativ
     with pytest.raises(ndpy.InsufficientResourcesError):
         queue.arm()
     del native.IND2SharedReceiveQueue_Notify
-    assert not queue.arm().done()
+    for _ in range(4):
+        queue.receive([])
+    pending = queue.arm()
+    with pytest.raises(ndpy.TimeoutError):
+        pending.result(0)
 
 
 @pytest.mark.parametrize("status", [NO_MORE_ENTRIES, INSUFFICIENT_RESOURCES])
@@ -261,6 +296,125 @@ def test_g_6_1_a_receive_that_a_shared_queue_refuses_is_none(keep, status):
         queue.receive([])
     with pytest.raises(ndpy.QueueFullError):
         queue.receive([])
+
+
+@BOTH
+def test_m_19_a_notification_that_the_provider_cancels_ends_with_its_status(keep, version, native):
+    """Another one may push it out."""
+    queue = keep(keep.adapter.create_completion_queue(8))
+    kind = "IND2Overlapped" if version == 2 else "INDOverlapped"
+    pending = queue.arm()
+    getattr(native, f"{kind}_CancelOverlappedRequests")(ffi.cast(f"struct {kind} *", queue._cq))
+    with pytest.raises(ndpy.CanceledError) as caught:
+        pending.result(DEADLINE_S)
+    assert (caught.value.native, caught.value.native_name) == (0xC0000120, "ND_CANCELED")
+    again = queue.arm()
+    with pytest.raises(ndpy.TimeoutError):
+        again.result(0)
+
+
+def full(keep):
+    """A shared queue that is not short of receives, so that nothing ends its notification."""
+    queue = keep(keep.adapter.create_shared_receive_queue(8, threshold=2))
+    for _ in range(4):
+        queue.receive([])
+    return queue
+
+
+def test_m_19_the_same_of_a_shared_queue(keep, native):
+    queue = full(keep)
+    pending = queue.arm()
+    native.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", queue._srq))
+    with pytest.raises(ndpy.CanceledError) as caught:
+        pending.result(DEADLINE_S)
+    assert (caught.value.native, caught.value.native_name) == (0xC0000120, "ND_CANCELED")
+    again = queue.arm()
+    with pytest.raises(ndpy.TimeoutError):
+        again.result(0)
+
+
+def test_g_6_4_a_shared_queues_notification_that_fails_says_why(keep, native):
+    queue, status = full(keep), 0xC00000E5
+    result = native.ndpy_request_result
+
+    def failing(target, request):
+        given = result(target, request) & 0xFFFFFFFF
+        return given if given == 0x103 else signed(status)
+
+    native.ndpy_request_result = failing
+    pending = queue.arm()
+    native.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", queue._srq))
+    with pytest.raises(ndpy.ProviderError) as caught:
+        pending.result(DEADLINE_S)
+    assert caught.value.native == status
+
+
+def test_a_shared_queue_without_a_threshold_cannot_be_armed(keep):
+    queue = keep(keep.adapter.create_shared_receive_queue(8))
+    with pytest.raises(ndpy.InvalidFlagsError, match="no threshold"):
+        queue.arm()
+    queue.modify(threshold=2)
+    queue.arm().result(DEADLINE_S)
+
+
+def test_a_shared_queue_whose_close_fails_stays_as_it_was(keep, monkeypatch):
+    queue = full(keep)
+    pending = queue.arm()
+
+    def fail(requests) -> None:
+        raise ndpy.DeviceBusyError("the provider did not let go", operation="cancel")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(queue_pairs, "cancel_all", fail)
+        with pytest.raises(ndpy.DeviceBusyError):
+            queue.close()
+    assert not queue.closed
+    queue.receive([])
+    assert not pending.done()
+    queue.close()
+    with pytest.raises(ndpy.CanceledError, match="was closed"):
+        pending.result(0)
+
+
+@BOTH
+def test_a_queue_that_somebody_does_not_leave_is_not_closed(keep, version, monkeypatch):
+    queue = keep.adapter.create_completion_queue(8)
+    with monkeypatch.context() as stuck:
+        stuck.setattr(queue._no_waiters, "wait_for", lambda predicate, timeout: False)
+        with pytest.raises(ndpy.DeviceBusyError, match="does not leave"):
+            queue.close()
+    assert not queue.closed
+    assert queue.poll() == []
+    queue.close()
+    assert queue.closed
+
+
+def test_a_queue_of_an_adapter_that_cannot_resize_says_so(keep, monkeypatch):
+    queue = keep(keep.adapter.create_completion_queue(8))
+    flags = keep.adapter.info.flags - {"RESIZE_COMPLETION_QUEUE"}
+    monkeypatch.setattr(keep.adapter, "info", dataclasses.replace(keep.adapter.info, flags=flags))
+    with pytest.raises(ndpy.UnsupportedError, match="cannot resize"):
+        queue.resize(16)
+    assert queue.depth == 8
+
+
+def test_c_1_5_a_program_with_its_own_port_is_told_when_no_packet_comes(keep, native):
+    adapter = keep.adapter
+    queue = keep(adapter.create_completion_queue(16, overlapped_file=adapter.overlapped_file))
+    native.answer("IND2CompletionQueue_Notify", SUCCESS)
+    assert queue.notify() == 0
+    del native.IND2CompletionQueue_Notify
+    pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, cq=queue))
+    for _ in range(2):
+        pair.server.queue_pair.receive([])
+        pair.client.queue_pair.send([])
+    succeed(pair.client.cq, 2)
+    # One is taken from the provider with the other, and kept.
+    wait_until(lambda: queue._drain() == 2, "both have come")
+    assert len(queue.poll(1)) == 1
+    assert queue.notify() == 0
+    assert len(queue.poll()) == 1
+    assert queue.notify() != 0
 
 
 # ---- connections ----
@@ -425,3 +579,93 @@ def test_resizing_a_queue_that_is_closed_meanwhile_is_refused(keep, version):
     queue._defunct = None
     assert [type(failure) for failure in outcome] == [ndpy.ClosedError]
     queue.close()
+
+
+@BOTH
+def test_whoever_comes_too_late_to_a_closed_queue_does_not_ask_the_provider(keep, version, native):
+    """Between the look at the queue and its lock another thread may close it."""
+    queue, poller = keep.adapter.create_completion_queue(8), keep(ndpy.Poller())
+    poller.add(queue)
+    calls = native.answer("IND2CompletionQueue_Notify" if version == 2 else "INDCompletionQueue_Notify", SUCCESS)
+    queue._defunct = queue._closed_error
+    for ask_for in (lambda: queue._wait_for_notification(None), lambda: poller._arm(queue), queue.notify):
+        with pytest.raises(ndpy.ClosedError):
+            ask_for()
+    queue._defunct = None
+    assert calls == []
+    queue.close()
+
+
+def test_a_poller_delivers_what_it_has_before_it_tells_of_another_queues_trouble(keep, monkeypatch):
+    pairs = [connect_pair(keep, keep.adapter) for _ in range(2)]
+    poller = keep(ndpy.Poller())
+    for pair in pairs:
+        poller.add(pair.server.cq)
+        pair.server.queue_pair.receive([])
+        pair.client.queue_pair.send([])
+        succeed(pair.client.cq)
+    queues = [pair.server.cq for pair in pairs]
+    for queue in queues:
+        wait_until(lambda queue=queue: queue._drain() == 1, "it has come")
+    kind, looked_at = type(queues[0]), []
+    poll = kind.poll
+
+    def poll_or_fail(queue, *arguments):
+        if queue not in looked_at:
+            looked_at.append(queue)
+        if queue is not looked_at[0]:
+            raise ndpy.ProviderError("broken", operation="poll", native=5)
+        return poll(queue, *arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kind, "poll", poll_or_fail)
+        ((queue, completions),) = poller.wait(DEADLINE_S)
+        assert (queue, len(completions)) == (looked_at[0], 1)
+        with pytest.raises(ndpy.ProviderError, match="broken"):
+            poller.wait(DEADLINE_S)
+    (other,) = set(queues) - {queue}
+    assert len(other.poll()) == 1
+
+
+# ---- windows and regions ----
+
+
+@BOTH
+def test_a_bind_over_another_that_succeeds_counts(keep, version):
+    """The peer has invalidated the former one, which only the provider knows yet."""
+    pair = connect_pair(keep, keep.adapter)
+    first, second = memory(keep, keep.adapter, 64), memory(keep, keep.adapter, 64)
+    window = keep(keep.adapter.create_memory_window())
+    bind(pair.client, window, first, 0, 32, Access.REMOTE_READ)
+    pair.client.queue_pair.bind(window, second, 0, 16, Access.REMOTE_READ)
+    with ending(pair.client.cq, version, [SUCCESS]):
+        succeed(pair.client.cq)
+    assert window.remote().length == 16
+    with pytest.raises(ndpy.DeviceBusyError):
+        second.close()
+    window.close()
+    first.close()
+    second.close()
+
+
+@BOTH
+def test_a_deregistration_that_is_refused_leaves_the_region(keep, version, native):
+    region = memory(keep, keep.adapter, 64)
+    name = "IND2MemoryRegion_Deregister" if version == 2 else "INDAdapter_DeregisterMemory"
+    native.answer(name, 0x80000011)
+    for deregister in (region.begin_deregister, region.close):
+        with pytest.raises(ndpy.DeviceBusyError):
+            deregister()
+        assert not region.closed
+        assert region[0:8].length == 8
+    delattr(native, name)
+    region.close()
+    assert region.closed
+
+
+@pytest.mark.parametrize("version", [1])
+def test_a_provider_of_version_1_that_succeeds_and_gives_nothing_is_told(keep, native):
+    native.answer("INDAdapter_CreateCompletionQueue", SUCCESS)
+    with pytest.raises(ndpy.ProviderError, match="gave no INDCompletionQueue") as caught:
+        keep.adapter.create_completion_queue(8)
+    assert caught.value.operation == "create completion queue"

@@ -5,6 +5,8 @@ The broken ones are built by `make -C tests/networkdirect/providers`.
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import json
 import os
 import shutil
@@ -19,8 +21,9 @@ import pytest
 if sys.platform != "win32":
     pytest.skip("NetworkDirect is Windows'", allow_module_level=True)
 
+import ndpy
 from ndpy import finding
-from ndpy.networkdirect import catalogue, diagnosis, softnd
+from ndpy.networkdirect import catalogue, devices, diagnosis, library, softnd
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softnd/build/softnd.dll"
@@ -211,6 +214,146 @@ def test_an_entry_that_is_nearly_right_is_told(registered):
     assert verdict(found["catalogue"]) == "FAIL"
 
 
+# ---- in this process, where a mistake can be seen ----
+
+
+def provided(path: Path, provider_id: str = diagnosis._NO_ID, version: str = "") -> dict[str, finding.Finding]:
+    """What examine_dll() has found by a process of its own."""
+    if not path.exists():
+        pytest.skip("not built: make softnd, make -C tests/networkdirect/providers")
+    return {each.check: each for each in diagnosis.examine_provider("it", str(path), provider_id, version)}
+
+
+def test_a_provider_of_both_versions_is_said_to_be_one():
+    for version, words in (("", "version 2 and version 1, which NDPY_PROVIDER_VERSION=1 asks for"), ("1", "version 1")):
+        found = provided(SOFTND, version=version)
+        assert {verdict(each) for each in found.values()} == {"PASS"}
+        assert found["it version"].message.endswith(f"NetworkDirect {words}")
+        assert "127.0.0.1" in found["it addresses"].message
+        assert found["it addresses"].message.startswith(f"{1 if version == '' else 2} adapter(s)") or version
+    # A word that is no version does not choose one; opening says what is wrong with it.
+    assert provided(SOFTND, version="two")["it version"] == provided(SOFTND)["it version"]
+    assert provided(BROKEN / "UNLOADS.dll")["it version"].message.endswith("version 2")
+    assert provided(BROKEN / "VERSION_1.dll")["it version"].message.endswith("version 1")
+
+
+def test_the_remedy_is_for_what_is_wrong():
+    ours, drivers = diagnosis._NO_ID, str(uuid.uuid4())
+    for name, provider_id, version, remedy in (
+        # Another version of a DLL that was named can be used; a driver's entry is for one version.
+        ("UNLOADS", ours, "1", diagnosis._OTHER_VERSION),
+        ("VERSION_1", ours, "2", diagnosis._OTHER_VERSION),
+        ("UNLOADS", drivers, "1", diagnosis._DRIVER),
+        ("NO_INTERFACE", ours, "", diagnosis._ANOTHER),
+        ("NO_INTERFACE", ours, "1", diagnosis._ANOTHER),
+        ("NO_INTERFACE", drivers, "2", diagnosis._DRIVER),
+        ("UNKNOWN_STATUS", ours, "", diagnosis._ANOTHER),
+        ("UNKNOWN_STATUS", drivers, "", diagnosis._DRIVER),
+    ):
+        found = provided(BROKEN / f"{name}.dll", provider_id, version)["it version"]
+        assert (verdict(found), found.remedy) == ("FAIL", remedy), (name, provider_id, version)
+    for provider_id, remedy in ((ours, diagnosis._ANOTHER), (drivers, diagnosis._DRIVER)):
+        (found,) = provided(BROKEN / "NO_EXPORTS.dll", provider_id).values()
+        assert (found.check, verdict(found), found.remedy) == ("it DLL", "FAIL", remedy)
+
+
+def test_a_provider_without_an_address_is_told_how_to_get_one():
+    found = provided(BROKEN / "NO_ADDRESS.dll")
+    assert list(found) == ["it DLL", "it version", "it addresses"]
+    assert verdict(found["it addresses"]) == "WARN"
+    assert "Enable-NetAdapterRdma" in found["it addresses"].remedy
+
+
+def test_what_the_environment_names_is_examined_and_said(monkeypatch):
+    apart: list[tuple[object, ...]] = []
+
+    def record(*arguments: object, **_: object) -> list[finding.Finding]:
+        apart.append(arguments)
+        return [finding.passed(f"{arguments[0]}", "as it should be")]
+
+    monkeypatch.setattr(diagnosis, "examine_apart", record)
+    monkeypatch.setattr(catalogue, "entries", list)
+    monkeypatch.setenv("NDPY_PROVIDER", os.pathsep.join((str(SOFTND), "", "C:\\none.dll")))
+    monkeypatch.setenv("NDPY_PROVIDER_VERSION", "1")
+    found = {each.check: each for each in diagnosis.diagnose()}
+    assert str(SOFTND) in found["NDPY_PROVIDER"].message
+    assert "C:\\none.dll" in found["NDPY_PROVIDER"].message
+    assert "version 1 only" in found["NDPY_PROVIDER_VERSION"].message
+    assert verdict(found["none.dll DLL"]) == "FAIL"
+    assert verdict(found["catalogue"]) == "WARN"
+    assert apart[0][3:] == ("softnd.dll", str(SOFTND), diagnosis._NO_ID, "1")
+    assert [arguments[0] for arguments in apart] == ["softnd.dll DLL", "adapters"]
+    monkeypatch.delenv("NDPY_PROVIDER_VERSION")
+    assert "NDPY_PROVIDER_VERSION" not in {each.check for each in diagnosis.diagnose()}
+    monkeypatch.delenv("NDPY_PROVIDER")
+    found = {each.check: each for each in diagnosis.diagnose()}
+    assert "NDPY_PROVIDER" not in found
+    assert verdict(found["catalogue"]) == "FAIL"
+
+
+def test_a_32_bit_python_is_warned(monkeypatch):
+    monkeypatch.setattr(catalogue, "own_machine", lambda: "x86")
+    found = diagnosis.examine_process()
+    assert (found.check, verdict(found)) == ("process", "WARN")
+    assert "64-bit" in found.remedy
+    monkeypatch.setattr(catalogue, "own_machine", lambda: "arm64")
+    found = diagnosis.examine_process()
+    assert verdict(found) == "PASS"
+    assert "arm64 program, which can load arm64" in found.message
+
+
+def adapters(monkeypatch, *infos: ndpy.AdapterInfo) -> dict[str, finding.Finding]:
+    monkeypatch.setattr(devices, "list_adapters", lambda: list(infos))
+    return {each.check: each for each in diagnosis.examine_adapters()}
+
+
+def test_the_adapters_of_this_machine_are_told_with_their_state(monkeypatch):
+    monkeypatch.setenv("NDPY_PROVIDER", str(SOFTND))
+    monkeypatch.setenv("NDPY_PROVIDER_VERSION", "2")
+    (info,) = devices.list_adapters()
+    down = dataclasses.replace(info, name="idle", state="down", netdev=None, mtu=0)
+    found = adapters(monkeypatch, info, down)
+    assert [verdict(each) for each in found.values()] == ["PASS", "WARN"]
+    assert "NetworkDirect 2" in found[info.name].message
+    assert "127.0.0.1" in found[info.name].message
+    assert "down, NetworkDirect 2, no interface, MTU unknown" in found["idle"].message
+    found = adapters(monkeypatch, down)
+    assert [verdict(each) for each in found.values()] == ["WARN", "FAIL"]
+    assert "no adapter is active" in found["active adapter"].message
+
+
+def test_a_machine_without_adapters_is_told_what_to_do(monkeypatch):
+    monkeypatch.delenv("NDPY_PROVIDER", raising=False)
+    found = adapters(monkeypatch)["adapters"]
+    assert verdict(found) == "FAIL"
+    assert "no NetworkDirect provider" in found.message
+    assert "install the adapter's driver" in found.remedy
+    monkeypatch.setenv("NDPY_PROVIDER", "C:\\some.dll")
+    found = adapters(monkeypatch)["adapters"]
+    assert "serves no address" in found.message
+    assert found.remedy == diagnosis._GET_ONE
+
+    def fail() -> list[ndpy.AdapterInfo]:
+        raise OSError("the registry cannot be read")
+
+    monkeypatch.setattr(devices, "list_adapters", fail)
+    (found,) = diagnosis.examine_adapters()
+    assert (found.check, verdict(found), found.message) == ("adapters", "FAIL", "the registry cannot be read")
+
+
+def test_an_interface_that_is_up_and_one_that_windows_does_not_show(monkeypatch):
+    up = type("Address", (), {"address": "fe80::1%7"})
+    monkeypatch.setattr(
+        diagnosis.psutil, "net_if_addrs", lambda: {"port": [up], "wire": [type(up)("A", (), {"address": "00-11"})]}
+    )
+    monkeypatch.setattr(diagnosis.psutil, "net_if_stats", dict)
+    found = list(diagnosis._examine_interfaces("it", ["fe80::1%9", "127.0.0.1", "192.0.2.1", "?"]))
+    assert [verdict(each) for each in found] == ["WARN", "WARN", "PASS"]
+    assert "192.0.2.1 is no address" in found[0].message
+    assert "? is no address" in found[1].message
+    assert found[2].message == "up: port"
+
+
 def test_addresses_of_no_interface_are_warned():
     found = list(diagnosis._examine_interfaces("it", ["203.0.113.77", "127.0.0.1"]))
     assert [verdict(each) for each in found if "203.0.113.77" in each.message] == ["WARN"]
@@ -234,8 +377,6 @@ def test_this_machines_catalogue_can_be_read():
 
 
 def test_the_extension_module_gives_winsock_the_entry_as_it_is(monkeypatch):
-    from ndpy.networkdirect import library
-
     given = []
 
     class Calls:
@@ -250,6 +391,16 @@ def test_the_extension_module_gives_winsock_the_entry_as_it_is(monkeypatch):
     assert given == [(softnd.PROVIDER_ID.bytes_le, str(SOFTND), 0x20000, -1, softnd.NAME)]
 
 
+@pytest.mark.parametrize("administrator", [0, 1])
+def test_only_who_is_no_administrator_is_told_to_be_one(monkeypatch, native, administrator):
+    native.answer("ndpy_install_provider", 10013)
+    monkeypatch.setattr(ctypes.windll.shell32, "IsUserAnAdmin", lambda: administrator)
+    with pytest.raises(ndpy.ProviderError) as caught:
+        softnd._install(SOFTND)
+    assert isinstance(caught.value, PermissionError) is not bool(administrator)
+    assert caught.value.native == 10013
+
+
 def test_the_path_of_softnd_is_printed():
     if not SOFTND.exists():
         pytest.skip("softnd.dll is not built")
@@ -259,8 +410,6 @@ def test_the_path_of_softnd_is_printed():
 
 
 def is_wine() -> bool:
-    import ctypes
-
     return hasattr(ctypes.windll.ntdll, "wine_get_version")
 
 

@@ -130,6 +130,48 @@ def test_a_dll_of_the_wrong_bitness_says_so(tmp_path, monkeypatch):
         assert str(path) in str(caught.value)
 
 
+def test_a_dll_that_windows_cannot_load_is_named_with_windows_number(tmp_path, monkeypatch):
+    """Its header is of a DLL that this process could load; it ends there."""
+    path = tmp_path / "cut.dll"
+    path.write_bytes((b"MZ" + bytes(58) + struct.pack("<I", 64)) + b"PE\0\0" + struct.pack("<H", 0x8664) + bytes(64))
+    for attempt in ways_to_open(path, monkeypatch):
+        with pytest.raises(ndpy.ProviderNotFoundError, match="cannot be loaded") as caught:
+            attempt()
+        assert str(path) in str(caught.value)
+        assert "load provider" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_5_1_an_address_list_that_is_refused_is_said_with_the_providers_name(copy_of, native, version):
+    path = copy_of("softnd")
+    native.answer("IND2Provider_QueryAddressList" if version == 2 else "INDProvider_QueryAddressList", 0xC00000A3)
+    with pytest.raises(ndpy.ProviderError, match="ND_DEVICE_NOT_READY") as caught:
+        ndpy.list_adapters(provider=path, version=version)
+    assert str(path) in str(caught.value)
+    assert caught.value.native == 0xC00000A3
+
+
+def test_b_7_2_a_provider_whose_structure_is_larger_is_asked_again(copy_of, native):
+    query, asked = native.IND2Adapter_Query, []
+
+    def larger(adapter, info, size):
+        asked.append((info.info_version, size[0]))
+        if size[0] < 200:
+            size[0] = 200
+            return 0x80000005 - (1 << 32)
+        return query(adapter, info, size)
+
+    path = copy_of("softnd")
+    wanted = ndpy.list_adapters(provider=path, version=2)
+    native.IND2Adapter_Query = larger
+    assert ndpy.list_adapters(provider=path, version=2) == wanted
+    assert asked == [(0x20000, 96), (0x20000, 200)]
+    native.IND2Adapter_Query = lambda adapter, info, size: larger(adapter, info, size) and -0x3FFFFF5D
+    with pytest.raises(ndpy.ProviderError) as caught:
+        ndpy.list_adapters(provider=path, version=2)
+    assert caught.value.native == 0xC00000A3
+
+
 def test_several_providers_may_be_named(copy_of, monkeypatch):
     first, second = copy_of("UNLOADS", "first"), copy_of("UNLOADS", "Second")
     monkeypatch.setenv("NDPY_PROVIDER", os.pathsep.join(("", str(first), str(second))))
