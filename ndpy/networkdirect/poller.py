@@ -40,16 +40,16 @@ class NetworkDirectPoller(Poller):
 
     def add(self, completion_queue: CompletionQueue) -> None:
         assert isinstance(completion_queue, NetworkDirectCompletionQueue)
-        completion_queue._check()
-        completion_queue._refuse_own_file("add")
-        with self._lock:
+        # A queue that is being closed leaves the pollers that it knows of once nobody can add it any more.
+        with self._lock, completion_queue._lock:
             self._check()
+            completion_queue._check()
+            completion_queue._refuse_own_file("add")
             if completion_queue not in self._queues:
                 request = Request(completion_queue._cq, completion_queue._adapter._events, forward=self._port)
                 self._queues[completion_queue] = request
                 self._by_key[request.key] = completion_queue
-                with completion_queue._lock:
-                    completion_queue._pollers.add(self)
+                completion_queue._pollers.add(self)
         self._look_at(completion_queue)
 
     def remove(self, completion_queue: CompletionQueue) -> None:
