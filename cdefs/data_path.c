@@ -219,8 +219,6 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
         if (!(out[done++].flags & NDPY_HIDDEN))
             cq->kept_visible--;
     }
-    if (!cq->kept_count)
-        cq->kept_head = 0;
     while (done < count) {
         uint32_t wanted = count - done < NDPY_POLL_BATCH ? count - done : NDPY_POLL_BATCH;
         int got = native_poll(cq, results, wanted);

@@ -195,8 +195,6 @@ int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *o
         out[done++] = cq->kept[cq->kept_head++];
         cq->kept_count--;
     }
-    if (!cq->kept_count)
-        cq->kept_head = 0;
     return (int)done;
 }
 
