@@ -100,6 +100,13 @@ int fake_connection_event(uint64_t key, int type, int status)
     return id != NULL;
 }
 
+/* The device's files that the library keeps open. */
+void fake_manager_files(int *files)
+{
+    files[0] = context_of_manager.cmd_fd;
+    files[1] = context_of_manager.async_fd;
+}
+
 /* A client asks the listener with this context, perhaps over another device. */
 int fake_connection_request(uint64_t key, int elsewhere)
 {

@@ -54,6 +54,7 @@ struct fake_failures {
     int32_t destroy_cq;
     int32_t destroy_qp;
     int32_t modify_qp;
+    int32_t create_qp;
 } fake_failures;
 
 static struct queue_pair *queue_pairs[4096];
@@ -277,9 +278,14 @@ void fake_spurious_event(struct ibv_cq *ibv)
 
 struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *request)
 {
-    struct queue_pair *made = calloc(1, sizeof *made);
+    struct queue_pair *made;
 
     fake_point("ibv_create_qp", 0);
+    if (fake_failures.create_qp) {
+        errno = failure(&fake_failures.create_qp);
+        return NULL;
+    }
+    made = calloc(1, sizeof *made);
     made->ibv.context = domain->context;
     made->ibv.pd = domain;
     made->ibv.qp_context = request->qp_context;

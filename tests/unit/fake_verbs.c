@@ -22,6 +22,7 @@ struct fake_settings {
     int32_t delay_us; /* of each registration */
     int32_t windows;
     int32_t read_sge; /* elements of a read; 0: the driver does not say */
+    int32_t port_down;
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
     .dmabuf_errno = EOPNOTSUPP};
 
@@ -152,7 +153,7 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     struct ibv_port_attr *attributes = (struct ibv_port_attr *)out;
 
     (void)context, (void)port;
-    attributes->state = IBV_PORT_ACTIVE;
+    attributes->state = fake_settings.port_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
     attributes->active_mtu = attributes->max_mtu = IBV_MTU_4096;
     attributes->max_msg_sz = 1u << 30;
     attributes->link_layer = IBV_LINK_LAYER_ETHERNET;

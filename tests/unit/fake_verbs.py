@@ -39,6 +39,7 @@ class Settings(ctypes.Structure):
             "delay_us",
             "windows",
             "read_sge",
+            "port_down",
         )
     )
 
@@ -86,7 +87,9 @@ class Counts(ctypes.Structure):
 class Failures(ctypes.Structure):
     """struct fake_failures."""
 
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("poll", "arm", "destroy_cq", "destroy_qp", "modify_qp"))
+    _fields_ = tuple(
+        (name, ctypes.c_int32) for name in ("poll", "arm", "destroy_cq", "destroy_qp", "modify_qp", "create_qp")
+    )
 
 
 class Connecting(ctypes.Structure):
@@ -159,6 +162,12 @@ class FakeVerbs:
     def connection_event(self, connector: Any, kind: int, status: int = 0) -> bool:
         """An enum rdma_cm_event_type for a connector; False if it has no identifier."""
         return bool(self._library.fake_connection_event(ctypes.c_uint64(connector._serial), kind, status))
+
+    def files_of_manager(self) -> list[int]:
+        """The device's files that the library of connections keeps open."""
+        files = (ctypes.c_int * 2)()
+        self._library.fake_manager_files(files)
+        return list(files)
 
     def request(self, listener: Any, *, elsewhere: bool = False) -> None:
         """A client asks for a connection; elsewhere: over another device that has the listener's address."""

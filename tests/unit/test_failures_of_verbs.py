@@ -1,0 +1,319 @@
+"""What of verbs is told, woken and given back when something fails or ends: over a provider without a device."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import os
+import resource
+import shutil
+import sys
+import threading
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+from helpers import wait_until
+from racing import Elsewhere
+
+import ndpy
+from ndpy import Access, Flags, Status, provider
+from ndpy.finding import Verdict
+from ndpy.verbs import allocation, diagnosis
+from ndpy.verbs.library import lib
+
+# ruff: noqa: F811
+
+DEADLINE_S = 20.0
+SERVER = ("127.0.0.1", 4791)
+
+
+@pytest.fixture
+def adapter(fake):
+    fake.have_address()
+    with fake.open(windows=1) as adapter:
+        yield adapter
+
+
+@pytest.fixture
+def queue(adapter):
+    with adapter.create_completion_queue(64) as queue:
+        yield queue
+
+
+@pytest.fixture
+def queue_pair(adapter, queue):
+    with adapter.create_queue_pair(queue) as queue_pair:
+        yield queue_pair
+
+
+# ---- memory and what cannot be had ----
+
+
+@pytest.mark.parametrize("alignment", [0, -1, -4096, 3, 6, 4097])
+def test_an_alignment_is_a_power_of_two(alignment):
+    with pytest.raises(ndpy.InvalidBufferError, match="power of two"):
+        ndpy.alloc(1, alignment=alignment)
+    assert len(ndpy.alloc(1, alignment=1)) == 1
+    with pytest.raises(ndpy.InvalidBufferError, match="0 bytes"):
+        ndpy.alloc(0)
+
+
+def test_a_kernel_without_huge_pages_is_named_as_the_reason(monkeypatch):
+    monkeypatch.setattr(allocation, "_memory_info", lambda name: 0)
+    with pytest.raises(ndpy.UnsupportedError, match="no huge pages"):
+        ndpy.alloc(1, huge_pages=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "length", "told"),
+    [
+        ((65536, 65536), 1 << 20, ["RLIMIT_MEMLOCK is 64 KiB", "memlock"]),
+        ((65536, 1 << 20), 1 << 20, ["RLIMIT_MEMLOCK is 64 KiB", "may go to 1024 KiB"]),
+        ((65536, resource.RLIM_INFINITY), 1 << 20, ["may go to unlimited"]),
+        ((1 << 40, 1 << 40), 1 << 20, ["the adapter is short of memory"]),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 1 << 20, ["is unlimited", "the adapter is short of memory"]),
+    ],
+)
+def test_memory_that_cannot_be_pinned_is_explained_by_the_limit_or_not(
+    fake, adapter, monkeypatch, limits, length, told
+):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: limits)
+    fake.settings.reg_errno = errno.ENOMEM
+    with pytest.raises(ndpy.InsufficientResourcesError) as caught:
+        adapter.register(bytearray(length))
+    assert [words for words in told if words not in str(caught.value)] == []
+    if limits[0] == limits[1]:
+        assert "may go to" not in str(caught.value)
+
+
+def test_a_queue_pair_that_the_provider_refuses_says_why(fake, adapter, queue):
+    fake.failures.create_qp = errno.ENOMEM
+    with pytest.raises(ndpy.InsufficientResourcesError, match="create queue pair"):
+        adapter.create_queue_pair(queue)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_registrations_that_share_the_processor_are_judged_by_their_part_of_the_time(adapter, monkeypatch, count):
+    took = []
+    registering = adapter._registering
+    with monkeypatch.context() as patch:
+        patch.setattr(registering.pace, "took", lambda *measured: took.append(measured))
+        patch.setattr(registering, "_running", {number: threading.current_thread() for number in range(count)})
+        registering.took(4096, 3000)
+    assert took == [(4096, 3000 // count)]
+
+
+# ---- adapters ----
+
+
+@pytest.mark.parametrize("arguments", [{"provider": "x.dll"}, {"version": 1}, {"provider": "x.dll", "version": 1}])
+def test_opening_looks_among_what_the_provider_serves(fake, adapter, monkeypatch, arguments):
+    asked = []
+
+    def list_adapters(**given):
+        asked.append(given)
+        return [adapter.info]
+
+    monkeypatch.setattr(provider, "list_adapters", list_adapters)
+    with provider.open_adapter("fake0", **arguments):
+        pass
+    assert asked == [{"provider": None, "version": None, **arguments}]
+
+
+def test_the_adapter_of_the_environment_is_for_those_who_name_none(fake, adapter, monkeypatch):
+    monkeypatch.setenv("NDPY_ADAPTER", "other0")
+    with pytest.raises(ndpy.AdapterNotFoundError, match="other0"):
+        provider.open_adapter()
+    with pytest.raises(ndpy.AdapterNotFoundError, match="third0"):
+        provider.open_adapter("third0")
+    provider.open_adapter("fake0").close()
+    monkeypatch.setenv("NDPY_ADAPTER", "")
+    provider.open_adapter().close()
+
+
+def test_no_active_port_at_all_is_a_finding(fake, monkeypatch):
+    def active_port():
+        return [found.verdict for found in diagnosis.examine_devices() if found.check == "active port"]
+
+    monkeypatch.setattr(diagnosis, "device_names", lambda: ["fake0"])
+    with fake.open():
+        assert active_port() == []
+        fake.settings.port_down = 1
+        assert active_port() == [Verdict.FAIL]
+
+
+def test_a_library_is_told_with_its_folder_whatever_that_is_called(fake, tmp_path):
+    folder = tmp_path / "a folder  of mine"
+    folder.mkdir()
+    path = shutil.copy(fake.path, folder / "libmine.so")
+    ctypes.CDLL(str(path))
+    assert diagnosis._mapped("libmine.so") == str(path)
+    assert diagnosis._mapped("libnobodys.so") == "libnobodys.so"
+
+
+def test_an_adapter_is_closed_at_once_although_a_cycle_keeps_what_was_dropped(fake):
+    """A queue pair and its connector refer to each other."""
+    fake.have_address()
+    adapter = fake.open()
+    queue = adapter.create_completion_queue(8)
+    gc.disable()
+    try:
+        connector = adapter.connect(adapter.create_queue_pair(queue), SERVER, timeout_s=DEADLINE_S)
+        thread = adapter._events._thread.ident
+        wait_until(
+            lambda: sys._current_frames()[thread].f_code.co_name == "_run", "the adapter's thread is done with it"
+        )
+        with pytest.warns(ResourceWarning):
+            del connector, queue
+            adapter.close()
+    finally:
+        gc.enable()
+    assert fake.counts.contexts == 0
+
+
+def test_the_files_of_a_removed_device_are_let_go_with_the_adapter(fake, tmp_path):
+    """The kernel waits for them before the device is gone, and librdmacm keeps its own open."""
+    fake.have_address()
+    adapter = fake.open()
+    files = fake.files_of_manager()
+    with (tmp_path / "device").open("w") as device:
+        for fd in files:
+            os.dup2(device.fileno(), fd)
+    fake.remove(adapter)
+    wait_until(lambda: adapter._defunct is not None, "the removal is known")
+    adapter.close()
+    assert [os.readlink(f"/proc/self/fd/{fd}") for fd in files] == ["/dev/null"] * 2
+
+
+# ---- completions ----
+
+
+def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair):
+    """One event stands for all that came with it."""
+    for context in range(3):
+        queue_pair.receive([], context=context)
+    waiters = [Elsewhere(lambda: queue.wait(DEADLINE_S, max_entries=1)).start() for _ in range(3)]
+    wait_until(lambda: queue._waiters == 3, "all wait")
+    with queue._lock:
+        for _ in range(3):
+            assert fake.complete(queue_pair)
+    taken = [completion.context for waiter in waiters for completion in waiter.result()]
+    assert sorted(taken) == [0, 1, 2]
+
+
+def test_a_waiter_hears_of_a_removal_although_the_queue_has_no_queue_pair(fake, adapter):
+    queue = adapter.create_completion_queue(8)
+    waiter = Elsewhere(queue.wait).start()
+    wait_until(lambda: queue._waiters == 1, "it waits")
+    fake.remove(adapter)
+    with pytest.raises(ndpy.DeviceRemovedError):
+        waiter.result()
+    queue.close()
+
+
+def test_silent_requests_let_go_of_their_memory_with_the_next_that_is_not(fake, adapter, queue, queue_pair):
+    with (
+        adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S),
+        adapter.register(bytearray(64), Access.LOCAL_WRITE) as region,
+    ):
+        for context in range(5):
+            queue_pair.send(region[:8], context=context, flags=Flags.SILENT_SUCCESS if context < 4 else 0)
+        while fake.complete(queue_pair, receive=False):
+            pass
+        assert [completion.context for completion in queue.wait(DEADLINE_S)] == [4]
+        assert not queue_pair._initiator_records
+
+
+def test_what_a_revocation_finds_is_told_to_a_waiter_whom_the_driver_does_not_tell(fake, adapter, queue, queue_pair):
+    with (
+        adapter.create_queue_pair(queue) as other,
+        adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S),
+        adapter.create_memory_window() as window,
+        adapter.register(bytearray(64), Access.LOCAL_WRITE) as region,
+    ):
+        queue_pair.bind(window, region)
+        assert fake.complete(queue_pair, receive=False)
+        assert len(queue.wait(DEADLINE_S)) == 1
+        other.receive([], context=7)
+        waiter = Elsewhere(lambda: queue.wait(DEADLINE_S)).start()
+        wait_until(lambda: queue._waiters == 1, "it waits")
+        fake.disarm(queue)
+        assert fake.complete(other)
+        revoking = Elsewhere(lambda: queue_pair._revoke(window)).start()
+        wait_until(lambda: fake.complete(queue_pair, receive=False), "the invalidation is posted")
+        assert revoking.result() is True
+        assert [completion.context for completion in waiter.result()] == [7]
+
+
+def test_a_poller_told_late_of_a_queue_that_it_has_no_more_leaves_it_alone(fake, queue, queue_pair):
+    poller = ndpy.Poller()
+    poller.add(queue)
+    queue_pair.receive([], context=7)
+    poller.remove(queue)
+    assert fake.complete(queue_pair)
+    # As an event that was being handled while it was removed.
+    poller._look_at(queue)
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0)
+    assert [completion.context for completion in queue.poll()] == [7]
+    poller.add(queue)
+    poller.close()
+    poller._look_at(queue)
+
+
+# ---- connections ----
+
+
+@pytest.mark.parametrize("iwarp", [False, True])
+@pytest.mark.parametrize("event", ["ADDR_ERROR", "ROUTE_ERROR", "UNREACHABLE"])
+def test_the_queue_pair_of_an_attempt_that_failed_is_free_for_another(fake, iwarp, event):
+    fake.have_address()
+    if iwarp:
+        fake.speak_iwarp()
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+        adapter.create_connector() as first,
+    ):
+        fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ADDR_RESOLVED
+        attempt = first.begin_connect(queue_pair, SERVER)
+        assert queue_pair.connector is first
+        assert fake.connection_event(first, getattr(lib, f"RDMA_CM_EVENT_{event}"), -errno.EHOSTUNREACH)
+        with pytest.raises(ndpy.NdpyError):
+            attempt.result(DEADLINE_S)
+        assert queue_pair.connector is None
+        fake.connecting.silent = 0
+        with adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) as second:
+            assert queue_pair.connector is second
+
+
+def test_a_request_that_fails_ends_the_connection_and_the_peer_is_told(fake, adapter, queue, queue_pair):
+    with adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) as connector:
+        queue_pair.receive([])
+        assert fake.complete(queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
+        assert len(queue.wait(DEADLINE_S)) == 1
+        connector.wait_disconnected(DEADLINE_S)
+
+
+@pytest.mark.parametrize("state", ["offered", "established"])
+def test_closing_a_connector_ends_the_queue_pair_of_a_connection_and_not_of_an_offer(
+    fake, adapter, queue, queue_pair, state
+):
+    queue_pair.receive([], context=7)
+    with adapter.create_connector() as connector:
+        connector.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)
+        if state == "established":
+            connector.complete_connect(DEADLINE_S)
+    assert queue_pair.connection_ended == (state == "established")
+    assert queue_pair.connector is None
+    with contextlib.suppress(ndpy.TimeoutError):
+        ended = queue.wait(0)
+        assert [(completion.context, completion.status) for completion in ended] == [(7, Status.CANCELED)]
+        assert state == "established"
