@@ -146,8 +146,6 @@ def test_signal_ends_the_vm(number):
         arguments("--", "sh", "-c", "echo ready; sleep 600"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # The tests may run as a background job, which shells start with Ctrl-C ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             assert process.stdout is not None
