@@ -25,6 +25,13 @@ _TROUBLE = re.compile(
 
 _LINES_AFTER = 24
 
+# Every oops has a line with its error code and its number; older kernels leave out the word.
+_OOPS = re.compile(r": [0-9a-f]{4,} \[#\d+\]")
+_PANIC = re.compile(r"\bKernel panic - not syncing\b")
+# 0010 is the kernel's code segment.
+_PLACE = re.compile(r"\bRIP: 0010:(\S+)")
+_TIME = re.compile(r"^(?:\[[^]]*\]\s*)+")
+
 
 @dataclass(frozen=True)
 class Record:
@@ -91,6 +98,19 @@ def last_words(console: str) -> str:
     lines = console.splitlines()[-100:]
     first = next((i for i, line in enumerate(lines) if _TROUBLE.search(line)), max(len(lines) - 20, 0))
     return "\n".join(lines[first:])
+
+
+def death(console: str) -> str:
+    """The line in which a kernel said that it died, with the place if it named one; empty if it said no such thing."""
+    lines = console.splitlines()
+    for i, line in enumerate(lines):
+        said = _TIME.sub("", line.strip())
+        if _PANIC.search(said):
+            return said
+        if _OOPS.search(said):
+            place = next((found[1] for later in lines[i:] if (found := _PLACE.search(later))), "")
+            return f"{said} at {place}" if place else said
+    return ""
 
 
 class RunningKernel:

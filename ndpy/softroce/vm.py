@@ -37,6 +37,10 @@ from ndpy.softroce import SetupError, kernel_log, kvm, tools
 _BOOT_LIMIT_S = 180.0
 _KVM_BOOT_LIMIT_S = 60.0
 _END_LIMIT_S = 30.0
+# A kernel that panics prints for a while yet, and then may hang.
+_LAST_WORDS_S = 3.0
+# An emulated machine with several processors, short of time, may panic in one boot and do well in the next.
+_BOOTS_AGAIN = 2
 # udev would load them, which takes 3 s in emulation.
 _UNUSED_MODULES = "kvm_amd,kvm_intel,kvm,ccp,powernow_k8,acpi_cpufreq,sr_mod,cdrom,sg,psmouse,i2c_i801,lpc_ich"
 _PORTS = ("control", "log", "out", "err")
@@ -84,7 +88,11 @@ class Outcome:
 
 
 class _BootError(Exception):
-    """The VM ended or hung before the command began."""
+    """The VM ended or hung before the command began. Has the console's text."""
+
+
+class _PanicError(_BootError):
+    """The kernel said that it died, before the command began."""
 
 
 def _network_options(forwards: Sequence[Forward]) -> list[str]:
@@ -287,6 +295,9 @@ class _Session:
         """What the VM's console showed: boot, errors, a panic."""
         return (self._folder / "console").read_text("utf-8", "replace")
 
+    def death(self) -> str:
+        return kernel_log.death(self.console())
+
     def records(self) -> list[kernel_log.Record]:
         """The kernel log since the command began."""
         begin = self._log.position(f"ndpy: begin {self._mark}")
@@ -360,7 +371,10 @@ def _run_once(
     with _Session(machine, merged, kvm) as session:
         session.start(command, Path.cwd(), environment)
         boot_limit = time.monotonic() + (_KVM_BOOT_LIMIT_S if kvm else _BOOT_LIMIT_S)
-        session.pump(lambda: session.began or bool(session.failure), boot_limit)
+        session.pump(lambda: session.began or bool(session.failure or session.death()), boot_limit)
+        if not session.began and session.death():
+            session.pump(lambda: False, time.monotonic() + _LAST_WORDS_S)
+            raise _PanicError(session.console())
         if session.failure:
             raise SetupError(f"the VM could not be set up: {session.failure}")
         if not session.began:
@@ -397,17 +411,34 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
     qemu = tools.find("qemu-system-x86_64")
     assert qemu is not None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ}
-    console = ""
     with_kvm = machine.kvm and not machine.icount and kvm.works(qemu)
-    for quick in (True, False) if with_kvm else (False,):
-        how = "with KVM" if quick else "in emulation (about 15 s to boot)"
+    panics = 0
+    while True:
+        how = "with KVM" if with_kvm else "in emulation (about 15 s to boot)"
         say(f"booting Linux {kernel.version} {how}")
         try:
-            return _run_once(command, machine, limit_s, quick, environment)
+            return _run_once(command, machine, limit_s, with_kvm, environment)
+        except _PanicError as error:
+            panics += 1
+            if panics > _BOOTS_AGAIN:
+                raise SetupError(_explain_panics(kernel, machine, panics, str(error))) from None
+            say(f"the kernel panicked while it booted, so it is booted again: {kernel_log.death(str(error))}")
         except _BootError as error:
-            console = str(error)
-            if quick:
-                say("the VM did not start with KVM, so KVM is not tried again until this machine is started anew")
-                kvm.remember(qemu, False)
-    last_words = kernel_log.last_words(console)
-    raise SetupError(f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{last_words}")
+            if not with_kvm:
+                last_words = kernel_log.last_words(str(error))
+                raise SetupError(
+                    f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{last_words}"
+                ) from None
+            say("the VM did not start with KVM, so KVM is not tried again until this machine is started anew")
+            kvm.remember(qemu, False)
+            with_kvm = False
+
+
+def _explain_panics(kernel: tools.Kernel, machine: Machine, panics: int, console: str) -> str:
+    one_processor = "" if machine.icount or machine.cpus == 1 else ", or boot it with one processor (--cpus 1)"
+    return (
+        f"Linux {kernel.version} ({kernel.image}) panicked in each of {panics} boots, before the command began: "
+        f"{kernel_log.death(console)}\n"
+        f"Take another kernel of /lib/modules (--kernel VERSION){one_processor}. The end of its console:\n"
+        f"{kernel_log.last_words(console)}"
+    )

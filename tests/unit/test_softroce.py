@@ -386,6 +386,46 @@ def test_healthy_messages_are_no_trouble():
     assert kernel_log.trouble(healthy) == []
 
 
+OOPS_OF_7_2 = """\
+[    2.661105] Oops: int3: 0000 [#1] SMP NOPTI
+[    2.661619] CPU: 1 UID: 0 PID: 0 Comm: swapper/1 Not tainted 7.2.13+deb14-amd64 #1 PREEMPT(lazy)
+[    2.666167] RIP: 0010:sched_clock_cpu+0x9/0x230
+[    2.758907] RIP: 0010:pv_native_safe_halt+0xf/0x20
+[    2.759993] Kernel panic - not syncing: Fatal exception in interrupt
+"""
+
+
+@pytest.mark.parametrize(
+    ("console", "line"),
+    [
+        (OOPS_OF_7_2, "Oops: int3: 0000 [#1] SMP NOPTI at sched_clock_cpu+0x9/0x230"),
+        (
+            "[    1.2] invalid opcode: 0000 [#1] PREEMPT SMP NOPTI\r\n[    1.3] RIP: 0010:f+0x1/0x2\r\n",
+            "invalid opcode: 0000 [#1] PREEMPT SMP NOPTI at f+0x1/0x2",
+        ),
+        (
+            "[    1.234567][    T1] Kernel panic - not syncing: No working init found.\n"
+            "[    1.3] Call Trace:\n[    1.4] RIP: 0010:f+0x1/0x2\n",
+            "Kernel panic - not syncing: No working init found.",
+        ),
+        ("[    1.2] BUG: kernel NULL pointer dereference, address: 0\n[    1.3] Oops: 0002 [#1]", "Oops: 0002 [#1]"),
+    ],
+)
+def test_the_line_in_which_a_kernel_died_is_found_with_its_place(console, line):
+    assert kernel_log.death("SeaBIOS\n[    0.000000] Linux version 7.2\n" + console) == line
+
+
+def test_a_kernel_that_only_warns_lives():
+    warning = """\
+[    0.000000] Command line: console=ttyS0 panic=-1 oops=panic
+[    1.0] WARNING: CPU: 1 PID: 2 at x.c:3 f+0x1/0x2
+[    1.1] RIP: 0010:f+0x1/0x2
+[    1.2] ---[ end trace 0000000000000000 ]---
+[    1.3] pci 0000:00:01.0: [1af4:1000] type 00 class 0x020000 conventional PCI endpoint
+"""
+    assert kernel_log.death(warning) == ""
+
+
 def test_trace_is_shown_with_its_first_line():
     texts = ["WARNING: CPU: 1 PID: 2 at x.c:3", "Call Trace:", " f+0x1/0x2", "---[ end trace 0 ]---", "after"]
     assert [record.text for record in kernel_log.trouble(collected("before", *texts))] == texts[:-1]

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from importlib import resources
 
 import psutil
 import pytest
 from helpers import only_under_stress, sample
 
-from ndpy.softroce import SetupError, tools
+from ndpy.softroce import SetupError, tools, vm
 from ndpy.softroce import run as runner
 
 if sys.platform != "linux":
@@ -119,6 +120,49 @@ def test_vm_that_panics_is_reported_with_its_last_words():
     assert done.returncode == runner.EXIT_SETUP
     assert done.stdout == b"before\n"
     assert "Kernel panic - not syncing: sysrq triggered crash" in done.stderr.decode()
+
+
+# A boot that finds no file system panics.
+ONE_BOOT_WITHOUT_INIT = """#!{python}
+import os, pathlib, sys
+words = sys.argv[1:]
+boots = pathlib.Path(__file__).with_name("boots")
+if "-append" in words: # QEMU is asked for its version too
+    at = words.index("-append") + 1
+    if not boots.exists():
+        words[at] = f"rdinit=/nowhere {{words[at]}}"
+    boots.open("a").write("x")
+os.execv("{qemu}", ["{qemu}", *words])
+"""
+# A kernel says so on its console, and sets this bit, after an oops that it lives through.
+OOPS_OF_THE_SECOND_BOOT = """
+case $(wc -c <{folder}/boots) in 2)
+    echo "<1>Oops: int3: 0000 [#1] SMP NOPTI" >/dev/kmsg
+    echo 128 >/proc/sys/kernel/tainted
+esac
+"""
+
+
+@only_under_stress
+@pytest.mark.timeout(3 * BOOT_S)
+def test_vm_that_panics_or_has_an_oops_while_it_boots_is_booted_again(tmp_path, monkeypatch):
+    """Three boots: a panic, an oops after which the machine would run on, and none of it."""
+    qemu = tmp_path / "qemu-system-x86_64"
+    qemu.write_text(ONE_BOOT_WITHOUT_INIT.format(python=sys.executable, qemu=tools.find("qemu-system-x86_64")))
+    qemu.chmod(0o755)
+    script = resources.files("ndpy.softroce").joinpath("guest.sh").read_text("utf-8")
+    before, begin, rest = script.partition("# 128: ")
+    (tmp_path / "guest.sh").write_text(before + OOPS_OF_THE_SECOND_BOOT.format(folder=tmp_path) + begin + rest)
+    monkeypatch.setattr(vm.resources, "files", lambda package: tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    said = []
+    outcome = vm.run(["sh", "-c", "echo ran >>ran"], vm.Machine(kvm=False), 60, said.append)
+    assert outcome.status == 0
+    assert (tmp_path / "ran").read_text() == "ran\n"
+    assert len(said) == 5
+    assert "Kernel panic - not syncing" in said[1]
+    assert "Oops: int3: 0000 [#1] SMP NOPTI" in said[3]
 
 
 @only_under_stress

@@ -1,0 +1,143 @@
+"""Boots of the VM that fail, with a stand-in for virtme-ng: a kernel that panics, hangs or does well, as each boot is told to."""
+
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ndpy.softroce import SetupError, kvm, tools, vm
+
+if sys.platform != "linux":
+    pytest.skip("the VM is run by Linux", allow_module_level=True)
+
+# Prints the console of this boot, which is the next file of the folder `boots`, and then does what that file's name says.
+STAND_IN = r"""
+import os, pathlib, re, socket, sys, time
+here = pathlib.Path(__file__).parent
+boot = min((here / "boots").iterdir(), key=lambda path: int(path.name.partition("-")[0]))
+what = boot.name.partition("-")[2]
+sys.stdout.write(boot.read_text())
+sys.stdout.flush()
+boot.unlink()
+(here / "ids").open("a").write(f"{os.getpid()}\n")
+
+def port(name):
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(re.search(rf"path=(\S+/{name})\b", " ".join(sys.argv))[1])
+    return connection
+
+if what == "ends":
+    sys.exit(1)
+if what == "runs":
+    control, log, out, err = map(port, ("control", "log", "out", "err"))
+    job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--rodir="))
+    mark = re.search(r"^NONCE=(\S+)", pathlib.Path(job, "settings").read_text(), re.M)[1]
+    control.sendall(b"begin 1\n")
+    log.sendall(f"6,1,1,-;ndpy: begin {mark}\n".encode())
+    out.sendall(b"the command ran\n" + mark.encode())
+    err.sendall(mark.encode())
+    log.sendall(f"6,2,2,-;ndpy: end {mark}\n".encode())
+    control.sendall(b"status 0\n")
+if what == "begins":
+    port("control").sendall(b"begin 1\n")
+    time.sleep(0.2)
+    sys.stdout.write("[    9.0] Kernel panic - not syncing: of the command's making\n")
+    sys.exit(0)
+time.sleep(600)
+"""
+
+PANIC = "[    0.5] Linux version 7.2\n[    2.661105] Kernel panic - not syncing: Fatal exception in interrupt\n"
+OOPS = "[    2.6] Oops: int3: 0000 [#1] SMP NOPTI\n[    2.7] RIP: 0010:sched_clock_cpu+0x9/0x230\n"
+WARNING = "[    1.0] WARNING: CPU: 1 PID: 2 at x.c:3\n[    1.1] ---[ end trace 0000000000000000 ]---\n"
+
+
+class Boots:
+    """What each boot does, what was said meanwhile, and how many boots were made."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.said = []
+        (folder / "boots").mkdir()
+
+    def add(self, *boots):
+        for i, (console, what) in enumerate(boots):
+            (self.folder / "boots" / f"{i}-{what}").write_text(console)
+
+    def run(self, **options):
+        return vm.run(["true"], vm.Machine(**options), 10, self.said.append)
+
+    def ids(self):
+        return [int(line) for line in (self.folder / "ids").read_text().splitlines()]
+
+
+@pytest.fixture
+def boots(monkeypatch, tmp_path):
+    program = tmp_path / "vng"
+    program.write_text(f"#!{sys.executable}\n{STAND_IN}")
+    program.chmod(0o755)
+    monkeypatch.setattr(tools, "missing", lambda programs: {})
+    monkeypatch.setattr(tools, "find", lambda name: str(program))
+    monkeypatch.setattr(tools, "find_kernel", lambda *arguments: tools.Kernel("7.2.13", Path("/boot/vmlinuz-7.2.13")))
+    monkeypatch.setattr(vm, "_LAST_WORDS_S", 0.3)
+    return Boots(tmp_path)
+
+
+BOOTING = "booting Linux 7.2.13 in emulation (about 15 s to boot)"
+
+
+@pytest.mark.parametrize(
+    ("console", "line"),
+    [
+        (PANIC, "Kernel panic - not syncing: Fatal exception in interrupt"),
+        (OOPS, "Oops: int3: 0000 [#1] SMP NOPTI at sched_clock_cpu+0x9/0x230"),
+    ],
+)
+@pytest.mark.parametrize("then", ["hangs", "ends"])
+def test_a_kernel_that_panics_while_it_boots_is_booted_again_at_once(boots, capfd, console, line, then):
+    boots.add((console, then), (WARNING, "runs"))
+    start = time.monotonic()
+    assert boots.run(kvm=False).status == 0
+    assert time.monotonic() - start < vm._BOOT_LIMIT_S / 4
+    assert boots.said == [BOOTING, f"the kernel panicked while it booted, so it is booted again: {line}", BOOTING]
+    assert capfd.readouterr().out == "the command ran\n"
+    assert not any(psutil.pid_exists(number) for number in boots.ids())
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_the_third_panic_is_an_error_that_says_what_where_and_what_to_do(boots, cpus):
+    boots.add((OOPS, "hangs"), (PANIC, "ends"), (OOPS, "hangs"), ("", "runs"))
+    with pytest.raises(SetupError) as caught:
+        boots.run(kvm=False, cpus=cpus)
+    assert len(boots.ids()) == 3
+    assert boots.said.count(BOOTING) == 3
+    first, remedy, *console = str(caught.value).splitlines()
+    assert "Linux 7.2.13 (/boot/vmlinuz-7.2.13) panicked in each of 3 boots" in first
+    assert "Oops: int3: 0000 [#1] SMP NOPTI at sched_clock_cpu+0x9/0x230" in first
+    assert "--kernel VERSION" in remedy
+    assert ("--cpus 1" in remedy) == (cpus == 2)
+    assert "".join(f"{line}\n" for line in console) == OOPS
+
+
+def test_a_machine_that_ends_without_a_panic_is_not_booted_again(boots):
+    boots.add(("qemu-system-x86_64: no such machine\n", "ends"), ("", "runs"))
+    with pytest.raises(SetupError, match="no such machine"):
+        boots.run(kvm=False)
+    assert len(boots.ids()) == 1
+
+
+def test_a_panic_after_the_command_began_does_not_run_it_twice(boots):
+    boots.add((WARNING, "begins"), ("", "runs"))
+    outcome = boots.run(kvm=False)
+    assert (outcome.status, outcome.broken) == (None, True)
+    assert "of the command's making" in outcome.console
+    assert len(boots.ids()) == 1
+
+
+def test_a_panic_is_no_sign_against_kvm(boots, monkeypatch):
+    monkeypatch.setattr(kvm, "works", lambda qemu: True)
+    monkeypatch.setattr(kvm, "remember", lambda qemu, answer: pytest.fail("the answer was changed"))
+    boots.add((PANIC, "ends"), ("", "runs"))
+    assert boots.run(kvm=True).status == 0
+    assert boots.said.count("booting Linux 7.2.13 with KVM") == 2
