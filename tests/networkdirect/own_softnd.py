@@ -55,6 +55,21 @@ class OwnSoftnd:
                 environment.setenv(f"SOFTND_{name.upper()}", str(value))
             return ndpy.open_adapter("127.0.0.1", provider=self.path, version=version or self.version)
 
+    def close_while_registering(self, buffers: list[bytearray], **switches: object) -> list[ndpy.Pending]:
+        """Close an adapter that registers these buffers, and return what they ended with; none had ended before."""
+        delay_ms = 150
+        while True:
+            adapter = self.open(delay_registration_ms=delay_ms, **switches)
+            pendings = [adapter.begin_register(buffer) for buffer in buffers]
+            try:
+                adapter.close()
+                return pendings
+            except ndpy.DeviceBusyError:  # the machine was too busy to close it in that time
+                for pending in pendings:
+                    pending.result(DEADLINE_S).close()
+                adapter.close()
+                delay_ms *= 2
+
     def unload(self) -> None:
         """Have it asked whether it can be unloaded, until it can be."""
 

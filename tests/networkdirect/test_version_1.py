@@ -167,11 +167,8 @@ def test_i_2_2_a_registration_that_is_waited_for_too_short_goes(softnd):
 @pytest.mark.parametrize("cancel_ms", [0, 40])
 def test_i_2_2_an_adapter_closed_while_registering_waits_for_the_provider(softnd, cancel_ms):
     for _ in range(times(20, 3)):
-        adapter = softnd.open(delay_registration_ms=150, delay_cancel_ms=cancel_ms)
         buffers = [bytearray(64) for _ in range(20)]
-        pendings = [adapter.begin_register(buffer) for buffer in buffers]
-        adapter.close()
-        for pending in pendings:
+        for pending in softnd.close_while_registering(buffers, delay_cancel_ms=cancel_ms):
             with pytest.raises(ndpy.CanceledError):
                 pending.result(0)
         for buffer in buffers:
