@@ -14,7 +14,7 @@ results=.rig/results
 siw=tests/softnd/test_siw.py
 mkdir -p $results
 failed=
-if [ -n "${NDPY_STRESS:-}" ]; then limit=5400; else limit=600; fi
+if [ -n "${NDPY_STRESS:-}" ]; then limit=10800; else limit=1200; fi
 
 report() { if [ "$2" != 0 ]; then failed="$failed $1"; fi; }
 
