@@ -1,8 +1,9 @@
 /* MPA start-up: request and reply frames, revision 2 with its read limits and first message, revision 1 as fallback.
  *
  * The active side asks for the peer-to-peer model with a zero-length Read as first message, which makes the passive
- * side's Accept complete and later serves as acknowledgement. A peer that closes instead of answering may know only
- * revision 1; then it is asked once more in its own way.
+ * side's Accept complete and later serves as acknowledgement. So the request asks for one Read at least, whatever the
+ * program's limit is: siw ends a connection on which a Read comes although none was agreed. A peer that closes instead of
+ * answering may know only revision 1; then it is asked once more in its own way.
  */
 #include "addresses.h"
 #include "queue_pair.h"
@@ -48,7 +49,7 @@ void handshake_request_sent(struct stream *stream)
         .peer_to_peer = true,
         .rtr_read = true,
         .ird = (uint16_t)stream->own_inbound,
-        .ord = (uint16_t)stream->own_outbound,
+        .ord = (uint16_t)(stream->own_outbound > 0 ? stream->own_outbound : 1),
         .private_size = (uint16_t)stream->own_private_size,
         .private_data = stream->own_private,
     };

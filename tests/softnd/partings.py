@@ -23,7 +23,6 @@ PAGE = 4096
 BURST = 4
 CALLER_DATA, CALLEE_DATA = 56, 148  # what rdma_cm lets a program on siw send
 DONE = "done"
-READS = {"inbound_read_limit": 1, "outbound_read_limit": 1}
 
 
 class End:
@@ -133,7 +132,13 @@ CONVERSATIONS = {
     "private data": ((send_nothing, 0), (take_one, 1)),
     "burst": ((burst, 0), (take_burst, BURST)),
     "answered burst": ((burst_until_answered, 1), (take_burst_and_answer, BURST + 1)),
+    "without reads": ((burst_until_answered, 1), (take_burst_and_answer, BURST + 1)),
 }
+
+
+def limits(what: str) -> dict[str, int]:
+    reads = 0 if what == "without reads" else 1
+    return {"inbound_read_limit": reads, "outbound_read_limit": reads}
 
 
 class Program:
@@ -169,8 +174,8 @@ class Program:
                 return
             data = bytes(CALLEE_DATA) if what == "private data" else b""
 
-            def accept(queue_pair: Any, connector: Any = connector, data: bytes = data) -> Any:
-                connector.accept(queue_pair, private_data=data, timeout_s=LIMIT_S, **READS)
+            def accept(queue_pair: Any, connector: Any = connector, what: str = what, data: bytes = data) -> Any:
+                connector.accept(queue_pair, private_data=data, timeout_s=LIMIT_S, **limits(what))
                 return connector
 
             self.take_part(what, 1 - int(number), accept)
@@ -184,8 +189,8 @@ class Program:
                 data = f"{what}/{number}".encode()
                 data = data.ljust(CALLER_DATA, b"\0") if what == "private data" else data
 
-                def connect(queue_pair: Any, data: bytes = data) -> Any:
-                    return self.adapter.connect(queue_pair, to, private_data=data, timeout_s=LIMIT_S, **READS)
+                def connect(queue_pair: Any, what: str = what, data: bytes = data) -> Any:
+                    return self.adapter.connect(queue_pair, to, private_data=data, timeout_s=LIMIT_S, **limits(what))
 
                 left = count
                 while left > 0:

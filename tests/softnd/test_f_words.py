@@ -14,6 +14,7 @@ from conftest import share
 from consumer import Side, accept, brief, connect, get_address, get_results, no_completion
 from endings import passing
 from iwarp import Opcode, Queue, Startup
+from meeting import limits_of
 from nd2 import Kind, Status, kernel32
 from test_h_hostile_answers import Peer
 from test_h_silent_peer import connected_to
@@ -478,6 +479,20 @@ def test_no_send_to_a_foreign_peer_goes_without_its_read(meet):
     assert len(there.peer.held) == 1, "one Read for all three"
     there.acknowledge()
     assert [d.status for d in there.side.take(4)] == [SUCCESS] * 4
+
+
+def test_a_program_without_reads_has_none_though_the_start_up_offers_one(kit, listener):
+    side = Side(kit.node(), 2)
+    connecting = connect(kit, side.connector, side.qp, listener.getsockname()[:2], (0, 0))
+    with Peer(listener.accept()[0]) as peer:
+        request = peer.await_start()
+        assert (request.ird, request.ord) == (0, 1)
+        peer.answer(Startup(reply=True, ird=1, peer_to_peer=True, rtr=iwarp.Rtr.READ))
+        assert connecting.result() == SUCCESS
+        assert limits_of(side.connector) == (0, 0)
+        assert kit.do(side.connector, "CompleteConnect") == SUCCESS
+        side.read(side.region.sge(0, 8), at=0x1000, token=0x1234, context=5)
+        assert brief(side.take(1)) == [(Kind.READ, Status.INVALID_DEVICE_REQUEST, 5)]
 
 
 def test_a_peer_that_has_closed_its_side_gets_no_read_beyond_its_limit(meet):

@@ -328,6 +328,13 @@ def test_f_5_4_what_siw_took_and_stayed_for_succeeds_though_softnd_leaves_at_onc
     assert siw["answered burst, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * PARTINGS_COUNT
 
 
+def test_programs_that_ask_for_no_reads_have_their_sends_acknowledged_by_siw(partings):
+    softnd, siw = partings
+    answered = {"SEND SUCCESS": 4 * PARTINGS_COUNT, "RECEIVE SUCCESS": PARTINGS_COUNT}
+    assert softnd["without reads, burst_until_answered"] == answered
+    assert siw["without reads, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * PARTINGS_COUNT
+
+
 def test_f_6_5_softnd_that_trespasses_on_siw_hears_of_it_and_keeps_what_it_took(partings):
     softnd, _ = partings
     both_roles = 2 * PARTINGS_COUNT
