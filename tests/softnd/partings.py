@@ -22,6 +22,7 @@ LIMIT_S = 60.0
 PAGE = 4096
 BURST = 4
 CALLER_DATA, CALLEE_DATA = 56, 148  # what rdma_cm lets a program on siw send
+PORTS = 10  # that rdma_cm may pick in a row though TCP still remembers their last connection
 DONE = "done"
 
 
@@ -180,6 +181,12 @@ class Program:
 
             self.take_part(what, 1 - int(number), accept)
 
+    def take_part_from_some_port(self, what: str, number: int, connect: Any) -> None:
+        for _ in range(PORTS - 1):
+            with contextlib.suppress(ndpy.AddressUnreachableError):
+                return self.take_part(what, number, connect)
+        return self.take_part(what, number, connect)
+
     def join(self, to: tuple[str, int], count: int) -> None:
         for what, parts in CONVERSATIONS.items():
             for number in (0, 1):
@@ -192,12 +199,8 @@ class Program:
                 def connect(queue_pair: Any, what: str = what, data: bytes = data) -> Any:
                     return self.adapter.connect(queue_pair, to, private_data=data, timeout_s=LIMIT_S, **limits(what))
 
-                left = count
-                while left > 0:
-                    # rdma_cm now and then picks a port whose last connection TCP still remembers.
-                    with contextlib.suppress(ndpy.AddressUnreachableError):
-                        self.take_part(what, number, connect)
-                        left -= 1
+                for _ in range(count):
+                    self.take_part_from_some_port(what, number, connect)
         with contextlib.ExitStack() as stack, contextlib.suppress(ndpy.ConnectionRefusedError):
             self.end.renew(stack)
             self.adapter.connect(self.end.queue_pair, to, private_data=DONE.encode(), timeout_s=LIMIT_S)
