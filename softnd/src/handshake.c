@@ -234,6 +234,8 @@ void handshake_lost(struct stream *stream, HRESULT status)
         event(stream, EVENT_FAILED, status);
         break;
     case STREAM_AWAIT_REPLY:
+        TRACE("stream %p: lost before a reply to a request with %lu bytes of private data", (void *)stream,
+              stream->own_private_size);
         if (status == ND_CONNECTION_ABORTED && stream->revision == 2 && stream->in.end == 0)
             event(stream, EVENT_FALLBACK, status);
         else

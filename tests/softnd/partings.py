@@ -22,6 +22,7 @@ LIMIT_S = 60.0
 PAGE = 4096
 BURST = 4
 CALLER_DATA, CALLEE_DATA = 56, 148  # what rdma_cm lets a program on siw send
+SIW_TAKES = 252  # bytes of private data
 PORTS = 10  # that rdma_cm may pick in a row though TCP still remembers their last connection
 DONE = "done"
 
@@ -151,9 +152,11 @@ class Program:
         self.listener = stack.enter_context(adapter.listen(("", port)))
         self.tallies: dict[str, collections.Counter[str]] = {}
 
+    def count(self, what: str, outcome: str) -> None:
+        self.tallies.setdefault(what, collections.Counter())[outcome] += 1
+
     def take_part(self, what: str, number: int, connect: Any) -> None:
         act, receives = CONVERSATIONS[what][number]
-        tally = self.tallies.setdefault(f"{what}, {act.__name__}", collections.Counter())
         with contextlib.ExitStack() as stack:
             self.end.renew(stack)
             for _ in range(receives):
@@ -163,7 +166,7 @@ class Program:
             connector.disconnect(timeout_s=LIMIT_S)
             for context in range(1, self.end.posted + 1):
                 completion = self.end.outcome(context)
-                tally[f"{completion.operation.name} {completion.status.name}"] += 1
+                self.count(f"{what}, {act.__name__}", f"{completion.operation.name} {completion.status.name}")
 
     def serve(self) -> None:
         while True:
@@ -173,6 +176,8 @@ class Program:
                 connector.reject()
                 connector.close()
                 return
+            if what == "private data":
+                self.count("private data that came", str(len(connector.private_data)))
             data = bytes(CALLEE_DATA) if what == "private data" else b""
 
             def accept(queue_pair: Any, connector: Any = connector, what: str = what, data: bytes = data) -> Any:
@@ -187,20 +192,35 @@ class Program:
                 return self.take_part(what, number, connect)
         return self.take_part(what, number, connect)
 
+    def offer_too_much(self, to: tuple[str, int]) -> None:
+        data = bytes(self.adapter.info.max_caller_data)
+        with contextlib.ExitStack() as stack:
+            self.end.renew(stack)
+            try:
+                stack.enter_context(self.adapter.connect(self.end.queue_pair, to, private_data=data, timeout_s=LIMIT_S))
+                outcome = "accepted"
+            except ndpy.ConnectionRefusedError:
+                outcome = "refused"
+            self.count("all private data that softnd can send", outcome)
+
     def join(self, to: tuple[str, int], count: int) -> None:
+        on_siw = self.adapter.info.name.startswith("siw")
         for what, parts in CONVERSATIONS.items():
             for number in (0, 1):
                 # An accepting softnd does not speak first to siw.
-                if number == 1 and (parts[0] == parts[1] or self.adapter.info.name.startswith("siw")):
+                if number == 1 and (parts[0] == parts[1] or on_siw):
                     continue
                 data = f"{what}/{number}".encode()
-                data = data.ljust(CALLER_DATA, b"\0") if what == "private data" else data
+                if what == "private data":
+                    data = data.ljust(CALLER_DATA if on_siw else SIW_TAKES, b"\0")
 
                 def connect(queue_pair: Any, what: str = what, data: bytes = data) -> Any:
                     return self.adapter.connect(queue_pair, to, private_data=data, timeout_s=LIMIT_S, **limits(what))
 
                 for _ in range(count):
                     self.take_part_from_some_port(what, number, connect)
+        if not on_siw:
+            self.offer_too_much(to)
         with contextlib.ExitStack() as stack, contextlib.suppress(ndpy.ConnectionRefusedError):
             self.end.renew(stack)
             self.adapter.connect(self.end.queue_pair, to, private_data=DONE.encode(), timeout_s=LIMIT_S)

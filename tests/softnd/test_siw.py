@@ -335,6 +335,12 @@ def test_programs_that_ask_for_no_reads_have_their_sends_acknowledged_by_siw(par
     assert siw["without reads, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * PARTINGS_COUNT
 
 
+def test_siw_takes_252_bytes_of_private_data_and_refuses_508(partings):
+    softnd, siw = partings
+    assert siw["private data that came"] == {"252": 2 * PARTINGS_COUNT}
+    assert softnd["all private data that softnd can send"] == {"refused": 1}
+
+
 def test_f_6_5_softnd_that_trespasses_on_siw_hears_of_it_and_keeps_what_it_took(partings):
     softnd, _ = partings
     both_roles = 2 * PARTINGS_COUNT

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import socket
 import time
 
 import nd2
@@ -201,6 +203,27 @@ def test_the_trace_tells_what_happens(kit, tmp_path):
     lines = trace.read_text().splitlines()
     assert len(lines) >= 4
     assert any("connect" in line.lower() for line in lines)
+
+
+def test_the_trace_says_how_much_private_data_a_request_without_a_reply_had(tmp_path):
+    trace = tmp_path / "trace.txt"
+    with Peer("test_switches", "two_refused_requests", SOFTND_TRACE=str(trace)) as peer:
+        assert peer.receive() == "done"
+        assert peer.finish() == 0
+    lines = [line for line in trace.read_text().splitlines() if "before a reply" in line]
+    assert [line.partition("request with ")[2] for line in lines] == ["508 bytes of private data"] * 2
+
+
+def two_refused_requests(channel):
+    """The peer closes without an answer to revision 2, and again to revision 1."""
+    with contextlib.closing(Kit()) as kit, socket.create_server(("127.0.0.1", 0)) as listening:
+        side = Side(kit.node(), 1)
+        connecting = connect(kit, side.connector, side.qp, listening.getsockname(), data=bytes(508))
+        for _ in range(2):
+            with listening.accept()[0] as connection:
+                connection.recv(1)
+        assert connecting.result() == Status.CONNECTION_REFUSED
+    channel.send("done")
 
 
 def one_connection(channel, leak=0):
