@@ -53,13 +53,18 @@ def dll() -> str:
 
 
 class WindowsProcess:
-    """A program under Wine, its output line by line; one in Python with the Windows Python. Leaving the block ends it."""
+    """A program under Wine, its output line by line; one in Python with the Windows Python. Leaving the block ends it.
+
+    Wine's services begin with the first program and share its output, and one of them may crash at its beginning. Such a
+    message counts as the program's only if the program failed too.
+    """
 
     def __init__(self, program: Path, *arguments: object, limit_s: float, **environment: str) -> None:
         command = [str(ROOT / "rig/wine-python"), str(program), *map(str, arguments)]
         if program.suffix != ".py":
             command.insert(1, "--run")
         self.lines: list[str] = []
+        self._crashes: list[str] = []
         self._fresh: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
             command,
@@ -77,6 +82,9 @@ class WindowsProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if line.startswith("wine: Unhandled "):
+                self._crashes.append(line.rstrip())
+                continue
             self.lines.append(line.rstrip())
             self._fresh.put(line.rstrip())
         self._fresh.put(None)
@@ -94,6 +102,8 @@ class WindowsProcess:
         """Wait until it has ended and all its output is in `lines`; its exit status."""
         status = self.process.wait(limit_s)
         self._reader.join(10)
+        if status != 0:
+            self.lines += self._crashes
         return status
 
     def __enter__(self) -> WindowsProcess:
