@@ -6,6 +6,7 @@ from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
 from ndpy.completion import Completion, CompletionQueue
 from ndpy.connection import Connector, Listener, ReadLimits, RetryPolicy
+from ndpy.endpoint import Endpoint
 from ndpy.errors import (
     AccessViolationError,
     AdapterNotFoundError,
@@ -100,6 +101,7 @@ __all__ = [
     "DeviceBusyError",
     "DeviceRemovedError",
     "ElementRangeError",
+    "Endpoint",
     "Exposure",
     "Flags",
     "ForeignObjectError",

@@ -19,7 +19,8 @@ from ndpy.resource import Resource, busy
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
-    from ndpy.connection import Connector
+    from ndpy.connection import Connector, RetryPolicy
+    from ndpy.endpoint import Endpoint
 
 # enum ndpy_refusal of cdefs/ndpy_abi.h.
 _QUEUE_FULL, _NOT_CONNECTED, _TOO_MANY_ELEMENTS, _TOO_LONG, _INLINE_TOO_LONG, _BAD_FLAGS, _NO_READS = range(-1, -8, -1)
@@ -443,6 +444,58 @@ class QueuePair(Resource):
     def _on_forked(self) -> None:
         super()._on_forked()
         self._lock = threading.Lock()
+
+    # ---- connections without a connection manager ----
+
+    @property
+    def number(self) -> int:
+        """The queue pair number (QPN); UnsupportedError on NetworkDirect adapters, which do not tell it."""
+        raise self._no_endpoints("number")
+
+    def local_endpoint(self, gid_index: int | None = None, psn: int | None = None) -> Endpoint:
+        """This side's part of a connection made without a connection manager, for connect_endpoint() on the other side.
+
+        Called again it is the same one, which the peer may have already, except for what the arguments ask for.
+        gid_index: None chooses by rank: RoCE v2 before v1, routable before link-local, IPv4 before IPv6
+        (ibv_rc_pingpong takes it as -g). psn: the first packet's sequence number, 24 bits; None for a random one.
+        UnsupportedError on iWARP and NetworkDirect adapters, which connect through connectors only; ConnectionActiveError for other values than those of the
+        connection that there is.
+        """
+        raise self._no_endpoints("local_endpoint")
+
+    def connect_endpoint(
+        self,
+        remote: Endpoint,
+        *,
+        inbound_read_limit: int | None = None,
+        outbound_read_limit: int | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        """Connect to a peer whose endpoint came by other means: no connection manager takes part.
+
+        This side's end is what local_endpoint() gave last; the peer has to know it. The path MTU is the smaller one of
+        the two ends. Nothing is negotiated: more reads at once than the peer serves end the connection.
+
+        Parameters:
+            remote: the peer's end.
+            inbound_read_limit, outbound_read_limit: reads of the peer and of this side that may run at once. None for the
+                adapter's limits; larger ones are lowered, the outbound one also to what the remote endpoint says that it
+                serves. read_limits has what holds.
+            retry: see RetryPolicy. What it leaves open is as in ibv_rc_pingpong: retry_count 7, rnr_retry_count ENDLESS,
+                min_rnr_timer 12, ack_timeout 14.
+        Raises:
+            UnsupportedError: iWARP and NetworkDirect adapters, which connect through connectors only.
+            ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
+            ProviderError: the adapter cannot reach that end.
+        """
+        raise self._no_endpoints("connect_endpoint")
+
+    def _no_endpoints(self, operation: str) -> errors.NdpyError:
+        self._check()
+        return errors.UnsupportedError(
+            f"{self._adapter.info.name} connects through connectors only; use Adapter.connect() and listen()",
+            operation=operation,
+        )
 
     def close(self) -> None:
         for dependant in list(self._dependants):

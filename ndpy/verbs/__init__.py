@@ -3,12 +3,10 @@
 from ndpy.verbs.adapter import VerbsAdapter, open_adapter
 from ndpy.verbs.allocation import allocate
 from ndpy.verbs.devices import list_adapters, why_no_adapter
-from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.library import ffi
 from ndpy.verbs.poller import VerbsPoller as Poller
 
 __all__ = [
-    "Endpoint",
     "Poller",
     "VerbsAdapter",
     "allocate",

@@ -21,11 +21,11 @@ from ndpy.connection import (
     resolve_destination,
     source_host,
 )
+from ndpy.endpoint import MTUS
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePair
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
 from ndpy.verbs.devices import MAX_CALLEE_DATA, MAX_CALLER_DATA
-from ndpy.verbs.endpoint import MTUS
 from ndpy.verbs.library import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 

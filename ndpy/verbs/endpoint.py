@@ -1,4 +1,4 @@
-"""Endpoints: how a queue pair is reached, for connections without librdmacm and for saying what is wrong with a path."""
+"""How a queue pair is reached, for connections without librdmacm and for saying what is wrong with a path."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.connection import ReadLimits, RetryPolicy
+from ndpy.endpoint import MTUS, Endpoint
 from ndpy.flags import Status
 from ndpy.info import Gid, PortInfo
 from ndpy.verbs.library import check, ffi, lib
@@ -17,39 +18,6 @@ from ndpy.verbs.library import check, ffi, lib
 if TYPE_CHECKING:
     from ndpy.connection import Connector
     from ndpy.verbs.adapter import VerbsAdapter
-
-
-# Path MTUs in the order of their codes, which begin at 1.
-MTUS = (256, 512, 1024, 2048, 4096)
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """One end of a connection: what the other end has to know.
-
-    lid: InfiniBand's address, 0 on Ethernet. psn: first packet's sequence number. gid: 16 bytes; gid_index, gid_type and port
-    are this side's and need not be known of a remote end. mtu: 256, 512, 1024, 2048 or 4096 bytes, 0 if it is not known;
-    ValueError for another one. inbound_read_limit: reads that this end serves at once, None if that is not known.
-    """
-
-    lid: int
-    qp_number: int
-    psn: int
-    gid: bytes
-    gid_index: int = 0
-    gid_type: str = ""
-    mtu: int = 0
-    port: int = 1
-    inbound_read_limit: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.mtu and self.mtu not in MTUS:
-            raise ValueError(f"mtu is {', '.join(map(str, MTUS))}, or 0 for an unknown one, not {self.mtu!r}")
-
-    def __str__(self) -> str:
-        gid = str(ipaddress.IPv6Address(self.gid).ipv4_mapped or ipaddress.IPv6Address(self.gid))
-        kind = f", {self.gid_type}, index {self.gid_index}" if self.gid_type else ""
-        return f"QPN {self.qp_number:#x} at GID {gid}{kind}, LID {self.lid}, MTU {self.mtu or 'unknown'}"
 
 
 def rank(gid: Gid) -> tuple[int, int, int, int]:

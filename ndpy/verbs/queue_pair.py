@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.completion import CompletionQueue
 from ndpy.connection import ReadLimits, RetryPolicy, cap_limits
+from ndpy.endpoint import Endpoint
 from ndpy.flags import Access, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.pending import Pending
@@ -22,7 +23,7 @@ from ndpy.queue_pair import (
     SharedReceiveQueue,
 )
 from ndpy.verbs.completion import VerbsCompletionQueue
-from ndpy.verbs.endpoint import Endpoint, explain, modify_to_connected, observe, path_mtu
+from ndpy.verbs.endpoint import explain, modify_to_connected, observe, path_mtu
 from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
 
@@ -166,7 +167,6 @@ class VerbsQueuePair(QueuePair):
 
     @property
     def number(self) -> int:
-        """The queue pair number (QPN)."""
         self._check()
         return self._number
 
@@ -442,28 +442,21 @@ class VerbsQueuePair(QueuePair):
     # ---- connecting without librdmacm, and what went wrong ----
 
     def local_endpoint(self, gid_index: int | None = None, psn: int | None = None) -> Endpoint:
-        """This side's part of a connection made without librdmacm, for connect_endpoint() on the other side.
-
-        Called again it is the same one, which the peer may have already, except for what the arguments ask for.
-        gid_index: None chooses by rank: RoCE v2 before v1, routable before link-local, IPv4 before IPv6
-        (ibv_rc_pingpong takes it as -g). psn: the first packet's sequence number, 24 bits; None for a random one.
-        UnsupportedError on iWARP, where only librdmacm connects; ConnectionActiveError for other values than those of the
-        connection that there is.
-        """
-        self._check()
-        former = self._local
-        if former is None or gid_index is not None:
-            kept = former.psn if former is not None and psn is None else psn
-            endpoint = observe(self._adapter, self._number, gid_index, kept)
-        else:
-            endpoint = former if psn is None else dataclasses.replace(former, psn=psn & 0xFFFFFF)
-        if self._path is not None and endpoint != self._path[0]:
-            raise errors.ConnectionActiveError(
-                f"the queue pair is connected as {self._path[0]} with PSN {self._path[0].psn:#x}",
-                operation="local_endpoint",
-            )
-        self._local = endpoint
-        return endpoint
+        with self._lock:
+            self._check()
+            former = self._local
+            if former is None or gid_index is not None:
+                kept = former.psn if former is not None and psn is None else psn
+                endpoint = observe(self._adapter, self._number, gid_index, kept)
+            else:
+                endpoint = former if psn is None else dataclasses.replace(former, psn=psn & 0xFFFFFF)
+            if self._path is not None and endpoint != self._path[0]:
+                raise errors.ConnectionActiveError(
+                    f"the queue pair is connected as {self._path[0]} with PSN {self._path[0].psn:#x}",
+                    operation="local_endpoint",
+                )
+            self._local = endpoint
+            return endpoint
 
     def connect_endpoint(
         self,
@@ -473,22 +466,6 @@ class VerbsQueuePair(QueuePair):
         outbound_read_limit: int | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Connect to a peer whose endpoint came by other means. Verbs only.
-
-        This side's end is what local_endpoint() gave last; the peer has to know it. The path MTU is the smaller one of
-        the two ends. Nothing is negotiated: more reads at once than the peer serves end the connection.
-
-        Parameters:
-            remote: the peer's end.
-            inbound_read_limit, outbound_read_limit: reads of the peer and of this side that may run at once. None for the
-                adapter's limits; larger ones are lowered, the outbound one also to what the remote endpoint says that it
-                serves. read_limits has what holds.
-            retry: see RetryPolicy. What it leaves open is as in ibv_rc_pingpong: retry_count 7, rnr_retry_count ENDLESS,
-                min_rnr_timer 12, ack_timeout 14.
-        Raises:
-            ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
-            ProviderError: the adapter cannot reach that end.
-        """
         self._check_unused()
         local = self._local or self.local_endpoint()
         limits = cap_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)

@@ -646,3 +646,16 @@ def test_f_4_7_a_wrong_local_token_is_a_violation(pair, keep):
     pair.client.queue_pair.send(forged, context=1)
     (completion,) = take(pair.client.cq)
     assert (completion.context, completion.status) == (1, Status.ACCESS_VIOLATION)
+
+
+def test_where_only_connectors_connect_endpoints_are_refused(adapter, keep):
+    if adapter.info.transport in ("RoCE", "InfiniBand"):
+        pytest.skip(f"{adapter.info.name} connects by endpoints too")
+    queue_pair = create_end(keep, adapter).queue_pair
+    peer = ndpy.Endpoint(lid=0, qp_number=1, psn=0, gid=bytes(16))
+    for call in (queue_pair.local_endpoint, lambda: queue_pair.connect_endpoint(peer)):
+        with pytest.raises(ndpy.UnsupportedError, match="connect"):
+            call()
+    queue_pair.close()
+    with pytest.raises(ndpy.ClosedError):
+        queue_pair.local_endpoint()

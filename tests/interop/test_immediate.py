@@ -10,8 +10,7 @@ from processes import Process
 from programs import built
 
 import ndpy
-from ndpy import Access, Operation
-from ndpy.verbs.endpoint import Endpoint
+from ndpy import Access, Endpoint, Operation
 
 SOURCE = Path(__file__).parent / "programs/immediate.c"
 # All four bytes differ, so that a wrong byte order shows, and the highest bit is set.

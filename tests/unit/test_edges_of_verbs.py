@@ -23,13 +23,12 @@ from helpers import wait_until
 from racing import Elsewhere
 
 import ndpy
-from ndpy import Access, Status
+from ndpy import Access, Endpoint, Status
 from ndpy.connection import listening_address
 from ndpy.info import Gid
 from ndpy.resource import Orphans
 from ndpy.verbs import addresses
 from ndpy.verbs.addresses import pack_address
-from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.library import ffi, lib
 from ndpy.verbs.memory import native_access

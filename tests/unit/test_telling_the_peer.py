@@ -16,9 +16,9 @@ from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import DEADLINE_S, Elsewhere, soon
 
 import ndpy
+from ndpy import Endpoint
 from ndpy.connection import Connector
 from ndpy.verbs import connection
-from ndpy.verbs.endpoint import Endpoint
 from ndpy.verbs.library import ffi, lib
 
 # ruff: noqa: F811

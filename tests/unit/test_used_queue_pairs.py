@@ -13,8 +13,7 @@ from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import Elsewhere
 
 import ndpy
-from ndpy import Access, Status
-from ndpy.verbs.endpoint import Endpoint
+from ndpy import Access, Endpoint, Status
 from ndpy.verbs.library import lib
 
 DEADLINE_S = 20.0
@@ -129,7 +128,8 @@ def test_what_connect_endpoint_says_that_it_raises_is_what_a_used_queue_pair_rai
         with pytest.raises(ndpy.ConnectionActiveError) as raised:
             queue_pair.connect_endpoint(remote)
         assert (
-            f"{type(raised.value).__name__}: the queue pair is connected, or was" in queue_pair.connect_endpoint.__doc__
+            f"{type(raised.value).__name__}: the queue pair is connected, or was"
+            in ndpy.QueuePair.connect_endpoint.__doc__
         )
 
 

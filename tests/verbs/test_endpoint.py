@@ -8,8 +8,7 @@ import pytest
 from helpers import create_end, memory, take
 
 import ndpy
-from ndpy import Access, Status
-from ndpy.verbs.endpoint import Endpoint
+from ndpy import Access, Endpoint, Status
 
 
 @pytest.fixture
