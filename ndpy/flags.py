@@ -13,7 +13,7 @@ class Access(enum.IntFlag):
     makes the peer's answer possible, which is a write to the region, for as long as the region is registered.
     REMOTE_ATOMIC, ON_DEMAND: verbs only. With ON_DEMAND nothing is pinned, and the adapter faults pages in as it uses them;
     UnsupportedError where info.flags lacks ON_DEMAND_PAGING. On rxe, whose on-demand paging moves data to the wrong place in a
-    page (Linux 6.15 to 7.2 at least), ndpy pins the memory: data is right, and the memory must be mapped when registered.
+    page (seen on Linux 7.2), ndpy pins the memory: data is right, and the memory must be mapped when registered.
     """
 
     NONE = 0

@@ -100,7 +100,7 @@ class VerbsCompletionQueue(CompletionQueue):
         return (*entry[:3], int(status), *entry[4:])
 
     def _is_own_fault(self, record: Any, source: Source) -> bool:
-        """Whether a flushed request, the first to fail, failed by its own memory: since Linux 6.4 rxe reports it as flushed,
+        """Whether a flushed request, the first to fail, failed by its own memory: rxe of Linux 6.12 and 7.2 reports it as flushed,
         as those behind it (rxe_req.c, rxe_requester(); rxe_comp.c, flush_send_wqe())."""
         queue_pair = source.queue_pair()
         if self._adapter.info.driver != "rdma_rxe" or queue_pair is None or queue_pair.connection_ended:
@@ -245,7 +245,7 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def _look_for_failures(self) -> bool:
         """A failed completion satisfies SOLICITED, which rxe does not tell of: not of requests of the initiator queue, and
-        since Linux 6.4 not of flushed receives. False when nobody waits for that any more."""
+        on Linux 6.12 and 7.2 not of flushed receives either. False when nobody waits for that any more."""
         with self._lock:
             kinds = {kind for kind, _ in self._armed}
             if self._native is None or Notify.SOLICITED not in kinds:

@@ -113,7 +113,7 @@ def _status_kib(name: str) -> int:
 def _rights(adapter: VerbsAdapter, access: Access, windows: bool = True) -> int:
     if adapter.info.driver == "rdma_rxe":
         # Its on-demand paging moves data to and from the start of the page, whatever the address (rxe_odp.c,
-        # __rxe_odp_mr_copy(), Linux 6.15 and later): such memory is pinned like any other.
+        # __rxe_odp_mr_copy(), seen on Linux 7.2.13): such memory is pinned like any other.
         access &= ~Access.ON_DEMAND
     rights = native_access(access, adapter.info.transport == "iWARP")
     if windows and "MEMORY_WINDOWS" in adapter.info.flags:

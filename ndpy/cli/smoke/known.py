@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defect:
-    """driver: kernel driver of the adapter. first, last: the kernels that have it, both included; () is open.
+    """driver: kernel driver of the adapter. first, last: the kernels that have it, both included; () is open. Where it is not
+    known when it came, first is the oldest kernel on which it was seen.
 
     spared: what ndpy does about it, "" for nothing; such an entry excuses no failure. program: the program of
     tests/verbs/programs, with its words, that shows it.
@@ -52,7 +53,7 @@ DEFECTS = (
         "not finished within",
         "rxe does not notify for solicited completions when receives are flushed",
         "Linux drivers/infiniband/sw/rxe/rxe_resp.c, flush_recv_wqe(): posted as not solicited; seen on 6.12.107 and 7.2.13",
-        first=(6, 4),
+        first=(6, 12),
         spared="ndpy looks for failed completions every 50 ms while that is asked for",
         program="failure_notifies",
     ),
@@ -63,7 +64,7 @@ DEFECTS = (
         "rxe reports a request that fails by its own memory as flushed, as those behind it",
         "Linux drivers/infiniband/sw/rxe/rxe_comp.c, flush_send_wqe(): the status that rxe_requester() has set is dropped; "
         "seen on 6.12.107 and 7.2.13",
-        first=(6, 4),
+        first=(6, 12),
         spared="ndpy looks at the memory of the first flushed request",
         program="local_fault",
     ),
@@ -75,7 +76,7 @@ DEFECTS = (
             "rxe's on-demand paging moves data to and from the start of the page, whatever the address",
             "Linux drivers/infiniband/sw/rxe/rxe_odp.c, __rxe_odp_mr_copy(): the offset in the page is not added; seen on "
             "7.2.13",
-            first=(6, 15),
+            first=(7, 2),
             spared="ndpy pins the memory",
             program=f"on_demand {where}",
         )
