@@ -42,7 +42,7 @@ C_SCOPE = (
 )
 PLACES = ["unit", "softnd", "softnd1", "rxe"]
 # These examine a machine, a wheel or a provider's file from outside, or start many processes, which the VM takes minutes for.
-_ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_monitor.py")
+_ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_monitor.py", "test_peers.py")
 WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/nd/")
 LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
 # Of Windows, and tested on any system.
