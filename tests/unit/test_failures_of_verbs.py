@@ -24,7 +24,7 @@ from racing import Elsewhere
 import ndpy
 from ndpy import Access, Flags, Status, provider
 from ndpy.finding import Verdict
-from ndpy.verbs import allocation, diagnosis
+from ndpy.verbs import allocation, devices, diagnosis
 from ndpy.verbs.library import lib
 
 # ruff: noqa: F811
@@ -317,3 +317,70 @@ def test_closing_a_connector_ends_the_queue_pair_of_a_connection_and_not_of_an_o
         ended = queue.wait(0)
         assert [(completion.context, completion.status) for completion in ended] == [(7, Status.CANCELED)]
         assert state == "established"
+
+
+# ---- what is not one's own, or not there ----
+
+
+def test_objects_of_two_open_adapters_do_not_work_together(fake, adapter, queue, queue_pair):
+    with (
+        ndpy.open_adapter("fake0") as other,
+        other.register(bytearray(8), Access.LOCAL_WRITE) as region,
+        other.create_completion_queue(8) as foreign,
+    ):
+        for post in (lambda: queue_pair.receive(region[:]), lambda: queue_pair.receive([region])):
+            with pytest.raises(ndpy.ForeignObjectError, match="fake0, opened separately"):
+                post()
+        for queues in ((foreign, None), (queue, foreign)):
+            with pytest.raises(ndpy.ForeignObjectError):
+                adapter.create_queue_pair(*queues)
+    assert queue.poll() == []
+
+
+def test_a_device_that_cannot_be_opened_says_why(fake, monkeypatch, tmp_path):
+    file = tmp_path / "uverbs0"
+    file.touch(0o600)
+    monkeypatch.setattr(devices, "_device_file", lambda name: file)
+    assert str(devices._open_error("fake0", errno.ENODEV)).startswith("ibv_open_device: fake0 cannot be opened: ")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != file or mode != os.R_OK | os.W_OK)
+    refused = devices._open_error("fake0", errno.EACCES)
+    assert isinstance(refused, ndpy.PermissionError)
+    assert f"{file} (-rw-------) may not be opened by uid {os.getuid()}" in str(refused)
+    assert refused.native == errno.EACCES
+    monkeypatch.setattr(devices, "_device_file", lambda name: None)
+    assert "cannot be opened" in str(devices._open_error("fake0", errno.EACCES))
+    with pytest.raises(ndpy.AdapterNotFoundError, match="'gone0' has gone; there is fake0"):
+        devices.open_context("gone0")
+
+
+def test_a_listener_tells_its_address_until_it_is_closed(adapter):
+    listener = adapter.listen(("127.0.0.1", 0))
+    assert listener.address[0] == "127.0.0.1"
+    assert listener.address[1] > 0
+    listener.close()
+    with pytest.raises(ndpy.ClosedError):
+        assert listener.address
+
+
+def test_no_more_goes_from_a_cache_than_is_beyond_its_bounds(adapter):
+    """What is in use may be, and goes with its release; what is within stays."""
+    with ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=2) as cache:
+        leases = [cache.local(bytearray(4096)) for _ in range(4)]
+        assert cache.stats.entries == 4
+        entries = []
+        for lease in leases:
+            lease.release()
+            entries.append(cache.stats.entries)
+        assert entries == [3, 2, 2, 2]
+        assert cache.stats.evictions == 2
+
+
+def test_the_release_of_what_was_invalidated_costs_no_other_its_place(adapter):
+    buffers = [bytearray(4096) for _ in range(3)]
+    with ndpy.RegistrationCache(adapter, max_bytes=3 * 4096, max_entries=3) as cache:
+        lease = cache.local(buffers[0])
+        for buffer in buffers[1:]:
+            cache.local(buffer).release()
+        cache.invalidate(buffers[0])
+        lease.release()
+        assert (cache.stats.entries, cache.stats.evictions) == (2, 0)

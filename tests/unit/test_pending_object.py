@@ -27,6 +27,20 @@ def test_it_ends_once():
     assert pending.result() == 1
 
 
+def test_what_prepares_a_value_is_done_before_anybody_sees_it_and_only_if_somebody_will():
+    calls = []
+    pending = Pending("work")
+    pending.add_done_callback(lambda _: calls.append("told"))
+
+    def prepare() -> None:
+        assert not pending.done()
+        calls.append("prepared")
+
+    assert pending.succeed(7, prepare=prepare)
+    assert not pending.succeed(8, prepare=prepare)
+    assert (calls, pending.result(0)) == (["prepared", "told"], 7)
+
+
 def test_a_failure_is_raised_with_every_result():
     pending: Pending[int] = Pending("work")
     assert pending.fail(ValueError("why"))

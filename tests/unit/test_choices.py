@@ -1,0 +1,180 @@
+"""What is chosen where there are several: adapters, ports and GIDs; and what a failure of a path is explained with."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from fake_verbs import fake, fake_verbs_path  # noqa: F401
+
+import ndpy
+from ndpy import Status
+from ndpy.info import Gid
+from ndpy.provider import choose
+from ndpy.verbs.endpoint import MTUS, Endpoint, active_port, explain, observe, path_mtu
+from ndpy.verbs.library import lib
+
+# ruff: noqa: F811
+
+V1 = Gid(0, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v1", "192.0.2.1")
+LINK_LOCAL = Gid(1, b"\xfe\x80" + bytes(13) + b"\x01", "RoCE v2", "fe80::1")
+IPV6 = Gid(2, b"\x20\x01\x0d\xb8" + bytes(11) + b"\x01", "RoCE v2", "2001:db8::1")
+IPV4 = Gid(3, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v2", "192.0.2.1")
+
+
+@pytest.fixture
+def info(fake):
+    with fake.open() as adapter:
+        return dataclasses.replace(adapter.info, addresses=("192.0.2.1", "fe80::1%eth0"), transport="RoCE")
+
+
+def with_ports(info, *ports, **others):
+    """An adapter as far as endpoints look at it; it uses port 2."""
+    first = info.ports[0]
+    made = tuple(dataclasses.replace(first, **{"number": number, **port}) for number, port in enumerate(ports, 1))
+    info = dataclasses.replace(info, ports=made, **others)
+    return types.SimpleNamespace(info=info, _port=2, port_state="active")
+
+
+# ---- adapters ----
+
+
+def test_an_adapter_is_named_or_the_first_that_is_active_or_serves_the_address(info):
+    down = dataclasses.replace(info, name="a", state="down", addresses=())
+    other = dataclasses.replace(info, name="b", state="active", addresses=("192.0.2.2", "2001:db8::2"))
+    third = dataclasses.replace(info, name="c", state="active")
+    adapters = [down, other, third]
+    assert choose(adapters, None) is other
+    assert [choose(adapters, name) for name in "abc"] == adapters
+    for address in ("192.0.2.2", "2001:db8::2", "2001:db8:0::2"):
+        assert choose(adapters, address) is other
+    for address in ("192.0.2.1", "fe80::1", "fe80::1%eth1"):
+        assert choose(adapters, address) is third
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        (None, ["no adapter has an active port", "a (down; no address)"]),
+        ("z", ["no adapter 'z'", "a (down; no address)"]),
+        ("192.0.2.9", ["no adapter serves the address 192.0.2.9", "a (down; no address)"]),
+    ],
+)
+def test_where_none_can_be_chosen_those_that_there_are_are_named(info, which, words):
+    down = dataclasses.replace(info, name="a", state="down", addresses=())
+    with pytest.raises(ndpy.AdapterNotFoundError) as caught:
+        choose([down], which)
+    assert [part for part in words if part not in str(caught.value)] == []
+    with pytest.raises(ndpy.AdapterNotFoundError) as caught:
+        choose([], which)
+    assert str(caught.value).startswith(f"{f'no adapter {which!r}: ' if which else ''}this machine has no RDMA adapter")
+
+
+# ---- endpoints ----
+
+
+def test_path_mtus_have_the_codes_of_the_library():
+    assert [getattr(lib, f"IBV_MTU_{mtu}") for mtu in MTUS] == [1, 2, 3, 4, 5]
+    for mtu in (0, *MTUS):
+        assert Endpoint(0, 1, 1, bytes(16), mtu=mtu).mtu == mtu
+    for mtu in (1, 128, 513, 8192):
+        with pytest.raises(ValueError, match="512, 1024"):
+            Endpoint(0, 1, 1, bytes(16), mtu=mtu)
+
+
+def test_an_endpoint_says_nothing_that_it_was_not_told():
+    told = Endpoint(1, 2, 3, IPV4.value)
+    assert (told.gid_index, told.gid_type, told.mtu, told.port, told.inbound_read_limit) == (0, "", 0, 1, None)
+    assert str(told) == "QPN 0x2 at GID 192.0.2.1, LID 1, MTU unknown"
+    assert str(dataclasses.replace(told, gid_type="RoCE v2", gid_index=3, mtu=1024)) == (
+        "QPN 0x2 at GID 192.0.2.1, RoCE v2, index 3, LID 1, MTU 1024"
+    )
+
+
+@pytest.mark.parametrize(
+    ("gids", "best"),
+    [
+        ((V1, LINK_LOCAL, IPV6, IPV4), IPV4),
+        ((V1, LINK_LOCAL, IPV6), IPV6),
+        ((V1, LINK_LOCAL), LINK_LOCAL),
+        ((V1,), V1),
+        ((dataclasses.replace(IPV4, index=9), IPV4), IPV4),
+        ((dataclasses.replace(V1, type="of another kind", index=0), V1), V1),
+    ],
+)
+def test_the_gid_is_the_best_or_the_one_that_is_asked_for(info, gids, best):
+    adapter = with_ports(info, {"gids": ()}, {"gids": gids, "lid": 5, "mtu": 2048})
+    made = observe(adapter, 7, None, None)
+    assert (made.gid, made.gid_index, made.gid_type) == (best.value, best.index, best.type)
+    assert (made.port, made.lid, made.mtu, made.qp_number) == (2, 5, 2048, 7)
+    assert made.inbound_read_limit == info.max_inbound_read_limit
+    for gid in gids:
+        assert observe(adapter, 7, gid.index, 0x1234567).gid == gid.value
+    assert observe(adapter, 7, None, 0x1234567).psn == 0x234567
+    numbers = {observe(adapter, 7, None, None).psn for _ in range(50)}
+    assert len(numbers) > 1
+    assert max(numbers) < 1 << 24
+
+
+def test_an_endpoint_that_cannot_be_says_what_there_is(info):
+    adapter = with_ports(info, {}, {"gids": (V1, IPV4)})
+    with pytest.raises(ndpy.AddressUnreachableError, match=r"index 7; it has 0 .*RoCE v1.*, 3 .*RoCE v2"):
+        observe(adapter, 7, 7, None)
+    adapter = with_ports(info, {}, {"gids": ()})
+    with pytest.raises(ndpy.AddressUnreachableError, match="index 0; it has none"):
+        observe(adapter, 7, 0, None)
+    with pytest.raises(ndpy.AddressUnreachableError, match=r"give .* an IP address"):
+        observe(adapter, 7, None, None)
+    with pytest.raises(ndpy.UnsupportedError, match="librdmacm"):
+        observe(with_ports(info, {"gids": (IPV4,)}, transport="iWARP"), 7, None, None)
+
+
+def test_infiniband_needs_no_gid(info):
+    made = observe(with_ports(info, {}, {"link_layer": "InfiniBand", "lid": 5}), 7, None, None)
+    assert (made.lid, made.gid, made.gid_index, made.gid_type) == (5, bytes(16), 0, "")
+
+
+def test_the_port_is_the_one_in_use_or_the_first(info):
+    adapter = with_ports(info, {}, {}, {})
+    assert active_port(adapter).number == 2
+    adapter._port = 9
+    assert active_port(adapter).number == 1
+
+
+def test_the_path_mtu_is_the_lesser_of_those_known():
+    def end(mtu):
+        return Endpoint(1, 2, 3, bytes(16), mtu=mtu)
+
+    assert [path_mtu(end(1024), end(mtu)) for mtu in (512, 2048, 0)] == [512, 1024, 1024]
+
+
+@pytest.mark.parametrize("transport", ["RoCE", "InfiniBand", "iWARP"])
+def test_a_lost_request_is_explained_with_both_ends_and_the_transports_causes(info, transport):
+    adapter = with_ports(info, {}, {}, transport=transport)
+    ends = Endpoint(1, 2, 3, bytes(16)), Endpoint(1, 4, 3, bytes(16))
+    connector = types.SimpleNamespace(local_address=("192.0.2.1", 1), peer_address=("192.0.2.2", 4))
+    told = explain(adapter, Status.IO_TIMEOUT, ends, None, 1024)
+    assert told.startswith(f"from {ends[0]} to {ends[1]}, with path MTU 1024 on this end; likely causes:")
+    assert ("4791" in told) == (transport == "RoCE")
+    told = explain(adapter, Status.IO_TIMEOUT, None, connector, 0)
+    assert told.startswith("from ('192.0.2.1', 1) to ('192.0.2.2', 4) on fake0; likely causes:")
+    assert explain(adapter, Status.IO_TIMEOUT, None, None, 0).startswith("likely causes:")
+    adapter.port_state = "down"
+    assert explain(adapter, Status.IO_TIMEOUT, ends, None, 1024).startswith("port 2 of fake0 is down")
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_another_mtu_is_suspected_where_the_program_connected_the_ends(info, status):
+    adapter = with_ports(info, {}, {})
+    ends = Endpoint(1, 2, 3, bytes(16)), Endpoint(1, 4, 3, bytes(16))
+    suspects = (Status.DATA_OVERRUN, Status.BUFFER_OVERFLOW, Status.REMOTE_ERROR)
+    if status is not Status.IO_TIMEOUT:
+        assert ("another path MTU" in explain(adapter, status, ends, None, 1024)) == (status in suspects)
+        connector = types.SimpleNamespace(local_address=("192.0.2.1", 1), peer_address=("192.0.2.2", 4))
+        assert explain(adapter, status, None, connector, 1024) == ""
