@@ -8,9 +8,11 @@ import errno
 import gc
 import os
 import resource
+import select
 import shutil
 import sys
 import threading
+import types
 
 import pytest
 
@@ -24,7 +26,8 @@ from racing import Elsewhere
 import ndpy
 from ndpy import Access, Flags, Status, provider
 from ndpy.finding import Verdict
-from ndpy.verbs import allocation, devices, diagnosis
+from ndpy.memory import span
+from ndpy.verbs import allocation, completion, devices, diagnosis
 from ndpy.verbs.library import lib
 
 # ruff: noqa: F811
@@ -90,6 +93,13 @@ def test_memory_that_cannot_be_pinned_is_explained_by_the_limit_or_not(
     assert [words for words in told if words not in str(caught.value)] == []
     if limits[0] == limits[1]:
         assert "may go to" not in str(caught.value)
+
+
+def test_memory_without_an_owner_is_a_range_of_addresses():
+    assert span(((1 << 64) - 16, 16), False)[1:] == ((1 << 64) - 16, 16)
+    for wrong in ((0, 16), (16, 0), (16, -1), ((1 << 64) - 16, 17), (-1, 16), (16,), (16, "16")):
+        with pytest.raises(ndpy.InvalidBufferError):
+            span(wrong, False)
 
 
 def test_a_queue_pair_that_the_provider_refuses_says_why(fake, adapter, queue):
@@ -194,17 +204,32 @@ def test_the_files_of_a_removed_device_are_let_go_with_the_adapter(fake, tmp_pat
 # ---- completions ----
 
 
-def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair):
-    """One event stands for all that came with it."""
+def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair, monkeypatch):
+    """Here each begins to sleep when all before it are done: one event stands for all that came, and one wake-up for one."""
+    gates: dict[threading.Thread, threading.Event] = {}
+
+    class Poll:
+        def __init__(self) -> None:
+            self._poll = select.poll()
+            self.register = self._poll.register
+
+        def poll(self, timeout_ms):
+            assert gates[threading.current_thread()].wait(DEADLINE_S)
+            return self._poll.poll(timeout_ms)
+
+    monkeypatch.setattr(completion, "select", types.SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
     for context in range(3):
         queue_pair.receive([], context=context)
-    waiters = [Elsewhere(lambda: queue.wait(DEADLINE_S, max_entries=1)).start() for _ in range(3)]
+    waiters = [Elsewhere(lambda: queue.wait(DEADLINE_S / 2, max_entries=1)) for _ in range(3)]
+    for waiter in waiters:
+        gates[waiter.thread] = threading.Event()
+        waiter.start()
     wait_until(lambda: queue._waiters == 3, "all wait")
-    with queue._lock:
-        for _ in range(3):
-            assert fake.complete(queue_pair)
-    taken = [completion.context for waiter in waiters for completion in waiter.result()]
-    assert sorted(taken) == [0, 1, 2]
+    for _ in range(3):
+        assert fake.complete(queue_pair)
+    for context, waiter in enumerate(waiters):
+        gates[waiter.thread].set()
+        assert [completion.context for completion in waiter.result()] == [context]
 
 
 def test_a_waiter_hears_of_a_removal_although_the_queue_has_no_queue_pair(fake, adapter):
