@@ -278,6 +278,23 @@ void stream_take(struct stream *stream, size_t size)
     stream->taken_bytes += size;
 }
 
+/* TCP takes nothing more, mostly because the peer is gone. What it said before may not have been looked at yet, so the
+ * connection is lost when receiving comes to its end; until then `sending` stays, and nothing more is sent. */
+static void send_failed(struct stream *stream, DWORD error)
+{
+    bool hears = stream->receiving || stream->in.end < stream->in.size;
+
+    if (stream->phase != STREAM_ESTABLISHED || stream->peer_closed || !hears) {
+        stream->sending = false;
+        lost(stream, error);
+        return;
+    }
+    TRACE("stream %p: error %lu of sending", (void *)stream, error);
+    stream->send_error = error;
+    stream->fin_sent = true;
+    shutdown(stream->socket, SD_SEND); /* a peer that is not gone ends the connection */
+}
+
 /* Starts or continues sending the buffer that is not being filled. True when all of it went at once. */
 static bool send_some(struct stream *stream)
 {
@@ -303,8 +320,7 @@ static bool send_some(struct stream *stream)
             int error = WSAGetLastError();
             if (error == WSA_IO_PENDING)
                 return false;
-            stream->sending = false;
-            lost(stream, (DWORD)error);
+            send_failed(stream, (DWORD)error);
             stream_drop(stream);
             return false;
         }
@@ -367,8 +383,7 @@ static void send_done(struct io *io, DWORD error, DWORD bytes)
     if (stream->phase == STREAM_CLOSED) {
         stream->sending = false;
     } else if (error != 0) {
-        stream->sending = false;
-        lost(stream, error);
+        send_failed(stream, error);
     } else {
         buffer->begin += bytes;
         stream->sent_bytes += bytes;
@@ -564,6 +579,8 @@ static void lost_established(struct stream *stream, DWORD error)
 
 static void lost(struct stream *stream, DWORD error)
 {
+    if (error == 0)
+        error = stream->send_error;
     TRACE("stream %p: lost in phase %d, error %lu", (void *)stream, stream->phase, error);
     stream->peer_closed = true;
     switch (stream->phase) {

@@ -63,6 +63,7 @@ struct stream {
     enum stream_phase phase;
     struct io receive_io, send_io, connect_io, resume_io;
     bool receiving, sending, fin_sent, peer_closed, resume_posted;
+    DWORD send_error; /* 0: none so far */
 
     struct stream_buffer in;
     struct stream_buffer out[2];

@@ -17,6 +17,7 @@ import itertools
 import select
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -426,6 +427,12 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
+        self.socket.close()
+
+    def reset(self) -> None:
+        """End as a process does that dies with something unread."""
+        linger = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.socket.close()
 
     # Set-up

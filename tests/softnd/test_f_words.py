@@ -10,6 +10,7 @@ import time
 
 import iwarp
 import pytest
+import workers
 from conftest import share
 from consumer import Side, accept, brief, connect, get_address, get_results, no_completion
 from endings import passing
@@ -265,6 +266,18 @@ def test_f_6_6_a_peer_that_tells_and_goes_without_a_last_word_has_died(meet):
     there.peer.tell(there.peer.taken - 1)
     there.peer.socket.shutdown(socket.SHUT_WR)
     assert there.statuses(4) == [SUCCESS, SUCCESS, SUCCESS, IO_TIMEOUT]
+
+
+@both_peers
+def test_what_a_peer_took_before_it_died_succeeds_though_a_send_finds_the_connection_reset_first(meet, tells):
+    there = meet(tells=tells)
+    there.send(2)
+    there.all_sent(2)
+    with workers.asleep(there.kit.library):
+        there.acknowledge()
+        there.peer.reset()
+        there.side.send(there.side.region.sge(0, 8), context=2)
+    assert there.statuses(3) == [SUCCESS, SUCCESS, IO_TIMEOUT]
 
 
 @both_peers
