@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -49,6 +50,7 @@ class Events:
 
     def forget(self, fd):
         assert fd == self.fd
+        self.fd = None
 
 
 @pytest.fixture
@@ -123,6 +125,42 @@ def test_emptied_memory_has_changed(monitor, flags, advice):
     assert libc.madvise(start + PAGE, PAGE, advice) == 0
     assert monitor.changed(watch)
     monitor.unwatch(watch)
+
+
+def test_the_thread_is_woken_by_a_change_and_sleeps_again_when_it_has_told_of_it(monitor, told):
+    fd = monitor.events.fd
+
+    def awake():
+        return bool(select.select([fd], [], [], 0)[0])
+
+    start = map_pages()
+    watch = monitor.watch(start, start + PAGES * PAGE)
+    assert not awake()
+    libc.munmap(start, PAGES * PAGE)
+    assert awake()
+    monitor.events.handler()
+    assert told == [1]
+    assert not awake()
+    monitor.unwatch(watch)
+    # Children inherit nothing, and nothing waits for what has been read.
+    assert not os.get_inheritable(fd)
+    assert not os.get_blocking(fd)
+
+
+def test_a_closed_monitor_tells_nothing_and_leaves_its_descriptor_to_others(told):
+    events = Events()
+    try:
+        monitor = Monitor(SimpleNamespace(_events=events), lambda: told.append(1))
+    except ndpy.UnsupportedError as error:
+        pytest.skip(str(error))
+    fd = events.fd
+    monitor.close()
+    assert events.fd is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    # The thread had begun to handle an event.
+    events.handler()
+    assert told == []
 
 
 def test_what_does_not_touch_the_range_is_no_change(monitor):
@@ -240,6 +278,19 @@ def test_a_mapped_file_is_refused_by_name(monitor, tmp_path):
         address = ndpy.memory.address_of(memoryview(mapped))
         with pytest.raises(ndpy.UnsupportedError, match=f"{path} is mapped there.*raw=True"):
             monitor.watch(address, address + PAGE)
+
+
+def test_a_file_beside_the_range_does_not_matter(monitor, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(PAGE))
+    start = map_pages(3)
+    with path.open("r+b") as file:
+        for page in (0, 2):
+            assert (
+                libc.mmap(start + page * PAGE, PAGE, 3, SHARED & ~0x20 | FIXED, file.fileno(), 0) == start + page * PAGE
+            )
+    monitor.unwatch(monitor.watch(start + PAGE, start + 2 * PAGE))
+    libc.munmap(start, 3 * PAGE)
 
 
 def test_memory_of_a_memfd_is_refused(monitor):
