@@ -41,7 +41,7 @@ EXAMPLES = {
 EXAMPLE_PORTS = {name: 7274 + at for at, name in enumerate(EXAMPLES)}
 PARTINGS = ROOT / "tests/softnd/partings.py"
 PARTINGS_PORT = 7374
-PARTINGS_COUNT = share(50, 3)  # of each of 20 conversations
+PARTINGS_COUNT = share(50, 3)  # of each of 23 conversations
 ROUND_TRIPS = 20
 SERVED = ROOT / "softnd/src/connector.c"
 
