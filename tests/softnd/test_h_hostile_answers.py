@@ -25,6 +25,8 @@ SINK, SIZE, REGION = 0x400, 256, 0x1000
 REPLY = Startup(reply=True, ird=16, ord=16, peer_to_peer=True, rtr=iwarp.Rtr.READ)
 RESPONSE = Opcode.READ_RESPONSE
 
+pytestmark = pytest.mark.timeout(share(1800, 120))
+
 
 class Peer(iwarp.Endpoint):
     """Keeps Read Requests instead of answering them, once told to."""
