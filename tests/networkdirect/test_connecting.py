@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import pytest
-from helpers import DEADLINE_S, Keeper, ask, create_end, host_of
+from helpers import DEADLINE_S, QUIET_S, Keeper, ask, create_end, host_of
 
 import ndpy
 from ndpy.networkdirect import connection
@@ -315,6 +316,20 @@ def test_a_failed_request_of_a_listener_is_told_to_one_who_waits(keep, version, 
     assert (caught.value.operation, caught.value.native) == ("get_request", INTERNAL_ERROR)
     keep(keep.adapter.create_connector()).begin_connect(second.queue_pair, listener.address)
     keep(asking[1].result(DEADLINE_S))
+
+
+@BOTH
+def test_h_3_11_requests_that_come_faster_than_they_are_taken_wait_with_the_provider(keep, version):
+    listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
+    clients = [(create_end(keep, keep.adapter), keep(keep.adapter.create_connector())) for _ in range(5)]
+    # The adapter's thread gets no further than the first.
+    with listener._lifetime:
+        for end, connector in clients:
+            connector.begin_connect(end.queue_pair, listener.address)
+        time.sleep(QUIET_S)
+    for _ in clients:
+        keep(listener.get_request(DEADLINE_S))
+    assert [connector.state for _, connector in clients] == ["connecting"] * len(clients)
 
 
 @BOTH

@@ -175,6 +175,25 @@ def test_i_2_2_an_adapter_closed_while_registering_waits_for_the_provider(softnd
             buffer.append(0)
 
 
+@pytest.mark.parametrize("registering", [0, 3])
+def test_i_2_2_closing_an_adapter_asks_the_provider_to_end_its_registrations(softnd, native, registering):
+    """They are requests of the adapter itself, and softnd may have made them by then."""
+    adapter = softnd.open(delay_registration_ms=50)
+    this, cancelled, cancel = adapter._native, [], native.INDOverlapped_CancelOverlappedRequests
+
+    def cancelling(target):
+        cancelled.append(target == ffi.cast("struct INDOverlapped *", this))
+        return cancel(target)
+
+    native.INDOverlapped_CancelOverlappedRequests = cancelling
+    pendings = [adapter.begin_register(bytearray(64)) for _ in range(registering)]
+    adapter.close()
+    assert cancelled == [True] * bool(registering)
+    for pending in pendings:
+        with pytest.raises(ndpy.CanceledError):
+            pending.result(0)
+
+
 def test_i_2_2_an_adapter_dropped_while_registering_is_released(softnd):
     adapter = softnd.open(delay_registration_ms=30)
     buffers = [bytearray(64) for _ in range(20)]
