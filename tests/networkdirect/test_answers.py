@@ -238,6 +238,39 @@ def test_c_2_1_a_notification_that_is_there_already_ends_arm_at_once(keep, versi
 
 
 @BOTH
+def test_g_2_a_completion_that_is_kept_ends_one_notification(keep, version):
+    """The provider has forgotten it by then; who arms again asks for the next one."""
+    pair = connect_pair(keep, keep.adapter)
+    queue = pair.server.cq
+    for count in (1, 2):
+        pair.server.queue_pair.receive([])
+        pair.client.queue_pair.send([])
+        succeed(pair.client.cq)
+        wait_until(lambda count=count: queue._drain() == count, "it has come")
+        assert queue.arm().done()
+        again = queue.arm()
+        with pytest.raises(ndpy.TimeoutError):
+            again.result(0)
+        again.cancel()
+
+
+@BOTH
+def test_packets_that_a_closed_poller_has_not_taken_keep_nothing(keep, version):
+    """The fixture counts handles at the end, and each notification has an event."""
+    for _ in range(30):
+        queue = keep.adapter.create_completion_queue(8)
+        with ndpy.Poller() as poller:
+            poller.add(queue)
+            with pytest.raises(ndpy.TimeoutError):
+                poller.wait(0)
+            (request,) = queue._requests
+            assert request.cancel()
+            # Its packet has been passed on when the adapter's thread has come to the next one.
+            keep.adapter.begin_register(bytearray(8)).result(DEADLINE_S).close()
+        queue.close()
+
+
+@BOTH
 def test_g_2_10_a_queue_that_was_overrun_says_so_whoever_asks(keep, version, native):
     queue = keep(keep.adapter.create_completion_queue(8))
     poller = keep(ndpy.Poller())

@@ -272,6 +272,14 @@ def test_a_listener_that_cannot_ask_is_not_made(keep, version, native):
 
 
 @BOTH
+def test_h_3_a_place_to_listen_that_is_taken_leaves_nothing(keep, version):
+    """The fixture counts softnd's objects at the end."""
+    listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
+    with pytest.raises(ndpy.AddressInUseError, match=rf"cannot listen at .* port {listener.address[1]}"):
+        keep.adapter.listen(listener.address)
+
+
+@BOTH
 def test_a_request_for_which_the_provider_has_no_room_is_told_to_those_who_wait(keep, version, native):
     """The next one who asks finds the listener as it was."""
     listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
@@ -393,6 +401,17 @@ def test_i_6_2_a_port_that_is_taken_is_another_choice(keep, native, inline):
     assert len(set(tried)) > 1
     assert connector.local_address[1] != chosen
     assert 49152 <= connector.local_address[1] <= 65535
+
+
+@pytest.mark.parametrize("version", [1])
+def test_i_6_2_connect_ends_when_no_port_is_free(keep, native):
+    connector = keep(keep.adapter.create_connector())
+    connector.bind((host_of(keep.adapter), 0))
+    calls = native.answer("INDConnector_Connect", SHARING_VIOLATION)
+    with pytest.raises(ndpy.AddressInUseError):
+        connector.begin_connect(ends(keep)[0].queue_pair, (host_of(keep.adapter), 9))
+    assert 100 < len(calls) < 1000
+    assert connector.state == "bound"
 
 
 @pytest.mark.parametrize("version", [1])

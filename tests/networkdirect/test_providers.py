@@ -11,6 +11,7 @@ import os
 import shutil
 import struct
 import uuid
+from collections import namedtuple
 from ctypes import wintypes
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from helpers import DEADLINE_S, wait_until
 from own_softnd import child
 
 import ndpy
-from ndpy.networkdirect import catalogue
+from ndpy.networkdirect import catalogue, devices
 from ndpy.networkdirect.devices import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -170,6 +171,27 @@ def test_b_7_2_a_provider_whose_structure_is_larger_is_asked_again(copy_of, nati
     with pytest.raises(ndpy.ProviderError) as caught:
         ndpy.list_adapters(provider=path, version=2)
     assert caught.value.native == 0xC00000A3
+
+
+@pytest.mark.parametrize(
+    ("statistics", "wanted"),
+    [
+        ({"wire": (False, 1500)}, ("wire", 1500, False)),
+        ({"wire": (True, 9000)}, ("wire", 9000, True)),
+        ({}, ("wire", 0, True)),
+    ],
+)
+def test_an_adapter_is_as_its_interface_is(monkeypatch, statistics, wanted):
+    """What Windows tells no state of is taken for up."""
+    own = {"loopback": ["127.0.0.1"], "radio": ["00-11-22", "192.0.2.7"], "wire": ["fe80::9%3", "192.0.2.9"]}
+    address, state = namedtuple("address", "address"), namedtuple("state", "isup mtu")
+    monkeypatch.setattr(devices.psutil, "net_if_addrs", lambda: {name: list(map(address, own[name])) for name in own})
+    monkeypatch.setattr(devices.psutil, "net_if_stats", lambda: {name: state(*statistics[name]) for name in statistics})
+    assert devices._interface_of(("192.0.2.9",)) == wanted
+    assert devices._interface_of(("fe80::9%11",)) == wanted
+    # It is on every machine.
+    assert devices._interface_of(("127.0.0.1",)) == (None, 0, True)
+    assert devices._interface_of(("198.51.100.1",)) == (None, 0, True)
 
 
 def test_several_providers_may_be_named(copy_of, monkeypatch):

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from helpers import DEADLINE_S, Keeper, wait_until
+from own_softnd import open_handles
 
 import ndpy
 from ndpy.networkdirect import library, memory
@@ -206,6 +207,15 @@ def test_more_than_an_address_space_on_a_node_is_refused(native):
     native.VirtualAllocExNuma = lambda *arguments: pytest.fail("Windows is not asked")
     with pytest.raises(ndpy.InsufficientResourcesError, match="could not be allocated"):
         ndpy.alloc(1 << 63, numa_node=0)
+
+
+def test_asking_for_large_pages_leaves_no_handle(native):
+    huge(native, number=1314)
+    before = open_handles()
+    for _ in range(20):
+        with pytest.raises(ndpy.InsufficientResourcesError):
+            ndpy.alloc(10, huge_pages=True)
+    assert open_handles() <= before + 5
 
 
 # ---- the extension module ----

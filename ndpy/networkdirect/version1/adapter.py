@@ -30,7 +30,7 @@ class Version1Adapter(NetworkDirectAdapter):
         return devices.open_native(self._provider, info.provider_id, info.addresses[0])
 
     def _new_file(self) -> Any:
-        # The adapter's one file, which it closes itself (contract I.1.2).
+        # The adapter's one file (contract I.1.2).
         file = lib.INDAdapter_GetFileHandle(self._native)
         if file in (ffi.NULL, ffi.cast("void *", _INVALID_HANDLE)):
             raise self._provider.named(
@@ -39,7 +39,7 @@ class Version1Adapter(NetworkDirectAdapter):
         return file
 
     def _close_files(self) -> None:
-        self._file = None
+        """The provider closes its file itself (contract I.1.2)."""
 
     @property
     def overlapped_file(self) -> int:

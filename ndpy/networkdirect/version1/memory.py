@@ -84,7 +84,6 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
         if binding is not None:
             # The peer may have invalidated it meanwhile, and the completion that says so may be on its way.
             binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
-        self._slot = None
 
     def _granted(self) -> RemoteMemory:
         """What the last bind gave."""
