@@ -580,6 +580,25 @@ def test_a_5_4_the_size_may_grow_from_call_to_call_and_not_without_end():
     assert min(sizes[1:]) >= 8
 
 
+# ---- what has ended ----
+
+
+@BOTH
+def test_requests_that_have_ended_are_forgotten(keep, version):
+    """The adapter's thread refers to those only whose packets may come."""
+    pair = connect_pair(keep, keep.adapter)
+    begun = set(keep.adapter._events._requests)
+    region = keep.adapter.begin_register(bytearray(64)).result(DEADLINE_S)
+    region.begin_deregister().result(DEADLINE_S)
+    armed = pair.server.cq.arm()
+    pair.server.queue_pair.receive([])
+    pair.client.queue_pair.send([])
+    armed.result(DEADLINE_S)
+    wait_until(lambda: set(keep.adapter._events._requests) == begun, "they are forgotten")
+    keep.close()
+    assert keep.adapter._events._requests == {}
+
+
 # ---- what another thread does meanwhile ----
 
 

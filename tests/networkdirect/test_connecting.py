@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
+import warnings
 
 import pytest
 from helpers import DEADLINE_S, QUIET_S, Keeper, ask, create_end, host_of
@@ -266,9 +268,15 @@ def test_a_close_that_fails_ends_what_was_begun_and_can_be_repeated(keep, versio
 def test_a_listener_that_cannot_ask_is_not_made(keep, version, native):
     name = "IND2Listener_GetConnectionRequest" if version == 2 else "INDListen_GetConnectionRequest"
     native.answer(name, INSUFFICIENT_RESOURCES)
-    with pytest.raises(ndpy.InsufficientResourcesError) as caught:
-        keep.adapter.listen((host_of(keep.adapter), 0))
-    assert (caught.value.operation, caught.value.native) == ("get_request", INSUFFICIENT_RESOURCES)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with pytest.raises(ndpy.InsufficientResourcesError) as caught:
+            keep.adapter.listen((host_of(keep.adapter), 0))
+        assert (caught.value.operation, caught.value.native) == ("get_request", INSUFFICIENT_RESOURCES)
+        del caught
+        gc.collect()
+    # Nothing is left that somebody could have closed.
+    assert [str(warning.message) for warning in told] == []
 
 
 @BOTH
