@@ -255,6 +255,20 @@ def test_g_2_a_completion_that_is_kept_ends_one_notification(keep, version):
 
 
 @BOTH
+def test_a_poller_is_told_of_completions_that_the_provider_knows_nothing_of(keep, version):
+    """In version 1 ndpy itself keeps the receives that were posted before there is a connection (contract I.6.1)."""
+    queue, poller = keep(keep.adapter.create_completion_queue(8)), keep(ndpy.Poller())
+    queue_pair = keep(keep.adapter.create_queue_pair(queue, receive_depth=4))
+    poller.add(queue)
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0)
+    queue_pair.receive([], context=5)
+    queue_pair.flush()
+    ((found, completions),) = poller.wait(DEADLINE_S)
+    assert (found, [completion.context for completion in completions]) == (queue, [5])
+
+
+@BOTH
 def test_packets_that_a_closed_poller_has_not_taken_keep_nothing(keep, version):
     """The fixture counts handles at the end, and each notification has an event."""
     for _ in range(30):

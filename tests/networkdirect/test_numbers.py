@@ -364,3 +364,11 @@ def test_a_5_5_an_address_is_whole_or_none():
     packed = pack_resolved(socket.AF_INET, ("192.0.2.1", 4791))
     assert unpack_address(packed) == ("192.0.2.1", 4791)
     assert unpack_address(packed[:15]) is None
+
+
+def test_an_ipv6_address_is_laid_out_as_sockaddr_in6():
+    """Family, port and flow in the first 8 bytes, then the address, then the scope in the order of the machine."""
+    packed = pack_resolved(socket.AF_INET6, ("fe80::1", 0x1234, 5, 7))
+    assert packed == bytes.fromhex("1700 1234 00000005 fe80 000000000000 0000000000000001 07000000")
+    assert unpack_address(packed) == ("fe80::1%7", 0x1234)
+    assert pack_resolved(socket.AF_INET, ("192.0.2.1", 0x1234)) == bytes.fromhex("0200 1234 c0000201") + bytes(8)
