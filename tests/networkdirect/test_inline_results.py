@@ -156,11 +156,11 @@ def test_c_4_5_closing_between_two_phases(inline):
 
 def test_a_deregistration_that_failed_can_be_repeated(inline):
     with inline(busy=1) as adapter:
-        region = adapter.register(bytearray(64))
+        region = adapter.register(bytearray(64), ndpy.Access.REMOTE_READ)
         with pytest.raises(ndpy.DeviceBusyError):
             region.begin_deregister().result(DEADLINE_S)
         assert not region.closed
-        assert region[0:8].length == 8
+        assert region.remote().length == 64
         region.close()
         assert region.closed
 

@@ -289,6 +289,18 @@ def test_listing_leaves_no_provider_behind(copy_of):
     assert not mapped(path)
 
 
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_4_2_listing_holds_no_object_of_the_provider(copy_of, version):
+    """softnd counts the references to its own."""
+    path = copy_of("softnd")
+
+    def listed_without_a_trace() -> bool:
+        assert ndpy.list_adapters(provider=path, version=version)
+        return not mapped(path)
+
+    wait_until(listed_without_a_trace, "softnd says that it can be unloaded", DEADLINE_S)
+
+
 @pytest.mark.parametrize("name", ["NO_FILE", "NO_QUERY", "NO_OPEN", "OPEN_NULL", "NULL_OBJECT"])
 def test_an_open_that_failed_leaves_no_user(name, copy_of):
     path = copy_of(name)
