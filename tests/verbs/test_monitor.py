@@ -130,14 +130,14 @@ def test_emptied_memory_has_changed(monitor, flags, advice):
 def test_the_thread_is_woken_by_a_change_and_sleeps_again_when_it_has_told_of_it(monitor, told):
     fd = monitor.events.fd
 
-    def awake():
-        return bool(select.select([fd], [], [], 0)[0])
+    def awake(timeout_s=0):
+        return bool(select.select([fd], [], [], timeout_s)[0])
 
     start = map_pages()
     watch = monitor.watch(start, start + PAGES * PAGE)
     assert not awake()
     libc.munmap(start, PAGES * PAGE)
-    assert awake()
+    assert awake(DEADLINE_S)
     monitor.events.handler()
     assert told == [1]
     assert not awake()
