@@ -477,6 +477,22 @@ def test_a_queue_of_an_adapter_that_cannot_resize_says_so(keep, monkeypatch):
     assert queue.depth == 8
 
 
+@BOTH
+def test_g_1_a_resize_is_the_providers(keep, version, native):
+    """A queue that it does not make larger keeps its depth."""
+    queue = keep(keep.adapter.create_completion_queue(8))
+    resize = "IND2CompletionQueue_Resize" if version == 2 else "INDCompletionQueue_Resize"
+    calls = native.answer(resize, INSUFFICIENT_RESOURCES)
+    with pytest.raises(ndpy.InsufficientResourcesError) as caught:
+        queue.resize(500)
+    assert (caught.value.operation, caught.value.native) == ("resize", INSUFFICIENT_RESOURCES)
+    assert calls[0][1] >= 500
+    assert queue.depth == 8
+    delattr(native, resize)
+    queue.resize(500)
+    assert queue.depth == 500
+
+
 def test_c_1_5_a_program_with_its_own_port_is_told_when_no_packet_comes(keep, native):
     adapter = keep.adapter
     queue = keep(adapter.create_completion_queue(16, overlapped_file=adapter.overlapped_file))
