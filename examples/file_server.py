@@ -53,7 +53,7 @@ def serve_client(adapter, connector, file, digest, timeout_s):
         connector.accept(queue_pair, timeout_s=timeout_s)
         finish(received, ndpy.Operation.RECEIVE, timeout_s)
 
-        with_window = "MEMORY_WINDOWS" in adapter.info.flags
+        with_window = ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities
         if with_window:
             # The region grants nothing to peers by itself: only through the window can the file be reached.
             region = stack.enter_context(adapter.register(file, ndpy.Access.NONE))

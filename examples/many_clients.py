@@ -47,7 +47,7 @@ class Server:
         self.completions = stack.enter_context(adapter.create_completion_queue(args.slots))
         self.poller.add(self.completions)
         self.shared = None
-        if "SHARED_RECEIVE_QUEUES" in adapter.info.flags:
+        if ndpy.Capability.SHARED_RECEIVE_QUEUES in adapter.info.capabilities:
             self.shared = stack.enter_context(adapter.create_shared_receive_queue(args.slots))
             self.offer_slots(self.shared, args.slots)
         stack.callback(self.drop_everybody)

@@ -157,7 +157,7 @@ def main():
     if args.size < 1 or args.iterations < 1:
         parser.error("-s and -n are 1 or more")
     with ndpy.open_adapter(args.adapter) as adapter:
-        if adapter.info.transport == "iWARP" or "GIDS" not in adapter.info.flags:
+        if adapter.info.transport == "iWARP" or ndpy.Capability.GIDS not in adapter.info.capabilities:
             name, transport = adapter.info.name, adapter.info.transport
             sys.exit(f"rc_pingpong: {name} ({transport}) cannot connect without a connection manager; try pingpong.py")
         run(adapter, args)

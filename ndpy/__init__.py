@@ -35,7 +35,7 @@ from ndpy.errors import (
     TimeoutError,
     UnsupportedError,
 )
-from ndpy.flags import Access, Flags, Notify, Operation, Status
+from ndpy.flags import Access, Capability, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.pending import Pending
@@ -90,6 +90,7 @@ __all__ = [
     "Buffer",
     "CacheStats",
     "CanceledError",
+    "Capability",
     "ClosedError",
     "Completion",
     "CompletionQueue",

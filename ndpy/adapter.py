@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ndpy import errors
 from ndpy.completion import CompletionQueue
 from ndpy.connection import Address, Connector, Listener, RetryPolicy
-from ndpy.flags import Access
+from ndpy.flags import Access, Capability
 from ndpy.forking import tell
 from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow
@@ -55,7 +55,7 @@ class Adapter(Resource):
 
         buffer: anything with the buffer protocol, 1 to info.max_registration_size bytes, any alignment; or
         (address, length) of memory that the caller keeps. The region keeps the buffer until it is closed.
-        access: where info.flags lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces none of it. Then ndpy
+        access: where info.capabilities lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces none of it. Then ndpy
         itself refuses to receive or read into a region without LOCAL_WRITE, and remote rights are only kept: peers get
         theirs from windows, which any region can carry.
 
@@ -86,14 +86,14 @@ class Adapter(Resource):
 
         Its address is 0, so that its offsets are addresses: region[address:address + length] is an element of any memory.
         The caller keeps that memory until what was posted with it has completed. buffer is None.
-        Raises UnsupportedError where info.flags lacks IMPLICIT_ON_DEMAND, as on every NetworkDirect adapter.
+        Raises UnsupportedError where info.capabilities lacks IMPLICIT_ON_DEMAND, as on every NetworkDirect adapter.
         Source: ibv_reg_mr(3) with IBV_ACCESS_ON_DEMAND, address 0 and the length SIZE_MAX.
         """
-        self._require("IMPLICIT_ON_DEMAND", "register implicit")
+        self._require(Capability.IMPLICIT_ON_DEMAND, "register implicit")
         return self._register_implicit(access)
 
     def _register_implicit(self, access: Access) -> MemoryRegion:
-        """Called only where info.flags has IMPLICIT_ON_DEMAND."""
+        """Called only where info.capabilities has IMPLICIT_ON_DEMAND."""
         raise NotImplementedError
 
     def register_dmabuf(
@@ -104,10 +104,10 @@ class Adapter(Resource):
         fd: of the dma-buf; it may be closed afterwards. offset, length: the part of it, in bytes. iova: the address that
         elements and peers use for its first byte; its offset within a page has to be that of `offset`. buffer is None.
 
-        Raises UnsupportedError where info.flags lacks DMABUF, as on every NetworkDirect adapter; InvalidBufferError;
+        Raises UnsupportedError where info.capabilities lacks DMABUF, as on every NetworkDirect adapter; InvalidBufferError;
         ProviderError with EBADF for a descriptor that is no dma-buf. Source: ibv_reg_dmabuf_mr(3).
         """
-        self._require("DMABUF", "register dma-buf")
+        self._require(Capability.DMABUF, "register dma-buf")
         if length < 1 or offset < 0 or iova < 0 or max(offset, iova) + length > 1 << 64:
             raise errors.InvalidBufferError(
                 f"{length} bytes at offset {offset} and iova {iova:#x} are no range of memory"
@@ -115,19 +115,20 @@ class Adapter(Resource):
         return self._register_dmabuf(fd, offset, length, iova, access)
 
     def _register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
-        """Called only where info.flags has DMABUF."""
+        """Called only where info.capabilities has DMABUF."""
         raise NotImplementedError
 
-    def _require(self, flag: str, operation: str) -> None:
+    def _require(self, capability: Capability, operation: str) -> None:
         self._check()
-        if flag not in self.info.flags:
+        if capability not in self.info.capabilities:
             raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) cannot do it: info.flags has no {flag}", operation=operation
+                f"{self.info.name} ({self.info.driver}) cannot do it: info.capabilities has no {capability.name}",
+                operation=operation,
             )
 
     @abc.abstractmethod
     def create_memory_window(self) -> MemoryWindow:
-        """A new, invalid window. UnsupportedError where info.flags lacks MEMORY_WINDOWS."""
+        """A new, invalid window. UnsupportedError where info.capabilities lacks MEMORY_WINDOWS."""
 
     @abc.abstractmethod
     def create_completion_queue(self, depth: int) -> CompletionQueue:
@@ -137,7 +138,7 @@ class Adapter(Resource):
     def create_shared_receive_queue(self, depth: int, *, max_sge: int = 1, threshold: int = 0) -> SharedReceiveQueue:
         """Receives for several queue pairs: depth 1 to info.max_shared_receive_queue_depth, max_sge elements each.
 
-        threshold: see SharedReceiveQueue.arm(); 0 for none. UnsupportedError where info.flags lacks SHARED_RECEIVE_QUEUES.
+        threshold: see SharedReceiveQueue.arm(); 0 for none. UnsupportedError where info.capabilities lacks SHARED_RECEIVE_QUEUES.
         """
 
     @abc.abstractmethod
@@ -180,7 +181,7 @@ class Adapter(Resource):
             raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
 
     def _limit_shared_receive_queue(self, depth: int, max_sge: int, threshold: int) -> None:
-        if "SHARED_RECEIVE_QUEUES" not in self.info.flags:
+        if Capability.SHARED_RECEIVE_QUEUES not in self.info.capabilities:
             raise errors.UnsupportedError(
                 f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
             )

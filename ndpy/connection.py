@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ndpy import errors
+from ndpy.flags import Capability
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.resource import Resource
 
@@ -52,7 +53,7 @@ class RetryPolicy:
 
     It holds for what this side sends, and with min_rnr_timer for what it receives; the peer's own choice holds for what the
     peer sends. A field that is None keeps what a connection has without a policy. Only adapters with RETRY_POLICY in
-    info.flags have one: iWARP leaves it to TCP, and NetworkDirect to its provider.
+    info.capabilities have one: iWARP leaves it to TCP, and NetworkDirect to its provider.
 
     Parameters:
         retry_count: 0 to 7, tries when the peer's adapter does not answer. Without a policy 7.
@@ -272,7 +273,7 @@ class Connector(Resource):
 
         Raises ConnectionRefusedError (nobody listens, or rejected: see private_data), TimeoutError,
         AddressUnreachableError, LimitExceededError, NotConnectedError in a wrong state, and UnsupportedError for a policy
-        where info.flags lacks RETRY_POLICY.
+        where info.capabilities lacks RETRY_POLICY.
         Source: IND2Connector::Connect (contract H.4); rdma_connect(3).
         """
         wait_or_cancel(
@@ -419,7 +420,7 @@ class Connector(Resource):
         """The policy, or the one that changes nothing."""
         if retry is None:
             return RetryPolicy()
-        self._adapter._require("RETRY_POLICY", operation)
+        self._adapter._require(Capability.RETRY_POLICY, operation)
         return retry
 
     def _release_queue_pair(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ndpy.flags import Capability
+
 
 @dataclasses.dataclass(frozen=True)
 class Gid:
@@ -35,14 +37,8 @@ class AdapterInfo:
     """An adapter's identity and limits; sizes in bytes, depths in requests. Limits have NetworkDirect's names.
 
     addresses: the IP addresses that connections can use. numa_node: None where the system does not say.
-    flags: capabilities, of MEMORY_WINDOWS, SHARED_RECEIVE_QUEUES, RESIZE_COMPLETION_QUEUE, IN_ORDER_DMA,
-    LOOPBACK_CONNECTIONS, ATOMICS, READ_SINK_REQUIRED, GIDS (ports have tables of them), REFUSE_OFFER (a client can take
-    back its request, and refuse what the server accepted), REGION_ACCESS (regions have the rights that register() gives
-    them, remote ones too; without it peers reach memory through windows only, and remote rights given to register() are
-    only kept), INLINE (Flags.INLINE), SEND_INVALIDATE (send_and_invalidate()), BIND_RESERVES_PORT (a connector's bind()
-    finds a port that is taken, else connect() does), REREGISTRATION (MemoryRegion.reregister()), ON_DEMAND_PAGING
-    (Access.ON_DEMAND), IMPLICIT_ON_DEMAND (Adapter.register_implicit()), DMABUF (Adapter.register_dmabuf()) and RETRY_POLICY
-    (RetryPolicy of connect() and accept()).
+    capabilities: what it can do beyond what all adapters can, for example
+    `ndpy.Capability.MEMORY_WINDOWS in info.capabilities`.
     Source: ND2_ADAPTER_INFO, ND_ADAPTER_INFO1 (contract B.6, B.7); ibv_query_device(3), ibv_query_port(3).
     """
 
@@ -58,7 +54,7 @@ class AdapterInfo:
     netdev: str | None
     mtu: int
     state: str
-    flags: frozenset[str]
+    capabilities: Capability
     ports: tuple[PortInfo, ...]
     max_registration_size: int
     max_window_size: int
@@ -79,7 +75,7 @@ class AdapterInfo:
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         values = dataclasses.asdict(self)
-        values["flags"] = sorted(self.flags)
+        values["capabilities"] = self.capabilities.names()
         for port in values["ports"]:
             for gid in port["gids"]:
                 gid["value"] = gid["value"].hex()

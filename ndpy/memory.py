@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
 from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError, UnsupportedError
-from ndpy.flags import Access
+from ndpy.flags import Access, Capability
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
 
@@ -159,7 +159,7 @@ class MemoryRegion(Resource):
         """What a peer needs to reach these bytes through the region's own rights, on any connection.
 
         Raises AccessViolationError when the region has no remote right: use a window, or register with one;
-        UnsupportedError where info.flags lacks REGION_ACCESS: use a window.
+        UnsupportedError where info.capabilities lacks REGION_ACCESS: use a window.
         """
         self._check()
         if not self.access & _FOR_PEERS:
@@ -186,11 +186,11 @@ class MemoryRegion(Resource):
         None keeps what it has. The tokens may change: elements and remote() from before are not valid any more, and what was
         posted with them has to have completed. Blocks as register() does.
 
-        Raises UnsupportedError where info.flags lacks REREGISTRATION, and otherwise what register() raises. The region is then
+        Raises UnsupportedError where info.capabilities lacks REREGISTRATION, and otherwise what register() raises. The region is then
         as it was before, but for a failure in the adapter itself, after which it can only be closed, as its uses then say.
         Source: ibv_rereg_mr(3); NetworkDirect has nothing of the kind.
         """
-        self._adapter._require("REREGISTRATION", "reregister")
+        self._adapter._require(Capability.REREGISTRATION, "reregister")
         with self._lifetime:
             self._check()
             self._refuse_if_used()
@@ -199,7 +199,7 @@ class MemoryRegion(Resource):
             self._reregister(buffer, access)
 
     def _reregister(self, buffer: Any, access: Access | None) -> None:
-        """Called only where info.flags has REREGISTRATION."""
+        """Called only where info.capabilities has REREGISTRATION."""
         raise NotImplementedError
 
     def _refuse_if_used(self) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.adapter import Adapter
-from ndpy.flags import Access
+from ndpy.flags import Access, Capability
 from ndpy.forking import in_child, tell
 from ndpy.memory import MemoryRegion, span
 from ndpy.pending import Pending
@@ -89,7 +89,7 @@ def _status_of(error: BaseException) -> NtStatus:
 
 def adapter_flags(adapter: Adapter) -> NdkAdapterFlags:
     """The flags of NDK_ADAPTER_INFO that concern registration (contract J.11, J.12)."""
-    if "READ_SINK_REQUIRED" in adapter.info.flags:
+    if Capability.READ_SINK_REQUIRED in adapter.info.capabilities:
         return NdkAdapterFlags.NONE
     return NdkAdapterFlags.RDMA_READ_SINK_NOT_REQUIRED
 

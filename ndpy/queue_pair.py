@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue, Source
-from ndpy.flags import Access, Flags, Operation, Status
+from ndpy.flags import Access, Capability, Flags, Operation, Status
 from ndpy.memory import Binding, Elements, InlineElements, MemoryRegion, MemoryWindow, RemoteMemory, Sge, address_of
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
@@ -175,7 +175,7 @@ class QueuePair(Resource):
         """Start an RDMA read of the first bytes of `remote` into `sges`; return once it is queued.
 
         The elements, scattered in order, decide how much is read: at most remote.length bytes; they need
-        Access.LOCAL_WRITE, and Access.READ_SINK where info.flags has READ_SINK_REQUIRED.
+        Access.LOCAL_WRITE, and Access.READ_SINK where info.capabilities has READ_SINK_REQUIRED.
         Errors as for send(). Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.
         """
         if type(sges) is Sge and sges.length > remote.length:
@@ -200,11 +200,11 @@ class QueuePair(Resource):
         The window has to be bound to the peer's end of this connection. There, is_bound is False as soon as the message's
         receive completion was taken. Completes as a SEND; sges, context, flags and errors as for send().
 
-        Raises UnsupportedError where info.flags lacks SEND_INVALIDATE, or where the provider refuses it all the same.
+        Raises UnsupportedError where info.capabilities lacks SEND_INVALIDATE, or where the provider refuses it all the same.
         Source: INDEndpoint::SendAndInvalidate (contract I.4.2); ibv_post_send(3) with IBV_WR_SEND_WITH_INV.
         """
         self._check()
-        if "SEND_INVALIDATE" not in self._adapter.info.flags:
+        if Capability.SEND_INVALIDATE not in self._adapter.info.capabilities:
             raise errors.UnsupportedError(
                 f"{self._adapter.info.name} cannot invalidate a peer's window with a message; send one, and let the peer "
                 "invalidate() the window itself",

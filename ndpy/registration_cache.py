@@ -21,7 +21,7 @@ from typing import Any
 
 from ndpy import _lease, errors
 from ndpy.adapter import Adapter
-from ndpy.flags import Access
+from ndpy.flags import Access, Capability
 from ndpy.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
 from ndpy.ownership import MONITORED, Owner, Span, know
@@ -112,7 +112,7 @@ class RegistrationCache(_lease.Finder, Resource):
         super().__init__(adapter)
         self.max_bytes = max_bytes
         self.max_entries = max_entries
-        self._windows_exist = "MEMORY_WINDOWS" in adapter.info.flags
+        self._windows_exist = Capability.MEMORY_WINDOWS in adapter.info.capabilities
         self._changed = threading.Condition(threading.Lock())
         self._owners: dict[int, Owner] = {}
         #: Buffers found before, by identity; what it says counts only while the entry is cached.

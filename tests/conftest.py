@@ -59,21 +59,21 @@ def keep(adapter):
 @pytest.fixture
 def pair(keep, adapter) -> Pair:
     """Two queue pairs of one process, connected to each other, each with a completion queue."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return connect_pair(keep, adapter)
 
 
 @pytest.fixture
 def pair_with(keep, adapter):
     """Make a connected pair with other options than the usual ones."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return lambda **options: connect_pair(keep, adapter, **options)
 
 
 @pytest.fixture
 def window_pair(keep, adapter) -> Pair:
     """The same, on an adapter that has memory windows."""
-    require(adapter, "LOOPBACK_CONNECTIONS", "MEMORY_WINDOWS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS, ndpy.Capability.MEMORY_WINDOWS)
     return connect_pair(keep, adapter)
 
 

@@ -103,11 +103,11 @@ def sample(values: list[T], count: int) -> list[T]:
     return values if STRESS else values[:count]
 
 
-def require(adapter: ndpy.Adapter, *capabilities: str) -> None:
+def require(adapter: ndpy.Adapter, *capabilities: ndpy.Capability) -> None:
     """Skip, naming the capability, unless the adapter claims all of them."""
     for capability in capabilities:
-        if capability not in adapter.info.flags:
-            pytest.skip(f"{adapter.info.name} does not claim {capability}")
+        if capability not in adapter.info.capabilities:
+            pytest.skip(f"{adapter.info.name} does not claim {capability.name}")
 
 
 def require_acknowledged_sends(adapter: ndpy.Adapter) -> None:
@@ -288,7 +288,7 @@ def bind(end: End, window: ndpy.MemoryWindow, region: ndpy.MemoryRegion, *range_
 def expose(keep: Keeper, owner: End, region: ndpy.MemoryRegion) -> ndpy.RemoteMemory:
     """What the peer of `owner` needs to use all of a region with the region's rights: by the region itself, or through a
     window where regions have no rights of their own."""
-    if "REGION_ACCESS" in region.adapter.info.flags:
+    if ndpy.Capability.REGION_ACCESS in region.adapter.info.capabilities:
         return region.remote()
     window = keep(region.adapter.create_memory_window())
     return bind(owner, window, region, 0, region.length, region.access & (Access.REMOTE_READ | Access.REMOTE_WRITE))

@@ -51,7 +51,7 @@ def _table(infos: list[ndpy.AdapterInfo]) -> Table:
 def _details(info: ndpy.AdapterInfo) -> list[str]:
     lines = [
         f"{info.name}: vendor {info.vendor_id:#06x}, device {info.device_id}",
-        f"  capabilities: {', '.join(sorted(info.flags)) or 'none'}",
+        f"  capabilities: {', '.join(info.capabilities.names()) or 'none'}",
     ]
     for port in info.ports:
         lines.append(

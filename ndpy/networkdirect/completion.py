@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
-from ndpy.flags import Notify
+from ndpy.flags import Capability, Notify
 from ndpy.networkdirect.library import (
     BUFFER_OVERFLOW,
     CANCELED,
@@ -298,7 +298,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             raise errors.LimitExceededError(
                 f"a completion queue of {self._adapter.info.name} holds 1 to {maximum}, not {depth}"
             )
-        if "RESIZE_COMPLETION_QUEUE" not in self._adapter.info.flags:
+        if Capability.RESIZE_COMPLETION_QUEUE not in self._adapter.info.capabilities:
             raise errors.UnsupportedError(
                 f"{self._adapter.info.name} cannot resize completion queues", operation="resize"
             )

@@ -13,16 +13,17 @@ from typing import Any, ClassVar
 import psutil
 
 from ndpy import errors
+from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, PortInfo
 from ndpy.networkdirect import catalogue
 from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
 from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, create, ffi, lib, release, win32_error
 from ndpy.networkdirect.version1 import devices as version_1
 
-_FLAGS = (
-    (lib.ND_ADAPTER_FLAG_IN_ORDER_DMA_SUPPORTED, "IN_ORDER_DMA"),
-    (lib.ND_ADAPTER_FLAG_CQ_RESIZE_SUPPORTED, "RESIZE_COMPLETION_QUEUE"),
-    (lib.ND_ADAPTER_FLAG_LOOPBACK_CONNECTIONS_SUPPORTED, "LOOPBACK_CONNECTIONS"),
+_CAPABILITIES = (
+    (lib.ND_ADAPTER_FLAG_IN_ORDER_DMA_SUPPORTED, Capability.IN_ORDER_DMA),
+    (lib.ND_ADAPTER_FLAG_CQ_RESIZE_SUPPORTED, Capability.RESIZE_COMPLETION_QUEUE),
+    (lib.ND_ADAPTER_FLAG_LOOPBACK_CONNECTIONS_SUPPORTED, Capability.LOOPBACK_CONNECTIONS),
 )
 
 # What AdapterInfo and ND2_ADAPTER_INFO both have.
@@ -331,9 +332,9 @@ def _describe(
     provider: Provider, provider_id: str, version: int, adapter_id: int, addresses: tuple[str, ...], name: str
 ) -> AdapterInfo:
     if version == 1:
-        limits, flags = version_1.examine(provider, provider_id, addresses[0])
+        limits, capabilities = version_1.examine(provider, provider_id, addresses[0])
     else:
-        limits, flags = _examine(provider, provider_id, adapter_id, addresses)
+        limits, capabilities = _examine(provider, provider_id, adapter_id, addresses)
     netdev, mtu, up = _interface_of(addresses)
     state = "active" if addresses and up else "down"
     return NetworkDirectAdapterInfo(
@@ -347,7 +348,7 @@ def _describe(
         netdev=netdev,
         mtu=mtu,
         state=state,
-        flags=flags,
+        capabilities=capabilities,
         ports=(PortInfo(1, state, "unknown", mtu, mtu, 0, netdev, ()),),
         **limits,
         provider_path=provider.path,
@@ -359,8 +360,8 @@ def _describe(
 
 def _examine(
     provider: Provider, provider_id: str, adapter_id: int, addresses: tuple[str, ...]
-) -> tuple[dict[str, int], frozenset[str]]:
-    """(identity and limits, flags) of an adapter of version 2."""
+) -> tuple[dict[str, int], Capability]:
+    """(identity and limits, capabilities) of an adapter of version 2."""
     native = provider.open(adapter_id, addresses, provider_id)
     try:
         info = query(native)
@@ -368,12 +369,15 @@ def _examine(
         raise provider.named(failure) from None
     finally:
         release(native)
-    flags = {flag for bit, flag in _FLAGS if info.adapter_flags & bit}
+    capabilities = Capability.MEMORY_WINDOWS | Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
     # A client can take its request back, and refuse what the server accepted (contract H.4.9, H.6.2).
-    flags |= {"MEMORY_WINDOWS", "REGION_ACCESS", "BIND_RESERVES_PORT", "REFUSE_OFFER"}
+    capabilities |= Capability.REFUSE_OFFER
+    for bit, capability in _CAPABILITIES:
+        if info.adapter_flags & bit:
+            capabilities |= capability
     if info.max_shared_receive_queue_depth:
-        flags.add("SHARED_RECEIVE_QUEUES")
+        capabilities |= Capability.SHARED_RECEIVE_QUEUES
     if info.max_inline_data_size:
-        flags.add("INLINE")
+        capabilities |= Capability.INLINE
     limits = {name: int(getattr(info, name)) for name in _LIMITS}
-    return {**limits, "max_window_size": info.max_registration_size}, frozenset(flags)
+    return {**limits, "max_window_size": info.max_registration_size}, capabilities

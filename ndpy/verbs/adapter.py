@@ -12,7 +12,7 @@ from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.completion import CompletionQueue
 from ndpy.connection import Address
-from ndpy.flags import Access
+from ndpy.flags import Access, Capability
 from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
 from ndpy.pending import Pending
@@ -161,7 +161,7 @@ class VerbsAdapter(Adapter):
 
     def create_memory_window(self) -> VerbsMemoryWindow:
         self._check()
-        if "MEMORY_WINDOWS" not in self.info.flags:
+        if Capability.MEMORY_WINDOWS not in self.info.capabilities:
             raise errors.UnsupportedError(
                 f"{self.info.name} ({self.info.driver}) has no type 2 memory windows; register with remote access instead",
                 operation="create memory window",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from ndpy import errors
+from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.verbs.library import check, ffi, lib, load, text
 
@@ -123,7 +124,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
     ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
     best = next((port for port in ports if port.state == "active"), ports[0])
     probed = _probe(context, name, attributes)
-    flags = _capabilities(attributes, iwarp) | _on_demand(context) | probed.flags
+    capabilities = _capabilities(attributes, iwarp) | _on_demand(context) | probed.capabilities
     transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
@@ -141,10 +142,10 @@ def describe(context: Any, name: str) -> AdapterInfo:
         netdev=best.netdev,
         mtu=best.mtu,
         state=best.state,
-        flags=flags,
+        capabilities=capabilities,
         ports=ports,
         max_registration_size=registration,
-        max_window_size=registration if "MEMORY_WINDOWS" in flags else 0,
+        max_window_size=registration if Capability.MEMORY_WINDOWS in capabilities else 0,
         max_initiator_sge=attributes.max_sge,
         max_receive_sge=attributes.max_sge,
         max_read_sge=min(attributes.max_sge_rd or attributes.max_sge, attributes.max_sge),
@@ -161,33 +162,38 @@ def describe(context: Any, name: str) -> AdapterInfo:
     )
 
 
-def _capabilities(attributes: Any, iwarp: bool) -> frozenset[str]:
-    flags = {"GIDS", "LOOPBACK_CONNECTIONS", "REGION_ACCESS", "BIND_RESERVES_PORT"}
+def _capabilities(attributes: Any, iwarp: bool) -> Capability:
+    found = Capability.GIDS | Capability.LOOPBACK_CONNECTIONS | Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
-        flags.add("MEMORY_WINDOWS")
+        found |= Capability.MEMORY_WINDOWS
         # Without windows a peer would invalidate regions.
         if attributes.device_cap_flags & lib.IBV_DEVICE_MEM_MGT_EXTENSIONS:
-            flags.add("SEND_INVALIDATE")
+            found |= Capability.SEND_INVALIDATE
     if attributes.max_srq:
-        flags.add("SHARED_RECEIVE_QUEUES")
+        found |= Capability.SHARED_RECEIVE_QUEUES
     if attributes.atomic_cap != lib.IBV_ATOMIC_NONE:
-        flags.add("ATOMICS")
+        found |= Capability.ATOMICS
     if iwarp:
-        flags.add("READ_SINK_REQUIRED")
-    else:
-        flags.update(("IN_ORDER_DMA", "REFUSE_OFFER", "RESIZE_COMPLETION_QUEUE", "RETRY_POLICY"))
-    return frozenset(flags)
+        return found | Capability.READ_SINK_REQUIRED
+    return (
+        found
+        | Capability.IN_ORDER_DMA
+        | Capability.REFUSE_OFFER
+        | Capability.RESIZE_COMPLETION_QUEUE
+        | Capability.RETRY_POLICY
+    )
 
 
-def _on_demand(context: Any) -> set[str]:
+def _on_demand(context: Any) -> Capability:
     general, connected = ffi.new("uint64_t *"), ffi.new("uint32_t *")
     wanted = lib.IBV_ODP_SUPPORT_SEND | lib.IBV_ODP_SUPPORT_RECV | lib.IBV_ODP_SUPPORT_WRITE | lib.IBV_ODP_SUPPORT_READ
     if lib.ndpy_query_on_demand(context, general, connected) or not general[0] & lib.IBV_ODP_SUPPORT:
-        return set()
+        return Capability.NONE
     if connected[0] & wanted != wanted:
-        return set()
-    return {"ON_DEMAND_PAGING", *(["IMPLICIT_ON_DEMAND"] if general[0] & lib.IBV_ODP_SUPPORT_IMPLICIT else [])}
+        return Capability.NONE
+    implicit = general[0] & lib.IBV_ODP_SUPPORT_IMPLICIT
+    return Capability.ON_DEMAND_PAGING | (Capability.IMPLICIT_ON_DEMAND if implicit else Capability.NONE)
 
 
 def _driver(name: str, vendor: int) -> str:
@@ -297,7 +303,7 @@ class _Probed(NamedTuple):
     """What verbs does not report. inline_size: the largest with which a queue pair can be created."""
 
     inline_size: int
-    flags: frozenset[str]
+    capabilities: Capability
 
 
 _probed: dict[tuple[str, int], _Probed] = {}
@@ -309,32 +315,33 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
     if key not in _probed:
         domain = lib.ibv_alloc_pd(context)
         if domain == ffi.NULL:
-            return _Probed(0, frozenset())
+            return _Probed(0, Capability.NONE)
         try:
             inline = _probe_inline(context, domain)
-            _probed[key] = _Probed(inline, _probe_registration(domain) | ({"INLINE"} if inline else set()))
+            capabilities = _probe_registration(domain) | (Capability.INLINE if inline else Capability.NONE)
+            _probed[key] = _Probed(inline, capabilities)
         finally:
             lib.ibv_dealloc_pd(domain)
     return _probed[key]
 
 
-def _probe_registration(domain: Any) -> frozenset[str]:
+def _probe_registration(domain: Any) -> Capability:
     """Whether a region's rights can be changed, and whether a bad descriptor of a dma-buf is what is wrong with it."""
-    flags = set()
+    found = Capability.NONE
     with mmap.mmap(-1, mmap.PAGESIZE) as page, ffi.from_buffer(page) as start:
         region = lib.ibv_reg_mr(domain, start, mmap.PAGESIZE, lib.IBV_ACCESS_LOCAL_WRITE)
         if region != ffi.NULL:
             change = lib.IBV_REREG_MR_CHANGE_ACCESS
             if not lib.ibv_rereg_mr(region, change, ffi.NULL, ffi.NULL, 0, 0):
-                flags.add("REREGISTRATION")
+                found |= Capability.REREGISTRATION
             lib.ibv_dereg_mr(region)
     if lib.ndpy_has_symbol(b"ibv_reg_dmabuf_mr"):
         region = lib.ibv_reg_dmabuf_mr(domain, 0, mmap.PAGESIZE, 0, -1, lib.IBV_ACCESS_LOCAL_WRITE)
         if region != ffi.NULL:
             lib.ibv_dereg_mr(region)
         elif ffi.errno == errno.EBADF:
-            flags.add("DMABUF")
-    return frozenset(flags)
+            found |= Capability.DMABUF
+    return found
 
 
 def _probe_inline(context: Any, domain: Any) -> int:

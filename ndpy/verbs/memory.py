@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.flags import Access
+from ndpy.flags import Access, Capability
 from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow, is_written
 from ndpy.pending import Pending
@@ -69,7 +69,7 @@ def validate_access(access: int, info: AdapterInfo) -> Access:
     bits = int(access)
     if bits & _UNKNOWN:
         raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
-    if bits & _ON_DEMAND and "ON_DEMAND_PAGING" not in info.flags:
+    if bits & _ON_DEMAND and Capability.ON_DEMAND_PAGING not in info.capabilities:
         raise errors.UnsupportedError(
             f"{info.name} ({info.driver}) has no on-demand paging; register without Access.ON_DEMAND",
             operation="register",
@@ -116,7 +116,7 @@ def _rights(adapter: VerbsAdapter, access: Access, windows: bool = True) -> int:
         # __rxe_odp_mr_copy(), seen on Linux 7.2.13): such memory is pinned like any other.
         access &= ~Access.ON_DEMAND
     rights = native_access(access, adapter.info.transport == "iWARP")
-    if windows and "MEMORY_WINDOWS" in adapter.info.flags:
+    if windows and Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         rights |= lib.IBV_ACCESS_MW_BIND
     return rights
 

@@ -14,7 +14,7 @@ from ndpy import errors
 from ndpy.completion import CompletionQueue
 from ndpy.connection import ReadLimits, RetryPolicy, cap_limits
 from ndpy.endpoint import Endpoint
-from ndpy.flags import Access, Operation, Status
+from ndpy.flags import Access, Capability, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.pending import Pending
 from ndpy.queue_pair import (
@@ -183,7 +183,7 @@ class VerbsQueuePair(QueuePair):
 
     def _access_flags(self) -> int:
         access = Access.REMOTE_READ | Access.REMOTE_WRITE
-        if "ATOMICS" in self._adapter.info.flags:
+        if Capability.ATOMICS in self._adapter.info.capabilities:
             access |= Access.REMOTE_ATOMIC
         return native_access(access, self._iwarp)
 

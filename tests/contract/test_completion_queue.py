@@ -157,7 +157,7 @@ def test_wait_wakes_for_a_completion_that_comes_later(pair):
 
 def test_no_wake_up_is_lost(adapter, keep):
     """Many rounds, each with a race between the last poll, arming, and the next message."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_pair(keep, adapter, cq_depth=256, receive_depth=200)
     taken: list[int] = []
 
@@ -399,7 +399,7 @@ def test_a_completion_that_comes_after_a_notification_was_given_up_is_told_by_th
 
 def test_g_3_1_an_overrun_kills_the_queue(adapter, keep):
     """The provider may have more room than was asked for, so the queue is filled until it says so."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     server_cq = keep(adapter.create_completion_queue(1))
     client = create_end(keep, adapter, initiator_depth=256)
     server = create_end(keep, adapter, cq=server_cq, receive_depth=1024)
@@ -426,7 +426,7 @@ def test_g_3_1_an_overrun_kills_the_queue(adapter, keep):
 
 
 def test_g_4_1_resizing_loses_nothing(pair, keep):
-    require(pair.adapter, "RESIZE_COMPLETION_QUEUE")
+    require(pair.adapter, ndpy.Capability.RESIZE_COMPLETION_QUEUE)
     for context in range(6):
         message(pair, context=context)
         if context == 2:
@@ -438,7 +438,7 @@ def test_g_4_1_resizing_loses_nothing(pair, keep):
 
 
 def test_g_4_1_resizing_keeps_an_armed_notification(pair):
-    require(pair.adapter, "RESIZE_COMPLETION_QUEUE")
+    require(pair.adapter, ndpy.Capability.RESIZE_COMPLETION_QUEUE)
     notified = pair.server.cq.arm()
     pair.server.cq.resize(128)
     message(pair)
@@ -446,7 +446,7 @@ def test_g_4_1_resizing_keeps_an_armed_notification(pair):
 
 
 def test_g_4_2_resizing_below_what_waits_is_refused(adapter, keep):
-    require(adapter, "RESIZE_COMPLETION_QUEUE")
+    require(adapter, ndpy.Capability.RESIZE_COMPLETION_QUEUE)
     end = create_end(keep, adapter)
     for context in range(8):
         end.queue_pair.receive([], context=context)
@@ -460,7 +460,7 @@ def test_g_4_2_resizing_below_what_waits_is_refused(adapter, keep):
 
 @pytest.mark.parametrize("depth", ["too much", 0, -1])
 def test_g_4_3_depths_that_cannot_be_are_refused(adapter, keep, depth):
-    require(adapter, "RESIZE_COMPLETION_QUEUE")
+    require(adapter, ndpy.Capability.RESIZE_COMPLETION_QUEUE)
     cq = keep(adapter.create_completion_queue(8))
     with pytest.raises(ndpy.LimitExceededError):
         cq.resize(adapter.info.max_completion_queue_depth + 1 if depth == "too much" else depth)
@@ -468,7 +468,7 @@ def test_g_4_3_depths_that_cannot_be_are_refused(adapter, keep, depth):
 
 
 def test_g_4_4_without_the_capability_resizing_is_unsupported(adapter, keep):
-    if "RESIZE_COMPLETION_QUEUE" in adapter.info.flags:
+    if ndpy.Capability.RESIZE_COMPLETION_QUEUE in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} claims RESIZE_COMPLETION_QUEUE")
     with pytest.raises(ndpy.UnsupportedError):
         keep(adapter.create_completion_queue(8)).resize(16)

@@ -37,7 +37,7 @@ from ndpy import Access, Status
 @pytest.fixture
 def ends(adapter, keep):
     """Two unconnected ends."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return create_end(keep, adapter), create_end(keep, adapter)
 
 
@@ -90,7 +90,7 @@ def test_h_1_1_connect_waits_for_the_accept(adapter, keep, ends):
 
 
 def test_h_1_1_accept_waits_for_the_completion(adapter, keep, ends):
-    require(adapter, "REFUSE_OFFER")
+    require(adapter, ndpy.Capability.REFUSE_OFFER)
     offer, accepting = offered(keep, adapter, *ends)
     with pytest.raises(ndpy.TimeoutError):
         accepting.result(QUIET_S)
@@ -112,7 +112,7 @@ def test_h_1_2_a_slow_application_is_no_timeout(adapter, keep, ends):
 
 def test_what_a_server_sent_before_it_left_arrives(adapter, keep, ends):
     """On iWARP a connection is up for the server as soon as it has accepted; with complete_connect() the client joins it."""
-    if "REFUSE_OFFER" in adapter.info.flags:
+    if ndpy.Capability.REFUSE_OFFER in adapter.info.capabilities:
         pytest.skip(f"on {adapter.info.name} a server cannot send before the client has completed the connection")
     client, server = ends
     inbox = memory(keep, adapter, 64)
@@ -161,7 +161,7 @@ def establish_from(other, connecting, connector, server) -> None:
 
 
 def test_h_2_2_an_address_in_use_is_refused(adapter, keep):
-    require(adapter, "BIND_RESERVES_PORT")
+    require(adapter, ndpy.Capability.BIND_RESERVES_PORT)
     listener = keep(adapter.listen((host_of(adapter), 0)))
     connector = keep(adapter.create_connector())
     with pytest.raises(ndpy.AddressInUseError):
@@ -329,7 +329,7 @@ def test_h_4_7_a_second_connect_is_refused_and_the_first_goes_on(adapter, keep, 
 
 @pytest.mark.parametrize("what", ["connector", "queue pair"])
 def test_h_4_8_closing_while_offered_abandons_like_a_rejection(adapter, keep, ends, what):
-    require(adapter, "REFUSE_OFFER")
+    require(adapter, ndpy.Capability.REFUSE_OFFER)
     offer, accepting = offered(keep, adapter, *ends)
     (offer.client if what == "connector" else ends[0].queue_pair).close()
     with pytest.raises(ndpy.ConnectionRefusedError):
@@ -337,7 +337,7 @@ def test_h_4_8_closing_while_offered_abandons_like_a_rejection(adapter, keep, en
 
 
 def test_h_4_9_an_accept_after_the_client_has_gone_is_aborted(adapter, keep, ends):
-    require(adapter, "REFUSE_OFFER")
+    require(adapter, ndpy.Capability.REFUSE_OFFER)
     client, server = ends
     offer = ask(keep, adapter, client.queue_pair)
     offer.client.close()
@@ -425,7 +425,7 @@ def test_h_5_8_private_data_of_the_server_arrive_before_the_client_completes(ada
 
 
 def test_h_6_2_the_client_can_refuse_the_offer(adapter, keep, ends):
-    require(adapter, "REFUSE_OFFER")
+    require(adapter, ndpy.Capability.REFUSE_OFFER)
     offer, accepting = offered(keep, adapter, *ends)
     offer.client.reject()
     with pytest.raises(ndpy.ConnectionRefusedError):
@@ -433,7 +433,7 @@ def test_h_6_2_the_client_can_refuse_the_offer(adapter, keep, ends):
 
 
 def test_h_6_2_without_the_capability_refusing_an_offer_ends_the_connection(adapter, keep, ends):
-    if "REFUSE_OFFER" in adapter.info.flags:
+    if ndpy.Capability.REFUSE_OFFER in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} claims REFUSE_OFFER")
     offer, accepting = offered(keep, adapter, *ends)
     accepting.result(DEADLINE_S)
@@ -628,7 +628,7 @@ def test_a_closed_connector_cannot_be_used(adapter, keep, ends):
 
 
 def test_connections_come_and_go_in_threads(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     failures: list[BaseException] = []
 
     def work() -> None:

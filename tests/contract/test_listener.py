@@ -25,7 +25,7 @@ import ndpy
 
 @pytest.fixture
 def listener(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return keep(adapter.listen((host_of(adapter), 0)))
 
 
@@ -55,7 +55,7 @@ def test_what_is_no_address_is_refused(adapter, address):
 
 
 def test_h_3_3_the_wildcard_listens_on_every_address_of_the_adapter(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     everywhere = keep(adapter.listen(("", 0)))
     port = everywhere.address[1]
     assert port
@@ -124,7 +124,7 @@ def test_h_3_8_requests_wait_in_the_backlog(adapter, keep, listener):
 
 
 def test_h_3_8_beyond_the_backlog_requests_are_refused(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     listener = keep(adapter.listen((host_of(adapter), 0), backlog=2))
     pendings = [start(keep, adapter, listener.address)[1] for _ in range(6)]
     wait_until(lambda: any(pending.done() for pending in pendings), "one of six is refused")
@@ -147,7 +147,7 @@ def test_h_3_8_twelve_requests_wait_for_a_busy_listener(adapter, keep, listener)
 
 
 def test_refusals_are_counted_and_warned_of_once(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     listener = keep(adapter.listen((host_of(adapter), 0), backlog=2))
     assert listener.refused == 0
     pendings = [start(keep, adapter, listener.address)[1] for _ in range(5)]
@@ -167,7 +167,7 @@ def test_refusals_are_counted_and_warned_of_once(adapter, keep):
 
 
 def test_a_warning_that_is_an_error_loses_no_request(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     listener = keep(adapter.listen((host_of(adapter), 0), backlog=1))
     for _ in range(2):
         start(keep, adapter, listener.address, private_data=b"this one")
@@ -228,7 +228,7 @@ def test_h_3_10_after_closing_connects_are_refused_and_the_address_is_free(adapt
 
 
 def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     offer = ask(keep, adapter, client.queue_pair)
     offer.listener.close()
@@ -241,13 +241,13 @@ def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep):
 
 def test_connections_outlive_the_listener(adapter, keep):
     """connect_ends() closes its listener as soon as the connection stands."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter))
     send_message(keep, pair.client, pair.server, b"still")
 
 
 def test_h_3_11_a_burst_of_requests_is_served(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     count = 24
     listener = keep(adapter.listen((host_of(adapter), 0), backlog=0))
     cq = keep(adapter.create_completion_queue(8))
@@ -268,6 +268,6 @@ def test_h_3_11_a_burst_of_requests_is_served(adapter, keep):
 
 
 def test_an_ipv6_listener(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     listener = keep(adapter.listen((host_of(adapter, 6), 0)))
     assert listener.address[0] == host_of(adapter, 6)

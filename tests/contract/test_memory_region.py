@@ -68,7 +68,7 @@ def test_d_1_5_one_buffer_has_many_regions_with_their_own_tokens(adapter, keep):
     assert part.address == regions[0].address + 100
     assert len({region.local_token for region in [*regions, part]}) == 17
     regions[0].close()
-    require(adapter, "REGION_ACCESS")
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     shared = [region for region in [*regions, part] if region.access & Access.REMOTE_READ or region is part]
     assert len({region.remote_token for region in shared}) == 9
     assert regions[1].remote().length == 8192
@@ -147,7 +147,7 @@ def test_d_2_9_registering_changes_no_byte(adapter):
 
 @pytest.mark.parametrize("late", ["client", "server"])
 def test_d_2_10_memory_can_be_registered_while_connecting(adapter, keep, late):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     early = memory(keep, adapter, b"early", Access.LOCAL_WRITE)
     offer = ask(keep, adapter, client.queue_pair)
@@ -249,22 +249,24 @@ def test_what_the_adapter_does_not_claim_is_refused_and_nothing_is_lost(adapter,
     region = memory(keep, adapter, 64, Access.REMOTE_READ)
     before = region.local_token, region.length, region.access
     refusals = {
-        "REREGISTRATION": lambda: region.reregister(bytearray(128)),
-        "ON_DEMAND_PAGING": lambda: adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.ON_DEMAND),
-        "IMPLICIT_ON_DEMAND": adapter.register_implicit,
-        "DMABUF": lambda: adapter.register_dmabuf(0, 0, 4096, 0),
+        ndpy.Capability.REREGISTRATION: lambda: region.reregister(bytearray(128)),
+        ndpy.Capability.ON_DEMAND_PAGING: lambda: adapter.register(
+            bytearray(64), Access.LOCAL_WRITE | Access.ON_DEMAND
+        ),
+        ndpy.Capability.IMPLICIT_ON_DEMAND: adapter.register_implicit,
+        ndpy.Capability.DMABUF: lambda: adapter.register_dmabuf(0, 0, 4096, 0),
     }
-    absent = set(refusals) - adapter.info.flags
-    for flag in absent:
+    absent = [capability for capability in refusals if capability not in adapter.info.capabilities]
+    for capability in absent:
         with pytest.raises(ndpy.UnsupportedError):
-            refusals[flag]()
+            refusals[capability]()
     assert (region.local_token, region.length, region.access) == before
     if not absent:
         pytest.skip(f"{adapter.info.name} claims all of {sorted(refusals)}")
 
 
 def test_a_region_that_is_registered_again_reaches_its_new_memory_only(pair, keep):
-    require(pair.adapter, "REREGISTRATION")
+    require(pair.adapter, ndpy.Capability.REREGISTRATION)
     old, new = bytearray(b"old memory"), bytearray(10)
     region = keep(pair.adapter.register(old, Access.REMOTE_WRITE))
     stale = region.remote()
@@ -278,7 +280,7 @@ def test_a_region_that_is_registered_again_reaches_its_new_memory_only(pair, kee
 
 
 def test_memory_on_demand_is_written_and_read_by_the_peer(pair, keep):
-    require(pair.adapter, "ON_DEMAND_PAGING")
+    require(pair.adapter, ndpy.Capability.ON_DEMAND_PAGING)
     buffer = ndpy.alloc(1 << 16)
     region = keep(pair.adapter.register(buffer, Access.REMOTE_WRITE | Access.REMOTE_READ | Access.ON_DEMAND))
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"faulted in"), region.remote(40000, 10))
@@ -311,7 +313,7 @@ def let_the_peer_write_into(pair, keep, element, data):
 @pytest.mark.parametrize(("start", "length"), [(100, 200), (8192, 4096), (3 * 4096 - 7, 20), (4 * 4096 + 1, 3 * 4096)])
 @pytest.mark.parametrize("fill_it", [receive_into, read_into, let_the_peer_write_into])
 def test_memory_on_demand_that_was_never_touched_is_filled_and_sent_from(pair, keep, fill_it, start, length):
-    require(pair.adapter, "ON_DEMAND_PAGING")
+    require(pair.adapter, ndpy.Capability.ON_DEMAND_PAGING)
     data = (PATTERN * 4)[:length]
     buffer = mmap.mmap(-1, 1 << 16)
     region = keep(pair.adapter.register(buffer, EVERY_RIGHT | Access.ON_DEMAND))
@@ -327,7 +329,7 @@ def test_memory_on_demand_that_was_never_touched_is_filled_and_sent_from(pair, k
 
 
 def test_all_memory_by_one_implicit_region_is_used_in_both_directions(pair, keep):
-    require(pair.adapter, "IMPLICIT_ON_DEMAND")
+    require(pair.adapter, ndpy.Capability.IMPLICIT_ON_DEMAND)
     client, server = pair
     everything = keep(pair.adapter.register_implicit(EVERY_RIGHT))
     later = mmap.mmap(-1, 1 << 16)
@@ -361,7 +363,7 @@ def test_d_5_2_an_element_outside_its_region_is_refused(adapter, keep, bad):
 
 
 def test_remote_describes_the_range_that_peers_may_use(adapter, keep):
-    require(adapter, "REGION_ACCESS")
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     region = memory(keep, adapter, 100, Access.REMOTE_READ)
     whole, part = region.remote(), region.remote(20, 30)
     assert (whole.address, whole.length, whole.token) == (region.address, 100, region.remote_token)
@@ -372,20 +374,20 @@ def test_remote_describes_the_range_that_peers_may_use(adapter, keep):
 
 
 def test_a_region_without_remote_right_has_nothing_for_peers(adapter, keep):
-    require(adapter, "REGION_ACCESS")
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     with pytest.raises(ndpy.AccessViolationError, match="window"):
         memory(keep, adapter, 100).remote()
 
 
 def test_a_region_with_the_right_of_atomics_alone_has_something_for_peers(adapter, keep):
-    require(adapter, "REGION_ACCESS", "ATOMICS")
+    require(adapter, ndpy.Capability.REGION_ACCESS, ndpy.Capability.ATOMICS)
     region = memory(keep, adapter, 8, Access.REMOTE_ATOMIC)
     remote = region.remote()
     assert (remote.address, remote.length, remote.token) == (region.address, 8, region.remote_token)
 
 
 def test_a_region_that_cannot_have_rights_has_nothing_for_peers(adapter, keep):
-    if "REGION_ACCESS" in adapter.info.flags:
+    if ndpy.Capability.REGION_ACCESS in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} claims REGION_ACCESS")
     region = memory(keep, adapter, 100, Access.REMOTE_READ | Access.REMOTE_WRITE)
     for ask_for in (region.remote, lambda: region.remote(10, 20), lambda: region.remote_token):
@@ -395,7 +397,7 @@ def test_a_region_that_cannot_have_rights_has_nothing_for_peers(adapter, keep):
 
 
 def test_memory_without_local_write_is_not_written_although_the_adapter_has_no_rights(pair, keep):
-    if "REGION_ACCESS" in pair.adapter.info.flags:
+    if ndpy.Capability.REGION_ACCESS in pair.adapter.info.capabilities:
         pytest.skip(f"{pair.adapter.info.name} claims REGION_ACCESS")
     source = memory(keep, pair.adapter, b"something", Access.REMOTE_READ)
     remote = expose(keep, pair.server, source)
@@ -429,7 +431,7 @@ def test_d_3_1_a_region_without_flags_can_be_sent_and_written_from(pair, keep):
 
 
 def test_d_3_2_a_receive_needs_local_write(pair, keep):
-    require(pair.adapter, "REGION_ACCESS")
+    require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     inbox = memory(keep, pair.adapter, b"untouched", Access.NONE)
     pair.server.queue_pair.receive(inbox, context=5)
     pair.client.queue_pair.send(memory(keep, pair.adapter, b"something", Access.NONE))
@@ -440,7 +442,7 @@ def test_d_3_2_a_receive_needs_local_write(pair, keep):
 
 
 def test_d_3_2_a_read_sink_needs_local_write(pair, keep):
-    require(pair.adapter, "REGION_ACCESS")
+    require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     source = memory(keep, pair.adapter, b"something", Access.REMOTE_READ)
     sink = memory(keep, pair.adapter, b"untouched", Access.NONE)
     pair.client.queue_pair.read(sink, source.remote(), context=6)
@@ -485,7 +487,7 @@ def test_d_3_4_remote_write_contains_local_write(pair, keep):
 
 
 def test_d_3_5_rights_do_not_leak_to_another_region_over_the_same_bytes(pair, keep):
-    require(pair.adapter, "REGION_ACCESS")
+    require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     buffer = bytearray(b"guarded!")
     keep(pair.adapter.register(buffer, Access.REMOTE_WRITE))
     readable = keep(pair.adapter.register(buffer, Access.REMOTE_READ))
@@ -495,7 +497,7 @@ def test_d_3_5_rights_do_not_leak_to_another_region_over_the_same_bytes(pair, ke
 
 
 def test_d_3_6_a_sink_without_read_sink_works_where_it_is_not_required(pair, keep):
-    if "READ_SINK_REQUIRED" in pair.adapter.info.flags:
+    if ndpy.Capability.READ_SINK_REQUIRED in pair.adapter.info.capabilities:
         pytest.skip(f"{pair.adapter.info.name} claims READ_SINK_REQUIRED")
     remote = expose(keep, pair.server, memory(keep, pair.adapter, b"readable", Access.REMOTE_READ))
     for access in (Access.LOCAL_WRITE, Access.REMOTE_WRITE):
@@ -507,7 +509,7 @@ def test_d_3_6_a_sink_without_read_sink_works_where_it_is_not_required(pair, kee
 
 def test_d_3_6_where_read_sink_is_required_a_read_without_it_comes_whole_or_is_refused(pair, keep):
     """The adapter may refuse it (contract J.11); it may not do it by halves."""
-    require(pair.adapter, "READ_SINK_REQUIRED")
+    require(pair.adapter, ndpy.Capability.READ_SINK_REQUIRED)
     source = memory(keep, pair.adapter, b"readable", Access.REMOTE_READ)
     sink = memory(keep, pair.adapter, b"original", Access.LOCAL_WRITE)
     pair.client.queue_pair.read(sink, source.remote(), context=5)
@@ -518,7 +520,7 @@ def test_d_3_6_where_read_sink_is_required_a_read_without_it_comes_whole_or_is_r
 
 def test_j_10_a_sink_of_reads_grants_the_peer_nothing_else(pair, keep):
     """What a transport needs for the answer is not offered to the peer."""
-    require(pair.adapter, "REGION_ACCESS")
+    require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     sink = memory(keep, pair.adapter, 8, sink_access(pair.adapter))
     with pytest.raises(ndpy.AccessViolationError):
         sink.remote()
@@ -543,7 +545,7 @@ def test_d_3_8_flags_combine_and_unknown_ones_are_refused(adapter, keep):
 
 
 def test_d_4_4_a_deregistered_token_is_refused(pair, keep):
-    require(pair.adapter, "REGION_ACCESS")
+    require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     buffer = bytearray(b"original")
     region = pair.adapter.register(buffer, Access.REMOTE_WRITE)
     stale = region.remote()
@@ -556,7 +558,7 @@ def test_d_4_4_a_deregistered_token_is_refused(pair, keep):
 
 
 def test_d_4_4_tokens_are_not_reused_soon(adapter):
-    require(adapter, "REGION_ACCESS")
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     seen = []
     for _ in range(20):
         with adapter.register(bytearray(64), Access.REMOTE_READ) as region:
@@ -574,7 +576,7 @@ def test_d_4_5_a_local_token_is_no_remote_token(pair, keep):
 
 
 def test_d_4_6_a_remote_token_is_good_on_every_connection(pair, keep):
-    require(pair.adapter, "REGION_ACCESS")
+    require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     second = connect_pair(keep, pair.adapter)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     for end, data in ((pair.client, b"first..."), (second.client, b"second..")):
@@ -618,7 +620,7 @@ def test_d_5_1_a_region_of_another_adapter_object_is_refused(adapter, keep, pair
 
 
 def test_d_5_1_a_token_of_another_adapter_object_is_refused(keep, pair, adapter_name):
-    require(pair.adapter, "REGION_ACCESS")
+    require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     other = keep(ndpy.open_adapter(adapter_name))
     foreign = memory(keep, other, b"original", Access.REMOTE_WRITE)
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), foreign.remote(), context=2)

@@ -30,7 +30,7 @@ SINK = Access.LOCAL_WRITE | Access.READ_SINK
 
 @pytest.fixture
 def window(keep, adapter):
-    require(adapter, "MEMORY_WINDOWS")
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
     return keep(adapter.create_memory_window())
 
 
@@ -60,7 +60,7 @@ def assert_fatal(window_pair, keep, owner, context):
 
 
 def test_without_the_capability_windows_are_unsupported(adapter):
-    if "MEMORY_WINDOWS" in adapter.info.flags:
+    if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} claims MEMORY_WINDOWS")
     with pytest.raises(ndpy.UnsupportedError):
         adapter.create_memory_window()
@@ -111,7 +111,7 @@ def test_e_2_2_binding_needs_a_connection(adapter, keep, window, owner):
 
 
 def test_e_2_2_binding_needs_a_free_slot(adapter, keep, window, owner):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_pair(keep, adapter, initiator_depth=1)
     pair.server.queue_pair.send([], context=1)
     with pytest.raises(ndpy.QueueFullError):

@@ -14,7 +14,7 @@ import ndpy
 
 @pytest.fixture
 def listener(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return keep(adapter.listen((host_of(adapter), 0)))
 
 
@@ -106,7 +106,7 @@ def test_operations_can_be_awaited(adapter, keep, listener):
 
 
 def test_completion_queues_can_be_awaited(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_pair(keep, adapter)
 
     async def receive() -> list[ndpy.Completion]:

@@ -60,7 +60,7 @@ def test_more_than_one_wait_takes_of_a_queue_is_lost_by_none(adapter, keep, poll
 
 
 def test_no_wake_up_is_lost(adapter, keep, poller):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_pair(keep, adapter, cq_depth=256, receive_depth=150)
     poller.add(pair.server.cq)
     taken: list[int] = []

@@ -105,7 +105,7 @@ def test_f_1_3_completion_queues_of_another_adapter_are_refused(adapter, keep, a
 
 
 def test_f_1_4_one_completion_queue_serves_many_queue_pairs(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     cq = keep(adapter.create_completion_queue(64))
     pairs = [connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, cq=cq)) for _ in range(3)]
     for number, pair in enumerate(pairs):
@@ -117,7 +117,7 @@ def test_f_1_4_one_completion_queue_serves_many_queue_pairs(adapter, keep):
 
 
 def test_f_1_4_receives_and_requests_report_to_their_own_queues(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     client = create_end(keep, adapter)
     requests = keep(adapter.create_completion_queue(16))
     server = create_end(keep, adapter, initiator_cq=requests)
@@ -200,7 +200,7 @@ def test_f_2_2_posting_needs_a_connection(adapter, keep):
 
 def test_f_2_2_the_client_is_connected_only_after_complete_connect(adapter, keep):
 
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     offer = ask(keep, adapter, client.queue_pair)
     accepting = offer.server.begin_accept(server.queue_pair)
@@ -215,7 +215,7 @@ def test_f_2_2_the_client_is_connected_only_after_complete_connect(adapter, keep
 
 
 def test_f_2_3_receives_can_be_posted_at_any_time(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     inboxes = [memory(keep, adapter, 8) for _ in range(2)]
     server.queue_pair.receive(inboxes[0], context=1)
@@ -244,7 +244,7 @@ def test_f_2_4_after_the_connection_requests_complete_cancelled(pair, keep, who)
 
 
 def test_f_2_5_a_full_receive_queue_refuses_and_loses_nothing(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     client, server = create_end(keep, adapter), create_end(keep, adapter, receive_depth=2)
     region = memory(keep, adapter, 16)
     server.queue_pair.receive(region[0:8], context=1)
@@ -502,7 +502,7 @@ def test_f_3_9_empty_reads_and_writes_succeed(pair, keep):
 
 
 def test_f_3_11_the_last_byte_of_a_write_is_written_last(pair, keep):
-    require(pair.adapter, "IN_ORDER_DMA")
+    require(pair.adapter, ndpy.Capability.IN_ORDER_DMA)
     size = 65536
     owner = memory(keep, pair.adapter, size, Access.REMOTE_WRITE)
     remote = expose(keep, pair.server, owner)
@@ -581,7 +581,7 @@ def test_f_4_2_a_read_fence_waits_for_the_reads_before(pair, keep):
 
 
 def test_f_4_4_inline_data_are_taken_during_the_call(pair_with, keep, adapter):
-    require(adapter, "INLINE")
+    require(adapter, ndpy.Capability.INLINE)
     size = min(adapter.info.max_inline_data_size, 64)
     pair = pair_with(inline_data_size=size)
     owner = memory(keep, adapter, size, Access.REMOTE_WRITE)
@@ -599,7 +599,7 @@ def test_f_4_4_inline_data_are_taken_during_the_call(pair_with, keep, adapter):
 
 
 def test_f_4_5_inline_data_need_not_be_registered(pair_with, keep, adapter):
-    require(adapter, "INLINE")
+    require(adapter, ndpy.Capability.INLINE)
     if adapter.info.max_inline_data_size < 16:
         pytest.skip(f"{adapter.info.name} has {adapter.info.max_inline_data_size} bytes of inline data")
     pair = pair_with(inline_data_size=16)
@@ -613,7 +613,7 @@ def test_f_4_5_inline_data_need_not_be_registered(pair_with, keep, adapter):
 
 
 def test_f_4_6_more_than_the_inline_size_is_refused(pair_with, keep, adapter):
-    require(adapter, "INLINE")
+    require(adapter, ndpy.Capability.INLINE)
     pair = pair_with(inline_data_size=8)
     granted = pair.client.queue_pair.limits.inline_data_size
     assert granted >= 8
@@ -624,7 +624,7 @@ def test_f_4_6_more_than_the_inline_size_is_refused(pair_with, keep, adapter):
 
 
 def test_inline_data_are_refused_where_there_are_none(pair, keep):
-    if "INLINE" in pair.adapter.info.flags:
+    if ndpy.Capability.INLINE in pair.adapter.info.capabilities:
         pytest.skip(f"{pair.adapter.info.name} claims INLINE")
     remote = expose(keep, pair.server, memory(keep, pair.adapter, 8, Access.REMOTE_WRITE))
     local = memory(keep, pair.adapter, b"contents")

@@ -174,7 +174,7 @@ def test_f_7_5_flush_of_an_empty_queue_pair_gives_no_completion(adapter, keep):
 
 
 def test_f_7_6_a_flushed_queue_pair_that_never_was_connected_stays_usable(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     require_reusable_queue_pairs(adapter)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     for end in (client, server):
@@ -219,7 +219,7 @@ def test_f_8_5_a_queue_pair_has_one_connection_in_its_life(pair, keep):
 def test_f_8_5_after_a_failed_connect_the_queue_pair_is_as_it_was(adapter, keep):
     """Its posted receives included."""
 
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     require_reusable_queue_pairs(adapter)
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     inbox = memory(keep, adapter, 8)

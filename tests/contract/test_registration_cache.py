@@ -390,7 +390,7 @@ def test_wrong_rights_are_refused(pair, cache):
 
 def test_exposing_needs_a_connection_of_this_adapter(adapter, keep, cache, adapter_name):
     end = create_end(keep, adapter)
-    if "MEMORY_WINDOWS" in adapter.info.flags:
+    if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         with pytest.raises(ndpy.NotConnectedError):
             cache.remote(bytearray(LENGTH), end.queue_pair)
     other = keep(ndpy.open_adapter(adapter_name))

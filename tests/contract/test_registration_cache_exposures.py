@@ -56,7 +56,7 @@ def test_k_2_1_releasing_is_no_completion_of_the_program(pair, keep, cache):
 def test_k_2_1_requests_that_hold_up_the_queue_do_not_hold_up_the_release(pair_with, keep, cache):
     """An invalidation would stand behind them: the window goes instead."""
     pair = pair_with(initiator_depth=2)
-    require(pair.adapter, "MEMORY_WINDOWS")
+    require(pair.adapter, ndpy.Capability.MEMORY_WINDOWS)
     buffer = ndpy.alloc(LENGTH)
     exposure = cache.remote(buffer, pair.server.queue_pair)
     remote = exposure.remote()
@@ -73,7 +73,7 @@ def test_k_2_1_requests_that_hold_up_the_queue_do_not_hold_up_the_release(pair_w
 
 def test_k_2_1_a_release_behind_long_requests_takes_the_right_away(pair, keep, cache):
     """The bind itself may not have been carried out yet; then the connection may end, and the peer gets in neither way."""
-    require(pair.adapter, "MEMORY_WINDOWS")
+    require(pair.adapter, ndpy.Capability.MEMORY_WINDOWS)
     length = min(4 << 20, pair.adapter.info.max_transfer_length)
     source, target = memory(keep, pair.adapter, length), memory(keep, pair.adapter, length, WRITE)
     buffer = ndpy.alloc(LENGTH)
@@ -141,7 +141,7 @@ def test_k_2_1_the_end_of_the_connection_does_not_hinder_the_release(pair, cache
 def test_k_2_2_only_a_region_with_remote_rights_is_deregistered(pair, cache):
     buffer = ndpy.alloc(LENGTH)
     before = len(regions(pair.adapter))
-    windows = "MEMORY_WINDOWS" in pair.adapter.info.flags
+    windows = ndpy.Capability.MEMORY_WINDOWS in pair.adapter.info.capabilities
     with cache.remote(buffer, pair.server.queue_pair):
         assert len(regions(pair.adapter)) == before + (1 if windows else 2)
     # What is left has no right for peers, and keeps the pages locked.
@@ -161,7 +161,7 @@ def test_k_2_3_an_exposed_buffer_is_found_by_its_address_and_watched(pair, cache
 
 
 def test_k_2_4_exposing_again_is_one_bind_with_a_fresh_token(pair, keep, cache):
-    require(pair.adapter, "MEMORY_WINDOWS")
+    require(pair.adapter, ndpy.Capability.MEMORY_WINDOWS)
     buffer = ndpy.alloc(LENGTH)
     buffer[:8] = b"original"
     tokens = []
@@ -188,7 +188,7 @@ def test_k_2_4_an_earlier_token_is_refused_after_exposing_again(pair, keep, cach
 
 
 def test_k_2_5_without_windows_exposing_again_registers_again(pair, keep, cache):
-    if "MEMORY_WINDOWS" in pair.adapter.info.flags:
+    if ndpy.Capability.MEMORY_WINDOWS in pair.adapter.info.capabilities:
         pytest.skip(f"{pair.adapter.info.name} has memory windows")
     buffer = ndpy.alloc(LENGTH)
     buffer[:8] = b"original"

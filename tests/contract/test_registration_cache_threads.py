@@ -185,7 +185,7 @@ def test_memory_mapped_anew_at_an_address_is_never_stale(request, keep, adapter,
 
     The threads unmap and map at the same time, so that addresses go from one to another.
     """
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     cache = request.getfixturevalue("monitored" if kind == "monitored" else "cache")
     make = MAKERS[kind]
     pairs = [connect_pair(keep, adapter) for _ in range(THREADS)]

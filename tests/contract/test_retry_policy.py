@@ -32,7 +32,7 @@ PATIENT = RetryPolicy(rnr_retry_count=RetryPolicy.ENDLESS)
 
 @pytest.fixture
 def ends(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS", "RETRY_POLICY")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS, ndpy.Capability.RETRY_POLICY)
     return create_end(keep, adapter), create_end(keep, adapter)
 
 
@@ -90,8 +90,8 @@ def test_no_retry_at_all_fails_at_once(adapter, keep, ends):
 
 
 def test_a_policy_is_refused_where_there_is_none_and_changes_nothing(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS")
-    if "RETRY_POLICY" in adapter.info.flags:
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    if ndpy.Capability.RETRY_POLICY in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} has RETRY_POLICY")
     client, server = create_end(keep, adapter), create_end(keep, adapter)
     connector = keep(adapter.create_connector())

@@ -32,7 +32,7 @@ SINK = Access.LOCAL_WRITE | Access.READ_SINK
 @pytest.fixture
 def invalidating(window_pair, keep):
     """Two connected ends; the client has sent a message, as iWARP wants it, so that either may send."""
-    require(window_pair.adapter, "SEND_INVALIDATE")
+    require(window_pair.adapter, ndpy.Capability.SEND_INVALIDATE)
     send_message(keep, window_pair.client, window_pair.server, b"hello")
     return window_pair
 
@@ -165,7 +165,7 @@ def test_i_4_2_the_flags_are_those_of_a_send(invalidating, keep, owner):
 
 
 def test_i_4_2_inline_data(pair_with, keep, adapter):
-    require(adapter, "MEMORY_WINDOWS", "SEND_INVALIDATE", "INLINE")
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS, ndpy.Capability.SEND_INVALIDATE, ndpy.Capability.INLINE)
     pair = pair_with(inline_data_size=8)
     inbox = memory(keep, adapter, 8)
     window = new_window(keep, adapter)
@@ -196,7 +196,13 @@ def test_i_3_7_seen_through_a_poller(invalidating, keep, owner):
 
 
 def test_i_4_2_with_a_shared_receive_queue(keep, adapter):
-    require(adapter, "LOOPBACK_CONNECTIONS", "MEMORY_WINDOWS", "SEND_INVALIDATE", "SHARED_RECEIVE_QUEUES")
+    require(
+        adapter,
+        ndpy.Capability.LOOPBACK_CONNECTIONS,
+        ndpy.Capability.MEMORY_WINDOWS,
+        ndpy.Capability.SEND_INVALIDATE,
+        ndpy.Capability.SHARED_RECEIVE_QUEUES,
+    )
     shared = keep(adapter.create_shared_receive_queue(4))
     pair = connect_pair(keep, adapter, srq=shared)
     window = new_window(keep, adapter)
@@ -255,14 +261,14 @@ def test_a_window_dropped_while_its_invalidation_waits_to_be_seen(invalidating, 
 
 
 def test_f_2_2_it_needs_a_connection(adapter, keep):
-    require(adapter, "SEND_INVALIDATE")
+    require(adapter, ndpy.Capability.SEND_INVALIDATE)
     end = create_end(keep, adapter)
     with pytest.raises(ndpy.NotConnectedError):
         end.queue_pair.send_and_invalidate([], RemoteMemory(4096, 8, 1))
 
 
 def test_without_the_capability_it_is_refused_in_words(adapter, keep):
-    if "SEND_INVALIDATE" in adapter.info.flags:
+    if ndpy.Capability.SEND_INVALIDATE in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} claims SEND_INVALIDATE")
     end = create_end(keep, adapter)
     with pytest.raises(ndpy.UnsupportedError, match="invalidate"):

@@ -24,14 +24,14 @@ from ndpy import Access, Status
 @pytest.fixture
 def shared(keep, adapter):
     """A shared receive queue, if the adapter has them."""
-    require(adapter, "SHARED_RECEIVE_QUEUES")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
     return keep(adapter.create_shared_receive_queue(16))
 
 
 @pytest.fixture
 def pairs(keep, adapter, shared):
     """Two connections whose server ends draw from the shared queue, each with its own completion queue."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return [
         connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, srq=shared)) for _ in range(2)
     ]
@@ -42,7 +42,7 @@ def send(keep, pair, data: bytes) -> None:
 
 
 def test_g_5_1_the_capability_and_the_limit_agree(adapter):
-    has = "SHARED_RECEIVE_QUEUES" in adapter.info.flags
+    has = ndpy.Capability.SHARED_RECEIVE_QUEUES in adapter.info.capabilities
     assert has == (adapter.info.max_shared_receive_queue_depth > 0)
     if not has:
         with pytest.raises(ndpy.UnsupportedError):
@@ -61,7 +61,7 @@ def test_g_5_2_depths_and_elements_beyond_the_limits_are_refused(adapter, shared
 
 
 def test_g_6_1_receives_can_be_posted_before_any_connection_and_up_to_the_depth(adapter, keep):
-    require(adapter, "SHARED_RECEIVE_QUEUES")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
     queue = keep(adapter.create_shared_receive_queue(4))
     region = memory(keep, adapter, 64)
     for context in range(4):
@@ -85,7 +85,7 @@ def test_g_6_1_regions_of_another_adapter_are_refused(keep, shared, adapter_name
 
 @pytest.mark.parametrize("context", [-1, 1 << 64, "a"])
 def test_a_receive_with_a_wrong_argument_is_refused_and_takes_no_place(adapter, keep, context):
-    require(adapter, "SHARED_RECEIVE_QUEUES")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
     shared = keep(adapter.create_shared_receive_queue(1))
     for _ in range(3):
         with pytest.raises(ValueError, match="context is 0 to"):
@@ -123,7 +123,7 @@ def test_g_6_2_slots_are_used_again_and_again(keep, shared, pairs):
 
 
 def test_g_6_3_arm_notifies_below_the_threshold(adapter, keep):
-    require(adapter, "SHARED_RECEIVE_QUEUES", "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES, ndpy.Capability.LOOPBACK_CONNECTIONS)
     shared = keep(adapter.create_shared_receive_queue(16))
     pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, srq=shared))
     for context in range(4):
@@ -226,7 +226,7 @@ def test_a_queue_in_use_refuses_to_close(shared, pairs):
 
 
 def test_a_closed_queue_cannot_be_used(adapter):
-    require(adapter, "SHARED_RECEIVE_QUEUES")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
     queue = adapter.create_shared_receive_queue(4)
     queue.receive([], context=1)
     queue.close()
@@ -246,7 +246,7 @@ def test_a_peers_disconnect_does_not_touch_the_shared_receives(keep, shared, pai
 
 
 def test_notifications_that_were_given_up_leave_nothing_with_the_queue(adapter, keep):
-    require(adapter, "SHARED_RECEIVE_QUEUES")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
     shared = keep(adapter.create_shared_receive_queue(8, threshold=2))
     region = memory(keep, adapter, 64)
     for _ in range(4):

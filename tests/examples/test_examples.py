@@ -11,6 +11,8 @@ import pytest
 from helpers import host_of, only_under_stress, require, sample
 from processes import EXAMPLES, ROOT, Process, free_port, start_example
 
+import ndpy
+
 SERVERS = {
     "pingpong": ["server", "--port", 0],
     "file_server": ["serve", EXAMPLES / "file_server.py", "--port", 0],
@@ -39,7 +41,7 @@ def start(adapter):
 
     def start_on_adapter(name, *arguments) -> Process:
         if name == "rc_pingpong":
-            require(adapter, "GIDS")
+            require(adapter, ndpy.Capability.GIDS)
             if adapter.info.transport == "iWARP":
                 pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
         option = "-d" if name == "rc_pingpong" else "--adapter"
@@ -99,7 +101,7 @@ def test_file_is_read_whole_and_refused_after_revocation(start, adapter, host, t
     assert copy.read_bytes() == original.read_bytes()
     assert f"SHA-256 verified: {hashlib.sha256(original.read_bytes()).hexdigest()}" in ours.out
     assert "read after revocation refused" in ours.out
-    if "MEMORY_WINDOWS" in adapter.info.flags:
+    if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         assert "refused: ACCESS_VIOLATION" in ours.out
         assert "window invalidated" in theirs.out
     else:

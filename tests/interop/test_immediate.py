@@ -94,7 +94,7 @@ def test_a_write_with_immediate_data_is_told_from_a_message(adapter, keep, sende
 
 
 def test_immediate_data_arrives_through_a_shared_receive_queue(adapter, keep, sender_to):
-    require(adapter, "SHARED_RECEIVE_QUEUES")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
     target = memory(keep, adapter, 64, Access.REMOTE_WRITE)
     inbox = memory(keep, adapter, 64)
     shared = keep(adapter.create_shared_receive_queue(2))

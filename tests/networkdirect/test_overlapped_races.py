@@ -333,7 +333,7 @@ def test_closing_a_completion_queue_ends_all_that_wait_for_it(softnd, cancel_ms)
 @pytest.mark.parametrize("cancel_ms", [0, 40])
 def test_closing_a_shared_receive_queue_ends_its_notifications(softnd, cancel_ms):
     with opened(softnd, delay_cancel_ms=cancel_ms) as (adapter, keep):
-        require(adapter, "SHARED_RECEIVE_QUEUES")
+        require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
         ends = Ends()
         region = memory(keep, adapter, 64)
         queue = adapter.create_shared_receive_queue(8, threshold=2)
@@ -348,7 +348,7 @@ def test_closing_a_shared_receive_queue_ends_its_notifications(softnd, cancel_ms
 
 def test_closing_a_shared_receive_queue_while_others_arm_and_post(softnd):
     with opened(softnd, delay_cancel_ms=1) as (adapter, keep):
-        require(adapter, "SHARED_RECEIVE_QUEUES")
+        require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
         region = memory(keep, adapter, 64)
         for _ in range(times(100, 10)):
             ends, failures = Ends(), []
@@ -587,7 +587,7 @@ def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(soft
 def test_a_queue_may_have_one_place_and_not_none(softnd):
     with opened(softnd) as (adapter, keep):
         queue = keep(adapter.create_completion_queue(8))
-        if "RESIZE_COMPLETION_QUEUE" in adapter.info.flags:
+        if ndpy.Capability.RESIZE_COMPLETION_QUEUE in adapter.info.capabilities:
             queue.resize(1)
             assert queue.depth == 1
         with pytest.raises(ndpy.LimitExceededError):
@@ -851,7 +851,7 @@ listener = hold(adapter.listen((host_of(adapter), 0)))
 other = hold(adapter.listen((host_of(adapter), 0)))
 region = hold(adapter.register(bytearray(64)))
 shared = []
-if "SHARED_RECEIVE_QUEUES" in adapter.info.flags:
+if ndpy.Capability.SHARED_RECEIVE_QUEUES in adapter.info.capabilities:
     shared.append(hold(adapter.create_shared_receive_queue(8, threshold=2)))
     for _ in range(4):
         shared[0].receive(region)

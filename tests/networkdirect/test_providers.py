@@ -382,7 +382,7 @@ def test_a_3_2_a_dll_of_version_1_only_has_an_adapter_at_each_address(copy_of, m
         # Its structure is larger than ND_ADAPTER_INFO1 (B.7.2), and says 64 everywhere.
         assert adapter.info.max_registration_size == adapter.info.max_callee_data == 64
         assert (adapter.info.max_inline_data_size, adapter.info.max_shared_receive_queue_depth) == (0, 0)
-        assert "REGION_ACCESS" not in adapter.info.flags
+        assert ndpy.Capability.REGION_ACCESS not in adapter.info.capabilities
         assert mapped(path)
     assert not mapped(path)
     with pytest.raises(ndpy.UnsupportedError, match="version 1 only") as caught:
@@ -407,8 +407,8 @@ def test_a_3_3_a_dll_of_both_versions_is_used_as_version_2_unless_asked(copy_of,
         monkeypatch.setenv("NDPY_PROVIDER_VERSION", environment)
         with ndpy.open_adapter("127.0.0.1", provider=path, version=asked) as adapter:
             assert adapter.info.version == used
-            assert ("SHARED_RECEIVE_QUEUES" in adapter.info.flags) == (used == 2)
-            assert ("SEND_INVALIDATE" in adapter.info.flags) == (used == 1)
+            assert (ndpy.Capability.SHARED_RECEIVE_QUEUES in adapter.info.capabilities) == (used == 2)
+            assert (ndpy.Capability.SEND_INVALIDATE in adapter.info.capabilities) == (used == 1)
     monkeypatch.setenv("NDPY_PROVIDER_VERSION", "")
     two, one = ndpy.list_adapters(provider=path, version=2), ndpy.list_adapters(provider=path, version=1)
     assert sorted(address for info in one for address in info.addresses) == sorted(two[0].addresses)

@@ -40,7 +40,7 @@ def main() -> None:
         "end of the connection without deadline": lambda: pair.client.connector.wait_disconnected(),
         "connect": lambda: connector.connect(end.queue_pair, silent.address, timeout_s=LIMIT_S),
     }
-    if "SHARED_RECEIVE_QUEUES" in adapter.info.flags:
+    if ndpy.Capability.SHARED_RECEIVE_QUEUES in adapter.info.capabilities:
         srq = keep(adapter.create_shared_receive_queue(8, threshold=2))
         region = keep(adapter.register(bytearray(64)))
         for _ in range(4):

@@ -26,7 +26,7 @@ def invoke(*words):
 
 def make_info(**changes) -> ndpy.AdapterInfo:
     values = dict.fromkeys(ndpy.AdapterInfo.__dataclass_fields__, 0)
-    values |= {"name": "mlx5_0", "flags": frozenset(), "ports": (), "addresses": (), "numa_node": None}
+    values |= {"name": "mlx5_0", "capabilities": ndpy.Capability.NONE, "ports": (), "addresses": (), "numa_node": None}
     return ndpy.AdapterInfo(**(values | changes))
 
 

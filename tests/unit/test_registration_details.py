@@ -16,7 +16,7 @@ from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from ndpy._verbs import ffi, lib
 
 import ndpy
-from ndpy import Access
+from ndpy import Access, Capability
 
 LOCAL, READ, WRITE = lib.IBV_ACCESS_LOCAL_WRITE, lib.IBV_ACCESS_REMOTE_READ, lib.IBV_ACCESS_REMOTE_WRITE
 BIND, ON_DEMAND = lib.IBV_ACCESS_MW_BIND, lib.IBV_ACCESS_ON_DEMAND
@@ -43,22 +43,24 @@ def is_free(buffer: bytearray) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("settings", "flags"),
+    ("settings", "claimed"),
     [
-        ({}, set()),
-        (REREG, {"REREGISTRATION"}),
-        (ODP, {"ON_DEMAND_PAGING"}),
-        (IMPLICIT, {"ON_DEMAND_PAGING", "IMPLICIT_ON_DEMAND"}),
-        ({"odp_general": 3, "odp_connected": 0x7}, set()),
-        ({"odp_general": 0, "odp_connected": 0xF}, set()),
-        (DMABUF, {"DMABUF"}),
+        ({}, Capability.NONE),
+        (REREG, Capability.REREGISTRATION),
+        (ODP, Capability.ON_DEMAND_PAGING),
+        (IMPLICIT, Capability.ON_DEMAND_PAGING | Capability.IMPLICIT_ON_DEMAND),
+        ({"odp_general": 3, "odp_connected": 0x7}, Capability.NONE),
+        ({"odp_general": 0, "odp_connected": 0xF}, Capability.NONE),
+        (DMABUF, Capability.DMABUF),
     ],
     ids=str,
 )
-def test_the_flags_say_what_the_provider_has(fake, settings, flags):  # noqa: F811
+def test_the_capabilities_say_what_the_provider_has(fake, settings, claimed):  # noqa: F811
     with fake.open(**settings) as adapter:
-        new = {"REREGISTRATION", "ON_DEMAND_PAGING", "IMPLICIT_ON_DEMAND", "DMABUF"}
-        assert adapter.info.flags & new == flags
+        new = (
+            Capability.REREGISTRATION | Capability.ON_DEMAND_PAGING | Capability.IMPLICIT_ON_DEMAND | Capability.DMABUF
+        )
+        assert adapter.info.capabilities & new == claimed
 
 
 def test_an_adapter_that_claims_nothing_refuses_and_nothing_is_lost(fake):  # noqa: F811
@@ -260,7 +262,7 @@ def test_j_11_on_iwarp_a_sink_gets_the_right_that_the_answer_needs(fake):  # noq
     """A read's answer is a write to the sink's remote token (RFC 5040)."""
     fake.speak_iwarp()
     with fake.open() as adapter:
-        assert "READ_SINK_REQUIRED" in adapter.info.flags
+        assert Capability.READ_SINK_REQUIRED in adapter.info.capabilities
         with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.READ_SINK) as region:
             assert fake.seen.access == LOCAL | WRITE
             # For the peers it has no right all the same.
@@ -280,7 +282,7 @@ def test_j_11_a_sink_in_device_memory_has_the_rights_of_its_transport(fake, iwar
 
 def test_j_12_elsewhere_a_sink_is_memory_like_other(fake):  # noqa: F811
     with fake.open() as adapter:
-        assert "READ_SINK_REQUIRED" not in adapter.info.flags
+        assert Capability.READ_SINK_REQUIRED not in adapter.info.capabilities
         with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.READ_SINK):
             assert fake.seen.access == LOCAL
 

@@ -174,6 +174,6 @@ def test_memory_on_demand_is_pinned(fake, monkeypatch):  # noqa: F811
         fake.open(odp_general=1, odp_connected=0xF) as adapter,
         adapter.register(bytearray(64), Access.REMOTE_WRITE | Access.ON_DEMAND) as region,
     ):
-        assert "ON_DEMAND_PAGING" in adapter.info.flags
+        assert ndpy.Capability.ON_DEMAND_PAGING in adapter.info.capabilities
         assert region.access == Access.REMOTE_WRITE | Access.ON_DEMAND
         assert not fake.seen.access & lib.IBV_ACCESS_ON_DEMAND

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from ndpy import Capability
 from ndpy.cli.smoke import known, report, runner
 from ndpy.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
 from ndpy.cli.smoke.remote import PeerLost
@@ -18,7 +19,7 @@ class FakeLab:
     """As much of a lab as the runner needs."""
 
     def __init__(self):
-        self.info = SimpleNamespace(driver="rdma_rxe", flags=frozenset())
+        self.info = SimpleNamespace(driver="rdma_rxe", capabilities=Capability.NONE)
         self.figures = {}
         self.lost = []
         self.left = []
@@ -28,9 +29,9 @@ class FakeLab:
     def begin(self, limit_s):
         self.figures = {}
 
-    def need(self, *flags):
-        if flags:
-            raise Skip(f"does not claim {flags[0]}")
+    def need(self, *capabilities):
+        if capabilities:
+            raise Skip(f"does not claim {capabilities[0].name}")
 
     def end(self):
         return self.left
@@ -69,7 +70,7 @@ def test_verdicts_and_the_summary_line(capsys):
     outcome, lab, _ = run(
         make_check(lambda lab: "fine"),
         make_check(fails("wrong")),
-        make_check(lambda lab: "", needs=("MEMORY_WINDOWS",)),
+        make_check(lambda lab: "", needs=(Capability.MEMORY_WINDOWS,)),
     )
     assert [result.verdict for result in outcome.results] == [Verdict.PASS, Verdict.FAIL, Verdict.SKIP]
     assert outcome.results[2].reason == "does not claim MEMORY_WINDOWS"

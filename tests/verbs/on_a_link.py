@@ -72,11 +72,17 @@ def removal(name: str, netdev: str) -> None:
     left = pair.client.connector.begin_wait_disconnected()
     poller = keep(ndpy.Poller())
     poller.add(idle.cq)
-    window = keep(adapter.create_memory_window()) if "MEMORY_WINDOWS" in adapter.info.flags else None
+    window = (
+        keep(adapter.create_memory_window()) if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities else None
+    )
     if window is not None:
         pair.server.queue_pair.bind(window, region)
         take(pair.server.cq)[0].raise_for_status()
-    shared = keep(adapter.create_shared_receive_queue(8)) if "SHARED_RECEIVE_QUEUES" in adapter.info.flags else None
+    shared = (
+        keep(adapter.create_shared_receive_queue(8))
+        if ndpy.Capability.SHARED_RECEIVE_QUEUES in adapter.info.capabilities
+        else None
+    )
 
     ended: list[BaseException] = []
 

@@ -88,7 +88,7 @@ def ignore(adapter: ndpy.Adapter) -> None:
 def hold(adapter: ndpy.Adapter) -> None:
     """One of everything, connected to itself, with a window bound and requests outstanding."""
     region = adapter.register(bytearray(SIZE))
-    window = adapter.create_memory_window() if "MEMORY_WINDOWS" in adapter.info.flags else None
+    window = adapter.create_memory_window() if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities else None
     queues = [adapter.create_completion_queue(64) for _ in range(2)]
     client, server = (adapter.create_queue_pair(cq) for cq in queues)
     listener = adapter.listen((host_of(adapter), 0))

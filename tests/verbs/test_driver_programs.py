@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from programs import built
 
+from ndpy import Capability
 from ndpy.cli.smoke import known
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -23,9 +24,9 @@ AS_SPECIFIED, OTHERWISE = 0, 1
         ("plain_passes armed", None),
         ("local_fault", None),
         ("remote_fault", None),
-        ("on_demand page", "ON_DEMAND_PAGING"),
-        ("on_demand offset", "ON_DEMAND_PAGING"),
-        ("on_demand across", "ON_DEMAND_PAGING"),
+        ("on_demand page", Capability.ON_DEMAND_PAGING),
+        ("on_demand offset", Capability.ON_DEMAND_PAGING),
+        ("on_demand across", Capability.ON_DEMAND_PAGING),
     ],
 )
 def test_the_driver_does_what_the_table_of_known_defects_says(adapter, program, needs):
@@ -33,7 +34,7 @@ def test_the_driver_does_what_the_table_of_known_defects_says(adapter, program, 
         pytest.skip(
             f"the programs connect two queue pairs as RoCE does; {adapter.info.name} is {adapter.info.transport}"
         )
-    if needs and needs not in adapter.info.flags:
+    if needs and needs not in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} does not claim {needs}")
     name, *words = program.split()
     done = subprocess.run(

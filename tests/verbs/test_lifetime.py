@@ -188,7 +188,7 @@ def build(adapter: ndpy.Adapter) -> list[object]:
     server.queue_pair.receive(region[0:64])
     client.queue_pair.receive(region[64:128])
     client.queue_pair.write(region[0:8], region.remote(128, 8))
-    if "MEMORY_WINDOWS" in adapter.info.flags:
+    if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         window = note(adapter.create_memory_window())
         server.queue_pair.bind(window, region, 0, 2048)
     return things
@@ -201,9 +201,9 @@ def unmade(adapter: ndpy.Adapter) -> list[object]:
     region = adapter.register(bytearray(4096), Access.REMOTE_WRITE)
     queue_pair.receive(region[0:64])
     things = [cq, queue_pair, region, adapter.create_connector(), adapter.listen((host_of(adapter), 0))]
-    if "MEMORY_WINDOWS" in adapter.info.flags:
+    if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         things.append(adapter.create_memory_window())
-    if "SHARED_RECEIVE_QUEUES" in adapter.info.flags:
+    if ndpy.Capability.SHARED_RECEIVE_QUEUES in adapter.info.capabilities:
         srq = adapter.create_shared_receive_queue(4)
         srq.receive(region[64:128])
         things += [srq, adapter.create_queue_pair(cq, srq=srq)]
@@ -265,7 +265,7 @@ def test_dropping_and_closing_in_any_order(adapter_name):
 
 def test_dropping_and_closing_connections_in_any_order(adapter_name, adapter):
     """The same with a connection in use, both ends of it."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     run_orders(adapter_name, build, ORDERS // 8)
 
 
@@ -336,7 +336,7 @@ def cycle_queue_pair(adapter: ndpy.Adapter) -> None:
 
 
 def cycle_shared_receive_queue(adapter: ndpy.Adapter) -> None:
-    require(adapter, "SHARED_RECEIVE_QUEUES")
+    require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
     with adapter.create_shared_receive_queue(8) as srq:
         srq.receive([])
 
@@ -359,7 +359,7 @@ def cycle_poller(adapter: ndpy.Adapter) -> None:
 
 
 def cycle_window(adapter: ndpy.Adapter) -> None:
-    require(adapter, "MEMORY_WINDOWS")
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
     adapter.create_memory_window().close()
 
 
@@ -430,7 +430,7 @@ def test_cycles_of_messages_leave_nothing(pair, keep):
 
 @pytest.mark.timeout(3600 if STRESS else 120)
 def test_cycles_of_connections_leave_nothing(adapter):
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     def cycle() -> None:
         things: list[object] = []
@@ -455,7 +455,7 @@ def test_cycles_of_connections_leave_nothing(adapter):
 
 def test_threads_hammer_one_queue_pair(adapter, keep):
     """Writes from several threads, completions taken by several others: each comes exactly once."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_pair(keep, adapter, initiator_depth=32, cq_depth=64)
     owner = memory(keep, adapter, 4096, Access.REMOTE_WRITE)
     local = memory(keep, adapter, b"x" * 4096)

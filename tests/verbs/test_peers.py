@@ -32,7 +32,7 @@ END_S = 20.0
 @pytest.fixture
 def start(adapter):
     """Start peer.py in a role on the adapter under test."""
-    require(adapter, "LOOPBACK_CONNECTIONS")
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     def start_peer(role: str, *arguments: object) -> Process:
         script = Path(__file__).parent / "peer.py"
@@ -129,7 +129,7 @@ def test_a_client_killed_between_offer_and_completion(adapter, keep, start):
         accepting = connector.begin_accept(end.queue_pair)
         client.wait_for("offered")
         kill(client)
-    if "REFUSE_OFFER" in adapter.info.flags:
+    if ndpy.Capability.REFUSE_OFFER in adapter.info.capabilities:
         with pytest.raises((ndpy.ConnectionRefusedError, ndpy.ConnectionAbortedError)):
             accepting.result(NOTICE_S)
     else:

@@ -6,7 +6,7 @@ import pytest
 from helpers import ask, create_end, establish, require
 from ndpy._verbs import ffi, lib
 
-from ndpy import RetryPolicy
+from ndpy import Capability, RetryPolicy
 
 POLICY = RetryPolicy(retry_count=5, rnr_retry_count=3, min_rnr_timer=20, ack_timeout=16)
 
@@ -20,7 +20,7 @@ def told(queue_pair) -> RetryPolicy:
 
 @pytest.fixture
 def ends(adapter, keep):
-    require(adapter, "LOOPBACK_CONNECTIONS", "RETRY_POLICY")
+    require(adapter, Capability.LOOPBACK_CONNECTIONS, Capability.RETRY_POLICY)
     return create_end(keep, adapter).queue_pair, create_end(keep, adapter).queue_pair
 
 

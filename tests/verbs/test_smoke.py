@@ -70,7 +70,7 @@ def test_smoke_passes_and_says_so(adapter_name, tmp_path):
     assert (int(failed), name, provider) == (0, adapter_name, "verbs")
     assert all(check["reason"] for check in report["checks"])
     assert (tmp_path / "out.xml").read_text().startswith("<?xml")
-    claimed = set(report["flags"])
+    claimed = set(report["capabilities"])
     for check in report["checks"]:
         if check["group"] == "windows":
             assert (check["verdict"] == "SKIP") == ("MEMORY_WINDOWS" not in claimed), check

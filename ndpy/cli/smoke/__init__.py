@@ -79,7 +79,7 @@ def command(
     """
     if list_only:
         for check in catalog.load(groups):
-            needs = f" (needs {', '.join(check.needs)})" if check.needs else ""
+            needs = f" (needs {', '.join(str(capability.name) for capability in check.needs)})" if check.needs else ""
             click.echo(f"{check.full_name:38} {check.claim}{needs}")
         return
     if (listen_at or client) and not serving:

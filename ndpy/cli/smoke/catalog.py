@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ndpy import Capability
+
 if TYPE_CHECKING:
     from ndpy.cli.smoke.lab import Lab
 
@@ -49,12 +51,12 @@ class Skip(Exception):
 
 @dataclass(frozen=True)
 class Check:
-    """A named claim. needs: the capabilities (AdapterInfo.flags) without which it is skipped."""
+    """A named claim. needs: the capabilities (AdapterInfo.capabilities) without which it is skipped."""
 
     group: str
     name: str
     claim: str
-    needs: tuple[str, ...]
+    needs: tuple[Capability, ...]
     body: Body
 
     @property
@@ -77,7 +79,7 @@ class Result:
 _registered: list[Check] = []
 
 
-def check(group: str, name: str, *, needs: tuple[str, ...] = ()) -> Callable[[Body], Body]:
+def check(group: str, name: str, *, needs: tuple[Capability, ...] = ()) -> Callable[[Body], Body]:
     """Make a function a check; its docstring is the claim."""
     assert group in GROUPS, group
 

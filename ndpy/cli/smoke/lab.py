@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import ndpy
-from ndpy import Access, Operation, Status
+from ndpy import Access, Capability, Operation, Status
 from ndpy.cli.smoke.catalog import Failure, Skip
 from ndpy.cli.smoke.channel import encode
 from ndpy.cli.smoke.line import DEPTH, Closable, Line, Memory, close_all, difference
@@ -203,7 +203,7 @@ class Lab:
             if self._peer_starts >= _MAX_PEER_STARTS:
                 raise PeerLost(f"{_NO_PEER}; the last time: {self._peer_reason}")
             if self.peer_host is None:
-                self.need("LOOPBACK_CONNECTIONS")
+                self.need(Capability.LOOPBACK_CONNECTIONS)
             self._peer_starts += 1
             try:
                 self._peer = Peer(self.info.name, self.peer_host)
@@ -234,11 +234,11 @@ class Lab:
 
     # Capabilities and addresses.
 
-    def need(self, *flags: str) -> None:
+    def need(self, *capabilities: Capability) -> None:
         """Skip the check unless the adapter claims these capabilities."""
-        for flag in flags:
-            if flag not in self.info.flags:
-                raise Skip(f"{self.info.name} does not claim {flag}")
+        for capability in capabilities:
+            if capability not in self.info.capabilities:
+                raise Skip(f"{self.info.name} does not claim {capability.name}")
 
     @property
     def iwarp(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import ndpy
-from ndpy import Access, Flags, Operation
+from ndpy import Access, Capability, Flags, Operation
 from ndpy.cli.smoke.channel import (
     REQUEST_LIMIT,
     Arguments,
@@ -208,7 +208,7 @@ class Station:
 
     def _through_window(self, line: Line, memory: Memory, access: Access) -> ndpy.RemoteMemory:
         """All of the memory for this line's peer: by the region's own rights, or through a window where it has none."""
-        if "REGION_ACCESS" in self._adapter.info.flags:
+        if Capability.REGION_ACCESS in self._adapter.info.capabilities:
             return memory.region.remote()
         window = self._adapter.create_memory_window()
         self._keep(window)

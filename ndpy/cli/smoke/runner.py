@@ -162,7 +162,7 @@ def describe(info: ndpy.AdapterInfo) -> dict[str, Any]:
         "state": info.state,
         "addresses": list(info.addresses),
         "mtu": info.mtu,
-        "flags": sorted(info.flags),
+        "capabilities": info.capabilities.names(),
         "host": platform.node(),
         "kernel": platform.release(),
         "ndpy": ndpy.__version__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
+from ndpy.flags import Capability
 from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
 from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, ffi, lib, release
 
@@ -13,8 +14,12 @@ if TYPE_CHECKING:
 
 # ND_ADAPTER_INFO1 has no flags. Windows, CompleteConnect and Reject, SendAndInvalidate and Resize are part of the version;
 # that adapters reach themselves is taken for granted; the order in which bytes arrive is not.
-_FLAGS = frozenset(
-    {"MEMORY_WINDOWS", "REFUSE_OFFER", "SEND_INVALIDATE", "RESIZE_COMPLETION_QUEUE", "LOOPBACK_CONNECTIONS"}
+_CAPABILITIES = (
+    Capability.MEMORY_WINDOWS
+    | Capability.REFUSE_OFFER
+    | Capability.SEND_INVALIDATE
+    | Capability.RESIZE_COMPLETION_QUEUE
+    | Capability.LOOPBACK_CONNECTIONS
 )
 
 # Depths and sizes are 64 bits wide in version 1, and 32 in requests.
@@ -83,8 +88,8 @@ def _query(native: Any) -> Any:
     return info
 
 
-def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[str, int], frozenset[str]]:
-    """(identity and limits, flags) of the adapter at an address."""
+def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[str, int], Capability]:
+    """(identity and limits, capabilities) of the adapter at an address."""
     native = open_native(provider, provider_id, address)
     try:
         info = _query(native)
@@ -113,4 +118,6 @@ def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[st
         "max_callee_data": info.max_callee_data,
     }
     whole = ("max_registration_size", "max_window_size")
-    return {name: int(value) if name in whole else min(int(value), _MOST) for name, value in limits.items()}, _FLAGS
+    return {
+        name: int(value) if name in whole else min(int(value), _MOST) for name, value in limits.items()
+    }, _CAPABILITIES

@@ -6,6 +6,7 @@ import contextlib
 import time
 
 import ndpy
+from ndpy import Capability
 from ndpy.cli.smoke.catalog import Skip, check
 from ndpy.cli.smoke.channel import encode
 from ndpy.cli.smoke.lab import PATIENCE_S, Lab, expect, expect_same, refusal
@@ -144,7 +145,7 @@ def rejected(lab: Lab) -> str:
     return f"refused with {len(why)} bytes of reason, then connected"
 
 
-@check("connect", "refused-offer", needs=("REFUSE_OFFER",))
+@check("connect", "refused-offer", needs=(Capability.REFUSE_OFFER,))
 def refused_offer(lab: Lab) -> str:
     """A client that refuses after the server accepted makes the server's accept fail as refused."""
     line = lab.line()

@@ -6,6 +6,7 @@ import ipaddress
 import platform
 
 import ndpy
+from ndpy import Capability
 from ndpy.cli.smoke.catalog import Failure, check
 from ndpy.cli.smoke.lab import Lab, expect, refusal
 
@@ -39,10 +40,11 @@ def listed(lab: Lab) -> str:
     found = [info for info in ndpy.list_adapters() if info.name == lab.info.name]
     expect(len(found) == 1, f"{lab.info.name} is listed {len(found)} times")
     expect(
-        found[0].flags == lab.info.flags, f"listed with {sorted(found[0].flags)}, opened with {sorted(lab.info.flags)}"
+        found[0].capabilities == lab.info.capabilities,
+        f"listed with {found[0].capabilities.names()}, opened with {lab.info.capabilities.names()}",
     )
     expect(found[0].addresses == lab.info.addresses, "listed and opened adapter have different addresses")
-    return f"{lab.info.name}: {', '.join(sorted(lab.info.flags)) or 'no capabilities'}"
+    return f"{lab.info.name}: {', '.join(lab.info.capabilities.names()) or 'no capabilities'}"
 
 
 @check("enumerate", "by-address")
@@ -74,7 +76,7 @@ def port_active(lab: Lab) -> str:
     return f"port {port.number}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, {port.netdev or 'no netdev'}"
 
 
-@check("enumerate", "gids", needs=("GIDS",))
+@check("enumerate", "gids", needs=(Capability.GIDS,))
 def gids(lab: Lab) -> str:
     """The active port has GIDs, distinct and of a type that fits the transport."""
     found = [gid for port in lab.info.ports if port.state == "active" for gid in port.gids]

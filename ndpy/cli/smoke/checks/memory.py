@@ -6,7 +6,7 @@ import hashlib
 import mmap
 
 import ndpy
-from ndpy import Access, Operation
+from ndpy import Access, Capability, Operation
 from ndpy.cli.smoke.catalog import check
 from ndpy.cli.smoke.lab import Lab, expect, expect_ok, expect_same, expect_unchanged, refusal
 from ndpy.cli.smoke.line import pattern
@@ -39,13 +39,13 @@ def tokens(lab: Lab) -> str:
     regions = [lab.adapter.register(buffer, Access.REMOTE_WRITE) for _ in range(64)]
     lab.keep(*regions)
     expect(len({region.local_token for region in regions}) == 64, "two live regions have the same local token")
-    if "REGION_ACCESS" not in lab.info.flags:
+    if Capability.REGION_ACCESS not in lab.info.capabilities:
         return "64 local tokens"
     expect(len({region.remote_token for region in regions}) == 64, "two live regions have the same remote token")
     return "64 remote and 64 local tokens"
 
 
-@check("register", "on-demand", needs=("ON_DEMAND_PAGING",))
+@check("register", "on-demand", needs=(Capability.ON_DEMAND_PAGING,))
 def on_demand(lab: Lab) -> str:
     """Memory on demand that the program never touched is written and read where the requests say, over a page's edge too."""
     pair = lab.connect()
@@ -108,7 +108,7 @@ def no_remote_right(lab: Lab) -> str:
     return seen
 
 
-@check("register", "deregistered", needs=("REGION_ACCESS",))
+@check("register", "deregistered", needs=(Capability.REGION_ACCESS,))
 def deregistered(lab: Lab) -> str:
     """The token of a deregistered region grants nothing."""
     buffer = ndpy.alloc(4096)

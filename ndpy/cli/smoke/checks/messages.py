@@ -6,7 +6,7 @@ import gc
 import time
 
 import ndpy
-from ndpy import Access, Flags, Operation, Status
+from ndpy import Access, Capability, Flags, Operation, Status
 from ndpy.cli.smoke.catalog import Skip, check
 from ndpy.cli.smoke.lab import Lab, contexts, expect, expect_ok, expect_same, expect_status
 from ndpy.cli.smoke.line import Line, pattern
@@ -149,7 +149,7 @@ def too_long(lab: Lab) -> str:
     return f"receiver BUFFER_OVERFLOW, sender {sent.status.name} and disconnected, nothing written behind the receive"
 
 
-@check("send-receive", "shared-receives", needs=("SHARED_RECEIVE_QUEUES",))
+@check("send-receive", "shared-receives", needs=(Capability.SHARED_RECEIVE_QUEUES,))
 def shared_receives(lab: Lab) -> str:
     """Two connections draw their receives from one shared queue, and each completion names its queue pair."""
     adapter = lab.adapter

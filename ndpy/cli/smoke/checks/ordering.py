@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ndpy import Access, Flags, Operation, Status
+from ndpy import Access, Capability, Flags, Operation, Status
 from ndpy.cli.smoke.catalog import Failure, check
 from ndpy.cli.smoke.lab import Lab, contexts, expect, expect_ok, expect_same
 from ndpy.cli.smoke.line import pattern
@@ -101,7 +101,7 @@ def read_limit(lab: Lab) -> str:
     return "16 reads with a limit of 1"
 
 
-@check("ordering", "last-byte-last", needs=("IN_ORDER_DMA",))
+@check("ordering", "last-byte-last", needs=(Capability.IN_ORDER_DMA,))
 def last_byte_last(lab: Lab) -> str:
     """The last byte of the peer's write appears last: whoever sees it sees all the others."""
     pair = lab.connect(greet=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import ndpy
-from ndpy import Access, Operation, RemoteMemory, Status
+from ndpy import Access, Capability, Operation, RemoteMemory, Status
 from ndpy.cli.smoke.catalog import check
 from ndpy.cli.smoke.lab import (
     Lab,
@@ -25,7 +25,7 @@ from ndpy.cli.smoke.lab import (
 from ndpy.cli.smoke.line import Memory, pattern
 from ndpy.cli.smoke.remote import FarMemory
 
-_NEEDS = ("MEMORY_WINDOWS",)
+_NEEDS = (Capability.MEMORY_WINDOWS,)
 _BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
 _LENGTH = 16384
 _START, _SIZE = 4096, 4096
