@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import copy
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Generic, TypeVar, cast
+from concurrent.futures._base import FINISHED, RUNNING
+from typing import Any, TypeVar, cast
 
 from ndpy.errors import CanceledError, ClosedError, TimeoutError
 from ndpy.forking import in_child
+from ndpy.unraisable import report
 
 T = TypeVar("T")
 
@@ -24,81 +27,108 @@ def _begin_process() -> None:
 in_child(_begin_process)
 
 
-class Pending(Generic[T]):
+class Pending(concurrent.futures.Future[T]):
     """An operation that ends once, with a value or an exception. Safe from any thread; can be awaited.
 
-    Cancelling asks the operation to stop: it ends with CanceledError, unless it had ended already.
-    Nothing that the operation still uses is released before it has let go of it.
+    It is a concurrent.futures.Future: wait(), as_completed() and asyncio.wrap_future() take it. Two things differ. An
+    operation that is under way can be cancelled: the adapter is asked to stop, and the operation ends with CanceledError
+    unless it had ended already. And each result() raises an exception of its own.
+
+    What the operation uses is released only when the adapter has let go of it.
     """
 
+    _done_callbacks: list[Callable[[Any], object]]
+
     def __init__(self, operation: str, cancel: Callable[[], object] | None = None) -> None:
+        super().__init__()
         self._operation = operation
         self._process = _process
         self._cancel = cancel
-        self._condition = threading.Condition()
-        self._callbacks: list[Callable[[Pending[T]], None]] = []
-        self._done = False
-        self._value: T | None = None
-        self._error: BaseException | None = None
+        self._state = RUNNING
 
     def __repr__(self) -> str:
-        if not self._done:
+        if not self.done():
             state = "running"
-        elif self._error is not None:
-            state = f"failed: {self._error}"
+        elif self._exception is not None:
+            state = f"failed: {self._exception}"
         else:
             state = "done"
         return f"<Pending {self._operation} {state}>"
 
     def done(self) -> bool:
         """Whether it has ended, in whatever way."""
-        return self._has_ended()
-
-    def _has_ended(self) -> bool:
-        """Without a lock, which a forked child must not ask for before this."""
-        if not self._done and self._process is not _process:
+        # Without the lock, which in a forked child may be held by a thread that is not there.
+        if self._state != FINISHED and self._process is not _process:
             self.abandon(
                 ClosedError(
                     f"{self._operation} was begun by the parent process and ends there; start workers with the 'spawn' "
                     "method and open the adapter there"
                 )
             )
-        return self._done
+        return self._state == FINISHED
+
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return not self.done()
+
+    def cancelled(self) -> bool:
+        """Whether it ended with CanceledError."""
+        return self.done() and isinstance(self._exception, CanceledError)
+
+    def _wait(self, timeout_s: float | None) -> None:
+        """Wait for the end; TimeoutError after timeout_s seconds."""
+        if self.done():
+            return
+        with self._condition:
+            if not self._condition.wait_for(self.done, timeout_s):
+                raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
 
     def result(self, timeout_s: float | None = None) -> T:
         """Wait for the end; return its value or raise its exception, a new one each time.
 
         Raises TimeoutError after timeout_s seconds (None waits for ever); the operation then goes on.
         """
-        if not self._has_ended():
-            with self._condition:
-                if not self._condition.wait_for(lambda: self._done, timeout_s):
-                    raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
-        if self._error is not None:
-            raise _another(self._error)
-        return cast(T, self._value)
+        self._wait(timeout_s)
+        if self._exception is not None:
+            raise _another(self._exception)
+        return cast(T, self._result)
+
+    def exception(self, timeout_s: float | None = None) -> BaseException | None:
+        """Wait for the end; return its exception, a new one each time, or None if it has a value.
+
+        Raises TimeoutError after timeout_s seconds (None waits for ever); the operation then goes on.
+        """
+        self._wait(timeout_s)
+        return None if self._exception is None else _another(self._exception)
 
     def cancel(self) -> bool:
         """Ask the operation to stop; True if it ended with CanceledError or had not ended by itself before."""
-        if self._has_ended():
+        if self.done():
             return False
         cancel = self._cancel
         if cancel is not None:
             cancel()
         self.fail(CanceledError("cancelled", operation=self._operation))
-        return isinstance(self._error, CanceledError)
+        return self.cancelled()
 
-    def add_done_callback(self, callback: Callable[[Pending[T]], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
         """Call callback(self) at the end, in the thread that ends it; at once if it has ended.
 
-        The thread may hold locks of the objects concerned: pass the news on, and do the work elsewhere.
+        The thread may hold locks of the objects concerned: pass the news on, and do the work elsewhere. What the callback
+        raises goes to sys.unraisablehook.
         """
-        if not self._has_ended():
+        if not self.done():
             with self._condition:
-                if not self._done:
-                    self._callbacks.append(callback)
+                if not self.done():
+                    self._done_callbacks.append(callback)
                     return
-        callback(self)
+        self._call(callback)
+
+    def _call(self, callback: Callable[[Pending[T]], object]) -> None:
+        try:
+            callback(self)
+        except Exception as error:
+            report(error, f"a callback of {self!r}")
 
     def succeed(self, value: T, prepare: Callable[[], object] | None = None) -> bool:
         """End it with a value; False if it had ended before. For the implementation of an operation.
@@ -116,26 +146,30 @@ class Pending(Generic[T]):
         """End it in a forked child, where nobody else will, without callbacks and without the lock, which may be held."""
         self._process = _process
         self._condition = threading.Condition()
-        self._callbacks = []
+        self._waiters.clear()
+        self._done_callbacks.clear()
         self.fail(error)
 
     def _finish(
         self, value: T | None, error: BaseException | None, prepare: Callable[[], object] | None = None
     ) -> bool:
-        if self._has_ended():
+        if self.done():
             return False
         with self._condition:
-            if self._done:
+            if self.done():
                 return False
             if prepare is not None:
                 prepare()
-            self._value, self._error, self._done = value, error, True
-            callbacks, self._callbacks = self._callbacks, []
+            self._result, self._exception, self._state = value, error, FINISHED
+            for waiter in self._waiters:
+                waiter.add_result(self) if error is None else waiter.add_exception(self)
+            callbacks = self._done_callbacks.copy()
+            self._done_callbacks.clear()
             # It refers to what the operation needed, which goes although somebody keeps the result.
             self._cancel = None
             self._condition.notify_all()
         for callback in callbacks:
-            callback(self)
+            self._call(callback)
         return True
 
     def __await__(self) -> Generator[Any, None, T]:

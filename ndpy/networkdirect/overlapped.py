@@ -62,24 +62,18 @@ def wait_for_event(event: Any, deadline: float | None) -> bool:
 
 
 class OverlappedPending(Pending[T]):
-    """A Pending whose result() lets Ctrl-C through: a lock cannot be interrupted on Windows."""
+    """A Pending that lets Ctrl-C through while the main thread waits for it: a lock cannot be interrupted on Windows."""
 
-    def result(self, timeout_s: float | None = None) -> T:
-        if threading.current_thread() is not threading.main_thread():
-            return super().result(timeout_s)
+    def _wait(self, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._done:
-            left_s = _SLICE_MS / 1000 if deadline is None else deadline - time.monotonic()
-            if left_s <= 0:
-                break
-            with self._condition:
-                self._condition.wait_for(lambda: self._done, min(left_s, _SLICE_MS / 1000))
-        try:
-            return super().result(0)
-        except errors.TimeoutError:
-            if self._done:
-                raise
-            raise errors.TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation) from None
+        if threading.current_thread() is threading.main_thread():
+            while not self.done():
+                left_s = _SLICE_MS / 1000 if deadline is None else deadline - time.monotonic()
+                if left_s <= 0:
+                    raise errors.TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
+                with self._condition:
+                    self._condition.wait_for(self.done, min(left_s, _SLICE_MS / 1000))
+        super()._wait(timeout_s)
 
 
 class Request:

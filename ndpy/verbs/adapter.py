@@ -133,7 +133,7 @@ class VerbsAdapter(Adapter):
         _, _, _, length, _ = memory
         if length.bit_length() in self._registering.pace.quick:
             done = _new(Registered)
-            done._value = self._make(VerbsMemoryRegion, *memory)
+            done._result = self._make(VerbsMemoryRegion, *memory)
             return done
 
         def make() -> VerbsMemoryRegion:

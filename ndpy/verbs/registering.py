@@ -17,7 +17,8 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from concurrent.futures._base import FINISHED
+from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.pending import Pending
@@ -74,34 +75,35 @@ class Registration(Pending["VerbsMemoryRegion"]):
         #: When an idle thread was woken for it.
         self.woken_ns = 0
 
-    def result(self, timeout_s: float | None = None) -> VerbsMemoryRegion:
+    def _wait(self, timeout_s: float | None) -> None:
         # Making it here cannot be given up at a deadline.
         if timeout_s is None:
             self._threads.help(self)
-        return super().result(timeout_s)
+        super()._wait(timeout_s)
 
 
 class Registered(Pending["VerbsMemoryRegion"]):
-    """A registration that was made at once: it has no lock, and object.__new__() and its region make all of it."""
+    """A registration that was made at once. object.__new__() and its region make all of it; a lock is made if somebody
+    asks for one."""
 
     _operation = "register"
-    _done = True
-    _error = None
-    _value: VerbsMemoryRegion
+    _state = FINISHED
+    _exception = None
+    _result: VerbsMemoryRegion
+
+    # setdefault(): two threads that ask at once get the same.
+    @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        made: threading.Condition = self.__dict__.setdefault("condition", threading.Condition())
+        return made
+
+    @property
+    def _waiters(self) -> list[Any]:  # type: ignore[override]
+        made: list[Any] = self.__dict__.setdefault("waiters", [])
+        return made
 
     def result(self, timeout_s: float | None = None) -> VerbsMemoryRegion:
-        return self._value
-
-    def add_done_callback(self, callback: Callable[[Pending[VerbsMemoryRegion]], None]) -> None:
-        callback(self)
-
-    def _finish(
-        self,
-        value: VerbsMemoryRegion | None,
-        error: BaseException | None,
-        prepare: Callable[[], object] | None = None,
-    ) -> bool:
-        return False
+        return self._result
 
 
 class RegisteringThreads:

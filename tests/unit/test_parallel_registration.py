@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import os
 import signal
@@ -161,6 +162,22 @@ def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, ad
     last = adapter.begin_register(bytearray(4096))
     assert last.done()
     last.result(0).close()
+
+
+def test_one_that_was_made_at_once_is_a_future_like_all_others(adapter):
+    small, large = adapter.begin_register(bytearray(64)), adapter.begin_register(bytearray(LARGE))
+    seen = []
+    small.add_done_callback(seen.append)
+    assert seen == [small]
+    assert small.done()
+    assert not small.cancel()
+    assert not small.cancelled()
+    assert small.exception(0) is None
+    assert set(concurrent.futures.as_completed([small, large], DEADLINE_S)) == {small, large}
+    assert concurrent.futures.wait([large, small], DEADLINE_S).done == {small, large}
+    for pending in (small, large):
+        pending.result(0).close()
+
 
 
 def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pace):  # noqa: F811

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import gc
 import threading
@@ -284,3 +285,82 @@ def test_an_exception_that_cannot_be_copied_is_raised_itself():
 def test_what_ends_at_the_very_deadline_is_not_lost():
     pending: Pending[int] = Pending("get_request", lambda: pending.succeed(7) and None)
     assert wait_or_cancel(pending, 0) == 7
+
+
+# ---- as a concurrent.futures.Future ----
+
+
+def test_wait_and_as_completed_take_it():
+    first, second = Pending[int]("first"), Pending[int]("second")
+    threading.Timer(0.05, second.succeed, [2]).start()
+    done, left = concurrent.futures.wait([first, second], 10, concurrent.futures.FIRST_COMPLETED)
+    assert (done, left) == ({second}, {first})
+    threading.Timer(0.05, first.fail, [ValueError("why")]).start()
+    assert list(concurrent.futures.as_completed([first, second], 10)) == [second, first]
+
+
+def test_wait_ends_at_its_deadline():
+    pending = Pending[int]("work")
+    assert concurrent.futures.wait([pending], 0.05) == (set(), {pending})
+
+
+def test_its_states_are_those_of_a_future():
+    pending, failed, cancelled = Pending[int]("work"), Pending[int]("work"), Pending[int]("work")
+    assert pending.running()
+    assert not pending.cancelled()
+    pending.succeed(1)
+    failed.fail(ValueError("why"))
+    cancelled.cancel()
+    assert [each.running() for each in (pending, failed, cancelled)] == [False] * 3
+    assert [each.cancelled() for each in (pending, failed, cancelled)] == [False, False, True]
+
+
+def test_exception_waits_and_returns_what_result_raises():
+    pending, failed = Pending[int]("work"), Pending[int]("work")
+    with pytest.raises(ndpy.TimeoutError, match="work"):
+        failed.exception(0.01)
+    pending.succeed(1)
+    threading.Timer(0.05, failed.fail, [ValueError("why")]).start()
+    assert pending.exception() is None
+    error = failed.exception(10)
+    assert isinstance(error, ValueError)
+    assert error is not failed.exception()
+
+
+def test_wrap_future_takes_values_and_failures():
+    async def main() -> None:
+        pending, failed = Pending[int]("work"), Pending[int]("work")
+        threading.Timer(0.05, pending.succeed, [1]).start()
+        threading.Timer(0.05, failed.fail, [ValueError("why")]).start()
+        assert await asyncio.wrap_future(pending) == 1
+        with pytest.raises(ValueError, match="why"):
+            await asyncio.wrap_future(failed)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_cancelling_what_wraps_it_cancels_the_operation():
+    asked = []
+    pending: Pending[int] = Pending("work", lambda: asked.append(1))
+
+    async def main() -> None:
+        wrapped = asyncio.wrap_future(pending)
+        wrapped.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await wrapped
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    assert asked == [1]
+    assert pending.cancelled()
+
+
+def test_what_a_callback_raises_is_reported_and_the_others_are_called(monkeypatch):
+    reported, seen = [], []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(what.exc_value))
+    pending: Pending[int] = Pending("work")
+    pending.add_done_callback(lambda _: 1 // 0)
+    pending.add_done_callback(seen.append)
+    pending.succeed(1)
+    pending.add_done_callback(lambda _: 1 // 0)
+    assert seen == [pending]
+    assert [type(error) for error in reported] == [ZeroDivisionError] * 2
