@@ -28,7 +28,7 @@ def python_ns():
         ndpy.open_adapter("127.0.0.1") as adapter,
         adapter.register(bytearray(8)) as region,
         adapter.create_completion_queue(2 * DEPTH) as queue,
-        adapter.create_queue_pair(queue, receive_depth=DEPTH, initiator_depth=1) as queue_pair,
+        adapter.create_queue_pair(queue, receive_queue_depth=DEPTH, initiator_queue_depth=1) as queue_pair,
     ):
         element = region[:]
         receive, poll = queue_pair.receive, queue.poll

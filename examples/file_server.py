@@ -47,7 +47,7 @@ def serve_client(adapter, connector, file, digest, timeout_s):
         offer_region = stack.enter_context(adapter.register(offer, ndpy.Access.NONE))
         received = stack.enter_context(adapter.create_completion_queue(4))
         sent = stack.enter_context(adapter.create_completion_queue(4))
-        queue_pair = stack.enter_context(adapter.create_queue_pair(received, sent, receive_depth=2))
+        queue_pair = stack.enter_context(adapter.create_queue_pair(received, sent, receive_queue_depth=2))
         for _ in range(2):
             queue_pair.receive([])
         connector.accept(queue_pair, timeout_s=timeout_s)
@@ -125,7 +125,7 @@ def run_client(adapter, args):
         received = stack.enter_context(adapter.create_completion_queue(4))
         sent = stack.enter_context(adapter.create_completion_queue(2 * READS_AT_ONCE))
         queue_pair = stack.enter_context(
-            adapter.create_queue_pair(received, sent, receive_depth=2, initiator_depth=READS_AT_ONCE)
+            adapter.create_queue_pair(received, sent, receive_queue_depth=2, initiator_queue_depth=READS_AT_ONCE)
         )
         queue_pair.receive(offer_region)
         queue_pair.receive([])

@@ -95,7 +95,7 @@ class Server:
             return
         depth = SLOTS_PER_CLIENT
         queue_pair = self.adapter.create_queue_pair(
-            self.completions, receive_depth=depth, initiator_depth=depth, srq=self.shared
+            self.completions, receive_queue_depth=depth, initiator_queue_depth=depth, srq=self.shared
         )
         client = self.clients[queue_pair] = Client(f"{host} port {port}", connector, queue_pair)
         if not self.shared:

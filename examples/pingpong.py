@@ -39,7 +39,7 @@ class Endpoint:
         self.received = stack.enter_context(adapter.create_completion_queue(4))
         self.sent = stack.enter_context(adapter.create_completion_queue(4))
         self.queue_pair = stack.enter_context(
-            adapter.create_queue_pair(self.received, self.sent, receive_depth=2, initiator_depth=2)
+            adapter.create_queue_pair(self.received, self.sent, receive_queue_depth=2, initiator_queue_depth=2)
         )
 
     def expect_message(self):

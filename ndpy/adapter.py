@@ -147,8 +147,8 @@ class Adapter(Resource):
         receive_cq: CompletionQueue,
         initiator_cq: CompletionQueue | None = None,
         *,
-        receive_depth: int = 64,
-        initiator_depth: int = 64,
+        receive_queue_depth: int = 64,
+        initiator_queue_depth: int = 64,
         max_receive_sge: int = 1,
         max_initiator_sge: int = 1,
         inline_data_size: int = 0,
@@ -202,12 +202,12 @@ class Adapter(Resource):
         if srq is not None:
             self._own(srq, "the shared receive queue")
         info = self.info
-        self._limit("receive_depth", limits.receive_depth, info.max_receive_queue_depth, least=0)
-        self._limit("initiator_depth", limits.initiator_depth, info.max_initiator_queue_depth, least=0)
+        self._limit("receive_queue_depth", limits.receive_queue_depth, info.max_receive_queue_depth, least=0)
+        self._limit("initiator_queue_depth", limits.initiator_queue_depth, info.max_initiator_queue_depth, least=0)
         self._limit("max_receive_sge", limits.max_receive_sge, info.max_receive_sge, least=0)
         self._limit("max_initiator_sge", limits.max_initiator_sge, info.max_initiator_sge, least=0)
         self._limit("inline_data_size", limits.inline_data_size, info.max_inline_data_size, least=0)
-        return limits if srq is None else replace(limits, receive_depth=0)
+        return limits if srq is None else replace(limits, receive_queue_depth=0)
 
     @abc.abstractmethod
     def create_connector(self) -> Connector:

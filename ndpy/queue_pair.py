@@ -72,8 +72,8 @@ def flatten(local: Any) -> list[Any]:
 class QueuePairLimits:
     """What a queue pair takes: requests outstanding, elements of one request, bytes sent inline."""
 
-    receive_depth: int
-    initiator_depth: int
+    receive_queue_depth: int
+    initiator_queue_depth: int
     max_receive_sge: int
     max_initiator_sge: int
     inline_data_size: int
@@ -530,8 +530,8 @@ class QueuePair(Resource):
         name = operation_name(operation)
         limits = self.limits
         if refused == _QUEUE_FULL:
-            queue, depth = ("receive", limits.receive_depth) if operation == _RECEIVE else (
-                "initiator", limits.initiator_depth
+            queue, depth = ("receive", limits.receive_queue_depth) if operation == _RECEIVE else (
+                "initiator", limits.initiator_queue_depth
             )  # fmt: skip
             return errors.QueueFullError(
                 f"all {depth} slots of the {queue} queue are taken; take completions from its completion queue, then try again",

@@ -194,7 +194,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADL
 
 def create_end(keep: Keeper, adapter: ndpy.Adapter, *, cq: Any = None, cq_depth: int = 64, **options: Any) -> End:
     """An unconnected queue pair with its completion queue; the connector comes later."""
-    defaults = {"receive_depth": 16, "initiator_depth": 16}
+    defaults = {"receive_queue_depth": 16, "initiator_queue_depth": 16}
     cq = cq or keep(adapter.create_completion_queue(cq_depth))
     queue_pair = keep(adapter.create_queue_pair(cq, **{**defaults, **options}))
     return End(queue_pair, cq, None)  # type: ignore[arg-type]

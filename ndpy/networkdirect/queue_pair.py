@@ -112,8 +112,8 @@ class NetworkDirectQueuePair(QueuePair):
         self._native: Any = lib.ndpy_queue_pair_new(
             self._qp,
             self._serial,
-            limits.initiator_depth,
-            limits.receive_depth,
+            limits.initiator_queue_depth,
+            limits.receive_queue_depth,
             limits.max_initiator_sge,
             limits.max_receive_sge,
             limits.inline_data_size,
@@ -137,7 +137,7 @@ class NetworkDirectQueuePair(QueuePair):
         limits = self.limits
         # The completions of shared receive queues bring it back.
         context = ffi.cast("void *", self._serial)
-        initiator = (max(limits.initiator_depth, 1), max(limits.max_initiator_sge, 1), limits.inline_data_size)
+        initiator = (max(limits.initiator_queue_depth, 1), max(limits.max_initiator_sge, 1), limits.inline_data_size)
         if self.srq is None:
             return create(
                 "create queue pair",
@@ -147,7 +147,7 @@ class NetworkDirectQueuePair(QueuePair):
                 self.receive_cq._cq,
                 self.initiator_cq._cq,
                 context,
-                max(limits.receive_depth, 1),
+                max(limits.receive_queue_depth, 1),
                 initiator[0],
                 max(limits.max_receive_sge, 1),
                 *initiator[1:],

@@ -185,8 +185,8 @@ class VerbsAdapter(Adapter):
         receive_cq: CompletionQueue,
         initiator_cq: CompletionQueue | None = None,
         *,
-        receive_depth: int = 64,
-        initiator_depth: int = 64,
+        receive_queue_depth: int = 64,
+        initiator_queue_depth: int = 64,
         max_receive_sge: int = 1,
         max_initiator_sge: int = 1,
         inline_data_size: int = 0,
@@ -194,7 +194,9 @@ class VerbsAdapter(Adapter):
     ) -> VerbsQueuePair:
         self._check()
         initiator_cq = initiator_cq or receive_cq
-        limits = QueuePairLimits(receive_depth, initiator_depth, max_receive_sge, max_initiator_sge, inline_data_size)
+        limits = QueuePairLimits(
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size
+        )
         limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
         with kept_open(receive_cq, initiator_cq, srq):
             return VerbsQueuePair(self, receive_cq, initiator_cq, limits, srq)

@@ -121,13 +121,13 @@ class VerbsQueuePair(QueuePair):
         request.send_cq = self.initiator_cq._cq
         request.recv_cq = self.receive_cq._cq
         request.qp_type = lib.IBV_QPT_RC
-        request.cap.max_send_wr = max(limits.initiator_depth, 1)
+        request.cap.max_send_wr = max(limits.initiator_queue_depth, 1)
         request.cap.max_send_sge = max(limits.max_initiator_sge, 1)
         request.cap.max_inline_data = limits.inline_data_size
         if srq is not None:
             request.srq = srq._srq  # type: ignore[attr-defined]
         else:
-            request.cap.max_recv_wr = max(limits.receive_depth, 1)
+            request.cap.max_recv_wr = max(limits.receive_queue_depth, 1)
             request.cap.max_recv_sge = max(limits.max_receive_sge, 1)
         self._qp = check_pointer("create queue pair", lib.ibv_create_qp(adapter._domain, request))
         self._native: Any = None
@@ -137,8 +137,8 @@ class VerbsQueuePair(QueuePair):
                 lib.ndpy_queue_pair_new(
                     self._qp,
                     self._serial,
-                    limits.initiator_depth,
-                    limits.receive_depth,
+                    limits.initiator_queue_depth,
+                    limits.receive_queue_depth,
                     limits.max_initiator_sge,
                     limits.max_receive_sge,
                     limits.inline_data_size,

@@ -71,7 +71,7 @@ def test_g_1_5_poll_takes_the_oldest_first_and_never_blocks(pair, keep):
 
 
 def test_g_1_5_more_completions_than_one_poll_takes(adapter, keep):
-    end = create_end(keep, adapter, cq_depth=256, receive_depth=200)
+    end = create_end(keep, adapter, cq_depth=256, receive_queue_depth=200)
     for context in range(200):
         end.queue_pair.receive([], context=context)
     end.queue_pair.flush()
@@ -89,7 +89,7 @@ def test_g_1_7_completions_of_a_closed_queue_pair_can_be_taken(adapter, keep):
 
 
 def test_g_1_9_threads_never_take_one_completion_twice(adapter, keep):
-    end = create_end(keep, adapter, cq_depth=512, receive_depth=400)
+    end = create_end(keep, adapter, cq_depth=512, receive_queue_depth=400)
     for context in range(400):
         end.queue_pair.receive([], context=context)
     seen: list[int] = []
@@ -158,7 +158,7 @@ def test_wait_wakes_for_a_completion_that_comes_later(pair):
 def test_no_wake_up_is_lost(adapter, keep):
     """Many rounds, each with a race between the last poll, arming, and the next message."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    pair = connect_pair(keep, adapter, cq_depth=256, receive_depth=200)
+    pair = connect_pair(keep, adapter, cq_depth=256, receive_queue_depth=200)
     taken: list[int] = []
 
     def wait() -> None:
@@ -401,8 +401,8 @@ def test_g_3_1_an_overrun_kills_the_queue(adapter, keep):
     """The provider may have more room than was asked for, so the queue is filled until it says so."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     server_cq = keep(adapter.create_completion_queue(1))
-    client = create_end(keep, adapter, initiator_depth=256)
-    server = create_end(keep, adapter, cq=server_cq, receive_depth=1024)
+    client = create_end(keep, adapter, initiator_queue_depth=256)
+    server = create_end(keep, adapter, cq=server_cq, receive_queue_depth=1024)
     pair = connect_ends(keep, adapter, client, server)
     for context in range(1024):
         server.queue_pair.receive([], context=context)

@@ -254,11 +254,11 @@ def test_h_3_11_a_burst_of_requests_is_served(adapter, keep):
     attempts = []
     for _ in range(count):
         connector = keep(adapter.create_connector())
-        queue_pair = keep(adapter.create_queue_pair(cq, receive_depth=1, initiator_depth=1))
+        queue_pair = keep(adapter.create_queue_pair(cq, receive_queue_depth=1, initiator_queue_depth=1))
         attempts.append((connector, connector.begin_connect(queue_pair, listener.address)))
     accepting = []
     for _ in range(count):
-        queue_pair = keep(adapter.create_queue_pair(cq, receive_depth=1, initiator_depth=1))
+        queue_pair = keep(adapter.create_queue_pair(cq, receive_queue_depth=1, initiator_queue_depth=1))
         accepting.append(keep(listener.get_request(DEADLINE_S)).begin_accept(queue_pair))
     for connector, connecting in attempts:
         connecting.result(DEADLINE_S)

@@ -112,7 +112,7 @@ def test_e_2_2_binding_needs_a_connection(adapter, keep, window, owner):
 
 def test_e_2_2_binding_needs_a_free_slot(adapter, keep, window, owner):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    pair = connect_pair(keep, adapter, initiator_depth=1)
+    pair = connect_pair(keep, adapter, initiator_queue_depth=1)
     pair.server.queue_pair.send([], context=1)
     with pytest.raises(ndpy.QueueFullError):
         pair.server.queue_pair.bind(window, owner)

@@ -45,7 +45,7 @@ def test_what_a_queue_holds_already_is_delivered(poller, pair):
 
 
 def test_more_than_one_wait_takes_of_a_queue_is_lost_by_none(adapter, keep, poller):
-    end = create_end(keep, adapter, cq_depth=256, receive_depth=150)
+    end = create_end(keep, adapter, cq_depth=256, receive_queue_depth=150)
     poller.add(end.cq)
     for context in range(150):
         end.queue_pair.receive([], context=context)
@@ -61,7 +61,7 @@ def test_more_than_one_wait_takes_of_a_queue_is_lost_by_none(adapter, keep, poll
 
 def test_no_wake_up_is_lost(adapter, keep, poller):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    pair = connect_pair(keep, adapter, cq_depth=256, receive_depth=150)
+    pair = connect_pair(keep, adapter, cq_depth=256, receive_queue_depth=150)
     poller.add(pair.server.cq)
     taken: list[int] = []
 

@@ -37,15 +37,17 @@ SINK = Access.LOCAL_WRITE | Access.READ_SINK
 
 def limits_of(info) -> dict[str, int]:
     return {
-        "receive_depth": info.max_receive_queue_depth,
-        "initiator_depth": info.max_initiator_queue_depth,
+        "receive_queue_depth": info.max_receive_queue_depth,
+        "initiator_queue_depth": info.max_initiator_queue_depth,
         "max_receive_sge": info.max_receive_sge,
         "max_initiator_sge": info.max_initiator_sge,
         "inline_data_size": info.max_inline_data_size,
     }
 
 
-@pytest.mark.parametrize("name", ["receive_depth", "initiator_depth", "max_receive_sge", "max_initiator_sge"])
+@pytest.mark.parametrize(
+    "name", ["receive_queue_depth", "initiator_queue_depth", "max_receive_sge", "max_initiator_sge"]
+)
 def test_f_1_1_one_more_than_the_limit_is_refused(adapter, keep, name):
     cq = keep(adapter.create_completion_queue(16))
     limit = limits_of(adapter.info)[name]
@@ -59,7 +61,9 @@ def test_f_1_1_more_inline_data_than_the_limit_is_refused(adapter, keep):
         adapter.create_queue_pair(cq, inline_data_size=adapter.info.max_inline_data_size + 1)
 
 
-@pytest.mark.parametrize("name", ["receive_depth", "initiator_depth", "max_receive_sge", "max_initiator_sge"])
+@pytest.mark.parametrize(
+    "name", ["receive_queue_depth", "initiator_queue_depth", "max_receive_sge", "max_initiator_sge"]
+)
 @pytest.mark.parametrize("value", [-1, 1 << 40])
 def test_f_1_1_senseless_values_are_refused(adapter, keep, name, value):
     cq = keep(adapter.create_completion_queue(16))
@@ -70,8 +74,8 @@ def test_f_1_1_senseless_values_are_refused(adapter, keep, name, value):
 @pytest.mark.parametrize(
     "names",
     [
-        ("receive_depth",),
-        ("initiator_depth",),
+        ("receive_queue_depth",),
+        ("initiator_queue_depth",),
         ("max_receive_sge",),
         ("max_initiator_sge",),
         ("inline_data_size",),
@@ -121,7 +125,7 @@ def test_f_1_4_receives_and_requests_report_to_their_own_queues(adapter, keep):
     client = create_end(keep, adapter)
     requests = keep(adapter.create_completion_queue(16))
     server = create_end(keep, adapter, initiator_cq=requests)
-    assert server.queue_pair.limits.receive_depth >= 16
+    assert server.queue_pair.limits.receive_queue_depth >= 16
     pair = connect_ends(keep, adapter, client, server)
     server.queue_pair.receive(memory(keep, adapter, 4), context=1)
     client.queue_pair.receive(memory(keep, adapter, 4), context=2)
@@ -134,8 +138,8 @@ def test_f_1_4_receives_and_requests_report_to_their_own_queues(adapter, keep):
 
 def test_f_1_5_queue_depths_do_not_depend_on_the_completion_queue(adapter, keep):
     cq = keep(adapter.create_completion_queue(2))
-    limits = keep(adapter.create_queue_pair(cq, receive_depth=64, initiator_depth=64)).limits
-    assert (limits.receive_depth, limits.initiator_depth) == (64, 64)
+    limits = keep(adapter.create_queue_pair(cq, receive_queue_depth=64, initiator_queue_depth=64)).limits
+    assert (limits.receive_queue_depth, limits.initiator_queue_depth) == (64, 64)
 
 
 def test_f_1_8_a_completion_queue_in_use_refuses_to_close(adapter, keep):
@@ -245,7 +249,7 @@ def test_f_2_4_after_the_connection_requests_complete_cancelled(pair, keep, who)
 
 def test_f_2_5_a_full_receive_queue_refuses_and_loses_nothing(adapter, keep):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    client, server = create_end(keep, adapter), create_end(keep, adapter, receive_depth=2)
+    client, server = create_end(keep, adapter), create_end(keep, adapter, receive_queue_depth=2)
     region = memory(keep, adapter, 16)
     server.queue_pair.receive(region[0:8], context=1)
     server.queue_pair.receive(region[8:16], context=2)
@@ -262,7 +266,7 @@ def test_f_2_5_a_full_receive_queue_refuses_and_loses_nothing(adapter, keep):
 
 
 def test_f_2_5_a_full_initiator_queue_refuses_and_loses_nothing(pair_with, keep):
-    pair = pair_with(initiator_depth=3)
+    pair = pair_with(initiator_queue_depth=3)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"contents")
@@ -276,7 +280,7 @@ def test_f_2_5_a_full_initiator_queue_refuses_and_loses_nothing(pair_with, keep)
 
 
 def test_f_2_5_silent_requests_free_their_slots(pair_with, keep):
-    pair = pair_with(initiator_depth=4)
+    pair = pair_with(initiator_queue_depth=4)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"contents")

@@ -55,7 +55,7 @@ def test_k_2_1_releasing_is_no_completion_of_the_program(pair, keep, cache):
 
 def test_k_2_1_requests_that_hold_up_the_queue_do_not_hold_up_the_release(pair_with, keep, cache):
     """An invalidation would stand behind them: the window goes instead."""
-    pair = pair_with(initiator_depth=2)
+    pair = pair_with(initiator_queue_depth=2)
     require(pair.adapter, ndpy.Capability.MEMORY_WINDOWS)
     buffer = ndpy.alloc(LENGTH)
     exposure = cache.remote(buffer, pair.server.queue_pair)

@@ -107,7 +107,7 @@ class Scene:
     def __init__(self, softnd: Any, **switches: object) -> None:
         self.keep = Keeper()
         self.adapter = self.keep(softnd.open(**switches))
-        self.pair = connect_pair(self.keep, self.adapter, receive_depth=32)
+        self.pair = connect_pair(self.keep, self.adapter, receive_queue_depth=32)
         self.queue = self.pair.server.cq
         self._sending = threading.Lock()
         self.first = self.arrived = self._posted = 0

@@ -504,7 +504,7 @@ def test_an_end_that_is_handled_after_close_finds_nobody(softnd, monkeypatch):
 def test_packets_and_wake_ups_of_a_poller_do_not_lose_each_other(softnd):
     count = times(3000, 300)
     with opened(softnd) as (adapter, keep):
-        pair = connect_pair(keep, adapter, cq_depth=256, receive_depth=128, initiator_depth=128)
+        pair = connect_pair(keep, adapter, cq_depth=256, receive_queue_depth=128, initiator_queue_depth=128)
         poller = keep(ndpy.Poller())
         poller.add(pair.server.cq)
         taken, woken, stop = [], [0], threading.Event()
@@ -772,7 +772,7 @@ def test_many_threads_wait_arm_poll_and_close_at_once(softnd):
         print(f"seed {SEED + turn} (NDPY_TEST_SEED)")
         dice = random.Random(SEED + turn)
         with opened(softnd, delay_completions_ms=turn % 3, delay_cancel_ms=turn % 4) as (adapter, keep):
-            pair = connect_pair(keep, adapter, cq_depth=1024, receive_depth=512, initiator_depth=512)
+            pair = connect_pair(keep, adapter, cq_depth=1024, receive_queue_depth=512, initiator_queue_depth=512)
             queue = pair.server.cq
             poller = ndpy.Poller()
             poller.add(queue)

@@ -20,7 +20,7 @@ def removed(softnd):
     def remove(prepare, **switches):
         adapter = keeper(softnd.open(remove_after_requests=50, **switches))
         # Version 1 brings receives to the provider when there is a connection.
-        spare = connect_pair(keeper, adapter, receive_depth=64)
+        spare = connect_pair(keeper, adapter, receive_queue_depth=64)
         made = prepare(adapter, keeper)
         with pytest.raises(ndpy.DeviceRemovedError):
             for _ in range(64):

@@ -389,7 +389,7 @@ def test_a_bind_over_a_binding_that_the_peer_has_ended_counts(softnd):
 @pytest.mark.parametrize("signaled", [1, 0], ids=["then one signaled", "only silent"])
 def test_i_5_2_silent_requests_leave_no_slot_behind(softnd, depth, signaled):
     with opened(softnd) as (adapter, keep):
-        pair = connect_pair(keep, adapter, initiator_depth=depth, receive_depth=64)
+        pair = connect_pair(keep, adapter, initiator_queue_depth=depth, receive_queue_depth=64)
         queue_pair, cq = pair.client.queue_pair, pair.client.cq
         for count in range(2 * depth + 3):
             for _ in range(count):
@@ -421,7 +421,7 @@ def test_i_5_2_silent_requests_leave_no_slot_behind(softnd, depth, signaled):
 
 def test_i_5_1_many_silent_requests_use_the_same_memory(softnd):
     with opened(softnd) as (adapter, keep):
-        pair = connect_pair(keep, adapter, initiator_depth=16)
+        pair = connect_pair(keep, adapter, initiator_queue_depth=16)
         owner = memory(keep, adapter, 8)
         remote = bind(pair.server, keep(adapter.create_memory_window()), owner)
         local = memory(keep, adapter, b"contents")
@@ -444,7 +444,7 @@ def test_i_5_1_slots_stay_until_the_provider_has_let_go(softnd, how):
     for _ in range(times(20, 2)):
         keeper = Keeper()
         adapter = softnd.open(delay_completions_ms=20)
-        pair = connect_pair(keeper, adapter, initiator_depth=16, receive_depth=16)
+        pair = connect_pair(keeper, adapter, initiator_queue_depth=16, receive_queue_depth=16)
         region = adapter.register(bytearray(4096))
         for _ in range(16):
             pair.server.queue_pair.receive(region)

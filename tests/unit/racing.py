@@ -63,7 +63,7 @@ class Queue:
     def __init__(self, fake: Any, adapter: Any, receives: int = 16) -> None:
         self.fake = fake
         self.queue = adapter.create_completion_queue(64)
-        self.queue_pair = adapter.create_queue_pair(self.queue, receive_depth=16)
+        self.queue_pair = adapter.create_queue_pair(self.queue, receive_queue_depth=16)
         self.arrived = 0
         for context in range(receives):
             self.queue_pair.receive([], context=context)

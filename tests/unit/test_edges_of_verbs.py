@@ -124,7 +124,8 @@ def test_a_bind_with_an_argument_that_does_not_fit_leaves_window_and_queue_pair_
 
 
 @pytest.mark.parametrize(
-    "limit", ["receive_depth", "initiator_depth", "max_receive_sge", "max_initiator_sge", "inline_data_size"]
+    "limit",
+    ["receive_queue_depth", "initiator_queue_depth", "max_receive_sge", "max_initiator_sge", "inline_data_size"],
 )
 def test_a_queue_pair_may_have_none_of_a_thing_but_not_less(adapter, queue, limit):
     with adapter.create_queue_pair(queue, **{limit: 0}):

@@ -179,7 +179,6 @@ def test_one_that_was_made_at_once_is_a_future_like_all_others(adapter):
         pending.result(0).close()
 
 
-
 def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pace):  # noqa: F811
     adapter.register(bytearray(1 << 20)).close()
     pending = adapter.begin_register(bytearray(1 << 20))

@@ -216,7 +216,7 @@ def test_a_close_of_a_queue_that_fails_leaves_it_usable(fake, adapter):
         scene.queue.close()
     assert not scene.queue.closed
     assert scene.queue.poll() == []
-    scene.queue_pair = adapter.create_queue_pair(scene.queue, receive_depth=4)
+    scene.queue_pair = adapter.create_queue_pair(scene.queue, receive_queue_depth=4)
     scene.queue_pair.receive([], context=0)
     armed = scene.queue.arm()
     scene.arrive()
@@ -266,7 +266,7 @@ def test_a_close_that_a_waiting_thread_holds_up_loses_nothing(fake, adapter, mon
         scene.queue.close()
     scene.queue._waiters -= 1
     assert not armed.done()
-    scene.queue_pair = adapter.create_queue_pair(scene.queue, receive_depth=4)
+    scene.queue_pair = adapter.create_queue_pair(scene.queue, receive_queue_depth=4)
     scene.queue_pair.receive([], context=0)
     scene.arrive()
     armed.result(WAIT_S)

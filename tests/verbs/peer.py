@@ -28,7 +28,7 @@ def host_of(adapter: ndpy.Adapter) -> str:
 def serve(adapter: ndpy.Adapter) -> None:
     """Accept one client, which gets memory to write to, and take its messages for ever."""
     cq = adapter.create_completion_queue(64)
-    queue_pair = adapter.create_queue_pair(cq, receive_depth=32)
+    queue_pair = adapter.create_queue_pair(cq, receive_queue_depth=32)
     region = adapter.register(bytearray(SIZE), Access.REMOTE_READ | Access.REMOTE_WRITE)
     inbox = adapter.register(bytearray(SIZE))
     for _ in range(32):

@@ -178,7 +178,10 @@ def build(adapter: ndpy.Adapter) -> list[object]:
         things.append(thing)
         return thing
 
-    client, server = create_end(note, adapter, receive_depth=4, initiator_depth=4), create_end(note, adapter)
+    client, server = (
+        create_end(note, adapter, receive_queue_depth=4, initiator_queue_depth=4),
+        create_end(note, adapter),
+    )
     region = note(adapter.register(bytearray(4096), Access.REMOTE_WRITE))
     offer = ask(note, adapter, client.queue_pair)
     accepting = offer.server.begin_accept(server.queue_pair)
@@ -197,7 +200,7 @@ def build(adapter: ndpy.Adapter) -> list[object]:
 def unmade(adapter: ndpy.Adapter) -> list[object]:
     """One of everything, nothing connected: cheap enough for many orders."""
     cq = adapter.create_completion_queue(8)
-    queue_pair = adapter.create_queue_pair(cq, receive_depth=4, initiator_depth=4)
+    queue_pair = adapter.create_queue_pair(cq, receive_queue_depth=4, initiator_queue_depth=4)
     region = adapter.register(bytearray(4096), Access.REMOTE_WRITE)
     queue_pair.receive(region[0:64])
     things = [cq, queue_pair, region, adapter.create_connector(), adapter.listen((host_of(adapter), 0))]
@@ -329,7 +332,7 @@ def cycle_completion_queue(adapter: ndpy.Adapter) -> None:
 
 
 def cycle_queue_pair(adapter: ndpy.Adapter) -> None:
-    with adapter.create_completion_queue(8) as cq, adapter.create_queue_pair(cq, receive_depth=4) as queue_pair:
+    with adapter.create_completion_queue(8) as cq, adapter.create_queue_pair(cq, receive_queue_depth=4) as queue_pair:
         queue_pair.receive([])
         queue_pair.flush()
         assert statuses(cq.poll()) == [Status.CANCELED]
@@ -439,7 +442,7 @@ def test_cycles_of_connections_leave_nothing(adapter):
             things.append(thing)
             return thing
 
-        pair = connect_pair(note, adapter, receive_depth=2, initiator_depth=2)
+        pair = connect_pair(note, adapter, receive_queue_depth=2, initiator_queue_depth=2)
         pair.client.connector.disconnect(DEADLINE_S)
         for kind in (ndpy.Connector, ndpy.Listener, ndpy.QueuePair, ndpy.CompletionQueue):
             for thing in things:
@@ -456,7 +459,7 @@ def test_cycles_of_connections_leave_nothing(adapter):
 def test_threads_hammer_one_queue_pair(adapter, keep):
     """Writes from several threads, completions taken by several others: each comes exactly once."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    pair = connect_pair(keep, adapter, initiator_depth=32, cq_depth=64)
+    pair = connect_pair(keep, adapter, initiator_queue_depth=32, cq_depth=64)
     owner = memory(keep, adapter, 4096, Access.REMOTE_WRITE)
     local = memory(keep, adapter, b"x" * 4096)
     count, writers = (2000 if STRESS else 120), 3

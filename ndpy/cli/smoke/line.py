@@ -75,8 +75,8 @@ class Line:
         try:
             self.queue_pair = adapter.create_queue_pair(
                 self.cq,
-                receive_depth=depth,
-                initiator_depth=depth,
+                receive_queue_depth=depth,
+                initiator_queue_depth=depth,
                 max_receive_sge=max_sge,
                 max_initiator_sge=max_sge,
                 inline_data_size=inline_data_size,

@@ -67,7 +67,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         self._closed_windows: list[Any] = []
         #: Whether the endpoint, if there is one, has the receives.
         self._in_use = False
-        native = lib.nd1_endpoint_new(limits.initiator_depth, limits.receive_depth, limits.max_receive_sge)
+        native = lib.nd1_endpoint_new(limits.initiator_queue_depth, limits.receive_queue_depth, limits.max_receive_sge)
         if native == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
         return native
@@ -87,8 +87,8 @@ class Version1QueuePair(NetworkDirectQueuePair):
                 connector,
                 self.receive_cq._cq,
                 self.initiator_cq._cq,
-                max(limits.receive_depth, 1),
-                max(limits.initiator_depth, 1),
+                max(limits.receive_queue_depth, 1),
+                max(limits.initiator_queue_depth, 1),
                 max(limits.max_receive_sge, 1),
                 max(limits.max_initiator_sge, 1),
                 read_limits.inbound,

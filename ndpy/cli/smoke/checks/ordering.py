@@ -65,7 +65,7 @@ def silent_success(lab: Lab) -> str:
     pair = lab.connect()
     far = lab.far_memory(4096, Access.REMOTE_WRITE, pair)
     memory = lab.memory(4096, Access.NONE)
-    depth = pair.queue_pair.limits.initiator_depth
+    depth = pair.queue_pair.limits.initiator_queue_depth
     for _ in range(3):
         for _ in range(depth - 1):
             pair.queue_pair.write(memory.region, far.remote, flags=Flags.SILENT_SUCCESS, context=1)

@@ -30,13 +30,13 @@ def full_queue(lab: Lab) -> str:
     """A full queue refuses one more request, and takes it after a completion."""
     pair = lab.connect(receives=0)
     memory = lab.memory(64)
-    depth = pair.queue_pair.limits.receive_depth
+    depth = pair.queue_pair.limits.receive_queue_depth
     for index in range(depth):
         pair.queue_pair.receive(memory.region, context=index)
     with refusal(ndpy.QueueFullError, "one receive more than the queue holds"):
         pair.queue_pair.receive(memory.region, context=depth)
     far = lab.far_memory(4096, Access.REMOTE_WRITE, pair)
-    limit = pair.queue_pair.limits.initiator_depth
+    limit = pair.queue_pair.limits.initiator_queue_depth
     for index in range(limit):
         pair.queue_pair.write(memory.region, far.remote[0:64], context=index)
     try:
@@ -107,7 +107,7 @@ def too_many_elements(lab: Lab) -> str:
     with refusal(ndpy.LimitExceededError, "a completion queue deeper than the limit"):
         adapter.create_completion_queue(info.max_completion_queue_depth + 1).close()
     with refusal(ndpy.LimitExceededError, "a queue pair deeper than the limit"):
-        adapter.create_queue_pair(pair.near.cq, initiator_depth=info.max_initiator_queue_depth + 1).close()
+        adapter.create_queue_pair(pair.near.cq, initiator_queue_depth=info.max_initiator_queue_depth + 1).close()
     with refusal(ndpy.LimitExceededError, "a queue pair with more elements than the limit"):
         adapter.create_queue_pair(pair.near.cq, max_initiator_sge=info.max_initiator_sge + 1).close()
     pair.alive()
