@@ -333,46 +333,56 @@ class QueuePair(Resource):
     def bind(
         self,
         window: MemoryWindow,
-        region: MemoryRegion,
-        offset: int = 0,
-        length: int | None = None,
+        memory: MemoryRegion | Sge,
         access: Access = Access.REMOTE_READ | Access.REMOTE_WRITE,
         *,
         context: int = 0,
         flags: int = 0,
     ) -> None:
-        """Give this connection's peer rights to part of a region through a window; return once it is queued.
+        """Give this connection's peer rights to a region, or to a slice of one, through a window; return once it is queued.
 
-        access: REMOTE_READ, REMOTE_WRITE, both, or NONE (a window that grants nothing). A window that lets the peer write
-        needs a region with LOCAL_WRITE; the region needs no remote right of its own. window.remote() holds the new token
-        as soon as bind() returns, so a send that carries it can be posted right after.
+        window.remote() holds the new token as soon as bind() returns, so that a send which carries it can be posted right
+        after. Binding a bound window completes INVALID_REQUEST and ends the connection.
 
-        Raises AccessViolationError for rights that the region cannot carry, ElementRangeError for a range outside of it,
-        ForeignObjectError, NotConnectedError, QueueFullError, ClosedError: the window then is as it was before.
-        Binding a bound window completes INVALID_REQUEST and ends the connection.
+        Parameters:
+            memory: a region, or a slice of one: `region[offset:stop]`. At least one byte.
+            access: REMOTE_READ, REMOTE_WRITE, both, or NONE (a window that grants nothing). A window that lets the peer
+                write needs a region with LOCAL_WRITE. The region needs no remote right of its own.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            AccessViolationError: the region cannot carry these rights.
+            ElementRangeError: the slice is empty.
+            ForeignObjectError, NotConnectedError, QueueFullError, ClosedError: as for send().
+            The window then is as it was before.
         Source: IND2QueuePair::Bind (contract E.2); ibv_post_send(3) with IBV_WR_BIND_MW.
         """
         self._refuse_marker(Operation.BIND, flags)
-        self._bind(window, region, offset, length, access, context, flags)
+        self._bind(window, memory, access, context, flags)
 
-    def _expose(self, window: MemoryWindow, region: MemoryRegion, offset: int, length: int, access: Access) -> None:
+    def _expose(self, window: MemoryWindow, memory: Sge, access: Access) -> None:
         """bind() with no completion for the program, unless it fails."""
-        self._bind(window, region, offset, length, access, 0, _MARKER | Flags.SILENT_SUCCESS)
+        self._bind(window, memory, access, 0, _MARKER | Flags.SILENT_SUCCESS)
 
     def _refuse_marker(self, operation: Operation, flags: int) -> None:
         if isinstance(flags, int) and flags & _MARKER:
             raise self._refusal(operation, _BAD_FLAGS, [], flags)
 
-    def _bind(
-        self, window: MemoryWindow, region: MemoryRegion, offset: int, length: int | None, access: Access, *rest: int
-    ) -> None:
+    def _bind(self, window: MemoryWindow, memory: MemoryRegion | Sge, access: Access, *rest: int) -> None:
         self._check()
+        element = memory[:] if isinstance(memory, MemoryRegion) else memory
+        if not isinstance(element, Sge):
+            raise TypeError(
+                f"a window is bound to a region or to a slice of one (region[a:b]), not to a {type(memory).__name__}"
+            )
+        region = element.region
         self._own(region, "the region")
         self._own(window, "the window")
-        stop = region.length if length is None else offset + length
-        element = region[offset:stop]
         if not element.length:
             raise errors.ElementRangeError("a window has at least one byte")
+        offset = element.address - region.address
+        if not 0 <= offset <= offset + element.length <= region.length:
+            raise errors.ElementRangeError(f"{element!r} is outside of {region._describe()}")
         access = Access(access)
         if access & ~(Access.REMOTE_READ | Access.REMOTE_WRITE):
             raise errors.InvalidFlagsError(f"a window grants REMOTE_READ and REMOTE_WRITE, not {access!r}")

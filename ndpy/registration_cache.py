@@ -428,7 +428,8 @@ class RegistrationCache(_lease.Finder, Resource):
         if window is None:
             window = self._adapter.create_memory_window()
         try:
-            queue_pair._expose(window, entry.region, request.start - entry.start, length, access)
+            start = request.start - entry.start
+            queue_pair._expose(window, entry.region[start : start + length], access)
         except BaseException:
             self._keep_window(queue_pair, window)
             raise

@@ -277,9 +277,11 @@ def assert_refused(end: End, operation: Operation, context: int) -> None:
         completion.raise_for_status()
 
 
-def bind(end: End, window: ndpy.MemoryWindow, region: ndpy.MemoryRegion, *range_and_access: Any) -> ndpy.RemoteMemory:
+def bind(
+    end: End, window: ndpy.MemoryWindow, memory: ndpy.MemoryRegion | ndpy.Sge, *access: Access
+) -> ndpy.RemoteMemory:
     """Bind a window and wait for it; what the peer gets."""
-    end.queue_pair.bind(window, region, *range_and_access, context=77)
+    end.queue_pair.bind(window, memory, *access, context=77)
     (completion,) = succeed(end.cq)
     assert (completion.operation, completion.context) == (Operation.BIND, 77)
     return window.remote()
@@ -291,7 +293,7 @@ def expose(keep: Keeper, owner: End, region: ndpy.MemoryRegion) -> ndpy.RemoteMe
     if ndpy.Capability.REGION_ACCESS in region.adapter.info.capabilities:
         return region.remote()
     window = keep(region.adapter.create_memory_window())
-    return bind(owner, window, region, 0, region.length, region.access & (Access.REMOTE_READ | Access.REMOTE_WRITE))
+    return bind(owner, window, region, region.access & (Access.REMOTE_READ | Access.REMOTE_WRITE))
 
 
 # ---- what a process holds ----

@@ -651,7 +651,7 @@ def test_d_6_2_deregister_under_a_bound_window_is_refused(window_pair, keep):
 def test_d_6_3_a_window_without_rights_counts_as_bound(window_pair, keep):
     owner = memory(keep, window_pair.adapter, 64)
     window = keep(window_pair.adapter.create_memory_window())
-    bind(window_pair.server, window, owner, 0, 64, Access.NONE)
+    bind(window_pair.server, window, owner[0:64], Access.NONE)
     with pytest.raises(ndpy.DeviceBusyError):
         owner.deregister()
 

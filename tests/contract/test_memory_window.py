@@ -22,7 +22,7 @@ from helpers import (
 )
 
 import ndpy
-from ndpy import Access, Flags, Operation, RemoteMemory, Status
+from ndpy import Access, Flags, Operation, RemoteMemory, Sge, Status
 
 READ, WRITE = Access.REMOTE_READ, Access.REMOTE_WRITE
 SINK = Access.LOCAL_WRITE | Access.READ_SINK
@@ -77,7 +77,7 @@ def test_e_1_3_a_window_is_bound_and_invalidated_again_and_again(window_pair, ke
     for turn in range(6):
         region = memory(keep, window_pair.adapter, 1024)
         end, peer = (window_pair.server, window_pair.client) if turn % 2 else (window_pair.client, window_pair.server)
-        remote = bind(end, window, region, 8 * turn, 16 + turn, READ | WRITE)
+        remote = bind(end, window, region[8 * turn : 8 * turn + 16 + turn], READ | WRITE)
         assert (window.region, window.queue_pair, window.length) == (region, end.queue_pair, 16 + turn)
         assert (remote.address, remote.length) == (region.address + 8 * turn, 16 + turn)
         if peer is window_pair.client:
@@ -128,14 +128,14 @@ def test_e_2_2_a_writable_window_needs_local_write(window_pair, keep, window):
 
 def test_e_2_3_a_region_without_flags_carries_a_readable_window(window_pair, keep, window, local):
     readable = memory(keep, window_pair.adapter, b"constant", Access.NONE)
-    remote = bind(window_pair.server, window, readable, 0, 8, READ)
+    remote = bind(window_pair.server, window, readable[0:8], READ)
     window_pair.client.queue_pair.read(local[:8], remote)
     succeed(window_pair.client.cq)
     assert contents(local)[:8] == b"constant"
 
 
 def test_e_2_3_a_region_without_remote_right_carries_windows_of_both_rights(window_pair, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 0, 4096, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[0:4096], READ | WRITE)
     window_pair.client.queue_pair.write(local[:8], remote)
     succeed(window_pair.client.cq)
     assert contents(owner)[:16] == b"intruderoriginal"
@@ -147,7 +147,16 @@ def test_e_2_3_a_region_without_remote_right_carries_windows_of_both_rights(wind
 @pytest.mark.parametrize(("offset", "length"), [(0, 4097), (4096, 1), (4090, 7), (-1, 4), (0, 0)])
 def test_e_2_4_a_range_outside_of_the_region_is_refused(window_pair, keep, window, owner, offset, length):
     with pytest.raises(ndpy.ElementRangeError):
-        window_pair.server.queue_pair.bind(window, owner, offset, length)
+        window_pair.server.queue_pair.bind(window, owner[offset : offset + length])
+    with pytest.raises(ndpy.ElementRangeError):
+        window_pair.server.queue_pair.bind(window, Sge(owner, owner.address + offset, length, owner.local_token))
+    assert not window.is_bound
+    assert_works(keep, window_pair)
+
+
+def test_what_is_not_registered_memory_cannot_be_bound(window_pair, keep, window):
+    with pytest.raises(TypeError, match=r"slice of one \(region\[a:b\]\)"):
+        window_pair.server.queue_pair.bind(window, bytearray(64))
     assert not window.is_bound
     assert_works(keep, window_pair)
 
@@ -159,7 +168,7 @@ def test_e_2_5_a_closed_region_cannot_be_bound(window_pair, window, owner):
 
 
 def test_e_2_6_a_window_without_rights_grants_nothing(window_pair, keep, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 0, 4096, Access.NONE)
+    remote = bind(window_pair.server, window, owner[0:4096], Access.NONE)
     window_pair.client.queue_pair.write(local[:8], remote, context=3)
     assert_fatal(window_pair, keep, owner, 3)
 
@@ -174,8 +183,8 @@ def test_e_2_6_other_flags_are_refused(window_pair, window, owner):
 
 
 def test_e_2_7_binding_a_bound_window_ends_the_connection(window_pair, keep, window, owner):
-    remote = bind(window_pair.server, window, owner, 0, 64, READ)
-    window_pair.server.queue_pair.bind(window, owner, 64, 64, READ, context=4)
+    remote = bind(window_pair.server, window, owner[0:64], READ)
+    window_pair.server.queue_pair.bind(window, owner[64:128], READ, context=4)
     (completion,) = take(window_pair.server.cq)
     assert (completion.operation, completion.context) == (Operation.BIND, 4)
     assert completion.status is Status.INVALID_REQUEST
@@ -190,7 +199,7 @@ def test_e_2_8_the_token_is_there_when_bind_returns(window_pair, keep, window, o
     inbox = memory(keep, window_pair.adapter, 20)
     client.queue_pair.receive(inbox)
     announcement = memory(keep, window_pair.adapter, 20)
-    server.queue_pair.bind(window, owner, 0, 4096, READ | WRITE, flags=Flags.SILENT_SUCCESS)
+    server.queue_pair.bind(window, owner[0:4096], READ | WRITE, flags=Flags.SILENT_SUCCESS)
     fill(announcement, window.remote().to_bytes())
     server.queue_pair.send(announcement)
     succeed(client.cq)
@@ -200,10 +209,10 @@ def test_e_2_8_the_token_is_there_when_bind_returns(window_pair, keep, window, o
 
 
 def test_e_2_10_a_refused_bind_leaves_the_window_as_it_was(window_pair, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 0, 64, READ | WRITE)
-    for wrong in ((0, 5000), (0, 0)):
+    remote = bind(window_pair.server, window, owner[0:64], READ | WRITE)
+    for wrong in (Sge(owner, owner.address, 5000, owner.local_token), owner[0:0]):
         with pytest.raises(ndpy.ElementRangeError):
-            window_pair.server.queue_pair.bind(window, owner, *wrong)
+            window_pair.server.queue_pair.bind(window, wrong)
     assert window.remote() == remote
     window_pair.client.queue_pair.write(local[:64], remote)
     succeed(window_pair.client.cq)
@@ -214,20 +223,20 @@ def test_e_2_10_a_refused_bind_leaves_the_window_as_it_was(window_pair, window, 
 
 
 def test_e_3_1_writing_through_a_readable_window_is_refused(window_pair, keep, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 0, 4096, READ)
+    remote = bind(window_pair.server, window, owner[0:4096], READ)
     window_pair.client.queue_pair.write(local, remote, context=5)
     assert_fatal(window_pair, keep, owner, 5)
 
 
 def test_e_3_1_the_right_of_the_region_does_not_help(window_pair, keep, window, local):
     owner = memory(keep, window_pair.adapter, b"original" * 512, READ | WRITE)
-    remote = bind(window_pair.server, window, owner, 0, 4096, READ)
+    remote = bind(window_pair.server, window, owner[0:4096], READ)
     window_pair.client.queue_pair.write(local, remote, context=5)
     assert_fatal(window_pair, keep, owner, 5)
 
 
 def test_e_3_1_reading_through_a_writable_window_is_refused(window_pair, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 0, 4096, WRITE)
+    remote = bind(window_pair.server, window, owner[0:4096], WRITE)
     window_pair.client.queue_pair.read(local, remote, context=6)
     assert_refused(window_pair.client, Operation.READ, 6)
     assert contents(local) == b"intruder" * 512
@@ -236,8 +245,8 @@ def test_e_3_1_reading_through_a_writable_window_is_refused(window_pair, window,
 def test_e_3_2_windows_over_the_same_bytes_are_judged_alone(window_pair, keep, owner, local):
     client, server = window_pair
     readable, writable = (keep(window_pair.adapter.create_memory_window()) for _ in range(2))
-    read_it = bind(server, readable, owner, 0, 128, READ)
-    write_it = bind(server, writable, owner, 64, 128, WRITE)
+    read_it = bind(server, readable, owner[0:128], READ)
+    write_it = bind(server, writable, owner[64:192], WRITE)
     assert read_it.token != write_it.token
     client.queue_pair.write(local[:64], write_it)
     client.queue_pair.read(local[64:128], read_it[64:])
@@ -252,7 +261,7 @@ def test_e_3_2_windows_over_the_same_bytes_are_judged_alone(window_pair, keep, o
 
 def test_e_3_3_another_queue_pair_cannot_use_the_window(window_pair, keep, window, owner, local):
     second = connect_pair(keep, window_pair.adapter)
-    remote = bind(window_pair.server, window, owner, 0, 4096, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[0:4096], READ | WRITE)
     second.client.queue_pair.write(local, remote, context=7)
     assert_fatal(second, keep, owner, 7)
     window_pair.client.queue_pair.write(local[:8], remote)
@@ -263,7 +272,7 @@ def test_e_3_3_another_queue_pair_cannot_use_the_window(window_pair, keep, windo
 
 def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, window, owner, local):
     known_defect(request, window_pair.adapter, "windows/write-past-end")
-    remote = bind(window_pair.server, window, owner, 0, 4000, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[0:4000], READ | WRITE)
     beyond = RemoteMemory(remote.address, 4001, remote.token)
     window_pair.client.queue_pair.write(local[:4001], beyond, context=8)
     assert_fatal(window_pair, keep, owner, 8)
@@ -271,21 +280,21 @@ def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, wind
 
 def test_e_3_4_one_byte_before_the_beginning_is_refused(request, window_pair, keep, window, owner, local):
     known_defect(request, window_pair.adapter, "windows/write-before-start")
-    remote = bind(window_pair.server, window, owner, 64, 64, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[64:128], READ | WRITE)
     before = RemoteMemory(remote.address - 1, 2, remote.token)
     window_pair.client.queue_pair.write(local[:2], before, context=8)
     assert_fatal(window_pair, keep, owner, 8)
 
 
 def test_e_3_4_a_window_up_to_the_end_of_the_region_stops_there(window_pair, keep, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 4000, 96, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[4000:4096], READ | WRITE)
     bigger = memory(keep, window_pair.adapter, 97)
     window_pair.client.queue_pair.write(bigger, RemoteMemory(remote.address, 97, remote.token), context=8)
     assert_fatal(window_pair, keep, owner, 8)
 
 
 def test_e_3_4_the_whole_range_can_be_used(window_pair, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 100, 1000, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[100:1100], READ | WRITE)
     window_pair.client.queue_pair.write(local[:1000], remote)
     succeed(window_pair.client.cq)
     expected = bytearray(b"original" * 512)
@@ -294,7 +303,7 @@ def test_e_3_4_the_whole_range_can_be_used(window_pair, window, owner, local):
 
 
 def test_e_4_2_an_invalidated_window_is_refused(window_pair, keep, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 0, 4096, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[0:4096], READ | WRITE)
     window_pair.server.queue_pair.invalidate(window)
     succeed(window_pair.server.cq)
     with pytest.raises(ndpy.NdpyError):
@@ -304,10 +313,10 @@ def test_e_4_2_an_invalidated_window_is_refused(window_pair, keep, window, owner
 
 
 def test_e_4_3_the_token_of_an_earlier_bind_is_refused(window_pair, keep, window, owner, local):
-    earlier = bind(window_pair.server, window, owner, 0, 4096, READ | WRITE)
+    earlier = bind(window_pair.server, window, owner[0:4096], READ | WRITE)
     window_pair.server.queue_pair.invalidate(window)
     succeed(window_pair.server.cq)
-    now = bind(window_pair.server, window, owner, 0, 4096, READ | WRITE)
+    now = bind(window_pair.server, window, owner[0:4096], READ | WRITE)
     assert now.token != earlier.token
     assert (now.address, now.length) == (earlier.address, earlier.length)
     window_pair.client.queue_pair.write(local, earlier, context=10)
@@ -335,7 +344,7 @@ def test_e_4_4_a_window_can_span_a_large_region(window_pair, keep, window):
 
 def test_e_5_2_a_violation_cancels_the_owners_receives_and_adds_nothing(window_pair, keep, window, owner, local):
     client, server = window_pair
-    remote = bind(server, window, owner, 0, 4096, READ)
+    remote = bind(server, window, owner[0:4096], READ)
     for context in (1, 2):
         server.queue_pair.receive(memory(keep, window_pair.adapter, 8), context=context)
     client.queue_pair.write(local, remote, context=11)
@@ -353,8 +362,8 @@ def test_e_5_2_a_violation_cancels_the_owners_receives_and_adds_nothing(window_p
 def test_e_5_4_other_connections_are_unaffected(window_pair, keep, window, owner, local):
     second = connect_pair(keep, window_pair.adapter)
     other_window = keep(window_pair.adapter.create_memory_window())
-    other = bind(second.server, other_window, owner, 2048, 8, WRITE)
-    remote = bind(window_pair.server, window, owner, 0, 8, READ)
+    other = bind(second.server, other_window, owner[2048:2056], WRITE)
+    remote = bind(window_pair.server, window, owner[0:8], READ)
     window_pair.client.queue_pair.write(local[:8], remote, context=13)
     assert_fatal(window_pair, keep, owner, 13)
     second.client.queue_pair.write(local[:8], other)
@@ -389,7 +398,7 @@ def test_e_6_2_invalidating_an_unbound_window_ends_the_connection(window_pair, k
 
 def test_e_6_3_another_queue_pair_cannot_invalidate(window_pair, keep, window, owner, local):
     second = connect_pair(keep, window_pair.adapter)
-    remote = bind(window_pair.server, window, owner, 0, 4096, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[0:4096], READ | WRITE)
     second.server.queue_pair.invalidate(window, context=16)
     (completion,) = take(second.server.cq)
     assert (completion.context, completion.status) == (16, Status.INVALID_REQUEST)
@@ -432,7 +441,7 @@ def test_a_closed_window_cannot_be_used(window_pair, keep, window, owner):
 
 
 def test_closing_a_bound_window_revokes_it(window_pair, keep, window, owner, local):
-    remote = bind(window_pair.server, window, owner, 0, 4096, READ | WRITE)
+    remote = bind(window_pair.server, window, owner[0:4096], READ | WRITE)
     window.close()
     window_pair.client.queue_pair.write(local, remote, context=17)
     assert_fatal(window_pair, keep, owner, 17)

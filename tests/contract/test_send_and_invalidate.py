@@ -87,7 +87,7 @@ def test_i_3_7_the_window_can_be_bound_again(invalidating, keep, owner):
     local = memory(keep, invalidating.adapter, 8, SINK)
     tokens = set()
     for number in range(5):
-        remote = bind(server, window, owner, 8 * number, 64)
+        remote = bind(server, window, owner[8 * number : 8 * number + 64])
         tokens.add(remote.token)
         client.queue_pair.write(memory(keep, invalidating.adapter, b"round %02d" % number), remote[:8])
         server.queue_pair.receive([])
@@ -98,7 +98,7 @@ def test_i_3_7_the_window_can_be_bound_again(invalidating, keep, owner):
         assert not window.is_bound
         assert contents(owner)[8 * number : 8 * number + 8] == b"round %02d" % number
     assert len(tokens) == 5
-    remote = bind(server, window, owner, 0, 8)
+    remote = bind(server, window, owner[0:8])
     client.queue_pair.read(local, remote)
     succeed(client.cq)
     assert contents(local) == b"round 00"

@@ -45,7 +45,7 @@ def serve(adapter, cq, inbox, queue_pair):
     memory = adapter.register(bytearray(b"memory of the server".ljust(4096, b".")))
     window = adapter.create_memory_window()
     queue_pair.receive(inbox)
-    queue_pair.bind(window, memory, 0, 4096, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    queue_pair.bind(window, memory[0:4096], Access.REMOTE_READ | Access.REMOTE_WRITE)
     announcement = adapter.register(window.remote().to_bytes(), Access.NONE)
     queue_pair.send(announcement)
     for _ in range(3):

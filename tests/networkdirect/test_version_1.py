@@ -251,7 +251,7 @@ def test_i_3_5_the_descriptor_travels_in_network_order(softnd):
         pair = connect_pair(keep, adapter)
         owner = memory(keep, adapter, 4096)
         window = keep(adapter.create_memory_window())
-        remote = bind(pair.server, window, owner, 256, 1024)
+        remote = bind(pair.server, window, owner[256:1280])
         raw = bytes(ffi.buffer(lib.nd1_window_descriptor(window._slot), 20))
         assert raw == remote.to_bytes() == window.remote().to_bytes()
         assert raw[:16] == (owner.address + 256).to_bytes(8, "big") + (1024).to_bytes(8, "big")
@@ -277,7 +277,7 @@ def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):
     with opened(softnd) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         owner = memory(keep, adapter, 4096)
-        granted = bind(pair.server, keep(adapter.create_memory_window()), owner, 1000, 2000)
+        granted = bind(pair.server, keep(adapter.create_memory_window()), owner[1000:3000])
         local = memory(keep, adapter, b"0123456789")
         for offset, through in (
             (0, granted),

@@ -79,7 +79,7 @@ def test_a_posted_receive_outlives_region_window_and_buffer(window_pair, keep):
     buffer = bytearray(64)
     region = window_pair.adapter.register(buffer)
     window = window_pair.adapter.create_memory_window()
-    window_pair.server.queue_pair.bind(window, region, 0, 32)
+    window_pair.server.queue_pair.bind(window, region[0:32])
     succeed(window_pair.server.cq)
     window_pair.server.queue_pair.receive(region, context=1)
     del buffer, region, window
@@ -193,7 +193,7 @@ def build(adapter: ndpy.Adapter) -> list[object]:
     client.queue_pair.write(region[0:8], region.remote(128, 8))
     if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities:
         window = note(adapter.create_memory_window())
-        server.queue_pair.bind(window, region, 0, 2048)
+        server.queue_pair.bind(window, region[0:2048])
     return things
 
 

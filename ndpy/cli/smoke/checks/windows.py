@@ -47,7 +47,7 @@ class _Scene:
         return window
 
     def rebind(self, window: ndpy.MemoryWindow, access: Access, offset: int = _START, length: int = _SIZE) -> None:
-        self.pair.queue_pair.bind(window, self.memory.region, offset, length, access, context=11)
+        self.pair.queue_pair.bind(window, self.memory.region[offset : offset + length], access, context=11)
         (bound,) = self.pair.take(1, "a bind")
         expect_ok([bound], "a bind")
         expect(bound.operation is Operation.BIND, f"a bind completed as {bound.operation.name}")
@@ -123,7 +123,7 @@ def bind_then_send(lab: Lab) -> str:
     window = lab.window()
     queue_pair = scene.pair.queue_pair
     message = lab.memory(20)
-    queue_pair.bind(window, scene.memory.region, _START, _SIZE, _BOTH, context=1)
+    queue_pair.bind(window, scene.memory.region[_START : _START + _SIZE], _BOTH, context=1)
     message.buffer[:] = window.remote().to_bytes()
     queue_pair.send(message.region, context=2)
     (received,) = scene.pair.take_far(1, "the token")
@@ -292,9 +292,9 @@ def bad_bind(lab: Lab) -> str:
     spare = lab.window()
     queue_pair = scene.pair.queue_pair
     with refusal(ndpy.ElementRangeError, "a bind past the region's end"):
-        queue_pair.bind(spare, scene.memory.region, _LENGTH - 10, 20, Access.REMOTE_READ)
+        queue_pair.bind(spare, scene.memory.region[_LENGTH - 10 : _LENGTH - 10 + 20], Access.REMOTE_READ)
     with refusal(ndpy.AccessViolationError, "a writable window over a region without local write"):
-        queue_pair.bind(spare, scene.memory.region, 0, 64, Access.REMOTE_WRITE)
+        queue_pair.bind(spare, scene.memory.region[0:64], Access.REMOTE_WRITE)
     expect(not spare.is_bound and window.remote() == before, "a refused bind changed a window")
     expect(
         scene.transfer(Operation.READ, before[0:_AMOUNT]) is Status.SUCCESS,
