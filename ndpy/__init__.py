@@ -15,9 +15,7 @@ from ndpy.errors import (
     CanceledError,
     ClosedError,
     CompletionQueueOverrunError,
-    ConnectionAbortedError,
     ConnectionActiveError,
-    ConnectionRefusedError,
     DeviceBusyError,
     DeviceRemovedError,
     ElementRangeError,
@@ -28,13 +26,15 @@ from ndpy.errors import (
     LimitExceededError,
     NdpyError,
     NotConnectedError,
-    PermissionError,
     ProviderError,
     ProviderNotFoundError,
     QueueFullError,
-    TimeoutError,
     UnsupportedError,
 )
+from ndpy.errors import ConnectionAbortedError as ConnectionAbortedError
+from ndpy.errors import ConnectionRefusedError as ConnectionRefusedError
+from ndpy.errors import PermissionError as PermissionError
+from ndpy.errors import TimeoutError as TimeoutError
 from ndpy.flags import Access, Capability, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
@@ -79,6 +79,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_OF_THE_CACHE})
 
 
+# Without the errors that have a builtin's name, so that `from ndpy import *` hides none.
 __all__ = [
     "Access",
     "AccessViolationError",
@@ -95,9 +96,7 @@ __all__ = [
     "Completion",
     "CompletionQueue",
     "CompletionQueueOverrunError",
-    "ConnectionAbortedError",
     "ConnectionActiveError",
-    "ConnectionRefusedError",
     "Connector",
     "DeviceBusyError",
     "DeviceRemovedError",
@@ -120,7 +119,6 @@ __all__ = [
     "Notify",
     "Operation",
     "Pending",
-    "PermissionError",
     "Poller",
     "PortInfo",
     "ProviderError",
@@ -135,7 +133,6 @@ __all__ = [
     "Sge",
     "SharedReceiveQueue",
     "Status",
-    "TimeoutError",
     "UnsupportedError",
     "alloc",
     "list_adapters",

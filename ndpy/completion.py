@@ -8,8 +8,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from operator import itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.flags import Notify, Operation, Status
@@ -76,49 +75,65 @@ class Source:
         self.kept_shared = 0
 
 
-class Completion(tuple[Any, ...]):
-    """The end of a request: a view of what the provider wrote, looked at only when asked.
+class Completion:
+    """The result of one request. Its fields are decoded when they are read.
 
-    context: the value given when posting. nbytes: bytes moved by a successful request; of a
-    RECEIVE_RDMA_WITH_IMMEDIATE those that the peer wrote.
-    status: Status; native_status: the provider's own number; vendor_status: its detail for an error, 0 if none.
+    Fields:
+        context: the value that was given with the request.
+        operation: an Operation.
+        status: a Status.
+        nbytes: the bytes that a successful request moved; for RECEIVE_RDMA_WITH_IMMEDIATE those that the peer wrote.
+        native_status: the provider's own number for the status.
+        vendor_status: the adapter's detail of an error, or 0.
     """
 
-    __slots__ = ()
+    __slots__ = ("_entry", "_source")
 
-    context: int = property(itemgetter(0))  # type: ignore[assignment]
-    nbytes: int = property(itemgetter(1))  # type: ignore[assignment]
-    native_status: int = property(itemgetter(4))  # type: ignore[assignment]
+    #: The fields of struct ndpy_completion.
+    _entry: tuple[int, ...]
+    _source: Source
+
+    @property
+    def context(self) -> int:
+        return self._entry[0]
+
+    @property
+    def nbytes(self) -> int:
+        return self._entry[1]
+
+    @property
+    def native_status(self) -> int:
+        return self._entry[4]
 
     @property
     def vendor_status(self) -> int:
-        return 0 if self[3] == _SUCCESS else cast(int, self[5])
+        return 0 if self._entry[3] == _SUCCESS else self._entry[5]
 
     @property
     def immediate(self) -> int | None:
         """The 32 bits that the peer sent beside its message or write, in host order; None if it sent none."""
-        return cast(int, self[5]) if self[9] & _IMMEDIATE else None
+        return self._entry[5] if self._entry[9] & _IMMEDIATE else None
 
     @property
     def operation(self) -> Operation:
-        return cast(Operation, _OPERATIONS[self[2]])
+        return _OPERATIONS[self._entry[2]]
 
     @property
     def status(self) -> Status:
-        return cast(Status, _STATUSES[self[3]])
+        return _STATUSES[self._entry[3]]
 
     @property
     def ok(self) -> bool:
-        return bool(self[3] == _SUCCESS)
+        return self._entry[3] == _SUCCESS
 
     @property
     def queue_pair(self) -> QueuePair | None:
         """The queue pair of the request; None if the program dropped it."""
-        return self[10].queue_pair()  # type: ignore[no-any-return]
+        return self._source.queue_pair()
 
     def raise_for_status(self) -> None:
         """Raise the exception that fits a failed request; nothing for a successful one."""
-        if self[3] == _SUCCESS:
+        if self._entry[3] == _SUCCESS:
             return
         status = self.status
         message, name = _MEANINGS[status], ""
@@ -140,7 +155,7 @@ class Completion(tuple[Any, ...]):
         )
 
 
-_make = tuple.__new__
+_new = object.__new__
 
 
 class CompletionQueue(Resource):
@@ -248,15 +263,19 @@ class CompletionQueue(Resource):
                     self._take_kept(source, entry[6])
             if entry[3] > _CANCELED:
                 failed.append(source)
-            if not flags & _OUT_OF_THE_ORDINARY:
-                completions.append(_make(Completion, (*entry, source)))
-            elif flags & _WRITTEN:
-                completions.append(_make(Completion, (*entry[:2], _RECEIVE_RDMA_WITH_IMMEDIATE, *entry[3:], source)))
-            elif flags & _INVALIDATED:
-                queue_pair = source.queue_pair()
-                if queue_pair is not None:
-                    queue_pair._on_window_lost(entry[5])
-                completions.append(_make(Completion, (*entry, source)))
+            if flags & _OUT_OF_THE_ORDINARY:
+                if flags & _WRITTEN:
+                    entry = (*entry[:2], _RECEIVE_RDMA_WITH_IMMEDIATE, *entry[3:])
+                elif flags & _INVALIDATED:
+                    queue_pair = source.queue_pair()
+                    if queue_pair is not None:
+                        queue_pair._on_window_lost(entry[5])
+                else:
+                    continue
+            completion = _new(Completion)
+            completion._entry = entry
+            completion._source = source
+            completions.append(completion)
         return completions
 
     def _lose_window(self, entry: tuple[int, ...]) -> None:

@@ -60,7 +60,11 @@ def test_every_error_has_the_one_root_a_docstring_and_a_public_name(error):
     assert issubclass(error, ndpy.NdpyError)
     assert error.__doc__
     assert getattr(ndpy, error.__name__) is error
-    assert error.__name__ in ndpy.__all__
+    assert (error.__name__ in ndpy.__all__) != hasattr(builtins, error.__name__)
+
+
+def test_a_star_import_hides_no_builtin():
+    assert not set(ndpy.__all__) & set(dir(builtins))
 
 
 @pytest.mark.parametrize(("error", "family"), FAMILIES.items(), ids=lambda e: e.__name__)
