@@ -18,6 +18,7 @@ from ndpy.resource import Resource, busy
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
+    from ndpy.poller import Poller
     from ndpy.queue_pair import QueuePair
 
 # struct ndpy_completion of cdefs/ndpy_abi.h.
@@ -178,6 +179,8 @@ class CompletionQueue(Resource):
         #: Sources by the provider's queue pair number, for completions of shared receive queues.
         self._shared_sources: dict[int, tuple[Source, Any]] = {}
         self._users = 0
+        #: Changed and read under the lock.
+        self._pollers: weakref.WeakSet[Poller] = weakref.WeakSet()
         #: Completions taken since creation.
         self._taken = 0
         self._resize_entries(64)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ndpy.completion import Completion, CompletionQueue
-from ndpy.errors import ClosedError
+from ndpy.errors import ClosedError, NdpyError
 from ndpy.forking import tell
 
 P = TypeVar("P", bound="Poller")
@@ -19,6 +20,9 @@ class Poller:
     One thread waits at a time; add(), remove(), wake() and close() may be called from any other. Connection and device
     events are handled by each adapter's own thread and need no poller.
     """
+
+    # A queue is looked at when it was added, delivered something, or had a notification. One that has nothing is armed and
+    # looked at once more before it counts as idle, because a notification comes only for completions after the arming.
 
     def __new__(cls: type[P]) -> P:
         if cls is Poller:
@@ -32,35 +36,138 @@ class Poller:
         self._lock = threading.RLock()
         self._closed = False
         self._forked = False
+        #: With what _native_add() returned for each.
+        self._queues: dict[CompletionQueue, Any] = {}
+        self._to_look_at: set[CompletionQueue] = set()
+        self._woken = False
+        self._waiters = 0
         tell(self)
 
     def _on_forked(self) -> None:
         """This is a forked child: nothing may reach the parent's descriptors."""
         self._lock = threading.RLock()
         self._closed = self._forked = True
+        self._queues, self._to_look_at = {}, set()
 
     def add(self, completion_queue: CompletionQueue) -> None:
         """Wait for this queue too; harmless when repeated. What it holds already is delivered by the next wait()."""
-        raise NotImplementedError
+        # Under the queue's lock: one that is being closed leaves its pollers once nobody can add it any more.
+        with self._lock, completion_queue._lock:
+            self._check()
+            completion_queue._check()
+            if completion_queue not in self._queues:
+                self._queues[completion_queue] = self._native_add(completion_queue)
+                completion_queue._pollers.add(self)
+        self._look_at(completion_queue)
 
     def remove(self, completion_queue: CompletionQueue) -> None:
         """Wait for it no more; harmless if it was not added. Closing a queue removes it."""
-        raise NotImplementedError
+        with self._lock:
+            if completion_queue not in self._queues:
+                return
+            self._native_remove(completion_queue, self._queues.pop(completion_queue))
+            self._to_look_at.discard(completion_queue)
+            with completion_queue._lock:
+                completion_queue._pollers.discard(self)
 
     def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
         """Wait until queues have completions, and take up to 64 of each.
 
         Returns an empty list after wake(). Raises TimeoutError after timeout_s seconds, ClosedError when closed.
         """
-        raise NotImplementedError
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._lock:
+            self._check()
+            self._waiters += 1
+        try:
+            while True:
+                ready = self._collect()
+                with self._lock:
+                    # What was taken is delivered although the poller was closed meanwhile: nobody else gets it.
+                    if not ready:
+                        self._check()
+                    woken, self._woken = self._woken, False
+                if ready or woken:
+                    return ready
+                self._native_wait(deadline)
+        finally:
+            with self._lock:
+                self._waiters -= 1
+                if self._closed and not self._waiters:
+                    self._native_free()
+
+    def _collect(self) -> list[tuple[CompletionQueue, list[Completion]]]:
+        with self._lock:
+            self._check()
+            candidates, self._to_look_at = self._to_look_at, set()
+        ready: list[tuple[CompletionQueue, list[Completion]]] = []
+        while candidates:
+            queue = candidates.pop()
+            try:
+                completions = queue.poll()
+                if not completions and self._native_arm(queue):
+                    completions = queue.poll()
+            except ClosedError:
+                # Closed while it was looked at; closing removes it.
+                continue
+            except NdpyError:
+                # One queue's trouble must not cost the others what they have; it is told when nothing else is to be.
+                with self._lock:
+                    self._to_look_at |= candidates | ({queue} if ready else set())
+                    self._to_look_at &= self._queues.keys()
+                if ready:
+                    return ready
+                raise
+            if completions:
+                ready.append((queue, completions))
+                with self._lock:
+                    if queue in self._queues:
+                        self._to_look_at.add(queue)
+        return ready
+
+    def _look_at(self, queue: CompletionQueue) -> None:
+        """The queue may have completions that no notification tells of."""
+        with self._lock:
+            if not self._closed and queue in self._queues:
+                self._to_look_at.add(queue)
+                self._native_wake()
 
     def wake(self) -> None:
         """Make the present or next wait() return; safe from any thread and from a signal handler."""
-        raise NotImplementedError
+        with self._lock:
+            if not self._closed:
+                self._woken = True
+                self._native_wake()
 
     def close(self) -> None:
         """Stop; a waiting thread gets ClosedError. The completion queues are not closed."""
-        raise NotImplementedError
+        with self._lock:
+            if self._closed:
+                return
+            queues = self._stop()
+            for queue in queues:
+                with queue._lock:
+                    queue._pollers.discard(self)
+            # A thread that still waits natively is woken, and frees what it waits on when it leaves.
+            if self._waiters:
+                self._native_wake()
+            else:
+                self._native_free()
+
+    def _stop(self) -> list[CompletionQueue]:
+        """Nothing is waited for any more; returns what was."""
+        self._closed = True
+        queues, self._queues = self._queues, {}
+        self._to_look_at.clear()
+        for queue, watched in queues.items():
+            self._native_remove(queue, watched)
+        return list(queues)
+
+    def __del__(self) -> None:
+        # No lock of a queue: the finalizer may run in a thread that holds it.
+        if not getattr(self, "_closed", True):
+            self._stop()
+            self._native_free()
 
     @property
     def closed(self) -> bool:
@@ -82,3 +189,29 @@ class Poller:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    # ---- what the platform does ----
+
+    def _native_add(self, queue: CompletionQueue) -> Any:
+        """Get ready to be notified of this queue; what _native_remove() needs. Under both locks."""
+        raise NotImplementedError
+
+    def _native_remove(self, queue: CompletionQueue, watched: Any) -> None:
+        """Its notifications no longer come here."""
+        raise NotImplementedError
+
+    def _native_arm(self, queue: CompletionQueue) -> bool:
+        """Ask for one notification of the queue; whether it has completions already."""
+        raise NotImplementedError
+
+    def _native_wait(self, deadline: float | None) -> None:
+        """Wait for notifications or _native_wake(), and note which queues to look at; TimeoutError at the deadline."""
+        raise NotImplementedError
+
+    def _native_wake(self) -> None:
+        """Make the present or next _native_wait() return."""
+        raise NotImplementedError
+
+    def _native_free(self) -> None:
+        """Free what the poller waits on."""
+        raise NotImplementedError

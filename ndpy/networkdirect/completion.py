@@ -33,7 +33,6 @@ from ndpy.pending import Pending
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
-    from ndpy.networkdirect.poller import NetworkDirectPoller
 
 # Room beyond the depth asked for: completions of silent requests that are signaled now and then take a place too.
 _SLACK = 64
@@ -49,8 +48,6 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         super().__init__(adapter, depth)
         self._own_file = overlapped_file is not None
         self._own_request: Request | None = None
-        #: Changed and read under the lock.
-        self._pollers: weakref.WeakSet[NetworkDirectPoller] = weakref.WeakSet()
         #: Every Notify that the provider may hold.
         self._requests: set[Request] = set()
         self._idle_waiters: list[Request] = []

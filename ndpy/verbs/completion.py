@@ -12,7 +12,6 @@ import os
 import select
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
@@ -24,7 +23,6 @@ from ndpy.verbs.library import check, check_pointer, ffi, lib
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
-    from ndpy.verbs.poller import VerbsPoller
 
 # Room beyond the depth asked for: completions of silent requests that are signaled now and then take a place too.
 _SLACK = 64
@@ -42,8 +40,6 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
         super().__init__(adapter, depth)
-        #: Changed and read under the lock.
-        self._pollers: weakref.WeakSet[VerbsPoller] = weakref.WeakSet()
         self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._waiters = 0
         self._no_waiters = threading.Condition(self._lock)
