@@ -7,7 +7,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
@@ -31,6 +31,8 @@ class Adapter(Resource):
     """
 
     _release_order = 99
+    #: What an operation of this adapter returns; a platform may need another way to wait.
+    _pending_type: ClassVar[type[Pending[Any]]] = Pending
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info

@@ -187,7 +187,6 @@ class Connector(Resource):
     """
 
     _release_order = 10
-    _pending_type: type[Pending[None]] = Pending
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__(adapter)
@@ -379,7 +378,7 @@ class Connector(Resource):
         """Ask for one notification of the connection's end. Source: IND2Connector::NotifyDisconnect."""
         with self._state_lock:
             self._expect("wait_disconnected", "established", "disconnected")
-            pending = self._pending_type("wait_disconnected", lambda: self._stop_watching(pending))
+            pending = self._adapter._pending_type("wait_disconnected", lambda: self._stop_watching(pending))
             if self._state == "disconnected":
                 pending.succeed(None)
             else:
@@ -464,15 +463,18 @@ class Listener(Resource):
         self._asked: deque[Pending[Connector]] = deque()
         self._refused = 0
         self._warned = False
+        #: The real one, once it listens.
+        self._address: Address = ("?", 0)
 
     @property
     def adapter(self) -> Adapter:
         return self._adapter
 
     @property
-    @abc.abstractmethod
     def address(self) -> Address:
         """Where it listens, with the real port."""
+        self._check()
+        return self._address
 
     @property
     def refused(self) -> int:
@@ -492,9 +494,24 @@ class Listener(Resource):
         self._warn_of_refusals()
         return wait_or_cancel(self.begin_get_request(), timeout_s)
 
-    @abc.abstractmethod
     def begin_get_request(self) -> Pending[Connector]:
         """Ask for the next request; many may be outstanding and are served in their order."""
+        self._check()
+        self._warn_of_refusals()
+        pending: Pending[Connector] = self._adapter._pending_type("get_request", lambda: self._stop_asking(pending))
+        with self._lifetime:
+            self._check()
+            if self._waiting:
+                pending.succeed(self._waiting.popleft())
+                return pending
+            self._asked.append(pending)
+            try:
+                self._native_ask()
+            except BaseException:
+                self._stop_asking(pending)
+                if not pending.done():
+                    raise
+        return pending
 
     def _on_forked(self) -> None:
         super()._on_forked()
@@ -504,8 +521,14 @@ class Listener(Resource):
         with self._lifetime, contextlib.suppress(ValueError):
             self._asked.remove(pending)
 
+    def _arrive(self, connector: Connector) -> None:
+        """A request has come: give it to whoever asked first, let it wait, or refuse it."""
+        with self._lifetime:
+            kept = not self._released and self._hand_over(connector)
+        if not kept:
+            connector.close()
+
     def _hand_over(self, connector: Connector) -> bool:
-        """Give a request to who asked first, or let it wait; False if it is to be refused. Under the lifetime's lock."""
         while self._asked:
             if self._asked.popleft().succeed(connector):
                 return True
@@ -514,6 +537,22 @@ class Listener(Resource):
             return False
         self._waiting.append(connector)
         return True
+
+    def _fail_asked(self, error: errors.NdpyError) -> None:
+        with self._lifetime:
+            asked, self._asked = self._asked, deque()
+        for pending in asked:
+            pending.fail(error)
+
+    def _on_removed(self) -> None:
+        self._fail_asked(self._removed_error())
+
+    def _release(self) -> None:
+        late = self._native_close()
+        waiting, self._waiting = self._waiting, deque()
+        for connector in [*waiting, *late]:
+            connector.close()
+        self._fail_asked(errors.CanceledError("the listener was closed", operation="get_request"))
 
     def _warn_of_refusals(self) -> None:
         """Once, in a thread of the program, which can see it. Called by what the program calls."""
@@ -527,4 +566,15 @@ class Listener(Resource):
             )
 
     def _describe(self) -> str:
-        return "Listener"
+        host, port = self._address
+        return f"Listener at {host} port {port}"
+
+    # ---- what the platform does ----
+
+    def _native_ask(self) -> None:
+        """Somebody waits for a request. Under the lifetime's lock."""
+
+    @abc.abstractmethod
+    def _native_close(self) -> list[Connector]:
+        """Listen no more, and free what listened; returns the requests that came meanwhile. If it raises, nothing has
+        changed."""

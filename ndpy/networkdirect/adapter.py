@@ -20,6 +20,7 @@ from ndpy.networkdirect.events import EventThread
 from ndpy.networkdirect.library import check, create, ffi, lib, release
 from ndpy.networkdirect.listener import NetworkDirectListener
 from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow, validate_access
+from ndpy.networkdirect.overlapped import OverlappedPending
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair, NetworkDirectSharedReceiveQueue
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
@@ -28,6 +29,7 @@ from ndpy.resource import kept_open
 
 class NetworkDirectAdapter(Adapter):
     info: NetworkDirectAdapterInfo
+    _pending_type = OverlappedPending
     _region_class: type[NetworkDirectMemoryRegion] = NetworkDirectMemoryRegion
     _window_class: type[NetworkDirectMemoryWindow] = NetworkDirectMemoryWindow
     _completion_queue_class: type[NetworkDirectCompletionQueue] = NetworkDirectCompletionQueue

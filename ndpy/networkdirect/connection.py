@@ -60,7 +60,6 @@ class NetworkDirectConnector(Connector):
     _get_local_address = staticmethod(lib.IND2Connector_GetLocalAddress)
     _get_peer_address = staticmethod(lib.IND2Connector_GetPeerAddress)
     _size_type = "uint32_t *"
-    _pending_type = OverlappedPending[None]
 
     def __init__(self, adapter: NetworkDirectAdapter, native: Any = None) -> None:
         super().__init__(adapter)

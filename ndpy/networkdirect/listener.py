@@ -7,15 +7,13 @@ what arrives waits here, or is refused and counted here.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.connection import Address, Connector, Listener, listening_address
 from ndpy.networkdirect.addresses import pack_address, sized, unpack_address
 from ndpy.networkdirect.library import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
-from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all, outcome
-from ndpy.pending import Pending
+from ndpy.networkdirect.overlapped import Request, cancel_all, outcome
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
@@ -33,7 +31,7 @@ class NetworkDirectListener(Listener):
         self._opened()
         try:
             with self._lifetime:
-                self._ask()
+                self._native_ask()
         except BaseException:
             self.close()
             raise
@@ -57,30 +55,7 @@ class NetworkDirectListener(Listener):
     def _get_request_native(self, connector: Any, overlapped: Any) -> int:
         return int(lib.IND2Listener_GetConnectionRequest(self._native, connector, overlapped))
 
-    @property
-    def address(self) -> Address:
-        self._check()
-        return self._address
-
-    def begin_get_request(self) -> Pending[Connector]:
-        self._check()
-        self._warn_of_refusals()
-        pending: Pending[Connector] = OverlappedPending("get_request", lambda: self._stop_asking(pending))
-        with self._lifetime:
-            self._check()
-            if self._waiting:
-                pending.succeed(self._waiting.popleft())
-                return pending
-            self._asked.append(pending)
-            try:
-                self._ask()
-            except BaseException:
-                self._stop_asking(pending)
-                if not pending.done():
-                    raise
-        return pending
-
-    def _ask(self) -> None:
+    def _native_ask(self) -> None:
         """Give the provider a connector to fill, unless it has one."""
         owner = weakref.ref(self)
         while not self._requests:
@@ -109,8 +84,7 @@ class NetworkDirectListener(Listener):
         """A request has arrived."""
         connector = self._adapter._connector_class(self._adapter, native)
         connector._requested()
-        if not self._hand_over(connector):
-            connector.close()
+        self._arrive(connector)
 
     def _on_request(self, request: Request, status: int) -> None:
         with self._lifetime:
@@ -127,28 +101,19 @@ class NetworkDirectListener(Listener):
                         assert failure is not None
                         self._asked.popleft().fail(failure)
                 if status == SUCCESS or self._asked:
-                    self._ask()
+                    self._native_ask()
             except errors.NdpyError as refusal:
-                # Nobody waits for nothing; the next get_request() asks again.
-                asked, self._asked = self._asked, deque()
-                for pending in asked:
-                    pending.fail(refusal)
+                # The next get_request() asks again.
+                self._fail_asked(refusal)
 
-    def _on_removed(self) -> None:
-        with self._lifetime:
-            asked, self._asked = self._asked, deque()
-        for pending in asked:
-            pending.fail(self._removed_error())
-
-    def _release(self) -> None:
+    def _native_close(self) -> list[Connector]:
         requests = list(self._requests)
-        ended = cancel_all(requests)
-        asked, self._asked = self._asked, deque()
-        waiting, self._waiting = self._waiting, deque()
-        for request, status in ended:
-            if status == SUCCESS:
-                # It came while it was cancelled: refused like the others that wait.
-                waiting.append(self._adapter._connector_class(self._adapter, self._requests.pop(request)))
+        late: list[Connector] = [
+            self._adapter._connector_class(self._adapter, self._requests.pop(request))
+            # One that came while it was cancelled is refused like the others that wait.
+            for request, status in cancel_all(requests)
+            if status == SUCCESS
+        ]
         for native in self._requests.values():
             release(native)
         for request in requests:
@@ -156,11 +121,4 @@ class NetworkDirectListener(Listener):
         self._requests.clear()
         release(self._native)
         self._native = None
-        for connector in waiting:
-            connector.close()
-        for pending in asked:
-            pending.fail(errors.CanceledError("the listener was closed", operation="get_request"))
-
-    def _describe(self) -> str:
-        host, port = getattr(self, "_address", ("?", 0))
-        return f"Listener at {host} port {port}"
+        return late

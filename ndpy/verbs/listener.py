@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
-from ndpy import errors
 from ndpy.connection import Address, Connector, Listener, listening_address
-from ndpy.pending import Pending
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connection import VerbsConnector
 from ndpy.verbs.library import check, check_errno, ffi, lib, text
@@ -42,23 +39,6 @@ class VerbsListener(Listener):
             lib.rdma_destroy_id(self._id)
             raise
 
-    @property
-    def address(self) -> Address:
-        self._check()
-        return self._address
-
-    def begin_get_request(self) -> Pending[Connector]:
-        self._check()
-        self._warn_of_refusals()
-        pending: Pending[Connector] = Pending("get_request", lambda: self._stop_asking(pending))
-        with self._lifetime:
-            self._check()
-            if self._waiting:
-                pending.succeed(self._waiting.popleft())
-            else:
-                self._asked.append(pending)
-        return pending
-
     def _on_event(self, event: CmEvent) -> None:
         if event.type != lib.RDMA_CM_EVENT_CONNECT_REQUEST:
             return
@@ -68,27 +48,8 @@ class VerbsListener(Listener):
             return
         connector = VerbsConnector(self._adapter, event.id, event.key)
         connector._requested(event)
-        with self._lifetime:
-            if not self._released and self._hand_over(connector):
-                return
-        connector.close()
+        self._arrive(connector)
 
-    def _on_removed(self) -> None:
-        with self._lifetime:
-            asked, self._asked = self._asked, deque()
-        for pending in asked:
-            pending.fail(self._removed_error())
-
-    def _release(self) -> None:
-        # If this raises, it goes on as it was.
+    def _native_close(self) -> list[Connector]:
         check("close listener", lib.rdma_destroy_id(self._id))
-        asked, self._asked = self._asked, deque()
-        waiting, self._waiting = self._waiting, deque()
-        for connector in waiting:
-            connector.close()
-        for pending in asked:
-            pending.fail(errors.CanceledError("the listener was closed", operation="get_request"))
-
-    def _describe(self) -> str:
-        host, port = getattr(self, "_address", ("?", 0))
-        return f"Listener at {host} port {port}"
+        return []
