@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from ndpy import errors
+from ndpy.adapter_thread import AdapterThread
 from ndpy.completion import CompletionQueue
 from ndpy.connection import Address, Connector, Listener, RetryPolicy
 from ndpy.flags import Access, Capability
@@ -33,6 +34,9 @@ class Adapter(Resource):
     _release_order = 99
     #: What an operation of this adapter returns; a platform may need another way to wait.
     _pending_type: ClassVar[type[Pending[Any]]] = Pending
+
+    #: None until the adapter has been opened.
+    _events: AdapterThread
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
@@ -281,9 +285,9 @@ class Adapter(Resource):
         self._orphans.add(orphan)
         self._wake()
 
-    @abc.abstractmethod
     def _wake(self) -> None:
-        """Make the adapter's thread look for orphans. Must be safe in a finalizer."""
+        """Make the adapter's thread look for orphans. Safe in a finalizer."""
+        self._events.wake()
 
     def _mark_removed(self) -> None:
         """The device has gone: from now on everything of this adapter raises DeviceRemovedError, and can be closed."""

@@ -46,30 +46,28 @@ class _Loading:
         self.invalid = False
 
 
-class _Reaper(Resource):
-    """What the adapter's thread is given to call the cache back: an orphan whose close() reaps."""
-
-    _release_order = 45
+class _Reaper:
+    """Has the adapter's thread clear up for a cache, once for all that was marked meanwhile."""
 
     def __init__(self, cache: RegistrationCache) -> None:
-        super().__init__(cache._adapter)
+        self._thread = cache._adapter._events
         self._cache = weakref.ref(cache)
-        self._noted = False
+        self._called = False
 
     def wake(self) -> None:
-        """Takes no lock: callbacks and finalizers call it."""
-        if not self._noted:
-            self._noted = True
-            self._adapter._adopt(self)
+        """Safe in callbacks and finalizers."""
+        if not self._called:
+            self._called = True
+            self._thread.call_soon(self._reap)
 
-    def close(self) -> None:
-        self._noted = False
+    def _reap(self) -> None:
+        self._called = False
         cache = self._cache()
         if cache is not None and not cache.closed:
             cache._reap()
 
-    def _release(self) -> None:
-        pass
+    def on_forked(self) -> None:
+        self._called = False
 
 
 class RegistrationCache(_lease.Finder, Resource):
@@ -676,7 +674,7 @@ class RegistrationCache(_lease.Finder, Resource):
         super()._on_forked()
         self._changed = threading.Condition(threading.Lock())
         self._loading.clear()
-        self._reaper._on_forked()
+        self._reaper.on_forked()
         for marked in (self._dead, self._abandoned, self._ended):
             marked.clear()
 

@@ -179,9 +179,6 @@ class NetworkDirectAdapter(Adapter):
 
     # ---- events, and the end ----
 
-    def _wake(self) -> None:
-        self._events.wake()
-
     def _release(self) -> None:
         registering = list(self._registering)
         for region in registering:

@@ -211,9 +211,6 @@ class VerbsAdapter(Adapter):
 
     # ---- events ----
 
-    def _wake(self) -> None:
-        self._events.wake()
-
     def _tell_when_port_is_active(self, connector: VerbsConnector) -> None:
         self._untold.add(connector)
         if self.port_state == "active":

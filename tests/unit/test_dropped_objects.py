@@ -173,23 +173,6 @@ def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(adap
     orphans[2].close()
 
 
-def test_a_reaper_that_is_called_again_while_it_is_at_work_is_not_forgotten(adapter):
-    class Busy(Orphan):
-        calls = 0
-
-        def close(self) -> None:
-            self.calls += 1
-            if self.calls == 1:
-                adapter._orphans.add(self)
-
-    orphan = Busy(adapter, "Busy")
-    listed = given(adapter, [orphan])
-    listed.close()
-    listed.close()
-    assert orphan.calls == 2
-    Orphan.close(orphan)
-
-
 def test_a_report_says_where_and_shows_the_exception(capfd, monkeypatch):
     monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
     try:

@@ -16,7 +16,17 @@ PACKAGE = ROOT / "ndpy"
 
 # Who may import whom; everything may use the leaves. `provider` is the one place that chooses the platform.
 LEAVES = {"endpoint", "errors", "finding", "flags", "forking", "info", "pending", "placement", "unraisable"}
-PUBLIC = {"adapter", "buffer", "completion", "connection", "memory", "poller", "queue_pair", "resource"}
+PUBLIC = {
+    "adapter",
+    "adapter_thread",
+    "buffer",
+    "completion",
+    "connection",
+    "memory",
+    "poller",
+    "queue_pair",
+    "resource",
+}
 # The registration cache, on the public classes only.
 CACHE = {"lease", "ownership", "registration_cache", "_lease"}
 PLATFORMS = {"verbs", "networkdirect"}

@@ -1,0 +1,77 @@
+"""The thread of an adapter: calls that are left to it, and its end."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from racing import DEADLINE_S, soon
+
+from ndpy.resource import Orphans
+from ndpy.verbs.events import EventThread
+
+
+@pytest.fixture
+def thread():
+    thread = EventThread("test", Orphans())
+    yield thread
+    thread.stop()
+
+
+def test_calls_are_made_in_the_thread_in_their_order(thread):
+    made: list[tuple[int, bool]] = []
+    done = threading.Event()
+    for number in range(10):
+        thread.call_soon(lambda number=number: made.append((number, thread.is_current())))
+    thread.call_soon(done.set)
+    assert done.wait(DEADLINE_S)
+    assert made == [(number, True) for number in range(10)]
+    assert not thread.is_current()
+
+
+def test_a_call_that_raises_is_reported_and_ends_nothing(thread, monkeypatch):
+    reported, done = [], threading.Event()
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
+    thread.call_soon(lambda: 1 // 0)
+    thread.call_soon(done.set)
+    assert done.wait(DEADLINE_S)
+    assert reported == [ZeroDivisionError]
+
+
+def test_a_call_that_is_left_by_a_call_is_made_too(thread):
+    done = threading.Event()
+    thread.call_soon(lambda: thread.call_soon(done.set))
+    assert done.wait(DEADLINE_S)
+
+
+def test_a_thread_that_is_told_to_stop_by_itself_ends():
+    thread = EventThread("test", Orphans())
+    thread.call_soon(thread.stop)
+    soon(lambda: not thread._thread.is_alive(), "the thread ends")
+    thread.stop()
+
+
+def test_after_its_end_no_call_is_made_and_nothing_fails():
+    thread = EventThread("test", Orphans())
+    thread.stop()
+    made: list[int] = []
+    thread.call_soon(lambda: made.append(1))
+    assert not made
+
+
+def test_a_thread_that_cannot_be_started_leaves_no_descriptor(monkeypatch):
+    freed = []
+
+    def refuse(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(EventThread, "_native_free", lambda self: freed.append((self._epoll.close(), self)))
+    with pytest.raises(RuntimeError):
+        EventThread("test", Orphans())
+    assert len(freed) == 1
