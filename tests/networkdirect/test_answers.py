@@ -121,14 +121,14 @@ def test_f_2_a_request_that_the_provider_refuses_is_none(keep, version, name):
     pair = connect_pair(keep, keep.adapter)
     region = memory(keep, keep.adapter, 64, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
     window, other = keep(keep.adapter.create_memory_window()), keep(keep.adapter.create_memory_window())
-    remote = bind(pair.client, window, region, 0, 32, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    remote = bind(pair.client, window, region[0:32], Access.REMOTE_READ | Access.REMOTE_WRITE)
     queue_pair = pair.client.queue_pair
     post = {
         "Send": lambda: queue_pair.send(region),
         "Receive": lambda: queue_pair.receive(region),
         "Read": lambda: queue_pair.read(region[0:8], remote),
         "Write": lambda: queue_pair.write(region[0:8], remote),
-        "Bind": lambda: queue_pair.bind(other, region, 8, 8, Access.REMOTE_READ),
+        "Bind": lambda: queue_pair.bind(other, region[8:16], Access.REMOTE_READ),
         "Invalidate": lambda: queue_pair.invalidate(window),
     }[name]
     for status, kind in REFUSALS:
@@ -158,14 +158,14 @@ def test_f_2_a_request_that_the_provider_refuses_is_none(keep, version, name):
 def test_a_request_of_windows_with_a_context_that_is_none_is_not_posted(keep, version):
     pair = connect_pair(keep, keep.adapter)
     region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
-    remote = bind(pair.client, window, region, 0, 32, Access.REMOTE_READ)
+    remote = bind(pair.client, window, region[0:32], Access.REMOTE_READ)
     other = keep(keep.adapter.create_memory_window())
     queue_pair = pair.client.queue_pair
     for context, kind in ((-1, ValueError), (1 << 64, ValueError), ("one", TypeError)):
         with pytest.raises(kind):
             queue_pair.invalidate(window, context=context)
         with pytest.raises(kind):
-            queue_pair.bind(other, region, 0, 8, Access.REMOTE_READ, context=context)
+            queue_pair.bind(other, region[0:8], Access.REMOTE_READ, context=context)
     assert window.remote() == remote
     with pytest.raises(ndpy.NdpyError):
         other.remote()
@@ -181,9 +181,9 @@ def test_e_1_3_a_window_may_be_bound_again_behind_its_invalidation(keep, version
     """Requests of one queue pair are done in their order, so nobody has to wait between the two."""
     pair = connect_pair(keep, keep.adapter)
     region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
-    bind(pair.client, window, region, 0, 32, Access.REMOTE_READ)
+    bind(pair.client, window, region[0:32], Access.REMOTE_READ)
     pair.client.queue_pair.invalidate(window)
-    pair.client.queue_pair.bind(window, region, 8, 16, Access.REMOTE_READ)
+    pair.client.queue_pair.bind(window, region[8:24], Access.REMOTE_READ)
     assert window.remote().length == 16
     succeed(pair.client.cq, 2)
     assert window.remote().length == 16
@@ -195,7 +195,7 @@ def test_e_1_3_a_window_may_be_bound_again_behind_its_invalidation(keep, version
 def test_a_bind_that_failed_leaves_the_window_unbound(keep, version):
     pair = connect_pair(keep, keep.adapter)
     region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
-    pair.client.queue_pair.bind(window, region, 0, 32, Access.REMOTE_READ)
+    pair.client.queue_pair.bind(window, region[0:32], Access.REMOTE_READ)
     assert window.remote().length == 32
     with ending(pair.client.cq, version, [0xC0000010]):
         (completion,) = take(pair.client.cq)
@@ -211,7 +211,7 @@ def test_a_bind_that_failed_leaves_the_window_unbound(keep, version):
 def test_an_invalidation_that_failed_leaves_the_window_bound(keep, version):
     pair = connect_pair(keep, keep.adapter)
     region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
-    remote = bind(pair.client, window, region, 0, 32, Access.REMOTE_READ)
+    remote = bind(pair.client, window, region[0:32], Access.REMOTE_READ)
     queue = pair.client.cq
     pair.client.queue_pair.invalidate(window)
     with ending(queue, version, [0xC0000120]):
@@ -470,7 +470,7 @@ def test_a_queue_that_somebody_does_not_leave_is_not_closed(keep, version, monke
 
 def test_a_queue_of_an_adapter_that_cannot_resize_says_so(keep, monkeypatch):
     queue = keep(keep.adapter.create_completion_queue(8))
-    flags = keep.adapter.info.flags - {"RESIZE_COMPLETION_QUEUE"}
+    flags = keep.adapter.info.capabilities - {"RESIZE_COMPLETION_QUEUE"}
     monkeypatch.setattr(keep.adapter, "info", dataclasses.replace(keep.adapter.info, flags=flags))
     with pytest.raises(ndpy.UnsupportedError, match="cannot resize"):
         queue.resize(16)
@@ -750,8 +750,8 @@ def test_a_bind_over_another_that_succeeds_counts(keep, version):
     pair = connect_pair(keep, keep.adapter)
     first, second = memory(keep, keep.adapter, 64), memory(keep, keep.adapter, 64)
     window = keep(keep.adapter.create_memory_window())
-    bind(pair.client, window, first, 0, 32, Access.REMOTE_READ)
-    pair.client.queue_pair.bind(window, second, 0, 16, Access.REMOTE_READ)
+    bind(pair.client, window, first[0:32], Access.REMOTE_READ)
+    pair.client.queue_pair.bind(window, second[0:16], Access.REMOTE_READ)
     with ending(pair.client.cq, version, [SUCCESS]):
         succeed(pair.client.cq)
     assert window.remote().length == 16
