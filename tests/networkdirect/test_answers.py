@@ -470,8 +470,8 @@ def test_a_queue_that_somebody_does_not_leave_is_not_closed(keep, version, monke
 
 def test_a_queue_of_an_adapter_that_cannot_resize_says_so(keep, monkeypatch):
     queue = keep(keep.adapter.create_completion_queue(8))
-    flags = keep.adapter.info.capabilities - {"RESIZE_COMPLETION_QUEUE"}
-    monkeypatch.setattr(keep.adapter, "info", dataclasses.replace(keep.adapter.info, flags=flags))
+    capabilities = keep.adapter.info.capabilities & ~ndpy.Capability.RESIZE_COMPLETION_QUEUE
+    monkeypatch.setattr(keep.adapter, "info", dataclasses.replace(keep.adapter.info, capabilities=capabilities))
     with pytest.raises(ndpy.UnsupportedError, match="cannot resize"):
         queue.resize(16)
     assert queue.depth == 8
