@@ -135,6 +135,14 @@ class QueuePair(Resource):
         """Whether it had a connection that has ended, or was flushed while it had one."""
         return self._ended
 
+    @abc.abstractmethod
+    def _begin_connection(self) -> None:
+        """The connection exists: initiator requests may be posted."""
+
+    @abc.abstractmethod
+    def _end_connection(self) -> None:
+        """The connection is over: what is outstanding is cancelled, and what will be posted."""
+
     def _set_ended(self) -> None:
         """Its connection is over. Called with locks held."""
         self._ended = True

@@ -15,10 +15,7 @@ from ndpy.connection import (
     Address,
     Connector,
     ReadLimits,
-    RetryPolicy,
-    limit_private_data,
     listening_address,
-    resolve_destination,
     source_host,
 )
 from ndpy.networkdirect.addresses import pack_address, pack_resolved, sized, unpack_address
@@ -39,9 +36,8 @@ from ndpy.networkdirect.library import (
     release,
     status_error,
 )
-from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all
+from ndpy.networkdirect.overlapped import Request, cancel_all
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
-from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePair
 
 if TYPE_CHECKING:
@@ -65,33 +61,19 @@ class NetworkDirectConnector(Connector):
         super().__init__(adapter)
         self._native = native if native is not None else adapter._new_native_connector()
         self._requests: set[Request] = set()
-        self._target = ""
+        #: The native connector is bound, by bind() or by connect().
         self._bound = False
         self._addresses: dict[str, Address] = {}
-        #: The present connect(): its native call, and the limits that this side asked for.
+        #: The native call of the present connect().
         self._attempt: Callable[[Any], int] | None = None
-        self._attempt_limits = ReadLimits(0, 0)
-        self._completing: Pending[None] | None = None
         self._opened()
 
     # ---- what can be asked ----
 
-    @property
-    def local_address(self) -> Address:
-        return self._address("local", self._get_local_address)
-
-    @property
-    def peer_address(self) -> Address:
-        return self._address("peer", self._get_peer_address)
-
-    def _address(self, which: str, getter: Callable[..., int]) -> Address:
-        self._check()
-        with self._state_lock:
-            self._check()
-            address = self._addresses.get(which) or self._query_address(getter)
-        if address is None:
-            raise errors.NotConnectedError(f"there is no {which} address yet", operation=f"{which}_address")
-        return address
+    def _native_address(self, peer: bool) -> Address | None:
+        if peer:
+            return self._addresses.get("peer") or self._query_address(self._get_peer_address)
+        return self._addresses.get("local") or self._query_address(self._get_local_address)
 
     def _query_address(self, getter: Callable[..., int]) -> Address | None:
         try:
@@ -199,16 +181,14 @@ class NetworkDirectConnector(Connector):
 
     # ---- the active side ----
 
-    def bind(self, address: Address) -> None:
-        with self._state_lock:
-            self._expect("bind", "idle", "bound")
-            host, port = listening_address(self._adapter.info.addresses, address)
-            if port:
-                self._bind((host, port))
-            else:
-                port = self._bind_to_some_port(host)
-            self._addresses["local"] = (host, port)
-            self._move("bound")
+    def _native_bind(self, address: Address) -> Address:
+        host, port = listening_address(self._adapter.info.addresses, address)
+        if port:
+            self._bind((host, port))
+        else:
+            port = self._bind_to_some_port(host)
+        self._addresses["local"] = (host, port)
+        return host, port
 
     def _bind_to_some_port(self, host: str) -> int:
         """Providers do not tell what they chose before connect() (contract H.7.7), so the choice is made here."""
@@ -236,91 +216,47 @@ class NetworkDirectConnector(Connector):
         )
         self._bound = True
 
-    def begin_connect(
-        self,
-        queue_pair: QueuePair,
-        address: Address,
-        *,
-        private_data: bytes = b"",
-        inbound_read_limit: int | None = None,
-        outbound_read_limit: int | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> Pending[None]:
-        self._check_policy(retry, "connect")
-        limits = self._own_limits(inbound_read_limit, outbound_read_limit)
-        data = limit_private_data(private_data, self._adapter.info.max_caller_data, "connect")
-        family, resolved = resolve_destination(address)
-        with self._state_lock:
-            self._expect("connect", "idle", "bound")
-            self._take_queue_pair(queue_pair)
-            assert isinstance(queue_pair, NetworkDirectQueuePair)
-            lend = queue_pair._lend
-            try:
-                self._target = f"{address[0]} port {address[1]}"
-                self._private_data = self._read_limits = None
-                if not self._bound:
-                    self._bind((source_host(self._adapter.info.name, self._adapter.info.addresses, resolved[0]), 0))
-                self._prepare_connection(queue_pair, limits)
-                former = self._state
-                self._move("connecting")
-                pending: Pending[None] = OverlappedPending("connect", lambda: self._give_up(pending))
-                self._pending = pending
-                packed = pack_resolved(family, resolved)
-                self._attempt = lambda overlapped: lend(
-                    lambda: self._connect_native(queue_pair, packed, limits, data, overlapped)
-                )
-                self._attempt_limits = limits
-                self._start_attempt()
-            except errors.ProviderError as failure:
-                self._refused_attempt(former if self._state == "connecting" else None)
-                raise self._attempt_error(failure.native) if failure.native else failure from None
-            except BaseException:
-                self._refused_attempt(former if self._state == "connecting" else None)
-                raise
-        return pending
+    def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
+        assert isinstance(queue_pair, NetworkDirectQueuePair)
+        lend, (data, limits, _) = queue_pair._lend, self._wanted
+        packed = pack_resolved(family, destination)
+        try:
+            if not self._bound:
+                info = self._adapter.info
+                self._bind((source_host(info.name, info.addresses, destination[0]), 0))
+            self._prepare_connection(queue_pair, limits)
+            self._attempt = lambda overlapped: lend(
+                lambda: self._connect_native(queue_pair, packed, limits, data, overlapped)
+            )
+            self._start_attempt()
+        except errors.ProviderError as failure:
+            raise self._attempt_error(failure.native) if failure.native else failure from None
 
     def _start_attempt(self) -> None:
         assert self._attempt is not None
         self._issue("connect", self._attempt, lambda connector, status: connector._on_connect_end(status))
 
-    def _refused_attempt(self, former: str | None) -> None:
-        """A connect was not started: everything is as it was."""
+    def _native_attempt_over(self) -> None:
         self._attempt = None
-        self._release_queue_pair()
-        self._pending = None
-        if former is not None:
-            self._move(former)
 
     def _on_connect_end(self, status: int) -> None:
         if self._state != "connecting":
             return
-        pending, self._pending = self._pending, None
         self._attempt = None
-        failure: errors.NdpyError | None = None
-        if status == SUCCESS:
-            try:
-                self._fetch_private_data()
-                self._private_data = self._private_data or b""
-                theirs = self._fetch_read_limits()
-                self._read_limits = ReadLimits(*map(min, self._attempt_limits, theirs))
-                self._remember_addresses()
-                self._move("offered")
-            except errors.ProviderError as error_of_query:
-                # Without its frames, of which this one refers to it.
-                failure = error_of_query.with_traceback(None)
-                self._lose("failed")
-        else:
+        if status != SUCCESS:
             if status == CONNECTION_REFUSED:
                 self._fetch_private_data()
-            failure = self._attempt_error(status)
-            self._release_queue_pair()
-            self._move("bound" if status in _MAY_RETRY else "failed")
-        if pending is None:
+            self._on_attempt_failed(self._attempt_error(status), again=status in _MAY_RETRY)
             return
-        if failure is None:
-            pending.succeed(None)
-        else:
-            pending.fail(failure)
+        try:
+            self._fetch_private_data()
+            limits = self._fetch_read_limits()
+            self._remember_addresses()
+        except errors.ProviderError as failure:
+            # Without its frames, of which this one refers to it.
+            self._on_attempt_failed(failure.with_traceback(None), again=False)
+            return
+        self._on_offered(self._private_data or b"", limits)
 
     def _attempt_error(self, status: int) -> errors.ProviderError:
         messages = {
@@ -332,137 +268,66 @@ class NetworkDirectConnector(Connector):
         }
         return status_error("connect", IO_TIMEOUT if status == TIMEOUT else status, messages.get(status, ""))
 
-    def _give_up(self, pending: Pending[None]) -> None:
-        """cancel() of a connect or accept."""
-        with self._state_lock:
-            if self._pending is not pending or self._state not in ("connecting", "accepting"):
-                return
-            accepting = self._state == "accepting"
-            queue_pair = self.queue_pair
-            self._pending = self._attempt = None
+    def _native_give_up(self, state: str) -> None:
+        self._attempt = None
+        if state in ("connecting", "accepting"):
             self._cancel_native()
-            self._release_queue_pair()
-            self._move("failed")
-            if accepting and isinstance(queue_pair, NetworkDirectQueuePair):
-                queue_pair._end_connection()
 
-    def begin_complete_connect(self) -> Pending[None]:
-        pending: Pending[None] = OverlappedPending("complete_connect")
-        with self._state_lock:
-            self._expect("complete_connect", "offered")
-            if self._completing is not None:
-                raise errors.NotConnectedError("complete_connect() was called before", operation="complete_connect")
-            self._completing = pending
-            try:
-                assert self.queue_pair is not None
-                self._expect_messages(self.queue_pair)
-                self._issue("complete_connect", self._complete_native, NetworkDirectConnector._on_complete_end)
-            except BaseException:
-                self._completing = None
-                self._lose("failed")
-                raise
-        return pending
+    def _native_complete(self, queue_pair: QueuePair) -> None:
+        self._expect_messages(queue_pair)
+        self._issue("complete_connect", self._complete_native, NetworkDirectConnector._on_complete_end)
 
     def _on_complete_end(self, status: int) -> None:
-        pending, self._completing = self._completing, None
         if self._state != "offered":
             return
         if status == SUCCESS:
-            self._establish()
-            if pending is not None:
-                pending.succeed(None)
-            return
-        self._lose("failed")
-        if pending is not None:
-            pending.fail(status_error("complete_connect", status))
+            self._on_established()
+        else:
+            self._on_lost(status_error("complete_connect", status))
 
-    def _establish(self) -> None:
-        queue_pair = self.queue_pair
-        assert isinstance(queue_pair, NetworkDirectQueuePair)
+    def _on_established(self) -> None:
         self._remember_addresses()
-        self._move("established")
-        queue_pair._begin_connection()
+        super()._on_established()
         try:
             self._issue("wait_disconnected", self._notify_native, NetworkDirectConnector._on_notified)
         except errors.ProviderError:
             # It is over already.
-            self._on_disconnected()
-
-    def _lose(self, state: str) -> None:
-        """The connection in the making is lost, and with it the queue pair."""
-        queue_pair = self.queue_pair
-        self._release_queue_pair()
-        self._move(state)
-        if isinstance(queue_pair, NetworkDirectQueuePair):
-            queue_pair._end_connection()
+            self._on_disconnected(told=False)
 
     # ---- the passive side ----
 
-    def _requested(self) -> None:
+    def _on_request(self) -> None:
+        """It was filled by a client's request."""
         self._fetch_private_data()
-        self._private_data = self._private_data or b""
         try:
-            self._read_limits = self._fetch_read_limits()
+            limits = self._fetch_read_limits()
         except errors.ProviderError:
             # The client has given up meanwhile; accept() says so.
-            self._read_limits = ReadLimits(0, 0)
+            limits = ReadLimits(0, 0)
         self._remember_addresses()
-        self._move("requested")
+        self._requested(self._private_data or b"", limits)
 
-    def begin_accept(
-        self,
-        queue_pair: QueuePair,
-        *,
-        private_data: bytes = b"",
-        inbound_read_limit: int | None = None,
-        outbound_read_limit: int | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> Pending[None]:
-        self._check_policy(retry, "accept")
-        mine = self._own_limits(inbound_read_limit, outbound_read_limit)
-        data = limit_private_data(private_data, self._adapter.info.max_callee_data, "accept")
-        with self._state_lock:
-            if self._state == "failed":
-                raise errors.ConnectionAbortedError("the client has given up", operation="accept")
-            self._expect("accept", "requested")
-            self._take_queue_pair(queue_pair)
-            assert isinstance(queue_pair, NetworkDirectQueuePair)
-            lend = queue_pair._lend
-            assert self._read_limits is not None
-            self._read_limits = ReadLimits(*map(min, mine, self._read_limits))
-            pending: Pending[None] = OverlappedPending("accept", lambda: self._give_up(pending))
-            self._pending = pending
-            self._move("accepting")
-            limits = self._read_limits
-            try:
-                self._prepare_connection(queue_pair, limits)
-                self._expect_messages(queue_pair)
-                self._issue(
-                    "accept",
-                    lambda overlapped: lend(lambda: self._accept_native(queue_pair, limits, data, overlapped)),
-                    NetworkDirectConnector._on_accept_end,
-                )
-            except BaseException as failure:
-                self._pending = None
-                self._release_queue_pair()
-                self._move("failed")
-                if isinstance(failure, errors.ProviderError):
-                    raise self._accept_error(failure.native) from None
-                raise
-        return pending
+    def _native_accept(self, queue_pair: QueuePair) -> None:
+        assert isinstance(queue_pair, NetworkDirectQueuePair)
+        lend, (data, limits, _) = queue_pair._lend, self._wanted
+        try:
+            self._prepare_connection(queue_pair, limits)
+            self._expect_messages(queue_pair)
+            self._issue(
+                "accept",
+                lambda overlapped: lend(lambda: self._accept_native(queue_pair, limits, data, overlapped)),
+                NetworkDirectConnector._on_accept_end,
+            )
+        except errors.ProviderError as failure:
+            raise self._accept_error(failure.native) from None
 
     def _on_accept_end(self, status: int) -> None:
         if self._state != "accepting":
             return
-        pending, self._pending = self._pending, None
         if status == SUCCESS:
-            self._establish()
-            if pending is not None:
-                pending.succeed(None)
-            return
-        self._lose("failed")
-        if pending is not None:
-            pending.fail(self._accept_error(status))
+            self._on_established()
+        else:
+            self._on_lost(self._accept_error(status))
 
     @staticmethod
     def _accept_error(status: int) -> errors.ProviderError:
@@ -473,121 +338,45 @@ class NetworkDirectConnector(Connector):
         }
         return status_error("accept", status, messages.get(status, ""))
 
-    def reject(self, private_data: bytes = b"") -> None:
-        self._check()
-        data = limit_private_data(private_data, self._adapter.info.max_callee_data, "reject")
-        with self._state_lock:
-            self._expect("reject", "requested", "offered")
-            status = self._reject_native(data)
-            completing, self._completing = self._completing, None
-            if completing is not None:
-                completing.fail(errors.CanceledError("the offer was rejected", operation="complete_connect"))
-            self._release_queue_pair()
-            self._move("failed")
-            check("reject", status, "" if status & 0xFFFFFFFF != CONNECTION_ABORTED else "the peer has gone")
+    def _native_reject(self, private_data: bytes, offered: bool) -> None:
+        status = self._reject_native(private_data)
+        check("reject", status, "" if status & 0xFFFFFFFF != CONNECTION_ABORTED else "the peer has gone")
 
     # ---- the end ----
 
-    def begin_disconnect(self) -> Pending[None]:
-        with self._state_lock:
-            self._expect("disconnect", "established", "disconnected")
-            if self._disconnect_called:
-                raise errors.NotConnectedError("disconnect() was called before", operation="disconnect")
-            self._disconnect_called = True
-            pending: Pending[None] = OverlappedPending("disconnect")
-            self._disconnecting = pending
-            queue_pair = self.queue_pair
-            if isinstance(queue_pair, NetworkDirectQueuePair):
-                queue_pair._end_connection()
-            try:
-                self._issue("disconnect", self._disconnect_native, NetworkDirectConnector._on_disconnect_end)
-            except errors.ProviderError:
-                # Providers that count a connection as none once the peer has left (contract H.8.6).
-                self._on_disconnected()
-                if not pending.done():
-                    self._disconnecting = None
-                    pending.succeed(None)
-        return pending
+    def _native_disconnect(self) -> None:
+        if self.queue_pair is not None:
+            self.queue_pair._end_connection()
+        try:
+            self._issue("disconnect", self._disconnect_native, NetworkDirectConnector._on_disconnect_end)
+        except errors.ProviderError:
+            # Providers that count a connection as none once the peer has left (contract H.8.6).
+            self._on_disconnected()
 
     def _on_disconnect_end(self, status: int) -> None:
-        """Whatever it says, the connection is over."""
+        # Whatever it says, the connection is over.
         self._on_disconnected()
-        pending, self._disconnecting = self._disconnecting, None
-        if pending is not None:
-            pending.succeed(None)
 
     def _on_notified(self, status: int) -> None:
         if status != CANCELED:
-            self._on_disconnected()
+            self._on_disconnected(told=False)
 
-    def _on_disconnected(self) -> None:
-        """The connection is over, from whichever side."""
-        queue_pair = self.queue_pair
-        if isinstance(queue_pair, NetworkDirectQueuePair):
-            queue_pair._end_connection()
-        if self._state != "established":
-            return
-        self._move("disconnected")
-        ended, self._watching = self._watching, []
-        for pending in ended:
-            pending.succeed(None)
+    def _native_on_failed_completion(self) -> None:
+        # The provider has ended the connection and told the peer.
+        self._on_disconnected(told=False)
 
-    def _on_failed_completion(self) -> None:
-        """A request failed, which has ended the connection (contract F.6.1)."""
+    def _native_end_requests(self) -> None:
         with self._state_lock:
-            self._on_disconnected()
-
-    def _on_queue_pair_closed(self) -> None:
-        """The queue pair is gone: the connection has ended, or the attempt has."""
-        with self._state_lock:
-            pending, self._pending = self._pending, None
-            completing, self._completing = self._completing, None
-            if self._state in ("connecting", "accepting", "offered"):
-                self._move("failed")
-            elif self._state == "established":
-                self._on_disconnected()
-            self._release_queue_pair()
-        for waiting in (pending, completing):
-            if waiting is not None:
-                waiting.fail(errors.CanceledError("the queue pair was closed", operation=waiting._operation))
-
-    def _on_removed(self) -> None:
-        failure = self._removed_error()
-        with self._state_lock:
-            waiting = self._take_waiting()
-        for pending in waiting:
-            pending.fail(failure)
-
-    def _take_waiting(self) -> list[Pending[None]]:
-        completing, self._completing = self._completing, None
-        return super()._take_waiting() + ([] if completing is None else [completing])
-
-    def _release(self) -> None:
-        with self._state_lock:
-            self._defunct = self._closed_error
-            waiting = self._take_waiting()
             requests = list(self._requests)
             self._requests.clear()
         try:
             cancel_all(requests)
         except errors.DeviceBusyError:
             self._requests.update(requests)
-            self._stays_open()
-            for pending in waiting:
-                pending.fail(errors.CanceledError("the connector was being closed", operation=pending._operation))
             raise
-        with self._state_lock:
-            queue_pair = self.queue_pair
-            if isinstance(queue_pair, NetworkDirectQueuePair) and self._state in (
-                "established",
-                "accepting",
-                "disconnected",
-            ):
-                queue_pair._end_connection()
-            self._release_queue_pair()
-            release(self._native)
-            self._native = None
         for request in requests:
             request.ignore_end()
-        for pending in waiting:
-            pending.fail(errors.CanceledError("the connector was closed", operation=pending._operation))
+
+    def _native_free(self) -> None:
+        release(self._native)
+        self._native = None

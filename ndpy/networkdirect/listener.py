@@ -83,7 +83,7 @@ class NetworkDirectListener(Listener):
     def _take(self, native: Any) -> None:
         """A request has arrived."""
         connector = self._adapter._connector_class(self._adapter, native)
-        connector._requested()
+        connector._on_request()
         self._arrive(connector)
 
     def _on_request(self, request: Request, status: int) -> None:

@@ -202,7 +202,7 @@ class NetworkDirectQueuePair(QueuePair):
         # Looked at once: another thread may take it away.
         connector = self.connector
         if connector is not None:
-            connector._on_failed_completion()  # type: ignore[attr-defined]
+            connector._on_failed_completion()
 
     def flush(self) -> None:
         self._check()
@@ -269,7 +269,7 @@ class NetworkDirectQueuePair(QueuePair):
             # Whoever gets the lock next finds neither of the two.
             native, self._native = self._native, None
         if connector is not None:
-            connector._on_queue_pair_closed()  # type: ignore[attr-defined]
+            connector._on_queue_pair_closing()
         if self.srq is not None:
             self._leave_shared_queue()
         for queue in {self.receive_cq, self.initiator_cq}:

@@ -17,15 +17,11 @@ from ndpy.connection import (
     Connector,
     ReadLimits,
     RetryPolicy,
-    limit_private_data,
-    resolve_destination,
     source_host,
 )
 from ndpy.endpoint import MTUS
-from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePair
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
-from ndpy.verbs.devices import MAX_CALLEE_DATA, MAX_CALLER_DATA
 from ndpy.verbs.library import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 
@@ -50,107 +46,59 @@ class VerbsConnector(Connector):
         if key:
             self._serial = key
         self._id = identifier
-        self._request: tuple[bytes, ReadLimits] = (b"", ReadLimits(0, 0))
-        self._retry = RetryPolicy()
         #: The peer receives from a shared receive queue, so a message may wait without end (contract F.3.6).
         self._peer_shares = False
         self._disconnect_sent = False
         #: iWARP: the peer has left before complete_connect(); what it sent until then has arrived.
         self._left_early = False
         self._iwarp = adapter.info.transport == "iWARP"
-        self._target = ""
-        #: The address of bind(), for every attempt.
-        self._bound_to: Address | None = None
+        # On iWARP the kernel has moved the queue pair when the reply comes, and not yet when accept() is refused.
+        self._offer_uses_queue_pair = self._iwarp
+        self._refused_step_uses_queue_pair = not self._iwarp
         self._opened()
 
-    # ---- what can be asked ----
-
-    @property
-    def local_address(self) -> Address:
-        return self._address(peer=False)
-
-    @property
-    def peer_address(self) -> Address:
-        return self._address(peer=True)
-
-    def _address(self, peer: bool) -> Address:
-        self._check()
-        with self._state_lock:
-            address = unpack_address(self._id, peer) if self._id is not None else None
-        if address is None or (peer and self._state in ("idle", "bound")):
-            which = "peer" if peer else "local"
-            raise errors.NotConnectedError(f"there is no {which} address yet", operation=f"{which}_address")
-        return address
+    def _native_address(self, peer: bool) -> Address | None:
+        if self._id is None or (peer and self._state in ("idle", "bound")):
+            return None
+        return unpack_address(self._id, peer)
 
     # ---- the active side ----
 
-    def bind(self, address: Address) -> None:
-        with self._state_lock:
-            self._expect("bind", "idle", "bound")
-            identifier = new_identifier(self._adapter, self._serial)
-            try:
-                bind_identifier(self._adapter, identifier, address)
-            except BaseException:
-                lib.rdma_destroy_id(identifier)
-                raise
-            self._replace_identifier(identifier)
-            bound = unpack_address(identifier, peer=False)
-            self._bound_to = (address[0], bound[1] if bound else address[1])
-            self._move("bound")
+    def _native_bind(self, address: Address) -> Address:
+        identifier = new_identifier(self._adapter, self._serial)
+        try:
+            bind_identifier(self._adapter, identifier, address)
+        except BaseException:
+            lib.rdma_destroy_id(identifier)
+            raise
+        self._replace_identifier(identifier)
+        bound = unpack_address(identifier, peer=False)
+        return address[0], bound[1] if bound else address[1]
 
     def _replace_identifier(self, identifier: Any) -> None:
         former, self._id = self._id, identifier
         if former is not None:
             lib.rdma_destroy_id(former)
 
-    def begin_connect(
-        self,
-        queue_pair: QueuePair,
-        address: Address,
-        *,
-        private_data: bytes = b"",
-        inbound_read_limit: int | None = None,
-        outbound_read_limit: int | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> Pending[None]:
-        self._check()
-        policy = self._check_policy(retry, "connect")
-        limits = self._own_limits(inbound_read_limit, outbound_read_limit)
-        data = limit_private_data(private_data, MAX_CALLER_DATA, "connect")
-        family, resolved = resolve_destination(address)
-        with self._state_lock:
-            self._expect("connect", "idle", "bound")
-            self._take_queue_pair(queue_pair)
-            self._request = (data, limits)
-            self._retry = policy
-            self._target = f"{address[0]} port {address[1]}"
-            self._private_data = self._read_limits = None
-            pending: Pending[None] = Pending("connect", lambda: self._give_up(pending))
-            self._pending = pending
-            try:
-                source = None
-                if self._id is None:
-                    self._id = new_identifier(self._adapter, self._serial)
-                    if self._bound_to is not None:
-                        bind_identifier(self._adapter, self._id, self._bound_to)
-                    else:
-                        source = self._source_address(family, resolved)
-                self._move("connecting")
-                packed = pack_address(family, resolved)
-                check_errno(
-                    "connect",
-                    lib.rdma_resolve_addr(
-                        self._id,
-                        ffi.cast("struct sockaddr *", source) if source is not None else ffi.NULL,
-                        ffi.cast("struct sockaddr *", packed),
-                        _RESOLVE_MS,
-                    ),
-                    f"there is no way from {self._adapter.info.name} to {self._target}",
-                )
-            except BaseException:
-                self._failed_attempt()
-                raise
-        return pending
+    def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
+        source = None
+        if self._id is None:
+            self._id = new_identifier(self._adapter, self._serial)
+            if self._bound_to is not None:
+                bind_identifier(self._adapter, self._id, self._bound_to)
+            else:
+                source = self._source_address(family, destination)
+        packed = pack_address(family, destination)
+        check_errno(
+            "connect",
+            lib.rdma_resolve_addr(
+                self._id,
+                ffi.cast("struct sockaddr *", source) if source is not None else ffi.NULL,
+                ffi.cast("struct sockaddr *", packed),
+                _RESOLVE_MS,
+            ),
+            f"there is no way from {self._adapter.info.name} to {self._target}",
+        )
 
     def _source_address(self, family: int, destination: tuple[Any, ...]) -> Any:
         """An address of this adapter to come from: the destination itself, or one of its network, or any."""
@@ -160,7 +108,7 @@ class VerbsConnector(Connector):
 
     def _parameters(self) -> tuple[Any, Any]:
         """A struct rdma_conn_param of what is asked for, and the memory that it points to."""
-        data, limits = self._request
+        data, limits, _ = self._wanted
         queue_pair = self.queue_pair
         assert isinstance(queue_pair, VerbsQueuePair)
         kept = ffi.new("char[]", data) if data else ffi.NULL
@@ -177,60 +125,34 @@ class VerbsConnector(Connector):
         parameters.qp_num = queue_pair._number
         return parameters, kept
 
-    def _failed_attempt(self) -> None:
-        """A connect did not lead to an offer: connector and queue pair can try again (contract H.4.4)."""
-        self._release_queue_pair()
-        if self._state == "connecting":
-            self._move("bound" if self._bound_to else "idle")
-        self._pending = None
+    def _native_attempt_over(self) -> None:
         self._replace_identifier(None)
 
-    def _give_up(self, pending: Pending[None]) -> None:
-        """cancel() of a connect or accept."""
-        with self._state_lock:
-            if self._pending is not pending or self._state not in ("connecting", "accepting"):
-                return
-            self._abandon()
-
-    def _abandon(self, *, queue_pair_untouched: bool = False) -> None:
-        former, queue_pair = self._state, self.queue_pair
-        self._pending = None
-        self._release_queue_pair()
-        self._move("failed")
-        if former == "connecting" and self._iwarp and self._id is not None:
+    def _native_give_up(self, state: str) -> None:
+        if self._id is None:
+            return
+        if state == "connecting" and self._iwarp:
             # The kernel holds this call until the peer has answered, or for ten seconds.
             identifier, self._id = self._id, None
             self._adapter._in_background(lambda: lib.rdma_destroy_id(identifier))
-        else:
-            self._replace_identifier(None)
-        if former == "accepting" and isinstance(queue_pair, VerbsQueuePair) and not queue_pair_untouched:
-            queue_pair._end_connection()
+            return
+        if state == "requested" or (state == "offered" and not self._iwarp):
+            lib.rdma_reject(self._id, ffi.NULL, 0)
+        self._replace_identifier(None)
 
-    def begin_complete_connect(self) -> Pending[None]:
-        pending: Pending[None] = Pending("complete_connect")
-        with self._state_lock:
-            self._expect("complete_connect", "offered")
-            queue_pair = self.queue_pair
-            assert isinstance(queue_pair, VerbsQueuePair)
-            if not self._iwarp:
-                try:
-                    self._ready_queue_pair(queue_pair)
-                    check_errno("complete_connect", lib.rdma_establish(self._id))
-                except BaseException:
-                    self._abandon()
-                    queue_pair._end_connection()
-                    raise
-            self._move("established")
-            queue_pair._begin_connection()
-            if self._left_early:
-                self._on_disconnected()
-        pending.succeed(None)
-        return pending
+    def _native_complete(self, queue_pair: QueuePair) -> None:
+        assert isinstance(queue_pair, VerbsQueuePair)
+        if not self._iwarp:
+            self._ready_queue_pair(queue_pair)
+            check_errno("complete_connect", lib.rdma_establish(self._id))
+        self._on_established()
+        if self._left_early:
+            self._on_disconnected()
 
     def _ready_queue_pair(self, queue_pair: VerbsQueuePair) -> None:
         """INIT, ready to receive, ready to send, with what the connection manager knows of both ends."""
         assert self._read_limits is not None
-        retry = self._retry
+        retry = self._wanted.retry
         for state in (lib.IBV_QPS_INIT, lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
             attributes = ffi.new("struct ibv_qp_attr *")
             mask = ffi.new("int *")
@@ -261,116 +183,58 @@ class VerbsConnector(Connector):
 
     # ---- the passive side ----
 
-    def _requested(self, event: CmEvent) -> None:
-        info = self._adapter.info
-        self._private_data = event.private_data
-        self._read_limits = ReadLimits(
-            min(event.responder_resources, info.max_inbound_read_limit),
-            min(event.initiator_depth, info.max_outbound_read_limit),
-        )
+    def _on_request(self, event: CmEvent) -> None:
+        """It was made for a client's request, which the event tells of."""
         self._peer_shares = event.srq
-        self._move("requested")
+        self._requested(event.private_data, ReadLimits(event.responder_resources, event.initiator_depth))
 
-    def begin_accept(
-        self,
-        queue_pair: QueuePair,
-        *,
-        private_data: bytes = b"",
-        inbound_read_limit: int | None = None,
-        outbound_read_limit: int | None = None,
-        retry: RetryPolicy | None = None,
-    ) -> Pending[None]:
-        self._check()
-        policy = self._check_policy(retry, "accept")
-        mine = self._own_limits(inbound_read_limit, outbound_read_limit)
-        data = limit_private_data(private_data, MAX_CALLEE_DATA, "accept")
-        with self._state_lock:
-            if self._state == "failed":
-                raise errors.ConnectionAbortedError("the client has given up", operation="accept")
-            self._expect("accept", "requested")
-            self._take_queue_pair(queue_pair)
-            assert isinstance(queue_pair, VerbsQueuePair)
-            assert self._read_limits is not None
-            self._read_limits = ReadLimits(*map(min, mine, self._read_limits))
-            self._request = (data, self._read_limits)
-            self._retry = policy
-            pending: Pending[None] = Pending("accept", lambda: self._give_up(pending))
-            self._pending = pending
-            self._move("accepting")
-            try:
-                if not self._iwarp:
-                    self._ready_queue_pair(queue_pair)
-                parameters, _kept = self._parameters()
-                check_errno("accept", lib.rdma_accept(self._id, parameters))
-            except errors.ProviderError as error:
-                self._abandon(queue_pair_untouched=self._iwarp)
-                if error.native in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
-                    # The kernel's words for a request whose client has gone.
-                    raise errors.ConnectionAbortedError(
-                        "the client has given up", operation="accept", native=error.native
-                    ) from None
-                raise
-            except BaseException:
-                self._abandon(queue_pair_untouched=self._iwarp)
-                raise
-        return pending
+    def _native_accept(self, queue_pair: QueuePair) -> None:
+        assert isinstance(queue_pair, VerbsQueuePair)
+        try:
+            if not self._iwarp:
+                self._ready_queue_pair(queue_pair)
+            parameters, _kept = self._parameters()
+            check_errno("accept", lib.rdma_accept(self._id, parameters))
+        except errors.ProviderError as error:
+            if error.native in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
+                # The kernel's words for a request whose client has gone.
+                raise errors.ConnectionAbortedError(
+                    "the client has given up", operation="accept", native=error.native
+                ) from None
+            raise
 
-    def reject(self, private_data: bytes = b"") -> None:
-        self._check()
-        data = limit_private_data(private_data, MAX_CALLEE_DATA, "reject")
-        with self._state_lock:
-            self._expect("reject", "requested", "offered")
-            offered = self._state == "offered"
-            if offered and self._iwarp:
-                # The MPA exchange is over when the reply arrives; only ending the connection is left.
-                lib.rdma_disconnect(self._id)
-                self._drop_offer()
-                return
-            kept = ffi.new("char[]", data) if data else ffi.NULL
-            if lib.rdma_reject(self._id, kept, len(data)):
-                number = ffi.errno
-                self._move("failed")
-                raise errors.ConnectionAbortedError("the peer has gone", operation="reject", native=number)
-            if offered:
-                self._drop_offer()
-            else:
-                self._move("failed")
-                self._replace_identifier(None)
-
-    def _drop_offer(self) -> None:
-        queue_pair = self.queue_pair
-        self._move("failed")
-        self._release_queue_pair()
-        self._replace_identifier(None)
-        if self._iwarp and isinstance(queue_pair, VerbsQueuePair):
-            queue_pair._end_connection()
+    def _native_reject(self, private_data: bytes, offered: bool) -> None:
+        if offered and self._iwarp:
+            # The MPA exchange is over when the reply arrives; only ending the connection is left.
+            lib.rdma_disconnect(self._id)
+            return
+        kept = ffi.new("char[]", private_data) if private_data else ffi.NULL
+        if lib.rdma_reject(self._id, kept, len(private_data)):
+            raise errors.ConnectionAbortedError("the peer has gone", operation="reject", native=ffi.errno)
 
     # ---- the end ----
 
-    def begin_disconnect(self) -> Pending[None]:
-        with self._state_lock:
-            self._expect("disconnect", "established", "disconnected")
-            if self._disconnect_called:
-                raise errors.NotConnectedError("disconnect() was called before", operation="disconnect")
-            self._disconnect_called = True
-            pending: Pending[None] = Pending("disconnect")
-            if self._state == "disconnected":
-                pending.succeed(None)
-                return pending
-            self._disconnecting = pending
-            number = self._disconnect_natively()
-            if number:
-                # It can be called again.
-                self._disconnect_called, self._disconnecting = False, None
-                raise errors.from_errno("disconnect", number)
-        return pending
+    def _native_disconnect(self) -> None:
+        if self._state == "disconnected":
+            self._on_disconnected()
+            return
+        number = self._disconnect()
+        if number:
+            raise errors.from_errno("disconnect", number)
 
-    def _disconnect_natively(self) -> int:
+    def _disconnect(self) -> int:
         queue_pair = self.queue_pair
         # iWARP sends what is queued before it closes, unless the queue pair is in the error state by then.
-        if not self._iwarp and isinstance(queue_pair, VerbsQueuePair):
+        if not self._iwarp and queue_pair is not None:
             queue_pair._end_connection()
         return self._tell_peer()
+
+    def _native_tell_peer(self) -> None:
+        self._tell_peer()
+
+    def _native_on_failed_completion(self) -> None:
+        # If the peer cannot be told now, disconnect() says so; whoever polled gets his completions.
+        self._disconnect()
 
     def _tell_peer(self) -> int:
         """Tell the peer, once, that the connection is over; the errno if that failed."""
@@ -395,74 +259,8 @@ class VerbsConnector(Connector):
             if self._id is not None:
                 lib.rdma_disconnect(self._id)
 
-    def _on_disconnected(self) -> None:
-        """The connection is over, from whichever side."""
-        queue_pair = self.queue_pair
-        if isinstance(queue_pair, VerbsQueuePair):
-            queue_pair._end_connection()
-        if self._state != "established":
-            return
-        self._move("disconnected")
-        ended, self._watching = self._watching, []
-        if self._disconnecting is not None:
-            ended.append(self._disconnecting)
-            self._disconnecting = None
-        for pending in ended:
-            pending.succeed(None)
-
-    def _on_failed_completion(self) -> None:
-        """A request failed, which ends the connection (contract F.6.1): the peer is told."""
-        with self._state_lock:
-            if self._state == "established" and self._id is not None:
-                # If the peer cannot be told now, disconnect() says so; whoever polled gets his completions.
-                self._disconnect_natively()
-
-    def _on_queue_pair_closing(self) -> None:
-        """The queue pair is being closed: the connection ends, or the attempt does."""
-        with self._state_lock:
-            if self._state in ("connecting", "accepting", "offered"):
-                pending = self._pending
-                if self._state == "offered" and not self._iwarp:
-                    lib.rdma_reject(self._id, ffi.NULL, 0)
-                self._abandon()
-                if pending is not None:
-                    pending.fail(errors.CanceledError("the queue pair was closed", operation="connect"))
-            elif self._state == "established":
-                self._tell_peer()
-                self._on_disconnected()
-            self._release_queue_pair()
-
-    def _on_removed(self) -> None:
-        error = self._removed_error()
-        with self._state_lock:
-            waiting = self._take_waiting()
-        for pending in waiting:
-            pending.fail(error)
-
-    def _release(self) -> None:
-        with self._state_lock:
-            waiting = self._take_waiting()
-            queue_pair = self.queue_pair
-            if isinstance(queue_pair, VerbsQueuePair) and self._state in (
-                "established",
-                "accepting",
-                "offered",
-                "disconnected",
-            ):
-                if self._id is not None and self._state == "established":
-                    self._tell_peer()
-                elif self._id is not None and self._state == "offered" and not self._iwarp:
-                    lib.rdma_reject(self._id, ffi.NULL, 0)
-                if self._state != "offered":
-                    queue_pair._end_connection()
-            elif self._id is not None and self._state == "requested":
-                lib.rdma_reject(self._id, ffi.NULL, 0)
-            if self._state == "connecting":
-                self._abandon()
-            self._release_queue_pair()
-            self._replace_identifier(None)
-        for pending in waiting:
-            pending.fail(errors.CanceledError("the connector was closed", operation=pending._operation))
+    def _native_free(self) -> None:
+        self._replace_identifier(None)
 
     # ---- events ----
 
@@ -476,27 +274,15 @@ class VerbsConnector(Connector):
         with self._state_lock:
             if self._id is None or self._released:
                 return
-            finished = self._handle(event)
-            # Under the lock: cancel() gives the attempt up before this, or comes after its end.
-            if finished is not None:
-                pending, error = finished
-                if error is None:
-                    pending.succeed(None)
-                else:
-                    pending.fail(error)
+            self._handle(event)
 
-    def _handle(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
+    def _handle(self, event: CmEvent) -> None:
         kind = event.type
         if self._state == "connecting":
-            return self._handle_connecting(event)
-        if kind == lib.RDMA_CM_EVENT_ESTABLISHED and self._state == "accepting":
-            queue_pair = self.queue_pair
-            assert isinstance(queue_pair, VerbsQueuePair)
-            self._move("established")
-            queue_pair._begin_connection()
-            pending, self._pending = self._pending, None
-            return (pending, None) if pending else None
-        if kind == lib.RDMA_CM_EVENT_DISCONNECTED and self._state == "established":
+            self._handle_connecting(event)
+        elif kind == lib.RDMA_CM_EVENT_ESTABLISHED and self._state == "accepting":
+            self._on_established()
+        elif kind == lib.RDMA_CM_EVENT_DISCONNECTED and self._state == "established":
             # The answer to the peer's request; without it the peer waits for its retries to run out.
             lib.rdma_disconnect(self._id)
             self._on_disconnected()
@@ -505,10 +291,9 @@ class VerbsConnector(Connector):
             lib.rdma_disconnect(self._id)
             self._left_early = True
         elif kind in _ENDINGS and self._state in ("accepting", "offered", "requested"):
-            return self._handle_loss(event)
-        return None
+            self._on_lost(self._loss(event))
 
-    def _handle_connecting(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
+    def _handle_connecting(self, event: CmEvent) -> None:
         kind = event.type
         error: errors.NdpyError | None = None
         try:
@@ -520,7 +305,7 @@ class VerbsConnector(Connector):
                         operation="connect",
                     )
                 check_errno("connect", lib.rdma_resolve_route(self._id, _RESOLVE_MS))
-                return None
+                return
             if kind == lib.RDMA_CM_EVENT_ROUTE_RESOLVED:
                 parameters, _kept = self._parameters()
                 if lib.rdma_connect(self._id, parameters):
@@ -528,31 +313,25 @@ class VerbsConnector(Connector):
                     if number in _NO_ANSWER:
                         raise self._unreachable(number)
                     raise errors.from_errno("connect", number)
-                return None
+                return
             if kind in (lib.RDMA_CM_EVENT_CONNECT_RESPONSE, lib.RDMA_CM_EVENT_ESTABLISHED):
-                self._private_data = event.private_data
                 self._peer_shares = event.srq
-                mine = self._request[1]
-                inbound, outbound = event.responder_resources, event.initiator_depth
+                limits = ReadLimits(event.responder_resources, event.initiator_depth)
                 if self._adapter.info.driver == "siw":
                     # It reports the reply's limits as the server sees them (siw_cm.c, siw_proc_mpareply()).
-                    inbound, outbound = outbound, inbound
-                self._read_limits = ReadLimits(min(mine.inbound, inbound), min(mine.outbound, outbound))
-                self._move("offered")
-                pending, self._pending = self._pending, None
-                return (pending, None) if pending else None
+                    limits = ReadLimits(limits.outbound, limits.inbound)
+                self._on_offered(event.private_data, limits)
+                return
             error = self._attempt_error(event)
         except errors.NdpyError as failure:
             # Without its frames, of which this one refers to it.
             error = failure.with_traceback(None)
         if error is None:
-            return None
-        pending, queue_pair = self._pending, self.queue_pair
-        self._failed_attempt()
-        if self._iwarp and kind == lib.RDMA_CM_EVENT_REJECTED and isinstance(queue_pair, VerbsQueuePair):
+            return
+        if self._iwarp and kind == lib.RDMA_CM_EVENT_REJECTED and self.queue_pair is not None:
             # The kernel has moved it to the error state, from which iWARP knows no way back.
-            queue_pair._end_connection()
-        return (pending, error) if pending else None
+            self.queue_pair._end_connection()
+        self._on_attempt_failed(error)
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
         """What a failed attempt's event means; None for an event that says nothing of it."""
@@ -604,28 +383,18 @@ class VerbsConnector(Connector):
             native=number,
         )
 
-    def _handle_loss(self, event: CmEvent) -> tuple[Pending[None], errors.NdpyError | None] | None:
+    def _loss(self, event: CmEvent) -> errors.NdpyError:
         """The peer refused, or vanished, before the connection was established."""
-        pending, queue_pair, state = self._pending, self.queue_pair, self._state
         number = abs(event.status)
         if event.type == lib.RDMA_CM_EVENT_REJECTED:
             self._private_data = event.private_data
-            error: errors.NdpyError = errors.ConnectionRefusedError(
-                "the client rejected the offer",
-                operation="accept",
-                native=number,
-                native_name=None if self._iwarp else _REJECT_NAMES.get(number, ""),
+            name = None if self._iwarp else _REJECT_NAMES.get(number, "")
+            return errors.ConnectionRefusedError(
+                "the client rejected the offer", operation="accept", native=number, native_name=name
             )
-        elif event.type == lib.RDMA_CM_EVENT_UNREACHABLE:
-            error = errors.TimeoutError("the client did not complete the connection", operation="accept", native=number)
-        else:
-            error = errors.ConnectionAbortedError("the client has gone", operation="accept", native=number)
-        self._pending = None
-        self._release_queue_pair()
-        self._move("failed")
-        if isinstance(queue_pair, VerbsQueuePair) and state == "accepting":
-            queue_pair._end_connection()
-        return (pending, error) if pending else None
+        if event.type == lib.RDMA_CM_EVENT_UNREACHABLE:
+            return errors.TimeoutError("the client did not complete the connection", operation="accept", native=number)
+        return errors.ConnectionAbortedError("the client has gone", operation="accept", native=number)
 
 
 # What the kernel answers at once where it opens a TCP connection itself (iWARP).

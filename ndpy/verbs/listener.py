@@ -47,7 +47,7 @@ class VerbsListener(Listener):
             lib.rdma_destroy_id(event.id)
             return
         connector = VerbsConnector(self._adapter, event.id, event.key)
-        connector._requested(event)
+        connector._on_request(event)
         self._arrive(connector)
 
     def _native_close(self) -> list[Connector]:

@@ -252,7 +252,7 @@ class VerbsQueuePair(QueuePair):
         # Looked at once: another thread may take it away.
         connector = self.connector
         if connector is not None:
-            connector._on_failed_completion()  # type: ignore[attr-defined]
+            connector._on_failed_completion()
 
     def flush(self) -> None:
         self._check()
@@ -314,7 +314,7 @@ class VerbsQueuePair(QueuePair):
             self._defunct = self._closed_error
         connector = self.connector
         if connector is not None:
-            connector._on_queue_pair_closing()  # type: ignore[attr-defined]
+            connector._on_queue_pair_closing()
         with self._lock:
             if self._qp is not None:
                 self._destroy()

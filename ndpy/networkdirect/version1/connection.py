@@ -128,15 +128,13 @@ class Version1Connector(NetworkDirectConnector):
 
     # ---- the active side ----
 
-    def bind(self, address: Address) -> None:
-        with self._state_lock:
-            self._expect("bind", "idle", "bound")
-            host, port = listening_address(self._adapter.info.addresses, address)
-            host = own_host(self._adapter, host, "bind")
-            self._choices = 0 if port else _CHOICES
-            self._local_port = port or _some_port()
-            self._addresses["local"] = (host, self._local_port)
-            self._move("bound")
+    def _native_bind(self, address: Address) -> Address:
+        host, port = listening_address(self._adapter.info.addresses, address)
+        host = own_host(self._adapter, host, "bind")
+        self._choices = 0 if port else _CHOICES
+        self._local_port = port or _some_port()
+        self._addresses["local"] = (host, self._local_port)
+        return host, self._local_port
 
     def _bind(self, address: Address) -> None:
         # connect() without bind(): the provider chooses the port.
