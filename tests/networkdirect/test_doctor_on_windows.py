@@ -291,7 +291,7 @@ def test_what_the_environment_names_is_examined_and_said(monkeypatch):
     assert verdict(found["catalogue"]) == "FAIL"
 
 
-def test_a_32_bit_python_is_warned(monkeypatch):
+def test_a_program_of_32_bits_python_is_warned(monkeypatch):
     monkeypatch.setattr(catalogue, "own_machine", lambda: "x86")
     found = diagnosis.examine_process()
     assert (found.check, verdict(found)) == ("process", "WARN")

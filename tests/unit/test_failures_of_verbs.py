@@ -177,7 +177,8 @@ def test_an_adapter_is_closed_at_once_although_a_cycle_keeps_what_was_dropped(fa
         connector = adapter.connect(adapter.create_queue_pair(queue), SERVER, timeout_s=DEADLINE_S)
         thread = adapter._events._thread.ident
         wait_until(
-            lambda: sys._current_frames()[thread].f_code.co_name == "_run", "the adapter's thread is done with it"
+            lambda: sys._current_frames()[thread].f_code.co_name == "_native_turn",
+            "the adapter's thread is done with it",
         )
         with pytest.warns(ResourceWarning):
             del connector, queue

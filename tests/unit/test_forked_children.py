@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
@@ -366,6 +367,7 @@ def epolls() -> int:
 
 def test_a_child_lets_go_of_the_parents_epolls(fake):
     """Through them it would keep what the parent has closed in the parent's epolls."""
+    gc.collect()
     before = epolls()
     poller = ndpy.Poller()
     with fake.open():
