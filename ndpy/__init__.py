@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
 from ndpy.completion import Completion, CompletionQueue
-from ndpy.connection import Connector, Listener, ReadLimits, RetryPolicy
+from ndpy.connection import Connector, ReadLimits, RetryPolicy
 from ndpy.endpoint import Endpoint
 from ndpy.errors import (
     AccessViolationError,
@@ -37,6 +37,7 @@ from ndpy.errors import PermissionError as PermissionError
 from ndpy.errors import TimeoutError as TimeoutError
 from ndpy.flags import Access, Capability, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.pending import Pending
 from ndpy.poller import Poller

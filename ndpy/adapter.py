@@ -11,11 +11,13 @@ from typing import Any, ClassVar, TypeVar
 
 from ndpy import errors
 from ndpy.adapter_thread import AdapterThread
+from ndpy.addresses import Address
 from ndpy.completion import CompletionQueue
-from ndpy.connection import Address, Connector, Listener, RetryPolicy
+from ndpy.connection import Connector, RetryPolicy
 from ndpy.flags import Access, Capability
 from ndpy.forking import tell
 from ndpy.info import AdapterInfo
+from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue

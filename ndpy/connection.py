@@ -1,19 +1,15 @@
-"""Connections: connectors, listeners, and the states that a connector goes through."""
+"""Connections: connectors, and the states that they go through."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
 import dataclasses
-import ipaddress
-import socket
 import threading
-import warnings
-from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ndpy import errors
+from ndpy.addresses import Address, resolve_destination
 from ndpy.flags import Capability
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.resource import Resource
@@ -22,9 +18,6 @@ if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.info import AdapterInfo
     from ndpy.queue_pair import QueuePair
-
-#: (host, port); host is a numeric IPv4 or IPv6 address or a name, "" any address of the adapter.
-Address = tuple[str, int]
 
 # Every state of a connector and those it can go to (contract H.1.4). "failed" attempts may be retried where H.4.2 says so.
 TRANSITIONS: dict[str, frozenset[str]] = {
@@ -84,25 +77,6 @@ class RetryPolicy:
                 raise ValueError(f"{field} is 0 to {most} or None, not {value!r}")
 
 
-def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
-    """(family, socket address) of a (host, port); ValueError or OSError with a sentence if it is none."""
-    try:
-        host, port = address[0], address[1]
-        port = int(port)
-    except (TypeError, ValueError, IndexError):
-        raise ValueError(f"an address is (host, port), not {address!r}") from None
-    if not 0 <= port <= 65535:
-        raise ValueError(f"port {port} is not in 0 to 65535")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise errors.AddressUnreachableError(
-            f"{host!r} is neither a numeric address nor a name that can be resolved ({error.strerror})",
-            operation="resolve",
-        ) from None
-    return int(found[0][0]), found[0][4]
-
-
 def cap_limits(info: AdapterInfo, inbound: int | None, outbound: int | None) -> ReadLimits:
     """What was asked for, None for the adapter's limits, capped by these; ValueError for what is no number of reads."""
     for limit in (inbound, outbound):
@@ -120,59 +94,6 @@ def limit_private_data(private_data: bytes, maximum: int, operation: str) -> byt
     if len(data) > maximum:
         raise errors.LimitExceededError(f"{operation}: {len(data)} bytes of private data are more than {maximum}")
     return data
-
-
-def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
-    """resolve(), for something that can be connected to; AddressUnreachableError for port 0 and the wildcard."""
-    family, resolved = resolve(address)
-    if resolved[1] == 0:
-        raise errors.AddressUnreachableError("nothing can listen at port 0", operation="connect")
-    if is_wildcard(resolved[0]):
-        raise errors.AddressUnreachableError(f"{resolved[0]} names no host to connect to", operation="connect")
-    return family, resolved
-
-
-def source_host(name: str, addresses: Sequence[str], destination: str) -> str:
-    """The address of the adapter `name` to come from: the destination itself, or the one that shares most with it."""
-    wanted = ipaddress.ip_address(destination.partition("%")[0])
-    candidates = []
-    for host in addresses:
-        own = ipaddress.ip_address(host.partition("%")[0])
-        if own.version != wanted.version:
-            continue
-        shared = (int(own) ^ int(wanted)).bit_length()
-        candidates.append((own != wanted, own.is_link_local != wanted.is_link_local, shared, host))
-    if not candidates:
-        raise errors.AddressUnreachableError(
-            f"{name} has no {'IPv4' if wanted.version == 4 else 'IPv6'} address to reach {destination} from; its addresses "
-            f"are {', '.join(addresses) or 'none'}",
-            operation="connect",
-        )
-    return min(candidates)[3]
-
-
-def listening_address(addresses: Sequence[str], address: Address) -> Address:
-    """Where to listen for (host, port): host "" or "*" is the wildcard, and an adapter's only address of a family stands
-    for the wildcard, which would take other adapters' requests too."""
-    try:
-        host, port = address
-    except (TypeError, ValueError):
-        raise ValueError(f"an address is (host, port), not {address!r}") from None
-    if host in ("", "*"):
-        has_ipv6 = any(":" in entry for entry in addresses)
-        host = "::" if has_ipv6 and not any("." in entry for entry in addresses) else "0.0.0.0"
-    family, resolved = resolve((host, port))
-    if not is_wildcard(resolved[0]):
-        return host, port
-    same = [
-        entry for entry in addresses if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
-    ]
-    return (same[0] if len(same) == 1 else host), port
-
-
-def is_wildcard(host: str) -> bool:
-    """Whether a numeric host stands for all addresses."""
-    return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
 
 
 class Wanted(NamedTuple):
@@ -736,140 +657,3 @@ class Connector(Resource):
     @abc.abstractmethod
     def _native_free(self) -> None:
         """Free the native connector."""
-
-
-class Listener(Resource):
-    """Takes connection requests at an address of an adapter, made by Adapter.listen().
-
-    Requests that nobody has asked for wait here, up to the backlog; more are refused. The first refusal is told by a
-    RuntimeWarning of the next get_request(), and `refused` counts them. Closing the listener refuses the requests that wait;
-    connectors already given out live on. Source: IND2Listener (contract H.3); rdma_listen(3).
-    """
-
-    _release_order = 5
-
-    def __init__(self, adapter: Adapter, backlog: int) -> None:
-        super().__init__(adapter)
-        if backlog < 0:
-            raise ValueError(f"a backlog is 0 or more, not {backlog}")
-        self._backlog = backlog
-        #: Requests that nobody has asked for yet, and the calls of get_request() that wait, both the oldest first.
-        self._waiting: deque[Connector] = deque()
-        self._asked: deque[Pending[Connector]] = deque()
-        self._refused = 0
-        self._warned = False
-        #: The real one, once it listens.
-        self._address: Address = ("?", 0)
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
-
-    @property
-    def address(self) -> Address:
-        """Where it listens, with the real port."""
-        self._check()
-        return self._address
-
-    @property
-    def refused(self) -> int:
-        """How many requests were refused because the backlog was full.
-
-        On Linux, the kernel keeps those that arrive while this process cannot run, and refuses beyond 1,024
-        (net.rdma_ucm.max_backlog); it tells nobody. All refusals of the adapter are in
-        /sys/class/infiniband/ADAPTER/ports/PORT/cm_tx_msgs/rej.
-        """
-        return self._refused
-
-    def get_request(self, timeout_s: float | None = None) -> Connector:
-        """Wait for the next request; its connector is in state requested.
-
-        TimeoutError at the deadline, CanceledError when the listener is closed meanwhile.
-        """
-        self._warn_of_refusals()
-        return wait_or_cancel(self.begin_get_request(), timeout_s)
-
-    def begin_get_request(self) -> Pending[Connector]:
-        """Ask for the next request; many may be outstanding and are served in their order."""
-        self._check()
-        self._warn_of_refusals()
-        pending: Pending[Connector] = self._adapter._pending_type("get_request", lambda: self._stop_asking(pending))
-        with self._lifetime:
-            self._check()
-            if self._waiting:
-                pending.succeed(self._waiting.popleft())
-                return pending
-            self._asked.append(pending)
-            try:
-                self._native_ask()
-            except BaseException:
-                self._stop_asking(pending)
-                if not pending.done():
-                    raise
-        return pending
-
-    def _on_forked(self) -> None:
-        super()._on_forked()
-        self._asked.clear()
-
-    def _stop_asking(self, pending: Pending[Connector]) -> None:
-        with self._lifetime, contextlib.suppress(ValueError):
-            self._asked.remove(pending)
-
-    def _arrive(self, connector: Connector) -> None:
-        """A request has come: give it to whoever asked first, let it wait, or refuse it."""
-        with self._lifetime:
-            kept = not self._released and self._hand_over(connector)
-        if not kept:
-            connector.close()
-
-    def _hand_over(self, connector: Connector) -> bool:
-        while self._asked:
-            if self._asked.popleft().succeed(connector):
-                return True
-        if self._backlog and len(self._waiting) >= self._backlog:
-            self._refused += 1
-            return False
-        self._waiting.append(connector)
-        return True
-
-    def _fail_asked(self, error: errors.NdpyError) -> None:
-        with self._lifetime:
-            asked, self._asked = self._asked, deque()
-        for pending in asked:
-            pending.fail(error)
-
-    def _on_removed(self) -> None:
-        self._fail_asked(self._removed_error())
-
-    def _release(self) -> None:
-        late = self._native_close()
-        waiting, self._waiting = self._waiting, deque()
-        for connector in [*waiting, *late]:
-            connector.close()
-        self._fail_asked(errors.CanceledError("the listener was closed", operation="get_request"))
-
-    def _warn_of_refusals(self) -> None:
-        """Once, in a thread of the program, which can see it. Called by what the program calls."""
-        if self._refused and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{self._describe()} has refused {self._refused} connection requests, since {self._backlog} waited already; "
-                "take them sooner, or listen with a larger backlog",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-
-    def _describe(self) -> str:
-        host, port = self._address
-        return f"Listener at {host} port {port}"
-
-    # ---- what the platform does ----
-
-    def _native_ask(self) -> None:
-        """Somebody waits for a request. Under the lifetime's lock."""
-
-    @abc.abstractmethod
-    def _native_close(self) -> list[Connector]:
-        """Listen no more, and free what listened; returns the requests that came meanwhile. If it raises, nothing has
-        changed."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.adapter import Adapter
+from ndpy.addresses import Address
 from ndpy.completion import CompletionQueue
-from ndpy.connection import Address
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span

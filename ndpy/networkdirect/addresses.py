@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from ndpy.connection import Address, resolve
+from ndpy.addresses import Address, resolve
 from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, ffi
 
 _AF_INET = 2

@@ -11,13 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import (
-    Address,
-    Connector,
-    ReadLimits,
-    listening_address,
-    source_host,
-)
+from ndpy.addresses import Address, listening_address, source_host
+from ndpy.connection import Connector, ReadLimits
 from ndpy.networkdirect.addresses import pack_address, pack_resolved, sized, unpack_address
 from ndpy.networkdirect.library import (
     BUFFER_OVERFLOW,

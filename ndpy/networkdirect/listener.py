@@ -10,7 +10,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import Address, Connector, Listener, listening_address
+from ndpy.addresses import Address, listening_address
+from ndpy.connection import Connector
+from ndpy.listener import Listener
 from ndpy.networkdirect.addresses import pack_address, sized, unpack_address
 from ndpy.networkdirect.library import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
 from ndpy.networkdirect.overlapped import Request, cancel_all, outcome

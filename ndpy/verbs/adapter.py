@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from ndpy import errors
 from ndpy.adapter import Adapter
+from ndpy.addresses import Address
 from ndpy.completion import CompletionQueue
-from ndpy.connection import Address
 from ndpy.flags import Access, Capability
 from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import Address, resolve
+from ndpy.addresses import Address, resolve
 from ndpy.verbs.library import check_errno, ffi, lib, text
 
 if TYPE_CHECKING:

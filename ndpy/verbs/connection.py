@@ -12,13 +12,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import (
-    Address,
-    Connector,
-    ReadLimits,
-    RetryPolicy,
-    source_host,
-)
+from ndpy.addresses import Address, source_host
+from ndpy.connection import Connector, ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ndpy.connection import Address, Connector, Listener, listening_address
+from ndpy.addresses import Address, listening_address
+from ndpy.connection import Connector
+from ndpy.listener import Listener
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connection import VerbsConnector
 from ndpy.verbs.library import check, check_errno, ffi, lib, text

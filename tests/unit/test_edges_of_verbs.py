@@ -24,7 +24,7 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Endpoint, Status
-from ndpy.connection import listening_address
+from ndpy.addresses import listening_address
 from ndpy.info import Gid
 from ndpy.resource import Orphans
 from ndpy.verbs import addresses

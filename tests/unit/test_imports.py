@@ -15,13 +15,25 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ndpy"
 
 # Who may import whom; everything may use the leaves. `provider` is the one place that chooses the platform.
-LEAVES = {"endpoint", "errors", "finding", "flags", "forking", "info", "pending", "placement", "unraisable"}
+LEAVES = {
+    "addresses",
+    "endpoint",
+    "errors",
+    "finding",
+    "flags",
+    "forking",
+    "info",
+    "pending",
+    "placement",
+    "unraisable",
+}
 PUBLIC = {
     "adapter",
     "adapter_thread",
     "buffer",
     "completion",
     "connection",
+    "listener",
     "memory",
     "poller",
     "queue_pair",

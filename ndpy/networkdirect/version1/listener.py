@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
-from ndpy.connection import Address
+from ndpy.addresses import Address
 from ndpy.networkdirect.library import create_1, ffi, lib
 from ndpy.networkdirect.listener import NetworkDirectListener
 from ndpy.networkdirect.version1.connection import TCP, own_host

@@ -1,0 +1,85 @@
+"""Addresses of connections: (host, port), names, the wildcard, and which address of an adapter to use."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from ndpy import errors
+
+#: (host, port); host is a numeric IPv4 or IPv6 address or a name, "" any address of the adapter.
+Address = tuple[str, int]
+
+
+def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
+    """(family, socket address) of a (host, port); ValueError or OSError with a sentence if it is none."""
+    try:
+        host, port = address[0], address[1]
+        port = int(port)
+    except (TypeError, ValueError, IndexError):
+        raise ValueError(f"an address is (host, port), not {address!r}") from None
+    if not 0 <= port <= 65535:
+        raise ValueError(f"port {port} is not in 0 to 65535")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise errors.AddressUnreachableError(
+            f"{host!r} is neither a numeric address nor a name that can be resolved ({error.strerror})",
+            operation="resolve",
+        ) from None
+    return int(found[0][0]), found[0][4]
+
+
+def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
+    """resolve(), for something that can be connected to; AddressUnreachableError for port 0 and the wildcard."""
+    family, resolved = resolve(address)
+    if resolved[1] == 0:
+        raise errors.AddressUnreachableError("nothing can listen at port 0", operation="connect")
+    if is_wildcard(resolved[0]):
+        raise errors.AddressUnreachableError(f"{resolved[0]} names no host to connect to", operation="connect")
+    return family, resolved
+
+
+def source_host(name: str, addresses: Sequence[str], destination: str) -> str:
+    """The address of the adapter `name` to come from: the destination itself, or the one that shares most with it."""
+    wanted = ipaddress.ip_address(destination.partition("%")[0])
+    candidates = []
+    for host in addresses:
+        own = ipaddress.ip_address(host.partition("%")[0])
+        if own.version != wanted.version:
+            continue
+        shared = (int(own) ^ int(wanted)).bit_length()
+        candidates.append((own != wanted, own.is_link_local != wanted.is_link_local, shared, host))
+    if not candidates:
+        raise errors.AddressUnreachableError(
+            f"{name} has no {'IPv4' if wanted.version == 4 else 'IPv6'} address to reach {destination} from; its addresses "
+            f"are {', '.join(addresses) or 'none'}",
+            operation="connect",
+        )
+    return min(candidates)[3]
+
+
+def listening_address(addresses: Sequence[str], address: Address) -> Address:
+    """Where to listen for (host, port): host "" or "*" is the wildcard, and an adapter's only address of a family stands
+    for the wildcard, which would take other adapters' requests too."""
+    try:
+        host, port = address
+    except (TypeError, ValueError):
+        raise ValueError(f"an address is (host, port), not {address!r}") from None
+    if host in ("", "*"):
+        has_ipv6 = any(":" in entry for entry in addresses)
+        host = "::" if has_ipv6 and not any("." in entry for entry in addresses) else "0.0.0.0"
+    family, resolved = resolve((host, port))
+    if not is_wildcard(resolved[0]):
+        return host, port
+    same = [
+        entry for entry in addresses if (":" in entry) == (family == socket.AF_INET6) and not entry.startswith("fe80")
+    ]
+    return (same[0] if len(same) == 1 else host), port
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a numeric host stands for all addresses."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
