@@ -404,6 +404,7 @@ class Connector(Resource):
         assert self.queue_pair is not None
         self._move("established")
         self.queue_pair._begin_connection()
+        self._native_established()
         self._finish(None)
 
     def _on_lost(self, error: errors.NdpyError) -> None:
@@ -628,6 +629,9 @@ class Connector(Resource):
     @abc.abstractmethod
     def _native_accept(self, queue_pair: QueuePair) -> None:
         """Accept as self._wanted says. Ends with _on_established() or _on_lost(); raises if refused."""
+
+    def _native_established(self) -> None:
+        """The connection was just made; nobody has been told yet."""
 
     @abc.abstractmethod
     def _native_reject(self, private_data: bytes, offered: bool) -> None:

@@ -280,9 +280,8 @@ class NetworkDirectConnector(Connector):
         else:
             self._on_lost(status_error("complete_connect", status))
 
-    def _on_established(self) -> None:
+    def _native_established(self) -> None:
         self._remember_addresses()
-        super()._on_established()
         try:
             self._issue("wait_disconnected", self._notify_native, NetworkDirectConnector._on_notified)
         except errors.ProviderError:

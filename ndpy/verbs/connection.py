@@ -141,6 +141,8 @@ class VerbsConnector(Connector):
             self._ready_queue_pair(queue_pair)
             check_errno("complete_connect", lib.rdma_establish(self._id))
         self._on_established()
+
+    def _native_established(self) -> None:
         if self._left_early:
             self._on_disconnected()
 
