@@ -248,6 +248,9 @@ class NetworkDirectConnector(Connector):
             limits = self._fetch_read_limits()
             self._remember_addresses()
         except errors.ProviderError as failure:
+            # For the provider the queue pair is in a connection.
+            assert self.queue_pair is not None
+            self.queue_pair._end_connection()
             # Without its frames, of which this one refers to it.
             self._on_attempt_failed(failure.with_traceback(None), again=False)
             return
