@@ -136,7 +136,7 @@ def test_a_pollers_port_that_was_closed_meanwhile_is_said_to_be_closed(keep, nat
     native.ndpy_take_packets = close_then_fail
     try:
         with pytest.raises(ndpy.ClosedError):
-            poller._sleep(None)
+            poller._native_wait(None)
     finally:
         poller._closed = False
         poller.close()
