@@ -268,7 +268,7 @@ def test_a_queue_that_was_waited_for_in_vain_keeps_nothing(keep, version):
 def test_a_poller_is_told_of_completions_that_the_provider_knows_nothing_of(keep, version):
     """In version 1 ndpy itself keeps the receives that were posted before there is a connection (contract I.6.1)."""
     queue, poller = keep(keep.adapter.create_completion_queue(8)), keep(ndpy.Poller())
-    queue_pair = keep(keep.adapter.create_queue_pair(queue, receive_depth=4))
+    queue_pair = keep(keep.adapter.create_queue_pair(queue, receive_queue_depth=4))
     poller.add(queue)
     with pytest.raises(ndpy.TimeoutError):
         poller.wait(0)
