@@ -276,6 +276,7 @@ class Adapter(Resource):
             raise busy(self, users)
 
     def _users_left(self) -> list[str]:
+        self._events.make_calls()
         self._orphans.close(again=True)
         if not self._open:
             return []

@@ -21,6 +21,7 @@ class AdapterThread:
     def __init__(self, name: str, orphans: Orphans) -> None:
         self._orphans = orphans
         self._calls: deque[Callable[[], object]] = deque()
+        self._calling = threading.RLock()
         self._stopping = False
         #: Once it has been told to stop, nobody wakes it: it frees its handles then, and their numbers may be used anew. A
         #: finalizer may come while its own thread holds this.
@@ -43,6 +44,12 @@ class AdapterThread:
         self._calls.append(call)
         self.wake()
 
+    def make_calls(self) -> None:
+        """Make the calls that are left now, and wait for the thread if it is at one."""
+        with self._calling:
+            while self._calls:
+                self._call(self._calls.popleft(), "a call left to the thread of an adapter")
+
     def wake(self) -> None:
         """Have the thread look for orphans and calls. Safe in a finalizer."""
         with self._waking:
@@ -64,7 +71,7 @@ class AdapterThread:
 
     def abandon(self) -> None:
         """In a forked child: there is no thread, and what is written to its handles would reach the parent's."""
-        self._waking = threading.RLock()
+        self._waking, self._calling = threading.RLock(), threading.RLock()
         self._calls.clear()
         # One that was being stopped may have freed them, and their numbers may be others' by now.
         if not self._stopping:
@@ -83,8 +90,7 @@ class AdapterThread:
     def _on_woken(self) -> None:
         """Do what it was woken for."""
         self._orphans.close_in_thread()
-        while self._calls:
-            self._call(self._calls.popleft(), "a call left to the thread of an adapter")
+        self.make_calls()
 
     def _call(self, call: Callable[[], object], what: str) -> object:
         """One object's trouble must not stop the events of all others."""

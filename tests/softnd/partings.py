@@ -42,7 +42,7 @@ class End:
     def renew(self, stack: contextlib.ExitStack) -> None:
         """A queue pair for another conversation."""
         self.queue_pair = stack.enter_context(
-            self.adapter.create_queue_pair(self.queue, receive_depth=BURST + 1, initiator_depth=BURST)
+            self.adapter.create_queue_pair(self.queue, receive_queue_depth=BURST + 1, initiator_queue_depth=BURST)
         )
         self.base += self.posted
         self.posted = 0

@@ -10,7 +10,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, soon
+from racing import DEADLINE_S, GRACE_S, Elsewhere, soon
 
 from ndpy.resource import Orphans
 from ndpy.verbs.events import EventThread
@@ -75,3 +75,29 @@ def test_a_thread_that_cannot_be_started_leaves_no_descriptor(monkeypatch):
     with pytest.raises(RuntimeError):
         EventThread("test", Orphans())
     assert len(freed) == 1
+
+
+def test_who_makes_the_calls_waits_for_the_one_that_is_being_made(thread):
+    begun, go_on, made = threading.Event(), threading.Event(), []
+
+    def call() -> None:
+        begun.set()
+        go_on.wait(DEADLINE_S)
+        made.append(1)
+
+    thread.call_soon(call)
+    assert begun.wait(DEADLINE_S)
+    waiting = Elsewhere(thread.make_calls).start()
+    waiting.thread.join(GRACE_S)
+    assert waiting.thread.is_alive()
+    go_on.set()
+    waiting.result()
+    assert made == [1]
+
+
+def test_calls_that_are_left_can_be_made_by_another_thread(thread, monkeypatch):
+    monkeypatch.setattr(thread, "wake", lambda: None)
+    made: list[bool] = []
+    thread.call_soon(lambda: made.append(thread.is_current()))
+    thread.make_calls()
+    assert made == [False]
