@@ -16,6 +16,8 @@
 #define FRAME_MS 10000
 #define CONNECT_MS 21000
 #define PROBE_MS 60
+/* After a send has failed, for what the peer said before. */
+#define HEAR_OUT_MS 2000
 
 static SRWLOCK streams_lock = SRWLOCK_INIT;
 static struct stream *streams;
@@ -183,7 +185,9 @@ static void timer_ran_out(struct timer *timer)
     if (!timer->set) {
         switch (stream->phase) {
         case STREAM_ESTABLISHED:
-            if (stream->unheard) {
+            if (stream->send_error != 0) {
+                lost(stream, stream->send_error);
+            } else if (stream->unheard) {
                 TRACE("stream %p: the peer is silent after the start-up", (void *)stream);
                 stream->unheard = false;
                 qp_nudge(stream->queue_pair, stream);
@@ -217,8 +221,16 @@ static void timer_ran_out(struct timer *timer)
     stream_drop(stream);
 }
 
+/* Once a send has failed, the timer is that of the end. */
+static bool timer_is_of_the_end(const struct stream *stream)
+{
+    return stream->phase == STREAM_ESTABLISHED && stream->send_error != 0;
+}
+
 void stream_set_timer(struct stream *stream, uint32_t delay_ms)
 {
+    if (timer_is_of_the_end(stream))
+        return;
     if (stream->timer.set)
         stream_clear_timer(stream);
     stream_hold(stream);
@@ -227,7 +239,7 @@ void stream_set_timer(struct stream *stream, uint32_t delay_ms)
 
 void stream_clear_timer(struct stream *stream)
 {
-    if (timer_cancel(&stream->timer))
+    if (!timer_is_of_the_end(stream) && timer_cancel(&stream->timer))
         stream_drop(stream);
 }
 
@@ -279,7 +291,8 @@ void stream_take(struct stream *stream, size_t size)
 }
 
 /* TCP takes nothing more, mostly because the peer is gone. What it said before may not have been looked at yet, so the
- * connection is lost when receiving comes to its end; until then `sending` stays, and nothing more is sent. */
+ * connection is lost when receiving comes to its end, or after a while: receiving stands still where no receive is posted.
+ * Until then `sending` stays, and nothing more is sent. */
 static void send_failed(struct stream *stream, DWORD error)
 {
     bool hears = stream->receiving || stream->in.end < stream->in.size;
@@ -290,6 +303,7 @@ static void send_failed(struct stream *stream, DWORD error)
         return;
     }
     TRACE("stream %p: error %lu of sending", (void *)stream, error);
+    stream_set_timer(stream, HEAR_OUT_MS);
     stream->send_error = error;
     stream->fin_sent = true;
     shutdown(stream->socket, SD_SEND); /* a peer that is not gone ends the connection */

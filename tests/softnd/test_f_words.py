@@ -281,6 +281,17 @@ def test_what_a_peer_took_before_it_died_succeeds_though_a_send_finds_the_connec
 
 
 @both_peers
+def test_a_message_that_nobody_receives_hides_no_reset(meet, tells):
+    """Receiving stands still behind it."""
+    there = meet(tells=tells)
+    there.peer.send(b"nobody receives it")
+    with workers.asleep(there.kit.library):
+        there.peer.reset()
+        there.side.send(there.side.region.sge(0, 8), context=0)
+    assert there.statuses(1) == [IO_TIMEOUT]
+
+
+@both_peers
 def test_an_acknowledgement_behind_a_message_without_a_receive_is_heard_when_the_peer_goes(meet, tells):
     there = meet(tells=tells)
     there.send(2)
