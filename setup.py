@@ -13,7 +13,7 @@ from setuptools.command.build_py import build_py
 CROSS_BUILT = os.environ.get("NDPY_CROSS_BUILT")
 TARGET = "win32" if CROSS_BUILT else sys.platform
 
-CFFI_MODULES = {"linux": ["cdefs/build_verbs.py:ffibuilder"], "win32": ["cdefs/build_nd.py:ffibuilder"]}
+CFFI_MODULES = {"linux": ["cdefs/build_verbs.py:ffibuilder"], "win32": ["cdefs/build_networkdirect.py:ffibuilder"]}
 LEASE = Extension(
     "ndpy._lease",
     ["cdefs/lease.c"],

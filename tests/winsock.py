@@ -36,7 +36,7 @@ TCP = dataclasses.replace(
 
 
 class Winsock:
-    """What cdefs/nd/shim.h declares, over a list; error: what a change answers."""
+    """What cdefs/networkdirect/shim.h declares, over a list; error: what a change answers."""
 
     def __init__(self, ffi) -> None:
         self.ffi = ffi
@@ -83,7 +83,7 @@ class Winsock:
 
 def fake_winsock(monkeypatch: pytest.MonkeyPatch) -> Winsock:
     """A catalogue with what every Windows has in it."""
-    header = (ROOT / "cdefs/nd/win32.h").read_text()
+    header = (ROOT / "cdefs/networkdirect/win32.h").read_text()
     begin = header.index("struct nd_protocol {")
     ffi = cffi.FFI()
     ffi.cdef(header[begin : header.index("};", begin) + 2])

@@ -21,7 +21,7 @@ if [ -e ndpy/_networkdirect.pyd ] && [ -e ndpy/_lease.pyd ] && [ "$key" = "$(cat
 
 echo "setup: ndpy/_networkdirect.pyd and _lease.pyd" >&2
 mkdir -p $work
-$python cdefs/build_nd.py $work/_networkdirect.c >/dev/null
+$python cdefs/build_networkdirect.py $work/_networkdirect.c >/dev/null
 headers=$($python -c 'import sysconfig; print(sysconfig.get_path("include"))')
 compile() {
     module=$1 source=$2

@@ -37,13 +37,13 @@ C_SCOPE = (
     "cdefs/data_path.c",
     "cdefs/rings.c",
     "cdefs/verbs/data_path.c",
-    "cdefs/nd/data_path.c",
-    "cdefs/nd/version1/data_path.c",
+    "cdefs/networkdirect/data_path.c",
+    "cdefs/networkdirect/version1/data_path.c",
 )
 PLACES = ["unit", "softnd", "softnd1", "rxe"]
 # These examine a machine, a wheel or a provider's file from outside, or start many processes, which the VM takes minutes for.
 _ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_monitor.py", "test_peers.py")
-WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/nd/")
+WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/networkdirect/")
 LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
 # Of Windows, and tested on any system.
 _TESTED_ANYWHERE = ("ndpy/networkdirect/catalogue.py", "ndpy/networkdirect/softnd.py")
@@ -172,7 +172,7 @@ class Softnd(Place):
         return {"NDPY_PROVIDER": "softnd\\build\\softnd.dll", "WINE_LIMIT": str(int(self.seconds) + 300)}
 
     def build(self, cdefs: Path, out: Path) -> str | None:
-        source = self._emit("build_nd.py", cdefs)
+        source = self._emit("build_networkdirect.py", cdefs)
         flags = ["-shared", "-static-libgcc", "-O0", "-w", "-include", "rig/windows/pyconfig.h", *_includes(cdefs)]
         libraries = [".rig/wine/python/python3.dll", "-lws2_32"]
         return _compile(["x86_64-w64-mingw32-gcc", *flags, str(source), *libraries, "-o", f"{out}.pyd"])

@@ -219,7 +219,14 @@ LAYOUTS = {
 }
 
 # The files that cffi reads.
-PARTS = ("ndpy_abi.h", "nd/interfaces.h", "nd/version1/interfaces.h", "nd/win32.h", "nd/shim.h", "nd/version1/shim.h")
+PARTS = (
+    "ndpy_abi.h",
+    "networkdirect/interfaces.h",
+    "networkdirect/version1/interfaces.h",
+    "networkdirect/win32.h",
+    "networkdirect/shim.h",
+    "networkdirect/version1/shim.h",
+)
 
 
 def declarations() -> str:
@@ -302,7 +309,7 @@ def test_an_interface_that_is_none_has_no_identifier():
 
 
 def test_b_4_2_methods_stand_in_the_order_of_their_slots():
-    """build_nd.py makes the tables of slots from these comments and declarations, in their order."""
+    """build_networkdirect.py makes the tables of slots from these comments and declarations, in their order."""
     table = "".join((CDEFS / name).read_text() for name in PARTS if name.endswith("interfaces.h"))
     found = list(
         re.finditer(r"/\* interface (\w+)(?: : (\w+))?, (\d+) slots \{([0-9A-F-]+)\} \*/(.*?)(?=/\* interface|\Z)", table, re.DOTALL)

@@ -1,5 +1,5 @@
-"""The cffi module ndpy._networkdirect: NetworkDirect 2 and 1 from their tables in nd/interfaces.h and
-nd/version1/interfaces.h, and the Win32 calls.
+"""The cffi module ndpy._networkdirect: NetworkDirect 2 and 1 from their tables in networkdirect/interfaces.h and
+networkdirect/version1/interfaces.h, and the Win32 calls.
 
 The tables are the one place that names a method: its vtable, its interface's identifier and the thunk that calls it are
 made from there.
@@ -57,9 +57,9 @@ def thunks(table: str) -> str:
 
 
 def source() -> str:
-    table = read("nd/interfaces.h") + read("nd/version1/interfaces.h")
+    table = read("networkdirect/interfaces.h") + read("networkdirect/version1/interfaces.h")
     # Only the types: the calls themselves are the Windows headers'.
-    win32_types = re.sub(r"^[\w ]+\*?\w+\([^;]*\);\n", "", read("nd/win32.h"), flags=re.MULTILINE)
+    win32_types = re.sub(r"^[\w ]+\*?\w+\([^;]*\);\n", "", read("networkdirect/win32.h"), flags=re.MULTILINE)
     return f"""
 #define WIN32_LEAN_AND_MEAN
 #include <winsock2.h>
@@ -75,17 +75,24 @@ def source() -> str:
 {thunks(table)}
 {win32_types}
 #include "ndpy_abi.h"
-#include "nd/shim.h"
-#include "nd/version1/shim.h"
-#include "nd/loader.c"
-#include "nd/requests.c"
-#include "nd/data_path.c"
-#include "nd/version1/data_path.c"
+#include "networkdirect/shim.h"
+#include "networkdirect/version1/shim.h"
+#include "networkdirect/loader.c"
+#include "networkdirect/requests.c"
+#include "networkdirect/data_path.c"
+#include "networkdirect/version1/data_path.c"
 """
 
 
 ffibuilder = FFI()
-PARTS = ("ndpy_abi.h", "nd/interfaces.h", "nd/version1/interfaces.h", "nd/win32.h", "nd/shim.h", "nd/version1/shim.h")
+PARTS = (
+    "ndpy_abi.h",
+    "networkdirect/interfaces.h",
+    "networkdirect/version1/interfaces.h",
+    "networkdirect/win32.h",
+    "networkdirect/shim.h",
+    "networkdirect/version1/shim.h",
+)
 for part in PARTS:
     ffibuilder.cdef(read(part))
 ffibuilder.set_source(
