@@ -205,10 +205,10 @@ class Adapter(Resource):
         srq: SharedReceiveQueue | None,
     ) -> QueuePairLimits:
         """What was asked for, checked; with a shared receive queue there is no receive queue of its own."""
-        self._own(receive_cq, "the receive completion queue")
-        self._own(initiator_cq, "the initiator completion queue")
+        self._require_same_adapter(receive_cq, "the receive completion queue")
+        self._require_same_adapter(initiator_cq, "the initiator completion queue")
         if srq is not None:
-            self._own(srq, "the shared receive queue")
+            self._require_same_adapter(srq, "the shared receive queue")
         info = self.info
         self._limit("receive_queue_depth", limits.receive_queue_depth, info.max_receive_queue_depth, least=0)
         self._limit("initiator_queue_depth", limits.initiator_queue_depth, info.max_initiator_queue_depth, least=0)

@@ -533,7 +533,7 @@ class Connector(Resource):
             raise kind(f"the connector is {self._state}; this needs {' or '.join(states)}", operation=operation)
 
     def _take_queue_pair(self, queue_pair: QueuePair) -> None:
-        self._own(queue_pair, "the queue pair")
+        self._require_same_adapter(queue_pair, "the queue pair")
         with queue_pair._lock:
             queue_pair._check()
             if queue_pair.connector is not None or not queue_pair._never_connected or queue_pair._ended:

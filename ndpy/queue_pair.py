@@ -247,7 +247,7 @@ class QueuePair(Resource):
         # Kept until the provider has copied what is sent inline; another thread may close the region meanwhile.
         _owner = region._owner
         if region._defunct is not None or region._adapter is not self._adapter:
-            self._own(region, "the region")
+            self._require_same_adapter(region, "the region")
         with self._lock:
             if self._defunct is not None:
                 raise self._defunct()
@@ -325,7 +325,7 @@ class QueuePair(Resource):
         if is_slice or isinstance(element, MemoryRegion):
             region = element.region if is_slice else element
             owner = region._owner
-            self._own(region, "the region")
+            self._require_same_adapter(region, "the region")
             if exports is not None and isinstance(owner, memoryview):
                 exports.append(memoryview(owner))
             return element.address, element.length, element.token if is_slice else element.local_token
@@ -384,8 +384,8 @@ class QueuePair(Resource):
                 f"a window is bound to a region or to a slice of one (region[a:b]), not to a {type(memory).__name__}"
             )
         region = element.region
-        self._own(region, "the region")
-        self._own(window, "the window")
+        self._require_same_adapter(region, "the region")
+        self._require_same_adapter(window, "the window")
         if not element.length:
             raise errors.ElementRangeError("a window has at least one byte")
         offset = element.address - region.address
@@ -652,7 +652,7 @@ class SharedReceiveQueue(Resource):
             region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
             if region is None:
                 raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
-            self._own(region, "the region")
+            self._require_same_adapter(region, "the region")
             token = element.local_token if isinstance(element, MemoryRegion) else element.token
             triples.append((element.address, element.length, token))
         if not isinstance(context, int) or not 0 <= context < 1 << 64:

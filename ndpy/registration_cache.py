@@ -243,7 +243,7 @@ class RegistrationCache(_lease.Finder, Resource):
 
     def _know(self, queue_pair: QueuePair) -> None:
         self._check()
-        self._own(queue_pair, "the queue pair")
+        self._require_same_adapter(queue_pair, "the queue pair")
         queue_pair._dependants.add(self)
 
     def _use(self, buffer: Any, request: Span, access: int, queue_pair: QueuePair | None) -> Entry:

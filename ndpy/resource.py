@@ -138,8 +138,8 @@ class Resource(abc.ABC):
     def _on_removed(self) -> None:
         """The adapter has gone; wake whoever waits. Called once, by the adapter's thread."""
 
-    def _own(self, other: Resource, what: str) -> None:
-        """Refuse an object that is unusable or of another adapter."""
+    def _require_same_adapter(self, other: Resource, what: str) -> None:
+        """Raise unless `other` is open and belongs to this adapter; `what` names it in the error."""
         other._check()
         if other._adapter is not self._adapter:
             raise ForeignObjectError(

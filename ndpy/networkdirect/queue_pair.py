@@ -372,7 +372,7 @@ class NetworkDirectQueuePair(QueuePair):
 
     def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None:
         self._check()
-        self._own(window, "the window")
+        self._require_same_adapter(window, "the window")
         assert isinstance(window, NetworkDirectMemoryWindow)
         with window._lifetime, self._lock:
             window._check()

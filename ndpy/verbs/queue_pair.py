@@ -417,7 +417,7 @@ class VerbsQueuePair(QueuePair):
 
     def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None:
         self._check()
-        self._own(window, "the window")
+        self._require_same_adapter(window, "the window")
         assert isinstance(window, VerbsMemoryWindow)
         with self._lock:
             self._check()

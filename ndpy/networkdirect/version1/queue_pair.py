@@ -183,7 +183,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         # The provider would write: its registrations have no rights (contract I.2.1).
         self._check()
         for element in flatten(sges):
-            self._own(getattr(element, "region", element), "the region")
+            self._require_same_adapter(getattr(element, "region", element), "the region")
         return errors.AccessViolationError(
             "the memory was registered without Access.LOCAL_WRITE", operation=operation_name(operation)
         )
