@@ -13,7 +13,8 @@ from ndpy import errors
 from ndpy.adapter_thread import AdapterThread
 from ndpy.addresses import Address
 from ndpy.completion import CompletionQueue
-from ndpy.connection import Connector, RetryPolicy
+from ndpy.connection import Connector
+from ndpy.connection_parameters import RetryPolicy
 from ndpy.flags import Access, Capability
 from ndpy.forking import tell
 from ndpy.info import AdapterInfo

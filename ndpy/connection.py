@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import dataclasses
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, resolve_destination
+from ndpy.connection_parameters import (
+    ConnectionParameters,
+    ReadLimits,
+    RetryPolicy,
+    cap_read_limits,
+    check_private_data,
+    lower_limits,
+)
 from ndpy.flags import Capability
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.resource import Resource
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
-    from ndpy.info import AdapterInfo
     from ndpy.queue_pair import QueuePair
 
 # Every state of a connector and those it can go to (contract H.1.4). "failed" attempts may be retried where H.4.2 says so.
@@ -31,77 +37,6 @@ TRANSITIONS: dict[str, frozenset[str]] = {
     "disconnected": frozenset(),
     "failed": frozenset(),
 }
-
-
-class ReadLimits(NamedTuple):
-    """RDMA reads that may run at once: the peer's on this side's memory, and this side's on the peer's."""
-
-    inbound: int
-    outbound: int
-
-
-@dataclasses.dataclass(frozen=True)
-class RetryPolicy:
-    """How often this side's adapter tries again before a message counts as lost, for connect() and accept().
-
-    It holds for what this side sends, and with min_rnr_timer for what it receives; the peer's own choice holds for what the
-    peer sends. A field that is None keeps what a connection has without a policy. Only adapters with RETRY_POLICY in
-    info.capabilities have one: iWARP leaves it to TCP, and NetworkDirect to its provider.
-
-    Parameters:
-        retry_count: 0 to 7, tries when the peer's adapter does not answer. Without a policy 7.
-        rnr_retry_count: 0 to 7, tries when the peer has no receive posted; ENDLESS (7) never gives up. The peer's
-            min_rnr_timer is the time between them. Without a policy at most 6, so that a message that nobody receives
-            ends IO_TIMEOUT within 5 s; without end if the peer says that it has a shared receive queue.
-        min_rnr_timer: 0 to 31, the code of the time that the peer waits when it finds no receive posted here: 1 is
-            0.01 ms, 12 is 0.64 ms, 18 is 5.12 ms, 24 is 40.96 ms, 27 is 122.88 ms, 31 is 491.52 ms, 0 is 655.36 ms.
-            Without a policy 27.
-        ack_timeout: 0 to 31, the code of the time without an answer after which the adapter tries again, 4.096 us times
-            2**ack_timeout; 0 waits for ever. Adapters round it up. Without a policy what the connection manager computes.
-    Raises:
-        ValueError: a value that is out of range.
-    Source: ibv_modify_qp(3), rdma_connect(3).
-    """
-
-    ENDLESS: ClassVar[int] = 7
-
-    retry_count: int | None = None
-    rnr_retry_count: int | None = None
-    min_rnr_timer: int | None = None
-    ack_timeout: int | None = None
-
-    def __post_init__(self) -> None:
-        for field, most in (("retry_count", 7), ("rnr_retry_count", 7), ("min_rnr_timer", 31), ("ack_timeout", 31)):
-            value = getattr(self, field)
-            if value is not None and not (isinstance(value, int) and 0 <= value <= most):
-                raise ValueError(f"{field} is 0 to {most} or None, not {value!r}")
-
-
-def cap_limits(info: AdapterInfo, inbound: int | None, outbound: int | None) -> ReadLimits:
-    """What was asked for, None for the adapter's limits, capped by these; ValueError for what is no number of reads."""
-    for limit in (inbound, outbound):
-        if limit is not None and not (isinstance(limit, int) and limit >= 0):
-            raise ValueError(f"a read limit is 0 or more, or None, not {limit!r}")
-    return ReadLimits(
-        min(info.max_inbound_read_limit if inbound is None else inbound, info.max_inbound_read_limit),
-        min(info.max_outbound_read_limit if outbound is None else outbound, info.max_outbound_read_limit),
-    )
-
-
-def limit_private_data(private_data: bytes, maximum: int, operation: str) -> bytes:
-    """The data as bytes; LimitExceededError beyond the maximum."""
-    data = bytes(private_data)
-    if len(data) > maximum:
-        raise errors.LimitExceededError(f"{operation}: {len(data)} bytes of private data are more than {maximum}")
-    return data
-
-
-class Wanted(NamedTuple):
-    """What a connect() or accept() asks for."""
-
-    private_data: bytes
-    limits: ReadLimits
-    retry: RetryPolicy
 
 
 class Connector(Resource):
@@ -125,7 +60,7 @@ class Connector(Resource):
         self._private_data: bytes | None = None
         self._read_limits: ReadLimits | None = None
         #: What connect() or accept() was asked for.
-        self._wanted = Wanted(b"", ReadLimits(0, 0), RetryPolicy())
+        self._parameters = ConnectionParameters()
         #: Where connect() goes, for errors.
         self._target = ""
         #: The address of bind(), for every attempt.
@@ -249,13 +184,13 @@ class Connector(Resource):
         """Start connect(); cancelling gives the attempt up."""
         self._check()
         policy = self._check_policy(retry, "connect")
-        limits = cap_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
-        data = limit_private_data(private_data, self._adapter.info.max_caller_data, "connect")
+        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        data = check_private_data(private_data, self._adapter.info.max_caller_data, "connect")
         family, resolved = resolve_destination(address)
         with self._state_lock:
             self._expect("connect", "idle", "bound")
             self._take_queue_pair(queue_pair)
-            self._wanted = Wanted(data, limits, policy)
+            self._parameters = ConnectionParameters(data, limits, policy)
             self._target = f"{address[0]} port {address[1]}"
             self._private_data = self._read_limits = None
             pending = self._begin("connect")
@@ -270,7 +205,7 @@ class Connector(Resource):
     def _on_offered(self, private_data: bytes, limits: ReadLimits) -> None:
         """The server has accepted. limits: what it says."""
         self._private_data = private_data
-        self._read_limits = ReadLimits(*map(min, self._wanted.limits, limits))
+        self._read_limits = lower_limits(self._parameters.read_limits, limits)
         self._move("offered")
         self._finish(None)
 
@@ -313,7 +248,7 @@ class Connector(Resource):
     def _requested(self, private_data: bytes, limits: ReadLimits) -> None:
         """A client asks. limits: what it says."""
         self._private_data = private_data
-        self._read_limits = cap_limits(self._adapter.info, *limits)
+        self._read_limits = cap_read_limits(self._adapter.info, *limits)
         self._move("requested")
 
     def accept(
@@ -356,16 +291,16 @@ class Connector(Resource):
         """Start accept(); cancelling abandons the connection."""
         self._check()
         policy = self._check_policy(retry, "accept")
-        limits = cap_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
-        data = limit_private_data(private_data, self._adapter.info.max_callee_data, "accept")
+        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        data = check_private_data(private_data, self._adapter.info.max_callee_data, "accept")
         with self._state_lock:
             if self._state == "failed":
                 raise errors.ConnectionAbortedError("the client has given up", operation="accept")
             self._expect("accept", "requested")
             self._take_queue_pair(queue_pair)
             assert self._read_limits is not None
-            self._read_limits = ReadLimits(*map(min, limits, self._read_limits))
-            self._wanted = Wanted(data, self._read_limits, policy)
+            self._read_limits = lower_limits(limits, self._read_limits)
+            self._parameters = ConnectionParameters(data, self._read_limits, policy)
             pending = self._begin("accept")
             self._move("accepting")
             try:
@@ -381,7 +316,7 @@ class Connector(Resource):
         NotConnectedError in another state. Source: IND2Connector::Reject; rdma_reject(3).
         """
         self._check()
-        data = limit_private_data(private_data, self._adapter.info.max_callee_data, "reject")
+        data = check_private_data(private_data, self._adapter.info.max_callee_data, "reject")
         with self._state_lock:
             self._expect("reject", "requested", "offered")
             offered, queue_pair = self._state == "offered", self.queue_pair
@@ -620,7 +555,7 @@ class Connector(Resource):
 
     @abc.abstractmethod
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
-        """Start to connect as self._wanted says. Ends with _on_offered() or _on_attempt_failed(); raises if refused."""
+        """Start to connect as self._parameters says. Ends with _on_offered() or _on_attempt_failed(); raises if refused."""
 
     @abc.abstractmethod
     def _native_complete(self, queue_pair: QueuePair) -> None:
@@ -628,7 +563,7 @@ class Connector(Resource):
 
     @abc.abstractmethod
     def _native_accept(self, queue_pair: QueuePair) -> None:
-        """Accept as self._wanted says. Ends with _on_established() or _on_lost(); raises if refused."""
+        """Accept as self._parameters says. Ends with _on_established() or _on_lost(); raises if refused."""
 
     def _native_established(self) -> None:
         """The connection was just made; nobody has been told yet."""

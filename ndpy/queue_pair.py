@@ -19,7 +19,8 @@ from ndpy.resource import Resource, busy
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
-    from ndpy.connection import Connector, RetryPolicy
+    from ndpy.connection import Connector
+    from ndpy.connection_parameters import RetryPolicy
     from ndpy.endpoint import Endpoint
 
 # enum ndpy_refusal of cdefs/ndpy_abi.h.

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, listening_address, source_host
-from ndpy.connection import Connector, ReadLimits
+from ndpy.connection import Connector
+from ndpy.connection_parameters import ReadLimits
 from ndpy.networkdirect.addresses import pack_address, pack_resolved, sized, unpack_address
 from ndpy.networkdirect.library import (
     BUFFER_OVERFLOW,
@@ -213,7 +214,7 @@ class NetworkDirectConnector(Connector):
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
         assert isinstance(queue_pair, NetworkDirectQueuePair)
-        lend, (data, limits, _) = queue_pair._lend, self._wanted
+        lend, (data, limits, _) = queue_pair._lend, self._parameters
         packed = pack_resolved(family, destination)
         try:
             if not self._bound:
@@ -306,7 +307,7 @@ class NetworkDirectConnector(Connector):
 
     def _native_accept(self, queue_pair: QueuePair) -> None:
         assert isinstance(queue_pair, NetworkDirectQueuePair)
-        lend, (data, limits, _) = queue_pair._lend, self._wanted
+        lend, (data, limits, _) = queue_pair._lend, self._parameters
         try:
             self._prepare_connection(queue_pair, limits)
             self._expect_messages(queue_pair)

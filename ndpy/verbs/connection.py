@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, source_host
-from ndpy.connection import Connector, ReadLimits, RetryPolicy
+from ndpy.connection import Connector
+from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
@@ -101,9 +102,9 @@ class VerbsConnector(Connector):
         found = socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
         return pack_address(family, found[0][4])
 
-    def _parameters(self) -> tuple[Any, Any]:
+    def _native_parameters(self) -> tuple[Any, Any]:
         """A struct rdma_conn_param of what is asked for, and the memory that it points to."""
-        data, limits, _ = self._wanted
+        data, limits, _ = self._parameters
         queue_pair = self.queue_pair
         assert isinstance(queue_pair, VerbsQueuePair)
         kept = ffi.new("char[]", data) if data else ffi.NULL
@@ -149,7 +150,7 @@ class VerbsConnector(Connector):
     def _ready_queue_pair(self, queue_pair: VerbsQueuePair) -> None:
         """INIT, ready to receive, ready to send, with what the connection manager knows of both ends."""
         assert self._read_limits is not None
-        retry = self._wanted.retry
+        retry = self._parameters.retry
         for state in (lib.IBV_QPS_INIT, lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
             attributes = ffi.new("struct ibv_qp_attr *")
             mask = ffi.new("int *")
@@ -190,7 +191,7 @@ class VerbsConnector(Connector):
         try:
             if not self._iwarp:
                 self._ready_queue_pair(queue_pair)
-            parameters, _kept = self._parameters()
+            parameters, _kept = self._native_parameters()
             check_errno("accept", lib.rdma_accept(self._id, parameters))
         except errors.ProviderError as error:
             if error.native in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
@@ -304,7 +305,7 @@ class VerbsConnector(Connector):
                 check_errno("connect", lib.rdma_resolve_route(self._id, _RESOLVE_MS))
                 return
             if kind == lib.RDMA_CM_EVENT_ROUTE_RESOLVED:
-                parameters, _kept = self._parameters()
+                parameters, _kept = self._native_parameters()
                 if lib.rdma_connect(self._id, parameters):
                     number = ffi.errno
                     if number in _NO_ANSWER:

@@ -9,7 +9,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.connection import ReadLimits, RetryPolicy
+from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS, Endpoint
 from ndpy.flags import Status
 from ndpy.info import Gid, PortInfo

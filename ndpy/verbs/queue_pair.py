@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import CompletionQueue
-from ndpy.connection import ReadLimits, RetryPolicy, cap_limits
+from ndpy.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
 from ndpy.endpoint import Endpoint
 from ndpy.flags import Access, Capability, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
@@ -468,7 +468,7 @@ class VerbsQueuePair(QueuePair):
     ) -> None:
         self._check_unused()
         local = self._local or self.local_endpoint()
-        limits = cap_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
         if remote.inbound_read_limit is not None:
             limits = limits._replace(outbound=min(limits.outbound, remote.inbound_read_limit))
         with self._lock:

@@ -33,6 +33,7 @@ PUBLIC = {
     "buffer",
     "completion",
     "connection",
+    "connection_parameters",
     "listener",
     "memory",
     "poller",

@@ -29,7 +29,7 @@ from ndpy.queue_pair import (
 )
 
 if TYPE_CHECKING:
-    from ndpy.connection import ReadLimits
+    from ndpy.connection_parameters import ReadLimits
     from ndpy.networkdirect.version1.adapter import Version1Adapter
 
 _NO_WINDOW = ffi.NULL
