@@ -46,17 +46,17 @@ from ndpy.provider import list_adapters, open_adapter
 from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
 
 if TYPE_CHECKING:
-    from ndpy.lease import CacheStats, Exposure, Lease
-    from ndpy.registration_cache import RegistrationCache
+    from ndpy.cache.lease import CacheStats, Exposure, Lease
+    from ndpy.cache.registration_cache import RegistrationCache
 
 __version__ = "0.1.0"
 
-# Imported when they are first asked for: they need an extension module, which a package that was not built has not.
+# Imported lazily: they need the compiled module `_lease`.
 _OF_THE_CACHE = {
-    "CacheStats": "lease",
-    "Exposure": "lease",
-    "Lease": "lease",
-    "RegistrationCache": "registration_cache",
+    "CacheStats": "cache.lease",
+    "Exposure": "cache.lease",
+    "Lease": "cache.lease",
+    "RegistrationCache": "cache.registration_cache",
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from ndpy.lease import Lease
+from ndpy.cache.lease import Lease
 from ndpy.queue_pair import QueuePair
 
 class Entry:

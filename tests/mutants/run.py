@@ -32,7 +32,7 @@ from python_changes import python_changes
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / ".rig/mutants"
-SCOPE = ("ndpy/*.py", "ndpy/verbs/*.py", "ndpy/networkdirect/**/*.py")
+SCOPE = ("ndpy/*.py", "ndpy/cache/*.py", "ndpy/verbs/*.py", "ndpy/networkdirect/**/*.py")
 C_SCOPE = (
     "cdefs/data_path.c",
     "cdefs/rings.c",

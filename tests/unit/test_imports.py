@@ -41,7 +41,7 @@ PUBLIC = {
     "resource",
 }
 # The registration cache, on the public classes only.
-CACHE = {"lease", "ownership", "registration_cache", "_lease"}
+CACHE = {"cache", "_lease"}
 PLATFORMS = {"verbs", "networkdirect"}
 BUILT = {"_verbs", "_networkdirect"}
 TOOLS = {"aio", "cli", "testing", "softroce", "__main__"}

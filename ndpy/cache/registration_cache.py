@@ -1,6 +1,6 @@
 """A cache of registrations: memory stays registered between its uses, and never longer than it is the same memory.
 
-Nothing is hooked. A cached range goes with the object that owns its memory (ndpy/ownership.py): the death of a watched
+Nothing is hooked. A cached range goes with the object that owns its memory (ndpy/cache/ownership.py): the death of a watched
 owner marks its entries, and an owner that can be resized is kept from it by an export. Memory without an owner may be
 watched by a monitor, which marks too. What only marks may run in any thread, with any lock held; what deregisters (the
 reaper) runs when the cache is next used, in the adapter's thread, or at close(). No provider is called under the cache's
@@ -21,10 +21,10 @@ from typing import Any
 
 from ndpy import _lease, errors
 from ndpy.adapter import Adapter
+from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
+from ndpy.cache.ownership import MONITORED, Owner, Span, know
 from ndpy.flags import Access, Capability
-from ndpy.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
-from ndpy.ownership import MONITORED, Owner, Span, know
 from ndpy.queue_pair import QueuePair
 from ndpy.resource import Resource, busy
 

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _lease, errors
+from ndpy.cache.ownership import Known, Owner, Span
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge, _bounds
-from ndpy.ownership import Known, Owner, Span
 from ndpy.queue_pair import QueuePair
 
 if TYPE_CHECKING:
-    from ndpy.registration_cache import RegistrationCache
+    from ndpy.cache.registration_cache import RegistrationCache
 
 
 @dataclass
