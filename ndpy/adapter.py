@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-from ndpy import errors
+from ndpy import errors, quirks
 from ndpy.adapter_thread import AdapterThread
 from ndpy.addresses import Address
 from ndpy.completion import CompletionQueue
@@ -43,6 +43,8 @@ class Adapter(Resource):
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
+        #: What its driver and transport do differently.
+        self._differences = quirks.differences(info)
         #: Serial numbers of what is open, and of what is being made. The collector clears weak references before it calls finalizers, so that
         #: children which are about to be handed over are in here only.
         self._open: set[int] = set()

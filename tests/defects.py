@@ -1,4 +1,4 @@
-"""Defects of drivers that the tests know of: the expectations come from the table of the smoke test."""
+"""What tests expect of an adapter that is different: the expectations come from ndpy's table of differences."""
 
 from __future__ import annotations
 
@@ -7,45 +7,29 @@ import platform
 import pytest
 
 import ndpy
-from ndpy.cli.smoke import known
-
-# (driver, what is done): what kernels have been seen to die of.
-DEADLY = {
-    (
-        "rdma_rxe",
-        "invalidate an unbound window",
-    ): "rxe panics when a message invalidates a window that is not bound (seen on Linux 6.1; 6.12.107 and 7.2.13 have the same "
-    "code): drivers/infiniband/sw/rxe/rxe_mw.c, rxe_do_invalidate_mw() puts the queue pair that it has not",
-}
+from ndpy.quirks import Quirk
 
 
-# (driver, what is done): what drivers let through.
-LAX = {
-    (
-        "rdma_rxe",
-        "invalidate a window of another connection",
-    ): "rxe does not ask whose window a message invalidates (seen on Linux 6.1, 6.12.107 and 7.2.13): "
-    "drivers/infiniband/sw/rxe/rxe_mw.c, rxe_check_invalidate_mw()",
-}
+def differs(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
+    """Whether the table says this of the adapter."""
+    return quirk in adapter._differences
 
 
-def lax_driver(request: pytest.FixtureRequest, adapter: ndpy.Adapter, deed: str) -> None:
-    """Expect this test to fail on a driver that does not check this."""
-    reason = LAX.get((adapter.info.driver, deed))
-    if reason is not None:
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+def skip_where(adapter: ndpy.Adapter, quirk: Quirk) -> None:
+    """Skip where the table says this of the adapter."""
+    if differs(adapter, quirk):
+        pytest.skip(f"{adapter.info.name}: {quirk.value.sentence}")
 
 
-def deadly_defect(adapter: ndpy.Adapter, deed: str) -> None:
-    """Skip a test that would end the machine."""
-    reason = DEADLY.get((adapter.info.driver, deed))
-    if reason is not None:
+def expect_defect(request: pytest.FixtureRequest, adapter: ndpy.Adapter, quirk: Quirk) -> None:
+    """Expect this test to fail where driver and kernel are known to have the defect; if it passes, that is a failure too.
+
+    A test that would end the machine is skipped.
+    """
+    defect = quirk.value
+    if not differs(adapter, quirk) or not defect.is_in(platform.release()):
+        return
+    reason = f"{defect.sentence} ({defect.reference})"
+    if defect.deadly:
         pytest.skip(reason)
-
-
-def known_defect(request: pytest.FixtureRequest, adapter: ndpy.Adapter, check: str) -> None:
-    """Expect this test to fail on a driver of which the table lists this check; if it passes, that is told too."""
-    defect = known.listed(adapter.info.driver, platform.release(), check)
-    if defect is not None:
-        reason = f"{defect.sentence} ({defect.reference})"
-        request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))
+    request.node.add_marker(pytest.mark.xfail(strict=True, reason=reason))

@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
+from defects import differs, skip_where
 
 import ndpy
 import ndpy.ndk
 from ndpy import Access, Operation, Status
+from ndpy.quirks import Quirk
 
 # For what takes no time of its own; emulated machines are slow.
 DEADLINE_S = 20.0
@@ -31,10 +33,6 @@ STRESS = os.environ.get("NDPY_STRESS") == "1"
 only_under_stress = pytest.mark.skipif(
     not STRESS, reason="with NDPY_STRESS=1 only: it starts many processes, or a machine"
 )
-
-# Whether a transport has it is a matter of its wire protocol, so no flag of the adapter says so:
-# on iWARP a send is complete when TCP has it, and there is no "receiver not ready".
-UNACKNOWLEDGED = ("iWARP",)
 
 _CLOSING_ORDER = (
     ndpy.Poller,
@@ -112,14 +110,12 @@ def require(adapter: ndpy.Adapter, *capabilities: ndpy.Capability) -> None:
 
 def require_acknowledged_sends(adapter: ndpy.Adapter) -> None:
     """Skip where the transport completes a send before the peer's queue pair has taken it."""
-    if adapter.info.transport in UNACKNOWLEDGED:
-        pytest.skip(f"{adapter.info.name} speaks {adapter.info.transport}: no acknowledgement of sends")
+    skip_where(adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT)
 
 
 def require_reusable_queue_pairs(adapter: ndpy.Adapter) -> None:
     """Skip where the kernel moves a queue pair to its end with a refused connection."""
-    if adapter.info.transport in UNACKNOWLEDGED:
-        pytest.skip(f"{adapter.info.name} speaks {adapter.info.transport}: a refused attempt uses its queue pair up")
+    skip_where(adapter, Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP)
 
 
 def host_of(adapter: ndpy.Adapter, version: int = 4) -> str:
@@ -268,7 +264,7 @@ def assert_refused(end: End, operation: Operation, context: int) -> None:
     """
     (completion,) = take(end.cq)
     assert (completion.operation, completion.context) == (operation, context)
-    if end.queue_pair.adapter.info.transport in UNACKNOWLEDGED:
+    if differs(end.queue_pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
         assert operation is Operation.WRITE or not completion.ok
         end.connector.wait_disconnected(DEADLINE_S)
         return

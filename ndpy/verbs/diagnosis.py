@@ -16,6 +16,7 @@ from ndpy.errors import NdpyError, ProviderNotFoundError
 from ndpy.finding import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.placement import placement_warning
+from ndpy.quirks import Quirk, differences
 from ndpy.verbs.devices import describe, device_names, open_context, why_no_adapter
 from ndpy.verbs.library import PACKAGES, lib, load
 from ndpy.verbs.surroundings import examine_surroundings, read, read_number
@@ -158,7 +159,7 @@ def examine_adapter(info: AdapterInfo, root: Path = _ROOT) -> Iterator[Finding]:
     for port in info.ports:
         check = f"{info.name} port {port.number}"
         yield _state(check, port)
-        if info.transport != "iWARP":
+        if Quirk.IWARP_NO_PATH_MTU not in differences(info):
             yield _mtu(f"{check} MTU", port, root)
         if info.transport != "InfiniBand":
             yield _gids(f"{check} GIDs", info, port)
@@ -214,7 +215,7 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
             "run in that namespace: ip netns exec NAME COMMAND, or docker run --network=host",
         )
     give = f"give the interface an address: ip address add ADDRESS/PREFIX dev {netdev}"
-    if info.transport == "iWARP":
+    if Quirk.IWARP_MANAGER_ONLY in differences(info):
         own = [entry.partition("%")[0] for entry in info.addresses]
         if any(not ipaddress.ip_address(entry).is_link_local for entry in own):
             return passed(check, f"iWARP goes by the interface's addresses: {', '.join(own)}")

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from defects import known_defect
+from defects import expect_defect
 from helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
@@ -26,6 +26,7 @@ from helpers import (
 import ndpy
 from ndpy import Flags, Notify, Status
 from ndpy.pending import wait_or_cancel
+from ndpy.quirks import Quirk
 
 
 def message(pair, *, solicited: bool = False, context: int = 0) -> None:
@@ -240,7 +241,7 @@ def test_g_2_1_arming_notifies_once(pair):
 
 
 def test_g_2_2_solicited_waits_for_a_solicited_send(request, pair):
-    known_defect(request, pair.adapter, "notification/solicited")
+    expect_defect(request, pair.adapter, Quirk.SIW_NEVER_SOLICITED)
     notified = pair.server.cq.arm(Notify.SOLICITED)
     message(pair)
     assert still_running(notified)

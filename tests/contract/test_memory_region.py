@@ -9,7 +9,7 @@ import mmap
 import threading
 
 import pytest
-from defects import known_defect
+from defects import expect_defect
 from helpers import (
     DEADLINE_S,
     ask,
@@ -33,6 +33,7 @@ from helpers import (
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
 from ndpy.memory import address_of
+from ndpy.quirks import Quirk
 
 PATTERN = bytes(range(256)) * 16
 EVERY_RIGHT = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK
@@ -464,7 +465,7 @@ def test_d_3_3_remote_read_grants_reading_only(pair, keep):
 
 
 def test_d_3_3_remote_write_grants_writing_only(request, pair, keep):
-    known_defect(request, pair.adapter, "read-write/read-of-writable")
+    expect_defect(request, pair.adapter, Quirk.SIW_READS_WITHOUT_RIGHT)
     owner = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
     remote = expose(keep, pair.server, owner)
     local = memory(keep, pair.adapter, b"written!", sink_access(pair.adapter))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from defects import known_defect
+from defects import expect_defect
 from helpers import (
     DEADLINE_S,
     assert_quiet,
@@ -23,6 +23,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Sge, Status
+from ndpy.quirks import Quirk
 
 READ, WRITE = Access.REMOTE_READ, Access.REMOTE_WRITE
 SINK = Access.LOCAL_WRITE | Access.READ_SINK
@@ -271,7 +272,7 @@ def test_e_3_3_another_queue_pair_cannot_use_the_window(window_pair, keep, windo
 
 
 def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, window, owner, local):
-    known_defect(request, window_pair.adapter, "windows/write-past-end")
+    expect_defect(request, window_pair.adapter, Quirk.RXE_WINDOW_BOUNDS)
     remote = bind(window_pair.server, window, owner[0:4000], READ | WRITE)
     beyond = RemoteMemory(remote.address, 4001, remote.token)
     window_pair.client.queue_pair.write(local[:4001], beyond, context=8)
@@ -279,7 +280,7 @@ def test_e_3_4_one_byte_past_the_end_is_refused(request, window_pair, keep, wind
 
 
 def test_e_3_4_one_byte_before_the_beginning_is_refused(request, window_pair, keep, window, owner, local):
-    known_defect(request, window_pair.adapter, "windows/write-before-start")
+    expect_defect(request, window_pair.adapter, Quirk.RXE_WINDOW_BOUNDS)
     remote = bind(window_pair.server, window, owner[64:128], READ | WRITE)
     before = RemoteMemory(remote.address - 1, 2, remote.token)
     window_pair.client.queue_pair.write(local[:2], before, context=8)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from defects import differs
 from helpers import (
     DEADLINE_S,
-    UNACKNOWLEDGED,
     ask,
     assert_quiet,
     assert_works,
@@ -28,6 +28,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
+from ndpy.quirks import Quirk
 
 SINK = Access.LOCAL_WRITE | Access.READ_SINK
 
@@ -424,7 +425,7 @@ def test_f_3_4_a_message_longer_than_its_receive_ends_the_connection(pair, keep)
     pair.client.connector.wait_disconnected(DEADLINE_S)
     (sent,) = take(pair.client.cq)
     assert sent.context == 3
-    if pair.adapter.info.transport not in UNACKNOWLEDGED:
+    if not differs(pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
         # The decision of M.11, or where the responder's answer is not specific, the documentation's natural one.
         assert sent.status in (Status.DATA_OVERRUN, Status.REMOTE_ERROR)
 
@@ -653,7 +654,7 @@ def test_f_4_7_a_wrong_local_token_is_a_violation(pair, keep):
 
 
 def test_where_only_connectors_connect_endpoints_are_refused(adapter, keep):
-    if adapter.info.transport in ("RoCE", "InfiniBand"):
+    if ndpy.Capability.GIDS in adapter.info.capabilities and not differs(adapter, Quirk.IWARP_MANAGER_ONLY):
         pytest.skip(f"{adapter.info.name} connects by endpoints too")
     queue_pair = create_end(keep, adapter).queue_pair
     peer = ndpy.Endpoint(lid=0, qp_number=1, psn=0, gid=bytes(16))

@@ -6,9 +6,9 @@ import gc
 
 import pytest
 from caching import LENGTH, READ, WRITE, read_from, regions, use
+from defects import differs
 from helpers import (
     DEADLINE_S,
-    UNACKNOWLEDGED,
     assert_refused,
     assert_works,
     expose,
@@ -22,6 +22,7 @@ from helpers import (
 import ndpy
 from ndpy import Access, Operation, Status
 from ndpy.memory import address_of
+from ndpy.quirks import Quirk
 
 
 def test_k_2_1_after_release_the_peer_cannot_reach_the_buffer(pair, keep, cache):
@@ -87,7 +88,7 @@ def test_k_2_1_a_release_behind_long_requests_takes_the_right_away(pair, keep, c
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), remote, context=2)
     (completion,) = take(pair.client.cq)
     # A write on iWARP is complete before the peer has judged it.
-    if pair.adapter.info.transport not in UNACKNOWLEDGED:
+    if not differs(pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
         assert completion.status in (Status.ACCESS_VIOLATION, Status.CANCELED)
     pair.client.connector.wait_disconnected(DEADLINE_S)
     assert bytes(buffer[:8]) == bytes(8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from defects import skip_where
 from helpers import (
     DEADLINE_S,
     QUIET_S,
@@ -19,6 +20,7 @@ from helpers import (
 
 import ndpy
 from ndpy import Access, Status
+from ndpy.quirks import Quirk
 
 
 @pytest.fixture
@@ -179,8 +181,7 @@ def test_g_6_6_receives_go_to_the_shared_queue_only(adapter, keep, pairs):
 
 
 def test_g_6_7_an_empty_queue_makes_the_sender_wait(adapter, keep, shared, pairs):
-    if adapter.info.transport == "iWARP":
-        pytest.skip(f"{adapter.info.name} speaks iWARP: no 'receiver not ready' on the wire")
+    skip_where(adapter, Quirk.IWARP_NO_RECEIVER_NOT_READY)
     send(keep, pairs[0], b"patient")
     assert_quiet(pairs[0].client.cq, 1.0)
     region = memory(keep, adapter, 8)

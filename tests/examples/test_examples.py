@@ -8,10 +8,12 @@ import runpy
 import sys
 
 import pytest
+from defects import skip_where
 from helpers import host_of, only_under_stress, require, sample
 from processes import EXAMPLES, ROOT, Process, free_port, start_example
 
 import ndpy
+from ndpy.quirks import Quirk
 
 SERVERS = {
     "pingpong": ["server", "--port", 0],
@@ -42,8 +44,7 @@ def start(adapter):
     def start_on_adapter(name, *arguments) -> Process:
         if name == "rc_pingpong":
             require(adapter, ndpy.Capability.GIDS)
-            if adapter.info.transport == "iWARP":
-                pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
+            skip_where(adapter, Quirk.IWARP_MANAGER_ONLY)
         option = "-d" if name == "rc_pingpong" else "--adapter"
         return start_example(name, *arguments, option, adapter.info.name)
 

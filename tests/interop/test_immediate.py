@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from defects import skip_where
 from helpers import contents, create_end, memory, require, succeed
 from processes import Process
 from programs import built
 
 import ndpy
 from ndpy import Access, Endpoint, Operation
+from ndpy.quirks import Quirk
 
 SOURCE = Path(__file__).parent / "programs/immediate.c"
 # All four bytes differ, so that a wrong byte order shows, and the highest bit is set.
@@ -43,8 +45,7 @@ class Sender:
 @pytest.fixture
 def sender_to(adapter, keep):
     """Start the foreign peer, and connect it to a queue pair."""
-    if adapter.info.transport == "iWARP":
-        pytest.skip(f"{adapter.info.name} speaks iWARP, which has no immediate data")
+    skip_where(adapter, Quirk.IWARP_NO_IMMEDIATE_DATA)
     program = built(SOURCE)
     started = []
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 
 import pytest
+from defects import skip_where
 from helpers import STRESS, sample
 from processes import free_port, start_example, start_program, wait_for_tcp_listener
 
 import ndpy
+from ndpy.quirks import Quirk
 
 PACKAGE = "ibverbs-utils"
 PROGRAM = "ibv_rc_pingpong"
@@ -19,8 +21,7 @@ COMMON = sample([["-s", "10007", "-n", "100"], ["-s", "3000000", "-n", "3", "-m"
 
 @pytest.fixture
 def name(adapter) -> str:
-    if adapter.info.transport == "iWARP":
-        pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
+    skip_where(adapter, Quirk.IWARP_MANAGER_ONLY)
     return adapter.info.name
 
 

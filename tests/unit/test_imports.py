@@ -25,6 +25,7 @@ LEAVES = {
     "info",
     "pending",
     "placement",
+    "quirks",
     "unraisable",
 }
 PUBLIC = {

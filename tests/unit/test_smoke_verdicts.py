@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from ndpy import Capability
-from ndpy.cli.smoke import known, report, runner
+from ndpy.cli.smoke import report, runner
 from ndpy.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
 from ndpy.cli.smoke.remote import PeerLost
+from ndpy.quirks import Quirk
 
 BOUNDS = "windows/write-past-end"
 
@@ -165,18 +166,11 @@ def test_a_defect_that_ndpy_spares_its_users_excuses_nothing_and_is_told():
     assert judged(Verdict.PASS, "told", name=check["name"]).reason == "told", "Linux 6.1 does not have it"
 
 
-def test_the_table_names_checks_that_exist_and_says_why():
+def test_the_table_names_checks_that_exist_and_how_they_fail():
     names = {check.full_name for check in load()}
-    for defect in known.DEFECTS:
-        assert defect.check in names
-        assert defect.sentence and defect.reference and defect.symptom
-
-
-@pytest.mark.parametrize(
-    ("release", "version"), [("6.1.0-50-amd64", (6, 1, 0)), ("6.12.107+deb13", (6, 12, 107)), ("7", (7,)), ("odd", ())]
-)
-def test_kernel_versions(release, version):
-    assert known.kernel_version(release) == version
+    for quirk in Quirk:
+        assert names.issuperset(quirk.value.checks)
+        assert bool(quirk.value.checks) is bool(quirk.value.symptom)
 
 
 def test_every_group_has_checks_with_a_claim_and_a_name_of_its_own():

@@ -1,4 +1,4 @@
-"""What the driver does by itself, shown by small C programs on plain verbs, is what the table of known defects says of it."""
+"""What the driver does by itself, shown by small C programs on plain verbs, is what the table of differences says of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from programs import built
 
-from ndpy import Capability
-from ndpy.cli.smoke import known
+from ndpy import Capability, quirks
+from ndpy.quirks import Quirk
 
 PROGRAMS = Path(__file__).with_name("programs")
 AS_SPECIFIED, OTHERWISE = 0, 1
@@ -29,7 +29,7 @@ AS_SPECIFIED, OTHERWISE = 0, 1
         ("on_demand across", Capability.ON_DEMAND_PAGING),
     ],
 )
-def test_the_driver_does_what_the_table_of_known_defects_says(adapter, program, needs):
+def test_the_driver_does_what_the_table_of_differences_says(adapter, program, needs):
     if adapter.info.transport != "RoCE":
         pytest.skip(
             f"the programs connect two queue pairs as RoCE does; {adapter.info.name} is {adapter.info.transport}"
@@ -41,11 +41,12 @@ def test_the_driver_does_what_the_table_of_known_defects_says(adapter, program, 
         [built(PROGRAMS / f"{name}.c"), adapter.info.name, *words], capture_output=True, text=True, timeout=120
     )
     print(done.stdout)
-    defect = known.shown_by(adapter.info.driver, platform.release(), program)
+    defect = quirks.shown_by(adapter.info.driver, platform.release(), program)
     said = "the table lists no such defect" if defect is None else f"the table says: {defect.sentence}"
     assert done.returncode == (AS_SPECIFIED if defect is None else OTHERWISE), f"{done.stdout}{done.stderr}{said}"
 
 
 def test_each_program_of_the_table_exists():
-    for defect in known.DEFECTS:
-        assert not defect.program or (PROGRAMS / f"{defect.program.split()[0]}.c").exists()
+    for quirk in Quirk:
+        for program in quirk.value.programs:
+            assert (PROGRAMS / f"{program.split()[0]}.c").exists()

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from defects import differs, skip_where
 from helpers import create_end, memory, take
 
 import ndpy
 from ndpy import Access, Endpoint, Status
+from ndpy.quirks import Quirk
 
 
 @pytest.fixture
 def ends(adapter, keep):
-    if adapter.info.transport == "iWARP":
-        pytest.skip(f"{adapter.info.name} speaks iWARP: it connects only through a connection manager")
+    skip_where(adapter, Quirk.IWARP_MANAGER_ONLY)
     return create_end(keep, adapter), create_end(keep, adapter)
 
 
@@ -62,8 +63,7 @@ def test_both_ends_are_named_when_the_peer_does_not_answer(adapter, ends):
 
 def test_the_path_mtu_is_named_when_a_peer_of_a_connector_does_not_answer(pair):
     """Interfaces or switches on the way may carry less than the ports of both ends."""
-    if pair.adapter.info.transport == "iWARP":
-        pytest.skip(f"{pair.adapter.info.name} speaks iWARP: TCP finds the path MTU")
+    skip_where(pair.adapter, Quirk.IWARP_NO_PATH_MTU)
     pair.client.queue_pair.send([])
     (completion,) = take(pair.client.cq)
     assert completion.status is Status.IO_TIMEOUT
@@ -137,7 +137,7 @@ def test_before_a_connection_there_are_no_read_limits(adapter, keep):
 
 
 def test_a_lost_iwarp_connection_is_not_explained_with_roce(pair):
-    if pair.adapter.info.transport != "iWARP":
+    if not differs(pair.adapter, Quirk.IWARP_NO_PATH_MTU):
         pytest.skip(f"{pair.adapter.info.name} does not speak iWARP")
     said = pair.client.queue_pair._explain(Status.IO_TIMEOUT)
     assert "4791" not in said and "GID" not in said

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import ndpy
-from ndpy.cli.smoke import known
+from ndpy import quirks
 from ndpy.cli.smoke.catalog import Check, Failure, Result, Skip, Verdict
 from ndpy.cli.smoke.lab import Lab
 from ndpy.cli.smoke.remote import PeerLost, PeerRefused
@@ -116,12 +116,12 @@ class Runner:
 
 
 def judge(result: Result, driver: str, release: str) -> Result:
-    """The result in the light of the table of known defects."""
-    spared = known.spared(driver, release, result.check.full_name)
+    """The result in the light of the table of what drivers do differently."""
+    spared = quirks.spared(driver, release, result.check.full_name)
     if spared is not None and result.verdict is Verdict.PASS:
         result.reason += f" ({spared.sentence}; {spared.spared})"
         result.reference = spared.reference
-    defect = known.listed(driver, release, result.check.full_name)
+    defect = quirks.listed(driver, release, result.check.full_name)
     if defect is None:
         return result
     if result.verdict is Verdict.FAIL and defect.symptom in result.reason:

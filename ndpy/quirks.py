@@ -1,0 +1,333 @@
+"""What drivers and transports do differently: the one table of it.
+
+Three readers use it:
+
+- ndpy's own code asks `Quirk.X in adapter._differences` and compares the name of no driver itself.
+- The smoke test calls a failure KNOWN if the table lists it for this driver, kernel and check. Any other failure is a FAIL.
+- The tests skip, or expect to fail, what the table says.
+
+Most entries are facts about a transport, or defects of a driver that no release of ndpy can mend. Where ndpy spares its users
+the effect of a defect, `spared` says how. Then a check passes on that driver too, and the entry excuses no failure.
+tests/verbs/programs has small C programs that show what the drivers do by themselves.
+"""
+
+from __future__ import annotations
+
+import enum
+import platform
+import re
+from dataclasses import dataclass
+
+from ndpy.info import AdapterInfo
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One row of the table.
+
+    driver, transport: whose it is; one of the two, as AdapterInfo has it.
+    sentence: what they do, for reports. reference: where that is written down, or which code does it.
+    first, last: the kernels that have it, both included; () is open. If nobody knows which kernel brought it, first is the
+    oldest kernel on which it was seen.
+    checks: the checks of the smoke test that find it. symptom: a part of the reason with which they fail, so that another
+    failure of the same check is not taken for it.
+    spared: what ndpy does about it, "" for nothing.
+    programs: the programs of tests/verbs/programs that show it, each with its arguments.
+    deadly: to try it ends the machine.
+    """
+
+    sentence: str
+    reference: str
+    driver: str = ""
+    transport: str = ""
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    checks: tuple[str, ...] = ()
+    symptom: str = ""
+    spared: str = ""
+    programs: tuple[str, ...] = ()
+    deadly: bool = False
+
+    def is_of(self, driver: str, transport: str) -> bool:
+        """Whether adapters with this driver or this transport have it."""
+        return driver == self.driver if self.driver else transport == self.transport
+
+    def is_in(self, release: str) -> bool:
+        """Whether this kernel is known to have it."""
+        kernel = kernel_version(release)
+        return kernel >= self.first and not self.is_past(release)
+
+    def is_past(self, release: str) -> bool:
+        """Whether this kernel is too new to have it."""
+        return bool(self.last) and kernel_version(release)[: len(self.last)] > self.last
+
+
+class Quirk(enum.Enum):
+    """The entries. Each name begins with the driver or the transport."""
+
+    # ---- rxe ----
+
+    RXE_WINDOW_BOUNDS = Difference(
+        "rxe does not enforce a window's bounds: the peer reaches all of the region that the window is bound to",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, check_rkey(): the range is compared with the region's, not the "
+        "window's; seen on 6.1.192, 6.12.107 and 7.2.13",
+        driver="rdma_rxe",
+        first=(5, 14),
+        checks=(
+            "windows/write-past-end",
+            "windows/write-before-start",
+            "windows/write-across-end",
+            "windows/read-past-end",
+        ),
+        symptom="was not refused",
+    )
+    RXE_INVALIDATES_ANY_WINDOW = Difference(
+        "rxe does not ask whose window a message invalidates",
+        "Linux drivers/infiniband/sw/rxe/rxe_mw.c, rxe_check_invalidate_mw(); seen on 6.1, 6.12.107 and 7.2.13",
+        driver="rdma_rxe",
+    )
+    RXE_INVALIDATE_OF_UNBOUND_WINDOW = Difference(
+        "rxe panics when a message invalidates a window that is not bound",
+        "Linux drivers/infiniband/sw/rxe/rxe_mw.c, rxe_do_invalidate_mw(): it drops a reference to a queue pair that the "
+        "window does not have; seen on 6.1, and 6.12.107 and 7.2.13 have the same code",
+        driver="rdma_rxe",
+        deadly=True,
+    )
+    RXE_WINDOW_OUTLIVES_QUEUE_PAIR = Difference(
+        "rxe hangs for 51 s when a queue pair is destroyed while a window is bound to it",
+        "Linux drivers/infiniband/sw/rxe/rxe_pool.c, __rxe_cleanup(): it waits for the window's reference, and warns",
+        driver="rdma_rxe",
+        spared="ndpy frees the windows first",
+    )
+    RXE_SILENT_REQUEST_FAILURES = Difference(
+        "rxe does not notify for solicited completions when a request of the initiator queue fails",
+        "Linux drivers/infiniband/sw/rxe/rxe_comp.c, do_complete(): posted as not solicited",
+        driver="rdma_rxe",
+        spared="ndpy looks for failed completions every 50 ms while that is asked for",
+    )
+    RXE_SILENT_FLUSHED_RECEIVES = Difference(
+        "rxe does not notify for solicited completions when receives are flushed",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, flush_recv_wqe(): posted as not solicited; seen on 6.12.107 and 7.2.13",
+        driver="rdma_rxe",
+        first=(6, 12),
+        checks=("notification/failure-tells",),
+        symptom="not finished within",
+        spared="ndpy looks for failed completions every 50 ms while that is asked for",
+        programs=("failure_notifies",),
+    )
+    RXE_FLUSHES_ITS_OWN_FAULT = Difference(
+        "rxe reports a request that fails by its own memory as flushed, as those behind it",
+        "Linux drivers/infiniband/sw/rxe/rxe_comp.c, flush_send_wqe(): the status that rxe_requester() has set is dropped; "
+        "seen on 6.12.107 and 7.2.13",
+        driver="rdma_rxe",
+        first=(6, 12),
+        checks=("read-write/own-unknown-token",),
+        symptom="completed CANCELED",
+        spared="ndpy looks at the memory of the first flushed request",
+        programs=("local_fault",),
+    )
+    RXE_ONE_STATUS_FOR_PORT_AND_MEMORY = Difference(
+        "rxe reports IBV_WC_LOC_QP_OP_ERR for a request that it cannot send, whether its memory or the port is the reason",
+        "Linux drivers/infiniband/sw/rxe/rxe_req.c, rxe_requester()",
+        driver="rdma_rxe",
+        spared="ndpy looks at the state of the port",
+    )
+    RXE_KEEPS_LATE_RECEIVES = Difference(
+        "rxe flushes receives when a queue pair enters the error state, but not those that are posted later",
+        "rdma-core providers/rxe/rxe.c, rxe_post_recv(): no call tells the kernel of a receive",
+        driver="rdma_rxe",
+        spared="ndpy sets the state again after each such receive",
+    )
+    RXE_ACCESS_EVENT_COMES_EARLY = Difference(
+        "rxe tells of a peer's wrong access before it has answered the peer; it ends the queue pair itself after that",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c",
+        driver="rdma_rxe",
+        spared="ndpy leaves the queue pair to the driver",
+    )
+    RXE_CLOSED_PORT_ENDS_MANAGER = Difference(
+        "a datagram of the connection manager that meets a closed port leaves rxe's manager dead for good",
+        "Linux drivers/infiniband/sw/rxe/rxe_net.c",
+        driver="rdma_rxe",
+        spared="ndpy tells a peer of the end of a connection when the port is active again",
+    )
+    RXE_ON_DEMAND_OFFSET = Difference(
+        "rxe's on-demand paging moves data to and from the start of the page, whatever the address",
+        "Linux drivers/infiniband/sw/rxe/rxe_odp.c, __rxe_odp_mr_copy(): the offset in the page is not added; seen on 7.2.13",
+        driver="rdma_rxe",
+        first=(7, 2),
+        checks=("register/on-demand",),
+        symptom="memory on demand",
+        spared="ndpy pins the memory",
+        programs=("on_demand offset", "on_demand across"),
+    )
+
+    # ---- siw ----
+
+    SIW_NEVER_SOLICITED = Difference(
+        "siw never notifies for solicited messages",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_rqe_complete(): a receive counts as SIGNALLED, never as "
+        "SOLICITED; seen on 6.1 and 7.2.13",
+        driver="siw",
+        first=(5, 3),
+        checks=("notification/solicited",),
+        symptom="not finished within",
+    )
+    SIW_IGNORES_READ_LIMIT = Difference(
+        "siw's server serves as many reads at once as the client asks for, whatever limit it was accepted with",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_accept(): relaxed_ird_negotiation; seen on 6.1 and 7.2.13",
+        driver="siw",
+        first=(5, 3),
+        checks=("connect/read-limits",),
+        symptom="this side was told",
+    )
+    SIW_SWAPS_READ_LIMITS = Difference(
+        "siw reports the read limits of a reply as the server sees them",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_proc_mpareply()",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy exchanges the two",
+    )
+    SIW_READS_WITHOUT_RIGHT = Difference(
+        "siw lets a peer read a region that has no right to be read",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_qp_sq_proc_tx(): a read response is checked for no right; "
+        "seen on 6.1 and 7.2.13",
+        driver="siw",
+        first=(5, 3),
+        checks=("read-write/read-of-writable",),
+        symptom="was not refused",
+    )
+    SIW_OVERTAKES_READS = Difference(
+        "siw completes what was posted after a read ahead of that read, and cannot fence a read",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy fences all other requests",
+    )
+
+    # ---- iWARP ----
+
+    IWARP_READ_SINK_NEEDS_REMOTE_WRITE = Difference(
+        "on iWARP the answer to a read is written to the sink by its remote token, so the sink needs the right REMOTE_WRITE",
+        "RFC 5040: a Read Response is a tagged message to the sink",
+        transport="iWARP",
+        spared="Access.READ_SINK adds the right",
+    )
+    IWARP_KERNEL_MOVES_QUEUE_PAIRS = Difference(
+        "on iWARP the kernel moves a queue pair through its states, together with the TCP connection",
+        "Linux drivers/infiniband/core/iwcm.c",
+        transport="iWARP",
+        spared="ndpy moves queue pairs of other transports only",
+    )
+    IWARP_ATTEMPT_USES_QUEUE_PAIR_UP = Difference(
+        "on iWARP a refused connection ends its queue pair for good",
+        "Linux drivers/infiniband/core/iwcm.c",
+        transport="iWARP",
+    )
+    IWARP_MANAGER_ONLY = Difference(
+        "iWARP connects only through a connection manager",
+        "RFC 5044: a queue pair takes over a TCP connection after the start-up frames",
+        transport="iWARP",
+    )
+    IWARP_UP_AT_THE_REPLY = Difference(
+        "on iWARP a connection is up when the server's reply arrives: nothing is left to complete or to refuse after that",
+        "RFC 5044: the start-up is one frame from each end",
+        transport="iWARP",
+        spared="ndpy ends a connection whose offer is turned down",
+    )
+    IWARP_CLIENT_SENDS_FIRST = Difference(
+        "on iWARP the first message has to be the client's",
+        "RFC 5044, section 7.1.2",
+        transport="iWARP",
+    )
+    IWARP_DISCONNECT_SENDS_THE_QUEUE = Difference(
+        "iWARP sends what is queued before it disconnects, unless the queue pair is in the error state by then",
+        "Linux drivers/infiniband/core/iwcm.c, iw_cm_disconnect()",
+        transport="iWARP",
+    )
+    IWARP_REFUSALS_ARE_ERRNOS = Difference(
+        "on iWARP the reason of a refusal is an errno, not one of InfiniBand's connection manager",
+        "Linux drivers/infiniband/core/cma.c, cma_iw_handler()",
+        transport="iWARP",
+    )
+    IWARP_DESTROY_WAITS = Difference(
+        "on iWARP the kernel holds rdma_destroy_id() of an attempt until the peer has answered, or for ten seconds",
+        "Linux drivers/infiniband/core/iwcm.c, destroy_cm_id()",
+        transport="iWARP",
+        spared="ndpy calls it in a thread of its own",
+    )
+    IWARP_NO_ACKNOWLEDGEMENT = Difference(
+        "iWARP acknowledges no write and no send: they complete when TCP has them, before the peer has judged them",
+        "RFC 5040: only reads are answered",
+        transport="iWARP",
+    )
+    IWARP_NO_RECEIVER_NOT_READY = Difference(
+        "iWARP has no way to say that a receiver is not ready",
+        "RFC 5041",
+        transport="iWARP",
+    )
+    IWARP_NO_IMMEDIATE_DATA = Difference(
+        "iWARP has no immediate data",
+        "RFC 5040; the extension of RFC 7306 is not in siw",
+        transport="iWARP",
+    )
+    IWARP_NO_PATH_MTU = Difference(
+        "on iWARP the path MTU is TCP's affair",
+        "RFC 5044: segments follow TCP's",
+        transport="iWARP",
+    )
+    IWARP_KEEPS_UNCONNECTED_REQUESTS = Difference(
+        "siw flushes nothing before there was a connection",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c; ndpy takes it to be so on all of iWARP",
+        transport="iWARP",
+        spared="ndpy cancels the requests",
+    )
+    IWARP_KEEPS_LATE_REQUESTS = Difference(
+        "siw flushes when a queue pair enters the error state, and does not complete what is posted after that",
+        "Linux drivers/infiniband/sw/siw/siw_verbs.c; ndpy takes it to be so on all of iWARP",
+        transport="iWARP",
+        spared="ndpy cancels the requests",
+    )
+    IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY = Difference(
+        "siw reports IBV_WC_LOC_QP_OP_ERR for a request that it cannot send, whether its memory or the loss of the connection "
+        "is the reason",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c; ndpy takes it to be so on all of iWARP",
+        transport="iWARP",
+        spared="ndpy looks at the request's memory",
+    )
+
+
+def kernel_version(release: str) -> tuple[int, ...]:
+    """The leading numbers of a kernel release: (6, 1, 0) of "6.1.0-50-amd64"."""
+    match = re.match(r"\d+(\.\d+)*", release)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def differences(info: AdapterInfo, release: str | None = None) -> frozenset[Quirk]:
+    """What ndpy has to reckon with on an adapter, in this kernel or in another one.
+
+    `first` is often only the oldest kernel that somebody looked at, so older kernels count too.
+    """
+    release = platform.release() if release is None else release
+    return frozenset(
+        quirk for quirk in Quirk if quirk.value.is_of(info.driver, info.transport) and not quirk.value.is_past(release)
+    )
+
+
+def _known(driver: str, release: str) -> list[Difference]:
+    """The driver's own entries in this kernel. An adapter without a driver of its own in the table has none."""
+    return [quirk.value for quirk in Quirk if quirk.value.driver == driver and quirk.value.is_in(release)]
+
+
+def listed(driver: str, release: str, check: str) -> Difference | None:
+    """The defect of this driver in this kernel that the check of the smoke test would find."""
+    return next((known for known in _known(driver, release) if check in known.checks and not known.spared), None)
+
+
+def spared(driver: str, release: str, check: str) -> Difference | None:
+    """The defect of this driver in this kernel that the check would find if ndpy did not spare its users the effect."""
+    return next((known for known in _known(driver, release) if check in known.checks and known.spared), None)
+
+
+def shown_by(driver: str, release: str, program: str) -> Difference | None:
+    """The defect of this driver in this kernel that a program of tests/verbs/programs shows."""
+    return next((known for known in _known(driver, release) if program in known.programs), None)

@@ -1,0 +1,118 @@
+"""The table of what drivers do differently, and that nothing else in ndpy knows the drivers' names."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ndpy import quirks
+from ndpy.quirks import Quirk
+
+PACKAGE = Path(quirks.__file__).parent
+# They make such adapters: to them a driver is a kernel module.
+MAKERS = {"softroce"}
+NAMES = {"rdma_rxe", "rxe", "siw", "softnd", "softnd.dll", "iWARP"}
+WAITING = {
+    "verbs/adapter.py",
+    "verbs/completion.py",
+    "verbs/connection.py",
+    "verbs/endpoint.py",
+    "verbs/memory.py",
+    "verbs/queue_pair.py",
+    "cli/smoke/lab.py",
+}
+
+
+def adapter(driver: str, transport: str) -> Any:
+    return SimpleNamespace(driver=driver, transport=transport)
+
+
+def comparisons(source: str) -> list[str]:
+    """Where a program compares a driver's or a transport's name, as text: the members of AdapterInfo, or the names themselves."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Compare):
+            continue
+        for part in ast.walk(node):
+            name = part.attr == "driver" if isinstance(part, ast.Attribute) else False
+            if name or (isinstance(part, ast.Constant) and part.value in NAMES):
+                found.append(f"line {node.lineno}: {ast.unparse(node)}")
+                break
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted(PACKAGE.rglob("*.py")) if path.relative_to(PACKAGE).parts[0] not in MAKERS],
+    ids=lambda path: path.relative_to(PACKAGE).as_posix(),
+)
+def test_only_the_table_knows_the_drivers_by_name(path):
+    name = path.relative_to(PACKAGE).as_posix()
+    if name in ("quirks.py", "cli/softroce.py"):
+        return
+    found = comparisons(path.read_text(encoding="utf-8"))
+    assert not found or name in WAITING, found
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('info.driver == "rdma_rxe"', 1),
+        ('adapter.info.transport != "iWARP"', 1),
+        ('driver in ("mlx5_core", "siw")', 1),
+        ("Quirk.SIW_OVERTAKES_READS in adapter._differences", 0),
+        ('{"iWARP": ", or a firewall"}.get(info.transport, "")', 0),
+        ('transport = "iWARP"', 0),
+    ],
+)
+def test_the_checker_sees_comparisons(source, count):
+    assert len(comparisons(source)) == count
+
+
+@pytest.mark.parametrize("quirk", list(Quirk), ids=lambda quirk: quirk.name)
+def test_each_entry_is_somebodys_and_says_what_and_where(quirk):
+    entry = quirk.value
+    assert bool(entry.driver) is not bool(entry.transport)
+    prefix = {"rdma_rxe": "RXE_", "siw": "SIW_", "iWARP": "IWARP_"}[entry.driver or entry.transport]
+    assert quirk.name.startswith(prefix)
+    assert entry.sentence and entry.reference
+    assert not entry.sentence.endswith(".")
+
+
+def test_an_adapter_has_the_entries_of_its_driver_and_of_its_transport():
+    on_siw = quirks.differences(adapter("siw", "iWARP"))
+    assert {Quirk.SIW_OVERTAKES_READS, Quirk.IWARP_MANAGER_ONLY} < on_siw
+    assert Quirk.RXE_WINDOW_BOUNDS not in on_siw
+    assert quirks.differences(adapter("mlx5_core", "RoCE")) == frozenset()
+
+
+def test_users_are_spared_on_kernels_too_that_nobody_looked_at():
+    assert Quirk.RXE_FLUSHES_ITS_OWN_FAULT in quirks.differences(adapter("rdma_rxe", "RoCE"), "6.6.1")
+    assert quirks.spared("rdma_rxe", "6.6.1", "read-write/own-unknown-token") is None
+    assert quirks.spared("rdma_rxe", "6.12.1", "read-write/own-unknown-token") is not None
+
+
+@pytest.mark.parametrize(
+    ("release", "known", "past"),
+    [
+        ("6.1.9", False, False),
+        ("6.2.0", True, False),
+        ("6.5.17-generic", True, False),
+        ("6.6.0", False, True),
+        ("7", False, True),
+    ],
+)
+def test_an_entry_holds_for_the_kernels_from_the_first_to_the_last(release, known, past):
+    entry = quirks.Difference("it differs", "somewhere", driver="some", first=(6, 2), last=(6, 5))
+    assert (entry.is_in(release), entry.is_past(release)) == (known, past)
+
+
+@pytest.mark.parametrize(
+    ("release", "version"), [("6.1.0-50-amd64", (6, 1, 0)), ("6.12.107+deb13", (6, 12, 107)), ("7", (7,)), ("odd", ())]
+)
+def test_kernel_versions(release, version):
+    assert quirks.kernel_version(release) == version
