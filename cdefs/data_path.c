@@ -185,14 +185,14 @@ static void translate(const struct native_result *result, struct ndpy_completion
         out->queue_pair = ring->number;
         if ((int32_t)(slot->sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0) {
             /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
-            out->flags = NDPY_HIDDEN;
+            out->flags = NDPY_INTERNAL;
             out->retired = 0;
             return;
         }
         /* A provider that breaks the order: this one was retired by a later request's completion. */
         out->retired = newly > 0 ? (uint32_t)newly : 0;
         if (slot->flags & NDPY_SILENT_SUCCESS ? out->status == NDPY_SUCCESS : slot->flags & NDPY_MARKER)
-            out->flags = NDPY_HIDDEN;
+            out->flags = NDPY_INTERNAL;
         if (out->status != NDPY_SUCCESS)
             atomic_store_explicit(&ring->failed, 1, memory_order_relaxed);
         if (newly > 0)
@@ -202,7 +202,7 @@ static void translate(const struct native_result *result, struct ndpy_completion
         out->retired = 0;
         out->flags = NDPY_FROM_SHARED_QUEUE;
         if (slot->operation == NDPY_INVALIDATE)
-            out->flags |= NDPY_HIDDEN | NDPY_INVALIDATED;
+            out->flags |= NDPY_INTERNAL | NDPY_INVALIDATED;
     }
     if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS)
         native_received(result, out);
@@ -213,11 +213,11 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
     struct native_result results[NDPY_POLL_BATCH];
     uint32_t done = 0;
 
-    while (cq->kept_count && done < count) {
-        out[done] = cq->kept[cq->kept_head++];
-        cq->kept_count--;
-        if (!(out[done++].flags & NDPY_HIDDEN))
-            cq->kept_visible--;
+    while (cq->stored_count && done < count) {
+        out[done] = cq->stored[cq->stored_head++];
+        cq->stored_count--;
+        if (!(out[done++].flags & NDPY_INTERNAL))
+            cq->undelivered--;
     }
     while (done < count) {
         uint32_t wanted = count - done < NDPY_POLL_BATCH ? count - done : NDPY_POLL_BATCH;
@@ -236,21 +236,21 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
 int ndpy_drain(struct ndpy_completion_queue *cq)
 {
     struct native_result results[NDPY_POLL_BATCH];
-    uint32_t before = cq->kept_visible;
+    uint32_t before = cq->undelivered;
     int got;
 
     do {
         struct ndpy_completion completion;
 
-        if (keep_room(cq, NDPY_POLL_BATCH))
+        if (reserve_stored(cq, NDPY_POLL_BATCH))
             return -ENOMEM;
         got = native_poll(cq, results, NDPY_POLL_BATCH);
         if (got < 0)
             return -EIO;
         for (int i = 0; i < got; i++) {
             translate(&results[i], &completion);
-            keep(cq, &completion);
+            store(cq, &completion);
         }
     } while (got == NDPY_POLL_BATCH);
-    return (int)(cq->kept_visible - before);
+    return (int)(cq->undelivered - before);
 }

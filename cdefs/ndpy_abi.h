@@ -57,7 +57,7 @@ enum ndpy_connection {
 };
 
 enum ndpy_completion_flag {
-    NDPY_HIDDEN = 1,            /* a silent success: it only retires requests */
+    NDPY_INTERNAL = 1,          /* a silent success: it only retires requests */
     NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot */
     NDPY_INVALIDATED = 4,       /* the peer has invalidated the window whose token vendor_status is; of a hidden one of no
                                    queue pair (NDPY_FROM_SHARED_QUEUE): the window whose number slot is */
@@ -124,14 +124,14 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
    Returns how many visible ones were added, or minus an errno. */
 int ndpy_drain(struct ndpy_completion_queue *cq);
 /* Takes silent ones only, from those that were taken early, up to the first that is for the program. */
-int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+int ndpy_poll_internal(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
 /* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
-uint32_t ndpy_kept(struct ndpy_completion_queue *cq);
+uint32_t ndpy_undelivered(struct ndpy_completion_queue *cq);
 /* The place of the first failed visible one, counted from 1, when the first `first` are passed over; 0 if there is none. */
-uint32_t ndpy_kept_failure(struct ndpy_completion_queue *cq, uint32_t first);
-uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number);
+uint32_t ndpy_undelivered_failure(struct ndpy_completion_queue *cq, uint32_t first);
+uint32_t ndpy_stored_of(struct ndpy_completion_queue *cq, uint32_t number);
 /* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */
-uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
+uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
 /* End what is left in one direction of a queue pair with NDPY_CANCELED. Only after the provider let go of it.
    A silent request that has left no completion by then has succeeded. Returns how many, or minus an errno. */
 int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq);

@@ -119,7 +119,7 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
 {
     if (!cq)
         return;
-    free(cq->kept);
+    free(cq->stored);
     free(cq);
 }
 
@@ -160,57 +160,57 @@ static const uint16_t allowed_flags[] = {
 
 /* ---- completions that are kept ---- */
 
-static int keep_room(struct ndpy_completion_queue *cq, uint32_t more)
+static int reserve_stored(struct ndpy_completion_queue *cq, uint32_t more)
 {
     struct ndpy_completion *grown;
     uint32_t capacity;
 
-    if (cq->kept_head) {
-        memmove(cq->kept, cq->kept + cq->kept_head, cq->kept_count * sizeof *cq->kept);
-        cq->kept_head = 0;
+    if (cq->stored_head) {
+        memmove(cq->stored, cq->stored + cq->stored_head, cq->stored_count * sizeof *cq->stored);
+        cq->stored_head = 0;
     }
-    if (cq->kept_count + more <= cq->kept_capacity)
+    if (cq->stored_count + more <= cq->stored_capacity)
         return 0;
-    capacity = 2 * (cq->kept_count + more);
-    grown = realloc(cq->kept, capacity * sizeof *grown);
+    capacity = 2 * (cq->stored_count + more);
+    grown = realloc(cq->stored, capacity * sizeof *grown);
     if (!grown)
         return ENOMEM;
-    cq->kept = grown;
-    cq->kept_capacity = capacity;
+    cq->stored = grown;
+    cq->stored_capacity = capacity;
     return 0;
 }
 
-static void keep(struct ndpy_completion_queue *cq, const struct ndpy_completion *completion)
+static void store(struct ndpy_completion_queue *cq, const struct ndpy_completion *completion)
 {
-    cq->kept[cq->kept_head + cq->kept_count++] = *completion;
-    if (!(completion->flags & NDPY_HIDDEN))
-        cq->kept_visible++;
+    cq->stored[cq->stored_head + cq->stored_count++] = *completion;
+    if (!(completion->flags & NDPY_INTERNAL))
+        cq->undelivered++;
 }
 
-int ndpy_poll_hidden(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+int ndpy_poll_internal(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
 {
     uint32_t done = 0;
 
-    while (cq->kept_count && done < count && cq->kept[cq->kept_head].flags & NDPY_HIDDEN) {
-        out[done++] = cq->kept[cq->kept_head++];
-        cq->kept_count--;
+    while (cq->stored_count && done < count && cq->stored[cq->stored_head].flags & NDPY_INTERNAL) {
+        out[done++] = cq->stored[cq->stored_head++];
+        cq->stored_count--;
     }
     return (int)done;
 }
 
-uint32_t ndpy_kept(struct ndpy_completion_queue *cq)
+uint32_t ndpy_undelivered(struct ndpy_completion_queue *cq)
 {
-    return cq->kept_visible;
+    return cq->undelivered;
 }
 
-uint32_t ndpy_kept_failure(struct ndpy_completion_queue *cq, uint32_t first)
+uint32_t ndpy_undelivered_failure(struct ndpy_completion_queue *cq, uint32_t first)
 {
     uint32_t place = 0;
 
-    for (uint32_t i = 0; i < cq->kept_count; i++) {
-        const struct ndpy_completion *completion = &cq->kept[cq->kept_head + i];
+    for (uint32_t i = 0; i < cq->stored_count; i++) {
+        const struct ndpy_completion *completion = &cq->stored[cq->stored_head + i];
 
-        if (completion->flags & NDPY_HIDDEN)
+        if (completion->flags & NDPY_INTERNAL)
             continue;
         if (place++ >= first && completion->status != NDPY_SUCCESS)
             return place;
@@ -218,12 +218,12 @@ uint32_t ndpy_kept_failure(struct ndpy_completion_queue *cq, uint32_t first)
     return 0;
 }
 
-uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number)
+uint32_t ndpy_stored_of(struct ndpy_completion_queue *cq, uint32_t number)
 {
     uint32_t count = 0;
 
-    for (uint32_t i = 0; i < cq->kept_count; i++) {
-        const struct ndpy_completion *completion = &cq->kept[cq->kept_head + i];
+    for (uint32_t i = 0; i < cq->stored_count; i++) {
+        const struct ndpy_completion *completion = &cq->stored[cq->stored_head + i];
 
         if (completion->queue_pair == number && !(completion->flags & NDPY_FROM_SHARED_QUEUE))
             count++;
@@ -231,12 +231,12 @@ uint32_t ndpy_kept_of(struct ndpy_completion_queue *cq, uint32_t number)
     return count;
 }
 
-uint32_t ndpy_claim_kept(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number)
+uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number)
 {
     uint32_t count = 0;
 
-    for (uint32_t i = 0; i < cq->kept_count; i++) {
-        struct ndpy_completion *completion = &cq->kept[cq->kept_head + i];
+    for (uint32_t i = 0; i < cq->stored_count; i++) {
+        struct ndpy_completion *completion = &cq->stored[cq->stored_head + i];
 
         if (completion->queue_pair == native_number && completion->flags & NDPY_FROM_SHARED_QUEUE) {
             completion->queue_pair = number;
@@ -252,7 +252,7 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
     uint32_t left = ring_in_flight(ring);
     uint32_t retired = atomic_load(&ring->retired);
 
-    if (left && keep_room(cq, left))
+    if (left && reserve_stored(cq, left))
         return -ENOMEM;
     for (uint32_t i = 0; i < left; i++) {
         const struct ndpy_slot *slot = &ring->slots[(retired + i) % ring->depth];
@@ -269,9 +269,9 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
         if (slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER)) {
             completion.status = NDPY_SUCCESS;
             completion.native_status = 0;
-            completion.flags = NDPY_HIDDEN;
+            completion.flags = NDPY_INTERNAL;
         }
-        keep(cq, &completion);
+        store(cq, &completion);
     }
     if (left)
         atomic_store(&ring->failed, 1);

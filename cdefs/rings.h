@@ -52,11 +52,11 @@ struct ndpy_shared_queue {
 
 struct ndpy_completion_queue {
     void *native;
-    struct ndpy_completion *kept;
-    uint32_t kept_capacity;
-    uint32_t kept_head;
-    uint32_t kept_count;
-    uint32_t kept_visible;
+    struct ndpy_completion *stored;
+    uint32_t stored_capacity;
+    uint32_t stored_head;
+    uint32_t stored_count;
+    uint32_t undelivered;
 };
 
 _Static_assert(sizeof(struct ndpy_completion) == 48, "the Python side unpacks 48 bytes");

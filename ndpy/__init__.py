@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
-from ndpy.completion import Completion, CompletionQueue
+from ndpy.completion import Completion
+from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import Endpoint

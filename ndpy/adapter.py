@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from ndpy import errors, quirks
 from ndpy.adapter_thread import AdapterThread
 from ndpy.addresses import Address
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import RetryPolicy
 from ndpy.flags import Access, Capability

@@ -1,42 +1,24 @@
-"""Completion queues and what they deliver."""
+"""Completions, and the requests that they belong to."""
 
 from __future__ import annotations
 
-import abc
-import struct
-import threading
-import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.flags import Notify, Operation, Status
-from ndpy.memory import MemoryWindow
-from ndpy.pending import Pending
-from ndpy.resource import Resource, busy
+from ndpy.flags import Operation, Status
 
 if TYPE_CHECKING:
-    from ndpy.adapter import Adapter
-    from ndpy.poller import Poller
     from ndpy.queue_pair import QueuePair
 
-# struct ndpy_completion of cdefs/ndpy_abi.h.
-_ENTRY = struct.Struct("=QQIIIIIIII")
-_HIDDEN = 1
-_FROM_SHARED_QUEUE = 2
-_INVALIDATED = 4
+# A flag of struct ndpy_completion, as in cdefs/ndpy_abi.h.
 _IMMEDIATE = 8
-_WRITTEN = 16
-_OUT_OF_THE_ORDINARY = _HIDDEN | _INVALIDATED | _WRITTEN
 
 _RECEIVE = int(Operation.RECEIVE)
-_RECEIVE_RDMA_WITH_IMMEDIATE = int(Operation.RECEIVE_RDMA_WITH_IMMEDIATE)
-_WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _OPERATIONS = tuple(Operation)
 _STATUSES = tuple(Status)
 _SUCCESS = int(Status.SUCCESS)
-_CANCELED = int(Status.CANCELED)
 
 _EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
     Status.CANCELED: errors.CanceledError,
@@ -57,23 +39,40 @@ _MEANINGS: dict[Status, str] = {
 }
 
 
-class Source:
-    """Where completions come from: the requests of one queue pair that the adapter still works on, oldest first.
+class PostedRequests:
+    """The requests of one queue pair that the adapter still works on: for each what it uses, oldest first.
 
-    It outlives the queue pair's object for as long as completions of it can be taken.
+    It outlives the queue pair's object until the last completion of the queue pair has been taken.
     """
 
-    __slots__ = ("failed", "initiator", "kept", "kept_shared", "queue_pair", "receive")
+    __slots__ = ("failed", "initiator", "queue_pair", "receive", "stored", "stored_shared")
 
     def __init__(self, queue_pair: QueuePair) -> None:
         self.queue_pair = weakref.ref(queue_pair)
-        #: Whether a completion of it has failed; what fails then is what the first one takes with it.
+        #: Whether a request has failed. What fails then is a consequence of the first failure.
         self.failed = False
         self.initiator: deque[Any] = deque()
         self.receive: deque[Any] = deque()
-        #: After the queue pair was closed: how many completions of it are still to be taken, by queue.
-        self.kept: dict[int, int] = {}
-        self.kept_shared = 0
+        #: Once the queue pair is closed: how many of its completions each completion queue still stores, by serial number.
+        self.stored: dict[int, int] = {}
+        #: The same for completions of a shared receive queue.
+        self.stored_shared = 0
+
+    def retire(self, entry: tuple[int, ...]) -> tuple[int, Any]:
+        """Forget the requests that a completion ends, silent ones included, and tell windows how their requests ended.
+
+        Returns the status of the last one, which a window's request may correct, and what it used.
+        """
+        records = self.receive if entry[2] == _RECEIVE else self.initiator
+        status, record = entry[3], None
+        for left in range(entry[7] - 1, -1, -1):
+            record = records.popleft()
+            ended = getattr(record, "ended", None)
+            if ended is not None:
+                result = ended(status if left == 0 else _SUCCESS)
+                if left == 0:
+                    status = result
+        return status, record
 
 
 class Completion:
@@ -88,11 +87,11 @@ class Completion:
         vendor_status: the adapter's detail of an error, or 0.
     """
 
-    __slots__ = ("_entry", "_source")
+    __slots__ = ("_entry", "_posted_requests")
 
     #: The fields of struct ndpy_completion.
     _entry: tuple[int, ...]
-    _source: Source
+    _posted_requests: PostedRequests
 
     @property
     def context(self) -> int:
@@ -130,7 +129,7 @@ class Completion:
     @property
     def queue_pair(self) -> QueuePair | None:
         """The queue pair of the request; None if the program dropped it."""
-        return self._source.queue_pair()
+        return self._posted_requests.queue_pair()
 
     def raise_for_status(self) -> None:
         """Raise the exception that fits a failed request; nothing for a successful one."""
@@ -154,236 +153,3 @@ class Completion:
             f"{'' if self.immediate is None else f' immediate={self.immediate:#x}'}"
             f"{'' if self.ok else f' native_status={self.native_status}'}>"
         )
-
-
-_new = object.__new__
-
-
-class CompletionQueue(Resource):
-    """Where requests report, made by Adapter.create_completion_queue(). Safe from many threads.
-
-    depth: completions it was asked to hold. More than it can hold is an overrun: the queue and its queue pairs are then
-    unusable (contract G.3). Source: IND2CompletionQueue; ibv_create_cq(3).
-    """
-
-    _release_order = 30
-    _poll_native: Any
-    _poll_hidden: Any
-    _native: Any
-
-    def __init__(self, adapter: Adapter, depth: int) -> None:
-        super().__init__(adapter)
-        self.depth = depth
-        self._lock = threading.Lock()
-        self._sources: dict[int, Source] = {}
-        #: Sources by the provider's queue pair number, for completions of shared receive queues.
-        self._shared_sources: dict[int, tuple[Source, Any]] = {}
-        self._users = 0
-        #: Changed and read under the lock.
-        self._pollers: weakref.WeakSet[Poller] = weakref.WeakSet()
-        #: Completions taken since creation.
-        self._taken = 0
-        self._resize_entries(64)
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
-
-    def _resize_entries(self, count: int) -> None:
-        self._entries, self._entries_view = self._new_entries(count)
-        self._entry_count = count
-
-    def _on_forked(self) -> None:
-        super()._on_forked()
-        self._lock = threading.Lock()
-
-    @abc.abstractmethod
-    def _new_entries(self, count: int) -> tuple[Any, memoryview]:
-        """An array of `count` struct ndpy_completion, and its bytes."""
-
-    def poll(self, max_entries: int = 64) -> list[Completion]:
-        """Take up to max_entries completions, oldest first, without waiting; fewer means that the queue was empty.
-
-        Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).
-        """
-        with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            wanted = max(0, min(max_entries, self.depth + 64))
-            if wanted > self._entry_count:
-                self._resize_entries(wanted)
-            count = self._poll_native(self._native, self._entries, wanted)
-            if count <= 0:
-                if count:
-                    raise errors.from_errno("poll", -count)
-                return []
-            failed: list[Source] = []
-            completions = self._collect(count, failed)
-            self._taken += len(completions)
-        for source in failed:
-            queue_pair = source.queue_pair()
-            if queue_pair is not None:
-                queue_pair._on_failed_completion()
-        return completions
-
-    def _settle(self) -> None:
-        """Take what the provider has, and let go of what silent requests used; the rest waits for poll()."""
-        failed: list[Source] = []
-        with self._lock:
-            if self._defunct is not None:
-                return
-            self._drain()
-            while count := self._poll_hidden(self._native, self._entries, self._entry_count):
-                self._collect(count, failed)
-        for source in failed:
-            queue_pair = source.queue_pair()
-            if queue_pair is not None:
-                queue_pair._on_failed_completion()
-
-    def _collect(self, count: int, failed: list[Source]) -> list[Completion]:
-        completions = []
-        sources = self._sources
-        for entry in _ENTRY.iter_unpack(self._entries_view[: count * 48]):
-            flags = entry[9]
-            if flags & _FROM_SHARED_QUEUE:
-                if flags & _HIDDEN:
-                    self._lose_window(entry)
-                    continue
-                source = self._take_shared(entry)
-            else:
-                source = sources[entry[6]]
-                operation = entry[2]
-                records = source.receive if operation == _RECEIVE else source.initiator
-                if entry[7] == 1 and operation not in _WINDOW_OPERATIONS:
-                    record = records.popleft()
-                else:
-                    status, record = _retire(records, entry)
-                    if status != entry[3]:
-                        entry = (*entry[:3], status, *entry[4:])
-                if entry[3] >= _CANCELED:
-                    entry = self._judge(entry, record, source)
-                if source.kept:
-                    self._take_kept(source, entry[6])
-            if entry[3] > _CANCELED:
-                failed.append(source)
-            if flags & _OUT_OF_THE_ORDINARY:
-                if flags & _WRITTEN:
-                    entry = (*entry[:2], _RECEIVE_RDMA_WITH_IMMEDIATE, *entry[3:])
-                elif flags & _INVALIDATED:
-                    queue_pair = source.queue_pair()
-                    if queue_pair is not None:
-                        queue_pair._on_window_lost(entry[5])
-                else:
-                    continue
-            completion = _new(Completion)
-            completion._entry = entry
-            completion._source = source
-            completions.append(completion)
-        return completions
-
-    def _lose_window(self, entry: tuple[int, ...]) -> None:
-        """A provider's word that the peer has invalidated a window; the entry's slot is the window's number."""
-        window = self._adapter._children.get(entry[8])
-        if entry[3] == _SUCCESS and isinstance(window, MemoryWindow) and window._binding is not None:
-            window._binding.end()
-
-    def _judge(self, entry: tuple[int, ...], record: Any, source: Source) -> tuple[int, ...]:
-        """The completion of a failed request, with a status that fits better where more is known of the adapter.
-
-        record: what the request used (see QueuePair), None if it is not known.
-        """
-        return entry
-
-    def _take_kept(self, source: Source, number: int) -> None:
-        left = source.kept.get(self._serial, 0) - 1
-        if left > 0:
-            source.kept[self._serial] = left
-        elif left == 0:
-            del source.kept[self._serial]
-            del self._sources[number]
-
-    def _take_shared(self, entry: tuple[int, ...]) -> Source:
-        source, shared = self._shared_sources[entry[6]]
-        shared._taken(entry[8])
-        if source.kept_shared:
-            source.kept_shared -= 1
-            if not source.kept_shared:
-                del self._shared_sources[entry[6]]
-        return source
-
-    def wait(self, timeout_s: float | None = None, max_entries: int = 64) -> list[Completion]:
-        """Wait until there are completions and take up to max_entries of them.
-
-        Raises TimeoutError after timeout_s seconds. Any number of threads may wait; close() ends their waits with
-        ClosedError. No completion is missed and none is seen twice.
-        """
-        completions = self.poll(max_entries)
-        if completions:
-            return completions
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            self._wait_for_notification(deadline)
-            completions = self.poll(max_entries)
-            if completions:
-                self._pass_on()
-                return completions
-
-    @abc.abstractmethod
-    def _drain(self) -> int:
-        """Take what the provider has; returns how many completions wait to be taken. Under the lock."""
-
-    @abc.abstractmethod
-    def _changed(self) -> None:
-        """Completions were added without an event, or the state changed: everybody is to look."""
-
-    @abc.abstractmethod
-    def _wait_for_notification(self, deadline: float | None) -> None:
-        """Arm the queue and wait until it may have completions; TimeoutError at the deadline."""
-
-    @abc.abstractmethod
-    def _pass_on(self) -> None:
-        """Wake another waiting thread, which looks for what this one left."""
-
-    @abc.abstractmethod
-    def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
-        """Ask for one notification of the next completion of that kind; a failed one satisfies ANY and SOLICITED.
-
-        Completions that came after the queue was last found empty satisfy it at once; those that ended an earlier
-        notification do not (contract G.2). On verbs a wait() may leave the queue armed for any completion, so that the next
-        plain message ends a SOLICITED request too. Source: IND2CompletionQueue::Notify; ibv_req_notify_cq(3).
-        """
-
-    @abc.abstractmethod
-    def resize(self, depth: int) -> None:
-        """Change how many completions it holds, while in use. UnsupportedError where the adapter cannot.
-
-        Raises LimitExceededError beyond the adapter's limit or below the completions that wait (contract G.4).
-        """
-
-    def _refuse_if_used(self) -> None:
-        if self._users:
-            users = [
-                child._describe()
-                for child in self._adapter._open_children()
-                if self in getattr(child, "_completion_queues", ())
-            ]
-            raise busy(self, users)
-
-    def _describe(self) -> str:
-        return f"CompletionQueue of depth {self.depth}"
-
-
-def _retire(records: deque[Any], entry: tuple[int, ...]) -> tuple[int, Any]:
-    """Let go of what the ended requests used, silent ones included, and tell windows how their requests ended.
-
-    Returns the status of the last one, which a window request may correct, and what it used.
-    """
-    status, record = entry[3], None
-    for left in range(entry[7] - 1, -1, -1):
-        record = records.popleft()
-        ended = getattr(record, "ended", None)
-        if ended is not None:
-            result = ended(status if left == 0 else _SUCCESS)
-            if left == 0:
-                status = result
-    return status, record

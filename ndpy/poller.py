@@ -7,7 +7,8 @@ import time
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ndpy.completion import Completion, CompletionQueue
+from ndpy.completion import Completion
+from ndpy.completion_queue import CompletionQueue
 from ndpy.errors import ClosedError, NdpyError
 from ndpy.forking import tell
 
@@ -38,7 +39,7 @@ class Poller:
         self._forked = False
         #: With what _native_add() returned for each.
         self._queues: dict[CompletionQueue, Any] = {}
-        self._to_look_at: set[CompletionQueue] = set()
+        self._maybe_ready: set[CompletionQueue] = set()
         self._woken = False
         self._waiters = 0
         tell(self)
@@ -47,7 +48,7 @@ class Poller:
         """This is a forked child: nothing may reach the parent's descriptors."""
         self._lock = threading.RLock()
         self._closed = self._forked = True
-        self._queues, self._to_look_at = {}, set()
+        self._queues, self._maybe_ready = {}, set()
 
     def add(self, completion_queue: CompletionQueue) -> None:
         """Wait for this queue too; harmless when repeated. What it holds already is delivered by the next wait()."""
@@ -58,7 +59,7 @@ class Poller:
             if completion_queue not in self._queues:
                 self._queues[completion_queue] = self._native_add(completion_queue)
                 completion_queue._pollers.add(self)
-        self._look_at(completion_queue)
+        self._mark_ready(completion_queue)
 
     def remove(self, completion_queue: CompletionQueue) -> None:
         """Wait for it no more; harmless if it was not added. Closing a queue removes it."""
@@ -66,7 +67,7 @@ class Poller:
             if completion_queue not in self._queues:
                 return
             self._native_remove(completion_queue, self._queues.pop(completion_queue))
-            self._to_look_at.discard(completion_queue)
+            self._maybe_ready.discard(completion_queue)
             with completion_queue._lock:
                 completion_queue._pollers.discard(self)
 
@@ -99,7 +100,7 @@ class Poller:
     def _collect(self) -> list[tuple[CompletionQueue, list[Completion]]]:
         with self._lock:
             self._check()
-            candidates, self._to_look_at = self._to_look_at, set()
+            candidates, self._maybe_ready = self._maybe_ready, set()
         ready: list[tuple[CompletionQueue, list[Completion]]] = []
         while candidates:
             queue = candidates.pop()
@@ -113,8 +114,8 @@ class Poller:
             except NdpyError:
                 # One queue's trouble must not cost the others what they have; it is told when nothing else is to be.
                 with self._lock:
-                    self._to_look_at |= candidates | ({queue} if ready else set())
-                    self._to_look_at &= self._queues.keys()
+                    self._maybe_ready |= candidates | ({queue} if ready else set())
+                    self._maybe_ready &= self._queues.keys()
                 if ready:
                     return ready
                 raise
@@ -122,14 +123,14 @@ class Poller:
                 ready.append((queue, completions))
                 with self._lock:
                     if queue in self._queues:
-                        self._to_look_at.add(queue)
+                        self._maybe_ready.add(queue)
         return ready
 
-    def _look_at(self, queue: CompletionQueue) -> None:
+    def _mark_ready(self, queue: CompletionQueue) -> None:
         """The queue may have completions that no notification tells of."""
         with self._lock:
             if not self._closed and queue in self._queues:
-                self._to_look_at.add(queue)
+                self._maybe_ready.add(queue)
                 self._native_wake()
 
     def wake(self) -> None:
@@ -158,7 +159,7 @@ class Poller:
         """Nothing is waited for any more; returns what was."""
         self._closed = True
         queues, self._queues = self._queues, {}
-        self._to_look_at.clear()
+        self._maybe_ready.clear()
         for queue, watched in queues.items():
             self._native_remove(queue, watched)
         return list(queues)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.completion import CompletionQueue, Source
+from ndpy.completion import PostedRequests
+from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access, Capability, Flags, Operation, Status
 from ndpy.memory import Binding, Elements, InlineElements, MemoryRegion, MemoryWindow, RemoteMemory, Sge, address_of
 from ndpy.pending import Pending
@@ -120,9 +121,9 @@ class QueuePair(Resource):
         self._never_connected = True
         #: The connection is over; what is posted is cancelled.
         self._ended = False
-        self._source = Source(self)
-        self._initiator_records = self._source.initiator
-        self._receive_records = self._source.receive
+        self._posted_requests = PostedRequests(self)
+        self._initiator_records = self._posted_requests.initiator
+        self._receive_records = self._posted_requests.receive
         self._bindings: set[Binding] = set()
         #: Whose _on_queue_pair_closing() is called before it is closed, and _on_connection_ended() when that happens.
         self._dependants: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -447,7 +448,7 @@ class QueuePair(Resource):
         with self._lock:
             last = 0 if self._native is None else self._initiator_posted(self._native)
         while True:
-            self.initiator_cq._settle()
+            self.initiator_cq._retire_silent_requests()
             with self._lock:
                 gone = self._native is None or self._ended
                 state = -1 if gone else int(self._initiator_ended(self._native, last))
@@ -457,7 +458,7 @@ class QueuePair(Resource):
             time.sleep(pause)
             pause = min(2 * pause + 0.00002, 0.005)
         # What else came is for whoever waits for the queue.
-        self.initiator_cq._changed()
+        self.initiator_cq._wake_all()
         return state
 
     def _on_forked(self) -> None:

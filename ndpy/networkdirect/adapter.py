@@ -9,11 +9,11 @@ from typing import Any
 from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.addresses import Address
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access
 from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
-from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
+from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.networkdirect.connection import NetworkDirectConnector
 from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, Provider
 from ndpy.networkdirect.events import EventThread

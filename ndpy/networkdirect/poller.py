@@ -7,9 +7,9 @@ poller's own port, so a queue may be in several pollers, and a poller may have q
 from __future__ import annotations
 
 from ndpy import errors
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Notify
-from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
+from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.networkdirect.library import PENDING, ffi, lib, win32_error
 from ndpy.networkdirect.overlapped import Request, next_wait
 from ndpy.poller import Poller
@@ -60,7 +60,7 @@ class NetworkDirectPoller(Poller):
         if satisfied:
             # Nothing is outstanding, and another thread may have taken what satisfied it.
             self._on_their_way.discard(request.key)
-            self._look_at(queue)
+            self._mark_ready(queue)
         return bool(waiting)
 
     def _native_wait(self, deadline: float | None) -> None:
@@ -101,7 +101,7 @@ class NetworkDirectPoller(Poller):
         with self._lock:
             self._on_their_way.discard(key)
             if queue in self._queues:
-                self._to_look_at.add(queue)
+                self._maybe_ready.add(queue)
         if status is not None:
             queue._ended(request, status)
 

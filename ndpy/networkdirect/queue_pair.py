@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
-from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
+from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.networkdirect.library import (
     CANCELED,
     PENDING,
@@ -124,12 +124,12 @@ class NetworkDirectQueuePair(QueuePair):
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
         for queue in {receive_cq, initiator_cq}:
             with queue._lock:
-                queue._sources[self._serial] = self._source
+                queue._posted_requests[self._serial] = self._posted_requests
                 queue._users += 1
         if srq is not None:
             with srq._lock:
                 srq._users += 1
-            receive_cq._shared_sources[self._serial] = (self._source, srq)
+            receive_cq._shared_receivers[self._serial] = (self._posted_requests, srq)
         self._opened()
 
     def _new_native(self) -> Any:
@@ -274,15 +274,15 @@ class NetworkDirectQueuePair(QueuePair):
             self._leave_shared_queue()
         for queue in {self.receive_cq, self.initiator_cq}:
             with queue._lock:
-                kept = lib.ndpy_kept_of(queue._native, self._serial)
+                kept = lib.ndpy_stored_of(queue._native, self._serial)
                 if kept:
-                    self._source.kept[queue._serial] = kept
+                    self._posted_requests.stored[queue._serial] = kept
                 else:
-                    queue._sources.pop(self._serial, None)
+                    queue._posted_requests.pop(self._serial, None)
                 queue._users -= 1
         self._leave_slots(native)
         for queue in {self.receive_cq, self.initiator_cq}:
-            queue._changed()
+            queue._wake_all()
 
     def _leave_slots(self, native: Any) -> None:
         """Free what the provider knows requests by, now or when no queue can bring a completion that names it any more."""
@@ -293,23 +293,23 @@ class NetworkDirectQueuePair(QueuePair):
 
     def _leave_behind(self, slots: Any) -> None:
         for queue in {self.receive_cq, self.initiator_cq}:
-            queue._left_behind.append(slots)
+            queue._freed_with_queue.append(slots)
 
     def _leave_shared_queue(self) -> None:
         assert self.srq is not None
         queue = self.receive_cq
         with queue._lock:
-            kept = lib.ndpy_claim_kept(queue._native, self._serial, self._serial)
+            kept = lib.ndpy_renumber_stored(queue._native, self._serial, self._serial)
             if kept:
-                self._source.kept_shared = kept
+                self._posted_requests.stored_shared = kept
             else:
-                del queue._shared_sources[self._serial]
+                del queue._shared_receivers[self._serial]
         with self.srq._lock:
             self.srq._users -= 1
 
     def _on_removed(self) -> None:
         for queue in {self.receive_cq, self.initiator_cq}:
-            queue._changed()
+            queue._wake_all()
 
     # ---- windows ----
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.addresses import Address
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access, Capability
 from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
@@ -19,7 +19,7 @@ from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import _serials, kept_open
 from ndpy.verbs.addresses import bind_identifier, new_identifier
-from ndpy.verbs.completion import VerbsCompletionQueue
+from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
 from ndpy.verbs.devices import open_context
 from ndpy.verbs.events import EventThread

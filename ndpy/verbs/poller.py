@@ -7,10 +7,10 @@ import os
 import select
 import time
 
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.errors import TimeoutError
 from ndpy.poller import Poller
-from ndpy.verbs.completion import VerbsCompletionQueue
+from ndpy.verbs.completion_queue import VerbsCompletionQueue
 
 
 class VerbsPoller(Poller):

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
 from ndpy.endpoint import Endpoint
 from ndpy.flags import Access, Capability, Operation, Status
@@ -22,7 +22,7 @@ from ndpy.queue_pair import (
     QueuePairLimits,
     SharedReceiveQueue,
 )
-from ndpy.verbs.completion import VerbsCompletionQueue
+from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.endpoint import explain, modify_to_connected, observe, path_mtu
 from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
@@ -157,12 +157,12 @@ class VerbsQueuePair(QueuePair):
         self._number = int(self._qp.qp_num)
         for queue in {receive_cq, initiator_cq}:
             with queue._lock:
-                queue._sources[self._serial] = self._source
+                queue._posted_requests[self._serial] = self._posted_requests
                 queue._users += 1
         if srq is not None:
             with srq._lock:
                 srq._users += 1
-            receive_cq._shared_sources[self._number] = (self._source, srq)
+            receive_cq._shared_receivers[self._number] = (self._posted_requests, srq)
         self._opened()
 
     @property
@@ -306,7 +306,7 @@ class VerbsQueuePair(QueuePair):
     def _tell_queues(self) -> None:
         """Wake whoever waits for the queues: completions came without an event, or nothing will come any more."""
         for queue in {self.receive_cq, self.initiator_cq}:
-            queue._changed()
+            queue._wake_all()
 
     def _release(self) -> None:
         with self._lock:
@@ -326,11 +326,11 @@ class VerbsQueuePair(QueuePair):
             self._leave_shared_queue()
         for queue in {self.receive_cq, self.initiator_cq}:
             with queue._lock:
-                kept = lib.ndpy_kept_of(queue._native, self._serial)
+                kept = lib.ndpy_stored_of(queue._native, self._serial)
                 if kept:
-                    self._source.kept[queue._serial] = kept
+                    self._posted_requests.stored[queue._serial] = kept
                 else:
-                    queue._sources.pop(self._serial, None)
+                    queue._posted_requests.pop(self._serial, None)
                 queue._users -= 1
         lib.ndpy_queue_pair_free(native)
         self._tell_queues()
@@ -353,11 +353,11 @@ class VerbsQueuePair(QueuePair):
         with queue._lock:
             number = self._number
             claimed = _CLAIMED + self._serial
-            entry = queue._shared_sources.pop(number)
-            kept = lib.ndpy_claim_kept(queue._native, number, claimed)
+            entry = queue._shared_receivers.pop(number)
+            kept = lib.ndpy_renumber_stored(queue._native, number, claimed)
             if kept:
-                self._source.kept_shared = kept
-                queue._shared_sources[claimed] = entry
+                self._posted_requests.stored_shared = kept
+                queue._shared_receivers[claimed] = entry
         with self.srq._lock:
             self.srq._users -= 1
 

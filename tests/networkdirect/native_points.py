@@ -18,7 +18,7 @@ from walking import DEADLINE_S, Elsewhere, Points
 
 from ndpy.networkdirect import (
     adapter,
-    completion,
+    completion_queue,
     connection,
     events,
     library,
@@ -29,9 +29,9 @@ from ndpy.networkdirect import (
     queue_pair,
 )
 
-_MODULES = (adapter, completion, connection, events, library, listener, memory, overlapped, poller, queue_pair)
+_MODULES = (adapter, completion_queue, connection, events, library, listener, memory, overlapped, poller, queue_pair)
 _CLASSES = (
-    completion.NetworkDirectCompletionQueue,
+    completion_queue.NetworkDirectCompletionQueue,
     connection.NetworkDirectConnector,
     queue_pair.NetworkDirectQueuePair,
     queue_pair.NetworkDirectSharedReceiveQueue,
@@ -148,7 +148,7 @@ class Scene:
 
         def asleep() -> None:
             if points.sleeps == 1 and not points.reached:
-                self.queue._changed()
+                self.queue._wake_all()
             elif not (points.reached and ends):
                 self.arrive()
 

@@ -414,7 +414,7 @@ def test_i_5_2_silent_requests_leave_no_slot_behind(softnd, depth, signaled):
         queue_pair.close()
         # Everything came back at once: nothing had to be waited for, and nothing stays with the queue.
         assert time.monotonic() - begun < 0.9
-        assert cq._left_behind == []
+        assert cq._freed_with_queue == []
         # The last ones may have been cancelled before their acknowledgement was looked at.
         assert {completion.status for completion in cq.poll()} <= {Status.CANCELED}
 

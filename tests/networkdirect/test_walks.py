@@ -11,7 +11,7 @@ from native_points import Scene, points  # noqa: F401
 from walking import DEADLINE_S, GRACE_S, Elsewhere, soon, walk
 
 import ndpy
-from ndpy.networkdirect import completion, connection
+from ndpy.networkdirect import completion_queue, connection
 
 # ruff: noqa: F811
 
@@ -105,7 +105,7 @@ def test_closing_a_queue_at_any_point_of_wait_ends_it(scene, points):
 
         waiter = Elsewhere(lambda: queue.wait(WAIT_S))
         points.watch(
-            waiter.thread, chosen, close, lambda: points.reached or (points.sleeps < 2 and queue._changed()) or close()
+            waiter.thread, chosen, close, lambda: points.reached or (points.sleeps < 2 and queue._wake_all()) or close()
         )
         with pytest.raises(ndpy.ClosedError):
             waiter.start().result()
@@ -233,7 +233,7 @@ def test_a_close_that_fails_leaves_the_object_as_it_was_or_removed(softnd, monke
             raise ndpy.DeviceBusyError("the provider did not let go", operation="cancel")
 
         with monkeypatch.context() as broken:
-            broken.setattr(completion if kind == "queue" else connection, "cancel_all", fail)
+            broken.setattr(completion_queue if kind == "queue" else connection, "cancel_all", fail)
             with pytest.raises(ndpy.DeviceBusyError):
                 resource.close()
         use = resource.poll if kind == "queue" else lambda: resource.bind((host_of(adapter), 0))

@@ -20,7 +20,7 @@ from walking import Points as Points
 from walking import soon as soon
 from walking import walk as walk
 
-from ndpy.verbs import completion, events, poller
+from ndpy.verbs import completion_queue, events, poller
 
 _OS = {name: name for name in ("eventfd_read", "eventfd_write", "close")}
 _EPOLL = {"poll": "sleep", **{name: f"epoll.{name}" for name in ("register", "modify", "unregister", "close")}}
@@ -43,7 +43,7 @@ def points(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
     points = Points()
     fake.call_at_points(points.native)
     monkeypatch.setattr(sys, "unraisablehook", points.unraisable)
-    for module in (completion, events, poller):
+    for module in (completion_queue, events, poller):
         monkeypatch.setattr(module, "os", _Calls(os, points, _OS))
         monkeypatch.setattr(module, "select", _Select(points))
     yield points

@@ -125,7 +125,7 @@ class Provider:
 
     def poll_hidden(self, count: int) -> list[Any]:
         out = ffi.new("struct ndpy_completion[]", max(count, 1))
-        done = lib.ndpy_poll_hidden(self.cq, out, count)
+        done = lib.ndpy_poll_internal(self.cq, out, count)
         self._hidden = out
         return [out[place] for place in range(done)]
 
@@ -375,7 +375,7 @@ def test_a_request_that_the_lost_connection_will_never_complete_is_cancelled_in_
     lost, marker = provider.poll()
     # Silent or not, it did not succeed.
     assert (lost.status, lost.flags, lost.operation) == (lib.NDPY_CANCELED, 0, lib.NDPY_SEND)
-    assert marker.flags == lib.NDPY_HIDDEN
+    assert marker.flags == lib.NDPY_INTERNAL
 
 
 def test_after_an_end_that_completes_nothing_requests_are_kept_from_the_provider(provider):
@@ -432,7 +432,7 @@ def test_of_silent_requests_one_in_half_a_ring_is_signaled_and_hidden(provider, 
             provider.complete()
             (hidden,) = provider.poll()
             assert (hidden.flags, hidden.retired) == (
-                lib.NDPY_HIDDEN,
+                lib.NDPY_INTERNAL,
                 number + 1 - (signaled[-2] if signaled[1:] else 0),
             )
             assert in_flight(qp) == 0
@@ -468,7 +468,7 @@ def test_a_marker_is_signaled_and_hidden_however_it_ends(provider):
         assert (sent.opcode, sent.flags, sent.elements, sent.length) == (WR_SEND, SIGNALED, 0, 0)
         provider.complete(status=status)
         (marker,) = provider.poll()
-        assert (marker.flags, marker.retired, marker.context, marker.nbytes) == (lib.NDPY_HIDDEN, 3, 0, 0)
+        assert (marker.flags, marker.retired, marker.context, marker.nbytes) == (lib.NDPY_INTERNAL, 3, 0, 0)
         assert marker.operation == lib.NDPY_SEND
 
 
@@ -600,7 +600,7 @@ def test_a_completion_of_a_request_that_was_refused_is_hidden_and_retires_nothin
     assert post(qp, lib.NDPY_SEND, 1) == errno.ENOMEM
     provider.complete(status=lib.IBV_WC_WR_FLUSH_ERR)
     (completion,) = provider.poll()
-    assert (completion.flags, completion.retired) == (lib.NDPY_HIDDEN, 0)
+    assert (completion.flags, completion.retired) == (lib.NDPY_INTERNAL, 0)
     assert lib.ndpy_queue_pair_ended(qp, 0) == 1
 
 
@@ -661,15 +661,15 @@ def test_a_poll_that_fails_says_so_unless_it_has_something(provider):
 def test_all_that_the_provider_has_is_kept_and_comes_first_and_once(provider, count):
     flood(provider, count)
     assert lib.ndpy_drain(provider.cq) == count
-    assert lib.ndpy_kept(provider.cq) == count
+    assert lib.ndpy_undelivered(provider.cq) == count
     assert lib.ndpy_drain(provider.cq) == 0
     qp = provider.queue_pair(number=6)
     assert post(qp, lib.NDPY_SEND, 1, context=count) == 0
     provider.complete()
     assert [each.context for each in provider.poll(count - 1)] == [*range(count - 1)]
-    assert lib.ndpy_kept(provider.cq) == 1
+    assert lib.ndpy_undelivered(provider.cq) == 1
     assert [each.context for each in provider.poll()] == [count - 1, count]
-    assert lib.ndpy_kept(provider.cq) == 0
+    assert lib.ndpy_undelivered(provider.cq) == 0
     assert provider.poll() == []
 
 
@@ -683,7 +683,7 @@ def test_what_is_kept_stays_in_order_while_more_comes(provider):
             posted += 1
         assert lib.ndpy_drain(provider.cq) == step % 7
         taken += [each.context for each in provider.poll(step % 5)]
-        assert lib.ndpy_kept(provider.cq) == posted - len(taken)
+        assert lib.ndpy_undelivered(provider.cq) == posted - len(taken)
     while some := provider.poll(50):
         taken += [each.context for each in some]
     assert taken == [*range(posted)]
@@ -701,14 +701,14 @@ def hide_some(provider: Provider) -> Any:
 
 def test_hidden_ones_are_taken_up_to_the_first_that_is_for_the_program(provider):
     hide_some(provider)
-    assert lib.ndpy_kept(provider.cq) == 1
+    assert lib.ndpy_undelivered(provider.cq) == 1
     assert [each.flags for each in provider.poll_hidden(0)] == []
     assert [each.slot for each in provider.poll_hidden(1)] == [0]
     assert [each.slot for each in provider.poll_hidden(9)] == [1]
     assert provider.poll_hidden(9) == []
-    assert lib.ndpy_kept(provider.cq) == 1
+    assert lib.ndpy_undelivered(provider.cq) == 1
     assert [(each.slot, each.flags) for each in provider.poll(1)] == [(2, 0)]
-    assert lib.ndpy_kept(provider.cq) == 0
+    assert lib.ndpy_undelivered(provider.cq) == 0
     assert [each.slot for each in provider.poll_hidden(9)] == [3]
     assert provider.poll() == []
     flood(provider, 3)
@@ -725,12 +725,12 @@ def test_kept_completions_are_counted_by_their_queue_pair(provider):
     lib.ndpy_drain(provider.cq)
     flood(provider, 2)
     lib.ndpy_drain(provider.cq)
-    assert [lib.ndpy_kept_of(provider.cq, number) for number in (NUMBER, 77, 6)] == [6, 0, 0]
+    assert [lib.ndpy_stored_of(provider.cq, number) for number in (NUMBER, 77, 6)] == [6, 0, 0]
     provider.poll_hidden(1)
-    assert lib.ndpy_kept_of(provider.cq, NUMBER) == 5
-    assert lib.ndpy_claim_kept(provider.cq, NUMBER, 99) == 0
-    assert lib.ndpy_claim_kept(provider.cq, 77, 99) == 3
-    assert lib.ndpy_claim_kept(provider.cq, 77, 98) == 0
+    assert lib.ndpy_stored_of(provider.cq, NUMBER) == 5
+    assert lib.ndpy_renumber_stored(provider.cq, NUMBER, 99) == 0
+    assert lib.ndpy_renumber_stored(provider.cq, 77, 99) == 3
+    assert lib.ndpy_renumber_stored(provider.cq, 77, 98) == 0
     shared = [each for each in provider.poll() if each.flags & lib.NDPY_FROM_SHARED_QUEUE]
     assert [(each.queue_pair, each.slot) for each in shared] == [(99, 0), (99, 1), (99, 2)]
 
@@ -749,9 +749,9 @@ def test_what_is_left_of_a_queue_pair_is_cancelled_in_order(provider, ended_befo
     assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 4
     assert in_flight(qp) == 0
     assert lib.ndpy_queue_pair_ended(qp, ended_before + 4) == -1
-    assert lib.ndpy_kept(provider.cq) == 2
+    assert lib.ndpy_undelivered(provider.cq) == 2
     left = provider.poll()
-    canceled, silent_success = (lib.NDPY_CANCELED, lib.IBV_WC_WR_FLUSH_ERR, 0), (lib.NDPY_SUCCESS, 0, lib.NDPY_HIDDEN)
+    canceled, silent_success = (lib.NDPY_CANCELED, lib.IBV_WC_WR_FLUSH_ERR, 0), (lib.NDPY_SUCCESS, 0, lib.NDPY_INTERNAL)
     assert [(each.status, each.native_status, each.flags) for each in left] == [
         canceled,
         silent_success,
@@ -782,5 +782,5 @@ def test_what_is_cancelled_comes_behind_what_was_kept(provider):
     for number in range(100):
         assert post(qp, lib.NDPY_SEND, 1, context=100 + number) == 0
     assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 100
-    assert lib.ndpy_kept_of(provider.cq, 6) == 100
+    assert lib.ndpy_stored_of(provider.cq, 6) == 100
     assert [each.context for each in provider.poll(200)] == [*range(10, 40), *range(100, 200)]

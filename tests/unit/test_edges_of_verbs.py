@@ -87,14 +87,14 @@ def test_completions_kept_of_a_closed_queue_pair_are_its_last_trace(adapter, que
     with adapter.create_queue_pair(queue) as queue_pair:
         for context in range(3):
             queue_pair.receive([], context=context)
-    assert queue._sources
+    assert queue._posted_requests
     assert [completion.context for completion in queue.poll(2)] == [0, 1]
-    assert queue._sources
+    assert queue._posted_requests
     assert [completion.context for completion in queue.poll()] == [2]
-    assert not queue._sources
+    assert not queue._posted_requests
     with adapter.create_queue_pair(queue):
         pass
-    assert not queue._sources
+    assert not queue._posted_requests
 
 
 @pytest.mark.parametrize("wrong", [{"context": 1 << 64}, {"context": -1}, {"context": "a"}, {"flags": 1 << 40}])

@@ -27,7 +27,7 @@ import ndpy
 from ndpy import Access, Flags, Status, provider
 from ndpy.finding import Verdict
 from ndpy.memory import span
-from ndpy.verbs import allocation, completion, devices, diagnosis
+from ndpy.verbs import allocation, completion_queue, devices, diagnosis
 from ndpy.verbs.library import lib
 
 # ruff: noqa: F811
@@ -218,7 +218,7 @@ def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair, monk
             assert gates[threading.current_thread()].wait(DEADLINE_S)
             return self._poll.poll(timeout_ms)
 
-    monkeypatch.setattr(completion, "select", types.SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
+    monkeypatch.setattr(completion_queue, "select", types.SimpleNamespace(poll=Poll, POLLIN=select.POLLIN))
     for context in range(3):
         queue_pair.receive([], context=context)
     waiters = [Elsewhere(lambda: queue.wait(DEADLINE_S / 2, max_entries=1)) for _ in range(3)]
@@ -284,13 +284,13 @@ def test_a_poller_told_late_of_a_queue_that_it_has_no_more_leaves_it_alone(fake,
     poller.remove(queue)
     assert fake.complete(queue_pair)
     # As an event that was being handled while it was removed.
-    poller._look_at(queue)
+    poller._mark_ready(queue)
     with pytest.raises(ndpy.TimeoutError):
         poller.wait(0)
     assert [completion.context for completion in queue.poll()] == [7]
     poller.add(queue)
     poller.close()
-    poller._look_at(queue)
+    poller._mark_ready(queue)
 
 
 # ---- connections ----

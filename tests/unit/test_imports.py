@@ -33,6 +33,7 @@ PUBLIC = {
     "adapter_thread",
     "buffer",
     "completion",
+    "completion_queue",
     "connection",
     "connection_parameters",
     "listener",

@@ -261,7 +261,7 @@ def test_a_close_that_a_waiting_thread_holds_up_loses_nothing(fake, adapter, mon
     armed = scene.queue.arm()
     # As a thread does that is in the wait and does not get to run.
     scene.queue._waiters += 1
-    monkeypatch.setattr("ndpy.verbs.completion._LEAVE_S", GRACE_S)
+    monkeypatch.setattr("ndpy.verbs.completion_queue._LEAVE_S", GRACE_S)
     with pytest.raises(ndpy.DeviceBusyError, match="does not leave"):
         scene.queue.close()
     scene.queue._waiters -= 1

@@ -8,7 +8,7 @@ from ndpy import errors
 from ndpy.networkdirect.adapter import NetworkDirectAdapter
 from ndpy.networkdirect.library import create_1, ffi, lib
 from ndpy.networkdirect.version1 import devices
-from ndpy.networkdirect.version1.completion import Version1CompletionQueue
+from ndpy.networkdirect.version1.completion_queue import Version1CompletionQueue
 from ndpy.networkdirect.version1.connection import Version1Connector
 from ndpy.networkdirect.version1.listener import Version1Listener
 from ndpy.networkdirect.version1.memory import Version1MemoryRegion, Version1MemoryWindow

@@ -149,7 +149,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         if not self._in_use:
             # No provider tells of these.
             for queue in {self.receive_cq, self.initiator_cq}:
-                queue._changed()
+                queue._wake_all()
 
     # ---- posting ----
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ndpy.networkdirect.completion import NetworkDirectCompletionQueue
+from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.networkdirect.library import create_1, lib
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.completion import CompletionQueue, Source
+from ndpy.completion import PostedRequests
+from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access, Notify, Operation, Status
 from ndpy.memory import MemoryRegion
 from ndpy.pending import Pending
@@ -36,7 +37,7 @@ _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRIT
 class VerbsCompletionQueue(CompletionQueue):
     _adapter: VerbsAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
-    _poll_hidden = staticmethod(lib.ndpy_poll_hidden)
+    _poll_internal = staticmethod(lib.ndpy_poll_internal)
 
     def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
         super().__init__(adapter, depth)
@@ -74,13 +75,13 @@ class VerbsCompletionQueue(CompletionQueue):
         entries = ffi.new("struct ndpy_completion[]", count)
         return entries, memoryview(ffi.buffer(entries))
 
-    def _judge(self, entry: tuple[int, ...], record: Any, source: Source) -> tuple[int, ...]:
+    def _refine_status(self, entry: tuple[int, ...], record: Any, posted: PostedRequests) -> tuple[int, ...]:
         _, _, operation, status, native = entry[:5]
-        first = not source.failed
+        first = not posted.failed
         if operation != Operation.RECEIVE:
-            source.failed = True
+            posted.failed = True
         if status == Status.CANCELED:
-            if first and operation in _DATA_OPERATIONS and self._is_own_fault(record, source):
+            if first and operation in _DATA_OPERATIONS and self._is_own_fault(record, posted):
                 entry = (*entry[:3], int(Status.ACCESS_VIOLATION), *entry[4:])
             return entry
         intact = record is not None and _intact(record, operation in (Operation.READ, Operation.RECEIVE))
@@ -95,10 +96,10 @@ class VerbsCompletionQueue(CompletionQueue):
                 status = Status.IO_TIMEOUT
         return (*entry[:3], int(status), *entry[4:])
 
-    def _is_own_fault(self, record: Any, source: Source) -> bool:
+    def _is_own_fault(self, record: Any, posted: PostedRequests) -> bool:
         """Whether a flushed request, the first to fail, failed by its own memory: rxe of Linux 6.12 and 7.2 reports it as flushed,
         as those behind it (rxe_req.c, rxe_requester(); rxe_comp.c, flush_send_wqe())."""
-        queue_pair = source.queue_pair()
+        queue_pair = posted.queue_pair()
         if self._adapter.info.driver != "rdma_rxe" or queue_pair is None or queue_pair.connection_ended:
             return False
         return not _intact(record, sink=False)
@@ -150,7 +151,7 @@ class VerbsCompletionQueue(CompletionQueue):
         if self._defunct is not None or self._overrun:
             os.eventfd_write(self._kick, 1)
 
-    def _pass_on(self) -> None:
+    def _wake_another_waiter(self) -> None:
         self._wake_waiters()
 
     def _wake_waiters(self, waiting: int = 0) -> None:
@@ -168,7 +169,7 @@ class VerbsCompletionQueue(CompletionQueue):
         added = lib.ndpy_drain(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
-        return int(lib.ndpy_kept(self._native))
+        return int(lib.ndpy_undelivered(self._native))
 
     def _on_event(self, waiting: int = 0) -> None:
         """Take the channel's events and tell everybody else who waits for one."""
@@ -203,9 +204,9 @@ class VerbsCompletionQueue(CompletionQueue):
         with self._lock:
             pollers = list(self._pollers)
         for poller in pollers:
-            poller._look_at(self)
+            poller._mark_ready(self)
 
-    def _changed(self) -> None:
+    def _wake_all(self) -> None:
         with self._lock:
             ended = self._end_armed() if self._native is not None and self._drain() else []
         self._announce(ended)
@@ -247,7 +248,7 @@ class VerbsCompletionQueue(CompletionQueue):
             if self._native is None or Notify.SOLICITED not in kinds:
                 return False
             waiting = self._drain()
-            place = lib.ndpy_kept_failure(self._native, max(0, self._notified - self._taken)) if waiting else 0
+            place = lib.ndpy_undelivered_failure(self._native, max(0, self._notified - self._taken)) if waiting else 0
             if not place:
                 return True
             self._notified = self._taken + place

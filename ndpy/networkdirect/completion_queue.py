@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.completion import CompletionQueue
+from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Capability, Notify
 from ndpy.networkdirect.library import (
     BUFFER_OVERFLOW,
@@ -41,7 +41,7 @@ _SLACK = 64
 class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
     _poll_native = staticmethod(lib.ndpy_poll)
-    _poll_hidden = staticmethod(lib.ndpy_poll_hidden)
+    _poll_internal = staticmethod(lib.ndpy_poll_internal)
     _drain_native = staticmethod(lib.ndpy_drain)
 
     def __init__(self, adapter: NetworkDirectAdapter, depth: int, overlapped_file: int | None = None) -> None:
@@ -59,7 +59,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         # The last completion kept here that ended a notification, counted since creation as _taken is.
         self._notified = 0
         #: Slots of closed queue pairs that the provider has not given back; they go with the queue.
-        self._left_behind: list[Any] = []
+        self._freed_with_queue: list[Any] = []
         file = adapter._file if overlapped_file is None else ffi.cast("void *", overlapped_file)
         self._cq = self._new_native(file, self._native_depth(depth))
         self._native = lib.ndpy_completion_queue_new(self._cq)
@@ -98,7 +98,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         added = self._drain_native(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
-        return int(lib.ndpy_kept(self._native))
+        return int(lib.ndpy_undelivered(self._native))
 
     # ---- notifications ----
 
@@ -164,14 +164,14 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         if status is not None:
             self._ended(request, status)
 
-    def _pass_on(self) -> None:
+    def _wake_another_waiter(self) -> None:
         with self._lock:
             if self._waiting:
                 lib.SetEvent(self._waiting[0].event)
 
-    def _changed(self) -> None:
+    def _wake_all(self) -> None:
         with self._lock:
-            waiting = bool(self._native is not None and lib.ndpy_kept(self._native))
+            waiting = bool(self._native is not None and lib.ndpy_undelivered(self._native))
             ended = list(self._armed.values()) if waiting else []
             if waiting:
                 self._armed.clear()
@@ -181,7 +181,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         for pending in ended:
             pending.succeed(None)
         for poller in pollers:
-            poller._look_at(self)
+            poller._mark_ready(self)
 
     def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
         self._check()
@@ -191,7 +191,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         with self._lock:
             if self._defunct is not None:
                 raise self._defunct()
-            kept = int(lib.ndpy_kept(self._native))
+            kept = int(lib.ndpy_undelivered(self._native))
             if kind is not Notify.ERRORS and kept and self._taken + kept > max(self._notified, self._taken):
                 # Taken from the provider already, which has forgotten them.
                 self._notified = self._taken + kept
@@ -243,7 +243,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 self._ended(request, status)
             if request.running:
                 raise errors.DeviceBusyError("the packet that was asked for before has not come", operation="notify")
-            if lib.ndpy_kept(self._native) or self._notify(kind, request) == SUCCESS:
+            if lib.ndpy_undelivered(self._native) or self._notify(kind, request) == SUCCESS:
                 return 0
             return int(ffi.cast("uintptr_t", request.overlapped))
 
@@ -270,7 +270,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             pending = self._armed.pop(request, None)
             if status == SUCCESS and self._native is not None:
                 # The provider tells of a completion once. What it told to nobody is kept here, for the next arm().
-                kept = self._drain() if given_up else int(lib.ndpy_kept(self._native))
+                kept = self._drain() if given_up else int(lib.ndpy_undelivered(self._native))
                 if pending is not None:
                     self._notified = max(self._notified, self._taken + min(kept, 1))
         if pending is None:
@@ -346,4 +346,4 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             release(self._cq)
             lib.ndpy_completion_queue_free(self._native)
             self._cq = self._native = None
-            self._left_behind.clear()
+            self._freed_with_queue.clear()
