@@ -1,4 +1,4 @@
-"""The command `ndpy`: a group whose subcommands are imported only when they are used."""
+"""The command `ndpy`. The module of a sub-command is imported when that sub-command is used."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SUBCOMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """Subcommand NAME is the object `command` of its module."""
+    """A group whose sub-commands are the objects called `command` in the modules of _SUBCOMMANDS."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_SUBCOMMANDS)
@@ -33,4 +33,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ndpy")
 def main() -> None:
-    """RDMA adapters from the command line: list them, test them, find out what is wrong, or make one in software."""
+    """List RDMA adapters, test them, find out what is wrong with them, or create one in software."""

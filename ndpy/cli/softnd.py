@@ -1,4 +1,4 @@
-"""`ndpy softnd`: the NetworkDirect provider in software, and its entry in the Winsock catalogue."""
+"""`ndpy softnd`: where softnd.dll is, and its entry in the Winsock catalogue."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the resul
 
 @click.group()
 def command() -> None:
-    """softnd, a NetworkDirect provider in software, for Windows machines without RDMA hardware.
+    """Use softnd, a software NetworkDirect provider for Windows machines without RDMA hardware.
 
-    One program uses it with NDPY_PROVIDER set to what `path` prints; `register` lets every NetworkDirect program of the
-    machine find it.
+    To use it in one program, set NDPY_PROVIDER to the path that `ndpy softnd path` prints. To use it in every
+    NetworkDirect program of this machine, run `ndpy softnd register`.
     """
 
 
@@ -49,13 +49,16 @@ def path(as_json: bool) -> None:
 
 @command.command()
 @click.option(
-    "--dll", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The DLL; default: what `path` prints."
+    "--dll",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The DLL to add. Default: the one that `path` prints.",
 )
 @_AS_JSON
 def register(dll: Path | None, as_json: bool) -> None:
-    """Add softnd to the Winsock catalogue (as an administrator). The DLL has to stay where it is.
+    """Add softnd to the Winsock catalogue.
 
-    Harmless if it is there already; an entry for another path is replaced.
+    Needs administrator rights. Afterwards the DLL must stay where it is. An entry with another path is replaced. If
+    there already is an entry with this path, nothing changes.
     """
 
     def work() -> dict[str, object]:
@@ -72,7 +75,10 @@ def register(dll: Path | None, as_json: bool) -> None:
 @command.command()
 @_AS_JSON
 def unregister(as_json: bool) -> None:
-    """Remove softnd from the Winsock catalogue (as an administrator). Harmless if it is not there."""
+    """Remove softnd from the Winsock catalogue.
+
+    Needs administrator rights. If there is no entry, nothing changes.
+    """
 
     def work() -> dict[str, object]:
         return {"changed": softnd.unregister(_say), "provider_id": str(softnd.PROVIDER_ID)}

@@ -1,4 +1,4 @@
-"""`ndpy softroce`: software adapters on this kernel, or in a VM."""
+"""`ndpy softroce`: software adapters on this machine's kernel or in a VM."""
 
 from __future__ import annotations
 
@@ -20,24 +20,30 @@ def _say(text: str) -> None:
 
 @click.group()
 def command() -> None:
-    """Software RDMA adapters, for machines without RDMA hardware."""
+    """Create software RDMA adapters on Linux machines without RDMA hardware."""
 
 
 @command.command()
-@click.option("--netdev", metavar="NAME", help="Network interface for the adapter; default: the first with an address.")
+@click.option("--netdev", metavar="NAME", help="The network interface to use. Default: the first with an address.")
 def up(netdev: str | None) -> None:
-    """Make an rxe adapter on this machine (needs root and a kernel with rdma_rxe)."""
+    """Create an rxe adapter on this machine.
+
+    Needs root and a kernel with the module rdma_rxe.
+    """
     try:
         name, made = links.up(netdev)
     except SetupError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(f"{name} {'made' if made else 'was there already'}")
+    click.echo(f"{name} {'created' if made else 'already exists'}")
 
 
 @command.command()
 @click.argument("names", nargs=-1)
 def down(names: tuple[str, ...]) -> None:
-    """Remove the rxe adapters NAMES, or without names those that `up` made."""
+    """Remove rxe adapters.
+
+    Removes the adapters NAMES. Without NAMES, it removes those that `ndpy softroce up` created. Needs root.
+    """
     try:
         removed = links.down(names)
     except SetupError as error:
@@ -60,18 +66,32 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 @command.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--vm", "force_vm", is_flag=True, help="Use the VM even if there is an adapter here.")
-@click.option("--adapter", type=click.Choice(["rxe", "siw"]), help="Provide only this kind of adapter.")
-@click.option("--limit", default=1800.0, show_default=True, metavar="SECONDS", help="End the command after this time.")
-@click.option("--cpus", default=2, show_default=True, help="Processors of the VM.")
-@click.option("--memory", default="2G", show_default=True, help="Memory of the VM.")
+@click.option("--vm", "force_vm", is_flag=True, help="Use the VM even if this machine has an adapter.")
 @click.option(
-    "--kernel", metavar="VERSION", help="Kernel of the VM; default: the newest with the module for --adapter."
+    "--adapter",
+    type=click.Choice(["rxe", "siw"]),
+    help="The kind of adapter to provide. Default: rxe, and siw in a VM whose kernel has it.",
 )
-@click.option("--icount", is_flag=True, help="VM with one processor whose clock counts instructions: steady timings.")
-@click.option("--kvm/--no-kvm", default=True, help="Use KVM where it works (tried once, 3 s at most), or never.")
+@click.option("--limit", default=1800.0, show_default=True, metavar="SECONDS", help="End the command after this time.")
+@click.option("--cpus", default=2, show_default=True, help="Number of processors of the VM.")
+@click.option("--memory", default="2G", show_default=True, help="Memory size of the VM.")
 @click.option(
-    "--network", is_flag=True, help="VM that reaches this machine's loopback at 10.0.2.2, with siw1 on the way."
+    "--kernel", metavar="VERSION", help="Kernel of the VM. Default: the newest one with the module for --adapter."
+)
+@click.option(
+    "--icount",
+    is_flag=True,
+    help="Use a VM with one processor whose clock counts instructions, for repeatable timings.",
+)
+@click.option(
+    "--kvm/--no-kvm",
+    default=True,
+    help="Whether the VM may use KVM if it works here. The first run finds out, in at most 3 s.",
+)
+@click.option(
+    "--network",
+    is_flag=True,
+    help="Use a VM that reaches this machine's loopback interface at 10.0.2.2, with the adapter siw1 on that network.",
 )
 @click.option(
     "--forward",
@@ -79,7 +99,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     callback=_forwards,
     multiple=True,
     metavar="HOST_PORT:VM_PORT",
-    help="Let a TCP port of this machine's loopback lead to one of 10.0.2.15 in the VM; implies --network.",
+    help="Forward a TCP port of this machine's loopback interface to a port of 10.0.2.15 in the VM. Implies --network.",
 )
 @click.option("--keep-log", type=click.Path(dir_okay=False, path_type=Path), help="Write the kernel log to this file.")
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND...")
@@ -97,15 +117,26 @@ def run(
     keep_log: Path | None,
     words: tuple[str, ...],
 ) -> None:
-    """Run COMMAND where there is an RDMA adapter.
+    """Run COMMAND in a place that has an RDMA adapter.
 
-    That is here if there is one; else here with an rxe adapter made for the time being (as root, on a
-    kernel with rdma_rxe); else in a small VM with rxe0 (192.0.2.1, 2001:db8::1) and, where the kernel
-    has siw, siw0 (198.51.100.1, 2001:db8:1::1). The VM sees this machine's files; only the checkout
-    around the working folder, or else that folder, can be written to.
+    The first possible choice of these is taken:
 
-    The exit status is the command's. 123: it passed, but the kernel log shows a bug. 124: it was not
-    done in time. 125: no adapter could be provided, or the VM broke.
+    \b
+      1. This machine, if it has an adapter.
+      2. This machine with an rxe adapter that is removed afterwards. This
+         needs root and a kernel with the module rdma_rxe.
+      3. A small VM with the adapter rxe0 (192.0.2.1, 2001:db8::1) and, if its
+         kernel has siw, siw0 (198.51.100.1, 2001:db8:1::1).
+
+    The VM sees the files of this machine. What it writes to the Git checkout around the working folder stays; without
+    a checkout, what it writes to the working folder.
+
+    The exit status is that of COMMAND, or one of these:
+
+    \b
+      123  COMMAND succeeded, but the kernel log shows a bug.
+      124  COMMAND did not finish in time.
+      125  No adapter could be provided, or the VM broke.
     """
     network = network or bool(forwards)
     adapters = (adapter,) if adapter else ("rxe", "siw")

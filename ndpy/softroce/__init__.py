@@ -1,7 +1,7 @@
-"""Software adapters: links on this kernel, and a small VM for machines whose kernel has none."""
+"""Software adapters: on this machine's kernel, or in a small VM if this kernel has no driver for them."""
 
 from ndpy.errors import NdpyError
 
 
 class SetupError(NdpyError):
-    """The machine lacks something; the text says what, and how to get it."""
+    """The machine lacks something. The message says what, and how to get it."""

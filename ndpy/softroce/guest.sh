@@ -1,9 +1,8 @@
 #!/bin/sh
-# Runs as root inside the VM: makes the software adapters, runs the command, tells the host how it went.
+# Runs as root inside the VM: creates the software adapters, runs the command, and reports its outcome to the host.
 #
-# The host listens on the virtio ports out, err, log and control. Every stream ends with a mark that the host knows (NONCE),
-# because a write to a virtio port returns before the host has taken it: the VM must not go away
-# until the host has seen all marks. The host then ends the VM.
+# The host listens on the virtio ports out, err, log and control. A write to a virtio port returns before the host has
+# received it. So every stream ends with a mark that the host knows (NONCE). The host ends the VM when it has all the marks.
 
 job=$1
 . "$job/settings"        # NONCE, ADAPTERS, MERGED, CHECKOUT, NETWORK
@@ -14,22 +13,22 @@ exec 3<>"$ports/ndpy.control"
 tell() { printf '%s\n' "$*" >&3; }
 fail() { tell "failed $*"; sleep 3600; }
 
-# When the host's end goes away, so does the VM.
+# If the host's end disappears, the VM powers off.
 (cat <&3 >/dev/null; echo o >/proc/sysrq-trigger) &
 
-# Every record has its number, so reading from the start again after a lost record does no harm.
+# After a lost record the log is read again from its start. That is harmless, because each record has a number.
 (while :; do cat /dev/kmsg 2>/dev/null; sleep 0.2; done >"$ports/ndpy.log") &
 
 mkdir -p $run
 
 options=trans=virtio,version=9p2000.L,msize=512000,access=any
 if [ "$CHECKOUT" != / ]; then
-    mkdir -p "$CHECKOUT" # /var/tmp and the like are empty in here
+    mkdir -p "$CHECKOUT" # folders such as /var/tmp are empty in the VM
     mount -t 9p -o "rw,$options" ndpy.checkout "$CHECKOUT" || fail "$CHECKOUT could not be mounted"
 fi
 
-# The root is mounted without a cache. Folders that nobody changes meanwhile are laid over it from a
-# second mount that has one.
+# The root is mounted without a cache. Folders that do not change meanwhile are mounted over it from a second mount that
+# has a cache.
 mkdir -p $run/host
 if mount -t 9p -o "ro,$options,cache=loose" ndpy.host $run/host; then
     while read -r folder; do
@@ -43,8 +42,8 @@ for module in $modules; do
 done
 ip link set lo up
 
-# link NAME TYPE NETDEV IPV4 IPV6: a veth pair of its own for each adapter, so that an address
-# leads librdmacm to exactly one of them.
+# link NAME TYPE NETDEV IPV4 IPV6: creates an adapter on a veth pair of its own, so that librdmacm finds exactly one
+# adapter for each address.
 link() {
     ip link add "$3" mtu 4200 type veth peer name "$3p" mtu 4200 &&
         ip address add "$4/24" dev "$3" &&
@@ -57,11 +56,11 @@ for adapter in $ADAPTERS; do
     case $adapter in
     rxe)
         modprobe rdma_rxe || fail "modprobe rdma_rxe"
-        link rxe0 rxe veth0 192.0.2.1 2001:db8::1 || fail "rxe0 could not be made"
+        link rxe0 rxe veth0 192.0.2.1 2001:db8::1 || fail "rxe0 could not be created"
         ;;
     siw)
         if modprobe siw 2>/dev/null; then
-            link siw0 siw veth1 198.51.100.1 2001:db8:1::1 || fail "siw0 could not be made"
+            link siw0 siw veth1 198.51.100.1 2001:db8:1::1 || fail "siw0 could not be created"
         elif [ "$ADAPTERS" = siw ]; then
             fail "this kernel has no siw module"
         fi
@@ -69,7 +68,7 @@ for adapter in $ADAPTERS; do
     esac
 done
 
-# QEMU's user network. No default route: nothing but the host's loopback, 10.0.2.2, can be reached.
+# QEMU's user network. It has no default route, so only the host's loopback interface, 10.0.2.2, can be reached.
 if [ -n "$NETWORK" ]; then
     modprobe virtio_net || fail "modprobe virtio_net"
     for device in /sys/class/net/*; do
@@ -77,7 +76,7 @@ if [ -n "$NETWORK" ]; then
     done
     ip address add 10.0.2.15/24 dev "$netdev" && ip link set "$netdev" up || fail "the network could not be set up"
     case " $ADAPTERS " in
-    *" siw "*) [ ! -e /sys/module/siw ] || rdma link add siw1 type siw netdev "$netdev" || fail "siw1 could not be made" ;;
+    *" siw "*) [ ! -e /sys/module/siw ] || rdma link add siw1 type siw netdev "$netdev" || fail "siw1 could not be created" ;;
     esac
 fi
 
@@ -89,7 +88,8 @@ cat $run/out >"$ports/ndpy.out" &
 out=$!
 if [ -z "$MERGED" ]; then cat $run/err >"$ports/ndpy.err" & err=$!; else err=; fi
 
-# 128: this kernel had an oops. The host sees it on the console, ends us and boots again; the command must not have begun.
+# 128: this kernel had an oops. The host sees it on the console, ends this VM and boots another one. So the command must
+# not begin here.
 [ $(($(cat /proc/sys/kernel/tainted) & 128)) = 0 ] || sleep 3600
 
 echo "<6>ndpy: begin $NONCE" >/dev/kmsg
@@ -101,7 +101,7 @@ else
 fi
 tell "status $?"
 
-# A process that the command left behind may still hold the pipes.
+# A process that the command started may outlive it and hold the pipes open.
 (sleep 5; kill $out $err) 2>/dev/null &
 wait $out $err 2>/dev/null
 printf '%s' "$NONCE" >"$ports/ndpy.out"

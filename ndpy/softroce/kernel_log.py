@@ -1,4 +1,4 @@
-"""The kernel log: reading records of /dev/kmsg and finding signs of trouble among them."""
+"""Reads the kernel log and finds bugs of the kernel in it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# Each pattern is a line that kernel code prints when an invariant of its own is broken; none of
-# them appears in a healthy run, however hard a program misuses an adapter.
-_TROUBLE = re.compile(
+# Each pattern matches a line that the kernel prints when one of its own invariants is broken. A program cannot cause
+# such a line in a correct kernel, however it misuses an adapter.
+_BUG = re.compile(
     r"""
       \bBUG\b | \bWARNING:\ (?!.*\bdeprecated\b) | \bOops\b | \bKASAN\b | \bKCSAN\b | \bUBSAN\b
     | \bKernel\ panic\b | \bgeneral\ protection\ fault\b | \bunable\ to\ handle\b
@@ -25,7 +25,7 @@ _TROUBLE = re.compile(
 
 _LINES_AFTER = 24
 
-# Every oops has a line with its error code and its number; older kernels leave out the word.
+# Each oops has a line with its error code and its number. Older kernels leave out the word "Oops".
 _OOPS = re.compile(r": [0-9a-f]{4,} \[#\d+\]")
 _PANIC = re.compile(r"\bKernel panic - not syncing\b")
 # 0010 is the kernel's code segment.
@@ -35,7 +35,7 @@ _TIME = re.compile(r"^(?:\[[^]]*\]\s*)+")
 
 @dataclass(frozen=True)
 class Record:
-    """One record of /dev/kmsg: its number, seconds since boot, and text without continuation fields."""
+    """One record of /dev/kmsg: its number, its time in seconds since boot, and its text without continuation fields."""
 
     sequence: int
     seconds: float
@@ -46,7 +46,7 @@ class Record:
 
 
 def parse(line: str) -> Record | None:
-    """The record in one line of /dev/kmsg, or None for a line that belongs to no record."""
+    """Parse one line of /dev/kmsg. Returns None for a line that begins no record."""
     head, separator, text = line.partition(";")
     fields = head.split(",")
     if not separator or len(fields) < 3 or line.startswith(" "):
@@ -59,7 +59,7 @@ def parse(line: str) -> Record | None:
 
 @dataclass
 class Collector:
-    """Collects records from chunks of bytes; a record seen twice counts once."""
+    """Collects records from chunks of bytes. A record that arrives twice is kept once."""
 
     records: list[Record] = field(default_factory=list)
     _rest: bytes = b""
@@ -74,16 +74,16 @@ class Collector:
                 self.records.append(record)
 
     def position(self, text: str) -> int | None:
-        """The index of the first record that is `text`, or None."""
+        """The index of the first record with this text, or None."""
         return next((i for i, record in enumerate(self.records) if record.text == text), None)
 
 
-def trouble(records: Iterable[Record]) -> list[Record]:
-    """The records that report trouble, each with the lines of its trace; empty if all is well."""
+def find_bugs(records: Iterable[Record]) -> list[Record]:
+    """The records that report a bug of the kernel, each with the lines of its trace."""
     found: list[Record] = []
     left = 0
     for record in records:
-        if _TROUBLE.search(record.text):
+        if _BUG.search(record.text):
             left = _LINES_AFTER
         if left:
             found.append(record)
@@ -93,15 +93,15 @@ def trouble(records: Iterable[Record]) -> list[Record]:
     return found
 
 
-def last_words(console: str) -> str:
-    """The end of a console's text, from the first sign of trouble near it."""
+def console_tail(console: str) -> str:
+    """The end of a console's text, from the first line that reports a bug, or its last 20 lines."""
     lines = console.splitlines()[-100:]
-    first = next((i for i, line in enumerate(lines) if _TROUBLE.search(line)), max(len(lines) - 20, 0))
+    first = next((i for i, line in enumerate(lines) if _BUG.search(line)), max(len(lines) - 20, 0))
     return "\n".join(lines[first:])
 
 
-def death(console: str) -> str:
-    """The line in which a kernel said that it died, with the place if it named one; empty if it said no such thing."""
+def fatal_line(console: str) -> str:
+    """The line that reports a panic or an oops, with its place if the kernel named one. "" if there is no such line."""
     lines = console.splitlines()
     for i, line in enumerate(lines):
         said = _TIME.sub("", line.strip())
@@ -114,7 +114,7 @@ def death(console: str) -> str:
 
 
 class RunningKernel:
-    """The log of the kernel that runs us, from now on. `readable` is False without the right to read it."""
+    """The log of the running kernel, from now on. `readable` is False if this process may not read it."""
 
     def __init__(self) -> None:
         self._collector = Collector()
@@ -130,13 +130,13 @@ class RunningKernel:
         return self._fd is not None
 
     def read(self) -> list[Record]:
-        """All records since this object was made."""
+        """All the records since this object was created."""
         while self._fd is not None:
             try:
                 self._collector.feed(os.read(self._fd, 65536))
             except BlockingIOError:
                 break
-            except BrokenPipeError:  # records were overwritten before we read them; go on with the next
+            except BrokenPipeError:  # unread records were overwritten; continue with the next one
                 continue
         return self._collector.records
 

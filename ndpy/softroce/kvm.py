@@ -1,9 +1,9 @@
-"""Whether KVM runs programs here at the speed of the processor.
+"""Finds out whether KVM runs programs on this machine at the speed of the processor.
 
-Opening /dev/kvm and starting QEMU with it say little. In a nested machine without the processor's help, KVM interprets every
-instruction, about two million a second: QEMU starts, small programs run, and no kernel boots within minutes. So a program of
-60 million instructions runs in a virtual machine of its own. It takes some 20 ms under a KVM that works and half a minute
-under one that interprets.
+It is not enough that /dev/kvm can be opened and that QEMU starts with it. In a nested machine without hardware support,
+KVM interprets every instruction, about two million per second. Then QEMU starts and small programs run, but no kernel
+boots within minutes. So this module runs a program of 60 million instructions in a virtual machine. That takes some
+20 ms if KVM works, and half a minute if it interprets.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _LIMIT_S = 3.0
 _TURNS = 30_000_000
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# QEMU maps a firmware of 64 KiB at 0xF0000, starts it at its last 16 bytes in real mode, and ends with status 2 n + 1 when the
-# number n is written to the port of its device isa-debug-exit.
+# QEMU maps a firmware of 64 KiB at 0xF0000 and starts it in real mode, at its last 16 bytes. It exits with status 2 n + 1
+# when the number n is written to the port of its device isa-debug-exit.
 _BASE = 0xF0000
 _SIZE = 0x10000
 _START = 0xFFF0
@@ -30,7 +30,7 @@ _DONE = 2 * _EXIT_NUMBER + 1
 
 
 def _firmware() -> bytes:
-    """A program that enters protected mode, counts _TURNS down and ends QEMU."""
+    """A program that enters protected mode, counts down from _TURNS, and makes QEMU exit."""
     table = (
         bytes(8)  # no segment
         + bytes.fromhex("ffff0000009bcf00")  # selector 8: code, all 4 GiB, 32 bits
@@ -65,7 +65,7 @@ def _firmware() -> bytes:
 
 
 def _try(qemu: str, accelerator: tuple[str, ...] = ("kvm", "-cpu", "host")) -> bool:
-    """Whether the program is done within _LIMIT_S."""
+    """Whether the program finishes within _LIMIT_S."""
     with tempfile.TemporaryDirectory(prefix="ndpy-kvm-") as folder:
         image = Path(folder, "firmware")
         image.write_bytes(_firmware())
@@ -83,12 +83,12 @@ def _answer_file() -> Path:
 
 
 def _question(qemu: str) -> str:
-    """What an answer holds for: this boot of this machine, and this QEMU."""
+    """What an answer is valid for: this boot of this machine, and this QEMU."""
     return f"{_BOOT_ID.read_text('ascii').strip()} {qemu} {os.stat(qemu).st_mtime_ns}"
 
 
 def remember(qemu: str, answer: bool) -> None:
-    """Keep the answer for as long as the machine is up. Where it cannot be kept, the next run finds out again."""
+    """Store the answer until the machine reboots. If that fails, the next run finds out again."""
     with contextlib.suppress(OSError, RuntimeError):
         path = _answer_file()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def _remembered(qemu: str) -> bool | None:
 
 
 def works(qemu: str) -> bool:
-    """Whether to boot with KVM. Takes at most 3 s once, and nothing until this machine is started anew."""
+    """Whether to boot with KVM. The first call after a reboot takes at most 3 s. Later calls use the stored answer."""
     if not os.access(_DEVICE, os.R_OK | os.W_OK):
         return False
     answer = _remembered(qemu)

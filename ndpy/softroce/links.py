@@ -1,4 +1,4 @@
-"""Making and removing software adapters on this machine's own kernel."""
+"""Creates and removes software adapters on this machine's own kernel."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Any
 
 from ndpy.softroce import SetupError, tools
 
-# Deleting an adapter waits in the kernel, deaf to signals, until every process has closed it.
+# Deleting an adapter waits in the kernel until every process has closed it. Signals do not interrupt that.
 _DELETE_LIMIT_S = 15.0
 _CALL_LIMIT_S = 30.0
 
 _DEVICES = Path("/sys/class/infiniband")
 
-# Names of the links that up() made, so that down() leaves other people's alone.
+# The names of the adapters that up() created. Without names, down() removes only these.
 _STATE = Path("/run/ndpy-softroce.json")
 
 
 def adapters(kind: str | None = None) -> list[str]:
-    """RDMA devices of this machine that have an active port; `kind` (rxe, siw) limits them to that driver."""
+    """The RDMA devices of this machine that have an active port; with `kind`, only those of that driver (rxe, siw)."""
     folder = Path("/sys/class/infiniband")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     found = [name for name in names if any(_active(port) for port in (folder / name / "ports").glob("*/state"))]
@@ -39,7 +39,7 @@ def _active(state: Path) -> bool:
 
 
 def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> str:
-    """Run a tool and return what it printed; SetupError with its own words if it fails or takes too long."""
+    """Run a tool and return its output. Raises SetupError, with the tool's message, if it fails or takes too long."""
     path = tools.find(command[0])
     if path is None:
         raise SetupError(tools.explain_missing(tools.missing([command[0]])))
@@ -53,25 +53,25 @@ def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> 
     try:
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        # The tool may be waiting in the kernel, where no signal reaches it: do not wait for its end.
+        # The tool may be waiting in the kernel, where no signal reaches it. So do not wait for its exit.
         process.kill()
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-        raise SetupError(f"{what}: {' '.join(command)} was not done after {limit_s:g} s") from None
+        raise SetupError(f"{what}: {' '.join(command)} did not finish within {limit_s:g} s") from None
     if process.returncode:
         raise SetupError(f"{what}: {err.strip() or out.strip() or f'exit status {process.returncode}'}")
     return out
 
 
 def links(kind: str = "rxe") -> dict[str, str]:
-    """The software adapters of that kind on this machine, each with its network interface."""
+    """The software adapters of this kind on this machine, each with its network interface."""
     names = sorted(path.name for path in _DEVICES.iterdir()) if _DEVICES.is_dir() else []
     return {name: _netdev(name) for name in names if _kind(name) == kind}
 
 
 def _kind(name: str) -> str:
-    """rxe and siw are the drivers whose devices hang on no bus; siw's are iWARP adapters (RNIC)."""
+    """The kind of an adapter. Devices of rxe and siw are on no bus; those of siw are iWARP adapters (RNIC)."""
     folder = _DEVICES / name
     if "virtual" not in folder.resolve().parts:
         return "hardware"
@@ -93,12 +93,12 @@ def _interfaces() -> list[dict[str, Any]]:
 
 
 def choose_netdev() -> str:
-    """The first interface that is up, has an address and is no loopback."""
+    """The first Ethernet interface that is up and has an address."""
     for entry in _interfaces():
         if entry.get("link_type") == "ether" and entry.get("addr_info"):
             return str(entry["ifname"])
     raise SetupError(
-        "no network interface is up and has an address; give one with --netdev, or make one: "
+        "no network interface is up and has an address. Choose one with --netdev, or create one: "
         "ip link add veth0 type veth peer name veth1, ip address add 192.0.2.1/24 dev veth0, "
         "ip link set veth0 up, ip link set veth1 up"
     )
@@ -107,13 +107,13 @@ def choose_netdev() -> str:
 def _check_netdev(netdev: str) -> None:
     entry = next((entry for entry in _interfaces() if entry["ifname"] == netdev), None)
     if entry is None:
-        raise SetupError(f"there is no network interface {netdev}, or it is down (ip link set {netdev} up)")
+        raise SetupError(f"there is no network interface {netdev}, or it is down (remedy: ip link set {netdev} up)")
     if not entry.get("addr_info"):
-        raise SetupError(f"{netdev} has no address (ip address add 192.0.2.1/24 dev {netdev})")
+        raise SetupError(f"{netdev} has no address (remedy: ip address add 192.0.2.1/24 dev {netdev})")
 
 
 def require_root() -> None:
-    """Raise SetupError unless this process may load modules and make links."""
+    """Raise SetupError unless this process may load modules and create adapters."""
     if os.geteuid() != 0:
         raise SetupError(f"this needs root: sudo {sys.executable} -m ndpy softroce ...")
 
@@ -132,7 +132,7 @@ def _package_with_rxe() -> str:
 
 
 def load_module(name: str = "rdma_rxe") -> None:
-    """Load a kernel module; SetupError names the package if this kernel has none."""
+    """Load a kernel module. If this kernel has none, raises SetupError, which names the package that has it."""
     if Path("/sys/module", name).exists():
         return
     try:
@@ -168,7 +168,7 @@ def _remember(names: Sequence[str]) -> None:
 
 
 def up(netdev: str | None = None) -> tuple[str, bool]:
-    """See to it that there is an rxe adapter on `netdev`; returns its name and whether it was made now."""
+    """Create an rxe adapter on `netdev` unless there is one. Returns its name, and whether it was created now."""
     require_root()
     load_module()
     present = links("rxe")
@@ -182,25 +182,25 @@ def up(netdev: str | None = None) -> tuple[str, bool]:
         if interface == netdev:
             return name, False
     name = next(f"rxe{number}" for number in itertools.count() if not (_DEVICES / f"rxe{number}").exists())
-    _call(["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"{name} cannot be made on {netdev}")
+    _call(["rdma", "link", "add", name, "type", "rxe", "netdev", netdev], f"cannot create {name} on {netdev}")
     _remember([*_made(), name])
     return name, True
 
 
 def down(names: Sequence[str] = ()) -> list[str]:
-    """Remove the named adapters, or those that up() made; returns what was removed.
+    """Remove the named rxe adapters, or those that up() created. Returns the names of those that were removed.
 
-    Only rxe adapters are removed. Raises SetupError if one is still in use after a while: it then
-    goes away as soon as the last process closes it.
+    Raises SetupError for an adapter that is of another kind, or still in use after a while. An adapter in use
+    disappears when the last process closes it.
     """
     require_root()
     present = links("rxe")
     for name in names:
         if name not in present:
-            raise SetupError(f"{name} is no rxe adapter; there are: {', '.join(present) or 'none'}")
+            raise SetupError(f"{name} is not an rxe adapter. The rxe adapters are: {', '.join(present) or 'none'}")
     removed = []
     for name in names or [name for name in _made() if name in present]:
-        what = f"{name} is not gone yet, since some process has it open; it goes when that process closes it"
+        what = f"{name} is still there because a process has it open. It disappears when that process closes it"
         _call(["rdma", "link", "delete", name], what, _DELETE_LIMIT_S)
         _remember([made for made in _made() if made != name])
         removed.append(name)

@@ -1,4 +1,4 @@
-"""Running a command where there is an adapter: here, here with a link made for it, or in a VM."""
+"""Runs a command on this machine if it has an adapter or can create one, else in a VM."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ndpy.softroce import SetupError, kernel_log, links, vm
 
-EXIT_KERNEL = 123  # the command passed, the kernel log shows trouble
-EXIT_LIMIT = 124  # the command was not done in time (as timeout(1) says it)
+EXIT_KERNEL = 123  # the command succeeded, but the kernel log shows a bug
+EXIT_LIMIT = 124  # the command did not finish in time; timeout(1) has the same status
 EXIT_SETUP = 125  # no adapter could be provided, or the VM broke
 
 _TERM_LIMIT_S = 10.0
@@ -21,7 +21,7 @@ _TERM_LIMIT_S = 10.0
 
 @dataclass(frozen=True)
 class Request:
-    """What to run, and how."""
+    """What to run, where, and for how long."""
 
     command: tuple[str, ...]
     limit_s: float = 1800.0
@@ -32,7 +32,7 @@ class Request:
 
 
 def run(request: Request, say: Callable[[str], None]) -> int:
-    """Run the command and return the exit status to pass on; `say` takes lines for the user."""
+    """Run the command. Returns the exit status to pass on. `say` is called with messages for the user."""
     if not request.force_vm:
         if links.adapters() and (request.adapter is None or links.adapters(request.adapter)):
             say(f"running here, on {', '.join(links.adapters(request.adapter))}")
@@ -68,14 +68,14 @@ def _run_here(request: Request) -> vm.Outcome:
     try:
         process.wait(request.limit_s)
     except subprocess.TimeoutExpired:
-        reason, timed_out = f"the command was not done after {request.limit_s:g} s; it was ended", True
+        reason, timed_out = f"the command did not finish within {request.limit_s:g} s and was ended", True
     finally:
         _end(process)
     status = process.returncode
     if status is not None and status < 0:
         status = 128 - status
     if not log.readable:
-        reason = reason or "the kernel log cannot be read (that takes root), so it was not searched"
+        reason = reason or "the kernel log was not searched for bugs, because only root can read it"
     records = log.read()
     log.close()
     return vm.Outcome(None if timed_out else status, reason, timed_out, log=records)
@@ -94,18 +94,18 @@ def _finish(outcome: vm.Outcome, request: Request, say: Callable[[str], None]) -
     if outcome.reason:
         say(outcome.reason)
     if outcome.broken:
-        say("the end of its console:\n" + kernel_log.last_words(outcome.console))
+        say("the end of its console:\n" + kernel_log.console_tail(outcome.console))
     status = outcome.status
     if status is not None and status > 128 and status - 128 in {number.value for number in signal.Signals}:
-        say(f"the command ended with status {status}, as after {signal.Signals(status - 128).name}")
+        say(f"the command ended with status {status}, which usually means {signal.Signals(status - 128).name}")
     if request.keep_log is not None:
         text = "".join(f"{record}\n" for record in outcome.log)
         request.keep_log.write_text(text, encoding="utf-8")
-    trouble = kernel_log.trouble(outcome.log)
-    if trouble:
-        say("the kernel log shows trouble since the command began:\n" + "\n".join(map(str, trouble)))
+    bugs = kernel_log.find_bugs(outcome.log)
+    if bugs:
+        say("the kernel log shows a bug since the command began:\n" + "\n".join(map(str, bugs)))
     if outcome.timed_out:
         return EXIT_LIMIT
     if status is None or (outcome.broken and status == 0):
         return EXIT_SETUP
-    return status or (EXIT_KERNEL if trouble else 0)
+    return status or (EXIT_KERNEL if bugs else 0)

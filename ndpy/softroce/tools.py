@@ -1,4 +1,4 @@
-"""Programs that the rig needs, the Debian and Ubuntu packages that have them, and the kernels to boot."""
+"""The programs that software adapters and the VM need, the Debian and Ubuntu packages that have them, and kernels."""
 
 from __future__ import annotations
 
@@ -26,40 +26,40 @@ PACKAGES = {
 FOR_LINKS = ("ip", "rdma", "modprobe")
 FOR_VM = ("vng", "qemu-system-x86_64", "busybox", "file", "depmod", "modprobe", "ip", "rdma", "zstd")
 
-# The module of an adapter, where it is below a kernel's folder, and how to come by it.
+# For each kind of adapter: its module, where that can be below a kernel's folder, and how to get it.
 _MODULES = {
     "rxe": (
         "rdma_rxe",
         ("kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*",),
-        "get one with `make setup` in a checkout of ndpy, or install the package linux-image-amd64 (Debian; its cloud "
-        "flavour has none) or linux-image-generic with linux-modules-extra-VERSION (Ubuntu)",
+        "run `make setup` in a checkout of ndpy, or install the package linux-image-amd64 (Debian; not its "
+        "cloud flavour) or linux-image-generic with linux-modules-extra-VERSION (Ubuntu)",
     ),
     "siw": (
         "siw",
         ("kernel/drivers/infiniband/sw/siw/siw.ko*", "updates/siw.ko*", "updates/*/siw.ko*"),
-        "`make setup` in a checkout of ndpy builds it on Debian, whose kernels come without; Ubuntu has it in "
+        "`make setup` in a checkout of ndpy builds it on Debian, whose kernels lack it. Ubuntu has it in "
         "linux-modules-extra-VERSION",
     ),
 }
 
 
 def search_path() -> str:
-    """PATH with the folder of this Python before it and the folders of system programs after it."""
+    """PATH, with the folder of this Python before it and the folders of system programs after it."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 
 
 def find(tool: str) -> str | None:
-    """The path of a program, or None."""
+    """The path of a program, or None if there is none."""
     return shutil.which(tool, path=search_path())
 
 
 def missing(tools: Iterable[str]) -> dict[str, str]:
-    """The tools that are not there, each with the package that has it."""
+    """The tools that are missing, each with the package that has it."""
     return {tool: PACKAGES[tool] for tool in tools if find(tool) is None}
 
 
 def explain_missing(absent: Mapping[str, str]) -> str:
-    """One message for all missing tools, with the command that installs what apt has."""
+    """One message for all the missing tools, with the commands that install them."""
     lines = ["these programs are missing:"]
     lines += [f"  {tool:20} package {package}" for tool, package in absent.items()]
     from_apt = sorted({package for package in absent.values() if " " not in package})
@@ -72,7 +72,7 @@ def explain_missing(absent: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel that can be booted: its version and the path of its image."""
+    """A kernel that the VM can boot: its version and the path of its image."""
 
     version: str
     image: Path
@@ -83,10 +83,10 @@ def _version_key(version: str) -> tuple[int, ...]:
 
 
 def find_kernel(version: str | None = None, root: Path = Path("/"), adapters: Sequence[str] = ("rxe",)) -> Kernel:
-    """The kernel `version`, or the newest that has what is asked for and an image this user may read.
+    """Find the kernel `version`, or else the newest one that has the module and an image that this user may read.
 
-    adapters: rxe, siw, or both; then siw comes along where the kernel with rxe has it.
-    Raises SetupError that says which kernels were looked at and what each lacks.
+    adapters: rxe, siw or both. With both, only rxe is required.
+    Raises SetupError, which lists the kernels that were examined and what each lacks.
     """
     module, places, remedy = _MODULES["rxe" if "rxe" in adapters else "siw"]
     lacking: list[str] = []

@@ -1,14 +1,13 @@
-"""Running a command in a small VM that has software adapters.
+"""Runs a command in a small VM that has software adapters.
 
-virtme-ng boots a distribution kernel with this machine's file system as its root, so the command
-finds the same programs at the same paths. Facts that shape this module:
+virtme-ng boots a distribution kernel with this machine's file system as its root. So the command finds the same
+programs at the same paths. Two facts shape this module:
 
-The VM's serial console loses and mangles output under load, and virtme-ng hands QEMU our own
-standard streams, whose last bytes can be lost when the VM goes away. So the command's streams, the
-kernel log and the exit status travel over four virtio ports of our own, each a Unix socket here.
-A write in the VM returns before QEMU has handed the bytes on, therefore every stream ends with a
-random mark, and the VM lives until all marks have arrived. It is then ended from outside: a
-shutdown from within can hang for ever on an adapter that is still in use.
+- The VM's serial console loses and garbles output under load. virtme-ng gives QEMU this process's own standard streams,
+  whose last bytes can be lost when the VM ends. So the command's output, the kernel log and the exit status use four
+  virtio ports. Each is a Unix socket on this machine. A write in the VM returns before QEMU has passed the bytes on.
+  So each stream ends with a random mark, and the VM runs until all marks have arrived.
+- A shutdown inside the VM can hang for ever on an adapter that is still in use. So the VM is ended from outside.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from ndpy.softroce import SetupError, kernel_log, kvm, tools
 _BOOT_LIMIT_S = 180.0
 _KVM_BOOT_LIMIT_S = 60.0
 _END_LIMIT_S = 30.0
-# A kernel that panics prints for a while yet, and then may hang.
-_LAST_WORDS_S = 3.0
-# An emulated machine with several processors, short of time, may panic in one boot and do well in the next.
+# A kernel that panics still prints for a while, and may then hang.
+_AFTER_PANIC_S = 3.0
+# An emulated machine with several processors may panic in one boot, when it gets little time, and boot well the next time.
 _BOOTS_AGAIN = 2
-# udev would load them, which takes 3 s in emulation.
+# udev would load these, which takes 3 s in emulation.
 _UNUSED_MODULES = "kvm_amd,kvm_intel,kvm,ccp,powernow_k8,acpi_cpufreq,sr_mod,cdrom,sg,psmouse,i2c_i801,lpc_ich"
 _PORTS = ("control", "log", "out", "err")
 
-# They describe places of the host session that the VM does not have.
+# These describe places of the host session that the VM does not have.
 _NOT_PASSED_ON = {"XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "TMPDIR", "LISTEN_FDS", "LISTEN_PID"}
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A TCP port of this machine's loopback that leads to a port of the VM."""
+    """A TCP port of this machine's loopback interface that is forwarded to a port of the VM."""
 
     host_port: int
     guest_port: int
@@ -59,24 +58,24 @@ class Forward:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the VM is made of."""
+    """The configuration of a VM."""
 
     cpus: int = 2
     memory: str = "2G"
     kernel: str | None = None
     adapters: tuple[str, ...] = ("rxe", "siw")
     icount: bool = False
-    # Whether KVM is used where it works.
+    # Whether KVM may be used if it works.
     kvm: bool = True
-    # QEMU's user network: this machine is 10.0.2.2 in there. None: no such network.
+    # The ports to forward over QEMU's user network, in which this machine is 10.0.2.2. None: no such network.
     forwards: tuple[Forward, ...] | None = None
 
 
 @dataclass
 class Outcome:
-    """How a command went. `status` is None if it is not known; `reason` then says why.
+    """The outcome of a command. `status` is None if it is not known, and `reason` then says why.
 
-    broken: the VM stopped working, so that even output of a command that passed may be missing.
+    broken: the VM stopped working. Then output may be missing, even if the command succeeded.
     """
 
     status: int | None
@@ -88,11 +87,11 @@ class Outcome:
 
 
 class _BootError(Exception):
-    """The VM ended or hung before the command began. Has the console's text."""
+    """The VM ended or hung before the command began. The message is the console's text."""
 
 
 class _PanicError(_BootError):
-    """The kernel said that it died, before the command began."""
+    """The kernel reported a panic or an oops before the command began."""
 
 
 def _network_options(forwards: Sequence[Forward]) -> list[str]:
@@ -101,7 +100,7 @@ def _network_options(forwards: Sequence[Forward]) -> list[str]:
 
 
 def writable_folder(cwd: Path) -> Path:
-    """The folder that the VM may write to: the checkout that holds `cwd`, else `cwd` itself."""
+    """The folder that the VM may write to: the Git checkout that contains `cwd`, or else `cwd`."""
     for folder in (cwd, *cwd.parents):
         if (folder / ".git").exists() and folder != Path.home():
             return folder
@@ -109,7 +108,7 @@ def writable_folder(cwd: Path) -> Path:
 
 
 def _job_script(command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> str:
-    lines = ["# The command, in the environment and the folder that it was called in."]
+    lines = ["# Runs the command in the environment and the folder of the caller."]
     for name, value in environment.items():
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name not in _NOT_PASSED_ON:
             lines.append(f"export {name}={shlex.quote(value)}")
@@ -119,11 +118,12 @@ def _job_script(command: Sequence[str], cwd: Path, environment: Mapping[str, str
 
 
 def _python_folders() -> list[str]:
-    """The folders of this Python and its packages, and of ndpy. The VM's root is not cached, which makes an
-    import of pytest take 9 s in emulation; the VM caches these, and it then takes 2 s.
+    """The folders of this Python, its packages and ndpy, which the VM caches.
+
+    It does not cache its root. Without this cache, importing pytest takes 9 s in emulation, with it 2 s.
     """
     paths = sysconfig.get_paths()
-    system = sys.base_prefix in ("/usr", "/usr/local")  # too much besides Python is in there
+    system = sys.base_prefix in ("/usr", "/usr/local")  # these contain too much besides Python
     base = paths["stdlib"] if system else sys.base_prefix
     own = paths["purelib"] if sys.prefix == sys.base_prefix else sys.prefix
     ndpy = str(Path(__file__).resolve().parents[1])
@@ -131,7 +131,7 @@ def _python_folders() -> list[str]:
 
 
 class _Stream:
-    """Passes bytes on to `sink` up to the end mark; keeps back what could be the mark's beginning."""
+    """Passes bytes to `sink` up to the end mark. Holds back bytes that could be the beginning of the mark."""
 
     def __init__(self, mark: bytes, sink: Callable[[bytes], None]) -> None:
         self._mark = mark
@@ -160,7 +160,7 @@ class _Stream:
             self._sink(data)
 
     def give_up(self) -> None:
-        """The VM is gone: what was held back was no mark."""
+        """Pass on the bytes that were held back. The VM has ended, so they are not the mark."""
         self._pass_on(self._held)
         self._held = b""
 
@@ -171,14 +171,14 @@ def _write_to(fd: int) -> Callable[[bytes], None]:
         while view:
             try:
                 view = view[os.write(fd, view) :]
-            except BlockingIOError:  # somebody made our output non-blocking
+            except BlockingIOError:  # another program made the output non-blocking
                 select.select([], [fd], [])
 
     return write
 
 
 class _Session:
-    """One VM from start to end. Use as a context manager: leaving it ends the VM, whatever happened."""
+    """One VM. Use it as a context manager: leaving the context ends the VM in any case."""
 
     def __init__(self, machine: Machine, merged: bool, kvm: bool) -> None:
         self._machine = machine
@@ -200,7 +200,7 @@ class _Session:
         self.failure = ""
 
     def __enter__(self) -> _Session:
-        # Not $TMPDIR: a socket's path is at most 107 bytes, and virtme-ng takes no path with a blank.
+        # Not $TMPDIR: the path of a socket has at most 107 bytes, and virtme-ng takes no path with a space.
         folder = tempfile.TemporaryDirectory(prefix="ndpy-softroce-", dir="/tmp")
         self._folder = Path(self._resources.enter_context(folder))
         self._resources.enter_context(contextlib.closing(self._selector))
@@ -221,7 +221,7 @@ class _Session:
         process = self._process
         if process is None:
             return
-        # virtme-ng, the shell between and QEMU share the process group that was made for them.
+        # virtme-ng, its shell and QEMU are in the process group that start() created for them.
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
@@ -292,14 +292,14 @@ class _Session:
             )
 
     def console(self) -> str:
-        """What the VM's console showed: boot, errors, a panic."""
+        """The text of the VM's console."""
         return (self._folder / "console").read_text("utf-8", "replace")
 
-    def death(self) -> str:
-        return kernel_log.death(self.console())
+    def fatal_line(self) -> str:
+        return kernel_log.fatal_line(self.console())
 
     def records(self) -> list[kernel_log.Record]:
-        """The kernel log since the command began."""
+        """The records of the kernel log since the command began."""
         begin = self._log.position(f"ndpy: begin {self._mark}")
         end = self._log.position(f"ndpy: end {self._mark}")
         return [] if begin is None else self._log.records[begin + 1 : end]
@@ -311,7 +311,10 @@ class _Session:
         return self.status is not None and logged and all(stream.ended for stream in streams)
 
     def pump(self, until: Callable[[], bool], deadline: float) -> bool:
-        """Handle what arrives until `until` holds (True), or the VM ends or the deadline passes (False)."""
+        """Process what the VM sends until until() is true.
+
+        Returns False if the VM ends or the deadline passes first, else True.
+        """
         assert self._process is not None
         ended = False
         while not until():
@@ -346,11 +349,11 @@ class _Session:
         elif port == "control":
             *lines, self._control = (self._control + data).split(b"\n")
             for line in lines:
-                self._told(line.decode("utf-8", "replace"))
+                self._handle_control_line(line.decode("utf-8", "replace"))
         else:
             self._streams[port].feed(data)
 
-    def _told(self, line: str) -> None:
+    def _handle_control_line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "begin":
             self.began = True
@@ -371,9 +374,9 @@ def _run_once(
     with _Session(machine, merged, kvm) as session:
         session.start(command, Path.cwd(), environment)
         boot_limit = time.monotonic() + (_KVM_BOOT_LIMIT_S if kvm else _BOOT_LIMIT_S)
-        session.pump(lambda: session.began or bool(session.failure or session.death()), boot_limit)
-        if not session.began and session.death():
-            session.pump(lambda: False, time.monotonic() + _LAST_WORDS_S)
+        session.pump(lambda: session.began or bool(session.failure or session.fatal_line()), boot_limit)
+        if not session.began and session.fatal_line():
+            session.pump(lambda: False, time.monotonic() + _AFTER_PANIC_S)
             raise _PanicError(session.console())
         if session.failure:
             raise SetupError(f"the VM could not be set up: {session.failure}")
@@ -387,21 +390,21 @@ def _run_once(
         outcome = Outcome(session.status, log=session.records(), console=session.console())
         if not told and time.monotonic() >= deadline:
             outcome.timed_out = True
-            outcome.reason = f"the command was not done after {limit_s:g} s; the VM was ended"
+            outcome.reason = f"the command did not finish within {limit_s:g} s; the VM was ended"
         elif not told:
             outcome.broken = True
             outcome.reason = "the VM ended before the command did: the kernel panicked or was powered off"
         elif not whole:
             outcome.broken = True
-            outcome.reason = "the VM hung after the command; its output may be cut short"
+            outcome.reason = "the VM hung after the command; the output may be incomplete"
         return outcome
 
 
 def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[[str], None]) -> Outcome:
-    """Run `command` in a VM; its output goes to our standard output and error as it comes.
+    """Run `command` in a VM. Its output goes to this process's standard output and error as it arrives.
 
-    limit_s: seconds after which the VM is ended; booting has a limit of its own.
-    say: takes one line about progress.
+    limit_s: after this many seconds the VM is ended. Booting has its own limit.
+    say: called with one line about progress.
     Raises SetupError if the VM cannot be started or set up.
     """
     absent = tools.missing(tools.FOR_VM)
@@ -422,14 +425,14 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
             panics += 1
             if panics > _BOOTS_AGAIN:
                 raise SetupError(_explain_panics(kernel, machine, panics, str(error))) from None
-            say(f"the kernel panicked while it booted, so it is booted again: {kernel_log.death(str(error))}")
+            say(f"the kernel panicked while it booted, so the VM boots again: {kernel_log.fatal_line(str(error))}")
         except _BootError as error:
             if not with_kvm:
-                last_words = kernel_log.last_words(str(error))
+                console_tail = kernel_log.console_tail(str(error))
                 raise SetupError(
-                    f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{last_words}"
+                    f"the VM did not start (limit {_BOOT_LIMIT_S:g} s). The end of its console:\n{console_tail}"
                 ) from None
-            say("the VM did not start with KVM, so KVM is not tried again until this machine is started anew")
+            say("the VM did not start with KVM, so KVM is not tried again until this machine reboots")
             kvm.remember(qemu, False)
             with_kvm = False
 
@@ -438,7 +441,7 @@ def _explain_panics(kernel: tools.Kernel, machine: Machine, panics: int, console
     one_processor = "" if machine.icount or machine.cpus == 1 else ", or boot it with one processor (--cpus 1)"
     return (
         f"Linux {kernel.version} ({kernel.image}) panicked in each of {panics} boots, before the command began: "
-        f"{kernel_log.death(console)}\n"
-        f"Take another kernel of /lib/modules (--kernel VERSION){one_processor}. The end of its console:\n"
-        f"{kernel_log.last_words(console)}"
+        f"{kernel_log.fatal_line(console)}\n"
+        f"Choose another kernel of /lib/modules (--kernel VERSION){one_processor}. The end of its console:\n"
+        f"{kernel_log.console_tail(console)}"
     )

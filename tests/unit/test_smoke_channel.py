@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ndpy.cli.smoke.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
-from ndpy.cli.smoke.remote import DEFAULT_PORT, parse_address
+from ndpy.cli.smoke.peer import DEFAULT_PORT, parse_address
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import pytest
 from ndpy import Capability
 from ndpy.cli.smoke import report, runner
 from ndpy.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
-from ndpy.cli.smoke.remote import PeerLost
+from ndpy.cli.smoke.peer import PeerLost
 from ndpy.quirks import Quirk
 
 BOUNDS = "windows/write-past-end"
 
 
-class FakeLab:
-    """As much of a lab as the runner needs."""
+class FakeTestbed:
+    """As much of a testbed as the runner needs."""
 
     def __init__(self):
         self.info = SimpleNamespace(driver="rdma_rxe", capabilities=Capability.NONE)
@@ -27,14 +27,14 @@ class FakeLab:
         self.killed = threading.Event()
         self.closed = False
 
-    def begin(self, limit_s):
+    def begin_check(self, limit_s):
         self.figures = {}
 
     def need(self, *capabilities):
         if capabilities:
             raise Skip(f"does not claim {capabilities[0].name}")
 
-    def end(self):
+    def end_check(self):
         return self.left
 
     def lose_peer(self, reason):
@@ -51,38 +51,38 @@ def make_check(body, name="x", needs=()):
     return Check("windows", name, "what it claims", needs, body)
 
 
-def run(*checks, lab=None, limit_s=5.0):
-    lab = lab or FakeLab()
+def run(*checks, testbed=None, limit_s=5.0):
+    testbed = testbed or FakeTestbed()
     outcome = report.Run("rxe0", "verbs")
     reporter = report.Reporter(len(checks), terminal=False)
-    worker = runner.Runner(lab, outcome, reporter, limit_s=limit_s)
+    worker = runner.Runner(testbed, outcome, reporter, limit_s=limit_s)
     worker.run(checks)
-    return outcome, lab, worker
+    return outcome, testbed, worker
 
 
 def fails(text):
-    def body(lab):
+    def body(testbed):
         raise Failure(text)
 
     return body
 
 
 def test_verdicts_and_the_summary_line(capsys):
-    outcome, lab, _ = run(
-        make_check(lambda lab: "fine"),
+    outcome, testbed, _ = run(
+        make_check(lambda testbed: "fine"),
         make_check(fails("wrong")),
-        make_check(lambda lab: "", needs=(Capability.MEMORY_WINDOWS,)),
+        make_check(lambda testbed: "", needs=(Capability.MEMORY_WINDOWS,)),
     )
     assert [result.verdict for result in outcome.results] == [Verdict.PASS, Verdict.FAIL, Verdict.SKIP]
     assert outcome.results[2].reason == "does not claim MEMORY_WINDOWS"
     assert outcome.summary() == "smoke: 1 passed, 1 failed, 0 known, 1 skipped on rxe0 (verbs)"
-    assert lab.closed
+    assert testbed.closed
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["PASS", "FAIL", "wrong", "SKIP"]
 
 
 def test_an_exception_is_a_failure_with_its_place():
-    def body(lab):
+    def body(testbed):
         raise KeyError("what")
 
     outcome, _, _ = run(make_check(body))
@@ -92,19 +92,19 @@ def test_an_exception_is_a_failure_with_its_place():
 
 
 def test_a_lost_peer_costs_one_check():
-    def body(lab):
+    def body(testbed):
         raise PeerLost("the peer process 12 was killed by signal 9")
 
-    outcome, lab, _ = run(make_check(body), make_check(lambda lab: "fine"))
+    outcome, testbed, _ = run(make_check(body), make_check(lambda testbed: "fine"))
     assert [result.verdict for result in outcome.results] == [Verdict.FAIL, Verdict.PASS]
     assert "killed by signal 9" in outcome.results[0].reason
-    assert len(lab.lost) == 1
+    assert len(testbed.lost) == 1
 
 
 def test_what_cannot_be_closed_fails_the_check():
-    lab = FakeLab()
-    lab.left = ["closing QueuePair: it hangs"]
-    outcome, _, _ = run(make_check(lambda lab: "fine"), lab=lab)
+    testbed = FakeTestbed()
+    testbed.left = ["closing QueuePair: it hangs"]
+    outcome, _, _ = run(make_check(lambda testbed: "fine"), testbed=testbed)
     assert outcome.results[0].verdict is Verdict.FAIL
     assert "it hangs" in outcome.results[0].reason
 
@@ -114,21 +114,21 @@ def test_a_check_that_never_returns_does_not_hold_up_the_run(monkeypatch):
     monkeypatch.setattr(runner, "_STUCK_S", 0.1)
     release = threading.Event()
 
-    def body(lab):
+    def body(testbed):
         release.wait(30)
         return ""
 
-    outcome, lab, worker = run(make_check(body, "stuck"), make_check(lambda lab: "fine", "next"), limit_s=0.2)
+    outcome, testbed, worker = run(make_check(body, "stuck"), make_check(lambda testbed: "fine", "next"), limit_s=0.2)
     release.set()
-    assert worker.stuck and lab.killed.is_set()
+    assert worker.stuck and testbed.killed.is_set()
     assert [result.verdict for result in outcome.results] == [Verdict.FAIL, Verdict.FAIL]
-    assert "it stood at" in outcome.results[0].reason
-    assert outcome.results[1].reason == "not run: windows/stuck never came back"
+    assert "it was at" in outcome.results[0].reason
+    assert outcome.results[1].reason == "not run, because windows/stuck never returned"
 
 
 def judged(verdict, reason, *, driver="rdma_rxe", release="6.1.0-50-amd64", name=BOUNDS):
     group, _, name = name.partition("/")
-    return runner.judge(Result(Check(group, name, "claim", (), lambda lab: ""), verdict, reason), driver, release)
+    return runner.judge(Result(Check(group, name, "claim", (), lambda testbed: ""), verdict, reason), driver, release)
 
 
 def test_a_listed_defect_is_known():
@@ -183,7 +183,7 @@ def test_every_group_has_checks_with_a_claim_and_a_name_of_its_own():
 
 def test_json_and_junit_say_the_same(tmp_path):
     outcome, _, _ = run(
-        make_check(lambda lab: "fine", "good"), make_check(fails("wrong <&>\x01"), "bad"), make_check(fails("was not refused"), "write-past-end")
+        make_check(lambda testbed: "fine", "good"), make_check(fails("wrong <&>\x01"), "bad"), make_check(fails("was not refused"), "write-past-end")
     )  # fmt: skip
     report.write_json(tmp_path / "out.json", outcome)
     report.write_junit(tmp_path / "out.xml", outcome)

@@ -225,7 +225,7 @@ def test_kernel_without_rxe_names_the_package(monkeypatch, system, package):
 def test_tool_that_hangs_is_given_up_after_its_limit(monkeypatch):
     monkeypatch.setattr(tools, "find", lambda tool: "/bin/sleep")
     start = time.monotonic()
-    with pytest.raises(SetupError, match=r"not done after 0\.2 s"):
+    with pytest.raises(SetupError, match=r"did not finish within 0\.2 s"):
         links._call(["rdma", "60"], "cannot delete", 0.2)
     assert time.monotonic() - start < 5
 
@@ -251,7 +251,7 @@ def test_command_that_overruns_its_limit_is_ended(adapter_here):
     status = runner.run(runner.Request(("sleep", "60"), limit_s=0.3), said.append)
     assert status == runner.EXIT_LIMIT
     assert time.monotonic() - start < 10
-    assert any("not done after 0.3 s" in text for text in said)
+    assert any("did not finish within 0.3 s" in text for text in said)
 
 
 def test_command_that_a_signal_ends_is_reported(adapter_here):
@@ -369,7 +369,7 @@ def test_checkout_around_the_working_folder_is_writable(tmp_path):
     ],
 )
 def test_trouble_is_found(text):
-    assert [record.text for record in kernel_log.trouble(collected("before", text))] == [text]
+    assert [record.text for record in kernel_log.find_bugs(collected("before", text))] == [text]
 
 
 def test_healthy_messages_are_no_trouble():
@@ -383,7 +383,7 @@ def test_healthy_messages_are_no_trouble():
         "python[300]: segfault at 0 ip 00007f error 4 in libc.so.6",
         "debugfs: directory 'DEBUG' is present",
     )
-    assert kernel_log.trouble(healthy) == []
+    assert kernel_log.find_bugs(healthy) == []
 
 
 OOPS_OF_7_2 = """\
@@ -412,7 +412,7 @@ OOPS_OF_7_2 = """\
     ],
 )
 def test_the_line_in_which_a_kernel_died_is_found_with_its_place(console, line):
-    assert kernel_log.death("SeaBIOS\n[    0.000000] Linux version 7.2\n" + console) == line
+    assert kernel_log.fatal_line("SeaBIOS\n[    0.000000] Linux version 7.2\n" + console) == line
 
 
 def test_a_kernel_that_only_warns_lives():
@@ -423,12 +423,12 @@ def test_a_kernel_that_only_warns_lives():
 [    1.2] ---[ end trace 0000000000000000 ]---
 [    1.3] pci 0000:00:01.0: [1af4:1000] type 00 class 0x020000 conventional PCI endpoint
 """
-    assert kernel_log.death(warning) == ""
+    assert kernel_log.fatal_line(warning) == ""
 
 
 def test_trace_is_shown_with_its_first_line():
     texts = ["WARNING: CPU: 1 PID: 2 at x.c:3", "Call Trace:", " f+0x1/0x2", "---[ end trace 0 ]---", "after"]
-    assert [record.text for record in kernel_log.trouble(collected("before", *texts))] == texts[:-1]
+    assert [record.text for record in kernel_log.find_bugs(collected("before", *texts))] == texts[:-1]
 
 
 def test_records_arrive_in_pieces_and_twice_and_count_once():

@@ -80,7 +80,7 @@ def boots(monkeypatch, tmp_path):
     monkeypatch.setattr(tools, "missing", lambda programs: {})
     monkeypatch.setattr(tools, "find", lambda name: str(program))
     monkeypatch.setattr(tools, "find_kernel", lambda *arguments: tools.Kernel("7.2.13", Path("/boot/vmlinuz-7.2.13")))
-    monkeypatch.setattr(vm, "_LAST_WORDS_S", 0.3)
+    monkeypatch.setattr(vm, "_AFTER_PANIC_S", 0.3)
     return Boots(tmp_path)
 
 
@@ -100,7 +100,7 @@ def test_a_kernel_that_panics_while_it_boots_is_booted_again_at_once(boots, capf
     start = time.monotonic()
     assert boots.run(kvm=False).status == 0
     assert time.monotonic() - start < vm._BOOT_LIMIT_S / 4
-    assert boots.said == [BOOTING, f"the kernel panicked while it booted, so it is booted again: {line}", BOOTING]
+    assert boots.said == [BOOTING, f"the kernel panicked while it booted, so the VM boots again: {line}", BOOTING]
     assert capfd.readouterr().out == "the command ran\n"
     assert not any(psutil.pid_exists(number) for number in boots.ids())
 

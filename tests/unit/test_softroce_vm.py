@@ -87,12 +87,12 @@ def test_vm_passes_on_output_status_environment_folder_and_files(tmp_path):
     assert "rxe0" in told
     assert "0000:0000:0000:0000:0000:ffff:c000:0201" in told
     assert "2001:0db8:0000:0000:0000:0000:0000:0001" in told
-    links = told[told.index("rxe0 was there already") :]
+    links = told[told.index("rxe0 already exists") :]
     assert links[:5] == [
-        "rxe0 was there already",
+        "rxe0 already exists",
         "removed: rxe0",
-        "rxe0 made",
-        "rxe0 was there already",
+        "rxe0 created",
+        "rxe0 already exists",
         "removed: rxe0",
     ]
     assert "nested 3" in told
@@ -178,8 +178,8 @@ def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed()
     done = run("--limit", "32", "--", "sh", "-c", script)
     assert done.returncode == runner.EXIT_LIMIT
     assert "down 1" in done.stdout.decode()
-    assert "some process has it open" in done.stderr.decode()
-    assert "not done after 32 s" in done.stderr.decode()
+    assert "a process has it open" in done.stderr.decode()
+    assert "did not finish within 32 s" in done.stderr.decode()
     assert time.monotonic() - start < 150
 
 

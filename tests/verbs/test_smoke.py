@@ -115,7 +115,7 @@ def test_a_peer_elsewhere_serves_one_client_after_the_other(adapter_name):
     if not addresses:
         pytest.skip(f"{adapter_name} has no IPv4 address")
     with started(adapter_name, "--serve", "--listen", f"{addresses[0]}:0") as server:
-        port = int(re.search(r":(\d+);", until(server, "serving")).group(1))
+        port = int(re.search(r":(\d+)\. ", until(server, "serving")).group(1))
         for nonsense in (
             b"nonsense\n",
             b'{"command": "exec"}\n',

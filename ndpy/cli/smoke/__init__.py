@@ -1,4 +1,4 @@
-"""`ndpy smoke`: does this adapter do what it says, with real data between two processes?"""
+"""`ndpy smoke`: tests whether an adapter does what it claims, with real data between two processes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import click
 import ndpy
 from ndpy.cli.smoke import catalog, report
 from ndpy.cli.smoke.catalog import Check, Result, Verdict
-from ndpy.cli.smoke.channel import meet
-from ndpy.cli.smoke.lab import Lab
-from ndpy.cli.smoke.peer import serve, serve_client
-from ndpy.cli.smoke.remote import parse_address
+from ndpy.cli.smoke.channel import connect_with_secret
+from ndpy.cli.smoke.peer import parse_address
 from ndpy.cli.smoke.runner import Runner, describe
+from ndpy.cli.smoke.server import serve, serve_client
+from ndpy.cli.smoke.testbed import Testbed
 
 _INTERRUPTED = 130
-_NO_ADAPTER = Check("load", "open", "the adapter can be opened", (), lambda lab: "")
+_NO_ADAPTER = Check("load", "open", "the adapter can be opened", (), lambda testbed: "")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -34,26 +34,44 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 @click.command()
 @click.argument("adapter", required=False)
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to FILE.")
-@click.option("--junit", "junit_file", type=click.Path(dir_okay=False, path_type=Path), help="Write JUnit XML to FILE.")
-@click.option("--list", "list_only", is_flag=True, help="List the checks and what they claim; run none.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the results to FILE as JSON.",
+)
+@click.option(
+    "--junit",
+    "junit_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the results to FILE as JUnit XML.",
+)
+@click.option("--list", "list_only", is_flag=True, help="List the checks and what they claim. Run none.")
 @click.option(
     "--only", "groups", multiple=True, type=click.Choice(list(catalog.GROUPS)), metavar="GROUP",
-    help="Run this group only; may be repeated.",
+    help="Run only this group of checks. May be given several times. --list shows the groups.",
 )  # fmt: skip
-@click.option("--peer", "peer_host", metavar="HOST[:PORT]", help="Use the peer that `ndpy smoke --serve` runs on HOST.")
+@click.option("--peer", "peer_host", metavar="HOST[:PORT]", help="Test against `ndpy smoke --serve` on HOST.")
 @click.option(
-    "--timeout", "limit_s", type=click.FloatRange(1, 3600), default=30.0, show_default=True, help="Seconds a check."
+    "--timeout",
+    "limit_s",
+    type=click.FloatRange(1, 3600),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time limit of each check.",
 )
-@click.option("--serve", "serving", is_flag=True, help="Be the peer for a smoke test on another machine, until Ctrl-C.")
+@click.option("--serve", "serving", is_flag=True, help="Be the peer of smoke tests on other machines, until Ctrl-C.")
 @click.option(
-    "--listen", "listen_at", metavar="HOST[:PORT]", help="Where --serve listens; default: the adapter's address."
+    "--listen", "listen_at", metavar="HOST[:PORT]", help="Where --serve listens. Default: the adapter's first address."
 )
 @click.option(
     "--client",
     type=click.IntRange(1, 65535),
     hidden=True,
-    help="With --serve: one client, who waits at this port of this machine and whose secret is on the standard input.",
+    help="With --serve: serve one client only. It listens at this port of this machine; its secret is on standard input.",
 )
 def command(
     adapter: str | None,
@@ -69,13 +87,24 @@ def command(
 ) -> None:
     """Test an RDMA adapter with real data between two processes.
 
-    ADAPTER is a name such as rxe0, or a local IP address; default: $NDPY_ADAPTER, else the first with an active port.
-    The peer is a second process here, or `ndpy smoke --serve` on another machine.
+    ADAPTER is a name such as rxe0, or a local IP address. Without it, the test takes the adapter that NDPY_ADAPTER
+    names, or else the first adapter with an active port.
 
-    Every check ends as PASS, FAIL, KNOWN (a listed defect of this driver) or SKIP (the adapter does not claim the
-    capability), with the reason. Exit status: 0 if none failed, 1 if any did, 2 for wrong usage, 130 if interrupted.
+    The second process, the peer, runs on this machine. For a test between two machines, start `ndpy smoke --serve` on
+    the other one and give its address to --peer.
 
-    --serve listens on a port for whoever can reach it: it moves test patterns only, to and from memory of its own.
+    Each check ends with a verdict and a reason:
+
+    \b
+      PASS   The adapter does what the check claims.
+      FAIL   It does not.
+      KNOWN  It does not, and this is a listed defect of its driver.
+      SKIP   The adapter does not claim the capability that the check needs.
+
+    The exit status is 0 if no check failed, 1 if one failed, 2 for wrong usage, and 130 after an interrupt.
+
+    --serve takes every client that can reach its port. Clients can only move test patterns, to and from memory that the
+    peer allocates for them.
     """
     if list_only:
         for check in catalog.load(groups):
@@ -83,14 +112,14 @@ def command(
             click.echo(f"{check.full_name:38} {check.claim}{needs}")
         return
     if (listen_at or client) and not serving:
-        raise click.UsageError("--listen goes with --serve")
+        raise click.UsageError("--listen needs --serve")
     if serving and (peer_host or json_file or junit_file or groups):
-        raise click.UsageError("--serve runs no checks; --peer, --json, --junit and --only go with the other side")
+        raise click.UsageError("--serve runs no checks. Give --peer, --json, --junit and --only to the other side")
     for path in (json_file, junit_file):
         if path is not None and not path.parent.is_dir():
-            raise click.UsageError(f"there is no folder {path.parent} for {path.name}")
+            raise click.UsageError(f"cannot write {path.name}: there is no folder {path.parent}")
     with contextlib.suppress(OSError):
-        # There is no file behind the standard error of some callers.
+        # Some callers replace standard error by an object without a file descriptor.
         faulthandler.enable()
     signal.signal(signal.SIGTERM, _terminated)
     if serving:
@@ -108,7 +137,7 @@ def command(
         status = status or 1
     click.echo(run.summary())
     if stuck:
-        # A thread that is stuck in the kernel would keep the interpreter from ending.
+        # A thread that is stuck in the kernel would keep the interpreter from exiting.
         sys.stdout.flush()
         os._exit(status)
     sys.exit(status)
@@ -117,7 +146,7 @@ def command(
 def _run_checks(
     run: report.Run, which: str | None, groups: tuple[str, ...], peer_host: str | None, limit_s: float
 ) -> tuple[int, bool]:
-    """(exit status, whether a thread is stuck)."""
+    """Run the checks. Returns the exit status, and whether a thread is stuck."""
     checks = catalog.load(groups)
     reporter = report.Reporter(len(checks))
     stuck = False
@@ -137,7 +166,7 @@ def _run_checks(
             f"smoke: {info.name} ({info.transport}, {info.driver}, port {info.state}, "
             f"{', '.join(info.addresses) or 'no address'}), {len(checks)} checks"
         )
-        runner = Runner(Lab(adapter, which, peer_host), run, reporter, limit_s=limit_s)
+        runner = Runner(Testbed(adapter, which, peer_host), run, reporter, limit_s=limit_s)
         try:
             runner.run(checks)
         finally:
@@ -161,7 +190,7 @@ def _serve(which: str | None, listen_at: str | None, client: int | None) -> int:
     try:
         with ndpy.open_adapter(which) as adapter, contextlib.ExitStack() as stack:
             if client:
-                serve_client(adapter, stack.enter_context(meet(client, sys.stdin.buffer)))
+                serve_client(adapter, stack.enter_context(connect_with_secret(client, sys.stdin.buffer)))
                 return 0
             addresses = adapter.info.addresses
             try:
@@ -169,15 +198,15 @@ def _serve(which: str | None, listen_at: str | None, client: int | None) -> int:
             except ValueError as error:
                 raise click.UsageError(f"--listen: {error}") from None
             if not host:
-                raise click.UsageError(f"{adapter.info.name} has no IP address; give one with --listen HOST")
+                raise click.UsageError(f"{adapter.info.name} has no IP address. Choose one with --listen HOST")
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             listener = stack.enter_context(socket.create_server(address[:2], family=family, backlog=4))
             host, port = listener.getsockname()[:2]
             shown = f"[{host}]" if ":" in host else host
-            say(f"smoke: serving {adapter.info.name} ({adapter.info.provider}) at {shown}:{port}; Ctrl-C ends it")
+            say(f"smoke: serving {adapter.info.name} ({adapter.info.provider}) at {shown}:{port}. Press Ctrl-C to stop")
             serve(adapter, listener, say)
     except KeyboardInterrupt:
-        say("smoke: served until interrupted")
+        say("smoke: stopped")
         return 0
     except (ndpy.NdpyError, OSError) as error:
         click.echo(f"smoke: {type(error).__name__}: {error}", err=True)

@@ -1,4 +1,4 @@
-"""What a check is, the groups they stand in, and their verdicts."""
+"""Checks, the groups of checks, and verdicts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ndpy import Capability
 
 if TYPE_CHECKING:
-    from ndpy.cli.smoke.lab import Lab
+    from ndpy.cli.smoke.testbed import Testbed
 
-#: Group by group in the order of running, with the module of ndpy.cli.smoke.checks that has its checks.
+#: The groups in the order in which they run. Each value is the module of ndpy.cli.smoke.checks with the group's checks.
 GROUPS = {
     "load": "load",
     "enumerate": "load",
@@ -30,8 +30,8 @@ GROUPS = {
     "performance": "performance",
 }
 
-#: A check returns what it saw, for the report; it raises Failure, or whatever the library raised.
-Body = Callable[["Lab"], str]
+#: A check returns what it saw, for the report. If it fails, it raises Failure, or lets an exception of the library pass.
+Body = Callable[["Testbed"], str]
 
 
 class Verdict(enum.Enum):
@@ -42,16 +42,16 @@ class Verdict(enum.Enum):
 
 
 class Failure(Exception):
-    """The adapter did something else than what the check claims."""
+    """The adapter does not do what the check claims."""
 
 
 class Skip(Exception):
-    """The adapter does not claim what the check needs."""
+    """The adapter does not claim the capability that the check needs."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A named claim. needs: the capabilities (AdapterInfo.capabilities) without which it is skipped."""
+    """A named claim about an adapter. It is skipped unless AdapterInfo.capabilities has all of `needs`."""
 
     group: str
     name: str
@@ -66,7 +66,7 @@ class Check:
 
 @dataclass
 class Result:
-    """How a check went."""
+    """The outcome of a check."""
 
     check: Check
     verdict: Verdict
@@ -80,7 +80,7 @@ _registered: list[Check] = []
 
 
 def check(group: str, name: str, *, needs: tuple[Capability, ...] = ()) -> Callable[[Body], Body]:
-    """Make a function a check; its docstring is the claim."""
+    """Register a function as a check. Its docstring is the claim."""
     assert group in GROUPS, group
 
     def register(body: Body) -> Body:
@@ -93,7 +93,7 @@ def check(group: str, name: str, *, needs: tuple[Capability, ...] = ()) -> Calla
 
 
 def load(groups: Iterable[str] = ()) -> list[Check]:
-    """The checks of these groups (of all without one), in the order of running."""
+    """The checks of these groups in the order in which they run. Without a group: all checks."""
     for module in dict.fromkeys(GROUPS.values()):
         importlib.import_module(f"ndpy.cli.smoke.checks.{module}")
     wanted = set(groups) or set(GROUPS)

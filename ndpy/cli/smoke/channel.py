@@ -1,7 +1,7 @@
-"""The control channel between the two sides of a smoke test: one JSON object a line over a stream socket.
+"""The control channel between the two sides of a smoke test. Each message is one line with one JSON object.
 
-The far end may be anybody who reached the port, so a line has a greatest length, every step has a deadline, and what
-arrives is only ever data: see Arguments.
+The other side may be anybody who can reach the port. So the length of a line is limited, each step has a deadline, and
+a message is never treated as anything but data. Arguments checks its values.
 """
 
 from __future__ import annotations
@@ -22,41 +22,45 @@ REQUEST_LIMIT = 8 * 1024
 
 
 class ChannelError(Exception):
-    """The other side does not answer in time, or does not speak this language."""
+    """The other side does not answer in time, or sends something that is no message."""
 
 
 class ChannelClosed(ChannelError):
-    """The other side has gone."""
+    """The other side closed the connection."""
 
 
 class BadRequest(Exception):
-    """A request that does not fit its schema."""
+    """A request is malformed."""
 
 
 class Channel:
-    """One end of the control channel; owns the socket."""
+    """One end of the control channel. It owns the socket."""
 
     def __init__(self, connection: socket.socket, *, line_limit: int) -> None:
         self._socket = connection
         self._line_limit = line_limit
         self._received = b""
         with contextlib.suppress(OSError):
-            # Of a socket that is TCP's.
+            # Only TCP sockets have this option.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        """Send one message; ChannelClosed or ChannelError if that cannot be done in time."""
+        """Send one message. Raises ChannelClosed, or ChannelError after timeout_s seconds."""
         data = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         try:
             self._socket.settimeout(timeout_s)
             self._socket.sendall(data)
         except TimeoutError:
-            raise ChannelError(f"the other side took no message for {timeout_s:g} s") from None
+            raise ChannelError(f"the other side read no message for {timeout_s:g} s") from None
         except OSError as error:
             raise ChannelClosed(f"the control connection ended ({error.strerror or error})") from None
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
-        """The next message; ChannelClosed at its end, ChannelError after timeout_s seconds or for nonsense."""
+        """Receive the next message.
+
+        Raises ChannelClosed at the end of the connection, and ChannelError after timeout_s seconds or for anything that
+        is no message.
+        """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:
             if len(self._received) > self._line_limit:
@@ -75,13 +79,13 @@ class Channel:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
-            raise ChannelError("what came over the control connection is not JSON") from None
+            raise ChannelError("a message on the control connection is not JSON") from None
         if not isinstance(message, dict):
-            raise ChannelError("what came over the control connection is not a JSON object")
+            raise ChannelError("a message on the control connection is not a JSON object")
         return message
 
     def close(self) -> None:
-        """End the connection; a thread that waits in receive() gets ChannelClosed."""
+        """Close the connection. A thread that waits in receive() gets ChannelClosed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -90,8 +94,8 @@ class Channel:
 _SECRET_SIZE = 32
 
 
-class Meeting:
-    """A place on this machine where one process that was told the secret can connect, and nobody else."""
+class SecretListener:
+    """A listener on the loopback interface that accepts one connection, from a process that knows a secret."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -99,7 +103,10 @@ class Meeting:
         self.secret = secrets.token_bytes(_SECRET_SIZE)
 
     def accept(self, alive: Callable[[], bool], timeout_s: float) -> socket.socket | None:
-        """The connection of the one who knows the secret; None at the deadline, or when it is not alive any more."""
+        """Wait for the process that knows the secret.
+
+        Returns its connection, or None if timeout_s seconds passed or alive() returned False.
+        """
         deadline = time.monotonic() + timeout_s
         self._listener.settimeout(0.1)
         with self._listener:
@@ -116,16 +123,16 @@ class Meeting:
         return None
 
 
-def meet(port: int, told: IO[bytes]) -> socket.socket:
-    """The other end of a Meeting; `told` is where its secret can be read."""
-    secret = told.read(_SECRET_SIZE)
+def connect_with_secret(port: int, source: IO[bytes]) -> socket.socket:
+    """Connect to the SecretListener at this port. Its secret is read from `source`."""
+    secret = source.read(_SECRET_SIZE)
     connection = socket.create_connection(("127.0.0.1", port), 10.0)
     connection.sendall(secret)
     return connection
 
 
 class Arguments:
-    """The arguments of a request, each taken once with its type and bounds; BadRequest where they do not fit."""
+    """The arguments of a request. Each method takes one argument and raises BadRequest if its type or value is wrong."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = dict(values)
@@ -133,7 +140,7 @@ class Arguments:
     def integer(self, name: str, low: int, high: int) -> int:
         value = self._take(name)
         if type(value) is not int or not low <= value <= high:
-            raise BadRequest(f"{name} is an integer from {low} to {high}")
+            raise BadRequest(f"{name} must be an integer from {low} to {high}")
         return value
 
     def optional(self, name: str, low: int, high: int) -> int | None:
@@ -143,19 +150,19 @@ class Arguments:
         return self.integer(name, low, high)
 
     def has(self, name: str) -> bool:
-        """Whether it was given."""
+        """Whether the request has this argument."""
         return name in self._values
 
     def seconds(self, name: str, high: float) -> float:
         value = self._take(name)
         if type(value) not in (int, float) or not 0 <= value <= high:
-            raise BadRequest(f"{name} is a number of seconds from 0 to {high:g}")
+            raise BadRequest(f"{name} must be a number of seconds from 0 to {high:g}")
         return float(value)
 
     def text(self, name: str, longest: int) -> str:
         value = self._take(name)
         if not isinstance(value, str) or len(value) > longest:
-            raise BadRequest(f"{name} is a text of up to {longest} characters")
+            raise BadRequest(f"{name} must be a string of at most {longest} characters")
         return value
 
     def data(self, name: str, longest: int) -> bytes:
@@ -165,13 +172,13 @@ class Arguments:
         except (binascii.Error, ValueError):
             raise BadRequest(f"{name} is not base64") from None
         if len(value) > longest:
-            raise BadRequest(f"{name} has up to {longest} bytes")
+            raise BadRequest(f"{name} may have at most {longest} bytes")
         return value
 
     def finish(self) -> None:
-        """Refuse what nobody took."""
+        """Raise BadRequest if the request has further arguments."""
         if self._values:
-            raise BadRequest(f"no argument {sorted(self._values)[0][:40]!r} here")
+            raise BadRequest(f"unknown argument {sorted(self._values)[0][:40]!r}")
 
     def _take(self, name: str) -> Any:
         try:
@@ -181,5 +188,5 @@ class Arguments:
 
 
 def encode(data: bytes | bytearray | memoryview) -> str:
-    """Bytes as they travel in a message; Arguments.data() reads them."""
+    """Bytes in the form that a message carries and Arguments.data() reads."""
     return base64.b64encode(data).decode("ascii")

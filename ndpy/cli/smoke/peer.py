@@ -1,341 +1,373 @@
-"""The far side of a smoke test: does what the near side asks for, out of a fixed vocabulary.
-
-Nothing that comes over the wire is executed or used as a name of anything: a request names one of the commands below,
-its arguments are checked, and what a client can make this process hold and wait for is bounded.
-"""
+"""The peer, as the checking side sees it: where it runs, and what it can be asked to do. Its own side is server.py."""
 
 from __future__ import annotations
 
-import platform
+import contextlib
+import os
 import socket
-from collections.abc import Callable
-from typing import Any, TypeVar
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import IO, Any
 
 import ndpy
-from ndpy import Access, Capability, Flags, Operation
-from ndpy.cli.smoke.channel import (
-    REQUEST_LIMIT,
-    Arguments,
-    BadRequest,
-    Channel,
-    ChannelClosed,
-    ChannelError,
-    encode,
-)
-from ndpy.cli.smoke.line import DEPTH, Closable, Line, Memory, close_all
+from ndpy import Access, Flags, Operation, RemoteMemory, Status
+from ndpy.cli.smoke.channel import REPLY_LIMIT, Arguments, Channel, ChannelClosed, ChannelError, SecretListener, encode
+from ndpy.cli.smoke.resources import difference, pattern
+from ndpy.cli.smoke.server import MAX_CONTENTS, MAX_WAIT_S, PROTOCOL
 
-#: Both sides say which conversation they speak; they are of the same release then.
-PROTOCOL = 1
-MAX_WAIT_S = 60.0
-MAX_MEMORY = 32 << 20
-MAX_TOTAL_MEMORY = 128 << 20
-MAX_CONTENTS = 128 << 10
-MAX_OBJECTS = 64
-#: A client that asks for nothing this long is dropped, so that the next one can be served.
-IDLE_LIMIT_S = 300.0
-_HELLO_LIMIT_S = 10.0
-_SEND_LIMIT_S = 30.0
-
-T = TypeVar("T")
-Answer = dict[str, Any]
+DEFAULT_PORT = 18520
+_START_LIMIT_S = 60.0
+_CONNECT_LIMIT_S = 10.0
+_END_LIMIT_S = 5.0
+#: The time that a request may take beyond the time that the requested work takes.
+_GRACE_S = 15.0
 
 
-class Station:
-    """What one client has made here, by small numbers."""
+class PeerLost(Exception):
+    """The peer ended, cannot be reached, or no longer answers."""
 
-    def __init__(self, adapter: ndpy.Adapter) -> None:
-        self._adapter = adapter
-        self._objects: dict[int, Any] = {}
-        self._next = 1
-        self._commands: dict[str, Callable[[Arguments], Answer]] = {
-            "hello": self._hello,
-            "reset": self._reset,
-            "listen": self._listen,
-            "accept": self._accept,
-            "reject": self._reject,
-            "hold": self._hold,
-            "memory": self._memory,
-            "contents": self._contents,
-            "post": self._post,
-            "completions": self._completions,
-            "disconnect": self._disconnect,
-            "wait_disconnected": self._wait_disconnected,
-            "flush": self._flush,
-            "close": self._close,
-        }
 
-    def answer(self, request: dict[str, Any]) -> Answer:
-        """Do what a request says; a refusal is an answer as well. Raises BadRequest for one that is not in order."""
-        arguments = Arguments(request)
-        name = arguments.text("command", 32)
-        command = self._commands.get(name)
-        if command is None:
-            raise BadRequest(f"no command {name!r}")
+class PeerRefused(Exception):
+    """The peer's library refused a request. `name` and `text` are those of its exception."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"at the peer: {name}: {text}")
+        self.name = name
+        self.text = text
+
+
+def parse_address(text: str, default_host: str = "") -> tuple[str, int]:
+    """Split HOST, HOST:PORT, :PORT, [HOST]:PORT or a bare IPv6 address into host and port. Raises ValueError."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{text!r} is not [HOST]:PORT")
+        port = rest[1:]
+    elif text.count(":") == 1:
+        host, port = text.split(":")
+    else:
+        host, port = text, ""
+    if port and not (port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"{port!r} is not a port number")
+    return host or default_host, int(port) if port else DEFAULT_PORT
+
+
+class _LocalProcess:
+    """The peer as a second process on this machine. Creating it raises PeerLost if the process does not call back."""
+
+    def __init__(self, adapter: str) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        listener = SecretListener()
+        command = [sys.executable, "-m", "ndpy", "smoke", "--serve", "--client", str(listener.port), adapter]
+        # In its own session or process group, so that Ctrl-C reaches this process only. This process then ends the peer.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=self._errors,
+            stderr=self._errors,
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            env={**os.environ, "NDPY_ADAPTER": adapter},
+        )
+        self.pid = self._process.pid
         try:
-            return command(arguments)
-        except (ndpy.NdpyError, OSError) as error:
-            return {"error": type(error).__name__, "text": str(error)}
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError), self._process.stdin as told:
+                told.write(listener.secret)
+            connection = listener.accept(lambda: self._process.poll() is None, _START_LIMIT_S)
+            if connection is None:
+                raise PeerLost(self.explain())
+        except BaseException:
+            self._process.kill()
+            raise
+        self.channel = Channel(connection, line_limit=REPLY_LIMIT)
+
+    def explain(self) -> str:
+        """Say in what state the process is."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.returncode
+        if status is None:
+            return f"the peer process {self.pid} is running but does not answer"
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:].decode(errors="replace").strip()
+        return f"the peer process {self.pid} {how}" + (f" and said: {said}" if said else "")
+
+    def end(self) -> None:
+        """Let the process leave by itself. If it does not, end it."""
+        self.channel.close()
+        for limit_s, harder in ((_END_LIMIT_S, self._process.terminate), (_END_LIMIT_S, self._process.kill)):
+            try:
+                self._process.wait(limit_s)
+                break
+            except subprocess.TimeoutExpired:
+                harder()
+        self._errors.close()
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+
+
+@dataclass(frozen=True)
+class PeerCompletion:
+    """A completion at the peer."""
+
+    context: int
+    operation: Operation
+    status: Status
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class PeerDescription:
+    """What the peer says about itself."""
+
+    version: str
+    host: str
+    system: str
+    adapter: str
+    provider: str
+    driver: str
+    transport: str
+    addresses: tuple[str, ...]
+
+
+class Peer:
+    """The peer. It takes one command at a time. Between begin() and finish() this side can do its own work."""
+
+    def __init__(self, adapter: str, host: str | None) -> None:
+        """Connect to the peer at `host`, or start one on this machine, on the same adapter. Raises PeerLost if that fails."""
+        self._host = host
+        self._process: _LocalProcess | None = None
+        if host is None:
+            self._process = _LocalProcess(adapter)
+            self._channel = self._process.channel
+        else:
+            self._channel = Channel(_dial(host), line_limit=REPLY_LIMIT)
+        try:
+            self._send({"command": "hello", "protocol": PROTOCOL})
+            answer = self.finish(_START_LIMIT_S)
+            self.description = PeerDescription(**{**answer, "addresses": tuple(answer["addresses"])})
+        except PeerRefused as error:
+            self.close()
+            raise PeerLost(error.text) from None
+        except (KeyError, TypeError):
+            self.close()
+            raise PeerLost(f"{host} answers, but not as a smoke test of this version") from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def where(self) -> str:
+        """Where the peer runs, for a report."""
+        if self._process is not None:
+            return f"process {self._process.pid} on this machine"
+        return f"{self.description.adapter} of {self.description.host} ({self._host})"
+
+    @property
+    def pid(self) -> int | None:
+        """The process ID of a peer on this machine, else None."""
+        return self._process.pid if self._process is not None else None
+
+    def close(self) -> None:
+        """Disconnect from the peer. A local peer then ends."""
+        if self._process is not None:
+            self._process.end()
+        else:
+            self._channel.close()
+
+    def kill(self) -> None:
+        """Kill a local peer, when this side cannot go on."""
+        if self._process is not None:
+            self._process.kill()
+
+    def call(self, command: str, wait_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer. wait_s: how long the peer may work on it."""
+        self.begin(command, **arguments)
+        return self.finish(wait_s)
+
+    def begin(self, command: str, **arguments: Any) -> None:
+        """Send a command. finish() receives its answer."""
+        self._send({"command": command, **arguments})
+
+    def finish(self, wait_s: float = 0.0) -> dict[str, Any]:
+        """Receive the answer to the command of begin(). Raises PeerRefused and PeerLost."""
+        try:
+            answer = self._channel.receive(wait_s + _GRACE_S)
+        except ChannelError as error:
+            raise self._lost(error) from None
+        if "error" in answer:
+            raise PeerRefused(str(answer["error"]), str(answer.get("text", "")))
+        return answer
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message, _GRACE_S)
+        except ChannelError as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: ChannelError) -> PeerLost:
+        if self._process is not None:
+            return PeerLost(self._process.explain())
+        if isinstance(error, ChannelClosed):
+            return PeerLost(f"the peer at {self._host} is gone: {error}")
+        return PeerLost(f"the peer at {self._host} does not answer, or serves another client: {error}")
+
+    # Commands with typed arguments.
+
+    def reset(self) -> list[str]:
+        """Close everything at the peer. Returns a sentence for each failure."""
+        return list(self.call("reset", wait_s=60.0)["failures"])
+
+    def listen(self, host: str) -> tuple[int, int]:
+        """Start a listener at this address of the peer. Returns its number and its port."""
+        answer = self.call("listen", host=host)
+        return int(answer["listener"]), int(answer["port"])
+
+    def memory(self, length: int, access: Access, seed: int, end: int | None = None) -> PeerMemory:
+        """Register new memory at the peer, filled with pattern(seed, length).
+
+        end: the number of the connection end whose peer reads or writes it.
+        """
+        over = {} if end is None else {"end": end}
+        answer = self.call("memory", wait_s=MAX_WAIT_S, length=length, access=int(access), seed=seed, **over)
+        remote = RemoteMemory.from_bytes(Arguments(answer).data("remote", 20)) if "remote" in answer else None
+        return PeerMemory(self, int(answer["memory"]), length, seed, remote)
+
+
+def _dial(host: str) -> socket.socket:
+    try:
+        address = parse_address(host)
+        return socket.create_connection(address, _CONNECT_LIMIT_S)
+    except (OSError, ValueError) as error:
+        raise PeerLost(
+            f"no peer at {host}: {getattr(error, 'strerror', None) or error}; "
+            "start `ndpy smoke --serve` there, and let its port through the firewall"
+        ) from None
+
+
+class PeerMemory:
+    """Memory at the peer. `remote` describes it for requests of this side; None if it has no remote rights."""
+
+    def __init__(self, peer: Peer, number: int, length: int, seed: int, remote: RemoteMemory | None) -> None:
+        self.peer = peer
+        self.number = number
+        self.length = length
+        self.seed = seed
+        self._remote = remote
+
+    @property
+    def remote(self) -> RemoteMemory:
+        assert self._remote is not None, "this memory has no remote rights"
+        return self._remote
+
+    def contents(self, offset: int = 0, length: int | None = None) -> bytes:
+        """A copy of the current bytes."""
+        end = self.length if length is None else offset + length
+        found = b""
+        while offset < end:
+            piece = min(MAX_CONTENTS, end - offset)
+            answer = self.peer.call("contents", memory=self.number, offset=offset, length=piece)
+            found += Arguments(answer).data("bytes", piece)
+            offset += piece
+        return found
+
+    def changed(self) -> str:
+        """Describe where the bytes differ from the pattern. Returns "" if they do not."""
+        return difference(self.contents(), pattern(self.seed, self.length))
 
     def close(self) -> list[str]:
-        """Close everything that the client made."""
-        resources: list[Closable] = []
-        for item in self._objects.values():
-            if isinstance(item, Line):
-                resources += item.resources()
-            else:
-                resources.append(item)
-        self._objects.clear()
-        return close_all(resources)
+        """Deregister the memory. Returns a sentence for each failure."""
+        return list(self.peer.call("close", wait_s=10.0, object=self.number)["failures"])
 
-    def _keep(self, item: Any) -> int:
-        number = self._next
-        self._next += 1
-        self._objects[number] = item
-        return number
 
-    def _room(self) -> None:
-        if len(self._objects) >= MAX_OBJECTS:
-            raise BadRequest(f"no more than {MAX_OBJECTS} objects at a time")
+class PeerConnectionEnd:
+    """The peer's end of a connection. `receives` is the memory of its posted receives."""
 
-    def _get(self, kind: type[T], arguments: Arguments, name: str) -> T:
-        item = self._objects.get(arguments.integer(name, 1, 1 << 31))
-        if not isinstance(item, kind):
-            raise BadRequest(f"{name} is no {kind.__name__.lower()} of this session")
-        return item
-
-    def _listener(self, arguments: Arguments) -> ndpy.Listener:
-        return self._get(ndpy.Listener, arguments, "listener")  # type: ignore[type-abstract]
-
-    def _hello(self, arguments: Arguments) -> Answer:
-        protocol = arguments.integer("protocol", 0, 1 << 16)
-        arguments.finish()
-        if protocol != PROTOCOL:
-            raise BadRequest(
-                f"this side speaks version {PROTOCOL} of the smoke test (ndpy {ndpy.__version__}), the other version "
-                f"{protocol}; install the same ndpy on both machines"
-            )
-        info = self._adapter.info
-        return {
-            "version": ndpy.__version__,
-            "host": platform.node(),
-            "system": f"{platform.system()} {platform.release()}",
-            "adapter": info.name,
-            "provider": info.provider,
-            "driver": info.driver,
-            "transport": info.transport,
-            "addresses": list(info.addresses),
-        }
-
-    def _reset(self, arguments: Arguments) -> Answer:
-        arguments.finish()
-        return {"failures": self.close()}
-
-    def _listen(self, arguments: Arguments) -> Answer:
-        host = arguments.text("host", 64)
-        arguments.finish()
-        self._room()
-        if host not in self._adapter.info.addresses:
-            raise BadRequest(f"{host!r} is no address of {self._adapter.info.name}")
-        listener = self._adapter.listen((host, 0))
-        return {"listener": self._keep(listener), "port": listener.address[1]}
-
-    def _accept(self, arguments: Arguments) -> Answer:
-        listener = self._listener(arguments)
-        receives = arguments.integer("receives", 0, DEPTH)
-        size = arguments.integer("size", 0, MAX_MEMORY // DEPTH)
-        seed = arguments.integer("seed", 0, 1 << 31)
-        private_data = arguments.data("private_data", 512)
-        inbound = arguments.optional("inbound", 0, 1 << 16)
-        outbound = arguments.optional("outbound", 0, 1 << 16)
-        timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
-        arguments.finish()
-        self._room()
-        line = Line(self._adapter)
-        number = self._keep(line)
-        answer: Answer = {"line": number}
-        if receives and size:
-            memory = self._new_memory(receives * size, Access.LOCAL_WRITE, seed)
-            line.post_receives(memory, receives)
-            answer["memory"] = self._keep(memory)
-        else:
-            for slot in range(receives):
-                line.queue_pair.receive([], context=slot)
-        line.connector = connector = listener.get_request(timeout_s)
-        answer["private_data"] = encode(connector.private_data)
-        answer["peer_address"] = list(connector.peer_address[:2])
-        answer["read_limits"] = list(connector.read_limits)
-        connector.accept(
-            line.queue_pair,
-            private_data=private_data,
-            inbound_read_limit=inbound,
-            outbound_read_limit=outbound,
-            timeout_s=timeout_s,
+    def __init__(self, peer: Peer, answer: dict[str, Any], receives: int, size: int, seed: int) -> None:
+        self.peer = peer
+        self.number = int(answer["end"])
+        self.private_data = Arguments(answer).data("private_data", 512)
+        self.peer_address = (str(answer["peer_address"][0]), int(answer["peer_address"][1]))
+        self.read_limits = ndpy.ReadLimits(*answer["read_limits"])
+        self.slot_size = size
+        self._receives = (
+            PeerMemory(peer, int(answer["memory"]), receives * size, seed, None) if "memory" in answer else None
         )
-        return answer
 
-    def _reject(self, arguments: Arguments) -> Answer:
-        listener = self._listener(arguments)
-        private_data = arguments.data("private_data", 512)
-        timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
-        arguments.finish()
-        with listener.get_request(timeout_s) as connector:
-            connector.reject(private_data)
-        return {}
+    @property
+    def receives(self) -> PeerMemory:
+        assert self._receives is not None, "this end has no receives"
+        return self._receives
 
-    def _hold(self, arguments: Arguments) -> Answer:
-        listener = self._listener(arguments)
-        timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
-        arguments.finish()
-        self._room()
-        return {"connector": self._keep(listener.get_request(timeout_s))}
+    def slot(self, number: int, length: int | None = None) -> bytes:
+        """A copy of the bytes in receive `number`."""
+        return self.receives.contents(number * self.slot_size, self.slot_size if length is None else length)
 
-    def _memory(self, arguments: Arguments) -> Answer:
-        length = arguments.integer("length", 1, MAX_MEMORY)
-        access = Access(
-            arguments.integer("access", 0, int(Access.REMOTE_WRITE | Access.REMOTE_READ | Access.READ_SINK))
+    def post(
+        self,
+        operation: Operation,
+        memory: PeerMemory,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        remote: RemoteMemory | None = None,
+        context: int = 0,
+        flags: Flags = Flags.NONE,
+    ) -> None:
+        """Let the peer post a request. Raises PeerRefused."""
+        self.begin_post(operation, memory, offset, length, remote=remote, context=context, flags=flags)
+        self.peer.finish()
+
+    def begin_post(
+        self,
+        operation: Operation,
+        memory: PeerMemory,
+        offset: int = 0,
+        length: int | None = None,
+        *,
+        remote: RemoteMemory | None = None,
+        context: int = 0,
+        flags: Flags = Flags.NONE,
+    ) -> None:
+        """Let the peer post a request, without waiting for its answer. Peer.finish() receives the answer."""
+        self.peer.begin(
+            "post",
+            end=self.number,
+            operation=operation.name,
+            memory=memory.number,
+            offset=offset,
+            length=memory.length - offset if length is None else length,
+            context=context,
+            flags=int(flags),
+            remote=encode(remote.to_bytes()) if remote is not None else "",
         )
-        seed = arguments.integer("seed", 0, 1 << 31)
-        line = self._get(Line, arguments, "line") if arguments.has("line") else None
-        arguments.finish()
-        self._room()
-        memory = self._new_memory(length, access, seed)
-        answer: Answer = {"memory": self._keep(memory)}
-        rights = access & (Access.REMOTE_READ | Access.REMOTE_WRITE)
-        if rights & ~Access.LOCAL_WRITE:
-            remote = self._through_window(line, memory, rights) if line is not None else memory.region.remote()
-            answer["remote"] = encode(remote.to_bytes())
-        return answer
 
-    def _through_window(self, line: Line, memory: Memory, access: Access) -> ndpy.RemoteMemory:
-        """All of the memory for this line's peer: by the region's own rights, or through a window where it has none."""
-        if Capability.REGION_ACCESS in self._adapter.info.capabilities:
-            return memory.region.remote()
-        window = self._adapter.create_memory_window()
-        self._keep(window)
-        line.queue_pair.bind(window, memory.region, access=access)
-        (bound,) = line.take(1, MAX_WAIT_S)
-        bound.raise_for_status()
-        return window.remote()
+    def take(self, count: int, timeout_s: float) -> list[PeerCompletion]:
+        """Take up to `count` completions at the peer. Returns fewer if timeout_s seconds pass first."""
+        deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
+        left = max(deadline - time.monotonic(), 0.0)
+        answer = self.peer.call("completions", wait_s=left, end=self.number, count=count, timeout_s=left)
+        return [
+            PeerCompletion(context, Operation[operation], Status[status], nbytes)
+            for context, operation, status, nbytes in answer["completions"]
+        ]
 
-    def _new_memory(self, length: int, access: Access, seed: int) -> Memory:
-        held = sum(item.length for item in self._objects.values() if isinstance(item, Memory))
-        if held + length > MAX_TOTAL_MEMORY:
-            raise BadRequest(f"no more than {MAX_TOTAL_MEMORY} bytes of memory at a time")
-        return Memory(self._adapter, length, access, seed)
+    def disconnect(self, timeout_s: float) -> None:
+        self.peer.call("disconnect", wait_s=timeout_s, end=self.number, timeout_s=timeout_s)
 
-    def _contents(self, arguments: Arguments) -> Answer:
-        memory = self._get(Memory, arguments, "memory")
-        offset = arguments.integer("offset", 0, memory.length)
-        length = arguments.integer("length", 0, min(MAX_CONTENTS, memory.length - offset))
-        arguments.finish()
-        return {"bytes": encode(memory.contents(offset, length))}
+    def wait_disconnected(self, timeout_s: float) -> None:
+        self.peer.call("wait_disconnected", wait_s=timeout_s, end=self.number, timeout_s=timeout_s)
 
-    def _post(self, arguments: Arguments) -> Answer:
-        line = self._get(Line, arguments, "line")
-        operation = arguments.text("operation", 16)
-        memory = self._get(Memory, arguments, "memory")
-        offset = arguments.integer("offset", 0, memory.length)
-        length = arguments.integer("length", 0, memory.length - offset)
-        context = arguments.integer("context", 0, (1 << 64) - 1)
-        flags = Flags(arguments.integer("flags", 0, 0x3F))
-        remote_bytes = arguments.data("remote", 20)
-        arguments.finish()
-        element = memory.region[offset : offset + length]
-        queue_pair = line.queue_pair
-        if operation == Operation.SEND.name:
-            queue_pair.send(element, context=context, flags=flags)
-        elif operation == Operation.RECEIVE.name:
-            queue_pair.receive(element, context=context)
-        elif operation in (Operation.READ.name, Operation.WRITE.name):
-            try:
-                remote = ndpy.RemoteMemory.from_bytes(remote_bytes)
-            except ValueError as error:
-                raise BadRequest(str(error)) from None
-            post = queue_pair.read if operation == Operation.READ.name else queue_pair.write
-            post(element, remote, context=context, flags=flags)
-        else:
-            raise BadRequest(f"no operation {operation!r} here")
-        return {}
+    def flush(self) -> None:
+        self.peer.call("flush", end=self.number)
 
-    def _completions(self, arguments: Arguments) -> Answer:
-        line = self._get(Line, arguments, "line")
-        count = arguments.integer("count", 1, 2 * DEPTH)
-        timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
-        arguments.finish()
-        taken = line.take(count, timeout_s)
-        return {"completions": [[c.context, c.operation.name, c.status.name, c.nbytes] for c in taken]}
-
-    def _disconnect(self, arguments: Arguments) -> Answer:
-        line = self._get(Line, arguments, "line")
-        timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
-        arguments.finish()
-        if line.connector is not None:
-            line.connector.disconnect(timeout_s)
-        return {}
-
-    def _wait_disconnected(self, arguments: Arguments) -> Answer:
-        line = self._get(Line, arguments, "line")
-        timeout_s = arguments.seconds("timeout_s", MAX_WAIT_S)
-        arguments.finish()
-        if line.connector is not None:
-            line.connector.wait_disconnected(timeout_s)
-        return {}
-
-    def _flush(self, arguments: Arguments) -> Answer:
-        line = self._get(Line, arguments, "line")
-        arguments.finish()
-        line.queue_pair.flush()
-        return {}
-
-    def _close(self, arguments: Arguments) -> Answer:
-        number = arguments.integer("object", 1, 1 << 31)
-        arguments.finish()
-        item = self._objects.pop(number, None)
-        if item is None:
-            raise BadRequest(f"no object {number}")
-        failures = close_all(item.resources() if isinstance(item, Line) else [item])
-        return {"failures": failures}
-
-
-def serve_client(adapter: ndpy.Adapter, connection: socket.socket) -> str:
-    """Serve one client until it leaves; returns why it ended."""
-    channel = Channel(connection, line_limit=REQUEST_LIMIT)
-    station = Station(adapter)
-    try:
-        limit_s = _HELLO_LIMIT_S
-        while True:
-            request = channel.receive(limit_s)
-            if limit_s == _HELLO_LIMIT_S and request.get("command") != "hello":
-                raise BadRequest("the first command is hello")
-            channel.send(station.answer(request), _SEND_LIMIT_S)
-            limit_s = IDLE_LIMIT_S
-    except BadRequest as error:
-        _refuse(channel, str(error))
-        return f"dropped: {error}"
-    except ChannelClosed:
-        return "left"
-    except ChannelError as error:
-        return f"dropped: {error}"
-    finally:
-        station.close()
-        channel.close()
-
-
-def _refuse(channel: Channel, text: str) -> None:
-    try:
-        channel.send({"error": "BadRequest", "text": text}, 1.0)
-    except ChannelError:
-        return
-
-
-def serve(adapter: ndpy.Adapter, listener: socket.socket, say: Callable[[str], None]) -> None:
-    """Serve clients, one at a time, until interrupted."""
-    while True:
-        connection, address = listener.accept()
-        say(f"smoke: client {address[0]}")
-        try:
-            ended = serve_client(adapter, connection)
-        except Exception as error:
-            # Whatever one client brought about, the next one is served.
-            ended = f"dropped: {type(error).__name__}: {error}"
-        say(f"smoke: client {address[0]} {ended}")
+    def close(self) -> list[str]:
+        """Close the connector and the queue pair without a disconnect. Returns a sentence for each failure."""
+        return list(self.peer.call("close", wait_s=30.0, object=self.number)["failures"])

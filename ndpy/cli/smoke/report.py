@@ -1,4 +1,4 @@
-"""What a smoke test tells: lines and progress while it runs, a JSON file, a JUnit file."""
+"""The output of a smoke test: lines and a progress bar while it runs, a JSON file, and a JUnit file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.KNOWN: "yell
 
 @dataclass
 class Run:
-    """All that a run found out. adapter, provider: what the summary names."""
+    """The results of a run. The summary names `adapter` and `provider`."""
 
     adapter: str
     provider: str
@@ -35,7 +35,7 @@ class Run:
         return Counter(result.verdict for result in self.results)
 
     def summary(self) -> str:
-        """The last line."""
+        """The last line of the output."""
         n = self.counts
         return (
             f"smoke: {n[Verdict.PASS]} passed, {n[Verdict.FAIL]} failed, {n[Verdict.KNOWN]} known, "
@@ -68,7 +68,7 @@ class Run:
 
 
 class Reporter:
-    """Tells a person: on a terminal with progress and colours, else one plain line a check."""
+    """Prints results for a person: with colours and a progress bar on a terminal, else one plain line for each check."""
 
     def __init__(self, total: int, *, terminal: bool | None = None) -> None:
         self._console = Console(soft_wrap=True, highlight=False)
@@ -88,7 +88,7 @@ class Reporter:
             self._progress.start()
 
     def say(self, text: str) -> None:
-        """A line that belongs to no check."""
+        """Print a line that belongs to no check."""
         if self._progress is not None:
             self._progress.console.print(Text(text))
         else:
@@ -108,7 +108,7 @@ class Reporter:
             click.echo(verdict + line)
 
     def close(self) -> None:
-        """Take the progress bar away."""
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
 
@@ -128,7 +128,7 @@ def write_json(path: Path, run: Run) -> None:
 
 
 def write_junit(path: Path, run: Run) -> None:
-    """The form that CI systems read. KNOWN stands there as skipped, with its sentence."""
+    """Write JUnit XML, which CI systems read. KNOWN becomes a skipped test, with its reason."""
     n = run.counts
     suite = ElementTree.Element(
         "testsuite",
@@ -165,5 +165,5 @@ def write_junit(path: Path, run: Run) -> None:
 
 
 def _xml(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
+    """Replace the control characters that XML cannot contain."""
     return "".join(c if c in "\n\t" or ord(c) >= 32 else "?" for c in text)

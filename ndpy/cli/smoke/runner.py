@@ -1,7 +1,8 @@
-"""Runs checks one after the other and judges them.
+"""Runs checks one after the other and gives each a verdict.
 
-A check runs in a thread of its own, so that one that never returns (a call stuck in the kernel, say) cannot take the
-verdicts of the others with it: its claim fails with the place where it stands, and the process ends without it.
+Each check runs in its own thread. If a check never returns, because a call is stuck in the kernel for example, the
+results of the other checks are not lost: the check fails with the place where it hangs, and the process exits without
+waiting for its thread.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from typing import Any
 import ndpy
 from ndpy import quirks
 from ndpy.cli.smoke.catalog import Check, Failure, Result, Skip, Verdict
-from ndpy.cli.smoke.lab import Lab
-from ndpy.cli.smoke.remote import PeerLost, PeerRefused
+from ndpy.cli.smoke.peer import PeerLost, PeerRefused
 from ndpy.cli.smoke.report import Reporter, Run
+from ndpy.cli.smoke.testbed import Testbed
 
-#: What a check may take beyond its own limit, for closing what it made.
+#: The time that a check has beyond its limit, to close what it created.
 _CLOSING_S = 20.0
 _STUCK_S = 5.0
 
@@ -30,41 +31,41 @@ _STUCK_S = 5.0
 class Runner:
     """One run of the checks on an open adapter."""
 
-    def __init__(self, lab: Lab, run: Run, reporter: Reporter, *, limit_s: float) -> None:
-        self._lab = lab
+    def __init__(self, testbed: Testbed, run: Run, reporter: Reporter, *, limit_s: float) -> None:
+        self._lab = testbed
         self._run = run
         self._reporter = reporter
         self._limit_s = limit_s
-        #: A thread that does not come back; the process has to be ended without it.
+        #: Whether a thread is stuck, so that the process must exit without waiting for it.
         self.stuck = False
 
     def run(self, checks: Sequence[Check]) -> None:
-        """Run them all. KeyboardInterrupt passes, with the results so far kept."""
+        """Run all the checks. If KeyboardInterrupt is raised, the results so far stay in the Run."""
         started = time.monotonic()
         try:
             for index, check in enumerate(checks):
                 self._reporter.starts(check)
-                self._note(self._run_one(check))
+                self._record(self._run_one(check))
                 if self.stuck:
                     for rest in checks[index + 1 :]:
-                        self._note(Result(rest, Verdict.FAIL, f"not run: {check.full_name} never came back"))
+                        self._record(Result(rest, Verdict.FAIL, f"not run, because {check.full_name} never returned"))
                     return
         except KeyboardInterrupt:
             self._run.interrupted = True
             raise
         finally:
             self._run.seconds = time.monotonic() - started
-            self._leave()
+            self._clean_up()
 
-    def _note(self, result: Result) -> None:
+    def _record(self, result: Result) -> None:
         self._run.results.append(result)
         self._reporter.ended(result)
 
-    def _leave(self) -> None:
+    def _clean_up(self) -> None:
         if self.stuck:
             self._lab.kill_peer()
         elif self._run.interrupted:
-            # The check that was running may still use the lab; without a peer it soon ends, and so does the process.
+            # The interrupted check may still use the testbed. Without a peer it ends soon, and then the process exits.
             self._lab.kill_peer()
             self.stuck = True
         else:
@@ -81,42 +82,42 @@ class Runner:
             self._lab.kill_peer()
             thread.join(_STUCK_S)
             self.stuck = thread.is_alive()
-            reason = f"did not end within {time.monotonic() - started:.0f} s; it stood at {place}"
+            reason = f"did not end within {time.monotonic() - started:.0f} s; it was at {place}"
             return Result(check, Verdict.FAIL, reason, time.monotonic() - started)
         done[0].seconds = time.monotonic() - started
         return done[0]
 
     def _attempt(self, check: Check) -> Result:
-        lab = self._lab
-        lab.begin(self._limit_s)
+        testbed = self._lab
+        testbed.begin_check(self._limit_s)
         lost = False
         try:
-            lab.need(*check.needs)
-            result = Result(check, Verdict.PASS, check.body(lab))
+            testbed.need(*check.needs)
+            result = Result(check, Verdict.PASS, check.body(testbed))
         except Skip as skip:
             result = Result(check, Verdict.SKIP, str(skip))
         except PeerLost as error:
             lost = True
             result = Result(check, Verdict.FAIL, str(error))
-            lab.lose_peer(str(error))
+            testbed.lose_peer(str(error))
         except (Failure, PeerRefused) as failure:
             result = Result(check, Verdict.FAIL, str(failure))
         except Exception as error:
             result = Result(check, Verdict.FAIL, f"{type(error).__name__}: {error}\nat {_place(error)}")
-        result.figures = lab.figures
+        result.figures = testbed.figures
         try:
-            failures = lab.end()
+            failures = testbed.end_check()
         except (PeerLost, PeerRefused) as error:
-            lab.lose_peer(str(error))
+            testbed.lose_peer(str(error))
             failures = [] if lost else [str(error)]
         if failures:
             reasons = [result.reason] if result.verdict is Verdict.FAIL else []
             result = Result(check, Verdict.FAIL, "\n".join([*reasons, "cleaning up: " + "; ".join(failures)]))
-        return judge(result, lab.info.driver, platform.release())
+        return judge(result, testbed.info.driver, platform.release())
 
 
 def judge(result: Result, driver: str, release: str) -> Result:
-    """The result in the light of the table of what drivers do differently."""
+    """Adjust the result to what drivers are known to do differently."""
     spared = quirks.spared(driver, release, result.check.full_name)
     if spared is not None and result.verdict is Verdict.PASS:
         result.reason += f" ({spared.sentence}; {spared.spared})"
@@ -135,7 +136,7 @@ def judge(result: Result, driver: str, release: str) -> Result:
 
 
 def _place(error: BaseException) -> str:
-    """The check's line, and the innermost one."""
+    """Where an exception was raised: the line in the check, and the innermost line."""
     frames = traceback.extract_tb(error.__traceback__)
     mine = [frame for frame in frames if "smoke" in frame.filename and "checks" in frame.filename]
     shown = dict.fromkeys(f"{_short(frame.filename)}:{frame.lineno}" for frame in [*mine[-1:], *frames[-1:]])
@@ -154,7 +155,7 @@ def _short(filename: str) -> str:
 
 
 def describe(info: ndpy.AdapterInfo) -> dict[str, Any]:
-    """What a report says of the adapter and the machine."""
+    """What a report says about the adapter and the machine."""
     return {
         "driver": info.driver,
         "transport": info.transport,

@@ -1,1 +1,1 @@
-"""The checks, group by group; importing a module registers its checks."""
+"""The checks, by group. Importing a module registers its checks."""

@@ -1,4 +1,4 @@
-"""Groups load and enumerate: the library is there, and the adapter is what the system says."""
+"""Groups load and enumerate: the libraries load, and the adapter is described correctly."""
 
 from __future__ import annotations
 
@@ -8,89 +8,92 @@ import platform
 import ndpy
 from ndpy import Capability
 from ndpy.cli.smoke.catalog import Failure, check
-from ndpy.cli.smoke.lab import Lab, expect, refusal
+from ndpy.cli.smoke.testbed import Testbed, expect, refusal
 
 
 @check("load", "library")
-def library(lab: Lab) -> str:
-    """The provider's libraries are there and list adapters."""
+def library(testbed: Testbed) -> str:
+    """The provider's libraries can be loaded, and list adapters."""
     count = len(ndpy.list_adapters())
     return f"{count} adapter{'s' if count != 1 else ''}; ndpy {ndpy.__version__}, kernel {platform.release()}"
 
 
 @check("load", "open-twice")
-def open_twice(lab: Lab) -> str:
-    """The adapter can be opened a second time, and closing that leaves the first alone."""
-    with ndpy.open_adapter(lab.info.name) as second:
+def open_twice(testbed: Testbed) -> str:
+    """The adapter can be opened twice, and closing one does not affect the other."""
+    with ndpy.open_adapter(testbed.info.name) as second:
         second.register(bytearray(4096)).close()
-    lab.adapter.register(bytearray(4096)).close()
+    testbed.adapter.register(bytearray(4096)).close()
     return "both work, each with its own regions"
 
 
 @check("load", "peer")
-def peer(lab: Lab) -> str:
-    """A second process comes up with the adapter and answers."""
-    greeting = lab.peer.greeting
-    return f"{lab.peer.where}, {greeting.adapter} ({greeting.driver}) on {greeting.system}, ndpy {greeting.version}"
+def peer(testbed: Testbed) -> str:
+    """A second process opens the adapter and answers."""
+    description = testbed.peer.description
+    return f"{testbed.peer.where}, {description.adapter} ({description.driver}) on {description.system}, ndpy {description.version}"
 
 
 @check("enumerate", "listed")
-def listed(lab: Lab) -> str:
-    """The adapter is among those that are listed, with the same properties as the open one."""
-    found = [info for info in ndpy.list_adapters() if info.name == lab.info.name]
-    expect(len(found) == 1, f"{lab.info.name} is listed {len(found)} times")
+def listed(testbed: Testbed) -> str:
+    """The list of adapters contains this one, with the same properties as the open adapter."""
+    found = [info for info in ndpy.list_adapters() if info.name == testbed.info.name]
+    expect(len(found) == 1, f"{testbed.info.name} is listed {len(found)} times")
     expect(
-        found[0].capabilities == lab.info.capabilities,
-        f"listed with {found[0].capabilities.names()}, opened with {lab.info.capabilities.names()}",
+        found[0].capabilities == testbed.info.capabilities,
+        f"listed with {found[0].capabilities.names()}, opened with {testbed.info.capabilities.names()}",
     )
-    expect(found[0].addresses == lab.info.addresses, "listed and opened adapter have different addresses")
-    return f"{lab.info.name}: {', '.join(lab.info.capabilities.names()) or 'no capabilities'}"
+    expect(found[0].addresses == testbed.info.addresses, "listed and opened adapter have different addresses")
+    return f"{testbed.info.name}: {', '.join(testbed.info.capabilities.names()) or 'no capabilities'}"
 
 
 @check("enumerate", "by-address")
-def by_address(lab: Lab) -> str:
-    """Each of the adapter's addresses opens it."""
-    expect(lab.info.addresses, f"{lab.info.name} has no IP address; give {lab.info.netdev or 'its interface'} one")
-    for address in lab.info.addresses:
+def by_address(testbed: Testbed) -> str:
+    """Opening by address finds this adapter, for each of its addresses."""
+    expect(
+        testbed.info.addresses,
+        f"{testbed.info.name} has no IP address. Give {testbed.info.netdev or 'its interface'} one",
+    )
+    for address in testbed.info.addresses:
         with ndpy.open_adapter(address) as same:
-            expect(same.info.name == lab.info.name, f"{address} opens {same.info.name}")
-    return ", ".join(lab.info.addresses)
+            expect(same.info.name == testbed.info.name, f"{address} opens {same.info.name}")
+    return ", ".join(testbed.info.addresses)
 
 
 @check("enumerate", "unknown-name")
-def unknown_name(lab: Lab) -> str:
-    """An adapter that is not there is refused with a list of those that are."""
-    with refusal(ndpy.AdapterNotFoundError, "opening an adapter without existence") as said:
+def unknown_name(testbed: Testbed) -> str:
+    """Opening an unknown name fails, with a message that lists the adapters."""
+    with refusal(ndpy.AdapterNotFoundError, "opening an adapter that does not exist") as said:
         ndpy.open_adapter("no-such-adapter")
-    expect(lab.info.name in said[0], f"the refusal does not name {lab.info.name}: {said[0]}")
-    return "refused, naming those that are there"
+    expect(testbed.info.name in said[0], f"the refusal does not name {testbed.info.name}: {said[0]}")
+    return "refused, with the names of the adapters"
 
 
 @check("enumerate", "port-active")
-def port_active(lab: Lab) -> str:
-    """A port is active."""
-    info = lab.info
+def port_active(testbed: Testbed) -> str:
+    """The adapter has an active port."""
+    info = testbed.info
     if info.state != "active":
-        raise Failure(f"the port is {info.state}; bring the link up: ip link set {info.netdev or 'NETDEV'} up")
+        raise Failure(f"the port is {info.state}. Bring the link up: ip link set {info.netdev or 'NETDEV'} up")
     port = next(port for port in info.ports if port.state == "active")
     return f"port {port.number}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, {port.netdev or 'no netdev'}"
 
 
 @check("enumerate", "gids", needs=(Capability.GIDS,))
-def gids(lab: Lab) -> str:
-    """The active port has GIDs, distinct and of a type that fits the transport."""
-    found = [gid for port in lab.info.ports if port.state == "active" for gid in port.gids]
+def gids(testbed: Testbed) -> str:
+    """The active port has GIDs. They differ, and their type fits the transport."""
+    found = [gid for port in testbed.info.ports if port.state == "active" for gid in port.gids]
     expect(found, "no GID on an active port")
-    expect(len({(gid.value, gid.type) for gid in found}) == len(found), "a GID stands in the table twice")
+    expect(len({(gid.value, gid.type) for gid in found}) == len(found), "the table has the same GID twice")
     fitting = {"RoCE": {"RoCE v1", "RoCE v2"}, "iWARP": {"iWARP"}, "InfiniBand": {"IB", "InfiniBand"}}[
-        lab.info.transport
+        testbed.info.transport
     ]
     for gid in found:
-        expect(gid.type in fitting, f"GID {gid.index} is of type {gid.type!r} on {lab.info.transport}")
+        expect(gid.type in fitting, f"GID {gid.index} is of type {gid.type!r} on {testbed.info.transport}")
         expect(len(gid.value) == 16, f"GID {gid.index} has {len(gid.value)} bytes")
-    if lab.info.transport == "RoCE":
+    if testbed.info.transport == "RoCE":
         values = {gid.value for gid in found}
-        for address in lab.info.addresses:
+        for address in testbed.info.addresses:
             ip = ipaddress.ip_address(address.partition("%")[0])
             mapped = ip.packed if ip.version == 6 else b"\0" * 10 + b"\xff\xff" + ip.packed
             expect(mapped in values, f"the address {address} has no GID, so RoCE cannot use it")
@@ -100,9 +103,9 @@ def gids(lab: Lab) -> str:
 
 
 @check("enumerate", "limits")
-def limits(lab: Lab) -> str:
-    """The limits that the adapter reports are enough to work with."""
-    info = lab.info
+def limits(testbed: Testbed) -> str:
+    """The limits that the adapter reports are high enough for most programs."""
+    info = testbed.info
     least = {
         "max_registration_size": 1 << 20,
         "max_transfer_length": 1 << 20,

@@ -1,4 +1,4 @@
-"""What a check works with: the adapter, the peer, connections between the two, and ways to say what is expected."""
+"""What a check works with: the adapter, the peer, connections between them, and functions that state expectations."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ import ndpy
 from ndpy import Access, Capability, Operation, Status
 from ndpy.cli.smoke.catalog import Failure, Skip
 from ndpy.cli.smoke.channel import encode
-from ndpy.cli.smoke.line import DEPTH, Closable, Line, Memory, close_all, difference
-from ndpy.cli.smoke.remote import Ended, FarLine, FarMemory, Peer, PeerLost, PeerRefused
+from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerLost, PeerMemory, PeerRefused
+from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all, difference
 
-#: How long one step of a check may take; the check's own limit comes first.
-PATIENCE_S = 10.0
-#: How long something is watched that should not happen.
+#: The longest time that one step of a check may take. The limit of the whole check may end it sooner.
+STEP_LIMIT_S = 10.0
+#: How long a check waits for something that must not happen.
 QUIET_S = 0.3
 _NO_PEER = "there is no peer any more"
 _MAX_PEER_STARTS = 3
 
-AnyCompletion = ndpy.Completion | Ended
+AnyCompletion = ndpy.Completion | PeerCompletion
 
 
 def expect(holds: object, otherwise: str) -> None:
-    """Fail with a sentence unless something holds."""
+    """Fail with the sentence `otherwise` unless `holds` is true."""
     if not holds:
         raise Failure(otherwise)
 
 
 def expect_same(found: bytes, expected: bytes, what: str) -> None:
-    """Fail unless two pieces of memory are equal."""
+    """Fail unless the two byte strings are equal."""
     wrong = difference(found, expected)
     expect(not wrong, f"{what}: {wrong}")
 
 
-def expect_unchanged(memory: Memory | FarMemory, what: str) -> None:
-    """Fail if memory differs from the pattern that it was filled with."""
+def expect_unchanged(memory: Memory | PeerMemory, what: str) -> None:
+    """Fail if the memory no longer holds its pattern."""
     wrong = memory.changed()
     expect(not wrong, f"{what}: {wrong}")
 
 
 def expect_status(completion: AnyCompletion, status: Status, what: str) -> None:
-    """Fail unless a request ended in this way."""
+    """Fail unless the request completed with this status."""
     expect(
         completion.status is status,
         f"{what}: completed {completion.status.name}, expected {status.name}{_detail(completion)}",
@@ -53,13 +53,13 @@ def expect_status(completion: AnyCompletion, status: Status, what: str) -> None:
 
 
 def expect_ok(completions: Iterable[AnyCompletion], what: str) -> None:
-    """Fail unless all of them succeeded."""
+    """Fail unless all the requests succeeded."""
     for completion in completions:
         expect_status(completion, Status.SUCCESS, f"{what} (a {completion.operation.name})")
 
 
 def _detail(completion: AnyCompletion) -> str:
-    if isinstance(completion, Ended):
+    if isinstance(completion, PeerCompletion):
         return ""
     try:
         completion.raise_for_status()
@@ -70,13 +70,13 @@ def _detail(completion: AnyCompletion) -> str:
 
 @contextlib.contextmanager
 def refusal(expected: type[Exception], what: str) -> Iterator[list[str]]:
-    """The body must raise this exception, with a text; the list that it yields holds the text afterwards."""
+    """Fail unless the body raises this exception with a message. The yielded list then holds the message."""
     said: list[str] = []
     try:
         yield said
     except expected as error:
         said.append(str(error))
-        expect(said[0].strip(), f"{what}: {expected.__name__} without a word of explanation")
+        expect(said[0].strip(), f"{what}: {expected.__name__} without a message")
         return
     except (ndpy.NdpyError, OSError, ValueError, TypeError, LookupError) as error:
         raise Failure(f"{what}: expected {expected.__name__}, got {type(error).__name__}: {error}") from error
@@ -84,8 +84,8 @@ def refusal(expected: type[Exception], what: str) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def far_refusal(expected: str, what: str) -> Iterator[None]:
-    """The body asks the peer for something, and its library must refuse it with this exception."""
+def peer_refusal(expected: str, what: str) -> Iterator[None]:
+    """Fail unless the peer's library refuses the body's request with the exception of this name."""
     try:
         yield
     except PeerRefused as error:
@@ -95,12 +95,12 @@ def far_refusal(expected: str, what: str) -> Iterator[None]:
 
 
 @dataclass
-class Pair:
-    """A connection: this side's end and the peer's, which has `receives` slots posted."""
+class Connection:
+    """A connection. `near` is this side's end. `far` is the peer's, which has posted receives. `used`: how many are taken."""
 
-    lab: Lab
-    near: Line
-    far: FarLine
+    testbed: Testbed
+    near: ConnectionEnd
+    far: PeerConnectionEnd
     used: int = 0
 
     @property
@@ -113,23 +113,23 @@ class Pair:
         return self.near.connector
 
     def take(self, count: int, what: str) -> list[ndpy.Completion]:
-        """Exactly `count` completions of this side."""
-        return self.lab.take(self.near, count, what)
+        """Take `count` completions of this side. Fails if fewer come in time."""
+        return self.testbed.take(self.near, count, what)
 
-    def take_far(self, count: int, what: str) -> list[Ended]:
-        """Exactly `count` completions of the peer's side."""
-        timeout_s = self.lab.step()
+    def take_at_peer(self, count: int, what: str) -> list[PeerCompletion]:
+        """Take `count` completions at the peer. Fails if fewer come in time."""
+        timeout_s = self.testbed.step()
         taken = self.far.take(count, timeout_s)
         expect(len(taken) == count, f"{what}: {len(taken)} of {count} completions at the peer within {timeout_s:.0f} s")
         return taken
 
     def send_through(self, memory: Memory, offset: int = 0, length: int | None = None) -> None:
-        """Send one message and see that it arrived in the peer's next receive, byte for byte."""
+        """Send a message and check that the peer's next receive holds it, byte for byte."""
         end = memory.length if length is None else offset + length
         self.queue_pair.send(memory.region[offset:end], context=77)
         (sent,) = self.take(1, "a send")
         expect_ok([sent], "a send")
-        (received,) = self.take_far(1, "a send")
+        (received,) = self.take_at_peer(1, "a send")
         expect_ok([received], "the peer's receive")
         expect(
             received.operation is Operation.RECEIVE,
@@ -146,50 +146,50 @@ class Pair:
             )
         self.used += 1
 
-    def alive(self) -> None:
-        """See that the connection still carries messages."""
+    def expect_alive(self) -> None:
+        """Fail unless the connection still carries messages."""
         try:
-            self.send_through(self.lab.ping)
+            self.send_through(self.testbed.ping)
         except (Failure, ndpy.NdpyError) as error:
             raise Failure(f"another connection of the same adapter does not work any more: {error}") from error
 
 
-class Lab:
-    """One run's adapter and peer. What a check makes through it is closed after the check."""
+class Testbed:
+    """The adapter and the peer of a run. Everything that a check creates through it is closed after the check."""
 
     def __init__(self, adapter: ndpy.Adapter, which: str | None, peer_host: str | None) -> None:
         self.adapter = adapter
         self.info = adapter.info
-        #: What the user called the adapter; None if it was chosen for him.
+        #: The name or address that the user gave; None if open_adapter() chose the adapter.
         self.which = which
         self.peer_host = peer_host
         self.figures: dict[str, float] = {}
         self._peer: Peer | None = None
         self._peer_starts = 0
         self._peer_reason = ""
-        self._kept: list[Closable] = []
-        self._deadline = time.monotonic() + PATIENCE_S
+        self._to_close: list[Closable] = []
+        self._deadline = time.monotonic() + STEP_LIMIT_S
         self._seeds = itertools.count(1)
         self._ping: Memory | None = None
 
     # The time of a check.
 
-    def begin(self, limit_s: float) -> None:
-        """A check starts."""
+    def begin_check(self, limit_s: float) -> None:
+        """Start the clock of a check."""
         self._deadline = time.monotonic() + limit_s
         self.figures = {}
 
-    def step(self, longest: float = PATIENCE_S) -> float:
-        """Seconds that the next step may take. Raises Failure when the check has no time left."""
+    def step(self, longest: float = STEP_LIMIT_S) -> float:
+        """How many seconds the next step may take. Raises Failure if the check has no time left."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise Failure("the check did not finish in time")
         return min(left, longest)
 
-    def end(self) -> list[str]:
-        """A check is over: both sides close what it made; returns what could not be closed."""
-        kept, self._kept, self._ping = self._kept, [], None
-        failures = close_all(kept)
+    def end_check(self) -> list[str]:
+        """Close, on both sides, everything that the check created. Returns a sentence for each failure."""
+        to_close, self._to_close, self._ping = self._to_close, [], None
+        failures = close_all(to_close)
         if self._peer is not None:
             failures += [f"at the peer: {failure}" for failure in self._peer.reset()]
         return failures
@@ -198,24 +198,24 @@ class Lab:
 
     @property
     def peer(self) -> Peer:
-        """The peer, started at its first use, and again if it was lost."""
+        """The peer. The first use starts it, and so does the first use after it was lost."""
         if self._peer is None:
             if self._peer_starts >= _MAX_PEER_STARTS:
-                raise PeerLost(f"{_NO_PEER}; the last time: {self._peer_reason}")
+                raise PeerLost(f"{_NO_PEER}; the last one: {self._peer_reason}")
             if self.peer_host is None:
                 self.need(Capability.LOOPBACK_CONNECTIONS)
             self._peer_starts += 1
             try:
                 self._peer = Peer(self.info.name, self.peer_host)
             except PeerLost as error:
-                # One that never came is not tried again; one that was lost later is.
+                # A peer that never started is not tried again. A peer that was lost later is.
                 self._peer_starts = _MAX_PEER_STARTS
                 self._peer_reason = str(error)
                 raise
         return self._peer
 
     def lose_peer(self, reason: str) -> None:
-        """The peer is lost; the next use starts or calls it again."""
+        """Drop the peer. The next use starts or calls it again."""
         if not reason.startswith(_NO_PEER):
             self._peer_reason = reason
         peer, self._peer = self._peer, None
@@ -223,32 +223,35 @@ class Lab:
             peer.close()
 
     def kill_peer(self) -> None:
-        """End a local peer at once, so that a check that waits for it ends."""
+        """Kill a local peer, so that a check that waits for it ends."""
         if self._peer is not None:
             self._peer.kill()
 
     def close(self) -> None:
-        """The run is over."""
+        """Leave the peer, at the end of the run."""
         if self._peer is not None:
             self._peer.close()
 
     # Capabilities and addresses.
 
     def need(self, *capabilities: Capability) -> None:
-        """Skip the check unless the adapter claims these capabilities."""
+        """Skip the check unless the adapter has all these capabilities."""
         for capability in capabilities:
             if capability not in self.info.capabilities:
                 raise Skip(f"{self.info.name} does not claim {capability.name}")
 
     @property
     def iwarp(self) -> bool:
-        """Whether this is iWARP, where a write or send completes when it has left, before the peer has judged it."""
+        """Whether the transport is iWARP. There a write or send completes once it is sent, before the peer has checked it."""
         return self.info.transport == "iWARP"
 
     def expect_refused(
         self, operation: Operation, status: Status, wait_disconnected: Callable[[float], None], what: str
     ) -> str:
-        """See that the requester was told; returns how. iWARP tells of a refused write by ending the connection."""
+        """Fail unless the requester learns that it was refused. Returns how it learned.
+
+        On iWARP a refused write ends the connection and may still complete as a success.
+        """
         if self.iwarp and operation is Operation.WRITE and status in (Status.SUCCESS, Status.IO_TIMEOUT):
             try:
                 wait_disconnected(self.step())
@@ -260,15 +263,18 @@ class Lab:
         return "refused with ACCESS_VIOLATION"
 
     def address(self, version: int | None = None) -> str | None:
-        """An address of the peer that this adapter has one of the same kind for; None if there is none."""
+        """An address of the peer that this adapter can reach, of this IP version if one is given. None if there is none.
+
+        Both must be link-local, or neither.
+        """
 
         def kind(address: str) -> tuple[int, bool]:
             parsed = ipaddress.ip_address(address.partition("%")[0])
             return parsed.version, parsed.is_link_local
 
         own = {kind(address) for address in self.info.addresses}
-        for address in self.peer.greeting.addresses:
-            # A scope such as %eth0 means nothing on another machine.
+        for address in self.peer.description.addresses:
+            # A scope such as %eth0 is only valid on its own machine.
             if "%" in address and self.peer_host is not None:
                 continue
             if kind(address) in own and version in (None, kind(address)[0]):
@@ -279,26 +285,34 @@ class Lab:
 
     @property
     def ping(self) -> Memory:
-        """A small message."""
+        """Memory with a small message."""
         if self._ping is None:
             self._ping = self.memory(64, Access.NONE)
         return self._ping
 
-    def keep(self, *resources: Closable) -> None:
-        """Close these after the check."""
-        self._kept += resources
+    def close_afterwards(self, *resources: Closable) -> None:
+        """Close these objects after the check."""
+        self._to_close += resources
 
     def memory(self, length: int, access: Access = Access.LOCAL_WRITE) -> Memory:
-        """New registered memory with a pattern of its own."""
+        """Register new memory that holds a pattern of its own."""
         memory = Memory(self.adapter, length, access, next(self._seeds))
-        self._kept.append(memory)
+        self._to_close.append(memory)
         return memory
 
-    def far_memory(self, length: int, access: Access = Access.LOCAL_WRITE, pair: Pair | None = None) -> FarMemory:
-        """The same at the peer. pair: over which its remote rights are used; where regions have none, a window gives them."""
-        return self.peer.memory(length, access, next(self._seeds), None if pair is None else pair.far.number)
+    def peer_memory(
+        self, length: int, access: Access = Access.LOCAL_WRITE, connection: Connection | None = None
+    ) -> PeerMemory:
+        """Register new memory at the peer.
 
-    def line(
+        connection: the connection over which this side reads or writes it. The peer needs it to bind a window, on
+        adapters whose regions have no remote rights.
+        """
+        return self.peer.memory(
+            length, access, next(self._seeds), None if connection is None else connection.far.number
+        )
+
+    def new_end(
         self,
         *,
         depth: int = DEPTH,
@@ -306,38 +320,40 @@ class Lab:
         inline_data_size: int = 0,
         cq: ndpy.CompletionQueue | None = None,
         srq: ndpy.SharedReceiveQueue | None = None,
-    ) -> Line:
-        """A queue pair that is not connected yet, with a completion queue of its own unless one is given."""
-        line = Line(self.adapter, depth=depth, max_sge=max_sge, inline_data_size=inline_data_size, cq=cq, srq=srq)
-        self._kept += line.resources()
-        return line
+    ) -> ConnectionEnd:
+        """Create a queue pair that is not connected yet. It gets its own completion queue unless `cq` is given."""
+        end = ConnectionEnd(
+            self.adapter, depth=depth, max_sge=max_sge, inline_data_size=inline_data_size, cq=cq, srq=srq
+        )
+        self._to_close += end.resources()
+        return end
 
     def window(self) -> ndpy.MemoryWindow:
         window = self.adapter.create_memory_window()
-        self._kept.append(window)
+        self._to_close.append(window)
         return window
 
     def connector(self) -> ndpy.Connector:
         connector = self.adapter.create_connector()
-        self._kept.append(connector)
+        self._to_close.append(connector)
         return connector
 
-    def far_listener(self, version: int | None = None) -> tuple[int, tuple[str, int]]:
-        """(number, address) of a new listener at the peer."""
+    def peer_listener(self, version: int | None = None) -> tuple[int, tuple[str, int]]:
+        """Start a listener at the peer. Returns its number and its address."""
         host = self.address(version)
         if host is None:
             family = f"IPv{version}" if version else "IP"
             raise Failure(
                 f"{self.info.name} ({', '.join(self.info.addresses) or 'no address'}) and the peer's "
-                f"{self.peer.greeting.adapter} ({', '.join(self.peer.greeting.addresses) or 'no address'}) have no "
-                f"{family} address to connect by; give the network interface one (ip address add)"
+                f"{self.peer.description.adapter} ({', '.join(self.peer.description.addresses) or 'no address'}) have no "
+                f"{family} address in common. Give the network interface one (ip address add)"
             )
         number, port = self.peer.listen(host)
         return number, (host, port)
 
     def connect(
         self,
-        line: Line | None = None,
+        end: ConnectionEnd | None = None,
         *,
         receives: int = 4,
         size: int = 4096,
@@ -346,18 +362,18 @@ class Lab:
         answer_data: bytes = b"",
         inbound: int | None = None,
         outbound: int | None = None,
-        far_inbound: int | None = None,
-        far_outbound: int | None = None,
+        peer_inbound: int | None = None,
+        peer_outbound: int | None = None,
         offered: Callable[[ndpy.Connector], None] | None = None,
-        greet: bool = False,
-    ) -> Pair:
-        """Connect a queue pair (a new one unless given) to the peer, which posts `receives` receives of `size` bytes.
+        send_first: bool = False,
+    ) -> Connection:
+        """Connect this end, or a new one, to the peer. The peer posts `receives` receives of `size` bytes.
 
-        offered: called between connect() and complete_connect(). greet: send a message first, which iWARP demands of
-        the active side before the peer may send.
+        offered: called between connect() and complete_connect().
+        send_first: send a message. On iWARP the peer may not send before the active side has.
         """
-        line = line or self.line()
-        listener, address = self.far_listener(version)
+        end = end or self.new_end()
+        listener, address = self.peer_listener(version)
         seed = next(self._seeds)
         connector = self.connector()
         self.peer.begin(
@@ -367,13 +383,13 @@ class Lab:
             size=size,
             seed=seed,
             private_data=encode(answer_data),
-            inbound=far_inbound,
-            outbound=far_outbound,
+            inbound=peer_inbound,
+            outbound=peer_outbound,
             timeout_s=self.step(),
         )
         try:
             connector.connect(
-                line.queue_pair,
+                end.queue_pair,
                 address,
                 private_data=private_data,
                 inbound_read_limit=inbound,
@@ -384,26 +400,26 @@ class Lab:
                 offered(connector)
             connector.complete_connect(self.step())
         except BaseException as error:
-            # The peer's answer has to be read in any case; what it says helps to see why.
+            # The peer's answer must be read in any case. It may say why the attempt failed.
             with contextlib.suppress(ndpy.NdpyError):
                 connector.close()
             try:
-                self.peer.finish(PATIENCE_S)
+                self.peer.finish(STEP_LIMIT_S)
             except PeerRefused as refused:
                 if isinstance(error, ndpy.NdpyError):
                     raise Failure(f"connecting to {address[0]}: {type(error).__name__}: {error}; {refused}") from error
             raise
-        answer = self.peer.finish(PATIENCE_S)
-        line.connector = connector
-        pair = Pair(self, line, FarLine(self.peer, answer, receives, size, seed))
-        if greet:
-            pair.send_through(self.ping)
-        return pair
+        answer = self.peer.finish(STEP_LIMIT_S)
+        end.connector = connector
+        connection = Connection(self, end, PeerConnectionEnd(self.peer, answer, receives, size, seed))
+        if send_first:
+            connection.send_through(self.ping)
+        return connection
 
-    def take(self, line: Line, count: int, what: str) -> list[ndpy.Completion]:
-        """Exactly `count` completions of a line."""
+    def take(self, end: ConnectionEnd, count: int, what: str) -> list[ndpy.Completion]:
+        """Take `count` completions of this end. Fails if fewer come in time."""
         timeout_s = self.step()
-        taken = line.take(count, timeout_s)
+        taken = end.take(count, timeout_s)
         seen = ", ".join(f"{c.operation.name} {c.status.name}" for c in taken)
         expect(
             len(taken) == count,
@@ -411,9 +427,9 @@ class Lab:
         )
         return taken
 
-    def nothing_more(self, line: Line, what: str) -> None:
-        """See that no completion comes."""
-        extra = line.take(1, QUIET_S)
+    def expect_no_completion(self, end: ConnectionEnd, what: str) -> None:
+        """Fail if a completion comes."""
+        extra = end.take(1, QUIET_S)
         expect(not extra, f"{what}: an unexpected completion came: {extra}")
 
 

@@ -1,4 +1,4 @@
-"""What both sides of a smoke test are made of: memory with a known pattern, and one end of a connection."""
+"""What both sides of a smoke test create: memory with a known pattern, and their end of a connection."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from collections.abc import Iterable
 import ndpy
 from ndpy import Access
 
-#: Queue depths of a line. Small: a check that needs more asks for more.
+#: The queue depths of a connection end. A check that needs deeper queues asks for them.
 DEPTH = 32
 
 
 @functools.lru_cache(maxsize=64)
 def pattern(seed: int, length: int) -> bytes:
-    """`length` bytes that differ from one seed to another and have no period."""
+    """`length` pseudo-random bytes, without a period, that depend on the seed."""
     return random.Random(seed).randbytes(length)
 
 
 class Memory:
-    """A registered buffer that starts as pattern(seed, length)."""
+    """A registered buffer that is filled with pattern(seed, length)."""
 
     def __init__(self, adapter: ndpy.Adapter, length: int, access: Access, seed: int) -> None:
         self.length = length
@@ -31,11 +31,11 @@ class Memory:
         self.region = adapter.register(self.buffer, access)
 
     def contents(self, offset: int = 0, length: int | None = None) -> bytes:
-        """A copy of the bytes as they are now."""
+        """A copy of the current bytes."""
         return bytes(self.buffer[offset : self.length if length is None else offset + length])
 
     def changed(self) -> str:
-        """Where the bytes differ from the pattern, or "" if they do not."""
+        """Describe where the bytes differ from the pattern. Returns "" if they do not."""
         return difference(self.contents(), pattern(self.seed, self.length))
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Memory:
 
 
 def difference(found: bytes, expected: bytes) -> str:
-    """Where two pieces of memory differ, as a sentence's end, or "" if they are equal."""
+    """Describe where two byte strings differ. Returns "" if they are equal."""
     if found == expected:
         return ""
     if len(found) != len(expected):
@@ -56,8 +56,8 @@ def difference(found: bytes, expected: bytes) -> str:
     )
 
 
-class Line:
-    """One end of a connection: a queue pair, its completion queues, and the connector once there is one."""
+class ConnectionEnd:
+    """One end of a connection: a queue pair, its completion queue, and the connector once there is one."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class Line:
             raise
 
     def post_receives(self, memory: Memory, count: int) -> None:
-        """Post `count` equal slots of the memory, with the slot's number as context."""
+        """Divide the memory into `count` equal slots and post a receive for each. The context is the slot's number."""
         size = memory.length // count
         for slot in range(count):
             self.queue_pair.receive(memory.region[slot * size : (slot + 1) * size], context=slot)
 
     def take(self, count: int, timeout_s: float) -> list[ndpy.Completion]:
-        """The next `count` completions; fewer if no more came in time."""
+        """Take up to `count` completions. Returns fewer if timeout_s seconds pass first."""
         deadline = time.monotonic() + timeout_s
         taken: list[ndpy.Completion] = []
         while len(taken) < count:
@@ -106,7 +106,7 @@ class Line:
         return taken
 
     def resources(self) -> list[ndpy.Connector | ndpy.QueuePair | ndpy.CompletionQueue]:
-        """What it consists of."""
+        """The objects that must be closed with this end."""
         connector = [self.connector] if self.connector is not None else []
         return [*connector, self.queue_pair, *([self.cq] if self._owns_cq else [])]
 
@@ -137,7 +137,7 @@ _CLOSING_ORDER: tuple[type, ...] = (
 
 
 def close_all(resources: Iterable[Closable]) -> list[str]:
-    """Close everything, users before what they use; returns what could not be closed, and why."""
+    """Close everything, each object before those that it uses. Returns a sentence for each failure."""
 
     def rank(resource: Closable) -> int:
         return next(index for index, kind in enumerate(_CLOSING_ORDER) if isinstance(resource, kind))
