@@ -23,7 +23,7 @@ WAITING = {
     "verbs/endpoint.py",
     "verbs/memory.py",
     "verbs/queue_pair.py",
-    "cli/smoke/lab.py",
+    "cli/smoke/testbed.py",
 }
 
 
