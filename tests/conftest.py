@@ -12,14 +12,12 @@ import signal
 import sys
 
 import pytest
-from helpers import Keeper, Pair, connect_pair, require
+from helpers import SEED, Keeper, Pair, connect_pair, require
 
 import ndpy
 
 # Shells start a background job with Ctrl-C ignored, and so would be whatever the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

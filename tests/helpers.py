@@ -29,6 +29,9 @@ CLOCK_TICK_S = time.get_clock_info("monotonic").resolution
 
 T = TypeVar("T")
 
+# Of every random test, so that a failure can be repeated.
+SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
+
 STRESS = os.environ.get("NDPY_STRESS") == "1"
 only_under_stress = pytest.mark.skipif(
     not STRESS, reason="with NDPY_STRESS=1 only: it starts many processes, or a machine"
@@ -99,6 +102,11 @@ class Pair:
 def sample(values: list[T], count: int) -> list[T]:
     """All values with NDPY_STRESS=1, else the first few: starting processes is what takes an emulated machine long."""
     return values if STRESS else values[:count]
+
+
+def rounds(full: int, quick: int) -> int:
+    """How often a test does it: `full` with NDPY_STRESS=1, else `quick`."""
+    return full if STRESS else quick
 
 
 def require(adapter: ndpy.Adapter, *capabilities: ndpy.Capability) -> None:

@@ -15,7 +15,7 @@ else:
     from own_softnd import softnd, version  # noqa: F401
 
     # What both versions are tested with.
-    _BOTH = {"test_overlapped_races", "test_removal"}
+    _BOTH = {"test_cancelling", "test_closing_in_flight", "test_overlapped", "test_pollers", "test_removal"}
 
     def pytest_generate_tests(metafunc):
         if "version" in metafunc.fixturenames and metafunc.module.__name__ in _BOTH:

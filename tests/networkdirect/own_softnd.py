@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, wait_until
+from helpers import DEADLINE_S, Keeper, wait_until
 
 import ndpy
 from ndpy.networkdirect.devices import Provider
@@ -118,6 +119,17 @@ def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> Ite
     own.unload()
     assert leaks(statistics.read_text()) == []
     wait_until(lambda: handles() <= before + HANDLE_SLACK, f"the handles go back to {before}")
+
+
+@contextlib.contextmanager
+def opened(softnd: OwnSoftnd, **switches: object) -> Iterator[tuple[ndpy.Adapter, Keeper]]:
+    """(adapter, keep) of a softnd with these switches. At the end the kept objects close, then the adapter."""
+    keeper = Keeper()
+    adapter = keeper(softnd.open(**switches))
+    try:
+        yield adapter, keeper
+    finally:
+        keeper.close()
 
 
 def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:

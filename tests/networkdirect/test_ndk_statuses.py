@@ -7,21 +7,12 @@ import statistics
 import time
 
 import pytest
-from helpers import Keeper, connect_pair, contents, memory, take, wait_until
+from helpers import connect_pair, contents, memory, take, wait_until
+from own_softnd import opened
 
 import ndpy
 from ndpy import Access
 from ndpy.ndk import Mdl, NdkFlags, NdkMr, NtStatus
-
-
-@contextlib.contextmanager
-def opened(softnd, **switches):
-    keeper = Keeper()
-    adapter = keeper(softnd.open(**switches))
-    try:
-        yield adapter, keeper
-    finally:
-        keeper.close()
 
 
 def test_j_15_a_provider_without_registrations_left_says_insufficient_resources(softnd):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import random
 import subprocess
 import sys
 import threading
@@ -20,7 +19,6 @@ from pathlib import Path
 import pytest
 from helpers import (
     DEADLINE_S,
-    STRESS,
     Keeper,
     ask,
     assert_works,
@@ -33,6 +31,7 @@ from helpers import (
     establish,
     host_of,
     memory,
+    rounds,
     sample,
     send_message,
     statuses,
@@ -40,7 +39,7 @@ from helpers import (
     take,
     wait_until,
 )
-from own_softnd import SOFTND
+from own_softnd import SOFTND, opened
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
@@ -50,27 +49,11 @@ from ndpy.networkdirect.version1 import connection as version_1_connection
 from ndpy.networkdirect.version1.queue_pair import window_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
-
-
-def times(full: int, part: int) -> int:
-    return full if STRESS else part
 
 
 @pytest.fixture
 def version():
     return 1
-
-
-@contextlib.contextmanager
-def opened(softnd, **switches):
-    """(adapter, keep); everything is closed at the end, users before what they use."""
-    keeper = Keeper()
-    adapter = keeper(softnd.open(**switches))
-    try:
-        yield adapter, keeper
-    finally:
-        keeper.close()
 
 
 def unused(softnd) -> bool:
@@ -108,7 +91,7 @@ def test_i_1_1_there_are_no_shared_receive_queues(softnd):
 def test_i_2_6_each_registration_has_its_own_handle(softnd):
     with opened(softnd, delay_registration_ms=20) as (adapter, keep):
         buffer = bytearray(4096)
-        pendings = [adapter.begin_register(buffer) for _ in range(times(2000, 200))]
+        pendings = [adapter.begin_register(buffer) for _ in range(rounds(2000, 200))]
         regions = [keep(pending.result(DEADLINE_S)) for pending in pendings]
         assert len({region.local_token for region in regions}) == len(regions)
         pair = connect_pair(keep, adapter)
@@ -123,7 +106,7 @@ def test_i_2_6_each_registration_has_its_own_handle(softnd):
 def test_i_2_2_the_handle_may_be_written_when_nobody_waits_any_more(softnd):
     """The provider writes it 60 ms later. Until then the memory that it was told is its own."""
     with opened(softnd, delay_registration_ms=60) as (adapter, _):
-        for _ in range(times(20, 3)):
+        for _ in range(rounds(20, 3)):
             for _ in range(50):
                 adapter.begin_register(bytearray(64))
             gc.collect()
@@ -166,7 +149,7 @@ def test_i_2_2_a_registration_that_is_waited_for_too_short_goes(softnd):
 
 @pytest.mark.parametrize("cancel_ms", [0, 40])
 def test_i_2_2_an_adapter_closed_while_registering_waits_for_the_provider(softnd, cancel_ms):
-    for _ in range(times(20, 3)):
+    for _ in range(rounds(20, 3)):
         buffers = [bytearray(64) for _ in range(20)]
         for pending in softnd.close_while_registering(buffers, delay_cancel_ms=cancel_ms):
             with pytest.raises(ndpy.CanceledError):
@@ -229,7 +212,7 @@ def test_i_2_8_many_threads_register_and_deregister(softnd):
 
         def work() -> None:
             try:
-                for size in range(1, times(200, 20)):
+                for size in range(1, rounds(200, 20)):
                     with adapter.register(bytearray(64 * size)) as region:
                         assert region.local_token
             except BaseException as failure:
@@ -294,23 +277,21 @@ def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5])
-def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, delay_ms):
+def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, rng, delay_ms):
     """The place for the provider's word outlives the window, since the word may be on its way."""
-    dice = random.Random(SEED)
-    print(f"seed {SEED} (NDPY_TEST_SEED)")
     with opened(softnd, delay_completions_ms=delay_ms) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         owner = memory(keep, adapter, 64)
-        for number in range(times(500, 30)):
+        for number in range(rounds(500, 30)):
             window = adapter.create_memory_window()
             remote = bind(pair.server, window, owner)
             pair.server.queue_pair.receive([], context=number)
             pair.client.queue_pair.send_and_invalidate([], remote)
-            until = time.perf_counter() + dice.random() * 0.002
+            until = time.perf_counter() + rng.random() * 0.002
             while time.perf_counter() < until:
                 pass
             window.close()
-            if dice.random() < 0.3:
+            if rng.random() < 0.3:
                 gc.collect()
             take(pair.client.cq)
             (received,) = take(pair.server.cq)
@@ -323,7 +304,7 @@ def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, delay_ms):
 
 def test_i_3_1_a_queue_pair_closed_with_invalidations_that_nobody_has_seen(softnd):
     with opened(softnd) as (adapter, _keep):
-        for _ in range(times(30, 3)):
+        for _ in range(rounds(30, 3)):
             own = Keeper()
             pair = connect_pair(own, adapter)
             windows = [own(adapter.create_memory_window()) for _ in range(8)]
@@ -426,7 +407,7 @@ def test_i_5_1_many_silent_requests_use_the_same_memory(softnd):
         remote = bind(pair.server, keep(adapter.create_memory_window()), owner)
         local = memory(keep, adapter, b"contents")
         posted, deadline = 0, time.monotonic() + 10 * DEADLINE_S
-        while posted < times(100_000, 2_000) and time.monotonic() < deadline:
+        while posted < rounds(100_000, 2_000) and time.monotonic() < deadline:
             try:
                 pair.client.queue_pair.write(local, remote, context=posted, flags=Flags.SILENT_SUCCESS)
                 posted += 1
@@ -441,7 +422,7 @@ def test_i_5_1_many_silent_requests_use_the_same_memory(softnd):
 @pytest.mark.parametrize("how", ["closed", "dropped", "adapter dropped"])
 def test_i_5_1_slots_stay_until_the_provider_has_let_go(softnd, how):
     """Receives and sends under way; completions are late. Nothing may be written to what was freed."""
-    for _ in range(times(20, 2)):
+    for _ in range(rounds(20, 2)):
         keeper = Keeper()
         adapter = softnd.open(delay_completions_ms=20)
         pair = connect_pair(keeper, adapter, initiator_queue_depth=16, receive_queue_depth=16)

@@ -25,13 +25,12 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from helpers import Keeper, connect_pair, take
+from helpers import SEED, Keeper, connect_pair, take
 
 import ndpy
 from ndpy import Access
 
 SOAK_S = float(os.environ.get("SOAK_S", "600"))
-SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
 CLIENTS = 3
 REQUESTS_PER_CONNECTION = 200
 # Less than what is in use at one time or another, so that idle registrations give way.

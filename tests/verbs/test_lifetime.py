@@ -11,9 +11,9 @@ import weakref
 
 import psutil
 import pytest
-from conftest import SEED
 from helpers import (
     DEADLINE_S,
+    SEED,
     STRESS,
     ask,
     connect_pair,

@@ -1,0 +1,156 @@
+"""Pollers whose queues, wake-ups and threads come and go.
+
+Each test has a softnd of its own, which leaves no object and no handle behind (own_softnd.py). NDPY_STRESS=1 asks for full
+counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import pytest
+from helpers import DEADLINE_S, connect_pair, rounds, take, wait_until
+from overlapped_requests import send_empty
+from own_softnd import handles, opened
+
+import ndpy
+
+
+def test_packets_and_wake_ups_of_a_poller_do_not_lose_each_other(softnd):
+    count = rounds(3000, 300)
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter, cq_depth=256, receive_queue_depth=128, initiator_queue_depth=128)
+        poller = keep(ndpy.Poller())
+        poller.add(pair.server.cq)
+        taken, woken, stop = [], [0], threading.Event()
+
+        def wake() -> None:
+            while not stop.wait(0.0005):
+                poller.wake()
+
+        def send() -> None:
+            for context in range(count):
+                send_empty(pair, context)
+                wait_until(lambda context=context: len(taken) > context - 100, "the poller follows")
+
+        threads = [threading.Thread(target=wake), threading.Thread(target=send)]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + 2 * DEADLINE_S
+        while len(taken) < count:
+            assert time.monotonic() < deadline
+            ready = poller.wait(DEADLINE_S)
+            woken[0] += not ready
+            for _, completions in ready:
+                taken += [completion.context for completion in completions]
+        stop.set()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert taken == list(range(count))
+        assert woken[0]
+
+
+def test_a_queue_in_two_pollers_that_come_and_go(softnd):
+    with opened(softnd, delay_cancel_ms=5) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        stays = keep(ndpy.Poller())
+        stays.add(pair.server.cq)
+        for context in range(rounds(500, 40)):
+            goes = ndpy.Poller()
+            goes.add(pair.server.cq)
+            for poller in (stays, goes):
+                with pytest.raises(ndpy.TimeoutError):
+                    poller.wait(0)
+            if context % 2:
+                goes.close()
+            send_empty(pair, context)
+            if context % 3:
+                goes.close()
+            ((_, completions),) = stays.wait(DEADLINE_S)
+            assert [completion.context for completion in completions] == [context]
+            goes.close()
+
+
+def test_pollers_that_are_dropped_free_their_ports():
+    before = handles()
+    for _ in range(50):
+        ndpy.Poller()
+    assert handles() <= before + 5
+
+
+def test_two_adapters_in_one_poller(softnd):
+    with opened(softnd, delay_completions_ms=1) as (first, keep), opened(softnd) as (second, own):
+        pairs = [connect_pair(keep, first), connect_pair(own, second)]
+        poller = ndpy.Poller()
+        for pair in pairs:
+            poller.add(pair.server.cq)
+        seen = {pair.server.cq: [] for pair in pairs}
+        for context in range(rounds(500, 50)):
+            for pair in pairs:
+                send_empty(pair, context)
+            while not all(len(contexts) == context + 1 for contexts in seen.values()):
+                for queue, completions in poller.wait(DEADLINE_S):
+                    seen[queue] += [completion.context for completion in completions]
+        assert all(contexts == list(range(rounds(500, 50))) for contexts in seen.values())
+        # One adapter may go, and the poller serves the other.
+        own.close()
+        send_empty(pairs[0], 9)
+        ((queue, _),) = poller.wait(DEADLINE_S)
+        assert queue is pairs[0].server.cq
+        poller.close()
+
+
+def test_closing_a_poller_that_waits_while_packets_come(softnd):
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        for context in range(rounds(300, 30)):
+            poller = ndpy.Poller()
+            poller.add(pair.server.cq)
+            taken = []
+
+            def wait(poller=poller, taken=taken) -> None:
+                with contextlib.suppress(ndpy.ClosedError):
+                    while True:
+                        for _, completions in poller.wait(DEADLINE_S):
+                            taken.extend(completions)
+
+            waiter = threading.Thread(target=wait)
+            waiter.start()
+            send_empty(pair, context)
+            poller.close()
+            waiter.join(DEADLINE_S)
+            assert not waiter.is_alive()
+            # Either the poller had it, or it is still there.
+            got = taken or take(pair.server.cq)
+            assert [completion.context for completion in got] == [context]
+
+
+def test_a_queue_that_fails_costs_the_others_of_its_poller_nothing(softnd, monkeypatch):
+    with opened(softnd) as (adapter, keep):
+        pairs = [connect_pair(keep, adapter) for _ in range(3)]
+        poller = keep(ndpy.Poller())
+        for pair in pairs:
+            poller.add(pair.server.cq)
+
+        def fail(*_) -> None:
+            raise ndpy.CompletionQueueOverrunError("too many")
+
+        for context in range(rounds(50, 10)):
+            with monkeypatch.context() as patch:
+                patch.setattr(pairs[1].server.cq, "poll", fail)
+                for pair in pairs:
+                    send_empty(pair, context)
+                taken, failures = [], 0
+                while len(taken) < 2 or not failures:
+                    try:
+                        for queue, completions in poller.wait(DEADLINE_S):
+                            assert queue is not pairs[1].server.cq
+                            taken += [completion.context for completion in completions]
+                    except ndpy.CompletionQueueOverrunError:
+                        failures += 1
+                assert taken == [context] * 2
+            assert [completion.context for completion in take(pairs[1].server.cq)] == [context]
+            # Its failure was told once; adding it again has it looked at again.
+            poller.add(pairs[1].server.cq)
