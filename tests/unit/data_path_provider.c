@@ -1,4 +1,4 @@
-/* What test_data_path.py gives the data path in place of a provider: a queue pair, a shared receive queue and a completion
+/* What data_path_provider.py gives the data path in place of a provider: a queue pair, a shared receive queue and a completion
    queue that note what they are asked and answer what the test sets. It knows the structures of verbs.h and no more. */
 
 #include <errno.h>

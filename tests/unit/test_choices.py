@@ -11,7 +11,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 
 import ndpy
 from ndpy import Status
@@ -19,8 +18,6 @@ from ndpy.info import Gid
 from ndpy.provider import choose
 from ndpy.verbs.endpoint import MTUS, Endpoint, active_port, explain, observe, path_mtu
 from ndpy.verbs.library import lib
-
-# ruff: noqa: F811
 
 V1 = Gid(0, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v1", "192.0.2.1")
 LINK_LOCAL = Gid(1, b"\xfe\x80" + bytes(13) + b"\x01", "RoCE v2", "fe80::1")

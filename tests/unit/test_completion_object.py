@@ -9,11 +9,10 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import Queue
 
 
-def test_two_completions_that_say_the_same_are_two(fake):  # noqa: F811
+def test_two_completions_that_say_the_same_are_two(fake):
     with fake.open() as adapter:
         scene = Queue(fake, adapter)
         scene.arrive()
@@ -24,7 +23,7 @@ def test_two_completions_that_say_the_same_are_two(fake):  # noqa: F811
         scene.close()
 
 
-def test_a_completion_has_no_order_length_or_items(fake):  # noqa: F811
+def test_a_completion_has_no_order_length_or_items(fake):
     with fake.open() as adapter:
         scene = Queue(fake, adapter)
         scene.arrive()

@@ -1,7 +1,5 @@
 """Objects that are dropped without close(): warned of, adopted by their adapter, and closed, whatever goes wrong."""
 
-# ruff: noqa: F811
-
 from __future__ import annotations
 
 import gc
@@ -12,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from helpers import wait_until
 from ndpy._verbs import lib
 

@@ -18,7 +18,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from helpers import wait_until
 from racing import Elsewhere
 
@@ -39,7 +38,7 @@ LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 1
 
 
 @pytest.fixture
-def adapter(fake):  # noqa: F811
+def adapter(fake):
     fake.have_address()
     with fake.open(windows=1) as adapter:
         yield adapter
@@ -76,7 +75,7 @@ def test_each_right_has_its_native_ones(access, native, on_iwarp):
     assert native_access(access, True) == on_iwarp
 
 
-def test_a_poll_that_the_provider_fails_says_so(fake, queue):  # noqa: F811
+def test_a_poll_that_the_provider_fails_says_so(fake, queue):
     fake.failures.poll = 1
     with pytest.raises(ndpy.ProviderError, match="poll"):
         queue.poll()
@@ -99,7 +98,7 @@ def test_completions_kept_of_a_closed_queue_pair_are_its_last_trace(adapter, que
 
 @pytest.mark.parametrize("wrong", [{"context": 1 << 64}, {"context": -1}, {"context": "a"}, {"flags": 1 << 40}])
 def test_a_bind_with_an_argument_that_does_not_fit_leaves_window_and_queue_pair_as_they_were(
-    fake,  # noqa: F811
+    fake,
     adapter,
     queue,
     connected,
@@ -134,7 +133,7 @@ def test_a_queue_pair_may_have_none_of_a_thing_but_not_less(adapter, queue, limi
         adapter.create_queue_pair(queue, **{limit: -1})
 
 
-def test_closing_the_adapter_waits_for_what_it_releases_in_the_background(fake):  # noqa: F811
+def test_closing_the_adapter_waits_for_what_it_releases_in_the_background(fake):
     gate = threading.Event()
     adapter = fake.open()
     adapter._in_background(lambda: gate.wait(DEADLINE_S))
@@ -148,7 +147,7 @@ def test_closing_the_adapter_waits_for_what_it_releases_in_the_background(fake):
     closing.result()
 
 
-def test_what_waited_for_a_user_is_closed_when_something_closes(fake, adapter):  # noqa: F811
+def test_what_waited_for_a_user_is_closed_when_something_closes(fake, adapter):
     other = adapter.create_completion_queue(8)
     queue = adapter.create_completion_queue(8)
     # As if a queue pair still used it.
@@ -174,7 +173,7 @@ def test_a_poller_that_is_dropped_frees_what_it_has(adapter):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_pollers_descriptor_is_readable_when_it_has_something_to_do(fake, adapter, queue):  # noqa: F811
+def test_a_pollers_descriptor_is_readable_when_it_has_something_to_do(fake, adapter, queue):
     poller = ndpy.Poller()
     with adapter.create_queue_pair(queue) as queue_pair:
         poller.add(queue)
@@ -220,7 +219,7 @@ def test_a_descriptor_that_is_forgotten_is_out_of_the_epoll_although_it_stays_op
         os.close(writer)
 
 
-def test_no_binding_of_a_window_has_the_token_of_an_earlier_one(fake, adapter, queue, connected):  # noqa: F811
+def test_no_binding_of_a_window_has_the_token_of_an_earlier_one(fake, adapter, queue, connected):
     """Only the low byte of a token is the program's: after 255 of them there is another native window."""
     tokens = []
     with adapter.create_memory_window() as window, adapter.register(bytearray(64), Access.LOCAL_WRITE) as region:
@@ -235,7 +234,7 @@ def test_no_binding_of_a_window_has_the_token_of_an_earlier_one(fake, adapter, q
     assert len({token >> 8 for token in tokens}) == 3
 
 
-def test_a_queue_pairs_number_is_the_providers_until_it_is_closed(fake, adapter, queue):  # noqa: F811
+def test_a_queue_pairs_number_is_the_providers_until_it_is_closed(fake, adapter, queue):
     with adapter.create_queue_pair(queue) as first, adapter.create_queue_pair(queue) as second:
         assert second.number == first.number + 1 == second._number
     with pytest.raises(ndpy.ClosedError):
@@ -243,7 +242,7 @@ def test_a_queue_pairs_number_is_the_providers_until_it_is_closed(fake, adapter,
 
 
 @pytest.mark.parametrize(("node", "told"), [("1\n", 1), ("0\n", 0), ("-1\n", None), (None, None)])
-def test_driver_and_numa_node_are_what_the_kernel_says(fake, node, told):  # noqa: F811
+def test_driver_and_numa_node_are_what_the_kernel_says(fake, node, told):
     device = fake._sysfs / "fake0/device"
     device.mkdir(parents=True)
     driver = fake._sysfs.parent / "drivers/mlx5_core"
@@ -256,7 +255,7 @@ def test_driver_and_numa_node_are_what_the_kernel_says(fake, node, told):  # noq
 
 
 @pytest.mark.parametrize("end", ["close", "removal"])
-def test_a_listener_that_has_ended_takes_no_more_calls(fake, adapter, end):  # noqa: F811
+def test_a_listener_that_has_ended_takes_no_more_calls(fake, adapter, end):
     listener = adapter.listen(("127.0.0.1", 0))
     if end == "removal":
         fake.remove(adapter)
@@ -269,7 +268,7 @@ def test_a_listener_that_has_ended_takes_no_more_calls(fake, adapter, end):  # n
     listener.close()
 
 
-def test_an_adapter_that_is_dropped_frees_all_its_descriptors(fake):  # noqa: F811
+def test_an_adapter_that_is_dropped_frees_all_its_descriptors(fake):
     """Its own thread closes it, and cannot wait for itself."""
     with fake.open():
         pass
@@ -290,7 +289,7 @@ def test_a_closed_queue_pair_connects_to_no_endpoint(adapter, queue):
 
 
 @pytest.mark.parametrize(("said", "told"), [(0, 16), (4, 4), (30, 16)])
-def test_a_read_has_as_many_elements_as_the_driver_says_and_no_more_than_a_send(fake, said, told):  # noqa: F811
+def test_a_read_has_as_many_elements_as_the_driver_says_and_no_more_than_a_send(fake, said, told):
     with fake.open(read_sge=said) as adapter:
         assert adapter.info.max_read_sge == told
 
@@ -312,7 +311,7 @@ def test_the_only_address_of_a_family_stands_for_the_wildcard(addresses, host, o
     assert listening_address(addresses, (host, 4000)) == (own, 4000)
 
 
-def test_an_accept_that_is_given_up_ends_the_queue_pair(fake, adapter, queue):  # noqa: F811
+def test_an_accept_that_is_given_up_ends_the_queue_pair(fake, adapter, queue):
     """The provider may have begun to connect it."""
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ESTABLISHED
     with adapter.listen(("127.0.0.1", 0)) as listener, adapter.create_queue_pair(queue) as queue_pair:
@@ -325,7 +324,7 @@ def test_an_accept_that_is_given_up_ends_the_queue_pair(fake, adapter, queue):  
             assert (completion.context, completion.status) == (7, Status.CANCELED)
 
 
-def test_a_disconnect_after_a_failure_waits_for_the_peer_which_was_told_before(fake, adapter, queue, connected):  # noqa: F811
+def test_a_disconnect_after_a_failure_waits_for_the_peer_which_was_told_before(fake, adapter, queue, connected):
     """A second rdma_disconnect() is refused, as if there were nobody to wait for."""
     connector = connected.connector
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_DISCONNECTED
@@ -356,7 +355,7 @@ def test_a_listener_that_is_closed_while_it_is_asked_says_so(adapter, monkeypatc
         listener.begin_get_request()
 
 
-def test_a_queue_shrinks_to_what_waits_in_it_and_not_below_one(fake, adapter):  # noqa: F811
+def test_a_queue_shrinks_to_what_waits_in_it_and_not_below_one(fake, adapter):
     with adapter.create_completion_queue(64) as queue, adapter.create_queue_pair(queue) as queue_pair:
         for wrong in (0, adapter.info.max_completion_queue_depth + 1):
             with pytest.raises(ndpy.LimitExceededError, match=str(wrong)):
@@ -411,14 +410,14 @@ def test_an_address_is_told_as_it_can_be_given(monkeypatch, family, octets, port
     assert addresses.unpack_address("identifier", True) is None
 
 
-def test_a_closed_adapter_says_so_before_it_says_what_it_lacks(fake):  # noqa: F811
+def test_a_closed_adapter_says_so_before_it_says_what_it_lacks(fake):
     with fake.open() as adapter, pytest.raises(ndpy.UnsupportedError):
         adapter.register_dmabuf(0, 0, 64, 0)
     with pytest.raises(ndpy.ClosedError):
         adapter.register_dmabuf(0, 0, 64, 0)
 
 
-def test_closing_the_adapter_closes_what_waited_for_a_user(fake):  # noqa: F811
+def test_closing_the_adapter_closes_what_waited_for_a_user(fake):
     adapter = fake.open()
     queue = adapter.create_completion_queue(8)
     # As if a queue pair still used it.
@@ -438,7 +437,7 @@ def test_closing_the_adapter_closes_what_waited_for_a_user(fake):  # noqa: F811
 
 @pytest.mark.parametrize("listed", [False, True], ids=["an element", "a list"])
 @pytest.mark.parametrize("operation", ["receive", "send", "read", "write"])
-def test_a_request_with_an_argument_that_does_not_fit_is_not_posted(fake, adapter, queue, connected, operation, listed):  # noqa: F811
+def test_a_request_with_an_argument_that_does_not_fit_is_not_posted(fake, adapter, queue, connected, operation, listed):
     receive = operation == "receive"
     records = connected._receive_records if receive else connected._initiator_records
     with adapter.register(bytearray(16), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE) as region:
@@ -476,7 +475,7 @@ def test_what_is_known_of_an_adapter_can_be_written_as_json(adapter):
     assert values["name"] == "fake0"
 
 
-def test_a_window_tells_what_it_is_bound_to(fake, adapter, queue, connected):  # noqa: F811
+def test_a_window_tells_what_it_is_bound_to(fake, adapter, queue, connected):
     def told(window):
         return window.region, window.queue_pair, window.access, window.length
 
@@ -496,7 +495,7 @@ def test_a_window_tells_what_it_is_bound_to(fake, adapter, queue, connected):  #
 
 
 @pytest.mark.parametrize("iwarp", [False, True])
-def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iwarp):  # noqa: F811
+def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iwarp):
     """There the connection stands already, which the queue pair had to be given to."""
     fake.have_address()
     if iwarp:
@@ -522,7 +521,7 @@ def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iw
             assert [completion.context for completion in queue.poll()] == [7]
 
 
-def test_a_request_over_another_device_is_refused_and_forgotten(fake, adapter):  # noqa: F811
+def test_a_request_over_another_device_is_refused_and_forgotten(fake, adapter):
     """The address may be on several; a connection of one device has no use for the memory of another."""
     with adapter.listen(("127.0.0.1", 0)) as listener:
         before = fake.counts.identifiers
@@ -541,7 +540,7 @@ def _data_kib() -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
 
 
-def test_a_queue_pair_that_cannot_be_made_leaves_no_memory(fake, adapter, queue):  # noqa: F811
+def test_a_queue_pair_that_cannot_be_made_leaves_no_memory(fake, adapter, queue):
     def fail() -> None:
         fake.failures.modify_qp = errno.ENOMEM
         with pytest.raises(ndpy.InsufficientResourcesError):

@@ -9,7 +9,6 @@ import pytest
 from ndpy import Endpoint
 
 if sys.platform == "linux":
-    from fake_verbs import fake, fake_verbs_path  # noqa: F401
     from racing import Elsewhere
 
     from ndpy.verbs import queue_pair as queue_pairs

@@ -12,15 +12,12 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import DEADLINE_S, Elsewhere
 
 import ndpy
 from ndpy.verbs import adapter as adapters
 from ndpy.verbs import listener as listeners
 from ndpy.verbs.library import lib
-
-# ruff: noqa: F811
 
 
 class Refusing:

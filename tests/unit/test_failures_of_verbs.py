@@ -19,7 +19,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from helpers import wait_until
 from racing import Elsewhere
 
@@ -29,8 +28,6 @@ from ndpy.finding import Verdict
 from ndpy.memory import span
 from ndpy.verbs import allocation, completion_queue, devices, diagnosis
 from ndpy.verbs.library import lib
-
-# ruff: noqa: F811
 
 DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)

@@ -18,15 +18,12 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import DEADLINE_S, soon
 
 import ndpy
 import ndpy.ndk
 from ndpy import Pending
 from ndpy.verbs import library
-
-# ruff: noqa: F811
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 

@@ -10,12 +10,9 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 
 import ndpy
 from ndpy import Flags
-
-# ruff: noqa: F811
 
 
 @pytest.fixture

@@ -10,14 +10,11 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, _Calls, points, walk  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, _Calls, walk
 
 import ndpy
 from ndpy.verbs import memory
 from ndpy.verbs.library import lib
-
-# ruff: noqa: F811
 
 MAKE: dict[str, Any] = {
     "completion queue": lambda adapter: adapter.create_completion_queue(4),

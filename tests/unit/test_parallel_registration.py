@@ -16,7 +16,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import Elsewhere
 
 import ndpy
@@ -54,7 +53,7 @@ def own_pace() -> None:
 
 
 @pytest.fixture
-def adapter(fake):  # noqa: F811
+def adapter(fake):
     adapter = fake.open()
     yield adapter
     fake.release()
@@ -62,7 +61,7 @@ def adapter(fake):  # noqa: F811
     assert not threads()
 
 
-def held(fake, adapter, count: int) -> list[ndpy.Pending]:  # noqa: F811
+def held(fake, adapter, count: int) -> list[ndpy.Pending]:
     """So many begun; the first four are in ibv_reg_mr(), the others wait."""
     fake.hold()
     pendings = [adapter.begin_register(bytearray(LARGE)) for _ in range(count)]
@@ -79,7 +78,7 @@ def is_free(buffer: bytearray) -> bool:
     return True
 
 
-def test_beginning_does_not_wait_and_four_are_made_at_once(fake, adapter):  # noqa: F811
+def test_beginning_does_not_wait_and_four_are_made_at_once(fake, adapter):
     pendings = held(fake, adapter, 64)
     assert not any(pending.done() for pending in pendings)
     assert len(threads()) == THREADS
@@ -93,7 +92,7 @@ def test_beginning_does_not_wait_and_four_are_made_at_once(fake, adapter):  # no
     assert len(threads()) == THREADS
 
 
-def test_they_are_made_in_the_order_of_their_beginning(fake, adapter):  # noqa: F811
+def test_they_are_made_in_the_order_of_their_beginning(fake, adapter):
     pendings = held(fake, adapter, 12)
     ended: list[int] = []
     for number, pending in enumerate(pendings):
@@ -149,7 +148,7 @@ def test_with_one_processor_all_is_made_at_once_that_takes_up_to_2_ms(own_pace):
         assert at_once(pace, 1 << 20) is expected
 
 
-def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, own_pace):  # noqa: F811
+def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, own_pace):
     fake.settings.delay_us = 3000
     adapter.begin_register(bytearray(4096)).result(0).close()
     pending = adapter.begin_register(bytearray(4096))
@@ -179,7 +178,7 @@ def test_one_that_was_made_at_once_is_a_future_like_all_others(adapter):
         pending.result(0).close()
 
 
-def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pace):  # noqa: F811
+def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pace):
     adapter.register(bytearray(1 << 20)).close()
     pending = adapter.begin_register(bytearray(1 << 20))
     assert pending.done()
@@ -187,7 +186,7 @@ def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pac
     pending.result(0).close()
 
 
-def test_what_cannot_be_registered_is_refused_at_once(fake, adapter):  # noqa: F811
+def test_what_cannot_be_registered_is_refused_at_once(fake, adapter):
     for buffer, error in ((b"", ndpy.InvalidBufferError), (bytes(LARGE), ndpy.AccessViolationError)):
         with pytest.raises(error):
             adapter.begin_register(buffer)
@@ -197,7 +196,7 @@ def test_what_cannot_be_registered_is_refused_at_once(fake, adapter):  # noqa: F
     assert not threads()
 
 
-def test_cancelled_before_a_thread_took_it_it_never_is_registered(fake, adapter):  # noqa: F811
+def test_cancelled_before_a_thread_took_it_it_never_is_registered(fake, adapter):
     running = held(fake, adapter, THREADS)
     buffers = [bytearray(LARGE) for _ in range(6)]
     waiting = [adapter.begin_register(buffer) for buffer in buffers]
@@ -215,7 +214,7 @@ def test_cancelled_before_a_thread_took_it_it_never_is_registered(fake, adapter)
     assert fake.seen.calls == THREADS
 
 
-def test_cancelled_while_it_is_made_the_region_goes_again(fake, adapter):  # noqa: F811
+def test_cancelled_while_it_is_made_the_region_goes_again(fake, adapter):
     buffers = [bytearray(LARGE) for _ in range(THREADS)]
     fake.hold()
     pendings = [adapter.begin_register(buffer) for buffer in buffers]
@@ -231,7 +230,7 @@ def test_cancelled_while_it_is_made_the_region_goes_again(fake, adapter):  # noq
     assert (fake.seen.calls, fake.seen.registered) == (THREADS, 0)
 
 
-def test_a_failure_ends_its_own_registration_only(fake, adapter):  # noqa: F811
+def test_a_failure_ends_its_own_registration_only(fake, adapter):
     fake.settings.reg_errno = 12
     buffer = bytearray(LARGE)
     pending = adapter.begin_register(buffer)
@@ -244,7 +243,7 @@ def test_a_failure_ends_its_own_registration_only(fake, adapter):  # noqa: F811
     adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
 
 
-def test_closing_the_adapter_cancels_what_is_under_way_and_waits_for_it(fake):  # noqa: F811
+def test_closing_the_adapter_cancels_what_is_under_way_and_waits_for_it(fake):
     adapter = fake.open()
     pendings = held(fake, adapter, 10)
     timer = threading.Timer(0.2, fake.release)
@@ -260,7 +259,7 @@ def test_closing_the_adapter_cancels_what_is_under_way_and_waits_for_it(fake):  
         adapter.begin_register(bytearray(LARGE))
 
 
-def test_closing_after_cancelling_does_not_find_what_was_cancelled(fake):  # noqa: F811
+def test_closing_after_cancelling_does_not_find_what_was_cancelled(fake):
     """A region that comes to be after its cancelling is no open child of the adapter."""
     for _ in range(50):
         adapter = fake.open()
@@ -272,7 +271,7 @@ def test_closing_after_cancelling_does_not_find_what_was_cancelled(fake):  # noq
         assert fake.seen.registered == 0
 
 
-def test_closing_waits_until_a_region_that_was_cancelled_has_gone(fake, monkeypatch):  # noqa: F811
+def test_closing_waits_until_a_region_that_was_cancelled_has_gone(fake, monkeypatch):
     adapter = fake.open()
     (pending,) = held(fake, adapter, 1)
     going, gate = threading.Event(), threading.Event()
@@ -294,7 +293,7 @@ def test_closing_waits_until_a_region_that_was_cancelled_has_gone(fake, monkeypa
     closing.result()
 
 
-def test_an_idle_thread_takes_one_and_another_is_started_for_the_next(fake, adapter):  # noqa: F811
+def test_an_idle_thread_takes_one_and_another_is_started_for_the_next(fake, adapter):
     adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
     wait_until(lambda: adapter._registering._idle, "the thread is idle")
     fake.hold()
@@ -308,7 +307,7 @@ def test_an_idle_thread_takes_one_and_another_is_started_for_the_next(fake, adap
         pending.result(DEADLINE_S).close()
 
 
-def test_a_region_in_use_refuses_the_close_and_registering_goes_on(fake, adapter):  # noqa: F811
+def test_a_region_in_use_refuses_the_close_and_registering_goes_on(fake, adapter):
     region = adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S)
     with pytest.raises(ndpy.DeviceBusyError, match="MemoryRegion"):
         adapter.close()
@@ -316,7 +315,7 @@ def test_a_region_in_use_refuses_the_close_and_registering_goes_on(fake, adapter
     region.close()
 
 
-def test_whoever_waits_makes_what_no_thread_has_begun(fake, adapter):  # noqa: F811
+def test_whoever_waits_makes_what_no_thread_has_begun(fake, adapter):
     *others, mine = held(fake, adapter, THREADS + 1)
     threading.Timer(0.3, fake.release).start()
     mine.result().close()
@@ -325,7 +324,7 @@ def test_whoever_waits_makes_what_no_thread_has_begun(fake, adapter):  # noqa: F
         pending.result(DEADLINE_S).close()
 
 
-def test_a_deadline_holds_although_no_thread_has_begun(fake, adapter):  # noqa: F811
+def test_a_deadline_holds_although_no_thread_has_begun(fake, adapter):
     pendings = held(fake, adapter, THREADS + 1)
     begin = time.monotonic()
     with pytest.raises(ndpy.TimeoutError):
@@ -339,7 +338,7 @@ def test_a_deadline_holds_although_no_thread_has_begun(fake, adapter):  # noqa: 
     assert fake.seen.registered == 0
 
 
-def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter, own_pace):  # noqa: F811
+def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter, own_pace):
     """A registration that takes 1 ms."""
     fake.settings.delay_us = 1000
     buffers = [bytearray(1 << 20) for _ in range(64)]
@@ -356,7 +355,7 @@ def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, ad
     assert fake.seen.most_at_once >= THREADS
 
 
-def test_many_threads_begin_cancel_and_close(fake, adapter):  # noqa: F811
+def test_many_threads_begin_cancel_and_close(fake, adapter):
     """Each registration ends once, with a region or cancelled, and all regions can be closed."""
     fake.settings.delay_us = 50
     ended: list[ndpy.Pending] = []
@@ -386,7 +385,7 @@ def test_many_threads_begin_cancel_and_close(fake, adapter):  # noqa: F811
     assert len(threads()) <= THREADS
 
 
-def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, monkeypatch):  # noqa: F811
+def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, monkeypatch):
     told: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(str(args.exc_value)))
 
@@ -405,7 +404,7 @@ def test_a_callback_that_raises_does_not_end_its_thread(fake, adapter, monkeypat
     adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
 
 
-def test_an_adapter_can_be_closed_by_a_callback(fake):  # noqa: F811
+def test_an_adapter_can_be_closed_by_a_callback(fake):
     adapter = fake.open()
     closed: list[object] = []
 
@@ -423,7 +422,7 @@ def test_an_adapter_can_be_closed_by_a_callback(fake):  # noqa: F811
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_dropped_adapter_goes_although_its_threads_are_idle(fake):  # noqa: F811
+def test_a_dropped_adapter_goes_although_its_threads_are_idle(fake):
     adapter = fake.open()
     adapter.begin_register(bytearray(LARGE)).result(DEADLINE_S).close()
     adapter.begin_register(bytearray(LARGE)).result().close()
@@ -433,7 +432,7 @@ def test_a_dropped_adapter_goes_although_its_threads_are_idle(fake):  # noqa: F8
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_in_a_forked_child_what_is_under_way_ends_and_the_parents_goes_on(fake, adapter):  # noqa: F811
+def test_in_a_forked_child_what_is_under_way_ends_and_the_parents_goes_on(fake, adapter):
     pendings = held(fake, adapter, 7)
     waiting = bytearray(LARGE)
     pendings.append(adapter.begin_register(waiting))
@@ -470,7 +469,7 @@ def test_in_a_forked_child_what_is_under_way_ends_and_the_parents_goes_on(fake, 
 
 
 @pytest.mark.parametrize("how", ["registers itself", "waits for a thread", "registers alone"])
-def test_ctrl_c_in_the_middle_loses_nothing(fake, adapter, how):  # noqa: F811
+def test_ctrl_c_in_the_middle_loses_nothing(fake, adapter, how):
     """It comes while ibv_reg_mr() runs, whose region must not be lost."""
     pendings = held(fake, adapter, THREADS + (how == "registers itself"))
     calls = fake.seen.calls
@@ -513,7 +512,7 @@ print("begun", flush=True)
 """
 
 
-def test_the_interpreter_ends_with_registrations_in_flight(fake):  # noqa: F811
+def test_the_interpreter_ends_with_registrations_in_flight(fake):
     done = subprocess.run(
         [sys.executable, "-W", "ignore::ResourceWarning", "-c", ENDING],
         env={**os.environ, "NDPY_LIBIBVERBS": str(fake.path), "NDPY_LIBRDMACM": str(fake.path)},

@@ -9,8 +9,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, adapter, points, soon, walk  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
 
 import ndpy
 from ndpy import Notify
@@ -18,7 +17,7 @@ from ndpy import Notify
 WAIT_S = DEADLINE_S / 2
 
 
-def armed(points, chosen, queue, action):  # noqa: F811
+def armed(points, chosen, queue, action):
     """What arm() gives, the action having come at the chosen point of it: a Pending, or an exception."""
     arming = Elsewhere(queue.arm)
     points.watch(arming.thread, chosen, action)
@@ -38,7 +37,7 @@ def end_of(pending):
 # ---- what comes while arm() runs ----
 
 
-def test_a_completion_that_comes_at_any_point_of_arm_ends_it(fake, adapter, points):  # noqa: F811
+def test_a_completion_that_comes_at_any_point_of_arm_ends_it(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         pending = armed(points, chosen, scene.queue, scene.arrive)
@@ -54,7 +53,7 @@ def test_a_completion_that_comes_at_any_point_of_arm_ends_it(fake, adapter, poin
 
 
 @pytest.mark.parametrize("kind", list(Notify))
-def test_another_thread_that_arms_first_too_at_any_point_fares_no_worse(fake, adapter, points, kind):  # noqa: F811
+def test_another_thread_that_arms_first_too_at_any_point_fares_no_worse(fake, adapter, points, kind):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         others = []
@@ -78,7 +77,7 @@ def test_another_thread_that_arms_first_too_at_any_point_fares_no_worse(fake, ad
     walk(run, points, 6)
 
 
-def test_a_wait_that_begins_at_any_point_of_arm_gets_the_completion_too(fake, adapter, points):  # noqa: F811
+def test_a_wait_that_begins_at_any_point_of_arm_gets_the_completion_too(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S))
@@ -100,7 +99,7 @@ def test_a_wait_that_begins_at_any_point_of_arm_gets_the_completion_too(fake, ad
     walk(run, points, 6)
 
 
-def test_closing_the_queue_at_any_point_of_arm_ends_it(fake, adapter, points):  # noqa: F811
+def test_closing_the_queue_at_any_point_of_arm_ends_it(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter, receives=0)
         scene.queue_pair.close()
@@ -114,9 +113,9 @@ def test_closing_the_queue_at_any_point_of_arm_ends_it(fake, adapter, points):  
 
 
 @pytest.mark.parametrize("pulled", ["removal", "overrun"])
-def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, points, pulled):  # noqa: F811
+def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, points, pulled):
     def run(chosen: int) -> bool:
-        adapter = fake.open()  # noqa: F811
+        adapter = fake.open()
         scene = Queue(fake, adapter, receives=0)
 
         def lose() -> None:
@@ -143,7 +142,7 @@ def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, p
 # ---- what comes while the adapter's thread handles the event ----
 
 
-def handled(points, chosen, scene, adapter, action):  # noqa: F811
+def handled(points, chosen, scene, adapter, action):
     """A completion comes for what was armed; the action comes at the chosen point of the adapter's thread.
 
     Returns the Pending.
@@ -155,7 +154,7 @@ def handled(points, chosen, scene, adapter, action):  # noqa: F811
     return pending
 
 
-def test_a_completion_at_any_point_of_the_event_is_not_lost(fake, adapter, points):  # noqa: F811
+def test_a_completion_at_any_point_of_the_event_is_not_lost(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         assert end_of(handled(points, chosen, scene, adapter, scene.arrive)) is None
@@ -170,7 +169,7 @@ def test_a_completion_at_any_point_of_the_event_is_not_lost(fake, adapter, point
     walk(run, points, 8)
 
 
-def test_arming_again_at_any_point_of_the_event_is_answered(fake, adapter, points):  # noqa: F811
+def test_arming_again_at_any_point_of_the_event_is_answered(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         others = []
@@ -187,7 +186,7 @@ def test_arming_again_at_any_point_of_the_event_is_answered(fake, adapter, point
     walk(run, points, 8)
 
 
-def test_cancelling_at_any_point_of_the_event_ends_it_once(fake, adapter, points):  # noqa: F811
+def test_cancelling_at_any_point_of_the_event_ends_it_once(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         ended = []
@@ -209,7 +208,7 @@ def test_cancelling_at_any_point_of_the_event_ends_it_once(fake, adapter, points
     walk(run, points, 8)
 
 
-def test_a_wait_at_any_point_of_the_event_gets_the_completion(fake, adapter, points):  # noqa: F811
+def test_a_wait_at_any_point_of_the_event_gets_the_completion(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         taken = []
@@ -225,7 +224,7 @@ def test_a_wait_at_any_point_of_the_event_gets_the_completion(fake, adapter, poi
     walk(run, points, 8)
 
 
-def test_closing_the_queue_at_any_point_of_the_event_ends_it(fake, adapter, points):  # noqa: F811
+def test_closing_the_queue_at_any_point_of_the_event_ends_it(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter, receives=1)
 
@@ -251,7 +250,7 @@ def test_closing_the_queue_at_any_point_of_the_event_ends_it(fake, adapter, poin
 # ---- what counts as told ----
 
 
-def test_g_2_a_completion_that_came_before_arming_is_told_at_once_after_others_were_taken(fake, adapter):  # noqa: F811
+def test_g_2_a_completion_that_came_before_arming_is_told_at_once_after_others_were_taken(fake, adapter):
     scene = Queue(fake, adapter)
     for context in range(4):
         pending = scene.queue.arm()
@@ -265,7 +264,7 @@ def test_g_2_a_completion_that_came_before_arming_is_told_at_once_after_others_w
     scene.close()
 
 
-def test_g_2_a_completion_that_ended_one_notification_does_not_end_the_next(fake, adapter):  # noqa: F811
+def test_g_2_a_completion_that_ended_one_notification_does_not_end_the_next(fake, adapter):
     scene = Queue(fake, adapter)
     first = scene.queue.arm()
     scene.arrive()

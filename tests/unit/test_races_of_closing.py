@@ -12,14 +12,11 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, points, walk  # noqa: F401
+from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, walk
 
 import ndpy
 from ndpy.verbs import memory, queue_pair
 from ndpy.verbs.library import ffi, lib
-
-# ruff: noqa: F811
 
 
 @pytest.fixture

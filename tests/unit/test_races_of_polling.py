@@ -11,8 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, adapter, points, soon, walk  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
 
 import ndpy
 
@@ -22,7 +21,7 @@ WAIT_S = DEADLINE_S / 2
 class Polled:
     """Two queues in a poller; arrive() brings a completion to the first of them."""
 
-    def __init__(self, fake, adapter, receives: int = 16, others=None) -> None:  # noqa: F811
+    def __init__(self, fake, adapter, receives: int = 16, others=None) -> None:
         self.first = Queue(fake, adapter, receives)
         self.second = Queue(fake, others or adapter)
         self.poller = ndpy.Poller()
@@ -31,7 +30,7 @@ class Polled:
         self.fake = fake
         self.taken: dict = {self.first.queue: [], self.second.queue: []}
 
-    def begin(self, points, chosen, action, *, ends=False):  # noqa: F811
+    def begin(self, points, chosen, action, *, ends=False):
         """wait() in a watched thread. When it sleeps before its turn has come, first an event comes for nothing, then a
         completion of the first queue; after it, a completion comes unless the action brings what ends the wait."""
 
@@ -67,7 +66,7 @@ class Polled:
         self.second.close()
 
 
-def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
         assert scene.keep(scene.begin(points, chosen, scene.arrive, ends=True).result())
@@ -79,7 +78,7 @@ def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, point
     walk(run, points, 30)
 
 
-def test_completions_of_both_queues_at_any_point_are_delivered_once(fake, adapter, points):  # noqa: F811
+def test_completions_of_both_queues_at_any_point_are_delivered_once(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
 
@@ -100,7 +99,7 @@ def test_completions_of_both_queues_at_any_point_are_delivered_once(fake, adapte
     walk(run, points, 30)
 
 
-def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):  # noqa: F811
+def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
         others = []
@@ -119,7 +118,7 @@ def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, ad
     walk(run, points, 30)
 
 
-def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, points):  # noqa: F811
+def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
         second = Elsewhere(lambda: scene.first.queue.wait(WAIT_S, 1))
@@ -148,7 +147,7 @@ def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, po
 
 
 @pytest.mark.parametrize("end", ["close", "remove"])
-def test_a_queue_that_goes_at_any_point_leaves_the_others(fake, adapter, points, end):  # noqa: F811
+def test_a_queue_that_goes_at_any_point_leaves_the_others(fake, adapter, points, end):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter, receives=0)
         former = scene.second.queue
@@ -175,7 +174,7 @@ def test_a_queue_that_goes_at_any_point_leaves_the_others(fake, adapter, points,
     walk(run, points, 30)
 
 
-def test_a_queue_that_is_added_at_any_point_is_heard_of(fake, adapter, points):  # noqa: F811
+def test_a_queue_that_is_added_at_any_point_is_heard_of(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
         third = Queue(fake, adapter)
@@ -198,7 +197,7 @@ def test_a_queue_that_is_added_at_any_point_is_heard_of(fake, adapter, points): 
     walk(run, points, 30)
 
 
-def test_a_queue_that_is_added_while_it_is_closed_is_refused_or_removed(fake, adapter, points):  # noqa: F811
+def test_a_queue_that_is_added_while_it_is_closed_is_refused_or_removed(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
         third = Queue(fake, adapter, receives=0)
@@ -224,7 +223,7 @@ def test_a_queue_that_is_added_while_it_is_closed_is_refused_or_removed(fake, ad
     walk(run, points, 4)
 
 
-def test_wake_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+def test_wake_at_any_point_ends_the_wait(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
         ready = scene.begin(points, chosen, lambda: points.elsewhere(scene.poller.wake), ends=True).result()
@@ -237,7 +236,7 @@ def test_wake_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
     walk(run, points, 30)
 
 
-def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Polled(fake, adapter)
 
@@ -256,7 +255,7 @@ def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points):  
 
 
 @pytest.mark.parametrize("pulled", ["removal", "overrun"])
-def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(fake, points, pulled):  # noqa: F811
+def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(fake, points, pulled):
     wanted = ndpy.DeviceRemovedError if pulled == "removal" else ndpy.CompletionQueueOverrunError
 
     def run(chosen: int) -> bool:
@@ -296,7 +295,7 @@ def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(f
     walk(run, points, 20)
 
 
-def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turns(fake):  # noqa: F811
+def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turns(fake):
     """The queues are looked at in any order, so there are many of them."""
     stays = fake.open()
     for _ in range(8):
@@ -329,7 +328,7 @@ def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turn
     stays.close()
 
 
-def test_a_poller_that_takes_a_queue_while_the_queue_tells_its_pollers_harms_neither(fake, adapter):  # noqa: F811
+def test_a_poller_that_takes_a_queue_while_the_queue_tells_its_pollers_harms_neither(fake, adapter):
     """An event is told to each poller of the queue in turn; in the middle another thread adds the queue to one more."""
     scene = Polled(fake, adapter)
     queue = scene.first.queue

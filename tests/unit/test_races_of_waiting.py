@@ -10,8 +10,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, adapter, points, soon, walk  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
 
 import ndpy
 
@@ -19,7 +18,7 @@ import ndpy
 WAIT_S = DEADLINE_S / 2
 
 
-def begin(points, chosen, scene, action, *, ends=False, max_entries=64):  # noqa: F811
+def begin(points, chosen, scene, action, *, ends=False, max_entries=64):
     """wait() in a watched thread. When it sleeps before its turn has come, first an event comes for nothing, then a
     completion; after it, a completion comes unless the action brings what ends the wait."""
 
@@ -34,7 +33,7 @@ def begin(points, chosen, scene, action, *, ends=False, max_entries=64):  # noqa
     return waiter.start()
 
 
-def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         taken = begin(points, chosen, scene, scene.arrive, ends=True).result()
@@ -47,7 +46,7 @@ def test_a_completion_that_comes_at_any_point_ends_the_wait(fake, adapter, point
     walk(run, points, 20)
 
 
-def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):  # noqa: F811
+def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         others = []
@@ -66,7 +65,7 @@ def test_a_completion_that_another_thread_takes_at_any_point_is_no_loss(fake, ad
     walk(run, points, 20)
 
 
-def test_two_waits_share_two_completions_wherever_the_second_begins(fake, adapter, points):  # noqa: F811
+def test_two_waits_share_two_completions_wherever_the_second_begins(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         second = Elsewhere(lambda: scene.queue.wait(WAIT_S, 1))
@@ -89,7 +88,7 @@ def test_two_waits_share_two_completions_wherever_the_second_begins(fake, adapte
     walk(run, points, 20)
 
 
-def test_closing_the_queue_at_any_point_ends_the_wait(fake, adapter, points):  # noqa: F811
+def test_closing_the_queue_at_any_point_ends_the_wait(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter, receives=0)
         scene.queue_pair.close()
@@ -110,7 +109,7 @@ def test_closing_the_queue_at_any_point_ends_the_wait(fake, adapter, points):  #
     walk(run, points, 15)
 
 
-def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(fake, adapter, points):  # noqa: F811
+def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
 
@@ -129,9 +128,9 @@ def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(f
 
 
 @pytest.mark.parametrize("pulled", ["removal", "overrun"])
-def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled):  # noqa: F811
+def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled):
     def run(chosen: int) -> bool:
-        adapter = fake.open()  # noqa: F811
+        adapter = fake.open()
         scene = Queue(fake, adapter, receives=0)
 
         def lose() -> None:
@@ -154,7 +153,7 @@ def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, po
     walk(run, points, 15)
 
 
-def test_arming_at_any_point_and_waiting_both_hear_of_completions(fake, adapter, points):  # noqa: F811
+def test_arming_at_any_point_and_waiting_both_hear_of_completions(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         arming = []
@@ -176,7 +175,7 @@ def test_arming_at_any_point_and_waiting_both_hear_of_completions(fake, adapter,
     walk(run, points, 20)
 
 
-def test_a_poller_that_waits_too_and_the_wait_both_get_completions(fake, adapter, points):  # noqa: F811
+def test_a_poller_that_waits_too_and_the_wait_both_get_completions(fake, adapter, points):
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
         poller = ndpy.Poller()
@@ -208,7 +207,7 @@ def test_a_poller_that_waits_too_and_the_wait_both_get_completions(fake, adapter
     walk(run, points, 20)
 
 
-def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):  # noqa: F811
+def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):
     scene = Queue(fake, adapter)
     for _ in range(4):
         before = fake.counts.armed
@@ -222,7 +221,7 @@ def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):  # noqa: F811
     scene.close()
 
 
-def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, points):  # noqa: F811
+def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, points):
     scene = Queue(fake, adapter)
     waiters = [Elsewhere(lambda: scene.queue.wait(WAIT_S, 1)).start() for _ in range(3)]
     soon(lambda: scene.queue._waiters == 3, "all wait")

@@ -12,7 +12,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from ndpy._verbs import ffi, lib
 
 import ndpy
@@ -55,7 +54,7 @@ def is_free(buffer: bytearray) -> bool:
     ],
     ids=str,
 )
-def test_the_capabilities_say_what_the_provider_has(fake, settings, claimed):  # noqa: F811
+def test_the_capabilities_say_what_the_provider_has(fake, settings, claimed):
     with fake.open(**settings) as adapter:
         new = (
             Capability.REREGISTRATION | Capability.ON_DEMAND_PAGING | Capability.IMPLICIT_ON_DEMAND | Capability.DMABUF
@@ -63,7 +62,7 @@ def test_the_capabilities_say_what_the_provider_has(fake, settings, claimed):  #
         assert adapter.info.capabilities & new == claimed
 
 
-def test_an_adapter_that_claims_nothing_refuses_and_nothing_is_lost(fake):  # noqa: F811
+def test_an_adapter_that_claims_nothing_refuses_and_nothing_is_lost(fake):
     with fake.open() as adapter, adapter.register(bytearray(64)) as region:
         calls = fake.seen.calls
         token = region.local_token
@@ -84,7 +83,7 @@ def test_an_adapter_that_claims_nothing_refuses_and_nothing_is_lost(fake):  # no
 # ---- rereg ----
 
 
-def test_a_region_gets_other_memory(fake):  # noqa: F811
+def test_a_region_gets_other_memory(fake):
     with fake.open(**REREG) as adapter:
         old, new = bytearray(64), bytearray(100)
         with adapter.register(old, Access.REMOTE_READ) as region:
@@ -102,7 +101,7 @@ def test_a_region_gets_other_memory(fake):  # noqa: F811
         assert is_free(new)
 
 
-def test_a_region_gets_other_rights(fake):  # noqa: F811
+def test_a_region_gets_other_rights(fake):
     with fake.open(**REREG) as adapter:
         buffer = bytearray(64)
         with adapter.register(buffer) as region:
@@ -114,7 +113,7 @@ def test_a_region_gets_other_rights(fake):  # noqa: F811
             assert not is_free(buffer)
 
 
-def test_a_region_gets_both_and_without_either_stays(fake):  # noqa: F811
+def test_a_region_gets_both_and_without_either_stays(fake):
     with fake.open(**REREG, windows=1) as adapter, adapter.register(bytearray(64)) as region:
         token = region.local_token
         region.reregister()
@@ -125,7 +124,7 @@ def test_a_region_gets_both_and_without_either_stays(fake):  # noqa: F811
         assert (region.length, region.access) == (10, Access.REMOTE_WRITE)
 
 
-def test_what_cannot_be_registered_leaves_the_region_as_it_was(fake):  # noqa: F811
+def test_what_cannot_be_registered_leaves_the_region_as_it_was(fake):
     with fake.open(**REREG) as adapter, adapter.register(bytes(64), Access.NONE) as region:
         before = region.local_token, region.length, region.access
         for arguments, error in (
@@ -141,7 +140,7 @@ def test_what_cannot_be_registered_leaves_the_region_as_it_was(fake):  # noqa: F
 
 
 @pytest.mark.parametrize("result", ["INPUT", "DONT_FORK_NEW"])
-def test_a_refused_rereg_leaves_the_region_as_it_was(fake, result):  # noqa: F811
+def test_a_refused_rereg_leaves_the_region_as_it_was(fake, result):
     """ibv_rereg_mr(3): the old region is valid."""
     with fake.open(**REREG) as adapter:
         old, new = bytearray(64), bytearray(100)
@@ -158,7 +157,7 @@ def test_a_refused_rereg_leaves_the_region_as_it_was(fake, result):  # noqa: F81
             assert is_free(new)
 
 
-def test_a_rereg_that_fails_to_let_children_have_the_old_memory_has_succeeded(fake):  # noqa: F811
+def test_a_rereg_that_fails_to_let_children_have_the_old_memory_has_succeeded(fake):
     """IBV_REREG_MR_ERR_DO_FORK_OLD: the new region is valid."""
     with fake.open(**REREG) as adapter, adapter.register(bytearray(64)) as region:
         fake.settings.rereg_result = lib.IBV_REREG_MR_ERR_DO_FORK_OLD
@@ -167,7 +166,7 @@ def test_a_rereg_that_fails_to_let_children_have_the_old_memory_has_succeeded(fa
 
 
 @pytest.mark.parametrize("result", ["CMD", "CMD_AND_DO_FORK_NEW"])
-def test_a_rereg_that_fails_in_the_adapter_leaves_a_region_that_can_only_be_closed(fake, result):  # noqa: F811
+def test_a_rereg_that_fails_in_the_adapter_leaves_a_region_that_can_only_be_closed(fake, result):
     """ibv_rereg_mr(3): the region must not be used, and still has to be deregistered."""
     with fake.open(**REREG) as adapter:
         old, new = bytearray(64), bytearray(100)
@@ -192,7 +191,7 @@ def test_a_rereg_that_fails_in_the_adapter_leaves_a_region_that_can_only_be_clos
 # ---- on demand ----
 
 
-def test_memory_is_registered_on_demand(fake):  # noqa: F811
+def test_memory_is_registered_on_demand(fake):
     with fake.open(**ODP) as adapter:
         with adapter.register(bytearray(64), Access.REMOTE_WRITE | Access.ON_DEMAND) as region:
             assert fake.seen.access == LOCAL | WRITE | ON_DEMAND
@@ -201,7 +200,7 @@ def test_memory_is_registered_on_demand(fake):  # noqa: F811
             adapter.register_implicit()
 
 
-def test_memory_on_demand_goes_without_windows_where_they_need_it_pinned(fake):  # noqa: F811
+def test_memory_on_demand_goes_without_windows_where_they_need_it_pinned(fake):
     with fake.open(**ODP, windows=1) as adapter:
         with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.ON_DEMAND):
             assert fake.seen.access == LOCAL | BIND | ON_DEMAND
@@ -212,7 +211,7 @@ def test_memory_on_demand_goes_without_windows_where_they_need_it_pinned(fake): 
             adapter.register(bytearray(64))
 
 
-def test_an_implicit_region_is_all_memory_by_its_addresses(fake):  # noqa: F811
+def test_an_implicit_region_is_all_memory_by_its_addresses(fake):
     with fake.open(**IMPLICIT, windows=1) as adapter:
         with adapter.register_implicit(Access.REMOTE_READ) as region:
             assert (fake.seen.address, fake.seen.length) == (0, (1 << 64) - 1)
@@ -231,7 +230,7 @@ def test_an_implicit_region_is_all_memory_by_its_addresses(fake):  # noqa: F811
 # ---- dma-buf ----
 
 
-def test_memory_of_a_device_is_registered_by_its_descriptor(fake):  # noqa: F811
+def test_memory_of_a_device_is_registered_by_its_descriptor(fake):
     with fake.open(**DMABUF) as adapter:
         with adapter.register_dmabuf(7, 4096, 8192, 0x10000, Access.REMOTE_WRITE) as region:
             seen = fake.seen
@@ -248,7 +247,7 @@ def test_memory_of_a_device_is_registered_by_its_descriptor(fake):  # noqa: F811
                 adapter.register_dmabuf(7, offset, length, iova)
 
 
-def test_a_region_without_buffer_is_not_registered_again(fake):  # noqa: F811
+def test_a_region_without_buffer_is_not_registered_again(fake):
     with fake.open(**DMABUF, **REREG) as adapter, adapter.register_dmabuf(7, 0, 4096, 0) as region:
         with pytest.raises(ndpy.UnsupportedError, match="buffer"):
             region.reregister(bytearray(64))
@@ -258,7 +257,7 @@ def test_a_region_without_buffer_is_not_registered_again(fake):  # noqa: F811
 # ---- sinks of reads ----
 
 
-def test_j_11_on_iwarp_a_sink_gets_the_right_that_the_answer_needs(fake):  # noqa: F811
+def test_j_11_on_iwarp_a_sink_gets_the_right_that_the_answer_needs(fake):
     """A read's answer is a write to the sink's remote token (RFC 5040)."""
     fake.speak_iwarp()
     with fake.open() as adapter:
@@ -273,14 +272,14 @@ def test_j_11_on_iwarp_a_sink_gets_the_right_that_the_answer_needs(fake):  # noq
 
 
 @pytest.mark.parametrize(("iwarp", "native"), [(True, LOCAL | WRITE), (False, LOCAL)])
-def test_j_11_a_sink_in_device_memory_has_the_rights_of_its_transport(fake, iwarp, native):  # noqa: F811
+def test_j_11_a_sink_in_device_memory_has_the_rights_of_its_transport(fake, iwarp, native):
     if iwarp:
         fake.speak_iwarp()
     with fake.open(**DMABUF) as adapter, adapter.register_dmabuf(7, 0, 4096, 0, Access.READ_SINK):
         assert fake.seen.access == native
 
 
-def test_j_12_elsewhere_a_sink_is_memory_like_other(fake):  # noqa: F811
+def test_j_12_elsewhere_a_sink_is_memory_like_other(fake):
     with fake.open() as adapter:
         assert Capability.READ_SINK_REQUIRED not in adapter.info.capabilities
         with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.READ_SINK):
@@ -297,7 +296,7 @@ def test_allocated_memory_has_the_length_and_the_alignment_that_were_asked_for(l
     assert address_of(memory) % alignment == 0
 
 
-def test_a_single_byte_that_python_does_not_own_can_be_registered(fake):  # noqa: F811
+def test_a_single_byte_that_python_does_not_own_can_be_registered(fake):
     memory = ndpy.alloc(64)
     with fake.open() as adapter:
         with adapter.register((address_of(memory), 1)) as region:
@@ -324,7 +323,7 @@ def is_kept_from_children(view: memoryview) -> bool:
 @pytest.mark.parametrize(
     ("status", "kept"), [("IBV_FORK_UNNEEDED", False), ("IBV_FORK_ENABLED", False), ("IBV_FORK_DISABLED", True)]
 )
-def test_allocated_memory_is_kept_from_children_where_they_would_endanger_it(fake, status, kept):  # noqa: F811
+def test_allocated_memory_is_kept_from_children_where_they_would_endanger_it(fake, status, kept):
     fake.settings.fork_status = getattr(lib, status)
     assert is_kept_from_children(ndpy.alloc(3 * mmap.PAGESIZE)) is kept
 

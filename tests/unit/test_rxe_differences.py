@@ -13,7 +13,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from ndpy._verbs import lib
 from racing import DEADLINE_S, soon
 
@@ -25,7 +24,7 @@ QUIET_S = 0.2
 
 
 @pytest.fixture
-def adapter(fake, monkeypatch):  # noqa: F811
+def adapter(fake, monkeypatch):
     monkeypatch.setattr(devices, "_driver", lambda name, vendor: "rdma_rxe")
     with fake.open() as adapter:
         yield adapter
@@ -51,14 +50,14 @@ def forged(region: ndpy.MemoryRegion) -> ndpy.Sge:
 # ---- requests that fail by their own memory ----
 
 
-def flushed(fake, queue_pair, requests):  # noqa: F811
+def flushed(fake, queue_pair, requests):
     """The statuses when the provider flushes that many requests of the initiator queue."""
     for _ in range(requests):
         assert fake.complete(queue_pair, receive=False, status=lib.IBV_WC_WR_FLUSH_ERR)
     return [completion.status for completion in queue_pair.initiator_cq.poll()]
 
 
-def test_the_first_flushed_request_failed_if_its_memory_is_at_fault(fake, adapter, queue, queue_pair):  # noqa: F811
+def test_the_first_flushed_request_failed_if_its_memory_is_at_fault(fake, adapter, queue, queue_pair):
     with adapter.register(bytearray(8)) as region:
         queue_pair.receive(region)
         for element in (forged(region), forged(region), region):
@@ -68,21 +67,21 @@ def test_the_first_flushed_request_failed_if_its_memory_is_at_fault(fake, adapte
         assert flushed(fake, queue_pair, 3) == [Status.ACCESS_VIOLATION, Status.CANCELED, Status.CANCELED]
 
 
-def test_flushed_requests_are_cancelled_if_their_memory_is_in_order(fake, adapter, queue_pair):  # noqa: F811
+def test_flushed_requests_are_cancelled_if_their_memory_is_in_order(fake, adapter, queue_pair):
     with adapter.register(bytearray(8)) as region:
         queue_pair.send(region)
         queue_pair.send(forged(region))
         assert flushed(fake, queue_pair, 2) == [Status.CANCELED, Status.CANCELED]
 
 
-def test_what_is_flushed_after_the_end_of_the_connection_is_cancelled(fake, adapter, queue, queue_pair):  # noqa: F811
+def test_what_is_flushed_after_the_end_of_the_connection_is_cancelled(fake, adapter, queue, queue_pair):
     with adapter.register(bytearray(8)) as region:
         queue_pair.send(forged(region))
         queue_pair._end_connection()
         assert [completion.status for completion in queue.poll()] == [Status.CANCELED]
 
 
-def test_another_driver_flushes_nothing_that_failed(fake, monkeypatch):  # noqa: F811
+def test_another_driver_flushes_nothing_that_failed(fake, monkeypatch):
     monkeypatch.setattr(devices, "_driver", lambda name, vendor: "mlx5_core")
     with (
         fake.open() as adapter,
@@ -98,7 +97,7 @@ def test_another_driver_flushes_nothing_that_failed(fake, monkeypatch):  # noqa:
 # ---- notifications ----
 
 
-def test_a_failure_that_raises_no_event_notifies_for_solicited(fake, queue, queue_pair):  # noqa: F811
+def test_a_failure_that_raises_no_event_notifies_for_solicited(fake, queue, queue_pair):
     queue_pair.receive([])
     queue_pair.receive([])
     armed = queue.arm(Notify.SOLICITED)
@@ -115,7 +114,7 @@ def test_a_failure_that_raises_no_event_notifies_for_solicited(fake, queue, queu
     assert len(queue.poll()) == 2
 
 
-def test_nobody_looks_for_failures_when_none_waits_for_them(fake, queue, queue_pair):  # noqa: F811
+def test_nobody_looks_for_failures_when_none_waits_for_them(fake, queue, queue_pair):
     queue_pair.receive([])
     armed = queue.arm(Notify.SOLICITED)
     armed.cancel()
@@ -123,7 +122,7 @@ def test_nobody_looks_for_failures_when_none_waits_for_them(fake, queue, queue_p
 
 
 @pytest.mark.parametrize("kind", [Notify.ANY, Notify.SOLICITED])
-def test_a_late_event_of_an_earlier_arming_does_not_notify(fake, queue, queue_pair, kind):  # noqa: F811
+def test_a_late_event_of_an_earlier_arming_does_not_notify(fake, queue, queue_pair, kind):
     """As after a wait() that armed and found its completion before the event came."""
     for _ in range(2):
         queue_pair.receive([])
@@ -140,7 +139,7 @@ def test_a_late_event_of_an_earlier_arming_does_not_notify(fake, queue, queue_pa
 # ---- a peer's wrong access ----
 
 
-def test_an_access_event_leaves_the_queue_pair_to_the_driver_which_has_yet_to_answer(fake, adapter, queue, queue_pair):  # noqa: F811
+def test_an_access_event_leaves_the_queue_pair_to_the_driver_which_has_yet_to_answer(fake, adapter, queue, queue_pair):
     queue_pair.receive([])
     fake.device_event(adapter, lib.IBV_EVENT_QP_ACCESS_ERR, queue_pair)
     soon(lambda: queue_pair.connection_ended, "the connection has ended")
@@ -150,7 +149,7 @@ def test_an_access_event_leaves_the_queue_pair_to_the_driver_which_has_yet_to_an
 
 
 @pytest.mark.parametrize(("kind", "iwarp"), [("IBV_EVENT_QP_FATAL", False), ("IBV_EVENT_QP_ACCESS_ERR", True)])
-def test_other_events_end_the_queue_pair(fake, kind, iwarp):  # noqa: F811
+def test_other_events_end_the_queue_pair(fake, kind, iwarp):
     if iwarp:
         fake.speak_iwarp()
     with (
@@ -168,7 +167,7 @@ def test_other_events_end_the_queue_pair(fake, kind, iwarp):  # noqa: F811
 # ---- memory on demand ----
 
 
-def test_memory_on_demand_is_pinned(fake, monkeypatch):  # noqa: F811
+def test_memory_on_demand_is_pinned(fake, monkeypatch):
     monkeypatch.setattr(devices, "_driver", lambda name, vendor: "rdma_rxe")
     with (
         fake.open(odp_general=1, odp_connected=0xF) as adapter,

@@ -12,7 +12,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import DEADLINE_S, Elsewhere, soon
 
 import ndpy
@@ -20,8 +19,6 @@ from ndpy import Endpoint
 from ndpy.connection import Connector
 from ndpy.verbs import connection
 from ndpy.verbs.library import ffi, lib
-
-# ruff: noqa: F811
 
 SERVER = ("127.0.0.1", 4791)
 

@@ -9,7 +9,6 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
 from racing import Elsewhere
 
 import ndpy
@@ -21,7 +20,7 @@ SERVER = ("127.0.0.1", 4791)
 
 
 @pytest.fixture
-def adapter(fake):  # noqa: F811
+def adapter(fake):
     fake.have_address()
     with fake.open(windows=1) as adapter:
         yield adapter
@@ -33,7 +32,7 @@ def queue(adapter):
         yield queue
 
 
-def refuse(fake, adapter, queue_pair):  # noqa: F811
+def refuse(fake, adapter, queue_pair):
     """Nobody can use it for a connection, and nobody is asked to."""
     before = fake.counts.identifiers
     with adapter.create_connector() as client:
@@ -49,14 +48,14 @@ def refuse(fake, adapter, queue_pair):  # noqa: F811
     assert fake.counts.identifiers == before
 
 
-def test_h_4_a_queue_pair_that_was_connected_is_refused_although_its_connector_is_gone(fake, adapter, queue):  # noqa: F811
+def test_h_4_a_queue_pair_that_was_connected_is_refused_although_its_connector_is_gone(fake, adapter, queue):
     with adapter.create_queue_pair(queue) as queue_pair:
         adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S).close()
         assert queue_pair.connector is None
         refuse(fake, adapter, queue_pair)
 
 
-def test_h_4_a_queue_pair_whose_connection_is_being_made_is_refused(fake, adapter, queue):  # noqa: F811
+def test_h_4_a_queue_pair_whose_connection_is_being_made_is_refused(fake, adapter, queue):
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_CONNECT_RESPONSE
     with adapter.create_queue_pair(queue) as queue_pair, adapter.create_connector() as client:
         connecting = client.begin_connect(queue_pair, SERVER)
@@ -66,7 +65,7 @@ def test_h_4_a_queue_pair_whose_connection_is_being_made_is_refused(fake, adapte
         connecting.cancel()
 
 
-def test_h_4_a_queue_pair_that_a_refused_attempt_has_ended_is_refused(fake):  # noqa: F811
+def test_h_4_a_queue_pair_that_a_refused_attempt_has_ended_is_refused(fake):
     """On iWARP the kernel moves it to the error state."""
     fake.have_address()
     fake.speak_iwarp()
@@ -114,7 +113,7 @@ def test_h_4_two_connectors_that_take_a_queue_pair_at_once_do_not_both_get_it(ad
         connecting.result(DEADLINE_S)
 
 
-def test_a_queue_pair_that_was_connected_without_a_connector_is_refused(fake, adapter, queue):  # noqa: F811
+def test_a_queue_pair_that_was_connected_without_a_connector_is_refused(fake, adapter, queue):
     with adapter.create_queue_pair(queue) as queue_pair:
         # The last step of connect_endpoint(), which needs a device.
         queue_pair._begin_connection()
@@ -134,7 +133,7 @@ def test_what_connect_endpoint_says_that_it_raises_is_what_a_used_queue_pair_rai
 
 
 @pytest.mark.parametrize("failure", ["IBV_WC_MW_BIND_ERR", "IBV_WC_WR_FLUSH_ERR"])
-def test_e_2_a_window_whose_bind_failed_can_be_bound_again(fake, adapter, queue, failure):  # noqa: F811
+def test_e_2_a_window_whose_bind_failed_can_be_bound_again(fake, adapter, queue, failure):
     """A device finds a window by its key, which a bind that failed has not changed.
 
     A queue pair that is older than the native window uses that window again.

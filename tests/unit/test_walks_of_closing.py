@@ -11,12 +11,9 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, adapter, points, soon, walk  # noqa: F401
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
 
 import ndpy
-
-# ruff: noqa: F811
 
 WAIT_S = DEADLINE_S / 2
 

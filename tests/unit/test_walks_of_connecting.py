@@ -14,13 +14,10 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from fake_verbs import fake, fake_verbs_path  # noqa: F401
-from racing import DEADLINE_S, Elsewhere, Queue, points, soon, walk  # noqa: F401
+from racing import DEADLINE_S, Elsewhere, Queue, soon, walk
 
 import ndpy
 from ndpy.verbs.library import lib
-
-# ruff: noqa: F811
 
 WAIT_S = DEADLINE_S / 2
 SERVER = ("127.0.0.1", 4000)

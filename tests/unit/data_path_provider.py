@@ -1,0 +1,182 @@
+"""A provider that the test plays itself, beneath the data path in C (cdefs/data_path.c, rings.c, verbs/data_path.c).
+
+The provider's numbers are those of <infiniband/verbs.h>.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from ndpy.verbs.library import ffi, lib
+
+SOURCE = Path(__file__).with_name("data_path_provider.c")
+
+# enum ibv_wr_opcode, ibv_send_flags, ibv_wc_opcode, ibv_wc_flags
+WR_WRITE, WR_SEND, WR_READ, WR_LOCAL_INV, WR_BIND_MW, WR_SEND_WITH_INV = 0, 2, 4, 7, 8, 9
+FENCE, SIGNALED, SOLICITED, INLINE = 1, 2, 4, 8
+WC_SEND, WC_RECV = 0, 128
+WC_IP_CSUM_OK, WC_WITH_INV = 4, 8
+
+NUMBER = 5
+DEPTH = 8
+CONTEXT = 0x1122334455667788
+MAX_LENGTH = 1000
+INLINE_SIZE = 64
+EVERY_OPERATION = (
+    lib.NDPY_SEND,
+    lib.NDPY_READ,
+    lib.NDPY_WRITE,
+    lib.NDPY_SEND_AND_INVALIDATE,
+    lib.NDPY_BIND,
+    lib.NDPY_INVALIDATE,
+)
+
+
+class Sent(ctypes.Structure):
+    """struct sent of data_path_provider.c."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_uint64)
+            for name in ["id", "address", "remote_address", "bind_address", "bind_length", "window", "region"]
+        ),
+        *(
+            (name, ctypes.c_uint32)
+            for name in [
+                "opcode",
+                "flags",
+                "elements",
+                "length",
+                "key",
+                "remote_key",
+                "invalidated_key",
+                "bind_key",
+                "bind_access",
+                "posted",
+            ]
+        ),
+    )
+
+
+class Provider:
+    """The native queue pair, shared receive queue and completion queue, and what is made on them."""
+
+    def __init__(self, path: Path) -> None:
+        self.library = ctypes.CDLL(str(path))
+        self.sent = Sent.in_dll(self.library, "sent")
+        self.library.complete.argtypes = [ctypes.c_uint64] + [ctypes.c_uint32] * 5
+        self._made: list[tuple[Any, Any]] = []
+        self.cq = self.keep(
+            lib.ndpy_completion_queue_new(self.native("completion_queue")), lib.ndpy_completion_queue_free
+        )
+
+    def native(self, name: str) -> Any:
+        return ffi.cast("void *", ctypes.addressof(ctypes.c_byte.in_dll(self.library, name)))
+
+    def set(self, **values: int) -> None:
+        for name, value in values.items():
+            ctypes.c_int32.in_dll(self.library, name).value = value
+
+    def get(self, name: str) -> int:
+        return ctypes.c_int32.in_dll(self.library, name).value
+
+    def keep(self, made: Any, free: Any) -> Any:
+        assert made
+        self._made.append((made, free))
+        return made
+
+    def queue_pair(self, depth: int = DEPTH, connection: int | None = None, number: int = NUMBER) -> Any:
+        made = lib.ndpy_queue_pair_new(
+            self.native("queue_pair"), number, depth, depth + 1, 3, 2, INLINE_SIZE, MAX_LENGTH
+        )
+        self.keep(made, lib.ndpy_queue_pair_free)
+        lib.ndpy_queue_pair_set_connection(made, lib.NDPY_CONNECTED if connection is None else connection)
+        return made
+
+    def shared_queue(self) -> Any:
+        made = lib.ndpy_shared_queue_new(self.native("shared_queue"), 4, 2, MAX_LENGTH)
+        return self.keep(made, lib.ndpy_shared_queue_free)
+
+    def complete(self, opcode: int = WC_SEND, status: int = 0, nbytes: int = 0, flags: int = 0, key: int = 0) -> int:
+        """The request posted last ends; its id."""
+        self.library.complete(self.sent.id, opcode, status, nbytes, flags, key)
+        return int(self.sent.id)
+
+    def poll(self, count: int = 64) -> list[Any]:
+        out = ffi.new("struct ndpy_completion[]", max(count, 1))
+        # The program's memory holds what was there before.
+        ffi.memmove(out, b"\xaa" * ffi.sizeof(out), ffi.sizeof(out))
+        done = lib.ndpy_poll(self.cq, out, count)
+        assert done >= 0, done
+        self._out = out
+        return [out[place] for place in range(done)]
+
+    def poll_hidden(self, count: int) -> list[Any]:
+        out = ffi.new("struct ndpy_completion[]", max(count, 1))
+        done = lib.ndpy_poll_internal(self.cq, out, count)
+        self._hidden = out
+        return [out[place] for place in range(done)]
+
+    def free(self) -> None:
+        for made, free in reversed(self._made):
+            free(made)
+
+
+@pytest.fixture(scope="module")
+def provider_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not shutil.which("gcc") or not Path("/usr/include/infiniband/verbs.h").exists():
+        pytest.skip("building the provider needs gcc and libibverbs-dev")
+    path = tmp_path_factory.mktemp("data_path") / "provider.so"
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    done = subprocess.run(["gcc", *flags, "-o", path, SOURCE], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+@pytest.fixture
+def provider(provider_path: Path, tmp_path: Path) -> Iterator[Provider]:
+    # A copy, so that each test has variables of its own.
+    provider = Provider(Path(shutil.copy(provider_path, tmp_path / "provider.so")))
+    yield provider
+    provider.free()
+
+
+def elements(*lengths: int) -> Any:
+    return ffi.new("struct ndpy_element[]", [(0x1000 + place, length, 7) for place, length in enumerate(lengths)] or 1)
+
+
+def post(qp: Any, operation: int, *lengths: int, flags: int = 0, context: int = CONTEXT) -> int:
+    return int(lib.ndpy_post(qp, operation, flags, context, elements(*lengths), len(lengths), 0xABCDEF, 0x99))
+
+
+def bind(qp: Any, flags: int = 0, length: int = 5000) -> int:
+    window, region = ffi.cast("struct ibv_mw *", 0x111), ffi.cast("struct ibv_mr *", 0x222)
+    return int(lib.ndpy_post_bind(qp, flags, CONTEXT, window, region, 0x3000, length, 0x1F, 0x77))
+
+
+def post_any(qp: Any, operation: int, flags: int = 0) -> int:
+    if operation == lib.NDPY_BIND:
+        return bind(qp, flags)
+    if operation == lib.NDPY_INVALIDATE:
+        return int(lib.ndpy_post_invalidate(qp, flags, CONTEXT, 0x77))
+    return post(qp, operation, 1, flags=flags)
+
+
+def silent(qp: Any, times: int) -> None:
+    for _ in range(times):
+        assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS) == 0
+
+
+def in_flight(qp: Any, receive: int = 0) -> int:
+    return int(lib.ndpy_queue_pair_in_flight(qp, receive))

@@ -1,0 +1,317 @@
+"""Completions in the data path in C: their status, their order, and those that it keeps."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+
+from data_path_provider import (
+    NUMBER,
+    WC_IP_CSUM_OK,
+    WC_RECV,
+    WC_SEND,
+    WC_WITH_INV,
+    Provider,
+    bind,
+    elements,
+    in_flight,
+    post,
+    post_any,
+    silent,
+)
+
+from ndpy.verbs.library import ffi, lib
+
+
+def test_a_receive_has_the_bytes_that_came_and_a_failure_has_none(provider):
+    qp = provider.queue_pair()
+    assert post(qp, lib.NDPY_RECEIVE, 500, context=1) == 0
+    provider.complete(WC_RECV, nbytes=123)
+    assert post(qp, lib.NDPY_RECEIVE, 500, context=2) == 0
+    provider.complete(WC_RECV, lib.IBV_WC_WR_FLUSH_ERR, nbytes=123)
+    assert post(qp, lib.NDPY_SEND, 40, context=3) == 0
+    provider.complete(WC_SEND, lib.IBV_WC_RETRY_EXC_ERR)
+    came, flushed, failed = provider.poll()
+    assert (came.nbytes, came.status, came.vendor_status, came.native_status) == (123, lib.NDPY_SUCCESS, 0, 0)
+    assert (flushed.nbytes, flushed.status, flushed.vendor_status) == (0, lib.NDPY_CANCELED, 88)
+    assert (failed.nbytes, failed.status, failed.vendor_status) == (0, lib.NDPY_IO_TIMEOUT, 88)
+    assert (failed.native_status, failed.queue_pair) == (lib.IBV_WC_RETRY_EXC_ERR, NUMBER)
+    assert [each.slot for each in (came, flushed, failed)] == [0, 1, 0]
+    assert [each.retired for each in (came, flushed, failed)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("native", "operation", "status"),
+    [
+        ("LOC_PROT_ERR", "SEND", "ACCESS_VIOLATION"),
+        ("LOC_ACCESS_ERR", "SEND", "ACCESS_VIOLATION"),
+        ("REM_ACCESS_ERR", "READ", "ACCESS_VIOLATION"),
+        ("LOC_LEN_ERR", "RECEIVE", "BUFFER_OVERFLOW"),
+        ("LOC_LEN_ERR", "SEND", "DATA_OVERRUN"),
+        ("REM_INV_REQ_ERR", "SEND", "DATA_OVERRUN"),
+        ("REM_INV_REQ_ERR", "READ", "REMOTE_ERROR"),
+        ("RETRY_EXC_ERR", "SEND", "IO_TIMEOUT"),
+        ("RNR_RETRY_EXC_ERR", "SEND", "IO_TIMEOUT"),
+        ("RESP_TIMEOUT_ERR", "SEND", "IO_TIMEOUT"),
+        ("REM_OP_ERR", "SEND", "REMOTE_ERROR"),
+        ("REM_INV_RD_REQ_ERR", "READ", "REMOTE_ERROR"),
+        ("REM_ABORT_ERR", "SEND", "REMOTE_ERROR"),
+        ("LOC_QP_OP_ERR", "RECEIVE", "BUFFER_OVERFLOW"),
+        ("LOC_QP_OP_ERR", "SEND", "ACCESS_VIOLATION"),
+        ("LOC_QP_OP_ERR", "BIND", "INVALID_REQUEST"),
+        ("LOC_QP_OP_ERR", "INVALIDATE", "INVALID_REQUEST"),
+        ("MW_BIND_ERR", "BIND", "INVALID_REQUEST"),
+        ("LOC_EEC_OP_ERR", "SEND", "INTERNAL_ERROR"),
+        ("BAD_RESP_ERR", "SEND", "INTERNAL_ERROR"),
+        ("FATAL_ERR", "SEND", "INTERNAL_ERROR"),
+        ("GENERAL_ERR", "SEND", "INTERNAL_ERROR"),
+        ("LOC_RDD_VIOL_ERR", "SEND", "UNKNOWN"),
+    ],
+)
+def test_each_native_status_has_its_own_for_the_operation(provider, native, operation, status):
+    qp = provider.queue_pair()
+    assert post_any(qp, getattr(lib, f"NDPY_{operation}")) == 0
+    provider.complete(status=getattr(lib, f"IBV_WC_{native}"))
+    assert [each.status for each in provider.poll()] == [getattr(lib, f"NDPY_{status}")]
+
+
+@pytest.mark.parametrize(
+    ("native", "status"),
+    [
+        ("SUCCESS", "SUCCESS"),
+        ("WR_FLUSH_ERR", "CANCELED"),
+        ("LOC_LEN_ERR", "ACCESS_VIOLATION"),
+        ("GENERAL_ERR", "ACCESS_VIOLATION"),
+    ],
+)
+def test_a_receive_into_memory_that_may_not_be_written_fails_for_that(provider, native, status):
+    qp = provider.queue_pair()
+    assert post(qp, lib.NDPY_RECEIVE, 1, flags=lib.NDPY_UNWRITABLE) == 0
+    provider.complete(WC_RECV, getattr(lib, f"IBV_WC_{native}"))
+    assert [each.status for each in provider.poll()] == [getattr(lib, f"NDPY_{status}")]
+
+
+@pytest.mark.parametrize(("flag", "told"), [(WC_WITH_INV, True), (WC_IP_CSUM_OK, True), (0, False)])
+def test_a_receive_tells_which_window_its_message_took_back(provider, flag, told):
+    """rxe passes on the kernel's number for it, which is here a flag of datagrams."""
+    qp = provider.queue_pair()
+    assert post(qp, lib.NDPY_RECEIVE, 1) == 0
+    provider.complete(WC_RECV, flags=flag, key=0x55)
+    (completion,) = provider.poll()
+    assert (completion.flags, completion.vendor_status) == ((lib.NDPY_INVALIDATED, 0x55) if told else (0, 0))
+    assert post(qp, lib.NDPY_RECEIVE, 1) == 0
+    provider.complete(WC_RECV, lib.IBV_WC_WR_FLUSH_ERR, flags=flag, key=0x55)
+    (completion,) = provider.poll()
+    assert (completion.flags, completion.vendor_status) == (0, 88)
+
+
+def test_a_completion_out_of_order_ends_what_came_before_and_that_ends_nothing_again(provider):
+    qp = provider.queue_pair()
+    ids = []
+    for number in range(3):
+        assert post(qp, lib.NDPY_SEND, 1, context=number) == 0
+        ids.append(provider.sent.id)
+    for which in (1, 0, 2):
+        provider.library.complete(ids[which], WC_SEND, 0, 0, 0, 0)
+    assert [(each.context, each.retired) for each in provider.poll()] == [(1, 2), (0, 0), (2, 1)]
+    assert in_flight(qp) == 0
+
+
+def test_a_completion_of_a_request_that_was_refused_is_hidden_and_retires_nothing(provider):
+    """libsiw keeps a request that the kernel refused, and the kernel flushes it in the end."""
+    qp = provider.queue_pair()
+    provider.set(post_result=errno.ENOMEM)
+    assert post(qp, lib.NDPY_SEND, 1) == errno.ENOMEM
+    provider.complete(status=lib.IBV_WC_WR_FLUSH_ERR)
+    (completion,) = provider.poll()
+    assert (completion.flags, completion.retired) == (lib.NDPY_INTERNAL, 0)
+    assert lib.ndpy_queue_pair_ended(qp, 0) == 1
+
+
+def test_whether_the_first_requests_have_ended_and_how(provider):
+    qp = provider.queue_pair()
+    for _ in range(3):
+        assert post(qp, lib.NDPY_SEND, 1) == 0
+        provider.complete()
+    assert lib.ndpy_queue_pair_posted(qp) == 3
+    assert [lib.ndpy_queue_pair_ended(qp, count) for count in (0, 1, 3)] == [1, 0, 0]
+    provider.poll(2)
+    assert [lib.ndpy_queue_pair_ended(qp, count) for count in (1, 2, 3)] == [1, 1, 0]
+    assert post(qp, lib.NDPY_SEND, 1) == 0
+    provider.complete(status=lib.IBV_WC_RETRY_EXC_ERR)
+    provider.poll()
+    assert [lib.ndpy_queue_pair_ended(qp, count) for count in (3, 4, 5)] == [-1, -1, 0]
+
+
+def flood(provider: Provider, count: int) -> Any:
+    """So many requests that have ended, with their number as context."""
+    qp = provider.queue_pair(depth=count)
+    for number in range(count):
+        assert post(qp, lib.NDPY_SEND, 1, context=number) == 0
+        provider.complete()
+    return qp
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 31, 32, 33, 99, 100, 101, 200])
+def test_a_poll_takes_up_to_what_is_wanted_oldest_first(provider, wanted):
+    flood(provider, 100)
+    taken = provider.poll(wanted)
+    assert [each.context for each in taken] == [*range(min(wanted, 100))]
+    rest = provider.poll(200)
+    assert [each.context for each in rest] == [*range(len(taken), 100)]
+
+
+def test_a_poll_that_gets_less_than_it_asked_for_does_not_ask_again(provider):
+    flood(provider, 3)
+    provider.poll(64)
+    assert provider.get("polled") == 1
+
+
+def test_a_poll_that_fails_says_so_unless_it_has_something(provider):
+    flood(provider, 2)
+    out = ffi.new("struct ndpy_completion[]", 4)
+    assert lib.ndpy_drain(provider.cq) == 2
+    provider.set(poll_error=errno.EINVAL)
+    assert lib.ndpy_drain(provider.cq) == -errno.EIO
+    assert lib.ndpy_poll(provider.cq, out, 4) == 2
+    assert lib.ndpy_poll(provider.cq, out, 4) == -errno.EIO
+    assert lib.ndpy_poll(provider.cq, out, 0) == 0
+
+
+# ---- completions that are kept ----
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 100])
+def test_all_that_the_provider_has_is_kept_and_comes_first_and_once(provider, count):
+    flood(provider, count)
+    assert lib.ndpy_drain(provider.cq) == count
+    assert lib.ndpy_undelivered(provider.cq) == count
+    assert lib.ndpy_drain(provider.cq) == 0
+    qp = provider.queue_pair(number=6)
+    assert post(qp, lib.NDPY_SEND, 1, context=count) == 0
+    provider.complete()
+    assert [each.context for each in provider.poll(count - 1)] == [*range(count - 1)]
+    assert lib.ndpy_undelivered(provider.cq) == 1
+    assert [each.context for each in provider.poll()] == [count - 1, count]
+    assert lib.ndpy_undelivered(provider.cq) == 0
+    assert provider.poll() == []
+
+
+def test_what_is_kept_stays_in_order_while_more_comes(provider):
+    qp = provider.queue_pair(depth=200)
+    taken, posted = [], 0
+    for step in range(60):
+        for _ in range(step % 7):
+            assert post(qp, lib.NDPY_SEND, 1, context=posted) == 0
+            provider.complete()
+            posted += 1
+        assert lib.ndpy_drain(provider.cq) == step % 7
+        taken += [each.context for each in provider.poll(step % 5)]
+        assert lib.ndpy_undelivered(provider.cq) == posted - len(taken)
+    while some := provider.poll(50):
+        taken += [each.context for each in some]
+    assert taken == [*range(posted)]
+
+
+def hide_some(provider: Provider) -> Any:
+    """Kept: two hidden ones, a visible one, a hidden one."""
+    qp = provider.queue_pair(depth=2)
+    for hidden in (True, True, False, True):
+        assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if hidden else 0) == 0
+        provider.complete()
+        assert lib.ndpy_drain(provider.cq) == int(not hidden)
+    return qp
+
+
+def test_hidden_ones_are_taken_up_to_the_first_that_is_for_the_program(provider):
+    hide_some(provider)
+    assert lib.ndpy_undelivered(provider.cq) == 1
+    assert [each.flags for each in provider.poll_hidden(0)] == []
+    assert [each.slot for each in provider.poll_hidden(1)] == [0]
+    assert [each.slot for each in provider.poll_hidden(9)] == [1]
+    assert provider.poll_hidden(9) == []
+    assert lib.ndpy_undelivered(provider.cq) == 1
+    assert [(each.slot, each.flags) for each in provider.poll(1)] == [(2, 0)]
+    assert lib.ndpy_undelivered(provider.cq) == 0
+    assert [each.slot for each in provider.poll_hidden(9)] == [3]
+    assert provider.poll() == []
+    flood(provider, 3)
+    assert lib.ndpy_drain(provider.cq) == 3
+    assert [each.context for each in provider.poll()] == [0, 1, 2]
+
+
+def test_kept_completions_are_counted_by_their_queue_pair(provider):
+    hide_some(provider)
+    queue = provider.shared_queue()
+    for slot in range(3):
+        assert lib.ndpy_post_shared(queue, slot, slot, elements(1), 1) == 0
+        provider.complete(WC_RECV)
+    lib.ndpy_drain(provider.cq)
+    flood(provider, 2)
+    lib.ndpy_drain(provider.cq)
+    assert [lib.ndpy_stored_of(provider.cq, number) for number in (NUMBER, 77, 6)] == [6, 0, 0]
+    provider.poll_hidden(1)
+    assert lib.ndpy_stored_of(provider.cq, NUMBER) == 5
+    assert lib.ndpy_renumber_stored(provider.cq, NUMBER, 99) == 0
+    assert lib.ndpy_renumber_stored(provider.cq, 77, 99) == 3
+    assert lib.ndpy_renumber_stored(provider.cq, 77, 98) == 0
+    shared = [each for each in provider.poll() if each.flags & lib.NDPY_FROM_SHARED_QUEUE]
+    assert [(each.queue_pair, each.slot) for each in shared] == [(99, 0), (99, 1), (99, 2)]
+
+
+@pytest.mark.parametrize("ended_before", [0, 5])
+def test_what_is_left_of_a_queue_pair_is_cancelled_in_order(provider, ended_before):
+    qp = provider.queue_pair()
+    for _ in range(ended_before):
+        assert post(qp, lib.NDPY_SEND, 1) == 0
+        provider.complete()
+    assert len(provider.poll()) == ended_before
+    assert post(qp, lib.NDPY_SEND, 1, context=1) == 0
+    silent(qp, 1)
+    assert post(qp, lib.NDPY_READ, 1, context=3) == 0
+    assert bind(qp, lib.NDPY_MARKER) == 0
+    assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 4
+    assert in_flight(qp) == 0
+    assert lib.ndpy_queue_pair_ended(qp, ended_before + 4) == -1
+    assert lib.ndpy_undelivered(provider.cq) == 2
+    left = provider.poll()
+    canceled, silent_success = (lib.NDPY_CANCELED, lib.IBV_WC_WR_FLUSH_ERR, 0), (lib.NDPY_SUCCESS, 0, lib.NDPY_INTERNAL)
+    assert [(each.status, each.native_status, each.flags) for each in left] == [
+        canceled,
+        silent_success,
+        canceled,
+        silent_success,
+    ]
+    operations = [lib.NDPY_SEND, lib.NDPY_SEND, lib.NDPY_READ, lib.NDPY_BIND]
+    assert [each.operation for each in left] == operations
+    assert [(each.retired, each.queue_pair) for each in left] == [(1, NUMBER)] * 4
+    assert [each.slot for each in left] == [ended_before + place for place in range(4)]
+    assert (left[0].context, left[2].context, left[0].nbytes) == (1, 3, 0)
+
+
+def test_cancelling_nothing_leaves_a_queue_pair_as_it_was(provider):
+    qp = provider.queue_pair()
+    assert post(qp, lib.NDPY_RECEIVE, 1, context=7) == 0
+    assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 0
+    assert (lib.ndpy_queue_pair_ended(qp, 0), in_flight(qp, 1)) == (1, 1)
+    assert lib.ndpy_cancel_rest(qp, 1, provider.cq) == 1
+    assert [(each.context, each.operation) for each in provider.poll()] == [(7, lib.NDPY_RECEIVE)]
+
+
+def test_what_is_cancelled_comes_behind_what_was_kept(provider):
+    flood(provider, 40)
+    assert lib.ndpy_drain(provider.cq) == 40
+    provider.poll(10)
+    qp = provider.queue_pair(depth=100, number=6)
+    for number in range(100):
+        assert post(qp, lib.NDPY_SEND, 1, context=100 + number) == 0
+    assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 100
+    assert lib.ndpy_stored_of(provider.cq, 6) == 100
+    assert [each.context for each in provider.poll(200)] == [*range(10, 40), *range(100, 200)]
