@@ -23,7 +23,6 @@ WAITING = {
     "verbs/endpoint.py",
     "verbs/memory.py",
     "verbs/queue_pair.py",
-    "cli/smoke/testbed.py",
 }
 
 

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import ndpy
-from ndpy import Access, Capability, Operation, Status
+from ndpy import Access, Capability, Operation, Status, quirks
 from ndpy.cli.smoke.catalog import Failure, Skip
 from ndpy.cli.smoke.channel import encode
 from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerLost, PeerMemory, PeerRefused
 from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all, difference
+from ndpy.quirks import Quirk
 
 #: The longest time that one step of a check may take. The limit of the whole check may end it sooner.
 STEP_LIMIT_S = 10.0
@@ -160,6 +161,7 @@ class Testbed:
     def __init__(self, adapter: ndpy.Adapter, which: str | None, peer_host: str | None) -> None:
         self.adapter = adapter
         self.info = adapter.info
+        self._quirks = quirks.differences(adapter.info)
         #: The name or address that the user gave; None if open_adapter() chose the adapter.
         self.which = which
         self.peer_host = peer_host
@@ -240,10 +242,9 @@ class Testbed:
             if capability not in self.info.capabilities:
                 raise Skip(f"{self.info.name} does not claim {capability.name}")
 
-    @property
-    def iwarp(self) -> bool:
-        """Whether the transport is iWARP. There a write or send completes once it is sent, before the peer has checked it."""
-        return self.info.transport == "iWARP"
+    def has(self, quirk: Quirk) -> bool:
+        """Whether the table of quirks lists this for the adapter."""
+        return quirk in self._quirks
 
     def expect_refused(
         self, operation: Operation, status: Status, wait_disconnected: Callable[[float], None], what: str
@@ -252,7 +253,11 @@ class Testbed:
 
         On iWARP a refused write ends the connection and may still complete as a success.
         """
-        if self.iwarp and operation is Operation.WRITE and status in (Status.SUCCESS, Status.IO_TIMEOUT):
+        if (
+            self.has(Quirk.IWARP_NO_ACKNOWLEDGEMENT)
+            and operation is Operation.WRITE
+            and status in (Status.SUCCESS, Status.IO_TIMEOUT)
+        ):
             try:
                 wait_disconnected(self.step())
             except (ndpy.TimeoutError, PeerRefused):

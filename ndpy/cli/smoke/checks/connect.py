@@ -12,6 +12,7 @@ from ndpy.cli.smoke.channel import encode
 from ndpy.cli.smoke.peer import PeerRefused
 from ndpy.cli.smoke.resources import pattern
 from ndpy.cli.smoke.testbed import STEP_LIMIT_S, Testbed, expect, expect_same, refusal
+from ndpy.quirks import Quirk
 
 
 def _by_version(testbed: Testbed, version: int) -> str:
@@ -148,7 +149,7 @@ def rejected(testbed: Testbed) -> str:
         testbed.peer.finish(STEP_LIMIT_S)
     expect_same(connector.private_data[: len(why)], why, "private data of reject()")
     # On iWARP a rejected queue pair stays in its error state.
-    testbed.connect(None if testbed.iwarp else end).expect_alive()
+    testbed.connect(None if testbed.has(Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP) else end).expect_alive()
     return f"refused with {len(why)} bytes of reason, then connected"
 
 

@@ -10,6 +10,7 @@ from ndpy import Access, Capability, Flags, Operation, Status
 from ndpy.cli.smoke.catalog import Skip, check
 from ndpy.cli.smoke.resources import ConnectionEnd, pattern
 from ndpy.cli.smoke.testbed import Testbed, contexts, expect, expect_ok, expect_same, expect_status
+from ndpy.quirks import Quirk
 
 
 @check("send-receive", "sizes")
@@ -116,7 +117,7 @@ def in_order(testbed: Testbed) -> str:
 @check("send-receive", "late-receive")
 def late_receive(testbed: Testbed) -> str:
     """A send that finds no receive succeeds if the peer posts one soon after."""
-    if testbed.iwarp:
+    if testbed.has(Quirk.IWARP_NO_RECEIVER_NOT_READY):
         raise Skip(f"{testbed.info.name} is iWARP, which has no way to say that a receiver is not ready (RFC 5041)")
     connection = testbed.connect(receives=0)
     memory = testbed.memory(256)
@@ -143,7 +144,7 @@ def too_long(testbed: Testbed) -> str:
     expect_same(memory.contents(512), pattern(memory.seed, 4096)[512:], "the memory after the receive")
     expect_status(received, Status.BUFFER_OVERFLOW, "the receive that is too short")
     (sent,) = connection.take_at_peer(1, "the send that is too long")
-    if not testbed.iwarp:
+    if not testbed.has(Quirk.IWARP_NO_ACKNOWLEDGEMENT):
         expect(sent.status is not Status.SUCCESS, "the sender was told SUCCESS")
     connection.far.wait_disconnected(testbed.step())
     return f"receiver BUFFER_OVERFLOW, sender {sent.status.name} and disconnected, nothing written after the receive"
