@@ -18,7 +18,7 @@ MAKERS = {"softroce"}
 NAMES = {"rdma_rxe", "rxe", "siw", "softnd", "softnd.dll", "iWARP"}
 WAITING = {
     "verbs/adapter.py",
-    "verbs/completion.py",
+    "verbs/completion_queue.py",
     "verbs/connection.py",
     "verbs/endpoint.py",
     "verbs/memory.py",
