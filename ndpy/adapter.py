@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import gc
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +27,34 @@ from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import Orphans, Resource, _serials, busy
 
 T = TypeVar("T")
+
+# How long close() waits for its turn to collect garbage.
+_COLLECTING_S = 1.0
+
+
+def _collect_garbage() -> None:
+    """Run a whole garbage collection that begins after this call; give up when the collector stays busy.
+
+    gc.collect() returns at once, having done nothing, while another thread is inside a collection. That thread may stay
+    there, in somebody's finalizer.
+    """
+    own = threading.get_ident()
+    begun = False
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        nonlocal begun
+        begun = begun or (phase == "start" and info["generation"] == 2 and threading.get_ident() == own)
+
+    deadline = time.monotonic() + _COLLECTING_S
+    gc.callbacks.append(note)
+    try:
+        while True:
+            gc.collect()
+            if begun or time.monotonic() >= deadline:
+                return
+            time.sleep(0.001)
+    finally:
+        gc.callbacks.remove(note)
 
 
 class Adapter(Resource):
@@ -269,7 +299,7 @@ class Adapter(Resource):
         users = self._users_left()
         if users:
             # A queue pair and its connector refer to each other, so that dropped ones wait for the garbage collector.
-            gc.collect()
+            _collect_garbage()
             users = self._users_left()
         if not users:
             self._closing = True

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
+import threading
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import wait_until
+from helpers import DEADLINE_S, wait_until
 from ndpy._verbs import lib
 
 import ndpy
+from ndpy import adapter as adapter_module
 from ndpy.resource import Orphans, Resource
 from ndpy.unraisable import report
 
@@ -200,6 +205,93 @@ def test_a_report_keeps_nothing(ignored):
     finally:
         gc.enable()
     assert ignored
+
+
+# ---- the garbage collector at close ----
+
+
+class BusyCollector:
+    """A thread that stays inside a garbage collection, in a finalizer, until release()."""
+
+    def __init__(self) -> None:
+        self._inside, self._leave = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._inside.wait(DEADLINE_S), "the thread collects"
+
+    def _run(self) -> None:
+        class Garbage:
+            def __del__(_) -> None:
+                self._inside.set()
+                self._leave.wait(DEADLINE_S)
+
+        garbage = Garbage()
+        garbage.itself = garbage
+        del garbage
+        # A call does nothing while another thread collects.
+        deadline = time.monotonic() + DEADLINE_S
+        while not self._inside.is_set() and time.monotonic() < deadline:
+            gc.collect()
+
+    def release(self) -> None:
+        self._leave.set()
+        self._thread.join(DEADLINE_S)
+
+
+def close_at_last(adapter: Any) -> None:
+    """Close it when what was dropped has been released, so that a test that failed leaves nothing to the next."""
+
+    def closed() -> bool:
+        gc.collect()
+        with contextlib.suppress(ndpy.DeviceBusyError):
+            adapter.close()
+        return adapter.closed
+
+    wait_until(closed, "the adapter closes")
+
+
+@pytest.fixture
+def busy_collector() -> Iterator[BusyCollector]:
+    collector = BusyCollector()
+    yield collector
+    collector.release()
+
+
+@pytest.fixture
+def dropped(fake, busy_collector) -> Iterator[Any]:
+    """An open adapter with a connected queue pair that only the collector finds, since nobody refers to it."""
+    adapter = Connected(fake).adapter
+    yield adapter
+    busy_collector.release()
+    close_at_last(adapter)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_adapter_closes_while_another_thread_collects_dropped_objects(dropped, busy_collector, monkeypatch):
+    """The first call of gc.collect() does nothing, since the other thread is inside a collection."""
+    calls = []
+
+    def collect() -> int:
+        calls.append(gc.collect())
+        busy_collector.release()
+        return calls[-1]
+
+    monkeypatch.setattr(adapter_module, "gc", SimpleNamespace(collect=collect, callbacks=gc.callbacks))
+    dropped.close()
+    assert dropped.closed
+    assert calls[0] == 0
+    assert len(calls) > 1
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_closing_does_not_wait_for_ever_for_a_thread_that_stays_in_a_collection(dropped, busy_collector, monkeypatch):
+    monkeypatch.setattr(adapter_module, "_COLLECTING_S", 0.05)
+    callbacks = list(gc.callbacks)
+    with pytest.raises(ndpy.DeviceBusyError):
+        dropped.close()
+    assert gc.callbacks == callbacks
+    busy_collector.release()
+    dropped.close()
 
 
 # ---- a link that is down ----
