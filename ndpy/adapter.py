@@ -335,7 +335,7 @@ class Adapter(Resource):
             child._on_removed()
 
     def _on_forked(self) -> None:
-        for child in [*self._open_children(), *self._orphans.take_in_child()]:
+        for child in [*self._open_children(), *self._orphans.take_all_in_child()]:
             if child is not self:
                 child._on_forked()
         super()._on_forked()

@@ -517,7 +517,7 @@ class Connector(Resource):
         try:
             self._native_end_requests()
         except errors.DeviceBusyError:
-            self._stays_open()
+            self._mark_still_open()
             for pending in waiting:
                 pending.fail(errors.CanceledError("the connector was being closed", operation=pending._operation))
             raise

@@ -67,16 +67,16 @@ class Resource(abc.ABC):
                 return
             self._refuse_if_used()
             self._release()
-            self._gone()
+            self._mark_closed()
 
-    def _stays_open(self) -> None:
+    def _mark_still_open(self) -> None:
         """A close has failed: it is as usable as before, unless the adapter has gone."""
         self._defunct = None
         # After that line: the adapter is marked before what was made from it.
         if self._adapter._defunct is not None:
             self._defunct = self._adapter._defunct
 
-    def _gone(self) -> None:
+    def _mark_closed(self) -> None:
         """The native resource does not exist any more."""
         # No bound method: a cycle would keep the region's buffer until the garbage collector runs.
         message = f"{self._describe()} is closed"
@@ -85,7 +85,7 @@ class Resource(abc.ABC):
         adapter = self._adapter
         adapter._children.pop(self._serial, None)
         adapter._open.discard(self._serial)
-        if adapter is not self and adapter._orphans.unsettled:
+        if adapter is not self and adapter._orphans.may_have_some:
             # One of them may have waited for this.
             adapter._wake()
 
@@ -168,13 +168,13 @@ class Orphans:
         self._dropped: deque[Resource] = deque()
         #: Those whose close() raised. Trying may take long, so it is done again only for the adapter's own close().
         self._failed: deque[Resource] = deque()
-        self._closing = threading.RLock()
-        self._at_it = False
+        self._closing_lock = threading.RLock()
+        self._is_closing = False
 
     @property
-    def unsettled(self) -> bool:
+    def may_have_some(self) -> bool:
         """Whether some are left, or may be left by a thread that is closing them."""
-        return self._at_it or bool(self._dropped)
+        return self._is_closing or bool(self._dropped)
 
     def add(self, orphan: Resource) -> None:
         """Note one; takes no lock, since finalizers call it."""
@@ -184,10 +184,10 @@ class Orphans:
         """Those that could not be closed yet."""
         return [*self._dropped, *self._failed]
 
-    def take_in_child(self) -> list[Resource]:
+    def take_all_in_child(self) -> list[Resource]:
         """In a forked child: no thread is closing any, and what there is, is the parent's."""
-        self._closing = threading.RLock()
-        self._at_it = False
+        self._closing_lock = threading.RLock()
+        self._is_closing = False
         left = self.waiting()
         self._dropped.clear()
         self._failed.clear()
@@ -200,8 +200,8 @@ class Orphans:
         their turn. again: try these once more, too.
         """
         failures: list[str] = []
-        with self._closing:
-            nested, self._at_it = self._at_it, True
+        with self._closing_lock:
+            nested, self._is_closing = self._is_closing, True
             taken: list[Resource] = []
             try:
                 # Each is in one of the two at every step, since Ctrl-C may come between any two steps.
@@ -215,7 +215,7 @@ class Orphans:
                     taken.pop()
             finally:
                 self._dropped.extend(taken)
-                self._at_it = nested
+                self._is_closing = nested
         for message in failures:
             warnings.warn(message, ResourceWarning, stacklevel=2)
 
@@ -248,7 +248,7 @@ def busy(resource: Resource, users: list[str]) -> DeviceBusyError:
 
 
 @contextlib.contextmanager
-def kept_open(*resources: Resource | None) -> Iterator[None]:
+def prevent_close(*resources: Resource | None) -> Iterator[None]:
     """No other thread closes one of these while the block lasts. Raises if one is closed already."""
     with contextlib.ExitStack() as stack:
         # Always in the same order, so that two threads do not wait for each other.

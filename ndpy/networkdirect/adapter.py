@@ -24,7 +24,7 @@ from ndpy.networkdirect.overlapped import OverlappedPending
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair, NetworkDirectSharedReceiveQueue
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
-from ndpy.resource import kept_open
+from ndpy.resource import prevent_close
 
 
 class NetworkDirectAdapter(Adapter):
@@ -163,7 +163,7 @@ class NetworkDirectAdapter(Adapter):
             receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size
         )
         limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
-        with kept_open(receive_cq, initiator_cq, srq):
+        with prevent_close(receive_cq, initiator_cq, srq):
             return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq)
 
     def create_connector(self) -> NetworkDirectConnector:

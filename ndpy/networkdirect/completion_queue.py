@@ -324,7 +324,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             for request in self._waiting:
                 lib.SetEvent(request.event)
             if not self._no_waiters.wait_for(lambda: not self._waiting, 5):
-                self._stays_open()
+                self._mark_still_open()
                 raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
             ended = list(self._armed.values())
             self._armed.clear()
@@ -336,7 +336,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         try:
             cancel_all(list(self._requests))
         except errors.DeviceBusyError:
-            self._stays_open()
+            self._mark_still_open()
             raise
         # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
         with self._lock:

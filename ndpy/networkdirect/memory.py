@@ -178,11 +178,11 @@ class NetworkDirectMemoryRegion(MemoryRegion):
             with self._lifetime:
                 self._deregistering = None
                 if status not in (SUCCESS, DEVICE_REMOVED):
-                    self._stays_open()
+                    self._mark_still_open()
                     pending.fail(status_error("deregister", status))
                     return
                 self._drop()
-                self._gone()
+                self._mark_closed()
             pending.succeed(None)
 
         with self._lifetime:
@@ -197,7 +197,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
                 self._deregistering = request
                 return pending
             if status not in (SUCCESS, DEVICE_REMOVED):
-                self._stays_open()
+                self._mark_still_open()
                 raise status_error("deregister", status)
         on_end(status)
         return pending

@@ -518,7 +518,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
             cancel_all(requests)
         except errors.DeviceBusyError:
             self._armed.update(armed)
-            self._stays_open()
+            self._mark_still_open()
             raise
         for request in requests:
             request.ignore_end()

@@ -17,7 +17,7 @@ from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
-from ndpy.resource import _serials, kept_open
+from ndpy.resource import _serials, prevent_close
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
@@ -198,7 +198,7 @@ class VerbsAdapter(Adapter):
             receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size
         )
         limits = self._limit_queue_pair(receive_cq, initiator_cq, limits, srq)
-        with kept_open(receive_cq, initiator_cq, srq):
+        with prevent_close(receive_cq, initiator_cq, srq):
             return VerbsQueuePair(self, receive_cq, initiator_cq, limits, srq)
 
     def create_connector(self) -> VerbsConnector:

@@ -327,7 +327,7 @@ class VerbsCompletionQueue(CompletionQueue):
                 os.eventfd_write(self._kick, 1)
             # A thread that sleeps on the channel's descriptor has to leave before the number can be another file's.
             if not self._no_waiters.wait_for(lambda: not self._waiters, _LEAVE_S):
-                self._stays_open()
+                self._mark_still_open()
                 raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
             ended, self._armed = [pending for _, pending in self._armed], []
             pollers = list(self._pollers)
@@ -342,7 +342,7 @@ class VerbsCompletionQueue(CompletionQueue):
                 self._destroy()
             except BaseException:
                 if self._cq is not None:
-                    self._stays_open()
+                    self._mark_still_open()
                 raise
         os.close(self._kick)
 

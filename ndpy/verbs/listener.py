@@ -37,7 +37,7 @@ class VerbsListener(Listener):
             assert bound is not None
             self._address = bound
         except BaseException:
-            self._gone()
+            self._mark_closed()
             lib.rdma_destroy_id(self._id)
             raise
 

@@ -343,7 +343,7 @@ class VerbsQueuePair(QueuePair):
             binding.end()
         result = lib.ibv_destroy_qp(self._qp)
         if result:
-            self._stays_open()
+            self._mark_still_open()
             check("close queue pair", result)
         self._qp = None
 

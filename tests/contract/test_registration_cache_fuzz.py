@@ -51,7 +51,7 @@ class Provider:
         plain = type(adapter)._register
         with adapter.register(bytearray(1)) as region:
             region_class = type(region)
-        release = region_class._gone
+        release = region_class._mark_closed
 
         def register(adapter, buffer, access):
             failure = self.refusals.pop(0) if self.refusals else self.chance and self.chance()
@@ -70,7 +70,7 @@ class Provider:
             self.live.pop(region, None)
 
         monkeypatch.setattr(type(adapter), "_register", register)
-        monkeypatch.setattr(region_class, "_gone", gone)
+        monkeypatch.setattr(region_class, "_mark_closed", gone)
 
     @property
     def pinned(self):

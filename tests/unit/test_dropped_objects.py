@@ -110,10 +110,10 @@ def test_ctrl_c_while_orphans_are_closed_loses_none(adapter, orphans, which):
     listed = given(adapter, orphans)
     with pytest.raises(KeyboardInterrupt):
         listed.close()
-    assert listed.unsettled
+    assert listed.may_have_some
     listed.close()
     assert [orphan.closed for orphan in orphans] == [True] * 3
-    assert not listed.unsettled
+    assert not listed.may_have_some
 
 
 def test_an_orphan_that_cannot_be_closed_keeps_no_other_from_it_and_is_tried_again(adapter, orphans):
@@ -124,7 +124,7 @@ def test_an_orphan_that_cannot_be_closed_keeps_no_other_from_it_and_is_tried_aga
     assert [orphan.closed for orphan in orphans] == [False, True, True]
     assert listed.waiting() == orphans[:1]
     # Not whenever something else is closed.
-    assert not listed.unsettled
+    assert not listed.may_have_some
     listed.close()
     assert len(orphans[0].failures) == 1
     with warnings.catch_warnings():

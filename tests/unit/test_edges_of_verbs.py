@@ -155,7 +155,7 @@ def test_what_waited_for_a_user_is_closed_when_something_closes(fake, adapter):
     with pytest.warns(ResourceWarning, match="CompletionQueue"):
         del queue
         gc.collect()
-    wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._at_it, "it waits")
+    wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._is_closing, "it waits")
     (waiting,) = adapter._orphans.waiting()
     waiting._users = 0
     del waiting
@@ -425,7 +425,7 @@ def test_closing_the_adapter_closes_what_waited_for_a_user(fake):
     with pytest.warns(ResourceWarning, match="CompletionQueue"):
         del queue
         gc.collect()
-    wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._at_it, "it waits")
+    wait_until(lambda: adapter._orphans.waiting() and not adapter._orphans._is_closing, "it waits")
     with pytest.raises(ndpy.DeviceBusyError, match="CompletionQueue"):
         adapter.close()
     (waiting,) = adapter._orphans.waiting()
