@@ -1,8 +1,9 @@
-"""Everything ndpy raises. One root, NdpyError; where Python has a class of that meaning, it is a base as well.
+"""The exceptions of ndpy.
 
-Refused calls raise a ProviderError, which is an OSError: `operation` names the call, `native` keeps the provider's
-own number (an errno on verbs) and `native_name` that number's name. Failed completions are data, not exceptions:
-Completion.raise_for_status() turns one into an exception of the same families.
+All are subclasses of NdpyError. If Python has a built-in exception with the same meaning, they are subclasses of that too.
+
+A refused call raises a ProviderError, which is also an OSError. A failed request raises nothing: its Completion has the
+status, and Completion.raise_for_status() raises the exception for it.
 """
 
 from __future__ import annotations
@@ -12,39 +13,39 @@ import errno as _errno
 
 
 class NdpyError(Exception):
-    """Root of every exception that ndpy raises on its own account."""
+    """The base class of all exceptions of ndpy."""
 
 
 class ClosedError(NdpyError, ValueError):
-    """The object was closed, or inherited through fork(), and can only be closed."""
+    """The object is closed or was inherited through fork(). Only close() still works."""
 
 
 class ForeignObjectError(NdpyError, ValueError):
-    """An object of one adapter was given to a call of another."""
+    """The object belongs to another adapter than the one that was called."""
 
 
 class InvalidBufferError(NdpyError, ValueError):
-    """The buffer is empty, not contiguous, or otherwise no memory that can be registered."""
+    """The buffer cannot be registered: it is empty, not contiguous, or not memory."""
 
 
 class LimitExceededError(NdpyError, ValueError):
-    """A value is beyond a limit of the adapter or of the queue; the message names both."""
+    """A value exceeds a limit of the adapter or of the queue. The message has the value and the limit."""
 
 
 class ElementRangeError(NdpyError, IndexError):
-    """A scatter/gather element or a remote range lies outside of its memory."""
+    """A scatter/gather element or a remote range is outside its memory."""
 
 
 class InvalidFlagsError(NdpyError, ValueError):
-    """The operation does not take these flags."""
+    """The operation does not have these flags."""
 
 
 class AdapterNotFoundError(NdpyError, LookupError):
-    """No such adapter; the message says which there are, what is missing, and the remedy."""
+    """There is no such adapter. The message lists the adapters, says what is missing, and gives the remedy."""
 
 
 class ProviderNotFoundError(NdpyError, OSError):
-    """The provider library cannot be loaded; the message names the package that has it."""
+    """The provider's library cannot be loaded. The message names the package that contains it."""
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else "provider not found"
@@ -53,8 +54,12 @@ class ProviderNotFoundError(NdpyError, OSError):
 class ProviderError(NdpyError, OSError):
     """A provider refused a call.
 
-    operation: the refused call; native: the provider's number, 0 where ndpy refused before asking the provider;
-    native_name: the provider's name of that number, such as "ENOMEM", or "" where it has none.
+    Parameters:
+        message: the reason as a sentence, without the numbers.
+        operation: the name of the refused call.
+        native: the provider's own error number: an errno on verbs, an NTSTATUS on NetworkDirect. 0 if ndpy refused the call
+            before it asked the provider.
+        native_name: the name of that number, such as "ENOMEM". "" if it has none. None looks it up as an errno.
     """
 
     def __init__(self, message: str, *, operation: str = "", native: int = 0, native_name: str | None = None) -> None:
@@ -67,7 +72,7 @@ class ProviderError(NdpyError, OSError):
     def __str__(self) -> str:
         text = f"{self.operation}: {self.message}" if self.operation else self.message
         if self.native:
-            # An errno is known by its decimal digits, a status of NetworkDirect by its hexadecimal ones.
+            # People know an errno as a decimal number and a status of NetworkDirect as a hexadecimal one.
             number = str(self.native) if self.native < 1 << 16 else f"{self.native:#010x}"
             text += f" [native status {number}{f' ({self.native_name})' if self.native_name else ''}]"
         return text
@@ -81,67 +86,67 @@ def _rebuild(cls: type[ProviderError], message: str, operation: str, native: int
 
 
 class DeviceBusyError(ProviderError):
-    """The object is in use: a region under a bound window, a parent with open children."""
+    """The object is in use, for example a region with a bound window, or an adapter with open objects."""
 
 
 class DeviceRemovedError(ProviderError):
-    """The adapter has gone; only cleaning up works."""
+    """The adapter was removed. Only close() still works."""
 
 
 class QueueFullError(ProviderError):
-    """No free slot in the queue; take completions, then try again."""
+    """The queue has no free slot. Take completions, then try again."""
 
 
 class UnsupportedError(ProviderError):
-    """This adapter, driver or library cannot do it."""
+    """This adapter, driver, library or system does not support it."""
 
 
 class InsufficientResourcesError(ProviderError):
-    """Out of memory, lockable memory, or the adapter's own resources."""
+    """There is not enough memory, lockable memory, or space in the adapter."""
 
 
 class CompletionQueueOverrunError(ProviderError):
-    """More completions arrived than the queue holds; it and its queue pairs are unusable (contract G.3.1)."""
+    """More completions arrived than the queue can hold. The queue and its queue pairs are unusable (contract G.3.1)."""
 
 
 class NotConnectedError(ProviderError, ConnectionError):
-    """The queue pair or connector is not in a state that has a connection."""
+    """The queue pair or connector has no connection."""
 
 
 class ConnectionActiveError(ProviderError, ConnectionError):
-    """The connector or queue pair is connecting or connected already."""
+    """The connector or queue pair is already connecting or connected."""
 
 
 class AddressInUseError(ProviderError):
-    """The local address and port are taken."""
+    """The local address and port are in use."""
 
 
 class AddressUnreachableError(ProviderError, ConnectionError):
-    """There is no way to that address from this adapter."""
+    """This adapter has no route to that address."""
 
 
 class PermissionError(ProviderError, builtins.PermissionError):
-    """The process may not use this."""
+    """The process lacks the permission."""
 
 
 class AccessViolationError(PermissionError):
-    """Memory was used beyond its rights or bounds."""
+    """An access exceeds the rights or the bounds of the memory."""
 
 
 class ConnectionRefusedError(ProviderError, builtins.ConnectionRefusedError):
-    """Nobody listens there, or the peer rejected the request; its private data is in the connector."""
+    """There is no listener, or the peer rejected the connection. Then the connector has the peer's private data."""
 
 
 class ConnectionAbortedError(ProviderError, builtins.ConnectionAbortedError):
-    """The attempt or the connection was given up."""
+    """The connection, or the attempt to connect, was aborted."""
 
 
 class TimeoutError(ProviderError, builtins.TimeoutError):
-    """The deadline passed, or the provider gave up waiting for the peer."""
+    """The deadline passed, or the provider stopped waiting for the peer."""
 
 
 class CanceledError(ProviderError):
-    """The request was cancelled: by cancel(), by closing its object, or by the end of the connection."""
+    """The request was cancelled by cancel(), by closing its object, or by the end of the connection."""
 
 
 _BY_ERRNO: dict[int, type[ProviderError]] = {
@@ -173,7 +178,7 @@ _BY_ERRNO: dict[int, type[ProviderError]] = {
 
 
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
-    """The exception for errno `number` of `operation`; unknown numbers give a plain ProviderError."""
+    """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError."""
     import os
 
     number = abs(number)

@@ -1,4 +1,4 @@
-"""The flags and enumerations of the public API. Values are NetworkDirect's where it has one (contract B.2)."""
+"""The flags and enumerations of the public API. They have NetworkDirect's values if it has them (contract B.2)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import enum
 
 
 class Capability(enum.Flag):
-    """What an adapter can do beyond what all adapters can: see AdapterInfo.capabilities.
+    """What some adapters can do and others cannot. AdapterInfo.capabilities has those of an adapter.
 
     Names:
-        MEMORY_WINDOWS: create_memory_window(), bind() and invalidate().
-        SHARED_RECEIVE_QUEUES: create_shared_receive_queue().
-        RESIZE_COMPLETION_QUEUE: CompletionQueue.resize().
-        IN_ORDER_DMA: the last byte of a message is written last, so that a program may poll memory for it.
+        MEMORY_WINDOWS: create_memory_window(), bind() and invalidate() work.
+        SHARED_RECEIVE_QUEUES: create_shared_receive_queue() works.
+        RESIZE_COMPLETION_QUEUE: CompletionQueue.resize() works.
+        IN_ORDER_DMA: the last byte of a message is written last. So a program may poll the memory for it.
         LOOPBACK_CONNECTIONS: two queue pairs of this adapter can be connected to each other.
         ATOMICS: regions take Access.REMOTE_ATOMIC.
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
-        REFUSE_OFFER: a client can take back its request, and can refuse what the server accepted.
-        REGION_ACCESS: regions have the rights that register() gives them, remote ones too. Without it peers reach memory
-            through windows only; remote rights given to register() are kept but grant nothing.
-        INLINE: Flags.INLINE.
-        SEND_INVALIDATE: send_and_invalidate().
-        BIND_RESERVES_PORT: a connector's bind() finds out that a port is taken. Without it connect() does.
-        REREGISTRATION: MemoryRegion.reregister().
-        ON_DEMAND_PAGING: Access.ON_DEMAND.
-        IMPLICIT_ON_DEMAND: Adapter.register_implicit().
-        DMABUF: Adapter.register_dmabuf().
-        RETRY_POLICY: the RetryPolicy of connect() and accept().
+        REFUSE_OFFER: a client can withdraw its request, and can refuse the connection after the server accepted it.
+        REGION_ACCESS: regions have the remote rights that register() gives them. Without it, peers reach memory through
+            windows only, and remote rights of a region only limit its windows.
+        INLINE: Flags.INLINE works.
+        SEND_INVALIDATE: send_and_invalidate() works.
+        BIND_RESERVES_PORT: bind() of a connector fails if the port is in use. Without it, connect() fails.
+        REREGISTRATION: MemoryRegion.reregister() works.
+        ON_DEMAND_PAGING: Access.ON_DEMAND works.
+        IMPLICIT_ON_DEMAND: Adapter.register_implicit() works.
+        DMABUF: Adapter.register_dmabuf() works.
+        RETRY_POLICY: connect() and accept() take a RetryPolicy.
     Source: ND2_ADAPTER_INFO (contract B.6); ibv_query_device_ex(3).
     """
 
@@ -52,19 +52,27 @@ class Capability(enum.Flag):
     RETRY_POLICY = enum.auto()
 
     def names(self) -> list[str]:
-        """The names of those that are set, in alphabetical order."""
+        """The names of the set flags, in alphabetical order."""
         return sorted(name for name, member in Capability.__members__.items() if member.value & self.value)
 
 
 class Access(enum.IntFlag):
-    """Rights of a region or window. Local read needs no flag; REMOTE_WRITE contains LOCAL_WRITE.
+    """The rights of a region or window. Reading by the adapter itself needs no right.
 
-    READ_SINK: memory that RDMA reads are to fill. An adapter with READ_SINK_REQUIRED in info.capabilities may refuse reads into
-    memory without it, on all others it changes nothing, so portable programs set it (contract J.10 to J.12). On iWARP it
-    makes the peer's answer possible, which is a write to the region, for as long as the region is registered.
-    REMOTE_ATOMIC, ON_DEMAND: verbs only. With ON_DEMAND nothing is pinned, and the adapter faults pages in as it uses them;
-    UnsupportedError where info.capabilities lacks ON_DEMAND_PAGING. On rxe, whose on-demand paging moves data to the wrong place in a
-    page (seen on Linux 7.2), ndpy pins the memory: data is right, and the memory must be mapped when registered.
+    Names:
+        LOCAL_WRITE: the adapter may write to the memory, for receives and reads of this side.
+        REMOTE_READ: peers may read the memory.
+        REMOTE_WRITE: peers may write to the memory. Contains LOCAL_WRITE.
+        READ_SINK: RDMA reads may fill the memory. An adapter with Capability.READ_SINK_REQUIRED may refuse reads into memory
+            without it. On the others it changes nothing, so portable programs set it (contract J.10 to J.12). On iWARP the
+            answer to a read is a write to the region. READ_SINK allows that for as long as the region is registered.
+        REMOTE_ATOMIC: peers may use atomic operations. Only on verbs.
+        ON_DEMAND: the memory is not pinned, and the adapter faults pages in when it uses them. Only on verbs, and only with
+            Capability.ON_DEMAND_PAGING, else UnsupportedError. On rxe, ndpy pins the memory all the same, because rxe's
+            on-demand paging moves data to the wrong place in a page (seen on Linux 7.2). So there it must be mapped when it
+            is registered.
+        DO_NOT_SECURE_VM: the provider does not protect the memory against being freed. Only on NetworkDirect.
+    Source: ND_MR_FLAG_* (contract B.2); ibv_reg_mr(3).
     """
 
     NONE = 0
@@ -78,12 +86,14 @@ class Access(enum.IntFlag):
 
 
 class Flags(enum.IntFlag):
-    """Flags of a posted request.
+    """The flags of a posted request.
 
-    SILENT_SUCCESS: no completion when it succeeds (an unsignaled work request).
-    READ_FENCE: start only when all earlier reads of this queue pair have completed.
-    SOLICITED: the peer's receive completion satisfies a SOLICITED notification (send only).
-    INLINE: the bytes are taken during the call; the memory need not be registered (send and write only).
+    Names:
+        SILENT_SUCCESS: the request has no completion if it succeeds (an unsignaled work request).
+        READ_FENCE: the request starts when all earlier reads of this queue pair have completed.
+        SOLICITED: the completion of the peer's receive satisfies Notify.SOLICITED. Only for send.
+        INLINE: the bytes are copied during the call, so the memory need not be registered. Only for send and write.
+    Source: ND_OP_FLAG_* (contract B.2); ibv_post_send(3).
     """
 
     NONE = 0
@@ -94,10 +104,11 @@ class Flags(enum.IntFlag):
 
 
 class Operation(enum.IntEnum):
-    """What a completion is the end of.
+    """The kind of request that completed.
 
-    RECEIVE_RDMA_WITH_IMMEDIATE (verbs only): the peer wrote with immediate data, which takes a receive for the notice. The
-    data are where the peer's token leads; the receive's own memory is untouched (IBV_WC_RECV_RDMA_WITH_IMM).
+    Names:
+        RECEIVE_RDMA_WITH_IMMEDIATE: the peer wrote with immediate data, which uses up a receive. The data are in the memory
+            that the peer wrote to. The memory of the receive is unchanged. Only on verbs (IBV_WC_RECV_RDMA_WITH_IMM).
     """
 
     RECEIVE = 0
@@ -110,7 +121,7 @@ class Operation(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """How a request ended; Completion.native_status keeps the provider's own number."""
+    """How a request ended. Completion.native_status has the provider's own number."""
 
     SUCCESS = 0
     CANCELED = 1
@@ -125,7 +136,14 @@ class Status(enum.IntEnum):
 
 
 class Notify(enum.IntEnum):
-    """What a completion queue is armed for: errors of the queue itself, any completion, or a solicited one."""
+    """What a completion queue is armed for.
+
+    Names:
+        ERRORS: an error of the queue itself.
+        ANY: any completion.
+        SOLICITED: the completion of a solicited message, or of a failed request.
+    Source: ND_CQ_NOTIFY_* (contract B.2); ibv_req_notify_cq(3).
+    """
 
     ERRORS = 0
     ANY = 1

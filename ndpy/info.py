@@ -1,4 +1,4 @@
-"""What an adapter is and what it can do."""
+"""Descriptions of adapters and their ports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from ndpy.flags import Capability
 
 @dataclasses.dataclass(frozen=True)
 class Gid:
-    """An entry of a port's GID table. type: "RoCE v2", "RoCE v1", "InfiniBand" or "iWARP"; address: as text."""
+    """An entry of a port's GID table.
+
+    Parameters:
+        index: its index in the table.
+        value: its 16 bytes.
+        type: "RoCE v2", "RoCE v1", "InfiniBand" or "iWARP".
+        address: the value as an IP address.
+    """
 
     index: int
     value: bytes
@@ -20,7 +27,18 @@ class Gid:
 
 @dataclasses.dataclass(frozen=True)
 class PortInfo:
-    """A port. state: "active", "down", "init", "armed" or "unknown"; mtu and max_mtu: bytes of payload in a packet."""
+    """A port of an adapter.
+
+    Parameters:
+        number: its number, from 1.
+        state: "active", "down", "init", "armed" or "unknown".
+        link_layer: for example "Ethernet" or "InfiniBand".
+        mtu: the largest payload of a packet, in bytes.
+        max_mtu: the largest MTU that can be configured.
+        lid: its local identifier on InfiniBand.
+        netdev: its network interface. None if there is none.
+        gids: its GID table.
+    """
 
     number: int
     state: str
@@ -34,11 +52,22 @@ class PortInfo:
 
 @dataclasses.dataclass(frozen=True)
 class AdapterInfo:
-    """An adapter's identity and limits; sizes in bytes, depths in requests. Limits have NetworkDirect's names.
+    """The identity and the limits of an adapter. Sizes are in bytes and depths in requests.
 
-    addresses: the IP addresses that connections can use. numa_node: None where the system does not say.
-    capabilities: what it can do beyond what all adapters can, for example
-    `ndpy.Capability.MEMORY_WINDOWS in info.capabilities`.
+    Parameters:
+        name: its name, which open_adapter() takes.
+        provider: "verbs" or "networkdirect".
+        transport: "RoCE", "InfiniBand", "iWARP" or, on Windows, "NetworkDirect".
+        driver: the kernel driver, or the provider's DLL.
+        addresses: the IP addresses that connections can use.
+        numa_node: its NUMA node. None if the system does not say.
+        netdev: the network interface of its first active port. None if there is none.
+        mtu: the MTU of its first active port.
+        state: the state of that port, or of the first port if none is active.
+        capabilities: what this adapter can do and others cannot. Example:
+            `ndpy.Capability.MEMORY_WINDOWS in info.capabilities`.
+        ports: its ports.
+        max_…: the limits, with NetworkDirect's names.
     Source: ND2_ADAPTER_INFO, ND_ADAPTER_INFO1 (contract B.6, B.7); ibv_query_device(3), ibv_query_port(3).
     """
 
@@ -73,7 +102,10 @@ class AdapterInfo:
     max_callee_data: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values, for JSON."""
+        """All fields as plain values, for JSON.
+
+        Returns: a dictionary. Capabilities are a list of names, and GIDs hexadecimal strings.
+        """
         values = dataclasses.asdict(self)
         values["capabilities"] = self.capabilities.names()
         for port in values["ports"]:
