@@ -19,7 +19,7 @@ class Capability(enum.Flag):
         GIDS: ports have tables of GIDs.
         REFUSE_OFFER: a client can withdraw its request, and can refuse the connection after the server accepted it.
         REGION_ACCESS: regions have the remote rights that register() gives them. Without it, peers reach memory through
-            windows only, and remote rights of a region only limit its windows.
+            windows only, and remote rights that register() is given grant nothing.
         INLINE: Flags.INLINE works.
         SEND_INVALIDATE: send_and_invalidate() works.
         BIND_RESERVES_PORT: bind() of a connector fails if the port is in use. Without it, connect() fails.

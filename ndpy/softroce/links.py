@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,11 +54,13 @@ def _call(command: Sequence[str], what: str, limit_s: float = _CALL_LIMIT_S) -> 
     try:
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        # The tool may be waiting in the kernel, where no signal reaches it. So do not wait for its exit.
+        # The tool may be waiting in the kernel, where no signal reaches it. So this thread does
+        # not wait for its exit.
         process.kill()
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+        threading.Thread(target=process.wait, daemon=True).start()
         raise SetupError(f"{what}: {' '.join(command)} did not finish within {limit_s:g} s") from None
     if process.returncode:
         raise SetupError(f"{what}: {err.strip() or out.strip() or f'exit status {process.returncode}'}")
