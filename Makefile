@@ -1,32 +1,37 @@
-# Each of these does its own set-up on a fresh Debian or Ubuntu machine, as root or with sudo.
+# Each target sets up what it needs on a fresh Debian or Ubuntu machine. Run it as root or with sudo.
 
 .PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
-# Where the tests run: --vm is always the same and touches nothing of this machine. Empty: on an adapter
-# of this machine if there is one.
+# Where the tests run. --vm: in a VM, which is the same everywhere and does not change this machine. Empty: on an adapter of
+# this machine, if there is one.
 SOFTROCE ?= --vm
-# More arguments for `ndpy smoke` and for pytest
+# Further arguments for `ndpy smoke` and for pytest
 ARGS ?=
 
 export PYTHON SOFTROCE ARGS
 
 help:
-	@echo "make smoke    the hardware smoke test on a software adapter;  make smoke-windows: on softnd, under Wine"
-	@echo "make test     all tests;  make stress: with full counts"
-	@echo "make soak     a busy server with the registration cache for SOAK_S (600) seconds, on ADAPTER (rxe, siw or softnd)"
-	@echo "make bench-cache   what a hit of the registration cache costs beside a registration"
-	@echo "make mutants  changes ndpy in COUNT (300) small places and looks whether the tests notice; SEED, FILES, PLACES"
-	@echo "make lint     ruff and mypy"
-	@echo "make setup    packages, kernel for the VM, .venv;  make venv: only .venv"
-	@echo "make windows  ndpy/_*.pyd and softnd.dll, for ndpy on Windows or under Wine"
-	@echo "make softnd   the NetworkDirect provider, softnd/build/softnd.dll;  make softnd-check: its tests"
-	@echo "make softnd-fuzz   its wire code in a fuzzer for a minute;  make softnd-bench: its speed beside TCP"
-	@echo "make bench-windows   what Python pays for a call over softnd, beside C"
-	@echo "make bench-register   registering 64 buffers one by one and all at once, on rxe and softnd"
-	@echo "make wheels   wheels for Linux and Windows and the source archive, in dist/"
-	@echo "make clean    remove what was built"
+	@echo "make smoke           run the hardware smoke test on a software adapter, in a VM"
+	@echo "make smoke-windows   run it on softnd, under Wine"
+	@echo "make test            run all the tests"
+	@echo "make stress          run all the tests with full counts"
+	@echo "make soak            run a busy server with the registration cache for SOAK_S (600) seconds on ADAPTER (rxe, siw, softnd)"
+	@echo "make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES"
+	@echo "make lint            run ruff and mypy"
+	@echo "make setup           install packages, a kernel for the VM, and .venv"
+	@echo "make venv            create only .venv"
+	@echo "make windows         build ndpy/_*.pyd and softnd.dll, for Windows or Wine"
+	@echo "make softnd          build softnd/build/softnd.dll, the software NetworkDirect provider"
+	@echo "make softnd-check    run the tests of softnd"
+	@echo "make softnd-fuzz     run its wire code in a fuzzer for a minute"
+	@echo "make softnd-bench    compare its speed with that of TCP"
+	@echo "make bench-cache     compare a hit of the registration cache with a registration"
+	@echo "make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd"
+	@echo "make bench-windows   compare the cost of a call with softnd in Python and in C"
+	@echo "make wheels          build the wheels for Linux and Windows and the source archive, in dist/"
+	@echo "make clean           remove everything that was built"
 
 setup:
 	@rig/setup.sh
@@ -38,7 +43,7 @@ smoke-windows: windows
 	@NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=900 rig/wine-python -m ndpy smoke softnd0 $(ARGS)
 
 smoke: setup
-	@.venv/bin/python -m compileall -q ndpy # the VM is slow at it
+	@.venv/bin/python -m compileall -q ndpy # the VM is slow at compiling
 	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- .venv/bin/ndpy smoke rxe0 $(ARGS)
 
 test: setup
@@ -47,7 +52,7 @@ test: setup
 stress: setup
 	@NDPY_STRESS=1 rig/test.sh
 
-# setup.sh makes the extension modules.
+# setup.sh has built the extension modules.
 windows: softnd
 	@ls -l ndpy/_*.pyd softnd/build/softnd.dll
 
@@ -77,7 +82,7 @@ mutants: windows
 	nice -n 19 .venv/bin/python tests/mutants/run.py --count $(COUNT) --seed $(SEED) --places $(PLACES) \
 	    $(if $(FILES),--files $(FILES)) --json .rig/mutants/results.json $(ARGS)
 
-# On one processor whose clock counts instructions: the same figures on every machine.
+# With one processor whose clock counts instructions, so that the results are the same on every machine.
 bench-cache: setup
 	@.venv/bin/python -m compileall -q ndpy
 	.venv/bin/ndpy softroce run --vm --icount --adapter rxe -- .venv/bin/python benchmarks/registration_cache.py rxe0
@@ -100,7 +105,7 @@ bench-windows: windows
 	$(MAKE) -s -C softnd build/networkdirect_calls.exe
 	rig/wine-python benchmarks/networkdirect_calls.py 'softnd\build\networkdirect_calls.exe' 'softnd\build\softnd.dll'
 
-# On rxe by a clock that counts instructions, with one processor, and by the machine's clock, with two.
+# On rxe twice: with one processor and a clock that counts instructions, and with two processors and the machine's clock.
 bench-register: windows
 	@.venv/bin/python -m compileall -q ndpy benchmarks
 	.venv/bin/ndpy softroce run --vm --icount --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0

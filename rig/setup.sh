@@ -1,11 +1,11 @@
 #!/bin/sh
-# Makes a fresh Debian or Ubuntu machine ready for ndpy's tests: packages, a kernel with software
-# adapters for the VM, a virtual environment, and a Windows Python under Wine. Run it as root or as a
-# user who may use sudo. Running it again costs a second; it does only what is missing.
+# Prepares a fresh Debian or Ubuntu machine for ndpy's tests. It provides packages, a kernel with software adapters for the
+# VM, a virtual environment, and a Windows Python under Wine. Run it as root or as a user who may use sudo. It does only what
+# is missing, so a second run takes a second.
 #
 #   rig/setup.sh            everything
-#   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 chooses another Python)
-#   rig/setup.sh wine       only packages, .venv and the Windows side, in .rig/wine
+#   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
+#   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
 
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,15 +1,26 @@
-"""Adds up JUnit result files and prints one line for all of them."""
+"""Adds up JUnit result files. Prints the time of each file, its slowest test modules, and one line for all the tests."""
 
 import sys
 import xml.etree.ElementTree as ET
+from collections import Counter
 from pathlib import Path
 
-total = {"tests": 0, "failures": 0, "errors": 0, "skipped": 0}
-for path in sys.argv[1:]:
-    if Path(path).exists():
-        for suite in ET.parse(path).getroot().iter("testsuite"):
-            for name in total:
-                total[name] += int(suite.get(name, 0))
+SLOWEST = 3
+
+total = Counter()
+for path in map(Path, sys.argv[1:]):
+    if not path.exists():
+        continue
+    seconds = 0.0
+    modules: Counter[str] = Counter()
+    for suite in ET.parse(path).getroot().iter("testsuite"):
+        for name in ("tests", "failures", "errors", "skipped"):
+            total[name] += int(suite.get(name, 0))
+        seconds += float(suite.get("time", 0))
+        for case in suite.iter("testcase"):
+            modules[case.get("classname", "").rpartition(".")[2]] += float(case.get("time", 0))
+    slowest = ", ".join(f"{module} {taken:.0f} s" for module, taken in modules.most_common(SLOWEST))
+    print(f"{path.stem}: {seconds:.0f} s ({slowest})")
 
 failed = total["failures"] + total["errors"]
 print(f"tests: {total['tests'] - failed - total['skipped']} passed, {failed} failed, {total['skipped']} skipped")

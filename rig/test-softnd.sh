@@ -1,11 +1,11 @@
 #!/bin/sh
 # Builds softnd.dll and runs its tests:
-#   rig/test-softnd.sh windows   the wire code natively under sanitizers and in a fuzzer for a minute; the clauses of
-#                                the contract and all else that needs Windows, on a Windows Python under Wine
-#   rig/test-softnd.sh peers     hostile and other peers in Python against a provider under Wine
-#   rig/test-softnd.sh siw       siw, in the VM, against a provider under Wine
-#   rig/test-softnd.sh           all of it
-# NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
+#   rig/test-softnd.sh windows   the wire code, natively with sanitizers and in a fuzzer for a minute; then the tests
+#                                that need Windows, on a Windows Python under Wine
+#   rig/test-softnd.sh peers     hostile and other peers, in Python, against a provider under Wine
+#   rig/test-softnd.sh siw       siw in a VM against a provider under Wine
+#   rig/test-softnd.sh           all of these
+# NDPY_STRESS=1 asks for full counts. ARGS goes to pytest.
 
 set -u
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs what ndpy does on Windows, on a Windows Python under Wine over softnd: the contract suite, what only NetworkDirect
-# has, and the examples; then the contract suite over version 1 of NetworkDirect, of which the usual run takes what differs
-# most. NDPY_STRESS=1 asks for full counts and all of it, ARGS goes to pytest.
+# Runs ndpy's tests for Windows on a Windows Python under Wine, with softnd: the contract tests, the examples, and the tests
+# of NetworkDirect. Then it runs the contract tests with version 1 of NetworkDirect; normally only the files in which version 1
+# differs most. NDPY_STRESS=1 asks for full counts and all the files. ARGS goes to pytest.
 
 set -u
 cd "$(dirname "$0")/.."

@@ -1,6 +1,11 @@
 #!/bin/sh
-# Runs all tests: tests/unit and tests/wheels here, softnd's and ndpy's on Windows under Wine, the others in a VM on rxe0 and
-# then in another one on siw0. `make test` sets the machine up before. NDPY_STRESS=1 asks for full counts, ARGS goes to pytest.
+# Runs all the tests, for `make test`, which sets the machine up first:
+#
+#   on this machine   tests/unit, tests/wheels
+#   under Wine        rig/test-softnd.sh and rig/test-windows.sh, in the background
+#   in a VM           the tests that need an adapter, on rxe0 and then on siw0; softnd's tests against siw; the VM's own tests
+#
+# NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. At the end, each part's time and slowest modules are printed.
 
 set -u
 cd "$(dirname "$0")/.."
@@ -8,37 +13,39 @@ python=.venv/bin/python
 results=.rig/results
 mkdir -p $results
 rm -rf $results/*.xml $results/*.log .rig/wheels
-# For an emulated machine that hangs: a test that hangs ends by a limit of its own, and a busy machine takes its time.
+# The limit is for a VM that hangs. A test that hangs has its own limit, and a busy machine may be slow.
 if [ -n "${NDPY_STRESS:-}" ]; then limit=10800; else limit=3600; fi
 failed=
+started=$(date +%s)
 
-# Compiled here, since the VM is slow at it, and where a test's module fails to import it shows at once.
+# Compiled here, because the VM is slow at it. A test module that cannot be imported shows at once.
 unset PYTHONDONTWRITEBYTECODE
 $python -m compileall -q ndpy tests examples
 $python tests/programs.py || exit 1
 $python -m pytest tests --collect-only -q >$results/collected.txt 2>&1 ||
     { cat $results/collected.txt; exit 1; }
 
+begin() { echo "== $* (after $((($(date +%s) - started) / 60)) min)"; }
 report() { if [ "$2" != 0 ]; then failed="$failed $1"; fi; }
 
 on_adapter() {
     kind=$1 adapter=$2
     shift 2
-    echo "== tests on $adapter"
+    begin "tests on $adapter"
     .venv/bin/ndpy softroce run ${SOFTROCE---vm} --adapter "$kind" --limit $limit -- \
         $python -m pytest "$@" --adapter "$adapter" \
         -p no:cacheprovider --junitxml "$results/$adapter.xml" ${ARGS:-}
     report "$adapter" $?
 }
 
-# Not only in the newest kernel: `softroce run --adapter siw` boots the newest one that has it.
+# `softroce run --adapter siw` boots the newest kernel that has siw. That need not be the newest kernel.
 has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapters=("siw",))' 2>/dev/null; }
 
-# Here, so that the parts which need softnd.dll do not build it at the same time.
+# Built here, so that the parts that need softnd.dll do not build it at the same time.
 make -s -C softnd || exit 1
 
-# What runs under Wine waits more than it computes, so it runs beside the others. Emulated machines do not run beside each
-# other: on two processors that is much slower than one after the other.
+# Programs under Wine wait more than they compute. So these tests run beside the others, until the end. Two emulated VMs at
+# the same time are much slower than one after the other on two processors: each takes three times as long.
 {
     status=0
     rig/test-softnd.sh windows || status=1
@@ -51,20 +58,14 @@ windows=$!
 trap 'kill $windows; exit 130' INT TERM
 
 vm_tests=tests/unit/test_softroce_vm.py
-echo "== tests without an adapter"
+begin "tests without an adapter"
 $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
-# tests/wheels has made it, unless ARGS kept it from that.
+# tests/wheels creates this environment, unless ARGS deselects it.
 installed=$PWD/.rig/wheels/linux/bin/ndpy
 if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
 on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
-wait $windows
-status=$?
-cat $results/windows.log
-report windows $status
-rig/test-softnd.sh siw
-report softnd-siw $?
-echo "== tests of the emulated machine itself"
+begin "tests of the VM"
 $python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-}
 report vm $?
 if ! has_siw; then
@@ -72,11 +73,21 @@ if ! has_siw; then
 elif [ -n "${NDPY_STRESS:-}" ]; then
     on_adapter siw siw0 tests/contract tests/interop tests/verbs tests/examples
 else
-    # tests/verbs starts dozens of processes, which takes the emulated machine minutes.
+    # tests/verbs starts dozens of processes, which takes minutes in the VM.
     on_adapter siw siw0 tests/contract tests/interop
 fi
+begin "tests under Wine"
+wait $windows
+status=$?
+cat $results/windows.log
+report windows $status
+# A VM and a provider under Wine that talk to each other: after the other tests under Wine, so that both are quick.
+begin "softnd and siw"
+rig/test-softnd.sh siw
+report softnd-siw $?
 
 $python rig/sum_results.py $results/*.xml
+begin "end"
 if [ -n "$failed" ]; then
     echo "failed:$failed"
     exit 1

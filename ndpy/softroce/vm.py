@@ -33,7 +33,7 @@ from pathlib import Path
 
 from ndpy.softroce import SetupError, kernel_log, kvm, tools
 
-_BOOT_LIMIT_S = 180.0
+_BOOT_LIMIT_S = 300.0
 _KVM_BOOT_LIMIT_S = 60.0
 _END_LIMIT_S = 30.0
 # A kernel that panics still prints for a while, and may then hang.
