@@ -1,7 +1,7 @@
-/* What a C program pays for posting a Receive and for polling its completion over a NetworkDirect provider, without a
-   peer: networkdirect_calls.py prints it beside what Python pays.
+/* Measures what posting a Receive and polling its completion cost in C with a NetworkDirect provider, without a peer.
+   networkdirect_calls.py compares that with Python.
 
-   networkdirect_calls.exe PROVIDER.dll ROUNDS: nanoseconds per post, per polled completion and per empty poll. */
+   networkdirect_calls.exe PROVIDER.dll ROUNDS: prints the nanoseconds of a post, a polled completion and an empty poll. */
 
 #include "../softnd/nd2.h"
 

@@ -1,6 +1,6 @@
-"""What Python pays for posting a receive and for polling its completion over softnd, beside a C program, in one run.
+"""Compares Python with C: the cost of posting a receive and polling its completion with softnd, in one run.
 
-python networkdirect_calls.py NETWORKDIRECT_CALLS.EXE SOFTND.DLL (make bench-windows runs it under Wine)
+python networkdirect_calls.py NETWORKDIRECT_CALLS.EXE SOFTND.DLL (`make bench-windows` runs it under Wine)
 """
 
 import os
@@ -21,7 +21,7 @@ NAMES = ("post a receive", "poll a completion, 64 at once", "poll an empty queue
 
 
 def python_ns():
-    """Median nanoseconds of each of NAMES."""
+    """The median time of each of NAMES, in nanoseconds."""
     times = ([], [], [])
     now = time.perf_counter_ns
     with (

@@ -1,7 +1,7 @@
-"""Registering many buffers one after the other, beside beginning them all and waiting for the last, in one run.
+"""Compares registering many buffers one after the other with beginning all registrations at once, in one run.
 
-python registration.py [ADAPTER [ROUNDS]]    (make bench-register runs it on rxe, on a clock that counts instructions and on
-two processors, and over softnd with a delay of 1 ms for each registration)
+python registration.py [ADAPTER [ROUNDS]]    (`make bench-register` runs it on rxe, with a clock that counts
+instructions and with two processors, and with softnd, where each registration is delayed by 1 ms)
 """
 
 import statistics
@@ -23,7 +23,7 @@ def all_at_once(adapter, buffers):
 
 
 def measured(ways, adapter, buffers, rounds):
-    """Median seconds of each way, taken in turn."""
+    """The median time of each way in seconds. The ways alternate."""
     times = [[] for _ in ways]
     for round_number in range(rounds + 1):
         for way, seconds in zip(ways, times, strict=True):
@@ -32,7 +32,7 @@ def measured(ways, adapter, buffers, rounds):
             end = time.perf_counter()
             for region in regions:
                 region.close()
-            # The first round starts threads and touches what is used.
+            # The first round starts threads and touches memory, so it does not count.
             if round_number:
                 seconds.append(end - begin)
     return [statistics.median(seconds) for seconds in times]

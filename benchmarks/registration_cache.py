@@ -1,8 +1,9 @@
-"""What a hit of the registration cache costs, beside registering and deregistering, and among how many entries; what memory
-an entry takes.
+"""Measures a hit of the registration cache: its cost compared with a registration, and with few and many entries. Also
+measures the memory of an entry.
 
-python registration_cache.py [ADAPTER]; make bench-cache runs it on rxe0 in a VM whose clock counts instructions. The exit
-status is 1 if a ratio is above its bound.
+python registration_cache.py [ADAPTER]    (`make bench-cache` runs it on rxe0 in a VM whose clock counts instructions)
+
+The exit status is 1 if a ratio exceeds its bound.
 """
 
 import mmap
@@ -22,7 +23,7 @@ FEW, MANY = 10, 10_000
 
 
 def registration_us(adapter, buffer):
-    """Median microseconds of registering and deregistering a buffer."""
+    """The median time of registering and deregistering a buffer, in microseconds."""
     register, now = adapter.register, time.perf_counter_ns
     times = []
     for _ in range(ROUNDS):
@@ -33,7 +34,7 @@ def registration_us(adapter, buffer):
 
 
 def hit_us(cache, buffers):
-    """Median microseconds of using a buffer that is cached and releasing it; each of several in its turn."""
+    """The median time of leasing and releasing a cached buffer, in microseconds. The buffers take turns."""
     local, now = cache.local, time.perf_counter_ns
     times = []
     for turn in range(ROUNDS):
@@ -45,7 +46,7 @@ def hit_us(cache, buffers):
 
 
 def clock_us():
-    """What reading the clock adds to each of these."""
+    """The time of reading the clock, which each measurement includes, in microseconds."""
     now = time.perf_counter_ns
     times = []
     for _ in range(ROUNDS):
@@ -55,7 +56,7 @@ def clock_us():
 
 
 def entry_bytes(adapter, count):
-    """Python's memory for one entry and its region; the driver's is not seen."""
+    """The memory of one entry and its region in Python, without that of the driver."""
     buffers = [bytearray(64) for _ in range(count)]
     with ndpy.RegistrationCache(adapter, max_bytes=1 << 30, max_entries=count) as cache:
         tracemalloc.start()
@@ -103,7 +104,7 @@ def main():
 
 
 def kinds():
-    """A buffer of each kind that is told apart."""
+    """One buffer of each kind that the cache distinguishes."""
     found = {"alloc": ndpy.alloc(LENGTH), "mmap": mmap.mmap(-1, LENGTH), "bytearray": bytearray(LENGTH)}
     if sys.platform == "linux":
         found["monitored"] = (address_of(found["alloc"]), LENGTH)
@@ -117,7 +118,7 @@ def kinds():
 
 
 def verdict(what, ratio, bound):
-    """Print one ratio beside its bound; whether it is above."""
+    """Print a ratio and its bound. Returns whether the ratio exceeds the bound."""
     print(f"{what:44}{ratio:9.3f}  at most {bound:g}: {'yes' if ratio <= bound else 'NO'}")
     return ratio > bound
 

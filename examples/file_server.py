@@ -1,20 +1,19 @@
-"""A file served by RDMA reads, through a memory window that is revoked afterwards.
+"""Serves a file by RDMA reads, through a memory window that it revokes afterwards.
 
     python file_server.py serve some.iso
     python file_server.py fetch 192.0.2.1 --output copy.iso
 
 The conversation:
 
-    client  connects, and asks by an empty message
-    server  binds a window with read right over the file, for this client's queue pair alone, and sends the
-            window's descriptor (20 bytes: address, length, token) and the SHA-256 of the file
-    client  reads the file through the window, checks the SHA-256, and says so by an empty message
-    server  invalidates the window, and says so by an empty message
+    client  connects and sends an empty message, the request
+    server  binds a window over the file that only this client's queue pair may read, and sends the window's
+            descriptor (20 bytes: address, length, token) and the SHA-256 of the file
+    client  reads the file through the window, checks the SHA-256, and sends an empty message
+    server  invalidates the window and sends an empty message
     client  tries to read again and is refused
 
-The server's processor takes no part in the transfer. Where an adapter has no windows (iWARP in software,
-for one), the server hands out the token of a region registered for this client, and deregisters it to
-revoke it.
+The server's processor does no work for the transfer. Some adapters have no windows, for example siw. There the
+server registers a region for this client, sends the region's token, and deregisters the region to revoke it.
 """
 
 import argparse
@@ -34,14 +33,14 @@ OFFER_LENGTH = 20 + HASH_LENGTH
 
 
 def finish(queue, operation, timeout_s):
-    """Wait for the one request that is under way on this queue; raise if it failed."""
+    """Wait for the one outstanding request of this queue. Raise if it failed."""
     (completion,) = queue.wait(timeout_s)
     completion.raise_for_status()
     assert completion.operation is operation
 
 
 def serve_client(adapter, connector, file, digest, timeout_s):
-    """One client, from its connection request to its end."""
+    """Serve one client, from its connection request to the end of its connection."""
     with ExitStack() as stack:
         offer = bytearray(OFFER_LENGTH)
         offer_region = stack.enter_context(adapter.register(offer, ndpy.Access.NONE))
@@ -55,7 +54,7 @@ def serve_client(adapter, connector, file, digest, timeout_s):
 
         with_window = ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities
         if with_window:
-            # The region grants nothing to peers by itself: only through the window can the file be reached.
+            # The region has no remote rights, so the client can only use the window.
             region = stack.enter_context(adapter.register(file, ndpy.Access.NONE))
             window = stack.enter_context(adapter.create_memory_window())
             queue_pair.bind(window, region, access=ndpy.Access.REMOTE_READ)
@@ -75,15 +74,15 @@ def serve_client(adapter, connector, file, digest, timeout_s):
         else:
             region.deregister(timeout_s=timeout_s)
         queue_pair.send([])
-        # The client's next read is refused, which ends the connection: maybe before this message is known to have arrived.
+        # The client's next read is refused, which ends the connection. That may happen before this send completes.
         connector.wait_disconnected(timeout_s)
     return "window invalidated" if with_window else "no windows on this adapter: region deregistered"
 
 
 def run_server(adapter, args):
     with open(args.file, "rb") as source, ExitStack() as stack:
-        # A private mapping, because memory under windows is pinned as if it were to be written to,
-        # which the kernel refuses for pages that are shared with the file.
+        # The mapping is private, because the kernel pins memory for windows as writable, which it refuses for pages
+        # that are shared with the file.
         try:
             file = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_COPY)
         except ValueError:
@@ -93,7 +92,7 @@ def run_server(adapter, args):
         host, port = listener.address[:2]
         print(f"serving {args.file} ({len(file)} bytes), listening on {host} port {port}", flush=True)
         while True:
-            connector = listener.get_request()  # waits for ever: end it with Ctrl-C
+            connector = listener.get_request()  # waits for ever; Ctrl-C ends it
             peer = connector.peer_address[0]
             try:
                 with connector:
@@ -106,7 +105,7 @@ def run_server(adapter, args):
 
 
 def read_all(queue_pair, queue, region, remote, timeout_s):
-    """Read all of `remote` into `region`, in pieces, a few of them at a time."""
+    """Read all of `remote` into `region`, in chunks, a few at a time."""
     posted = done = 0
     while done < remote.length:
         while posted < remote.length and posted - done < READS_AT_ONCE * CHUNK:
@@ -136,7 +135,7 @@ def run_client(adapter, args):
         remote = ndpy.RemoteMemory.from_bytes(offer[:20])
 
         data = ndpy.alloc(remote.length)
-        # READ_SINK is for iWARP, where the memory that a read fills needs more than the local right.
+        # iWARP needs READ_SINK: there the answer to a read is a write to this memory.
         sink = stack.enter_context(adapter.register(data, ndpy.Access.LOCAL_WRITE | ndpy.Access.READ_SINK))
         read_all(queue_pair, sent, sink, remote, args.timeout)
         digest = hashlib.sha256(data).digest()
@@ -160,16 +159,16 @@ def run_client(adapter, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--adapter", help="name or local address, default: the first active adapter")
+    common.add_argument("--adapter", help="name or local IP address; default: the first active adapter")
     common.add_argument("--port", type=int, default=PORT, help="default: %(default)s")
-    common.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="limit of each step")
+    common.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="time limit of each step")
     roles = parser.add_subparsers(dest="role", required=True)
     server = roles.add_parser("serve", parents=[common], help="serve a file until Ctrl-C")
     server.add_argument("file", type=Path)
-    server.add_argument("--once", action="store_true", help="end after one client")
-    client = roles.add_parser("fetch", parents=[common], help="read the file of a server")
+    server.add_argument("--once", action="store_true", help="stop after one client")
+    client = roles.add_parser("fetch", parents=[common], help="read the file from a server")
     client.add_argument("host")
-    client.add_argument("--output", type=Path, help="write what was read to this file")
+    client.add_argument("--output", type=Path, help="write the data to this file")
     args = parser.parse_args()
     with ndpy.open_adapter(args.adapter) as adapter:
         (run_server if args.role == "serve" else run_client)(adapter, args)

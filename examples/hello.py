@@ -1,4 +1,4 @@
-"""The first program: an adapter writes into memory of another program, here of this one itself.
+"""A first program: an RDMA write into the memory of the peer. Here both ends are in one program.
 
 python hello.py
 """

@@ -3,9 +3,9 @@
     python many_clients.py server
     python many_clients.py client 192.0.2.1 --connections 8 --messages 100
 
-Each client sends numbers; the server answers each with the running total of that client. Messages of all
-clients arrive in one set of slots: a shared receive queue where the adapter has one, else a few slots for
-each client. A slot is offered for a message, or holds an answer that is being sent, or is free.
+Each client sends numbers. The server answers each number with the running total of that client. The messages
+of all clients arrive in one set of slots: in a shared receive queue if the adapter has them, else in a few slots
+for each client. A slot is posted as a receive, or holds an answer that is being sent, or is free.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SLOTS_PER_CLIENT = 2
 
 @dataclass
 class Client:
-    """What the server knows of one client."""
+    """What the server knows about one client."""
 
     name: str
     connector: ndpy.Connector
@@ -35,15 +35,15 @@ class Client:
 class Server:
     def __init__(self, adapter, args, stack):
         self.adapter, self.timeout_s = adapter, args.timeout
-        self.clients = {}  # by queue pair, because completions name theirs
+        self.clients = {}  # by queue pair, because a completion names its queue pair
         self.served = 0
-        self.events = queue.SimpleQueue()  # what other threads leave for run() before they wake it
+        self.events = queue.SimpleQueue()  # handlers that other threads pass to run()
         self.free_slots = list(range(args.slots))
 
         self.memory = bytearray(args.slots * NUMBER.size)
         self.region = stack.enter_context(adapter.register(self.memory, ndpy.Access.LOCAL_WRITE))
         self.poller = stack.enter_context(ndpy.Poller())
-        # A slot has at most one request under way, so the queue cannot overrun.
+        # A slot has at most one outstanding request, so the queue cannot overrun.
         self.completions = stack.enter_context(adapter.create_completion_queue(args.slots))
         self.poller.add(self.completions)
         self.shared = None
@@ -63,7 +63,7 @@ class Server:
             receiver.receive(self.element(slot), context=slot)
 
     def run(self, until):
-        """Serve for ever, or until so many clients have come and gone."""
+        """Serve for ever, or until this many clients have left."""
         while until is None or self.served < until:
             for _, completions in self.poller.wait():
                 for completion in completions:
@@ -73,7 +73,7 @@ class Server:
                 handler(argument)
 
     def call_in_run(self, pending, handler, argument):
-        """When `pending` is done, have run() call handler(argument)."""
+        """Let run() call handler(argument) when `pending` is done."""
 
         def done(_):
             self.events.put((handler, argument))
@@ -127,7 +127,7 @@ class Server:
         client.queue_pair.send(self.element(slot), context=slot)
 
     def reuse(self, slot, client):
-        """The slot's request has ended: offer it again, or keep it for another client."""
+        """Post the slot of a completed request again, or keep it for another client."""
         self.free_slots.append(slot)
         if self.shared:
             self.offer_slots(self.shared, 1)
@@ -157,7 +157,7 @@ def run_server(adapter, args):
 
 
 class Connection:
-    """The client's end of one connection: sends numbers, one at a time, and checks each running total."""
+    """The client's end of one connection. It sends numbers, one at a time, and checks each running total."""
 
     def __init__(self, adapter, args, seed, stack):
         self.seed, self.expected, self.timeout_s = seed, 0, args.timeout
@@ -202,17 +202,17 @@ def run_client(adapter, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--adapter", help="name or local address, default: the first active adapter")
+    common.add_argument("--adapter", help="name or local IP address; default: the first active adapter")
     common.add_argument("--port", type=int, default=PORT, help="default: %(default)s")
-    common.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="limit of each step")
+    common.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="time limit of each step")
     roles = parser.add_subparsers(dest="role", required=True)
     server = roles.add_parser("server", parents=[common], help="serve until Ctrl-C")
-    server.add_argument("--slots", type=int, default=128, help="messages at once, default: %(default)s")
-    server.add_argument("--until", type=int, metavar="N", help="end after N clients have come and gone")
+    server.add_argument("--slots", type=int, default=128, help="number of message slots; default: %(default)s")
+    server.add_argument("--until", type=int, metavar="N", help="stop after N clients have left")
     client = roles.add_parser("client", parents=[common], help="open connections and send numbers")
     client.add_argument("host")
     client.add_argument("--connections", type=int, default=4, help="default: %(default)s")
-    client.add_argument("--messages", type=int, default=100, help="on each, default: %(default)s")
+    client.add_argument("--messages", type=int, default=100, help="messages on each connection; default: %(default)s")
     args = parser.parse_args()
     with ndpy.open_adapter(args.adapter) as adapter:
         (run_server if args.role == "server" else run_client)(adapter, args)

@@ -1,10 +1,10 @@
-"""Messages back and forth between two processes: send, receive, verify, and time the round trips.
+"""Two processes exchange messages, verify them, and time the round trips.
 
     python pingpong.py server
     python pingpong.py client 192.0.2.1 --size 64 --count 1000
 
-The client tells the server the size of the messages in the private data of its connection request. Message
-number i from the client is answered by message number i from the server; both sides check every byte.
+The client gives the size of the messages in the private data of its connection request. The server answers
+message number i of the client with message number i of its own. Both sides check every byte.
 """
 
 import argparse
@@ -22,7 +22,7 @@ PATTERN = bytes(range(256))
 
 
 def message(number, size, sender):
-    """What `sender` sends as its message `number`; the two sides' bytes differ everywhere."""
+    """The message `number` of this sender. Each byte differs from the other sender's."""
     start = number % 251 + (128 if sender == "server" else 0)
     return (PATTERN * (size // 256 + 3))[start : start + size]
 
@@ -33,7 +33,7 @@ class Endpoint:
     def __init__(self, adapter, size, stack):
         self.outbox = bytearray(size)
         self.inbox = bytearray(size)
-        # A stack closes what it holds in reverse: the queue pair first, and its queues and memory after it.
+        # The stack closes in reverse order: first the queue pair, then its completion queues and its memory.
         self.out_region = stack.enter_context(adapter.register(self.outbox, ndpy.Access.NONE))
         self.in_region = stack.enter_context(adapter.register(self.inbox, ndpy.Access.LOCAL_WRITE))
         self.received = stack.enter_context(adapter.create_completion_queue(4))
@@ -43,11 +43,11 @@ class Endpoint:
         )
 
     def expect_message(self):
-        """Offer the inbox to the adapter. Must come before the peer can send."""
+        """Post a receive into the inbox. Call this before the peer can send."""
         self.queue_pair.receive(self.in_region)
 
     def send(self, data):
-        """Send one message. The outbox is ours again when the send has completed."""
+        """Send one message. The outbox may be changed again when the send has completed."""
         self.outbox[:] = data
         self.queue_pair.send(self.out_region)
 
@@ -56,7 +56,7 @@ class Endpoint:
             completion.raise_for_status()
 
     def wait_message(self, timeout_s):
-        """The bytes of the next message, or None when the peer has disconnected."""
+        """Wait for the next message and return its bytes, or None if the peer disconnected."""
         (completion,) = self.received.wait(timeout_s)
         if completion.status is ndpy.Status.CANCELED:
             return None
@@ -70,8 +70,8 @@ def run_server(adapter, args):
         host, port = listener.address[:2]
         print(f"listening on {host} port {port}", flush=True)
 
-        connector = stack.enter_context(listener.get_request())  # waits for ever: end it with Ctrl-C
-        # Transports may append zero bytes to private data, so take what the protocol says and no more.
+        connector = stack.enter_context(listener.get_request())  # waits for ever; Ctrl-C ends it
+        # A transport may append zero bytes to private data, so read only the bytes of the protocol.
         (size,) = REQUEST.unpack_from(connector.private_data)
         if not 1 <= size <= args.max_size:
             connector.reject()
@@ -134,16 +134,16 @@ def positive(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--adapter", help="name or local address, default: the first active adapter")
+    common.add_argument("--adapter", help="name or local IP address; default: the first active adapter")
     common.add_argument("--port", type=int, default=PORT, help="default: %(default)s")
-    common.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="limit of each step")
+    common.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="time limit of each step")
     roles = parser.add_subparsers(dest="role", required=True)
-    server = roles.add_parser("server", parents=[common], help="wait for one client, answer it, end")
-    server.add_argument("--max-size", type=positive, default=1 << 24, metavar="BYTES", help="refuse more")
-    client = roles.add_parser("client", parents=[common], help="connect to a server and measure")
+    server = roles.add_parser("server", parents=[common], help="serve one client, then stop")
+    server.add_argument("--max-size", type=positive, default=1 << 24, metavar="BYTES", help="refuse larger messages")
+    client = roles.add_parser("client", parents=[common], help="connect to a server and time the round trips")
     client.add_argument("host")
     client.add_argument("--size", type=positive, default=64, metavar="BYTES", help="default: %(default)s")
-    client.add_argument("--count", type=positive, default=1000, help="round trips, default: %(default)s")
+    client.add_argument("--count", type=positive, default=1000, help="number of round trips; default: %(default)s")
     args = parser.parse_args()
     with ndpy.open_adapter(args.adapter) as adapter:
         (run_server if args.role == "server" else run_client)(adapter, args)

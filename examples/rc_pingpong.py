@@ -1,17 +1,19 @@
-"""ibv_rc_pingpong's exchange and messages; the other end may be ibverbs-utils' ibv_rc_pingpong.
+"""Speaks the protocol of ibv_rc_pingpong. The other end may be ibv_rc_pingpong of ibverbs-utils.
 
     python rc_pingpong.py                       ibv_rc_pingpong -g 1 192.0.2.1
     ibv_rc_pingpong -g 1                        python rc_pingpong.py 192.0.2.1
 
-No connection manager takes part. The ends tell each other over TCP (port 18515) where their queue pairs
-are, in 52 bytes: the text "LID:QPN:PSN:GID" with 4, 6, 6 and 32 hexadecimal digits, and a zero byte. The
-client's comes first; the server connects its queue pair and answers with its own; the client ends with "done"
-and a zero byte. Then the client sends a message, each side answers a message by one with the same bytes, and
-both stop after the number of messages that both were told (-n). This is for InfiniBand and RoCE; iWARP has no
-such way to connect.
+It uses no connection manager. The ends exchange the addresses of their queue pairs over TCP (port 18515):
 
-The GID is chosen by rank (RoCE v2 before v1, routable before link-local); -g names one by its index instead.
-The path MTU is not part of the exchange, so both ends must be told the same (-m).
+    1. The client sends 52 bytes: "LID:QPN:PSN:GID" with 4, 6, 6 and 32 hexadecimal digits, and a zero byte.
+    2. The server connects its queue pair and sends its own 52 bytes.
+    3. The client connects its queue pair and sends "done" and a zero byte.
+
+Then the client sends a message. Each side answers each message with the same bytes. Both stop after the number
+of messages that -n gives. This works on InfiniBand and RoCE. iWARP always needs a connection manager.
+
+The GID is the best one by rank: RoCE v2 before v1, routable before link-local. -g selects another one by its
+index. The path MTU is not exchanged, so both ends need the same -m.
 """
 
 import argparse
@@ -36,7 +38,7 @@ def to_wire(endpoint):
 
 
 def from_wire(data, local, mtu):
-    """The peer's endpoint. What the exchange does not say is taken to be as on this side."""
+    """Parse the peer's endpoint. Properties that are not exchanged are assumed to be those of this side."""
     try:
         lid, qp_number, psn, gid = data.rstrip(b"\0").decode().split(":")
         lid, qp_number, psn, gid = int(lid, 16), int(qp_number, 16), int(psn, 16), bytes.fromhex(gid)
@@ -68,7 +70,7 @@ def connect_as_server(queue_pair, local, args):
     family = socket.AF_INET6 if dual else socket.AF_INET
     with socket.create_server(("", args.port), family=family, dualstack_ipv6=dual) as listener:
         print(f"listening on TCP port {listener.getsockname()[1]}", flush=True)
-        connection, _ = listener.accept()  # waits for ever: end it with Ctrl-C
+        connection, _ = listener.accept()  # waits for ever; Ctrl-C ends it
     with connection:
         connection.settimeout(args.timeout)
         remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
@@ -88,7 +90,7 @@ def connect_as_client(queue_pair, local, args):
 
 
 def pattern(size):
-    """Bytes unlike their neighbours, but 0 at the start of each page: ibv_rc_pingpong -c checks those."""
+    """Bytes that differ from their neighbours, with 0 at the start of each page, which ibv_rc_pingpong -c checks."""
     data = bytearray((bytes(range(1, 252)) * (size // 251 + 1))[:size])
     data[::PAGE] = bytes(len(range(0, size, PAGE)))
     return bytes(data)
@@ -118,7 +120,7 @@ def run(adapter, args):
                 queue_pair.send(out_region)
                 finish(sent, args)
             finish(received, args)
-            # What the first message should be, the server can only tell (-c) from the marks on its pages.
+            # The server can only check the marks at the page starts of the first message, with -c.
             if expected is None:
                 expected = bytes(inbox)
                 if args.check and any(expected[::PAGE]):
@@ -144,15 +146,19 @@ def finish(queue, args):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("host", nargs="?", help="the server's address; without it this is the server")
-    parser.add_argument("-p", dest="port", type=int, default=PORT, help="TCP port, default: %(default)s")
-    parser.add_argument("-d", dest="adapter", help="name of the adapter, default: the first active one")
-    parser.add_argument("-s", dest="size", type=int, default=4096, help="bytes a message, default: %(default)s")
-    parser.add_argument("-n", dest="iterations", type=int, default=1000, help="default: %(default)s")
+    parser.add_argument("host", nargs="?", help="address of the server; without it, this is the server")
+    parser.add_argument("-p", dest="port", type=int, default=PORT, help="TCP port; default: %(default)s")
+    parser.add_argument("-d", dest="adapter", help="name of the adapter; default: the first active one")
+    parser.add_argument("-s", dest="size", type=int, default=4096, help="bytes in a message; default: %(default)s")
+    parser.add_argument(
+        "-n", dest="iterations", type=int, default=1000, help="number of messages; default: %(default)s"
+    )
     parser.add_argument("-m", dest="mtu", type=int, choices=(256, 512, 1024, 2048, 4096), default=1024, help="path MTU")
-    parser.add_argument("-g", dest="gid_index", type=int, help="GID index, default: chosen by rank")
-    parser.add_argument("-c", dest="check", action="store_true", help="server: the client has -c too")
-    parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="limit of each step")
+    parser.add_argument("-g", dest="gid_index", type=int, help="GID index; default: the best GID by rank")
+    parser.add_argument(
+        "-c", dest="check", action="store_true", help="server: check the marks of a client that also has -c"
+    )
+    parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="time limit of each step")
     args = parser.parse_args()
     if args.size < 1 or args.iterations < 1:
         parser.error("-s and -n are 1 or more")

@@ -1,18 +1,18 @@
-"""rping's wire conversation, as client and as server; the other end may be rdmacm-utils' rping.
+"""Speaks the protocol of rping, as client or server. The other end may be rping of rdmacm-utils.
 
     python rping.py -s -a 192.0.2.1 -v          rping -c -a 192.0.2.1 -v -V -C 10
     rping -s -a 192.0.2.1 -v                    python rping.py -c -a 192.0.2.1 -v -C 10
 
-Each round of the conversation, after a connection without private data on port 7174:
+The connection uses port 7174 and has no private data. Each round of the conversation:
 
-    client  sends where its source buffer is: address, key, length (8, 4 and 4 bytes in network order)
-    server  reads the source buffer by RDMA, then sends a message of 16 bytes that mean nothing: go on
-    client  sends where its sink buffer is
-    server  writes the text that it read into the sink by RDMA, zero byte included, then sends: go on
+    client  sends the descriptor of its source buffer: address, key, length (8, 4 and 4 bytes in network order)
+    server  reads the source buffer by RDMA and sends a message of 16 bytes, whose content has no meaning
+    client  sends the descriptor of its sink buffer
+    server  writes the text to the sink buffer by RDMA, including the zero byte, and sends another such message
 
-The client disconnects after the last round. This client checks that the sink has what the source had, and
-this server that the source has what rping puts there: a header with the number of the round, then the
-characters from "A" to "z" in turn, starting one further in each round.
+The client disconnects after the last round. This client checks that the sink has the bytes of the source. This
+server checks that the source has the bytes of rping: a header with the number of the round, then the characters
+from "A" to "z", repeated, starting one character later in each round.
 """
 
 import argparse
@@ -29,14 +29,14 @@ LETTERS = bytes(range(ord("A"), ord("z") + 1))
 
 
 def ping_text(number, size):
-    """The source buffer of round `number`, zero byte included."""
+    """The source buffer of round `number`, including the zero byte."""
     start = number % len(LETTERS)
     letters = (LETTERS * (size // len(LETTERS) + 2))[start:]
     return (b"rdma-ping-%d: " % number + letters)[: size - 1] + b"\0"
 
 
 class Side:
-    """The queue pair and the buffers for messages that client and server have alike."""
+    """The queue pair and the message buffers of a client or server."""
 
     def __init__(self, adapter, timeout_s, stack):
         self.timeout_s = timeout_s
@@ -49,19 +49,19 @@ class Side:
         self.queue_pair.receive(self.in_region)
 
     def finish(self):
-        """Wait for the one send, read or write that is under way."""
+        """Wait for the one outstanding send, read or write."""
         (completion,) = self.initiated.wait(self.timeout_s)
         completion.raise_for_status()
 
     def send(self, remote=None):
-        """Send an advertisement of `remote`, or a message whose content means nothing."""
+        """Send the descriptor of `remote`, or a message whose content has no meaning."""
         if remote is not None:
             ADVERTISEMENT.pack_into(self.outbox, 0, remote.address, remote.token, remote.length)
         self.queue_pair.send(self.out_region)
         self.finish()
 
     def next_message(self):
-        """The next message, or None when the peer has disconnected."""
+        """Wait for the next message and return it, or None if the peer disconnected."""
         (completion,) = self.received.wait(self.timeout_s)
         if completion.status is ndpy.Status.CANCELED:
             return None
@@ -82,7 +82,7 @@ def run_server(adapter, args):
     with ExitStack() as stack:
         listener = stack.enter_context(adapter.listen((args.address or "", args.port)))
         print(f"listening on {listener.address[0]} port {listener.address[1]}", flush=True)
-        connector = stack.enter_context(listener.get_request())  # waits for ever: end it with Ctrl-C
+        connector = stack.enter_context(listener.get_request())  # waits for ever; Ctrl-C ends it
         data = bytearray(args.size)
         access = ndpy.Access.LOCAL_WRITE | ndpy.Access.READ_SINK
         region = stack.enter_context(adapter.register(data, access))
@@ -140,15 +140,21 @@ def run_client(adapter, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     role = parser.add_mutually_exclusive_group(required=True)
-    role.add_argument("-s", dest="role", action="store_const", const=run_server, help="server: one client, then end")
+    role.add_argument(
+        "-s", dest="role", action="store_const", const=run_server, help="server: serve one client, then stop"
+    )
     role.add_argument("-c", dest="role", action="store_const", const=run_client, help="client")
-    parser.add_argument("-a", dest="address", metavar="ADDRESS", help="of the server; there, default: all")
+    parser.add_argument(
+        "-a", dest="address", metavar="ADDRESS", help="address of the server; on the server, default: all its addresses"
+    )
     parser.add_argument("-p", dest="port", type=int, default=PORT, help="default: %(default)s")
-    parser.add_argument("-S", dest="size", type=int, help="client: default 64; server: the most it takes")
-    parser.add_argument("-C", dest="count", type=int, default=0, help="rounds, default: until Ctrl-C")
+    parser.add_argument(
+        "-S", dest="size", type=int, help="client: size of the text, default 64; server: the largest accepted size"
+    )
+    parser.add_argument("-C", dest="count", type=int, default=0, help="number of rounds; default: until Ctrl-C")
     parser.add_argument("-v", dest="verbose", action="store_true", help="print the data")
-    parser.add_argument("--adapter", help="name or local address, default: the first active adapter")
-    parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="limit of each step")
+    parser.add_argument("--adapter", help="name or local IP address; default: the first active adapter")
+    parser.add_argument("--timeout", type=float, default=10, metavar="SECONDS", help="time limit of each step")
     args = parser.parse_args()
     serving = args.role is run_server
     if args.address is None and not serving:
