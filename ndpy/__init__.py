@@ -42,8 +42,8 @@ from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.pending import Pending
+from ndpy.platforms import list_adapters, open_adapter
 from ndpy.poller import Poller
-from ndpy.provider import list_adapters, open_adapter
 from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
 
 if TYPE_CHECKING:

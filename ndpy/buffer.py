@@ -20,7 +20,7 @@ def alloc(length: int, *, alignment: int = 4096, huge_pages: bool = False, numa_
     lacks the right to lock pages; UnsupportedError where there are no huge pages or there is no such node.
     Source: mmap(2), mbind(2), madvise(2); VirtualAllocExNuma, for which a node is a preference.
     """
-    from ndpy.provider import implementation
+    from ndpy.platforms import implementation
 
     if length < 1:
         raise InvalidBufferError(f"{length} bytes cannot be allocated")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
-import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
+
+from _cffi_backend import FFI
 
 from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.flags import Access, Capability
@@ -16,6 +17,9 @@ from ndpy.resource import Resource, busy
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.queue_pair import QueuePair
+
+# Buffers need no declarations, so this is no platform's.
+_ffi: Any = FFI()
 
 _DESCRIPTOR = struct.Struct(">QQI")
 
@@ -350,26 +354,17 @@ def span(buffer: Any, writable: bool) -> tuple[Any, int, int]:
     return view, address_of(view), view.nbytes
 
 
-@functools.cache
-def _ffi() -> Any:
-    from ndpy.provider import implementation
-
-    return implementation().ffi
-
-
 def address_of(view: memoryview) -> int:
     """The address of a contiguous view's first byte."""
-    ffi = _ffi()
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
+    return int(_ffi.cast("uintptr_t", _ffi.from_buffer(view)))
 
 
 def pointer_of(view: memoryview) -> Any:
     """The same as a pointer, which keeps nothing; what exporter() gives can be compared with it."""
-    ffi = _ffi()
-    return ffi.cast("char *", ffi.from_buffer(view))
+    return _ffi.cast("char *", _ffi.from_buffer(view))
 
 
 def exporter() -> Callable[[Any], Any]:
     """A function that exports a contiguous buffer: what it returns has a length in bytes, and keeps the memory."""
-    export: Callable[[Any], Any] = _ffi().from_buffer
+    export: Callable[[Any], Any] = _ffi.from_buffer
     return export

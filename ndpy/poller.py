@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ndpy.completion import Completion
 from ndpy.completion_queue import CompletionQueue
@@ -25,11 +26,12 @@ class Poller:
     # A queue is looked at when it was added, delivered something, or had a notification. One that has nothing is armed and
     # looked at once more before it counts as idle, because a notification comes only for completions after the arming.
 
+    #: The platform's class; ndpy/platforms.py says how to find it.
+    _implementation: ClassVar[Callable[[], type[Any]]]
+
     def __new__(cls: type[P]) -> P:
         if cls is Poller:
-            from ndpy.provider import implementation
-
-            cls = implementation().Poller
+            cls = cls._implementation()
         return super().__new__(cls)
 
     def __init__(self) -> None:

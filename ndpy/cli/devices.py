@@ -12,7 +12,7 @@ from rich.text import Text
 
 import ndpy
 from ndpy.placement import placement_warning
-from ndpy.provider import choose
+from ndpy.platforms import choose
 
 _STATE_STYLES = {"active": "green", "down": "red"}
 

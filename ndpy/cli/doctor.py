@@ -14,15 +14,15 @@ from rich.table import Table
 from rich.text import Text
 
 import ndpy
-from ndpy import provider
-from ndpy.finding import Finding, Verdict, failed, passed
+from ndpy import doctor, platforms
+from ndpy.doctor.findings import Finding, Verdict, failed, passed
 
 _STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 
 def examine() -> list[Finding]:
     """All findings, in the order in which they are best read."""
-    return [_versions(), *provider.diagnose(), *_choice()]
+    return [_versions(), *doctor.diagnose(), *_choice()]
 
 
 def _versions() -> Finding:
@@ -39,7 +39,7 @@ def _choice() -> list[Finding]:
     if not wanted:
         return []
     try:
-        name = provider.choose(provider.list_adapters(), wanted).name
+        name = platforms.choose(platforms.list_adapters(), wanted).name
     except (ndpy.NdpyError, OSError) as error:
         return [
             failed("NDPY_ADAPTER", str(error), "set NDPY_ADAPTER to the name or address of an adapter, or unset it")

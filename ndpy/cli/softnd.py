@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 import ndpy
-from ndpy.networkdirect import softnd
+from ndpy.networkdirect import softnd_installation
 
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 
@@ -44,7 +44,7 @@ def _finish(as_json: bool, work: Callable[[], dict[str, object]], show: Callable
 @_AS_JSON
 def path(as_json: bool) -> None:
     """Print where softnd.dll is."""
-    _finish(as_json, lambda: {"path": str(softnd.find())}, lambda result: str(result["path"]))
+    _finish(as_json, lambda: {"path": str(softnd_installation.find())}, lambda result: str(result["path"]))
 
 
 @command.command()
@@ -62,8 +62,12 @@ def register(dll: Path | None, as_json: bool) -> None:
     """
 
     def work() -> dict[str, object]:
-        target = (dll or softnd.find()).resolve()
-        return {"changed": softnd.register(target, _say), "path": str(target), "provider_id": str(softnd.PROVIDER_ID)}
+        target = (dll or softnd_installation.find()).resolve()
+        return {
+            "changed": softnd_installation.register(target, _say),
+            "path": str(target),
+            "provider_id": str(softnd_installation.PROVIDER_ID),
+        }
 
     _finish(
         as_json,
@@ -81,6 +85,6 @@ def unregister(as_json: bool) -> None:
     """
 
     def work() -> dict[str, object]:
-        return {"changed": softnd.unregister(_say), "provider_id": str(softnd.PROVIDER_ID)}
+        return {"changed": softnd_installation.unregister(_say), "provider_id": str(softnd_installation.PROVIDER_ID)}
 
     _finish(as_json, work, lambda result: "removed" if result["changed"] else "was not registered")

@@ -11,16 +11,16 @@ from ndpy.adapter import Adapter
 from ndpy.addresses import Address
 from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access
-from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
+from ndpy.networkdirect.adapter_info import NetworkDirectAdapterInfo
 from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
 from ndpy.networkdirect.connection import NetworkDirectConnector
-from ndpy.networkdirect.devices import NetworkDirectAdapterInfo, Provider
 from ndpy.networkdirect.events import EventThread
-from ndpy.networkdirect.library import check, create, ffi, lib, release
 from ndpy.networkdirect.listener import NetworkDirectListener
 from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow, validate_access
+from ndpy.networkdirect.native_calls import check, create, ffi, lib, release
 from ndpy.networkdirect.overlapped import OverlappedPending
+from ndpy.networkdirect.provider_dll import Provider
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair, NetworkDirectSharedReceiveQueue
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
@@ -197,12 +197,3 @@ class NetworkDirectAdapter(Adapter):
             release(self._native)
             self._native = None
         self._provider.drop()
-
-
-def open_adapter(info: AdapterInfo) -> NetworkDirectAdapter:
-    assert isinstance(info, NetworkDirectAdapterInfo)
-    if info.version == 1:
-        from ndpy.networkdirect.version1.adapter import Version1Adapter
-
-        return Version1Adapter(info)
-    return NetworkDirectAdapter(info)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy.addresses import Address, resolve
-from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, ffi
+from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi
 
 _AF_INET = 2
 _AF_INET6 = 23

@@ -8,7 +8,7 @@ import struct
 
 from ndpy import errors
 from ndpy.memory import address_of
-from ndpy.networkdirect.library import ffi, lib, win32_error
+from ndpy.networkdirect.native_calls import ffi, lib, win32_error
 
 _MEM_COMMIT_RESERVE = 0x3000
 _MEM_LARGE_PAGES = 0x20000000

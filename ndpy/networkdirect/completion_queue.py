@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Capability, Notify
-from ndpy.networkdirect.library import (
+from ndpy.networkdirect.native_calls import (
     BUFFER_OVERFLOW,
     CANCELED,
     PENDING,

@@ -15,7 +15,7 @@ from ndpy.addresses import Address, listening_address, source_host
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits
 from ndpy.networkdirect.addresses import pack_address, pack_resolved, sized, unpack_address
-from ndpy.networkdirect.library import (
+from ndpy.networkdirect.native_calls import (
     BUFFER_OVERFLOW,
     CANCELED,
     CONNECTION_ABORTED,

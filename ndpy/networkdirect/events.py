@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ndpy.adapter_thread import AdapterThread
-from ndpy.networkdirect.library import DEVICE_REMOVED, ffi, lib, win32_error
+from ndpy.networkdirect.native_calls import DEVICE_REMOVED, ffi, lib, win32_error
 from ndpy.networkdirect.overlapped import Request
 from ndpy.resource import Orphans
 

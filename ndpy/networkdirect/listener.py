@@ -14,7 +14,7 @@ from ndpy.addresses import Address, listening_address
 from ndpy.connection import Connector
 from ndpy.listener import Listener
 from ndpy.networkdirect.addresses import pack_address, sized, unpack_address
-from ndpy.networkdirect.library import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
+from ndpy.networkdirect.native_calls import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
 from ndpy.networkdirect.overlapped import Request, cancel_all, outcome
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion, MemoryWindow
-from ndpy.networkdirect.library import (
+from ndpy.networkdirect.native_calls import (
     ACCESS_VIOLATION,
     DEVICE_REMOVED,
     INSUFFICIENT_RESOURCES,

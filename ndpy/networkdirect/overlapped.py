@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy import errors
-from ndpy.networkdirect.library import CANCELED, PENDING, SUCCESS, check, ffi, lib, status_error
+from ndpy.networkdirect.native_calls import CANCELED, PENDING, SUCCESS, check, ffi, lib, status_error
 from ndpy.pending import Pending
 from ndpy.resource import _serials
 

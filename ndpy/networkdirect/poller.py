@@ -10,7 +10,7 @@ from ndpy import errors
 from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Notify
 from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
-from ndpy.networkdirect.library import PENDING, ffi, lib, win32_error
+from ndpy.networkdirect.native_calls import PENDING, ffi, lib, win32_error
 from ndpy.networkdirect.overlapped import Request, next_wait
 from ndpy.poller import Poller
 

@@ -12,7 +12,8 @@ from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
-from ndpy.networkdirect.library import (
+from ndpy.networkdirect.memory import NetworkDirectMemoryWindow
+from ndpy.networkdirect.native_calls import (
     CANCELED,
     PENDING,
     SUCCESS,
@@ -24,7 +25,6 @@ from ndpy.networkdirect.library import (
     status_error,
     status_name,
 )
-from ndpy.networkdirect.memory import NetworkDirectMemoryWindow
 from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all
 from ndpy.pending import Pending
 from ndpy.queue_pair import (

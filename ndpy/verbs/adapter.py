@@ -18,12 +18,11 @@ from ndpy.memory import is_written, span
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import _serials, prevent_close
+from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
-from ndpy.verbs.devices import open_context
 from ndpy.verbs.events import EventThread
-from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.listener import VerbsListener
 from ndpy.verbs.memory import (
     EVERYTHING,
@@ -34,6 +33,7 @@ from ndpy.verbs.memory import (
     validate_access,
 )
 from ndpy.verbs.monitor import Monitor
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
 from ndpy.verbs.registering import Registered, RegisteringThreads
 
@@ -327,7 +327,3 @@ class VerbsAdapter(Adapter):
         if self._context is not None:
             check("close adapter", lib.ibv_close_device(self._context))
             self._context = None
-
-
-def open_adapter(info: AdapterInfo) -> VerbsAdapter:
-    return VerbsAdapter(info)

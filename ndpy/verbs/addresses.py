@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, resolve
-from ndpy.verbs.library import check_errno, ffi, lib, text
+from ndpy.verbs.native_calls import check_errno, ffi, lib, text
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter

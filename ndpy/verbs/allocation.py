@@ -16,7 +16,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.memory import address_of
-from ndpy.verbs.library import lib, load
+from ndpy.verbs.native_calls import lib, load
 
 _MAP_HUGETLB = 0x40000
 _MADV_POPULATE_WRITE = 23

@@ -20,7 +20,7 @@ from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Access, Notify, Operation, Status
 from ndpy.memory import MemoryRegion
 from ndpy.pending import Pending
-from ndpy.verbs.library import check, check_pointer, ffi, lib
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter

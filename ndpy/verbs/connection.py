@@ -18,7 +18,7 @@ from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
-from ndpy.verbs.library import check_errno, ffi, lib, text
+from ndpy.verbs.native_calls import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS, Endpoint
 from ndpy.flags import Status
 from ndpy.info import Gid, PortInfo
-from ndpy.verbs.library import check, ffi, lib
+from ndpy.verbs.native_calls import check, ffi, lib
 
 if TYPE_CHECKING:
     from ndpy.connection import Connector

@@ -9,7 +9,7 @@ from ndpy.connection import Connector
 from ndpy.listener import Listener
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connection import VerbsConnector
-from ndpy.verbs.library import check, check_errno, ffi, lib, text
+from ndpy.verbs.native_calls import check, check_errno, ffi, lib, text
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import CmEvent, VerbsAdapter

@@ -14,7 +14,7 @@ from ndpy.info import AdapterInfo
 from ndpy.memory import MemoryRegion, MemoryWindow, is_written
 from ndpy.pending import Pending
 from ndpy.resource import _serials
-from ndpy.verbs.library import check, check_pointer, ffi, lib
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.verbs.library import ffi, lib
+from ndpy.verbs.native_calls import ffi, lib
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter

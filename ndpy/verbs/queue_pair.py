@@ -24,8 +24,8 @@ from ndpy.queue_pair import (
 )
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.endpoint import explain, modify_to_connected, observe, path_mtu
-from ndpy.verbs.library import check, check_pointer, ffi, lib, text
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter

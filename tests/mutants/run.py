@@ -46,7 +46,7 @@ _ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_mon
 WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/networkdirect/")
 LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
 # Of Windows, and tested on any system.
-_TESTED_ANYWHERE = ("ndpy/networkdirect/catalogue.py", "ndpy/networkdirect/softnd.py")
+_TESTED_ANYWHERE = ("ndpy/networkdirect/winsock_catalogue.py", "ndpy/networkdirect/softnd_installation.py")
 
 
 class Place:

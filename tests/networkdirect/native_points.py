@@ -21,15 +21,26 @@ from ndpy.networkdirect import (
     completion_queue,
     connection,
     events,
-    library,
+    listener,
+    memory,
+    native_calls,
+    overlapped,
+    poller,
+    queue_pair,
+)
+
+_MODULES = (
+    adapter,
+    completion_queue,
+    connection,
+    events,
+    native_calls,
     listener,
     memory,
     overlapped,
     poller,
     queue_pair,
 )
-
-_MODULES = (adapter, completion_queue, connection, events, library, listener, memory, overlapped, poller, queue_pair)
 _CLASSES = (
     completion_queue.NetworkDirectCompletionQueue,
     connection.NetworkDirectConnector,
@@ -40,7 +51,7 @@ _SLEEPS = ("WaitForSingleObject", "ndpy_take_packets")
 _OF_A_PORT = ("ndpy_post_packet", "ndpy_take_packets")
 
 
-_lib = library.lib
+_lib = native_calls.lib
 
 
 class Native:
@@ -78,7 +89,7 @@ class Native:
 
     @staticmethod
     def _number(handle: Any) -> int:
-        return int(library.ffi.cast("uintptr_t", handle))
+        return int(native_calls.ffi.cast("uintptr_t", handle))
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from helpers import DEADLINE_S, Keeper, wait_until
 
 import ndpy
-from ndpy.networkdirect.devices import Provider
+from ndpy.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softnd/build/softnd.dll"

@@ -28,7 +28,7 @@ import ndpy
 from ndpy import Access, Operation, Status
 from ndpy.networkdirect import queue_pair as queue_pairs
 from ndpy.networkdirect.addresses import address_list, sized
-from ndpy.networkdirect.library import BUFFER_OVERFLOW, SUCCESS
+from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 NO_MORE_ENTRIES = 0x8000001A

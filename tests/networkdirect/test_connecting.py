@@ -13,7 +13,7 @@ from helpers import DEADLINE_S, QUIET_S, Keeper, ask, create_end, host_of
 
 import ndpy
 from ndpy.networkdirect import connection
-from ndpy.networkdirect.library import PENDING
+from ndpy.networkdirect.native_calls import PENDING
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 INTERNAL_ERROR = 0xC00000E5

@@ -22,8 +22,8 @@ if sys.platform != "win32":
     pytest.skip("NetworkDirect is Windows'", allow_module_level=True)
 
 import ndpy
-from ndpy import finding
-from ndpy.networkdirect import catalogue, devices, diagnosis, library, softnd
+from ndpy.doctor import findings, windows
+from ndpy.networkdirect import adapter_info, dll_header, native_calls, softnd_installation, winsock_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softnd/build/softnd.dll"
@@ -52,16 +52,16 @@ def doctor(**environment: str) -> tuple[int, dict[str, dict[str, str]]]:
     return done.returncode, {found["check"]: found for found in json.loads(done.stdout)}
 
 
-def examined(name: str, provider_id: str = diagnosis._NO_ID, version: str = "") -> dict[str, finding.Finding]:
+def examined(name: str, provider_id: str = windows._NO_ID, version: str = "") -> dict[str, findings.Finding]:
     """What is found of one of the broken providers."""
     path = BROKEN / f"{name}.dll"
     if not path.exists():
         pytest.skip("not built: make -C tests/networkdirect/providers")
-    found = list(diagnosis.examine_dll("it", str(path), provider_id, finding.failed, version))
+    found = list(windows.examine_dll("it", str(path), provider_id, findings.failed, version))
     return {each.check: each for each in found}
 
 
-def verdict(found: finding.Finding) -> str:
+def verdict(found: findings.Finding) -> str:
     return found.verdict.value
 
 
@@ -85,7 +85,7 @@ def test_with_softnd_all_but_the_catalogue_passes():
 
 
 def test_with_nothing_it_fails_and_names_what_to_install_or_set():
-    if catalogue.entries():
+    if winsock_catalogue.entries():
         pytest.skip("this machine's catalogue has a provider")
     status, found = doctor()
     assert status == 1
@@ -152,7 +152,7 @@ def test_a_provider_that_ends_the_process_does_not_end_the_doctor(name, words):
 
 
 def test_a_provider_that_hangs_does_not_hang_the_doctor(monkeypatch):
-    monkeypatch.setattr(diagnosis, "_LIMIT_S", 10.0)
+    monkeypatch.setattr(windows, "_LIMIT_S", 10.0)
     found = examined("HANGS")["it DLL"]
     assert verdict(found) == "FAIL"
     assert "hangs" in found.message
@@ -161,27 +161,27 @@ def test_a_provider_that_hangs_does_not_hang_the_doctor(monkeypatch):
 def test_a_dll_of_the_wrong_bitness_is_named_without_loading_it(tmp_path):
     path = tmp_path / "x86.dll"
     path.write_bytes((b"MZ" + bytes(58) + struct.pack("<I", 64)) + b"PE\0\0" + struct.pack("<H", 0x14C) + bytes(64))
-    (found,) = diagnosis.examine_dll("it", str(path), diagnosis._NO_ID, finding.failed)
+    (found,) = windows.examine_dll("it", str(path), windows._NO_ID, findings.failed)
     assert verdict(found) == "FAIL"
     assert "x86" in found.message
     assert "x64" in found.message
 
 
-def entry(path: Path, **values: object) -> catalogue.Entry:
+def entry(path: Path, **values: object) -> winsock_catalogue.Entry:
     fields = {"name": "it", "provider_id": uuid.uuid4().bytes_le, "version": 2, "families": ("IPv4",), "problem": ""}
-    return catalogue.Entry(path=str(path), **(fields | values))
+    return winsock_catalogue.Entry(path=str(path), **(fields | values))
 
 
 @pytest.fixture
 def registered(monkeypatch):
     """Let the catalogue have these entries; Wine's cannot be changed."""
     monkeypatch.delenv("NDPY_PROVIDER", raising=False)
-    return lambda *entries: monkeypatch.setattr(catalogue, "entries", lambda: list(entries))
+    return lambda *entries: monkeypatch.setattr(winsock_catalogue, "entries", lambda: list(entries))
 
 
 def test_an_entry_that_can_be_used_passes(registered):
     registered(entry(SOFTND))
-    found = {each.check: each for each in diagnosis.examine_catalogue()}
+    found = {each.check: each for each in windows.examine_catalogue()}
     assert {verdict(each) for each in found.values()} == {"PASS"}
     assert "1 of its 1" in found["catalogue"].message
     assert str(SOFTND) in found["it"].message
@@ -189,7 +189,7 @@ def test_an_entry_that_can_be_used_passes(registered):
 
 def test_an_entry_of_version_1_is_judged_by_version_1(registered):
     registered(entry(SOFTND, version=1, name="one"), entry(BROKEN / "UNLOADS.dll", version=1, name="two"))
-    found = {each.check: each for each in diagnosis.examine_catalogue()}
+    found = {each.check: each for each in windows.examine_catalogue()}
     assert verdict(found["one version"]) == "PASS"
     assert found["one version"].message.endswith("version 1")
     assert verdict(found["two version"]) == "FAIL"
@@ -199,7 +199,7 @@ def test_an_entry_of_version_1_is_judged_by_version_1(registered):
 
 def test_a_stale_entry_is_warned_and_another_may_still_be_used(registered):
     registered(entry(ROOT / "gone.dll", name="gone"), entry(SOFTND))
-    found = {each.check: each for each in diagnosis.examine_catalogue()}
+    found = {each.check: each for each in windows.examine_catalogue()}
     assert verdict(found["gone DLL"]) == "WARN"
     assert "does not exist" in found["gone DLL"].message
     assert verdict(found["catalogue"]) == "PASS"
@@ -208,7 +208,7 @@ def test_a_stale_entry_is_warned_and_another_may_still_be_used(registered):
 
 def test_an_entry_that_is_nearly_right_is_told(registered):
     registered(entry(SOFTND, problem="NetworkDirect programs overlook it: its version is 0x7"))
-    found = {each.check: each for each in diagnosis.examine_catalogue()}
+    found = {each.check: each for each in windows.examine_catalogue()}
     assert verdict(found["it"]) == "WARN"
     assert "version is 0x7" in found["it"].message
     assert verdict(found["catalogue"]) == "FAIL"
@@ -217,11 +217,11 @@ def test_an_entry_that_is_nearly_right_is_told(registered):
 # ---- in this process, where a mistake can be seen ----
 
 
-def provided(path: Path, provider_id: str = diagnosis._NO_ID, version: str = "") -> dict[str, finding.Finding]:
+def provided(path: Path, provider_id: str = windows._NO_ID, version: str = "") -> dict[str, findings.Finding]:
     """What examine_dll() has found by a process of its own."""
     if not path.exists():
         pytest.skip("not built: make softnd, make -C tests/networkdirect/providers")
-    return {each.check: each for each in diagnosis.examine_provider("it", str(path), provider_id, version)}
+    return {each.check: each for each in windows.examine_provider("it", str(path), provider_id, version)}
 
 
 def test_a_provider_of_both_versions_is_said_to_be_one():
@@ -238,21 +238,21 @@ def test_a_provider_of_both_versions_is_said_to_be_one():
 
 
 def test_the_remedy_is_for_what_is_wrong():
-    ours, drivers = diagnosis._NO_ID, str(uuid.uuid4())
+    ours, drivers = windows._NO_ID, str(uuid.uuid4())
     for name, provider_id, version, remedy in (
         # Another version of a DLL that was named can be used; a driver's entry is for one version.
-        ("UNLOADS", ours, "1", diagnosis._OTHER_VERSION),
-        ("VERSION_1", ours, "2", diagnosis._OTHER_VERSION),
-        ("UNLOADS", drivers, "1", diagnosis._DRIVER),
-        ("NO_INTERFACE", ours, "", diagnosis._ANOTHER),
-        ("NO_INTERFACE", ours, "1", diagnosis._ANOTHER),
-        ("NO_INTERFACE", drivers, "2", diagnosis._DRIVER),
-        ("UNKNOWN_STATUS", ours, "", diagnosis._ANOTHER),
-        ("UNKNOWN_STATUS", drivers, "", diagnosis._DRIVER),
+        ("UNLOADS", ours, "1", windows._OTHER_VERSION),
+        ("VERSION_1", ours, "2", windows._OTHER_VERSION),
+        ("UNLOADS", drivers, "1", windows._DRIVER),
+        ("NO_INTERFACE", ours, "", windows._ANOTHER),
+        ("NO_INTERFACE", ours, "1", windows._ANOTHER),
+        ("NO_INTERFACE", drivers, "2", windows._DRIVER),
+        ("UNKNOWN_STATUS", ours, "", windows._ANOTHER),
+        ("UNKNOWN_STATUS", drivers, "", windows._DRIVER),
     ):
         found = provided(BROKEN / f"{name}.dll", provider_id, version)["it version"]
         assert (verdict(found), found.remedy) == ("FAIL", remedy), (name, provider_id, version)
-    for provider_id, remedy in ((ours, diagnosis._ANOTHER), (drivers, diagnosis._DRIVER)):
+    for provider_id, remedy in ((ours, windows._ANOTHER), (drivers, windows._DRIVER)):
         (found,) = provided(BROKEN / "NO_EXPORTS.dll", provider_id).values()
         assert (found.check, verdict(found), found.remedy) == ("it DLL", "FAIL", remedy)
 
@@ -267,50 +267,50 @@ def test_a_provider_without_an_address_is_told_how_to_get_one():
 def test_what_the_environment_names_is_examined_and_said(monkeypatch):
     apart: list[tuple[object, ...]] = []
 
-    def record(*arguments: object, **_: object) -> list[finding.Finding]:
+    def record(*arguments: object, **_: object) -> list[findings.Finding]:
         apart.append(arguments)
-        return [finding.passed(f"{arguments[0]}", "as it should be")]
+        return [findings.passed(f"{arguments[0]}", "as it should be")]
 
-    monkeypatch.setattr(diagnosis, "examine_apart", record)
-    monkeypatch.setattr(catalogue, "entries", list)
+    monkeypatch.setattr(windows, "examine_apart", record)
+    monkeypatch.setattr(winsock_catalogue, "entries", list)
     monkeypatch.setenv("NDPY_PROVIDER", os.pathsep.join((str(SOFTND), "", "C:\\none.dll")))
     monkeypatch.setenv("NDPY_PROVIDER_VERSION", "1")
-    found = {each.check: each for each in diagnosis.diagnose()}
+    found = {each.check: each for each in windows.diagnose()}
     assert str(SOFTND) in found["NDPY_PROVIDER"].message
     assert "C:\\none.dll" in found["NDPY_PROVIDER"].message
     assert "version 1 only" in found["NDPY_PROVIDER_VERSION"].message
     assert verdict(found["none.dll DLL"]) == "FAIL"
     assert verdict(found["catalogue"]) == "WARN"
-    assert apart[0][3:] == ("softnd.dll", str(SOFTND), diagnosis._NO_ID, "1")
+    assert apart[0][3:] == ("softnd.dll", str(SOFTND), windows._NO_ID, "1")
     assert [arguments[0] for arguments in apart] == ["softnd.dll DLL", "adapters"]
     monkeypatch.delenv("NDPY_PROVIDER_VERSION")
-    assert "NDPY_PROVIDER_VERSION" not in {each.check for each in diagnosis.diagnose()}
+    assert "NDPY_PROVIDER_VERSION" not in {each.check for each in windows.diagnose()}
     monkeypatch.delenv("NDPY_PROVIDER")
-    found = {each.check: each for each in diagnosis.diagnose()}
+    found = {each.check: each for each in windows.diagnose()}
     assert "NDPY_PROVIDER" not in found
     assert verdict(found["catalogue"]) == "FAIL"
 
 
 def test_a_program_of_32_bits_python_is_warned(monkeypatch):
-    monkeypatch.setattr(catalogue, "own_machine", lambda: "x86")
-    found = diagnosis.examine_process()
+    monkeypatch.setattr(dll_header, "own_machine", lambda: "x86")
+    found = windows.examine_process()
     assert (found.check, verdict(found)) == ("process", "WARN")
     assert "64-bit" in found.remedy
-    monkeypatch.setattr(catalogue, "own_machine", lambda: "arm64")
-    found = diagnosis.examine_process()
+    monkeypatch.setattr(dll_header, "own_machine", lambda: "arm64")
+    found = windows.examine_process()
     assert verdict(found) == "PASS"
     assert "arm64 program, which can load arm64" in found.message
 
 
-def adapters(monkeypatch, *infos: ndpy.AdapterInfo) -> dict[str, finding.Finding]:
-    monkeypatch.setattr(devices, "list_adapters", lambda: list(infos))
-    return {each.check: each for each in diagnosis.examine_adapters()}
+def adapters(monkeypatch, *infos: ndpy.AdapterInfo) -> dict[str, findings.Finding]:
+    monkeypatch.setattr(adapter_info, "list_adapters", lambda: list(infos))
+    return {each.check: each for each in windows.examine_adapters()}
 
 
 def test_the_adapters_of_this_machine_are_told_with_their_state(monkeypatch):
     monkeypatch.setenv("NDPY_PROVIDER", str(SOFTND))
     monkeypatch.setenv("NDPY_PROVIDER_VERSION", "2")
-    (info,) = devices.list_adapters()
+    (info,) = adapter_info.list_adapters()
     down = dataclasses.replace(info, name="idle", state="down", netdev=None, mtu=0)
     found = adapters(monkeypatch, info, down)
     assert [verdict(each) for each in found.values()] == ["PASS", "WARN"]
@@ -331,23 +331,23 @@ def test_a_machine_without_adapters_is_told_what_to_do(monkeypatch):
     monkeypatch.setenv("NDPY_PROVIDER", "C:\\some.dll")
     found = adapters(monkeypatch)["adapters"]
     assert "serves no address" in found.message
-    assert found.remedy == diagnosis._GET_ONE
+    assert found.remedy == windows._GET_ONE
 
     def fail() -> list[ndpy.AdapterInfo]:
         raise OSError("the registry cannot be read")
 
-    monkeypatch.setattr(devices, "list_adapters", fail)
-    (found,) = diagnosis.examine_adapters()
+    monkeypatch.setattr(adapter_info, "list_adapters", fail)
+    (found,) = windows.examine_adapters()
     assert (found.check, verdict(found), found.message) == ("adapters", "FAIL", "the registry cannot be read")
 
 
 def test_an_interface_that_is_up_and_one_that_windows_does_not_show(monkeypatch):
     up = type("Address", (), {"address": "fe80::1%7"})
     monkeypatch.setattr(
-        diagnosis.psutil, "net_if_addrs", lambda: {"port": [up], "wire": [type(up)("A", (), {"address": "00-11"})]}
+        windows.psutil, "net_if_addrs", lambda: {"port": [up], "wire": [type(up)("A", (), {"address": "00-11"})]}
     )
-    monkeypatch.setattr(diagnosis.psutil, "net_if_stats", dict)
-    found = list(diagnosis._examine_interfaces("it", ["fe80::1%9", "127.0.0.1", "192.0.2.1", "?"]))
+    monkeypatch.setattr(windows.psutil, "net_if_stats", dict)
+    found = list(windows._examine_interfaces("it", ["fe80::1%9", "127.0.0.1", "192.0.2.1", "?"]))
     assert [verdict(each) for each in found] == ["WARN", "WARN", "PASS"]
     assert "192.0.2.1 is no address" in found[0].message
     assert "? is no address" in found[1].message
@@ -355,25 +355,25 @@ def test_an_interface_that_is_up_and_one_that_windows_does_not_show(monkeypatch)
 
 
 def test_addresses_of_no_interface_are_warned():
-    found = list(diagnosis._examine_interfaces("it", ["203.0.113.77", "127.0.0.1"]))
+    found = list(windows._examine_interfaces("it", ["203.0.113.77", "127.0.0.1"]))
     assert [verdict(each) for each in found if "203.0.113.77" in each.message] == ["WARN"]
 
 
 def test_an_interface_that_is_down_is_warned(monkeypatch):
     address = type("Address", (), {"address": "192.0.2.9"})
-    monkeypatch.setattr(diagnosis.psutil, "net_if_addrs", lambda: {"port": [address]})
-    monkeypatch.setattr(diagnosis.psutil, "net_if_stats", lambda: {"port": type("Stats", (), {"isup": False})})
-    (found,) = diagnosis._examine_interfaces("it", ["192.0.2.9"])
+    monkeypatch.setattr(windows.psutil, "net_if_addrs", lambda: {"port": [address]})
+    monkeypatch.setattr(windows.psutil, "net_if_stats", lambda: {"port": type("Stats", (), {"isup": False})})
+    (found,) = windows._examine_interfaces("it", ["192.0.2.9"])
     assert verdict(found) == "WARN"
     assert "port is down" in found.message
 
 
 def test_this_machines_catalogue_can_be_read():
-    protocols = catalogue.protocols()
+    protocols = winsock_catalogue.protocols()
     assert protocols
     tcp = [protocol for protocol in protocols if (protocol.address_family, protocol.protocol) == (2, 6)]
     assert tcp
-    assert not catalogue.judge(tcp[0]).meant
+    assert not winsock_catalogue.judge(tcp[0]).meant
 
 
 def test_the_extension_module_gives_winsock_the_entry_as_it_is(monkeypatch):
@@ -382,13 +382,13 @@ def test_the_extension_module_gives_winsock_the_entry_as_it_is(monkeypatch):
     class Calls:
         def ndpy_install_provider(self, provider_id, path, native):
             given.append(
-                (bytes(provider_id), path, native.version, native.socket_type, library.ffi.string(native.name))
+                (bytes(provider_id), path, native.version, native.socket_type, native_calls.ffi.string(native.name))
             )
             return 0
 
-    monkeypatch.setattr(library, "lib", Calls())
-    softnd._install(SOFTND)
-    assert given == [(softnd.PROVIDER_ID.bytes_le, str(SOFTND), 0x20000, -1, softnd.NAME)]
+    monkeypatch.setattr(native_calls, "lib", Calls())
+    softnd_installation._install(SOFTND)
+    assert given == [(softnd_installation.PROVIDER_ID.bytes_le, str(SOFTND), 0x20000, -1, softnd_installation.NAME)]
 
 
 @pytest.mark.parametrize("administrator", [0, 1])
@@ -396,7 +396,7 @@ def test_only_who_is_no_administrator_is_told_to_be_one(monkeypatch, native, adm
     native.answer("ndpy_install_provider", 10013)
     monkeypatch.setattr(ctypes.windll.shell32, "IsUserAnAdmin", lambda: administrator)
     with pytest.raises(ndpy.ProviderError) as caught:
-        softnd._install(SOFTND)
+        softnd_installation._install(SOFTND)
     assert isinstance(caught.value, PermissionError) is not bool(administrator)
     assert caught.value.native == 10013
 
@@ -428,12 +428,12 @@ def test_a_registered_softnd_is_found_by_its_entry(tmp_path):
     if not os.environ.get("NDPY_TEST_REGISTER"):
         pytest.skip("changes the machine's catalogue; NDPY_TEST_REGISTER=1 allows that")
     path = Path(shutil.copy(SOFTND, tmp_path))
-    softnd.register(path)
+    softnd_installation.register(path)
     try:
         status, found = doctor()
         assert status == 0
-        assert found[softnd.NAME]["verdict"] == "PASS"
-        assert softnd.registered(1) is not None
+        assert found[softnd_installation.NAME]["verdict"] == "PASS"
+        assert softnd_installation.registered(1) is not None
     finally:
-        softnd.unregister()
-    assert softnd.registered() is softnd.registered(1) is None
+        softnd_installation.unregister()
+    assert softnd_installation.registered() is softnd_installation.registered(1) is None

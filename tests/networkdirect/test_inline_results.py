@@ -17,7 +17,7 @@ from own_softnd import PROVIDERS, SOFTND, child
 
 import ndpy
 from ndpy.networkdirect import overlapped
-from ndpy.networkdirect.library import PENDING, SUCCESS
+from ndpy.networkdirect.native_calls import PENDING, SUCCESS
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import ndpy
-from ndpy.networkdirect import library
+from ndpy.networkdirect import native_calls
 from ndpy.networkdirect.addresses import pack_resolved, unpack_address
-from ndpy.networkdirect.library import ffi, lib, status_error, status_name
+from ndpy.networkdirect.native_calls import ffi, lib, status_error, status_name
 
 CDEFS = Path(__file__).resolve().parent.parent.parent / "cdefs"
 
@@ -343,7 +343,7 @@ def test_b_1_3_each_status_has_its_name_exception_and_sentence(number, name, kin
 
 
 def test_b_1_3_success_is_no_error():
-    library.check("register", 0)
+    native_calls.check("register", 0)
     assert status_name(0) == "ND_SUCCESS"
 
 
@@ -354,13 +354,13 @@ def test_an_unknown_status_passes_through_with_its_number(number):
     assert (error.native, error.native_name) == (number, "")
     assert str(error) == f"bind: a status that ndpy has no name for [native status 0x{number:08x}]"
     with pytest.raises(ndpy.ProviderError):
-        library.check("bind", number)
+        native_calls.check("bind", number)
 
 
 def test_b_1_2_pending_is_not_taken_for_success():
-    assert library.PENDING == 0x103
+    assert native_calls.PENDING == 0x103
     with pytest.raises(ndpy.ProviderError):
-        library.check("register", 0x103)
+        native_calls.check("register", 0x103)
 
 
 def test_a_5_5_an_address_is_whole_or_none():

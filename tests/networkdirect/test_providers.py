@@ -20,8 +20,8 @@ from helpers import DEADLINE_S, wait_until
 from own_softnd import child
 
 import ndpy
-from ndpy.networkdirect import catalogue, devices
-from ndpy.networkdirect.devices import Provider
+from ndpy.networkdirect import adapter_info, winsock_catalogue
+from ndpy.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softnd/build/softnd.dll"
@@ -185,13 +185,17 @@ def test_an_adapter_is_as_its_interface_is(monkeypatch, statistics, wanted):
     """What Windows tells no state of is taken for up."""
     own = {"loopback": ["127.0.0.1"], "radio": ["00-11-22", "192.0.2.7"], "wire": ["fe80::9%3", "192.0.2.9"]}
     address, state = namedtuple("address", "address"), namedtuple("state", "isup mtu")
-    monkeypatch.setattr(devices.psutil, "net_if_addrs", lambda: {name: list(map(address, own[name])) for name in own})
-    monkeypatch.setattr(devices.psutil, "net_if_stats", lambda: {name: state(*statistics[name]) for name in statistics})
-    assert devices._interface_of(("192.0.2.9",)) == wanted
-    assert devices._interface_of(("fe80::9%11",)) == wanted
+    monkeypatch.setattr(
+        adapter_info.psutil, "net_if_addrs", lambda: {name: list(map(address, own[name])) for name in own}
+    )
+    monkeypatch.setattr(
+        adapter_info.psutil, "net_if_stats", lambda: {name: state(*statistics[name]) for name in statistics}
+    )
+    assert adapter_info._interface_of(("192.0.2.9",)) == wanted
+    assert adapter_info._interface_of(("fe80::9%11",)) == wanted
     # It is on every machine.
-    assert devices._interface_of(("127.0.0.1",)) == (None, 0, True)
-    assert devices._interface_of(("198.51.100.1",)) == (None, 0, True)
+    assert adapter_info._interface_of(("127.0.0.1",)) == (None, 0, True)
+    assert adapter_info._interface_of(("198.51.100.1",)) == (None, 0, True)
 
 
 def test_several_providers_may_be_named(copy_of, monkeypatch):
@@ -361,10 +365,12 @@ def registered(monkeypatch, *entries: tuple[Path, int]) -> None:
     """Let the catalogue have these DLLs, each registered for a version; Wine's cannot be changed."""
     monkeypatch.delenv("NDPY_PROVIDER", raising=False)
     found = [
-        catalogue.Entry(f"{path.stem} {version}", uuid.uuid4().bytes_le, version, ("IPv4", "IPv6"), str(path), "")
+        winsock_catalogue.Entry(
+            f"{path.stem} {version}", uuid.uuid4().bytes_le, version, ("IPv4", "IPv6"), str(path), ""
+        )
         for path, version in entries
     ]
-    monkeypatch.setattr(catalogue, "entries", lambda: list(found))
+    monkeypatch.setattr(winsock_catalogue, "entries", lambda: list(found))
 
 
 def seen(infos) -> list[tuple[str, int, tuple[str, ...]]]:
@@ -456,7 +462,7 @@ def test_a_1_4_an_entry_of_version_1_without_the_flag_is_found(copy_of, monkeypa
     path = copy_of("VERSION_1", "old")
     common = {"protocol": 0, "protocol_max_offset": 0, "address_family": 23}
     protocols = [
-        catalogue.WinsockProtocol(
+        winsock_catalogue.WinsockProtocol(
             name=name, provider_id=uuid.uuid4().bytes_le, service_flags=services, provider_flags=0x04, version=version,
             socket_type=socket_type, **common,
         )
@@ -468,9 +474,9 @@ def test_a_1_4_an_entry_of_version_1_without_the_flag_is_found(copy_of, monkeypa
         )
     ]  # fmt: skip
     monkeypatch.delenv("NDPY_PROVIDER", raising=False)
-    monkeypatch.setattr(catalogue, "protocols", lambda: protocols)
-    monkeypatch.setattr(catalogue, "provider_path", lambda provider_id: (str(path), ""))
-    assert [entry.name for entry in catalogue.entries() if not entry.problem] == ["old adapter"]
+    monkeypatch.setattr(winsock_catalogue, "protocols", lambda: protocols)
+    monkeypatch.setattr(winsock_catalogue, "provider_path", lambda provider_id: (str(path), ""))
+    assert [entry.name for entry in winsock_catalogue.entries() if not entry.problem] == ["old adapter"]
     assert [info.name for info in ndpy.list_adapters()] == ["old0", "old1", "old2"]
 
 

@@ -10,8 +10,8 @@ from helpers import DEADLINE_S, Keeper, wait_until
 from own_softnd import open_handles
 
 import ndpy
-from ndpy.networkdirect import library, memory
-from ndpy.networkdirect.library import ffi
+from ndpy.networkdirect import memory, native_calls
+from ndpy.networkdirect.native_calls import ffi
 from ndpy.networkdirect.overlapped import Request, run
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
@@ -87,7 +87,7 @@ def test_i_6_1_a_flush_without_memory_says_so(keep, version, native):
 @BOTH
 @pytest.mark.parametrize(("refused", "words"), [(1, "no completion port"), (2, "takes no completion port")])
 def test_an_adapter_without_a_completion_port_is_not_opened(softnd, version, native, refused, words):
-    create, calls = library.lib.CreateIoCompletionPort, []
+    create, calls = native_calls.lib.CreateIoCompletionPort, []
 
     def creating(*arguments):
         calls.append(arguments)
@@ -223,9 +223,9 @@ def test_asking_for_large_pages_leaves_no_handle(native):
 
 def test_without_the_extension_module_the_error_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ndpy._networkdirect", None)
-    monkeypatch.delitem(sys.modules, "ndpy.networkdirect.library")
+    monkeypatch.delitem(sys.modules, "ndpy.networkdirect.native_calls")
     with pytest.raises(ndpy.ProviderNotFoundError, match="install ndpy with pip"):
-        importlib.import_module("ndpy.networkdirect.library")
+        importlib.import_module("ndpy.networkdirect.native_calls")
 
 
 # ---- registrations ----

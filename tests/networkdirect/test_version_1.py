@@ -43,8 +43,8 @@ from own_softnd import SOFTND, opened
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
-from ndpy.networkdirect.devices import Provider
-from ndpy.networkdirect.library import TIMEOUT, ffi, lib
+from ndpy.networkdirect.native_calls import TIMEOUT, ffi, lib
+from ndpy.networkdirect.provider_dll import Provider
 from ndpy.networkdirect.version1 import connection as version_1_connection
 from ndpy.networkdirect.version1.queue_pair import window_of
 

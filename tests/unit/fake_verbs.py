@@ -17,7 +17,7 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 import ndpy
-from ndpy.verbs import devices, library
+from ndpy.verbs import adapter_info, native_calls
 
 SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections")]
 
@@ -99,7 +99,7 @@ class Connecting(ctypes.Structure):
 
 
 def _pointer(native: Any) -> ctypes.c_void_p:
-    return ctypes.c_void_p(int(library.ffi.cast("uintptr_t", native)))
+    return ctypes.c_void_p(int(native_calls.ffi.cast("uintptr_t", native)))
 
 
 class FakeVerbs:
@@ -115,7 +115,7 @@ class FakeVerbs:
         self.failures = Failures.in_dll(self._library, "fake_failures")
         self.connecting = Connecting.in_dll(self._library, "fake_connecting")
         self._sysfs = sysfs
-        monkeypatch.setattr(devices, "_SYSFS", sysfs)
+        monkeypatch.setattr(adapter_info, "_SYSFS", sysfs)
 
     def hold(self) -> None:
         self._library.fake_hold(1)
@@ -154,7 +154,7 @@ class FakeVerbs:
 
     def remove(self, adapter: Any) -> None:
         """The device is pulled out."""
-        self.device_event(adapter, library.lib.IBV_EVENT_DEVICE_FATAL)
+        self.device_event(adapter, native_calls.lib.IBV_EVENT_DEVICE_FATAL)
 
     def overrun(self, queue: Any) -> None:
         self._library.fake_overrun_event(_pointer(queue._cq))
@@ -189,7 +189,7 @@ class FakeVerbs:
         """Open the adapter with these settings."""
         for name, value in settings.items():
             setattr(self.settings, name, value)
-        devices._probed.clear()
+        adapter_info._probed.clear()
         adapter = ndpy.open_adapter("fake0")
         # What it was asked to find out what it can do.
         self.seen.calls = self.seen.most_at_once = 0
@@ -220,14 +220,14 @@ def fake(fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     sysfs.mkdir()
     monkeypatch.setenv("NDPY_LIBIBVERBS", str(copy))
     monkeypatch.setenv("NDPY_LIBRDMACM", str(copy))
-    monkeypatch.setattr(library, "_loaded", False)
+    monkeypatch.setattr(native_calls, "_loaded", False)
     fake = FakeVerbs(copy, sysfs, monkeypatch)
     yield fake
     fake.release()
-    devices._probed.clear()
+    adapter_info._probed.clear()
     # The next adapter finds the system's libraries again.
     monkeypatch.undo()
-    library._loaded = False
+    native_calls._loaded = False
     fake.call_at_points(None)
     fault = fake.fault()
     assert not fault, fault

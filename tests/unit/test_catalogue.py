@@ -12,8 +12,8 @@ import pytest
 from winsock import GUID, TCP, VERSION_1, VERSION_2, fake_winsock
 
 import ndpy
-from ndpy.networkdirect import catalogue
-from ndpy.networkdirect.catalogue import Entry, WinsockProtocol, judge, once
+from ndpy.networkdirect import dll_header, winsock_catalogue
+from ndpy.networkdirect.winsock_catalogue import Entry, WinsockProtocol, judge, once
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -149,14 +149,14 @@ def winsock(monkeypatch):
 def test_a_1_8_and_a_2_1_entries_come_with_their_paths(winsock):
     winsock.entries += [VERSION_2, changed(TCP, protocol=17)]
     winsock.paths[VERSION_2.provider_id] = "C:\\Windows\\card.dll"
-    (found,) = catalogue.entries()
+    (found,) = winsock_catalogue.entries()
     assert found == Entry("a card", GUID.bytes_le, 2, ("IPv4", "IPv6"), "C:\\Windows\\card.dll", "")
     assert found.guid == "{00112233-4455-6677-8899-AABBCCDDEEFF}"
 
 
 def test_a_2_1_an_entry_without_a_path_has_a_problem(winsock):
     winsock.entries.append(VERSION_2)
-    (found,) = catalogue.entries()
+    (found,) = winsock_catalogue.entries()
     assert found.path == ""
     assert "no path" in found.problem
 
@@ -165,18 +165,18 @@ def test_a_1_1_a_catalogue_larger_than_expected_is_read_whole(winsock):
     winsock.entries = [
         dataclasses.replace(VERSION_2, provider_id=uuid.UUID(int=number).bytes_le) for number in range(200)
     ]
-    assert len(catalogue.entries()) == 200
+    assert len(winsock_catalogue.entries()) == 200
 
 
 def test_a_1_1_an_empty_catalogue_is_no_error(winsock):
     winsock.entries = []
-    assert catalogue.protocols() == catalogue.entries() == []
+    assert winsock_catalogue.protocols() == winsock_catalogue.entries() == []
 
 
 def test_a_1_1_a_catalogue_that_cannot_be_read_is_an_error_with_winsocks_number(winsock):
     winsock.error = -10091
     with pytest.raises(ndpy.ProviderError) as caught:
-        catalogue.entries()
+        winsock_catalogue.entries()
     assert caught.value.native == 10091
 
 
@@ -193,47 +193,47 @@ def image(path: Path, machine: int, *, signature: bytes = b"PE\0\0", offset: int
     ("number", "name"), [(0x014C, "x86"), (0x8664, "x64"), (0xAA64, "arm64"), (0x01C4, "arm"), (0x0200, "0x0200")]
 )
 def test_the_processor_of_a_dll_is_read_from_its_header(tmp_path, number, name):
-    assert catalogue.machine(image(tmp_path / "a.dll", number)) == name
+    assert dll_header.machine(image(tmp_path / "a.dll", number)) == name
 
 
 def test_a_header_far_behind_is_found(tmp_path):
-    assert catalogue.machine(image(tmp_path / "a.dll", 0x8664, offset=0x12340)) == "x64"
+    assert dll_header.machine(image(tmp_path / "a.dll", 0x8664, offset=0x12340)) == "x64"
 
 
 def test_softnd_is_for_x64():
     dll = ROOT / "softnd/build/softnd.dll"
     if not dll.exists():
         pytest.skip("softnd.dll is not built")
-    assert catalogue.machine(str(dll)) == "x64"
+    assert dll_header.machine(str(dll)) == "x64"
 
 
 @pytest.mark.parametrize("data", [b"", b"MZ", b"\x7fELF" + bytes(100), b"MZ" + bytes(100)])
 def test_what_is_no_dll_is_said_to_be_none(tmp_path, data):
     (tmp_path / "a.dll").write_bytes(data)
     with pytest.raises(ValueError, match="not a DLL"):
-        catalogue.machine(str(tmp_path / "a.dll"))
-    assert catalogue.bitness(str(tmp_path / "a.dll")).startswith("it is not a DLL")
+        dll_header.machine(str(tmp_path / "a.dll"))
+    assert dll_header.bitness(str(tmp_path / "a.dll")).startswith("it is not a DLL")
 
 
 def test_a_dll_for_another_processor_is_named_as_such(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalogue, "own_machine", lambda: "x64")
-    assert catalogue.bitness(image(tmp_path / "a.dll", 0x8664)) == ""
-    sentence = catalogue.bitness(image(tmp_path / "b.dll", 0x014C))
+    monkeypatch.setattr(dll_header, "own_machine", lambda: "x64")
+    assert dll_header.bitness(image(tmp_path / "a.dll", 0x8664)) == ""
+    sentence = dll_header.bitness(image(tmp_path / "b.dll", 0x014C))
     assert "x86" in sentence
     assert "x64" in sentence
 
 
 def test_a_dll_that_is_not_there_cannot_be_read(tmp_path):
-    assert "cannot be read" in catalogue.bitness(str(tmp_path / "none.dll"))
+    assert "cannot be read" in dll_header.bitness(str(tmp_path / "none.dll"))
 
 
 @pytest.mark.parametrize(("pointer", "name"), [(8, "x64"), (4, "x86")])
 def test_the_processor_of_this_process_is_that_of_its_program(tmp_path, monkeypatch, pointer, name):
     monkeypatch.setattr(sys, "executable", image(tmp_path / "python.exe", 0xAA64))
-    assert catalogue.own_machine() == "arm64"
+    assert dll_header.own_machine() == "arm64"
     # An embedded Python's program may be anybody's.
     (tmp_path / "python.exe").write_bytes(b"#!")
-    monkeypatch.setattr(catalogue.struct, "calcsize", lambda _: pointer)
-    assert catalogue.own_machine() == name
+    monkeypatch.setattr(dll_header.struct, "calcsize", lambda _: pointer)
+    assert dll_header.own_machine() == name
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none.exe"))
-    assert catalogue.own_machine() == name
+    assert dll_header.own_machine() == name

@@ -15,9 +15,9 @@ if sys.platform != "linux":
 import ndpy
 from ndpy import Status
 from ndpy.info import Gid
-from ndpy.provider import choose
+from ndpy.platforms import choose
 from ndpy.verbs.endpoint import MTUS, Endpoint, active_port, explain, observe, path_mtu
-from ndpy.verbs.library import lib
+from ndpy.verbs.native_calls import lib
 
 V1 = Gid(0, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v1", "192.0.2.1")
 LINK_LOCAL = Gid(1, b"\xfe\x80" + bytes(13) + b"\x01", "RoCE v2", "fe80::1")

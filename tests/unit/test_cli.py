@@ -17,7 +17,7 @@ def no_adapter(monkeypatch):
     """As on a machine without any."""
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     monkeypatch.setattr("ndpy.list_adapters", lambda **_: [])
-    monkeypatch.setattr("ndpy.provider.list_adapters", lambda **_: [])
+    monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
 
 
 def invoke(*words):

@@ -37,7 +37,7 @@ from data_path_provider import (
     silent,
 )
 
-from ndpy.verbs.library import lib
+from ndpy.verbs.native_calls import lib
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 import ndpy
+import ndpy.doctor
 from ndpy.cli import main
-from ndpy.finding import Finding, Verdict, examine, examine_apart, passed
+from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, passed
 
 if sys.platform != "linux":
     pytest.skip("the machines faked here are Linux's", allow_module_level=True)
 
-from ndpy.verbs import diagnosis, surroundings
-from ndpy.verbs.surroundings import examine_control_groups
+from ndpy.doctor import linux, linux_system
+from ndpy.doctor.linux_system import examine_control_groups
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KERNEL = "6.1.0-test"
@@ -72,7 +73,9 @@ def test_an_examination_that_breaks_is_a_finding():
 
 
 def module(tmp_path, monkeypatch, body: str) -> None:
-    (tmp_path / "examined.py").write_text(f"from ndpy.finding import passed\ndef look(*arguments):\n    {body}\n")
+    (tmp_path / "examined.py").write_text(
+        f"from ndpy.doctor.findings import passed\ndef look(*arguments):\n    {body}\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -117,7 +120,7 @@ def test_what_the_libraries_print_is_a_warning(tmp_path, monkeypatch):
 
 def test_the_optional_symbols_are_those_that_the_header_marks():
     header = (ROOT / "cdefs/verbs/ibverbs.h").read_text() + (ROOT / "cdefs/verbs/rdmacm.h").read_text()
-    assert set(diagnosis.OPTIONAL) == set(re.findall(r"(\w+)\([^;]*\);\s*/\* optional", header))
+    assert set(linux.OPTIONAL) == set(re.findall(r"(\w+)\([^;]*\);\s*/\* optional", header))
 
 
 def doctor(**environment: str) -> tuple[int, list[dict[str, str]]]:
@@ -185,11 +188,9 @@ def test_without_the_extension_module_the_remedy_is_to_install():
 
 
 def test_an_import_that_fails_is_a_finding(monkeypatch):
-    import ndpy.verbs
-
-    monkeypatch.delattr(ndpy.verbs, "diagnosis")
-    monkeypatch.setitem(sys.modules, "ndpy.verbs.diagnosis", None)
-    found = one(ndpy.provider.diagnose())
+    monkeypatch.delattr(ndpy.doctor, "linux")
+    monkeypatch.setitem(sys.modules, "ndpy.doctor.linux", None)
+    found = one(ndpy.doctor.diagnose())
     assert found.verdict is Verdict.FAIL
     assert "install" in found.remedy
 
@@ -203,7 +204,7 @@ def test_a_machine_without_rdma_fails_with_remedies():
     assert "ndpy softroce" in found["adapters"]["remedy"]
     assert all(finding["remedy"] for finding in findings if finding["verdict"] != "PASS")
     for name in ("ib_uverbs", "rdma_ucm"):
-        if surroundings.module_state(Path("/"), name) != "loaded":
+        if linux_system.module_state(Path("/"), name) != "loaded":
             assert f"modprobe {name}" in found[f"module {name}"]["remedy"]
 
 
@@ -215,7 +216,7 @@ def test_an_adapter_asked_for_in_the_environment_and_absent_fails():
 
 def test_the_table_has_all_that_the_json_has(monkeypatch):
     findings = [passed("one", "is well"), Finding("two", Verdict.WARN, "is odd", "turn it off and on again")]
-    monkeypatch.setattr("ndpy.provider.diagnose", lambda: findings)
+    monkeypatch.setattr("ndpy.doctor.diagnose", lambda: findings)
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0
@@ -229,19 +230,19 @@ def test_the_table_has_all_that_the_json_has(monkeypatch):
 
 def test_drivers_are_listed(tree):
     root = tree({"etc/libibverbs.d/mlx5.driver": "driver mlx5\n", "usr/lib64/libibverbs/libmlx5-rdmav34.so": ""})
-    assert "mlx5" in one(diagnosis.examine_drivers(root)).message
+    assert "mlx5" in one(linux.examine_drivers(root)).message
 
 
 def test_a_driver_without_its_library_is_warned(tree):
     root = tree({"etc/libibverbs.d/mlx5.driver": "driver mlx5\n", "etc/libibverbs.d/own.driver": "driver /opt/own\n"})
-    found = one(diagnosis.examine_drivers(root))
+    found = one(linux.examine_drivers(root))
     assert found.verdict is Verdict.WARN
     assert "mlx5" in found.message
     assert "/opt/own" not in found.message
 
 
 def test_no_driver_at_all_names_the_package(tree):
-    found = one(diagnosis.examine_drivers(tree({})))
+    found = one(linux.examine_drivers(tree({})))
     assert found.verdict is Verdict.WARN
     assert "ibverbs-providers" in found.remedy
 
@@ -257,23 +258,23 @@ def test_no_driver_at_all_names_the_package(tree):
     ],
 )
 def test_the_state_of_a_module(tree, files, state):
-    assert surroundings.module_state(tree(files), "ib_uverbs") == state
+    assert linux_system.module_state(tree(files), "ib_uverbs") == state
 
 
 def test_a_module_that_is_there_only_needs_loading(tree):
     root = tree({f"lib/modules/{KERNEL}/modules.dep": "core/ib_uverbs.ko:\ncore/rdma_ucm.ko:\n"})
-    found = named(surroundings.examine_modules(root), "module ib_uverbs")
+    found = named(linux_system.examine_modules(root), "module ib_uverbs")
     assert (found.verdict, found.remedy) == (Verdict.FAIL, "as root: modprobe ib_uverbs")
 
 
 def test_a_module_that_is_absent_needs_a_package(tree):
-    found = named(surroundings.examine_modules(tree({})), "module rdma_ucm")
+    found = named(linux_system.examine_modules(tree({})), "module rdma_ucm")
     assert found.verdict is Verdict.FAIL
     assert f"linux-modules-extra-{KERNEL}" in found.remedy
 
 
 def test_in_a_container_modules_are_the_hosts(tree):
-    found = named(surroundings.examine_modules(tree({".dockerenv": ""})), "module rdma_ucm")
+    found = named(linux_system.examine_modules(tree({".dockerenv": ""})), "module rdma_ucm")
     assert found.remedy.startswith("on the host, as root: modprobe rdma_ucm")
 
 
@@ -285,7 +286,7 @@ FILES = {"dev/infiniband/uverbs0": "", "dev/infiniband/rdma_cm": ""}
 
 
 def test_device_files_that_can_be_opened_pass(tree):
-    findings = list(surroundings.examine_device_files(tree({**ADAPTER, **FILES})))
+    findings = list(linux_system.examine_device_files(tree({**ADAPTER, **FILES})))
     assert [finding.check for finding in findings] == ["/dev/infiniband/uverbs0", "/dev/infiniband/rdma_cm"]
     assert verdicts(findings) == {"PASS"}
 
@@ -301,7 +302,7 @@ def test_a_device_file_that_may_not_be_opened_fails(tree):
         (root / "dev/infiniband/uverbs0").chmod(0o600)
         os.seteuid(65534)
         try:
-            findings = list(surroundings.examine_device_files(root))
+            findings = list(linux_system.examine_device_files(root))
         finally:
             os.seteuid(0)
     found = named(findings, "/dev/infiniband/uverbs0")
@@ -312,26 +313,26 @@ def test_a_device_file_that_may_not_be_opened_fails(tree):
 
 
 def test_without_device_files_a_container_needs_them_given(tree):
-    found = one(surroundings.examine_device_files(tree({**ADAPTER, ".dockerenv": ""})))
+    found = one(linux_system.examine_device_files(tree({**ADAPTER, ".dockerenv": ""})))
     assert found.verdict is Verdict.FAIL
     assert "--device=/dev/infiniband" in found.remedy
 
 
 def test_without_device_files_a_machine_with_an_adapter_needs_modules(tree):
-    found = one(surroundings.examine_device_files(tree(ADAPTER)))
+    found = one(linux_system.examine_device_files(tree(ADAPTER)))
     assert found.verdict is Verdict.FAIL
     assert "mlx5_0" in found.message
     assert "modprobe -a ib_uverbs rdma_ucm" in found.remedy
 
 
 def test_only_rdma_cm_is_no_adapter(tree):
-    findings = list(surroundings.examine_device_files(tree({"dev/infiniband/rdma_cm": ""})))
+    findings = list(linux_system.examine_device_files(tree({"dev/infiniband/rdma_cm": ""})))
     assert named(findings, "device files").verdict is Verdict.FAIL
     assert named(findings, "/dev/infiniband/rdma_cm").verdict is Verdict.PASS
 
 
 def test_a_missing_rdma_cm_names_its_module(tree):
-    findings = surroundings.examine_device_files(tree({**ADAPTER, "dev/infiniband/uverbs0": ""}))
+    findings = linux_system.examine_device_files(tree({**ADAPTER, "dev/infiniband/uverbs0": ""}))
     found = named(findings, "/dev/infiniband/rdma_cm")
     assert found.verdict is Verdict.FAIL
     assert "modprobe rdma_ucm" in found.remedy
@@ -349,7 +350,7 @@ def memlock(tree, soft: object, hard: object, capabilities: int = 0, uid_map: st
             "proc/self/uid_map": uid_map,
         }
     )
-    return one(surroundings.examine_memlock(root))
+    return one(linux_system.examine_memlock(root))
 
 
 @pytest.mark.parametrize(
@@ -377,7 +378,7 @@ def test_the_capability_of_a_user_namespace_is_no_exemption(tree):
 
 
 def test_without_proc_there_is_a_finding_all_the_same(tree):
-    assert one(surroundings.examine_memlock(tree({}))).verdict is Verdict.WARN
+    assert one(linux_system.examine_memlock(tree({}))).verdict is Verdict.WARN
 
 
 # Control groups.
@@ -455,7 +456,7 @@ def test_limits_of_rdma_objects_are_told(tree, current, verdict):
 @pytest.mark.parametrize(("total", "free", "verdict"), [(0, 0, "PASS"), (16, 3, "PASS"), (16, 0, "WARN")])
 def test_huge_pages(tree, total, free, verdict):
     text = f"MemTotal: 1 kB\nHugePages_Total: {total}\nHugePages_Free: {free}\nHugepagesize: 2048 kB\n"
-    assert one(surroundings.examine_huge_pages(tree({"proc/meminfo": text}))).verdict.value == verdict
+    assert one(linux_system.examine_huge_pages(tree({"proc/meminfo": text}))).verdict.value == verdict
 
 
 @pytest.mark.parametrize(
@@ -469,7 +470,7 @@ def test_huge_pages(tree, total, free, verdict):
 )
 def test_a_container_is_told_what_it_lacks(tree, files):
     limits = {"proc/self/limits": "Max locked memory         65536 65536 bytes\n"}
-    found = one(surroundings.examine_container(tree(files | limits)))
+    found = one(linux_system.examine_container(tree(files | limits)))
     assert found.verdict is Verdict.WARN
     assert "--device=/dev/infiniband" in found.remedy
     assert "--ulimit memlock=-1" in found.remedy
@@ -477,11 +478,11 @@ def test_a_container_is_told_what_it_lacks(tree, files):
 
 def test_a_container_that_was_given_everything_passes(tree):
     files = {".dockerenv": "", "proc/self/limits": "Max locked memory  unlimited unlimited bytes\n", **FILES}
-    assert one(surroundings.examine_container(tree(files))).verdict is Verdict.PASS
+    assert one(linux_system.examine_container(tree(files))).verdict is Verdict.PASS
 
 
 def test_an_empty_tree_breaks_nothing(tree):
-    findings = surroundings.examine_surroundings(tree({}))
+    findings = linux_system.examine_system(tree({}))
     assert not [finding for finding in findings if "could not be examined" in finding.message]
 
 
@@ -491,7 +492,7 @@ def test_nonsense_in_every_file_breaks_nothing(tree):
         "sys/fs/cgroup/pids.max", "sys/fs/cgroup/rdma.max", "etc/libibverbs.d/x.driver",
     )  # fmt: skip
     root = tree(dict.fromkeys(names, "\x00:=: \n::\nmax =\n"))
-    checks = {finding.check for finding in surroundings.examine_surroundings(root)}
+    checks = {finding.check for finding in linux_system.examine_system(root)}
     assert {"locked memory", "huge pages", "container"} <= checks
 
 
@@ -518,7 +519,7 @@ def adapter(*ports, **changes) -> ndpy.AdapterInfo:
 
 def examined(tree, *ports, **changes):
     root = tree({"sys/class/net/eth0/mtu": "1500\n"})
-    return list(diagnosis.examine_adapter(adapter(*ports, **changes), root))
+    return list(linux.examine_adapter(adapter(*ports, **changes), root))
 
 
 def test_a_good_adapter_passes(tree):

@@ -29,8 +29,8 @@ from ndpy.resource import Orphans
 from ndpy.verbs import addresses
 from ndpy.verbs.addresses import pack_address
 from ndpy.verbs.events import EventThread
-from ndpy.verbs.library import ffi, lib
 from ndpy.verbs.memory import native_access
+from ndpy.verbs.native_calls import ffi, lib
 
 DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)

@@ -17,7 +17,7 @@ from racing import DEADLINE_S, Elsewhere
 import ndpy
 from ndpy.verbs import adapter as adapters
 from ndpy.verbs import listener as listeners
-from ndpy.verbs.library import lib
+from ndpy.verbs.native_calls import lib
 
 
 class Refusing:

@@ -23,11 +23,12 @@ from helpers import wait_until
 from racing import Elsewhere
 
 import ndpy
-from ndpy import Access, Flags, Status, provider
-from ndpy.finding import Verdict
+from ndpy import Access, Flags, Status, platforms
+from ndpy.doctor import linux
+from ndpy.doctor.findings import Verdict
 from ndpy.memory import span
-from ndpy.verbs import allocation, completion_queue, devices, diagnosis
-from ndpy.verbs.library import lib
+from ndpy.verbs import adapter_info, allocation, completion_queue
+from ndpy.verbs.native_calls import lib
 
 DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
@@ -127,8 +128,8 @@ def test_opening_looks_among_what_the_provider_serves(fake, adapter, monkeypatch
         asked.append(given)
         return [adapter.info]
 
-    monkeypatch.setattr(provider, "list_adapters", list_adapters)
-    with provider.open_adapter("fake0", **arguments):
+    monkeypatch.setattr(platforms, "list_adapters", list_adapters)
+    with platforms.open_adapter("fake0", **arguments):
         pass
     assert asked == [{"provider": None, "version": None, **arguments}]
 
@@ -136,19 +137,19 @@ def test_opening_looks_among_what_the_provider_serves(fake, adapter, monkeypatch
 def test_the_adapter_of_the_environment_is_for_those_who_name_none(fake, adapter, monkeypatch):
     monkeypatch.setenv("NDPY_ADAPTER", "other0")
     with pytest.raises(ndpy.AdapterNotFoundError, match="other0"):
-        provider.open_adapter()
+        platforms.open_adapter()
     with pytest.raises(ndpy.AdapterNotFoundError, match="third0"):
-        provider.open_adapter("third0")
-    provider.open_adapter("fake0").close()
+        platforms.open_adapter("third0")
+    platforms.open_adapter("fake0").close()
     monkeypatch.setenv("NDPY_ADAPTER", "")
-    provider.open_adapter().close()
+    platforms.open_adapter().close()
 
 
 def test_no_active_port_at_all_is_a_finding(fake, monkeypatch):
     def active_port():
-        return [found.verdict for found in diagnosis.examine_devices() if found.check == "active port"]
+        return [found.verdict for found in linux.examine_devices() if found.check == "active port"]
 
-    monkeypatch.setattr(diagnosis, "device_names", lambda: ["fake0"])
+    monkeypatch.setattr(linux, "device_names", lambda: ["fake0"])
     with fake.open():
         assert active_port() == []
         fake.settings.port_down = 1
@@ -160,8 +161,8 @@ def test_a_library_is_told_with_its_folder_whatever_that_is_called(fake, tmp_pat
     folder.mkdir()
     path = shutil.copy(fake.path, folder / "libmine.so")
     ctypes.CDLL(str(path))
-    assert diagnosis._mapped("libmine.so") == str(path)
-    assert diagnosis._mapped("libnobodys.so") == "libnobodys.so"
+    assert linux._mapped("libmine.so") == str(path)
+    assert linux._mapped("libnobodys.so") == "libnobodys.so"
 
 
 def test_an_adapter_is_closed_at_once_although_a_cycle_keeps_what_was_dropped(fake):
@@ -363,17 +364,17 @@ def test_objects_of_two_open_adapters_do_not_work_together(fake, adapter, queue,
 def test_a_device_that_cannot_be_opened_says_why(fake, monkeypatch, tmp_path):
     file = tmp_path / "uverbs0"
     file.touch(0o600)
-    monkeypatch.setattr(devices, "_device_file", lambda name: file)
-    assert str(devices._open_error("fake0", errno.ENODEV)).startswith("ibv_open_device: fake0 cannot be opened: ")
+    monkeypatch.setattr(adapter_info, "_device_file", lambda name: file)
+    assert str(adapter_info._open_error("fake0", errno.ENODEV)).startswith("ibv_open_device: fake0 cannot be opened: ")
     monkeypatch.setattr(os, "access", lambda path, mode: path != file or mode != os.R_OK | os.W_OK)
-    refused = devices._open_error("fake0", errno.EACCES)
+    refused = adapter_info._open_error("fake0", errno.EACCES)
     assert isinstance(refused, ndpy.PermissionError)
     assert f"{file} (-rw-------) may not be opened by uid {os.getuid()}" in str(refused)
     assert refused.native == errno.EACCES
-    monkeypatch.setattr(devices, "_device_file", lambda name: None)
-    assert "cannot be opened" in str(devices._open_error("fake0", errno.EACCES))
+    monkeypatch.setattr(adapter_info, "_device_file", lambda name: None)
+    assert "cannot be opened" in str(adapter_info._open_error("fake0", errno.EACCES))
     with pytest.raises(ndpy.AdapterNotFoundError, match="'gone0' has gone; there is fake0"):
-        devices.open_context("gone0")
+        adapter_info.open_context("gone0")
 
 
 def test_a_listener_tells_its_address_until_it_is_closed(adapter):

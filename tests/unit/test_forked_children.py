@@ -23,7 +23,7 @@ from racing import DEADLINE_S, soon
 import ndpy
 import ndpy.ndk
 from ndpy import Pending
-from ndpy.verbs import library
+from ndpy.verbs import native_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -258,10 +258,10 @@ def test_a_child_hangs_nowhere_whatever_lock_another_thread_held(world):
 
 
 def test_a_child_may_open_an_adapter_of_its_own_although_another_thread_was_loading_the_libraries(fake):
-    with library._lock:
+    with native_calls._lock:
 
         def load() -> bool:
-            library.load()
+            native_calls.load()
             return True
 
         assert in_child(load)

@@ -14,12 +14,11 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ndpy"
 
-# Who may import whom; everything may use the leaves. `provider` is the one place that chooses the platform.
+# Every module of ndpy/ (not of its folders) is in one of these, and may import what is named behind it.
 LEAVES = {
     "addresses",
     "endpoint",
     "errors",
-    "finding",
     "flags",
     "forking",
     "info",
@@ -28,10 +27,10 @@ LEAVES = {
     "quirks",
     "unraisable",
 }
+# The classes that users hold, and what they are made of.
 PUBLIC = {
     "adapter",
     "adapter_thread",
-    "buffer",
     "completion",
     "completion_queue",
     "connection",
@@ -42,21 +41,37 @@ PUBLIC = {
     "queue_pair",
     "resource",
 }
-# The registration cache, on the public classes only.
+PLATFORMS = {"verbs": "_verbs", "networkdirect": "_networkdirect"}
 CACHE = {"cache", "_lease"}
-PLATFORMS = {"verbs", "networkdirect"}
-BUILT = {"_verbs", "_networkdirect"}
-TOOLS = {"aio", "cli", "testing", "softroce", "__main__"}
+COMPILED = {"ndpy._lease", "ndpy._verbs", "ndpy._networkdirect"}
+# They choose what belongs to this system.
+CHOOSERS = {"platforms", "doctor"}
+TOOLS = {"cli", "softroce", "__main__"}
+# They stand on the public classes only, and alloc() on the platform too.
+ON_TOP = {"buffer", "ndk"}
 LIMIT_S = 0.1
 
 
-def layer(module: str) -> str:
+def module_of(path: Path) -> str:
+    """The dotted name of a module's file."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def folder_of(module: str) -> str:
     """The first name below ndpy of a dotted module name; "" for ndpy itself."""
     return module.split(".")[1] if "." in module else ""
 
 
-def imports_of(path: Path) -> list[tuple[str, bool]]:
-    """(module, whether only for type checking) of every import of ndpy in a file, those inside of functions too."""
+MODULES = {module_of(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+IDS = [path.relative_to(PACKAGE).as_posix() for path in MODULES.values()]
+
+
+def imports_of(source: str) -> list[tuple[str, bool]]:
+    """(module, whether for annotations only) of every import of ndpy in a program, those inside of functions too.
+
+    A module that has been compiled counts too, such as ndpy._verbs.
+    """
     found = []
 
     def visit(node: ast.AST, typing_only: bool) -> None:
@@ -69,79 +84,136 @@ def imports_of(path: Path) -> list[tuple[str, bool]]:
         if isinstance(node, ast.Import):
             found.extend((alias.name, typing_only) for alias in node.names if alias.name.split(".")[0] == "ndpy")
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            if node.module == "ndpy":
-                submodules = {path.stem for path in PACKAGE.iterdir()}
-                found.extend(
-                    (f"ndpy.{alias.name}" if alias.name.split(".")[0] in submodules else "ndpy", typing_only)
-                    for alias in node.names
-                )
-            elif node.module and node.module.startswith("ndpy."):
-                found.append((node.module, typing_only))
+            assert node.level == 0, "relative import"
+            if node.module and node.module.split(".")[0] == "ndpy":
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    found.append((whole if whole in MODULES or whole in COMPILED else node.module, typing_only))
         for child in ast.iter_child_nodes(node):
             visit(child, typing_only)
 
-    visit(ast.parse(path.read_text()), False)
+    visit(ast.parse(source), False)
     return found
 
 
+IMPORTS = {module: imports_of(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """The modules that reach themselves, in groups that reach each other."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            for target in graph.get(left.pop(), set()) - seen:
+                seen.add(target)
+                left.append(target)
+        return seen
+
+    reach = {module: reached(module) for module in graph}
+    groups = {
+        tuple(sorted(other for other in reach[module] if module in reach.get(other, set())))
+        for module in graph
+        if module in reach[module]
+    }
+    return [list(group) for group in sorted(groups)]
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """At run time, with the imports inside of functions. What is for annotations only is in no run."""
+    graph = {
+        module: {target for target, typing_only in found if not typing_only and target in MODULES}
+        for module, found in IMPORTS.items()
+    }
+    assert circles(graph) == []
+
+
+def test_the_checker_finds_circles():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [["b", "c"]]
+    assert circles({"a": {"a"}, "b": {"a"}}) == [["a"]]
+
+
 def allowed(source: str, target: str) -> bool:
-    """Whether a module of layer `source` may import one of layer `target`."""
+    """Whether a module of the folder `source` may import one of the folder `target`."""
     if target in LEAVES:
         return True
     if source in LEAVES:
         return False
-    if source in TOOLS:
-        return target not in BUILT
-    if source in PLATFORMS:
-        own = {"verbs": "_verbs", "networkdirect": "_networkdirect"}[source]
-        return target in {source, own} | PUBLIC
     if source in PUBLIC:
-        return target in PUBLIC | {"provider"}
-    if source == "provider":
-        return target in PLATFORMS | PUBLIC
-    if source == "__init__":
-        return target in PUBLIC | CACHE | {"provider"}
+        return target in PUBLIC
+    if source in PLATFORMS:
+        return target in {source, PLATFORMS[source]} | PUBLIC
+    if source == "platforms":
+        return target in PLATFORMS or target in PUBLIC
+    if source == "doctor":
+        return target in {source} | PLATFORMS.keys()
     if source in CACHE:
         return target in PUBLIC | CACHE
-    # What stands on the public classes only.
-    return target in PUBLIC | {"", source}
+    if source == "":
+        return target in PUBLIC | CACHE | ON_TOP | {"platforms"}
+    if source in TOOLS:
+        return f"ndpy.{target}" not in COMPILED
+    return source in ON_TOP and target in PUBLIC | {"", "platforms"}
 
 
-MODULES = sorted(PACKAGE.rglob("*.py"))
+@pytest.mark.parametrize("module", MODULES, ids=IDS)
+def test_imports_point_down_only(module):
+    for target, _ in IMPORTS[module]:
+        ends = folder_of(module), folder_of(target)
+        assert allowed(*ends), f"{module} imports {target}"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_point_down_only(path):
-    source = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    for module, typing_only in imports_of(path):
-        target = layer(module)
-        if typing_only and source in LEAVES | PUBLIC and target in LEAVES | PUBLIC:
-            continue
-        assert allowed(source, target), f"{path.relative_to(ROOT)} imports {module}"
+# What the other modules of a folder may name in annotations, since it makes them or calls them.
+MAKERS = {
+    "verbs": {"adapter"},
+    "networkdirect": {"adapter", "version1.adapter", "events"},
+    "cache": {"registration_cache"},
+    "cli": {"smoke.testbed"},
+}
+
+
+def names_its_maker(source: str, target: str) -> bool:
+    """Whether a module's annotations may name a class whose module imports this one. The public classes name each other."""
+    folder = folder_of(source)
+    if folder in MAKERS:
+        return target.removeprefix(f"ndpy.{folder}.") in MAKERS[folder]
+    return folder in PUBLIC and folder_of(target) in PUBLIC
+
+
+def test_annotations_close_no_circle_but_those_of_classes_with_what_makes_them():
+    graph = {
+        module: {
+            target
+            for target, typing_only in found
+            if target in MODULES and not (typing_only and names_its_maker(module, target))
+        }
+        for module, found in IMPORTS.items()
+    }
+    assert circles(graph) == []
+
+
+def test_the_lists_name_what_exists_and_nothing_is_left_out():
+    """Compiled modules and what only Windows or Linux builds aside."""
+    named = LEAVES | PUBLIC | PLATFORMS.keys() | {"cache"} | CHOOSERS | TOOLS | ON_TOP
+    assert named == {folder_of(module) for module in MODULES} - {""}
 
 
 def test_the_platforms_do_not_know_each_other():
-    for platform in PLATFORMS:
-        for path in (PACKAGE / platform).rglob("*.py"):
-            other = (PLATFORMS - {platform}).pop()
-            assert not [module for module, _ in imports_of(path) if layer(module) == other], path
+    for module, found in IMPORTS.items():
+        for target, _ in found:
+            ends = {folder_of(module), folder_of(target)}
+            assert not ends >= PLATFORMS.keys(), f"{module} imports {target}"
 
 
-def test_one_place_chooses_the_platform():
+def test_two_places_choose_the_platform():
     choosers = {
-        path.relative_to(PACKAGE).as_posix()
-        for path in MODULES
-        if path.relative_to(PACKAGE).parts[0] not in PLATFORMS | TOOLS
-        and any(layer(module) in PLATFORMS for module, _ in imports_of(path))
+        folder_of(module)
+        for module, found in IMPORTS.items()
+        for target, _ in found
+        if folder_of(target) in PLATFORMS and folder_of(module) not in PLATFORMS.keys() | TOOLS
     }
-    assert choosers == {"provider.py"}
-
-
-def test_only_the_platforms_touch_the_built_modules():
-    for path in MODULES:
-        if any(layer(module) in BUILT for module, _ in imports_of(path)):
-            assert path.relative_to(PACKAGE).parts[0] in PLATFORMS, path
+    assert choosers == CHOOSERS
 
 
 def test_without_its_extension_module_the_cache_says_what_to_do():
@@ -153,10 +225,12 @@ def test_without_its_extension_module_the_cache_says_what_to_do():
     assert "ProviderNotFoundError: ndpy's extension module for the registration cache" in done.stderr
 
 
-def test_the_checker_sees_imports_inside_of_functions(tmp_path):
-    sample = tmp_path / "sample.py"
-    sample.write_text("def f():\n    from ndpy.verbs import adapter\n    import ndpy.cli\n    from ndpy import verbs\n")
-    assert [layer(module) for module, _ in imports_of(sample)] == ["verbs", "cli", "verbs"]
+def test_the_checker_sees_imports_inside_of_functions_and_whose_they_are():
+    sample = "def f():\n    from ndpy.verbs import adapter\n    import ndpy.cli\n    from ndpy import verbs, errors\n"
+    assert imports_of(sample) == [
+        ("ndpy.verbs.adapter", False), ("ndpy.cli", False), ("ndpy.verbs", False), ("ndpy.errors", False)
+    ]  # fmt: skip
+    assert imports_of("if TYPE_CHECKING:\n    from ndpy.info import Gid\n") == [("ndpy.info", True)]
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:

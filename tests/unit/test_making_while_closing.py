@@ -14,7 +14,7 @@ from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, _Calls, walk
 
 import ndpy
 from ndpy.verbs import memory
-from ndpy.verbs.library import lib
+from ndpy.verbs.native_calls import lib
 
 MAKE: dict[str, Any] = {
     "completion queue": lambda adapter: adapter.create_completion_queue(4),

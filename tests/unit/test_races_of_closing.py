@@ -16,7 +16,7 @@ from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, walk
 
 import ndpy
 from ndpy.verbs import memory, queue_pair
-from ndpy.verbs.library import ffi, lib
+from ndpy.verbs.native_calls import ffi, lib
 
 
 @pytest.fixture

@@ -329,9 +329,9 @@ def test_allocated_memory_is_kept_from_children_where_they_would_endanger_it(fak
 
 
 def test_memory_can_be_allocated_without_rdma_libraries(monkeypatch):
-    from ndpy.verbs import library
+    from ndpy.verbs import native_calls
 
-    monkeypatch.setattr(library, "_loaded", False)
+    monkeypatch.setattr(native_calls, "_loaded", False)
     monkeypatch.setenv("NDPY_LIBIBVERBS", "/nonexistent")
     assert not is_kept_from_children(ndpy.alloc(64))
     monkeypatch.undo()

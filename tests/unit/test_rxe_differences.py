@@ -18,14 +18,14 @@ from racing import DEADLINE_S, soon
 
 import ndpy
 from ndpy import Access, Notify, Status
-from ndpy.verbs import devices
+from ndpy.verbs import adapter_info
 
 QUIET_S = 0.2
 
 
 @pytest.fixture
 def adapter(fake, monkeypatch):
-    monkeypatch.setattr(devices, "_driver", lambda name, vendor: "rdma_rxe")
+    monkeypatch.setattr(adapter_info, "_driver", lambda name, vendor: "rdma_rxe")
     with fake.open() as adapter:
         yield adapter
 
@@ -82,7 +82,7 @@ def test_what_is_flushed_after_the_end_of_the_connection_is_cancelled(fake, adap
 
 
 def test_another_driver_flushes_nothing_that_failed(fake, monkeypatch):
-    monkeypatch.setattr(devices, "_driver", lambda name, vendor: "mlx5_core")
+    monkeypatch.setattr(adapter_info, "_driver", lambda name, vendor: "mlx5_core")
     with (
         fake.open() as adapter,
         adapter.create_completion_queue(32) as queue,
@@ -168,7 +168,7 @@ def test_other_events_end_the_queue_pair(fake, kind, iwarp):
 
 
 def test_memory_on_demand_is_pinned(fake, monkeypatch):
-    monkeypatch.setattr(devices, "_driver", lambda name, vendor: "rdma_rxe")
+    monkeypatch.setattr(adapter_info, "_driver", lambda name, vendor: "rdma_rxe")
     with (
         fake.open(odp_general=1, odp_connected=0xF) as adapter,
         adapter.register(bytearray(64), Access.REMOTE_WRITE | Access.ON_DEMAND) as region,

@@ -18,7 +18,7 @@ import ndpy
 from ndpy import Endpoint
 from ndpy.connection import Connector
 from ndpy.verbs import connection
-from ndpy.verbs.library import ffi, lib
+from ndpy.verbs.native_calls import ffi, lib
 
 SERVER = ("127.0.0.1", 4791)
 

@@ -13,7 +13,7 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Endpoint, Status
-from ndpy.verbs.library import lib
+from ndpy.verbs.native_calls import lib
 
 DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)

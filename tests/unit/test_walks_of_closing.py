@@ -184,7 +184,7 @@ def test_the_removal_of_the_device_at_any_point_of_the_close_of_a_queue_pair_doe
 
 @pytest.mark.parametrize("kind", ["IBV_EVENT_QP_FATAL", "IBV_EVENT_COMM_EST"])
 def test_an_event_of_a_queue_pair_at_any_point_of_its_close_finds_no_freed_memory(fake, adapter, points, kind):
-    from ndpy.verbs.library import lib
+    from ndpy.verbs.native_calls import lib
 
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter, receives=4)

@@ -6,8 +6,8 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.networkdirect.adapter import NetworkDirectAdapter
-from ndpy.networkdirect.library import create_1, ffi, lib
-from ndpy.networkdirect.version1 import devices
+from ndpy.networkdirect.native_calls import create_1, ffi, lib
+from ndpy.networkdirect.version1 import adapter_info
 from ndpy.networkdirect.version1.completion_queue import Version1CompletionQueue
 from ndpy.networkdirect.version1.connection import Version1Connector
 from ndpy.networkdirect.version1.listener import Version1Listener
@@ -27,7 +27,7 @@ class Version1Adapter(NetworkDirectAdapter):
 
     def _open_native(self) -> Any:
         info = self.info
-        return devices.open_native(self._provider, info.provider_id, info.addresses[0])
+        return adapter_info.open_native(self._provider, info.provider_id, info.addresses[0])
 
     def _new_file(self) -> Any:
         # The adapter's one file (contract I.1.2).

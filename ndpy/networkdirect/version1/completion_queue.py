@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
-from ndpy.networkdirect.library import create_1, lib
+from ndpy.networkdirect.native_calls import create_1, lib
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.version1.adapter import Version1Adapter

@@ -17,7 +17,7 @@ from ndpy import errors
 from ndpy.addresses import Address, is_wildcard, listening_address, resolve
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.networkdirect.connection import _FIRST_PORT, _PORTS, NetworkDirectConnector
-from ndpy.networkdirect.library import BUFFER_OVERFLOW, SUCCESS, TIMEOUT, check, ffi, lib
+from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS, TIMEOUT, check, ffi, lib
 from ndpy.networkdirect.version1.queue_pair import Version1QueuePair
 from ndpy.queue_pair import QueuePair
 

@@ -6,8 +6,8 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from ndpy.addresses import Address
-from ndpy.networkdirect.library import create_1, ffi, lib
 from ndpy.networkdirect.listener import NetworkDirectListener
+from ndpy.networkdirect.native_calls import create_1, ffi, lib
 from ndpy.networkdirect.version1.connection import TCP, own_host
 
 if TYPE_CHECKING:

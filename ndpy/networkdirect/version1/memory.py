@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.memory import RemoteMemory
-from ndpy.networkdirect.library import create_1, ffi, lib
 from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow
+from ndpy.networkdirect.native_calls import create_1, ffi, lib
 from ndpy.networkdirect.overlapped import Request
 
 if TYPE_CHECKING:

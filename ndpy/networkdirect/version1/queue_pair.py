@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.memory import _DESCRIPTOR, Binding, Elements, InlineElements, RemoteMemory, Sge
-from ndpy.networkdirect.library import check, create_1, ffi, lib, release
 from ndpy.networkdirect.memory import NetworkDirectMemoryWindow
+from ndpy.networkdirect.native_calls import check, create_1, ffi, lib, release
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
 from ndpy.networkdirect.version1.memory import Version1MemoryWindow
 from ndpy.queue_pair import (

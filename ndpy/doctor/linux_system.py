@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ndpy.finding import Finding, examine, failed, passed, warned
+from ndpy.doctor.findings import Finding, examine, failed, passed, warned
 from ndpy.verbs.memory import MEMLOCK_REMEDY
 
 _MIB = 1 << 20
@@ -49,7 +49,7 @@ def read_number(path: Path) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def examine_surroundings(root: Path) -> list[Finding]:
+def examine_system(root: Path) -> list[Finding]:
     """All of this module."""
     parts: tuple[tuple[str, Callable[[Path], Iterator[Finding]]], ...] = (
         ("kernel modules", examine_modules),

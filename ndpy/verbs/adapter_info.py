@@ -16,7 +16,7 @@ import psutil
 from ndpy import errors
 from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, Gid, PortInfo
-from ndpy.verbs.library import check, ffi, lib, load, text
+from ndpy.verbs.native_calls import check, ffi, lib, load, text
 
 _SYSFS = Path("/sys/class/infiniband")
 

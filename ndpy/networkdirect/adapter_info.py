@@ -1,4 +1,4 @@
-"""Providers, and the adapters that they serve, as AdapterInfo."""
+"""The adapters that NetworkDirect providers serve, as AdapterInfo."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import dataclasses
 import ipaddress
 import os
 import pathlib
-import threading
 import uuid
-from typing import Any, ClassVar
+from typing import Any
 
 import psutil
 
 from ndpy import errors
 from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, PortInfo
-from ndpy.networkdirect import catalogue
-from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
-from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, create, ffi, lib, release, win32_error
-from ndpy.networkdirect.version1 import devices as version_1
+from ndpy.networkdirect import winsock_catalogue
+from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi, lib, release
+from ndpy.networkdirect.provider_dll import NO_ID, Provider
+from ndpy.networkdirect.version1 import adapter_info as version1
 
 _CAPABILITIES = (
     (lib.ND_ADAPTER_FLAG_IN_ORDER_DMA_SUPPORTED, Capability.IN_ORDER_DMA),
@@ -46,12 +45,6 @@ _LIMITS = (
     "max_callee_data",
 )
 
-# What DllGetClassObject is asked for, by version (contract A.3.1, A.3.2).
-_CLASS_OBJECTS = {2: "IND2Provider", 1: "IClassFactory"}
-
-# For a provider that is named by its path: it must not insist on an identifier of its own (contract A.3.1).
-NO_ID = str(uuid.UUID(int=0))
-
 
 @dataclasses.dataclass(frozen=True)
 class NetworkDirectAdapterInfo(AdapterInfo):
@@ -62,136 +55,6 @@ class NetworkDirectAdapterInfo(AdapterInfo):
     provider_id: str = NO_ID
     version: int = 2
     adapter_id: int = 0
-
-
-class Provider:
-    """A loaded provider DLL, counted by its users; unloaded after the last, when it says that it can be (contract A.4)."""
-
-    _loaded: ClassVar[dict[str, Provider]] = {}
-    _lock = threading.Lock()
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._users = 0
-        failure, missing = ffi.new("uint32_t *"), ffi.new("const char **")
-        self._library = lib.ndpy_load_provider(path, failure, missing)
-        if self._library == ffi.NULL:
-            if missing[0]:
-                export = ffi.string(missing[0]).decode()
-                raise errors.ProviderNotFoundError(f"{path} is no NetworkDirect provider: it does not export {export}")
-            raise errors.ProviderNotFoundError(f"{_why_not_loaded(path, failure[0])}")
-
-    @classmethod
-    def use(cls, path: str) -> Provider:
-        """The provider at a path, loaded if need be; drop() it after use."""
-        with cls._lock:
-            provider = cls._loaded.get(path)
-            if provider is None:
-                provider = cls._loaded[path] = cls(path)
-            provider._users += 1
-            return provider
-
-    def drop(self) -> None:
-        """One user less."""
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and lib.ndpy_can_unload(self._library) == 0:
-                del self._loaded[self.path]
-                lib.ndpy_unload_provider(self._library)
-
-    def class_object(self, interface: str, provider_id: str) -> Any:
-        """What DllGetClassObject gives: IND2Provider, or the IClassFactory of version 1 (contract A.3)."""
-        out = ffi.new("void **")
-        status = lib.ndpy_get_class_object(
-            self._library, uuid.UUID(provider_id).bytes_le, lib.ndpy_iid(interface.encode()), out
-        )
-        check("load provider", status, f"{self.path} gives no {interface}")
-        if out[0] == ffi.NULL:
-            raise errors.ProviderError(
-                f"{self.path} says that it succeeded, and gave no {interface}", operation="load provider"
-            )
-        return ffi.cast(f"struct {interface} *", out[0])
-
-    def version(self, asked: int | None, provider_id: str = NO_ID) -> int:
-        """The version to use it with: the one asked for, else 2 if it serves that, else 1.
-
-        UnsupportedError if it serves only the other one; ProviderError if it serves none.
-        """
-        failures: dict[int, errors.ProviderError] = {}
-        for version, interface in _CLASS_OBJECTS.items():
-            try:
-                release(self.class_object(interface, provider_id))
-            except errors.ProviderError as failure:
-                failures[version] = failure.with_traceback(None)
-            else:
-                if asked in (None, version):
-                    return version
-        if asked is None or len(failures) == len(_CLASS_OBJECTS):
-            raise failures.pop(2)
-        raise errors.UnsupportedError(
-            f"{self.path} serves NetworkDirect version {3 - asked} only",
-            operation="load provider",
-            native=failures[asked].native,
-        )
-
-    def serves(self, version: int, provider_id: str = NO_ID) -> bool:
-        """Whether it has the class object of a version."""
-        try:
-            release(self.class_object(_CLASS_OBJECTS[version], provider_id))
-        except errors.ProviderError:
-            return False
-        return True
-
-    def adapters(self, provider_id: str = NO_ID) -> dict[int, list[str]]:
-        """The addresses of each adapter of version 2, by the provider's number."""
-        native = self.class_object("IND2Provider", provider_id)
-        found: dict[int, list[str]] = {}
-        try:
-            listed = address_list(
-                "list addresses", lambda out, size: lib.IND2Provider_QueryAddressList(native, out, size)
-            )
-            for data in listed:
-                address = unpack_address(data)
-                number = ffi.new("uint64_t *")
-                if address and not lib.IND2Provider_ResolveAddress(native, data, len(data), number):
-                    found.setdefault(int(number[0]), []).append(address[0])
-        except errors.ProviderError as failure:
-            raise self.named(failure) from None
-        finally:
-            release(native)
-        return found
-
-    def open(self, adapter_id: int, addresses: tuple[str, ...], provider_id: str = NO_ID) -> Any:
-        """An IND2Adapter."""
-        native = self.class_object("IND2Provider", provider_id)
-        try:
-            # The number is good for a provider that has resolved it in this process.
-            if addresses:
-                packed = pack_address((addresses[0], 0))
-                lib.IND2Provider_ResolveAddress(native, packed, len(packed), ffi.new("uint64_t *"))
-            return create("open adapter", "IND2Adapter", lib.IND2Provider_OpenAdapter, native, adapter_id)
-        except errors.ProviderError as failure:
-            raise self.named(failure) from None
-        finally:
-            release(native)
-
-    def named(self, failure: errors.ProviderError) -> errors.ProviderError:
-        """The same failure in a sentence that says which provider it is."""
-        return type(failure)(
-            f"{self.path}: {failure.message}",
-            operation=failure.operation,
-            native=failure.native,
-            native_name=failure.native_name,
-        )
-
-
-def _why_not_loaded(path: str, number: int) -> str:
-    if not os.path.exists(path):
-        return f"the NetworkDirect provider {path} does not exist"
-    bits = catalogue.bitness(path)
-    if bits:
-        return f"{path} cannot be loaded: {bits}"
-    return str(win32_error("load provider", number, f"{path} cannot be loaded"))
 
 
 def query(native: Any) -> Any:
@@ -242,7 +105,7 @@ def sources(only: str | None) -> list[Source]:
     named = [Source(path, NO_ID, None, True) for path in paths if path]
     if named:
         return named
-    usable = [entry for entry in catalogue.entries() if not entry.problem]
+    usable = [entry for entry in winsock_catalogue.entries() if not entry.problem]
     usable.sort(key=lambda entry: -entry.version)
     return [Source(entry.path, str(uuid.UUID(bytes_le=entry.provider_id)), entry.version, False) for entry in usable]
 
@@ -288,7 +151,7 @@ def list_adapters(only: str | None = None, version: int | None = None) -> list[A
 def adapters_of(provider: Provider, version: int, provider_id: str) -> list[tuple[int, tuple[str, ...]]]:
     """(number, addresses) of each adapter. Version 1 knows adapters by address only, so each address is one."""
     if version == 1:
-        return [(0, (address,)) for address in sorted(version_1.addresses(provider, provider_id), key=_rank)]
+        return [(0, (address,)) for address in sorted(version1.addresses(provider, provider_id), key=_rank)]
     return [
         (number, tuple(sorted(addresses, key=_rank))) for number, addresses in provider.adapters(provider_id).items()
     ]
@@ -332,7 +195,7 @@ def _describe(
     provider: Provider, provider_id: str, version: int, adapter_id: int, addresses: tuple[str, ...], name: str
 ) -> AdapterInfo:
     if version == 1:
-        limits, capabilities = version_1.examine(provider, provider_id, addresses[0])
+        limits, capabilities = version1.examine(provider, provider_id, addresses[0])
     else:
         limits, capabilities = _examine(provider, provider_id, adapter_id, addresses)
     netdev, mtu, up = _interface_of(addresses)

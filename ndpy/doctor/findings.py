@@ -78,7 +78,7 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
     """
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
-        f"from ndpy.finding import answer; answer({check!r}, {module!r}, {function!r}, {arguments!r})"
+        f"from ndpy.doctor.findings import answer; answer({check!r}, {module!r}, {function!r}, {arguments!r})"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code],

@@ -1,6 +1,6 @@
 """What is right and wrong with RDMA on this Linux machine: libraries, drivers, devices and their ports.
 
-Kernel, device files and this process's limits are in surroundings.py. What calls into libibverbs runs in a process of its
+Kernel, device files and this process's limits are in linux_system.py. What calls into libibverbs runs in a process of its
 own, so that a broken driver is found instead of breaking the examination.
 """
 
@@ -12,14 +12,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from ndpy.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
+from ndpy.doctor.linux_system import examine_system, read, read_number
 from ndpy.errors import NdpyError, ProviderNotFoundError
-from ndpy.finding import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
-from ndpy.verbs.devices import describe, device_names, open_context, why_no_adapter
-from ndpy.verbs.library import PACKAGES, lib, load
-from ndpy.verbs.surroundings import examine_surroundings, read, read_number
+from ndpy.verbs.adapter_info import describe, device_names, open_context, why_no_adapter
+from ndpy.verbs.native_calls import PACKAGES, lib, load
 
 _ROOT = Path("/")
 
@@ -41,7 +41,7 @@ def diagnose(root: Path = _ROOT) -> list[Finding]:
     return [
         *examine_apart("libraries", __name__, "examine_libraries"),
         *examine("drivers", examine_drivers, root),
-        *examine_surroundings(root),
+        *examine_system(root),
         *examine_apart("adapters", __name__, "examine_devices"),
     ]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 
 import psutil
 
+from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, UnsupportedError
-from ndpy.finding import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
-from ndpy.networkdirect import catalogue
+from ndpy.networkdirect import dll_header, winsock_catalogue
 
 # For a provider that is named by its path.
 _NO_ID = "00000000-0000-0000-0000-000000000000"
@@ -46,7 +46,7 @@ def diagnose() -> list[Finding]:
 
 def examine_process() -> Finding:
     """What kind of DLL this process can load."""
-    own = catalogue.own_machine()
+    own = dll_header.own_machine()
     if own == "x86":
         return warned(
             "process",
@@ -59,7 +59,7 @@ def examine_process() -> Finding:
 def examine_catalogue() -> Iterator[Finding]:
     """Every entry of the Winsock catalogue that is or was meant to be NetworkDirect's."""
     try:
-        entries = catalogue.entries()
+        entries = winsock_catalogue.entries()
     except ProviderNotFoundError as error:
         yield failed("catalogue", *split_remedy(str(error), "install ndpy again with pip"))
         return
@@ -81,7 +81,7 @@ def examine_catalogue() -> Iterator[Finding]:
     yield verdict("catalogue", message, _GET_ONE)
 
 
-def examine_entry(entry: catalogue.Entry) -> Iterator[Finding]:
+def examine_entry(entry: winsock_catalogue.Entry) -> Iterator[Finding]:
     """One entry: its values, then its DLL."""
     label = entry.name or entry.guid
     if entry.problem:
@@ -102,7 +102,7 @@ def examine_dll(
         remedy = _ANOTHER if provider_id == _NO_ID else f"{_DRIVER}; or remove the entry, if the adapter has gone"
         yield absent(f"{label} DLL", f"{path} does not exist", remedy)
         return
-    unfit = catalogue.bitness(path)
+    unfit = dll_header.bitness(path)
     if unfit:
         yield failed(
             f"{label} DLL", f"{path} cannot be loaded: {unfit}", f"use a Python that fits the DLL, or {_DRIVER}"
@@ -114,7 +114,8 @@ def examine_dll(
 
 def examine_provider(label: str, path: str, provider_id: str, version: str = "") -> Iterator[Finding]:
     """Load a provider and ask it for its addresses; see examine_apart()."""
-    from ndpy.networkdirect.devices import Provider, adapters_of
+    from ndpy.networkdirect.adapter_info import adapters_of
+    from ndpy.networkdirect.provider_dll import Provider
 
     repair = _ANOTHER if provider_id == _NO_ID else _DRIVER
     try:
@@ -122,7 +123,7 @@ def examine_provider(label: str, path: str, provider_id: str, version: str = "")
     except ProviderNotFoundError as error:
         yield failed(f"{label} DLL", str(error), repair)
         return
-    yield passed(f"{label} DLL", f"{path} is there, built for {catalogue.machine(path)}, loads, and has both exports")
+    yield passed(f"{label} DLL", f"{path} is there, built for {dll_header.machine(path)}, loads, and has both exports")
     try:
         used = provider.version(int(version) if version in ("1", "2") else None, provider_id)
         adapters = adapters_of(provider, used, provider_id)
@@ -191,7 +192,7 @@ def _is_loopback(address: str) -> bool:
 
 def examine_adapters() -> Iterator[Finding]:
     """The adapters that a program gets; see examine_apart()."""
-    from ndpy.networkdirect.devices import list_adapters, why_no_adapter
+    from ndpy.networkdirect.adapter_info import list_adapters, why_no_adapter
 
     try:
         infos = list_adapters()

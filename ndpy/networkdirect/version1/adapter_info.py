@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ndpy import errors
 from ndpy.flags import Capability
 from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
-from ndpy.networkdirect.library import BUFFER_OVERFLOW, check, ffi, lib, release
-
-if TYPE_CHECKING:
-    from ndpy.networkdirect.devices import Provider
+from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi, lib, release
+from ndpy.networkdirect.provider_dll import Provider
 
 # ND_ADAPTER_INFO1 has no flags. Windows, CompleteConnect and Reject, SendAndInvalidate and Resize are part of the version;
 # that adapters reach themselves is taken for granted; the order in which bytes arrive is not.

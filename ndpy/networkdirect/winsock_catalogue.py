@@ -1,4 +1,4 @@
-"""The Winsock catalogue, in which NetworkDirect providers are registered, and the header of a provider's DLL.
+"""The Winsock catalogue, in which NetworkDirect providers are registered.
 
 A provider is no COM server: what finds it are values in its catalogue entry, all of which have to be right (contract A.1).
 judge() says which are, and needs no Windows; entries() applies it to the catalogue of this machine.
@@ -7,8 +7,6 @@ judge() says which are, and needs no Windows; entries() applies it to the catalo
 from __future__ import annotations
 
 import dataclasses
-import struct
-import sys
 import uuid
 
 # XP1_GUARANTEED_DELIVERY, XP1_GUARANTEED_ORDER, XP1_MESSAGE_ORIENTED, XP1_CONNECT_DATA (contract A.1.2).
@@ -23,8 +21,6 @@ FAMILIES = {2: ("IPv4",), 23: ("IPv4", "IPv6")}
 
 # The longest path that a Windows program can meet, in characters.
 _PATH_LENGTH = 32768
-
-_MACHINES = {0x014C: "x86", 0x8664: "x64", 0xAA64: "arm64", 0x01C4: "arm"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +142,7 @@ def entries() -> list[Entry]:
 
 def protocols() -> list[WinsockProtocol]:
     """All entries of the catalogue, of whatever kind."""
-    from ndpy.networkdirect.library import ffi, lib, win32_error
+    from ndpy.networkdirect.native_calls import ffi, lib, win32_error
 
     room = 64
     while True:
@@ -175,49 +171,10 @@ def protocols() -> list[WinsockProtocol]:
 
 def provider_path(provider_id: bytes) -> tuple[str, str]:
     """(path, "") of an entry's DLL, or ("", what is wrong)."""
-    from ndpy.networkdirect.library import ffi, lib, win32_error
+    from ndpy.networkdirect.native_calls import ffi, lib, win32_error
 
     buffer = ffi.new("wchar_t[]", _PATH_LENGTH)
     number = lib.ndpy_provider_path(provider_id, buffer, _PATH_LENGTH)
     if number:
         return "", str(win32_error("WSCGetProviderPath", number, "the catalogue has no path for it"))
     return str(ffi.string(buffer)), ""
-
-
-def machine(path: str) -> str:
-    """The processor that a DLL or program is built for: "x64", "x86", "arm64", "arm", or its number in hexadecimal.
-
-    Raises OSError where the file cannot be read, ValueError where it is none of Windows'. Source: the PE format.
-    """
-    with open(path, "rb") as file:
-        head = file.read(64)
-        if len(head) < 64 or head[:2] != b"MZ":
-            raise ValueError(f"{path} is not a DLL: it does not begin with MZ")
-        file.seek(struct.unpack_from("<I", head, 60)[0])
-        signature = file.read(6)
-    if len(signature) < 6 or signature[:4] != b"PE\0\0":
-        raise ValueError(f"{path} is not a DLL: it has no PE header")
-    number = struct.unpack_from("<H", signature, 4)[0]
-    return _MACHINES.get(number, f"{number:#06x}")
-
-
-def own_machine() -> str:
-    """The processor that this process's programs and DLLs are built for."""
-    try:
-        return machine(sys.executable)
-    except (OSError, ValueError):
-        return "x64" if struct.calcsize("P") == 8 else "x86"
-
-
-def bitness(path: str) -> str:
-    """A sentence if this process cannot load the DLL because of what it is built for, or since it is none; else ""."""
-    try:
-        built_for = machine(path)
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-    except ValueError as error:
-        return str(error).replace(path, "it")
-    own = own_machine()
-    if built_for == own:
-        return ""
-    return f"it is built for {built_for}, and this Python is an {own} program; use a Python of the DLL's kind"

@@ -6,48 +6,30 @@ import functools
 import ipaddress
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ndpy.adapter import Adapter
 from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError, UnsupportedError
-from ndpy.finding import Finding, failed, split_remedy
-
-if TYPE_CHECKING:
-    from ndpy.adapter import Adapter
-    from ndpy.info import AdapterInfo
+from ndpy.info import AdapterInfo
+from ndpy.poller import Poller
 
 
 @functools.cache
 def implementation() -> Any:
-    """The package that implements the public classes on this platform."""
+    """What implements the public classes on this platform; imported when it is first needed."""
     if sys.platform == "linux":
-        from ndpy import verbs
+        from ndpy.verbs import platform as linux
 
-        return verbs
+        return linux
     if sys.platform == "win32":
-        from ndpy import networkdirect
+        from ndpy.networkdirect import platform as windows
 
-        return networkdirect
+        return windows
     raise ProviderNotFoundError(f"ndpy has no provider for {sys.platform}; it runs on Linux and Windows")
 
 
-def diagnose() -> list[Finding]:
-    """What is right and wrong with RDMA on this machine, for `ndpy doctor`; never raises for anything that is broken."""
-    try:
-        if sys.platform == "linux":
-            from ndpy.verbs import diagnosis as linux
-
-            return linux.diagnose()
-        if sys.platform == "win32":
-            from ndpy.networkdirect import diagnosis as windows
-
-            return windows.diagnose()
-    except ImportError as error:
-        return [
-            failed("ndpy", f"a module of ndpy or of what it needs is missing: {error}", "install ndpy again with pip")
-        ]
-    except ProviderNotFoundError as error:
-        return [failed("ndpy", *split_remedy(str(error), "install ndpy again with pip"))]
-    return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]
+# `Poller()` makes one before there is an adapter that could say which.
+Poller._implementation = staticmethod(lambda: implementation().Poller)
 
 
 def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: int | None = None) -> list[AdapterInfo]:

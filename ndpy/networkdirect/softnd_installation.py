@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ndpy import errors
-from ndpy.networkdirect import catalogue
+from ndpy.networkdirect import winsock_catalogue
 
 NAME = "softnd, NetworkDirect in software"
 # What the catalogue knows softnd by, as version 2 and as version 1: a GUID is one provider (contract A.1.7). Fixed ones,
@@ -49,26 +49,26 @@ def find(package: Path = _HERE) -> Path:
     )
 
 
-def catalogue_entry(version: int = 2) -> catalogue.WinsockProtocol:
+def catalogue_entry(version: int = 2) -> winsock_catalogue.WinsockProtocol:
     """The entry that register() makes for a version (contract A.1.2 to A.1.6); IPv6's, which stands for both families."""
-    return catalogue.WinsockProtocol(
+    return winsock_catalogue.WinsockProtocol(
         name=NAME if version == 2 else f"{NAME}, version 1",
         provider_id=PROVIDER_IDS[version].bytes_le,
-        service_flags=catalogue.SERVICE_FLAGS,
-        provider_flags=catalogue.PFL_HIDDEN | catalogue.PFL_NETWORKDIRECT_PROVIDER,
+        service_flags=winsock_catalogue.SERVICE_FLAGS,
+        provider_flags=winsock_catalogue.PFL_HIDDEN | winsock_catalogue.PFL_NETWORKDIRECT_PROVIDER,
         version=0x20000 if version == 2 else 1,
         address_family=_AF_INET6,
-        socket_type=catalogue.SOCKET_TYPE,
+        socket_type=winsock_catalogue.SOCKET_TYPE,
         protocol=0,
         protocol_max_offset=0,
     )
 
 
-def registered(version: int = 2) -> catalogue.Entry | None:
+def registered(version: int = 2) -> winsock_catalogue.Entry | None:
     """softnd's entry in the catalogue for a version, or None."""
     _require_windows()
     provider_id = PROVIDER_IDS[version].bytes_le
-    return next((entry for entry in catalogue.entries() if entry.provider_id == provider_id), None)
+    return next((entry for entry in winsock_catalogue.entries() if entry.provider_id == provider_id), None)
 
 
 def register(path: Path, say: Callable[[str], None] = lambda text: None) -> bool:
@@ -127,7 +127,7 @@ def _require_windows() -> None:
 
 
 def _install(path: Path, version: int = 2) -> None:
-    from ndpy.networkdirect.library import ffi, lib
+    from ndpy.networkdirect.native_calls import ffi, lib
 
     entry = catalogue_entry(version)
     native = ffi.new("struct nd_protocol *")
@@ -138,7 +138,7 @@ def _install(path: Path, version: int = 2) -> None:
 
 
 def _deinstall(version: int) -> None:
-    from ndpy.networkdirect.library import lib
+    from ndpy.networkdirect.native_calls import lib
 
     _check("WSCDeinstallProvider", lib.ndpy_deinstall_provider(PROVIDER_IDS[version].bytes_le))
 

@@ -1,0 +1,16 @@
+"""What ndpy/platforms.py takes from NetworkDirect."""
+
+from __future__ import annotations
+
+from ndpy.networkdirect.adapter import NetworkDirectAdapter
+from ndpy.networkdirect.adapter_info import NetworkDirectAdapterInfo, list_adapters, why_no_adapter
+from ndpy.networkdirect.allocation import allocate
+from ndpy.networkdirect.poller import NetworkDirectPoller as Poller
+from ndpy.networkdirect.version1.adapter import Version1Adapter
+
+__all__ = ["Poller", "allocate", "list_adapters", "open_adapter", "why_no_adapter"]
+
+
+def open_adapter(info: NetworkDirectAdapterInfo) -> NetworkDirectAdapter:
+    """Open an adapter by the version that it is listed with."""
+    return Version1Adapter(info) if info.version == 1 else NetworkDirectAdapter(info)
