@@ -46,7 +46,9 @@ _ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_mon
 WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/networkdirect/")
 LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
 # Of Windows, and tested on any system.
-_TESTED_ANYWHERE = ("ndpy/networkdirect/winsock_catalogue.py", "ndpy/networkdirect/softnd_installation.py")
+_TESTED_ANYWHERE = tuple(
+    f"ndpy/networkdirect/{name}.py" for name in ("dll_header", "softnd_installation", "winsock_catalogue")
+)
 
 
 class Place:
