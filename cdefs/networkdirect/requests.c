@@ -77,7 +77,7 @@ int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *
     return result_of_ended(request, IND2Overlapped_GetOverlappedResult(target, &request->overlapped, FALSE));
 }
 
-int32_t nd1_request_result(struct INDOverlapped *target, struct ndpy_request *request)
+int32_t version1_request_result(struct INDOverlapped *target, struct ndpy_request *request)
 {
     size_t bytes = 0;
 

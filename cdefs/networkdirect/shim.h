@@ -42,7 +42,7 @@ void ndpy_request_drop(struct ndpy_request *request);
 /* Its result, STATUS_PENDING while it runs. Asked after it ended, a provider may start another phase and say STATUS_PENDING
    once more (contract C.4.5): then another packet comes, and counts as another use. */
 int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request);
-int32_t nd1_request_result(struct INDOverlapped *target, struct ndpy_request *request);
+int32_t version1_request_result(struct INDOverlapped *target, struct ndpy_request *request);
 /* The port in `forward` is going to be closed. */
 void ndpy_request_detach(struct ndpy_request *request);
 

@@ -123,7 +123,7 @@ def create(operation: str, interface: str, function: Callable[..., int], native:
     return ffi.cast(f"struct {interface} *", out[0])
 
 
-def create_1(
+def create_version1(
     operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any, message: str = ""
 ) -> Any:
     """The same of version 1, whose methods take no IID: function(native, *arguments, out). message: for a refusal."""

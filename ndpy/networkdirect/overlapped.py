@@ -121,7 +121,7 @@ class Request:
         kind = ffi.typeof(target)
         if kind in _VERSION_1:
             self._target = ffi.cast("struct INDOverlapped *", target)
-            self._result = lib.nd1_request_result
+            self._result = lib.version1_request_result
             self._cancel = _nothing if kind == _ADAPTER else lib.INDOverlapped_CancelOverlappedRequests
         else:
             self._target = ffi.cast("struct IND2Overlapped *", target)

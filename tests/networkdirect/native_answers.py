@@ -12,9 +12,9 @@ import pytest
 
 # All that use the module, since one that is imported later would keep a stand-in.
 from ndpy.networkdirect import adapter, allocation, native_calls, poller, softnd_installation
-from ndpy.networkdirect.version1 import adapter as version_1
+from ndpy.networkdirect.version1 import adapter as version1
 
-_USERS = (adapter, allocation, poller, softnd_installation, version_1)
+_USERS = (adapter, allocation, poller, softnd_installation, version1)
 _lib, ffi = native_calls.lib, native_calls.ffi
 
 # Places in the tables of methods (contract B.4, B.5).

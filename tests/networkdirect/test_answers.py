@@ -380,7 +380,7 @@ def full(keep):
 
 @BOTH
 def test_b_7_7_a_request_that_ends_because_the_adapter_has_gone_tells_everybody(keep, version, native):
-    result = "ndpy_request_result" if version == 2 else "nd1_request_result"
+    result = "ndpy_request_result" if version == 2 else "version1_request_result"
     kind = "IND2Overlapped" if version == 2 else "INDOverlapped"
     real = getattr(native, result)
 

@@ -112,7 +112,7 @@ def test_h_4_2_after_which_ends_of_connect_it_may_be_tried_again(keep, version, 
     """The provider's thread may not have come to it; an end that comes inline is one too (contract C.2.1)."""
     end = create_end(keep, keep.adapter)
     connector = keep(keep.adapter.create_connector())
-    result = "ndpy_request_result" if version == 2 else "nd1_request_result"
+    result = "ndpy_request_result" if version == 2 else "version1_request_result"
     real = getattr(native, result)
 
     def failing(target, request):
@@ -310,7 +310,7 @@ def test_a_request_for_which_the_provider_has_no_room_is_told_to_those_who_wait(
 
 @BOTH
 def test_a_failed_request_of_a_listener_is_told_to_one_who_waits(keep, version, native):
-    result = "ndpy_request_result" if version == 2 else "nd1_request_result"
+    result = "ndpy_request_result" if version == 2 else "version1_request_result"
     real, failures = getattr(native, result), [INTERNAL_ERROR]
 
     def failing(target, request):
@@ -390,7 +390,7 @@ def test_i_6_2_a_port_that_is_taken_is_another_choice(keep, native, inline):
 
     native.INDConnector_Connect = connecting
     if not inline:
-        real = native.nd1_request_result
+        real = native.version1_request_result
         failures = [SHARING_VIOLATION] * 3
 
         def failing(target, request):
@@ -398,7 +398,7 @@ def test_i_6_2_a_port_that_is_taken_is_another_choice(keep, native, inline):
             return given if given == PENDING or not failures else failures.pop() - (1 << 32)
 
         # A connect to a port where nobody listens ends soon; the last one is let through.
-        native.nd1_request_result = failing
+        native.version1_request_result = failing
     pending = connector.begin_connect(client.queue_pair, listener.address)
     with contextlib.suppress(ndpy.ProviderError):
         keep(listener.get_request(DEADLINE_S)).begin_accept(server.queue_pair)

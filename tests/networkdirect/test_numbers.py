@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import socket
 import uuid
@@ -192,7 +193,7 @@ LAYOUTS = {
     ),
     "struct ndpy_element": ({"address": 0, "length": 8, "token": 12}, 16),
     "struct nd_sge": ({"address": 0, "length": 8, "region": 16}, 24),
-    "struct nd1_element": ({"address": 0, "length": 8, "region": 16}, 24),
+    "struct version1_element": ({"address": 0, "length": 8, "region": 16}, 24),
     "struct nd_result": ({"status": 0, "bytes_transferred": 8}, 16),
     "struct nd_adapter_info1": (
         {
@@ -218,20 +219,19 @@ LAYOUTS = {
     ),
 }
 
-# The files that cffi reads.
-PARTS = (
-    "ndpy_abi.h",
-    "networkdirect/interfaces.h",
-    "networkdirect/version1/interfaces.h",
-    "networkdirect/win32.h",
-    "networkdirect/shim.h",
-    "networkdirect/version1/shim.h",
-)
+
+def parts() -> tuple[str, ...]:
+    """The files that cffi reads. The builder is not imported: it needs cffi's parser."""
+    for node in ast.parse((CDEFS / "build_networkdirect.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARTS":
+            found: tuple[str, ...] = ast.literal_eval(node.value)
+            return found
+    raise AssertionError("build_networkdirect.py has no PARTS")
 
 
 def declarations() -> str:
     """All that cffi was given, without comments."""
-    text = "\n".join((CDEFS / name).read_text() for name in PARTS)
+    text = "\n".join((CDEFS / name).read_text() for name in parts())
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
@@ -310,7 +310,7 @@ def test_an_interface_that_is_none_has_no_identifier():
 
 def test_b_4_2_methods_stand_in_the_order_of_their_slots():
     """build_networkdirect.py makes the tables of slots from these comments and declarations, in their order."""
-    table = "".join((CDEFS / name).read_text() for name in PARTS if name.endswith("interfaces.h"))
+    table = "".join((CDEFS / name).read_text() for name in parts() if name.endswith("interfaces.h"))
     found = list(
         re.finditer(r"/\* interface (\w+)(?: : (\w+))?, (\d+) slots \{([0-9A-F-]+)\} \*/(.*?)(?=/\* interface|\Z)", table, re.DOTALL)
     )  # fmt: skip

@@ -31,8 +31,8 @@ MADE = {
     "completion queue": ("ndpy_completion_queue_new", lambda adapter, queue: adapter.create_completion_queue(8)),
     "queue pair": ("ndpy_queue_pair_new", lambda adapter, queue: adapter.create_queue_pair(queue)),
     "shared receive queue": ("ndpy_shared_queue_new", lambda adapter, queue: adapter.create_shared_receive_queue(8)),
-    "endpoint": ("nd1_endpoint_new", lambda adapter, queue: adapter.create_queue_pair(queue)),
-    "window": ("nd1_window_new", lambda adapter, queue: adapter.create_memory_window()),
+    "endpoint": ("version1_endpoint_new", lambda adapter, queue: adapter.create_queue_pair(queue)),
+    "window": ("version1_window_new", lambda adapter, queue: adapter.create_memory_window()),
     "request": ("ndpy_request_new", lambda adapter, queue: adapter.register(bytearray(64))),
     "request of a region": (
         "ndpy_request_new",
@@ -44,7 +44,7 @@ MADE = {
 
 @pytest.mark.parametrize(
     ("version", "what"),
-    [(2, what) for what in MADE if not MADE[what][0].startswith("nd1")]
+    [(2, what) for what in MADE if not MADE[what][0].startswith("version1")]
     + [(1, what) for what in MADE if what != "shared receive queue"],
 )
 def test_without_memory_an_object_is_not_made_and_leaves_nothing(keep, version, what, native):

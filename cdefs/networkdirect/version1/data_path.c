@@ -3,70 +3,70 @@
    that it stays as long as the queue pair's rings (contract I.5). */
 
 /* This module has two data paths. The functions of this one get names of their own. */
-#define native_request nd1_request
-#define native_result nd1_result
-#define native_data_request nd1_data_request
-#define native_post nd1_native_post
-#define native_receive nd1_native_receive
-#define native_poll nd1_native_poll
-#define native_slot nd1_slot
-#define native_queue_pair nd1_queue_pair
-#define status_of nd1_status_of
-#define native_vendor_status nd1_vendor_status
-#define native_bytes nd1_bytes
-#define native_received nd1_received
-#define post_initiator nd1_post_initiator
-#define post_receive nd1_post_receive
-#define translate nd1_translate
-#define ndpy_post_marker nd1_post_marker
-#define ndpy_post nd1_post
-#define ndpy_post_one nd1_post_one
-#define ndpy_poll nd1_poll
-#define ndpy_drain nd1_drain
+#define native_request version1_request
+#define native_result version1_result
+#define native_data_request version1_data_request
+#define native_post version1_native_post
+#define native_receive version1_native_receive
+#define native_poll version1_native_poll
+#define native_slot version1_slot
+#define native_queue_pair version1_queue_pair
+#define status_of version1_status_of
+#define native_vendor_status version1_vendor_status
+#define native_bytes version1_bytes
+#define native_received version1_received
+#define post_initiator version1_post_initiator
+#define post_receive version1_post_receive
+#define translate version1_translate
+#define ndpy_post_marker version1_post_marker
+#define ndpy_post version1_post
+#define ndpy_post_one version1_post_one
+#define ndpy_poll version1_poll
+#define ndpy_drain version1_drain
 
 #undef native_element
 #undef native_token
 #undef native_remote
-#define native_element struct nd1_element
+#define native_element struct version1_element
 #define native_token uint64_t
 #define native_remote const unsigned char *
 #define NATIVE_HAS_NO_SHARED_QUEUES
 
 #define ND_MW_DESCRIPTOR_SIZE 20
 
-_Static_assert(sizeof(struct nd1_element) == sizeof(struct nd_sge), "an element is an ND_SGE");
-_Static_assert(offsetof(struct nd1_element, length) == offsetof(struct nd_sge, length), "element length");
-_Static_assert(offsetof(struct nd1_element, region) == offsetof(struct nd_sge, region), "element region");
+_Static_assert(sizeof(struct version1_element) == sizeof(struct nd_sge), "an element is an ND_SGE");
+_Static_assert(offsetof(struct version1_element, length) == offsetof(struct nd_sge, length), "element length");
+_Static_assert(offsetof(struct version1_element, region) == offsetof(struct nd_sge, region), "element region");
 _Static_assert(sizeof(struct nd_sge) == 24, "ND_SGE");
 _Static_assert(sizeof(struct nd_result) == 16, "ND_RESULT");
 _Static_assert(offsetof(struct nd_result, bytes_transferred) == 8, "ND_RESULT.BytesTransferred");
 _Static_assert(sizeof(struct nd_adapter_info1) == 128, "ND_ADAPTER_INFO1");
 _Static_assert(offsetof(struct nd_adapter_info1, max_callee_data) == 120, "ND_ADAPTER_INFO1.MaxCalleeData");
 
-struct nd1_cell {
+struct version1_cell {
     struct nd_result result;
     struct ndpy_slot *slot;
 };
 
-struct nd1_endpoint {
+struct version1_endpoint {
     struct INDEndpoint *native;
-    struct nd1_cell *initiator;
-    struct nd1_cell *receive;
+    struct version1_cell *initiator;
+    struct version1_cell *receive;
     /* Receives that no native endpoint has: elements and their number, by slot. */
     int keeps;
     uint32_t max_receive_sge;
     uint32_t *kept_counts;
-    struct nd1_element *kept;
+    struct version1_element *kept;
 };
 
-struct nd1_window {
-    struct nd1_cell cell;
+struct version1_window {
+    struct version1_cell cell;
     struct ndpy_slot slot;
     unsigned char descriptor[ND_MW_DESCRIPTOR_SIZE];
 };
 
 struct native_request {
-    const struct nd1_element *elements;
+    const struct version1_element *elements;
     uint32_t count;
     int invalidates;
     uint64_t offset;
@@ -74,19 +74,19 @@ struct native_request {
     /* bind and invalidate */
     void *region;
     void *native_window;
-    struct nd1_window *window;
+    struct version1_window *window;
     uint64_t address;
     uint64_t length;
     uint32_t access;
 };
 
 struct native_result {
-    struct nd1_cell *cell;
+    struct version1_cell *cell;
 };
 
-struct nd1_endpoint *nd1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth, uint32_t max_receive_sge)
+struct version1_endpoint *version1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth, uint32_t max_receive_sge)
 {
-    struct nd1_endpoint *endpoint = calloc(1, sizeof *endpoint);
+    struct version1_endpoint *endpoint = calloc(1, sizeof *endpoint);
 
     if (!endpoint)
         return NULL;
@@ -97,13 +97,13 @@ struct nd1_endpoint *nd1_endpoint_new(uint32_t initiator_depth, uint32_t receive
     endpoint->kept_counts = calloc(receive_depth + 1, sizeof *endpoint->kept_counts);
     endpoint->kept = calloc((size_t)receive_depth * max_receive_sge + 1, sizeof *endpoint->kept);
     if (!endpoint->initiator || !endpoint->receive || !endpoint->kept_counts || !endpoint->kept) {
-        nd1_endpoint_free(endpoint);
+        version1_endpoint_free(endpoint);
         return NULL;
     }
     return endpoint;
 }
 
-void nd1_endpoint_free(struct nd1_endpoint *endpoint)
+void version1_endpoint_free(struct version1_endpoint *endpoint)
 {
     free(endpoint->initiator);
     free(endpoint->receive);
@@ -112,20 +112,20 @@ void nd1_endpoint_free(struct nd1_endpoint *endpoint)
     free(endpoint);
 }
 
-void nd1_queue_pair_free(struct ndpy_queue_pair *qp)
+void version1_queue_pair_free(struct ndpy_queue_pair *qp)
 {
-    nd1_endpoint_free(qp->native);
+    version1_endpoint_free(qp->native);
     ndpy_queue_pair_free(qp);
 }
 
-void nd1_endpoint_use(struct nd1_endpoint *endpoint, struct INDEndpoint *native)
+void version1_endpoint_use(struct version1_endpoint *endpoint, struct INDEndpoint *native)
 {
     endpoint->native = native;
 }
 
-struct nd1_window *nd1_window_new(uint32_t number)
+struct version1_window *version1_window_new(uint32_t number)
 {
-    struct nd1_window *window = calloc(1, sizeof *window);
+    struct version1_window *window = calloc(1, sizeof *window);
 
     if (!window)
         return NULL;
@@ -135,24 +135,24 @@ struct nd1_window *nd1_window_new(uint32_t number)
     return window;
 }
 
-void nd1_window_free(struct nd1_window *window)
+void version1_window_free(struct version1_window *window)
 {
     free(window);
 }
 
-struct nd_result *nd1_window_result(struct nd1_window *window)
+struct nd_result *version1_window_result(struct version1_window *window)
 {
     return &window->cell.result;
 }
 
-const unsigned char *nd1_window_descriptor(struct nd1_window *window)
+const unsigned char *version1_window_descriptor(struct version1_window *window)
 {
     return window->descriptor;
 }
 
 /* ---- hooks ---- */
 
-static void native_data_request(struct native_request *out, uint32_t operation, const struct nd1_element *elements,
+static void native_data_request(struct native_request *out, uint32_t operation, const struct version1_element *elements,
     uint32_t count, uint64_t offset, const unsigned char *descriptor)
 {
     out->elements = elements;
@@ -162,9 +162,9 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
     out->descriptor = descriptor;
 }
 
-static struct nd_result *result_of(struct nd1_cell *cells, struct ndpy_slot *slot)
+static struct nd_result *result_of(struct version1_cell *cells, struct ndpy_slot *slot)
 {
-    struct nd1_cell *cell = &cells[slot - slot->ring->slots];
+    struct version1_cell *cell = &cells[slot - slot->ring->slots];
 
     cell->slot = slot;
     return &cell->result;
@@ -172,7 +172,7 @@ static struct nd_result *result_of(struct nd1_cell *cells, struct ndpy_slot *slo
 
 static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
 {
-    struct nd1_endpoint *endpoint = qp->native;
+    struct version1_endpoint *endpoint = qp->native;
     struct INDEndpoint *native = endpoint->native;
     struct nd_result *result = result_of(endpoint->initiator, slot);
     const struct nd_sge *sge = (const struct nd_sge *)request->elements;
@@ -204,10 +204,10 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     }
 }
 
-static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct nd1_element *elements,
+static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct version1_element *elements,
     uint32_t count)
 {
-    struct nd1_endpoint *endpoint = qp->native;
+    struct version1_endpoint *endpoint = qp->native;
     size_t index = slot - slot->ring->slots;
 
     if (!endpoint->keeps)
@@ -219,9 +219,9 @@ static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, co
     return 0;
 }
 
-int nd1_endpoint_post_kept(struct ndpy_queue_pair *qp)
+int version1_endpoint_post_kept(struct ndpy_queue_pair *qp)
 {
-    struct nd1_endpoint *endpoint = qp->native;
+    struct version1_endpoint *endpoint = qp->native;
     struct ndpy_ring *ring = qp->receive;
     uint32_t posted = atomic_load(&ring->posted);
     int error = 0;
@@ -238,7 +238,7 @@ int nd1_endpoint_post_kept(struct ndpy_queue_pair *qp)
 }
 
 _Static_assert(sizeof(struct native_result) == sizeof(struct nd_result *), "an array of results is one of ND_RESULT *");
-_Static_assert(offsetof(struct nd1_cell, result) == 0, "a result is its cell");
+_Static_assert(offsetof(struct version1_cell, result) == 0, "a result is its cell");
 
 static int native_poll(struct ndpy_completion_queue *cq, struct native_result *results, uint32_t count)
 {
@@ -282,8 +282,8 @@ static void native_received(const struct native_result *result, struct ndpy_comp
 
 #include "../../data_path.c"
 
-int nd1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *native,
-    struct nd1_window *window, uint64_t address, uint64_t length, uint32_t access)
+int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *native,
+    struct version1_window *window, uint64_t address, uint64_t length, uint32_t access)
 {
     struct native_request request = {
         .region = region,
@@ -297,7 +297,7 @@ int nd1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, 
     return post_initiator(qp, NDPY_BIND, flags, context, length, &request);
 }
 
-int nd1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *native)
+int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *native)
 {
     struct native_request request = {.native_window = native};
 

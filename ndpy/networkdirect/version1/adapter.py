@@ -6,7 +6,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.networkdirect.adapter import NetworkDirectAdapter
-from ndpy.networkdirect.native_calls import create_1, ffi, lib
+from ndpy.networkdirect.native_calls import create_version1, ffi, lib
 from ndpy.networkdirect.version1 import adapter_info
 from ndpy.networkdirect.version1.completion_queue import Version1CompletionQueue
 from ndpy.networkdirect.version1.connection import Version1Connector
@@ -61,7 +61,7 @@ class Version1Adapter(NetworkDirectAdapter):
         )
 
     def _new_native_connector(self) -> Any:
-        return create_1("create connector", "INDConnector", lib.INDAdapter_CreateConnector, self._native)
+        return create_version1("create connector", "INDConnector", lib.INDAdapter_CreateConnector, self._native)
 
     def _release(self) -> None:
         # Registrations that are given up: they are requests of the adapter itself.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
-from ndpy.networkdirect.native_calls import create_1, lib
+from ndpy.networkdirect.native_calls import create_version1, lib
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.version1.adapter import Version1Adapter
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 class Version1CompletionQueue(NetworkDirectCompletionQueue):
     _adapter: Version1Adapter
-    _poll_native = staticmethod(lib.nd1_poll)
-    _drain_native = staticmethod(lib.nd1_drain)
+    _poll_native = staticmethod(lib.version1_poll)
+    _drain_native = staticmethod(lib.version1_drain)
 
     def _new_native(self, file: Any, depth: int) -> Any:
         # It reports to the adapter's one file.
-        return create_1(
+        return create_version1(
             "create completion queue",
             "INDCompletionQueue",
             lib.INDAdapter_CreateCompletionQueue,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy.addresses import Address
 from ndpy.networkdirect.listener import NetworkDirectListener
-from ndpy.networkdirect.native_calls import create_1, ffi, lib
+from ndpy.networkdirect.native_calls import create_version1, ffi, lib
 from ndpy.networkdirect.version1.connection import TCP, own_host
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class Version1Listener(NetworkDirectListener):
     def _listen(self, local: Address, where: str) -> tuple[Any, Address]:
         host = own_host(self._adapter, local[0], "listen")
         port = ffi.new("uint16_t *", socket.htons(local[1]))
-        native = create_1(
+        native = create_version1(
             "listen",
             "INDListen",
             lib.INDAdapter_Listen,

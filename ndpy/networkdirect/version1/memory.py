@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.memory import RemoteMemory
 from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMemoryWindow
-from ndpy.networkdirect.native_calls import create_1, ffi, lib
+from ndpy.networkdirect.native_calls import create_version1, ffi, lib
 from ndpy.networkdirect.overlapped import Request
 
 if TYPE_CHECKING:
@@ -66,16 +66,16 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
 
     def _new_native(self) -> Any:
         # Where the provider tells that the peer has invalidated it, for as long as there is a window (contract I.3.1).
-        slot = lib.nd1_window_new(self._serial)
+        slot = lib.version1_window_new(self._serial)
         if slot == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create memory window")
-        self._slot = ffi.gc(slot, lib.nd1_window_free)
-        return create_1(
+        self._slot = ffi.gc(slot, lib.version1_window_free)
+        return create_version1(
             "create memory window",
             "IUnknown",
             lib.INDAdapter_CreateMemoryWindow,
             self._adapter._native,
-            lib.nd1_window_result(self._slot),
+            lib.version1_window_result(self._slot),
         )
 
     def _release(self) -> None:
@@ -87,4 +87,4 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
 
     def _granted(self) -> RemoteMemory:
         """What the last bind gave."""
-        return RemoteMemory.from_bytes(bytes(ffi.buffer(lib.nd1_window_descriptor(self._slot), 20)))
+        return RemoteMemory.from_bytes(bytes(ffi.buffer(lib.version1_window_descriptor(self._slot), 20)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.memory import _DESCRIPTOR, Binding, Elements, InlineElements, RemoteMemory, Sge
 from ndpy.networkdirect.memory import NetworkDirectMemoryWindow
-from ndpy.networkdirect.native_calls import check, create_1, ffi, lib, release
+from ndpy.networkdirect.native_calls import check, create_version1, ffi, lib, release
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
 from ndpy.networkdirect.version1.memory import Version1MemoryWindow
 from ndpy.queue_pair import (
@@ -53,11 +53,11 @@ def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
 
 class Version1QueuePair(NetworkDirectQueuePair):
     _adapter: Version1Adapter
-    _post_one = staticmethod(lib.nd1_post_one)
-    _post_list = staticmethod(lib.nd1_post)
-    _post_marker = staticmethod(lib.nd1_post_marker)
-    _free_slots = staticmethod(lib.nd1_queue_pair_free)
-    _element_type = "struct nd1_element[]"
+    _post_one = staticmethod(lib.version1_post_one)
+    _post_list = staticmethod(lib.version1_post)
+    _post_marker = staticmethod(lib.version1_post_marker)
+    _free_slots = staticmethod(lib.version1_queue_pair_free)
+    _element_type = "struct version1_element[]"
     _element_layout = struct.Struct("=QQQ")
 
     def _new_native(self) -> Any:
@@ -67,7 +67,9 @@ class Version1QueuePair(NetworkDirectQueuePair):
         self._closed_windows: list[Any] = []
         #: Whether the endpoint, if there is one, has the receives.
         self._in_use = False
-        native = lib.nd1_endpoint_new(limits.initiator_queue_depth, limits.receive_queue_depth, limits.max_receive_sge)
+        native = lib.version1_endpoint_new(
+            limits.initiator_queue_depth, limits.receive_queue_depth, limits.max_receive_sge
+        )
         if native == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
         return native
@@ -80,7 +82,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         with self._lock:
             self._check()
             self._drop_endpoint()
-            endpoint = create_1(
+            endpoint = create_version1(
                 "create queue pair",
                 "INDEndpoint",
                 lib.INDConnector_CreateEndpoint,
@@ -96,7 +98,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
                 ffi.NULL,
             )
             self._endpoint = endpoint
-            lib.nd1_endpoint_use(self._qp, endpoint)
+            lib.version1_endpoint_use(self._qp, endpoint)
 
     def _use_endpoint(self) -> None:
         """Messages may come from now on: the endpoint gets the receives that were posted."""
@@ -105,7 +107,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
             if self._in_use:
                 return
             self._in_use = True
-            check("receive", lib.nd1_endpoint_post_kept(self._native))
+            check("receive", lib.version1_endpoint_post_kept(self._native))
 
     def _leave_connector(self) -> None:
         """The attempt to connect, or the connection, is over. The endpoint serves no other connector; one that has the
@@ -122,13 +124,13 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _drop_endpoint(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
-            lib.nd1_endpoint_use(self._qp, ffi.NULL)
+            lib.version1_endpoint_use(self._qp, ffi.NULL)
             release(endpoint)
 
     def _release_native(self) -> None:
         self._drop_endpoint()
         if self._native == ffi.NULL:
-            lib.nd1_endpoint_free(self._qp)
+            lib.version1_endpoint_free(self._qp)
         # Else it goes with the slots.
         self._qp = None
 
@@ -204,7 +206,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
     ) -> int:
         assert isinstance(window, Version1MemoryWindow)
         return int(
-            lib.nd1_post_bind(
+            lib.version1_post_bind(
                 self._native,
                 flags,
                 context,
@@ -224,4 +226,4 @@ class Version1QueuePair(NetworkDirectQueuePair):
         binding.address, binding.length, binding.token = granted.address, granted.length, granted.token
 
     def _invalidate_native(self, flags: int, context: int, window: NetworkDirectMemoryWindow) -> int:
-        return int(lib.nd1_post_invalidate(self._native, flags, context, window._native))
+        return int(lib.version1_post_invalidate(self._native, flags, context, window._native))

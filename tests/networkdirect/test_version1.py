@@ -45,7 +45,7 @@ import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
 from ndpy.networkdirect.native_calls import TIMEOUT, ffi, lib
 from ndpy.networkdirect.provider_dll import Provider
-from ndpy.networkdirect.version1 import connection as version_1_connection
+from ndpy.networkdirect.version1 import connection as version1_connection
 from ndpy.networkdirect.version1.queue_pair import window_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -235,7 +235,7 @@ def test_i_3_5_the_descriptor_travels_in_network_order(softnd):
         owner = memory(keep, adapter, 4096)
         window = keep(adapter.create_memory_window())
         remote = bind(pair.server, window, owner[256:1280])
-        raw = bytes(ffi.buffer(lib.nd1_window_descriptor(window._slot), 20))
+        raw = bytes(ffi.buffer(lib.version1_window_descriptor(window._slot), 20))
         assert raw == remote.to_bytes() == window.remote().to_bytes()
         assert raw[:16] == (owner.address + 256).to_bytes(8, "big") + (1024).to_bytes(8, "big")
         assert int.from_bytes(raw[16:], "big") == remote.token == window.remote_token
@@ -562,7 +562,7 @@ def test_i_6_2_the_local_port(softnd, monkeypatch):
         with pytest.raises(ndpy.AddressInUseError):
             late.connect(other.queue_pair, listener.address, timeout_s=DEADLINE_S)
         choices = iter([50123, 50123, 50124])
-        monkeypatch.setattr(version_1_connection, "_some_port", lambda: next(choices))
+        monkeypatch.setattr(version1_connection, "_some_port", lambda: next(choices))
         free = keep(adapter.create_connector())
         free.bind(("", 0))
         assert free.local_address == ("127.0.0.1", 50123)
@@ -595,20 +595,20 @@ def test_i_6_6_a_timeout_is_asked_again(softnd):
         begun = time.monotonic()
         pair = connect_pair(keep, adapter)
         # The provider answers at once each time; there is a pause between two attempts.
-        assert time.monotonic() - begun > 2 * version_1_connection._PAUSE_S
+        assert time.monotonic() - begun > 2 * version1_connection._PAUSE_S
         assert pair.client.connector._unanswered == 3
         assert_works(keep, pair)
 
 
 def test_i_6_6_a_timeout_that_comes_inline_is_asked_again(softnd, monkeypatch):
-    connect = version_1_connection.Version1Connector._connect_native
+    connect = version1_connection.Version1Connector._connect_native
     calls = []
 
     def late(self, *arguments):
         calls.append(time.monotonic())
         return TIMEOUT if len(calls) < 4 else connect(self, *arguments)
 
-    monkeypatch.setattr(version_1_connection.Version1Connector, "_connect_native", late)
+    monkeypatch.setattr(version1_connection.Version1Connector, "_connect_native", late)
     with opened(softnd) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         assert (len(calls), pair.client.connector._unanswered) == (4, 3)
