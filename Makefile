@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian or Ubuntu machine. Run it as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench-windows bench-cache soak bench-register
+.PHONY: help setup venv smoke smoke-windows test test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -16,6 +16,7 @@ help:
 	@echo "make smoke           run the hardware smoke test on a software adapter, in a VM"
 	@echo "make smoke-windows   run it on softnd, under Wine"
 	@echo "make test            run all the tests"
+	@echo "make test-warnings   run the unit and contract tests with every warning as an error"
 	@echo "make stress          run all the tests with full counts"
 	@echo "make soak            run a busy server with the registration cache for SOAK_S (600) seconds on ADAPTER (rxe, siw, softnd)"
 	@echo "make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES"
@@ -48,6 +49,16 @@ smoke: setup
 
 test: setup
 	@rig/test.sh
+
+# -W twice: for Python itself, and for pytest, which has warning filters of its own.
+test-warnings: windows
+	$(MAKE) -s -C tests/networkdirect/providers
+	@.venv/bin/python -m compileall -q ndpy tests
+	.venv/bin/python -W error -m pytest -W error tests/unit --ignore tests/unit/test_softroce_vm.py $(ARGS)
+	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 3600 -- \
+	    .venv/bin/python -W error -m pytest -W error tests/contract --adapter rxe0 -p no:cacheprovider $(ARGS)
+	NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=1800 rig/wine-python -W error -m pytest -W error \
+	    tests/contract tests/networkdirect --adapter softnd0 -p no:cacheprovider $(ARGS)
 
 stress: setup
 	@NDPY_STRESS=1 rig/test.sh

@@ -1,0 +1,68 @@
+"""docs/architecture.md: the files and identifiers that it names exist, where it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/architecture.md").read_text()
+SOURCES = [
+    path
+    for folder in ("ndpy", "cdefs")
+    for path in sorted((ROOT / folder).rglob("*"))
+    if path.suffix in {".py", ".pyi", ".c", ".h"}
+]
+
+
+def is_path(name: str) -> bool:
+    return "/" in name or name.endswith((".py", ".md", ".c", ".h"))
+
+
+def passages() -> list[tuple[list[str], list[str]]]:
+    """(paths, identifiers) of each paragraph, list item and table row. What has a blank in it is a command."""
+    found = []
+    for passage in re.split(r"\n\s*\n|\n(?=\s*(?:[-|]|\d+\.) )|\n(?=\|)", TEXT):
+        names = [name for name in re.findall(r"`([^`]+)`", passage) if " " not in name]
+        found.append(([name for name in names if is_path(name)], [name for name in names if not is_path(name)]))
+    return found
+
+
+def files_below(path: str) -> list[Path]:
+    place = ROOT / path
+    return [source for source in SOURCES if source == place or place in source.parents]
+
+
+def defines(source: str, identifier: str) -> bool:
+    """Whether a file defines, declares or assigns this name."""
+    name = re.escape(identifier)
+    return bool(
+        re.search(rf"\b(?:class|def|struct|enum)\s+{name}\b", source)
+        or re.search(rf"^\s*(?:self\.)?{name}\s*(?::[^=\n]+)?=", source, re.MULTILINE)
+        or re.search(rf"^[\w*\s]+[\s*]{name}\(", source, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("path", sorted({path for paths, _ in passages() for path in paths}))
+def test_it_names_files_that_exist(path):
+    assert (ROOT / path).exists()
+
+
+@pytest.mark.parametrize(
+    ("identifier", "paths"),
+    sorted({(identifier, tuple(paths)) for paths, identifiers in passages() for identifier in identifiers}),
+)
+def test_it_names_identifiers_that_are_defined_in_the_files_beside_them(identifier, paths):
+    """Where a passage names no source, anywhere in ndpy/ and cdefs/."""
+    sources = [source for path in paths for source in files_below(path)] or SOURCES
+    texts = [source.read_text() for source in sources]
+    for part in identifier.removesuffix("()").split("."):
+        assert any(defines(text, part) for text in texts), f"{part} is not defined in {', '.join(paths) or 'ndpy/'}"
+
+
+def test_the_check_sees_what_does_not_exist():
+    assert defines("class QueuePair(Resource):\n    def write(self): ...\n    _order = 3\n", "write")
+    assert not defines("class QueuePair(Resource):\n    # write\n    other = write\n", "write")
+    assert defines("static int post_initiator(struct x *qp)\n", "post_initiator")
