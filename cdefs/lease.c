@@ -29,18 +29,18 @@ typedef struct {
     PyObject *pointer; /* what an export has to be equal to; None if the buffer's memory cannot be replaced */
     Py_ssize_t size;   /* the length that an export has to have; -1 for any */
     long rights;       /* all that may be asked for */
-} Known;
+} KnownBuffer;
 
 /* The part of a cache that a hit needs. */
 typedef struct {
     PyObject_HEAD
-    PyObject *known;      /* a dict of Known: by the buffer's identity, by (address, length), or by (that, True) if raw */
-    PyObject *lease_type; /* a kind of Use */
+    PyObject *known;      /* a dict of KnownBuffer: by the buffer's identity, by (address, length), or by (that, True) if raw */
+    PyObject *lease_type; /* a kind of LeaseBase */
     PyObject *defunct;    /* None while the cache is open */
     long long uses;
     long long hits;
     char over; /* more is registered than the bounds say */
-} Finder;
+} LeaseFinder;
 
 /* A lease or an exposure. view: the export; NULL or None once it was released. */
 typedef struct {
@@ -48,7 +48,7 @@ typedef struct {
     PyObject *cache;
     PyObject *span;
     PyObject *view;
-} Use;
+} LeaseBase;
 
 enum { LOCAL_WRITE = 1 };
 
@@ -101,11 +101,11 @@ static PyType_Slot entry_slots[] = {
 static PyType_Spec entry_spec = {
     "ndpy._lease.Entry", sizeof(Entry), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, entry_slots};
 
-/* ---- Known ---- */
+/* ---- KnownBuffer ---- */
 
 static int known_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(keywords))
 {
-    Known *known = (Known *)self;
+    KnownBuffer *known = (KnownBuffer *)self;
     PyObject *entry, *export, *subject, *pointer;
     Py_ssize_t size;
     long rights;
@@ -126,7 +126,7 @@ static int known_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(k
 
 static int known_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    Known *known = (Known *)self;
+    KnownBuffer *known = (KnownBuffer *)self;
 
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(known->entry);
@@ -138,7 +138,7 @@ static int known_traverse(PyObject *self, visitproc visit, void *arg)
 
 static int known_clear(PyObject *self)
 {
-    Known *known = (Known *)self;
+    KnownBuffer *known = (KnownBuffer *)self;
 
     Py_CLEAR(known->entry);
     Py_CLEAR(known->export);
@@ -155,12 +155,12 @@ static void known_dealloc(PyObject *self)
 }
 
 static PyMemberDef known_members[] = {
-    {"entry", T_OBJECT_EX, offsetof(Known, entry), READONLY, NULL},
+    {"entry", T_OBJECT_EX, offsetof(KnownBuffer, entry), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot known_slots[] = {
-    {Py_tp_doc, "Known(entry, rights, export, subject, pointer, size): a buffer whose entry was found before."},
+    {Py_tp_doc, "KnownBuffer(entry, rights, export, subject, pointer, size): a buffer whose entry was found before."},
     {Py_tp_init, known_init},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_traverse, known_traverse},
@@ -170,13 +170,13 @@ static PyType_Slot known_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec known_spec = {"ndpy._lease.Known", sizeof(Known), 0,
+static PyType_Spec known_spec = {"ndpy._lease.KnownBuffer", sizeof(KnownBuffer), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, known_slots};
 
-/* ---- Finder ---- */
+/* ---- LeaseFinder ---- */
 
 /* A new reference; NULL without an error for what is not known. */
-static Known *look_up(PyObject *all, PyObject *buffer, int raw)
+static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
 {
     PyObject *key, *found;
 
@@ -189,14 +189,14 @@ static Known *look_up(PyObject *all, PyObject *buffer, int raw)
     }
     if (!key) return NULL;
     found = PyDict_GetItemWithError(all, key);
-    if (found && (!PyObject_TypeCheck(found, known_type) || !((Known *)found)->entry)) found = NULL;
+    if (found && (!PyObject_TypeCheck(found, known_type) || !((KnownBuffer *)found)->entry)) found = NULL;
     Py_XINCREF(found);
     Py_DECREF(key);
-    return (Known *)found;
+    return (KnownBuffer *)found;
 }
 
 /* 1 if the memory is what it was, 0 if not, -1 with an error. */
-static int still_there(const Known *known, PyObject *view)
+static int still_there(const KnownBuffer *known, PyObject *view)
 {
     int equal = 1;
 
@@ -209,10 +209,10 @@ static int still_there(const Known *known, PyObject *view)
 }
 
 /* A new lease, not yet in use. NULL without an error for what is no hit. */
-static Use *prepare(const Finder *finder, const Known *known, PyObject *buffer, long access)
+static LeaseBase *prepare(const LeaseFinder *finder, const KnownBuffer *known, PyObject *buffer, long access)
 {
     PyObject *view, *subject = known->subject == Py_None ? buffer : known->subject;
-    Use *use = NULL;
+    LeaseBase *use = NULL;
 
     if (access & ~known->rights || (finder->defunct && finder->defunct != Py_None)) return NULL;
     if (!finder->lease_type || !PyType_Check(finder->lease_type) ||
@@ -220,7 +220,7 @@ static Use *prepare(const Finder *finder, const Known *known, PyObject *buffer, 
         return NULL;
     view = known->export == Py_None ? Py_NewRef(subject) : PyObject_CallFunctionObjArgs(known->export, subject, NULL);
     if (!view) return NULL;
-    if (still_there(known, view) == 1) use = (Use *)PyType_GenericAlloc((PyTypeObject *)finder->lease_type, 0);
+    if (still_there(known, view) == 1) use = (LeaseBase *)PyType_GenericAlloc((PyTypeObject *)finder->lease_type, 0);
     if (use)
         use->span = view;
     else
@@ -229,11 +229,11 @@ static Use *prepare(const Finder *finder, const Known *known, PyObject *buffer, 
 }
 
 /* The lease of a hit. NULL without an error for what is none. */
-static PyObject *find(Finder *finder, PyObject *buffer, long access, int raw)
+static PyObject *find(LeaseFinder *finder, PyObject *buffer, long access, int raw)
 {
-    Known *known = finder->known ? look_up(finder->known, buffer, raw) : NULL;
+    KnownBuffer *known = finder->known ? look_up(finder->known, buffer, raw) : NULL;
     Entry *entry;
-    Use *use;
+    LeaseBase *use;
 
     if (!known) return NULL;
     use = prepare(finder, known, buffer, access);
@@ -298,7 +298,7 @@ static PyObject *finder_local(PyObject *self, PyObject *const *arguments, Py_ssi
     if (access == -1 && PyErr_Occurred()) {
         PyErr_Clear();
     } else if (queue_pair == Py_None) {
-        lease = find((Finder *)self, given[BUFFER], access, raw);
+        lease = find((LeaseFinder *)self, given[BUFFER], access, raw);
         if (lease) return lease;
         if (PyErr_Occurred()) {
             if (!PyErr_ExceptionMatches(PyExc_TypeError)) return NULL;
@@ -324,23 +324,23 @@ PyDoc_STRVAR(local_doc,
 
 static PyObject *finder_next_use(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    return PyLong_FromLongLong(++((Finder *)self)->uses);
+    return PyLong_FromLongLong(++((LeaseFinder *)self)->uses);
 }
 
 static int finder_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((Finder *)self)->known);
-    Py_VISIT(((Finder *)self)->lease_type);
-    Py_VISIT(((Finder *)self)->defunct);
+    Py_VISIT(((LeaseFinder *)self)->known);
+    Py_VISIT(((LeaseFinder *)self)->lease_type);
+    Py_VISIT(((LeaseFinder *)self)->defunct);
     return 0;
 }
 
 static int finder_clear(PyObject *self)
 {
-    Py_CLEAR(((Finder *)self)->known);
-    Py_CLEAR(((Finder *)self)->lease_type);
-    Py_CLEAR(((Finder *)self)->defunct);
+    Py_CLEAR(((LeaseFinder *)self)->known);
+    Py_CLEAR(((LeaseFinder *)self)->lease_type);
+    Py_CLEAR(((LeaseFinder *)self)->defunct);
     return 0;
 }
 
@@ -352,11 +352,11 @@ static void finder_dealloc(PyObject *self)
 }
 
 static PyMemberDef finder_members[] = {
-    {"_known", T_OBJECT_EX, offsetof(Finder, known), 0, NULL},
-    {"_lease_type", T_OBJECT_EX, offsetof(Finder, lease_type), 0, NULL},
-    {"_defunct", T_OBJECT, offsetof(Finder, defunct), 0, NULL},
-    {"_over", T_BOOL, offsetof(Finder, over), 0, NULL},
-    {"_hits", T_LONGLONG, offsetof(Finder, hits), READONLY, NULL},
+    {"_known", T_OBJECT_EX, offsetof(LeaseFinder, known), 0, NULL},
+    {"_lease_type", T_OBJECT_EX, offsetof(LeaseFinder, lease_type), 0, NULL},
+    {"_defunct", T_OBJECT, offsetof(LeaseFinder, defunct), 0, NULL},
+    {"_over", T_BOOL, offsetof(LeaseFinder, over), 0, NULL},
+    {"_hits", T_LONGLONG, offsetof(LeaseFinder, hits), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -376,25 +376,25 @@ static PyType_Slot finder_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec finder_spec = {"ndpy._lease.Finder", sizeof(Finder), 0,
+static PyType_Spec finder_spec = {"ndpy._lease.LeaseFinder", sizeof(LeaseFinder), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, finder_slots};
 
-/* ---- Use ---- */
+/* ---- LeaseBase ---- */
 
-static int is_used(const Use *use)
+static int is_used(const LeaseBase *use)
 {
     return use->view && use->view != Py_None;
 }
 
 static PyObject *use_release(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    Use *use = (Use *)self;
+    LeaseBase *use = (LeaseBase *)self;
     PyObject *view, *found, *result = NULL;
     Entry *entry;
 
     if (!is_used(use)) Py_RETURN_NONE;
     if (PyObject_TypeCheck(use->span, known_type))
-        found = Py_NewRef(((Known *)use->span)->entry);
+        found = Py_NewRef(((KnownBuffer *)use->span)->entry);
     else
         found = PyObject_GetAttrString(use->span, "entry");
     if (!found) return NULL;
@@ -407,7 +407,7 @@ static PyObject *use_release(PyObject *self, PyObject *Py_UNUSED(none))
     view = use->view;
     use->view = NULL;
     entry->uses--;
-    if (entry->cached && !((Finder *)use->cache)->over)
+    if (entry->cached && !((LeaseFinder *)use->cache)->over)
         result = Py_NewRef(Py_None);
     else
         result = PyObject_CallMethod(use->cache, "_on_released", "O", found);
@@ -419,7 +419,7 @@ static PyObject *use_release(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *use_enter(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (!is_used((Use *)self)) {
+    if (!is_used((LeaseBase *)self)) {
         PyObject *nothing = PyObject_CallMethod(self, "_used", NULL);
         if (!nothing) return NULL;
         Py_DECREF(nothing);
@@ -436,7 +436,7 @@ static void use_finalize(PyObject *self)
 {
     PyObject *type, *value, *traceback, *nothing;
 
-    if (!is_used((Use *)self)) return;
+    if (!is_used((LeaseBase *)self)) return;
     PyErr_Fetch(&type, &value, &traceback);
     nothing = PyObject_CallMethod(self, "_dropped", NULL);
     if (nothing)
@@ -448,7 +448,7 @@ static void use_finalize(PyObject *self)
 
 static int use_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    Use *use = (Use *)self;
+    LeaseBase *use = (LeaseBase *)self;
 
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(use->cache);
@@ -459,7 +459,7 @@ static int use_traverse(PyObject *self, visitproc visit, void *arg)
 
 static int use_clear(PyObject *self)
 {
-    Use *use = (Use *)self;
+    LeaseBase *use = (LeaseBase *)self;
 
     Py_CLEAR(use->cache);
     Py_CLEAR(use->span);
@@ -475,9 +475,9 @@ static void use_dealloc(PyObject *self)
 }
 
 static PyMemberDef use_members[] = {
-    {"_cache", T_OBJECT, offsetof(Use, cache), 0, NULL},
-    {"_span", T_OBJECT, offsetof(Use, span), 0, NULL},
-    {"_view", T_OBJECT, offsetof(Use, view), 0, NULL},
+    {"_cache", T_OBJECT, offsetof(LeaseBase, cache), 0, NULL},
+    {"_span", T_OBJECT, offsetof(LeaseBase, span), 0, NULL},
+    {"_view", T_OBJECT, offsetof(LeaseBase, view), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -499,7 +499,7 @@ static PyType_Slot use_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec use_spec = {"ndpy._lease.Use", sizeof(Use), 0,
+static PyType_Spec use_spec = {"ndpy._lease.LeaseBase", sizeof(LeaseBase), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, use_slots};
 
 /* ---- the module ---- */

@@ -17,7 +17,7 @@ class Entry:
     def take(self) -> None: ...
     def give_back(self) -> None: ...
 
-class Known:
+class KnownBuffer:
     def __init__(
         self,
         entry: Entry,
@@ -31,9 +31,9 @@ class Known:
     @property
     def entry(self) -> Any: ...
 
-class Finder:
+class LeaseFinder:
     _known: dict[Any, Any]
-    _lease_type: type[Use]
+    _lease_type: type[LeaseBase]
     _over: bool
     @property
     def _hits(self) -> int: ...
@@ -42,7 +42,7 @@ class Finder:
     ) -> Lease: ...
     def _next_use(self) -> int: ...
 
-class Use:
+class LeaseBase:
     def release(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _lease, errors
-from ndpy.cache.ownership import Known, Owner, Span
+from ndpy.cache.ownership import KnownBuffer, Owner, Span
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge, _bounds
 from ndpy.queue_pair import QueuePair
@@ -99,7 +99,7 @@ class Grant:
         self.ended = False
 
 
-class Lease(_lease.Use):
+class Lease(_lease.LeaseBase):
     """Registered memory for the time of its use, made by RegistrationCache.local(); a context manager.
 
     region: a region that covers what was asked for, and maybe more. address, length in bytes: of what was asked for.
@@ -112,7 +112,7 @@ class Lease(_lease.Use):
 
     # Set by the cache.
     _cache: RegistrationCache
-    _span: Span | Known
+    _span: Span | KnownBuffer
     #: The export of the buffer; None once it was released.
     _view: Any
 

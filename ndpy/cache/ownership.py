@@ -51,7 +51,7 @@ class Span:
             self.root = MONITORED
 
 
-class Known(_lease.Known):
+class KnownBuffer(_lease.KnownBuffer):
     """A buffer object whose entry was found before, by which it is found again without looking at it much.
 
     start, length: its bytes. export(subject), or export(buffer) where that is None, makes what keeps the buffer as it is;
@@ -150,7 +150,9 @@ def _resizable_length(root: Any) -> int:
     return len(root) if isinstance(root, mmap.mmap) else 0
 
 
-def know(buffer: Any, span: Span, entry: Any, known: dict[Any, Known], changed: Callable[[Any], int] | None) -> None:
+def remember_buffer(
+    buffer: Any, span: Span, entry: Any, known: dict[Any, KnownBuffer], changed: Callable[[Any], int] | None
+) -> None:
     """Remember which entry a buffer object was found in, for as long as that object lives.
 
     An (address, length) is remembered by its value, and with it whether the caller watches it, for the whole of an entry.
@@ -181,4 +183,4 @@ def know(buffer: Any, span: Span, entry: Any, known: dict[Any, Known], changed: 
         if type(buffer) is not memoryview:
             pointer = pointer_of(span.view)
             export = exporter()
-    known[key] = Known(span, entry, export, subject, pointer, reference)
+    known[key] = KnownBuffer(span, entry, export, subject, pointer, reference)

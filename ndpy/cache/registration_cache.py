@@ -22,7 +22,7 @@ from typing import Any
 from ndpy import _lease, errors
 from ndpy.adapter import Adapter
 from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
-from ndpy.cache.ownership import MONITORED, Owner, Span, know
+from ndpy.cache.ownership import MONITORED, Owner, Span, remember_buffer
 from ndpy.flags import Access, Capability
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
 from ndpy.queue_pair import QueuePair
@@ -70,7 +70,7 @@ class _Reaper:
         self._called = False
 
 
-class RegistrationCache(_lease.Finder, Resource):
+class RegistrationCache(_lease.LeaseFinder, Resource):
     """Registrations of an adapter that outlive their use, for programs that transfer from the same memory again and again.
 
     adapter: whose regions these are. max_bytes, max_entries: how much stays registered, at least 1 each; beyond that the
@@ -264,7 +264,7 @@ class RegistrationCache(_lease.Finder, Resource):
                         entry.queue_pairs = None
                     elif entry.queue_pairs is not None:
                         entry.queue_pairs.add(serial)
-                    know(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
+                    remember_buffer(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
                     return entry
                 if any(
                     load.root is request.root and load.start < request.end and request.start < load.end
@@ -296,7 +296,7 @@ class RegistrationCache(_lease.Finder, Resource):
             self._close(doomed)
             with self._changed:
                 if entry.cached:
-                    know(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
+                    remember_buffer(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
             return entry
 
     def _find_entry(self, request: Span, access: int) -> Entry | None:

@@ -14,7 +14,7 @@ from ndpy import Access, _lease
 ACCESS, SINK = int(Access.LOCAL_WRITE), int(Access.READ_SINK)
 
 
-class Finder(_lease.Finder):
+class LeaseFinder(_lease.LeaseFinder):
     """A cache of which only this part exists."""
 
     def __init__(self):
@@ -36,11 +36,11 @@ class Entry(_lease.Entry):
         self.cached = True
 
 
-class Known(_lease.Known):
+class KnownBuffer(_lease.KnownBuffer):
     __slots__ = ("__weakref__",)
 
 
-class Lease(_lease.Use):
+class Lease(_lease.LeaseBase):
     __slots__ = ("__weakref__",)
     dropped = 0
 
@@ -53,12 +53,12 @@ class Lease(_lease.Use):
 
 @pytest.fixture
 def finder():
-    return Finder()
+    return LeaseFinder()
 
 
 def learn(finder, buffer, export=memoryview, subject=None, pointer=None, size=-1, key=None):
     entry = Entry()
-    known = Known(entry, ACCESS, export, subject, pointer, size)
+    known = KnownBuffer(entry, ACCESS, export, subject, pointer, size)
     finder._known[id(buffer) if key is None else key] = known
     return entry
 
@@ -239,11 +239,11 @@ def test_nothing_is_left_of_many_uses(finder):
 
 def test_wrong_calls_are_refused(finder):
     with pytest.raises(TypeError):
-        Known(object(), ACCESS, None, None, None, -1)
-    known = Known(Entry(), ACCESS, None, None, None, -1)
+        KnownBuffer(object(), ACCESS, None, None, None, -1)
+    known = KnownBuffer(Entry(), ACCESS, None, None, None, -1)
     with pytest.raises(TypeError):
         known.__init__(Entry(), ACCESS, None, None, None, -1)
-    for wrong in (object(), Known.__new__(Known)):
+    for wrong in (object(), KnownBuffer.__new__(KnownBuffer)):
         finder._known[(4096, 8)] = wrong
         assert find(finder, (4096, 8)) is None
     buffer = bytearray(8)
@@ -259,7 +259,7 @@ def test_wrong_calls_are_refused(finder):
 
 
 def test_arguments_are_those_of_the_signature(finder):
-    signature = inspect.signature(Finder.local)
+    signature = inspect.signature(LeaseFinder.local)
     assert str(signature) == "(self, /, buffer, access=1, *, queue_pair=None, raw=False)"
     buffer, other = bytearray(8), object()
     assert finder.local(buffer) == (buffer, ACCESS, None, False)
