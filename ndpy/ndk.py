@@ -1,14 +1,19 @@
-"""The memory registration of NDK, NetworkDirect's kernel interface, modelled over any adapter: for people who port or test
-programs that use it.
+"""A model of memory registration in NDK, the kernel interface of NetworkDirect, for people who port or test its consumers.
 
-It runs in user mode. No kernel interface is called: the adapter of ndpy registers the memory, and this module keeps the
-contract that NdkRegisterMr has with its consumers (contract section J), with its names, statuses and values of flags.
-What only a kernel has cannot be seen here: at which IRQL a call comes (J.18), that the consumer pinned the memory (J.3; the
-adapter does so when it registers), and physical pages (an Mdl has addresses of this process).
+The model runs in user mode, over any adapter, and calls no kernel interface. The adapter of ndpy registers the memory. This
+module keeps the contract that NdkRegisterMr has with its consumers (contract section J), with its names, statuses and flags.
+
+The model does not show what only a kernel has:
+
+- the IRQL of a call (J.18),
+- whether the consumer pinned the memory (J.3): the adapter pins it when it registers,
+- physical pages: an Mdl has addresses of this process.
+
+Example:
 
     mr = ndk.NdkMr(adapter)
     status = mr.register(ndk.Mdl(buffer), len(buffer), NdkFlags.ALLOW_REMOTE_READ, on_registered, context)
-    if status == NtStatus.PENDING: ...       # on_registered(context, status) is called, once
+    if status == NtStatus.PENDING: ...       # on_registered(context, status) is called once
     queue_pair.send(mr.region)               # while it is registered
 """
 
@@ -30,7 +35,7 @@ from ndpy.unraisable import report
 
 
 class NtStatus(enum.IntEnum):
-    """What NDK's calls return and its callbacks are told; values of ntstatus.h."""
+    """The statuses that NDK's calls return and its callbacks get. The values are those of ntstatus.h."""
 
     SUCCESS = 0
     PENDING = 0x00000103
@@ -46,7 +51,7 @@ class NtStatus(enum.IntEnum):
 
 
 class NdkFlags(enum.IntFlag):
-    """NDK_MR_FLAG_...: rights of a region. Local read is always granted; ALLOW_REMOTE_WRITE contains ALLOW_LOCAL_WRITE."""
+    """NDK_MR_FLAG_…: the rights of a region. It can always be read locally. ALLOW_REMOTE_WRITE includes ALLOW_LOCAL_WRITE."""
 
     ALLOW_LOCAL_READ = 0x0
     ALLOW_LOCAL_WRITE = 0x1
@@ -56,7 +61,7 @@ class NdkFlags(enum.IntFlag):
 
 
 class NdkAdapterFlags(enum.IntFlag):
-    """NDK_ADAPTER_FLAG_...: without RDMA_READ_SINK_NOT_REQUIRED, reads into regions without RDMA_READ_SINK may be refused."""
+    """NDK_ADAPTER_FLAG_…: without RDMA_READ_SINK_NOT_REQUIRED, a read may fail unless its sink has RDMA_READ_SINK."""
 
     NONE = 0x0
     RDMA_READ_SINK_NOT_REQUIRED = 0x2
@@ -88,7 +93,7 @@ def _status_of(error: BaseException) -> NtStatus:
 
 
 def adapter_flags(adapter: Adapter) -> NdkAdapterFlags:
-    """The flags of NDK_ADAPTER_INFO that concern registration (contract J.11, J.12)."""
+    """Return the flags of NDK_ADAPTER_INFO that concern registration (contract J.11, J.12)."""
     if Capability.READ_SINK_REQUIRED in adapter.info.capabilities:
         return NdkAdapterFlags.NONE
     return NdkAdapterFlags.RDMA_READ_SINK_NOT_REQUIRED
@@ -106,12 +111,15 @@ in_child(_renew_lock)
 
 
 class Mdl:
-    """A memory descriptor list, or one link of a chain of them: where memory is, in addresses of this process.
+    """A memory descriptor list, or one link of a chain of them. It says where memory is, in addresses of this process.
 
-    memory: a buffer, which is kept alive, or (address, length) of memory that the caller keeps; any address, 0 included.
-    next: the MDL that follows; it cannot be changed while a registration of the chain is pending (contract J.17).
-    virtual_address, byte_count: as MmGetMdlVirtualAddress() and MmGetMdlByteCount() say. writable: whether the adapter may
-    write there, as the MDL's memory was locked for write access.
+    The attributes `virtual_address` and `byte_count` are what MmGetMdlVirtualAddress() and MmGetMdlByteCount() return.
+    `writable` says whether the adapter may write there: whether the memory was locked for write access.
+
+    Parameters:
+        memory: a buffer, which the MDL keeps alive, or (address, length) of memory that the caller keeps. The address may
+            be 0.
+        next: the MDL that follows. It cannot be changed while a registration of the chain is pending (contract J.17).
     """
 
     def __init__(self, memory: Any, next: Mdl | None = None) -> None:
@@ -144,7 +152,7 @@ class Mdl:
             self._next = mdl
 
     def __iter__(self) -> Iterator[Mdl]:
-        """This MDL and those that follow."""
+        """Iterate over this MDL and those that follow."""
         mdl: Mdl | None = self
         while mdl is not None:
             yield mdl
@@ -155,7 +163,7 @@ class Mdl:
 
 
 def _covering(mdl: Mdl, length: int) -> list[Mdl] | None:
-    """The MDLs that hold the first `length` bytes of a chain; None if it is shorter, or has a gap among these."""
+    """Return the MDLs with the first `length` bytes of a chain. None if the chain is shorter, or has a gap before that."""
     links = []
     start = mdl.virtual_address
     left = length
@@ -171,7 +179,7 @@ def _covering(mdl: Mdl, length: int) -> list[Mdl] | None:
 
 
 class _Request:
-    """One asynchronous request: its status is returned by the call that made it, or told to the consumer, never both."""
+    """One asynchronous request. Either the call that made it returns its status, or the callback gets it, never both."""
 
     def __init__(self, completion: RequestCompletion, context: Any) -> None:
         self._completion = completion
@@ -188,11 +196,11 @@ class _Request:
         try:
             self._completion(self._context, status)
         except Exception as error:
-            # Raised in whatever thread ended the request, which has nobody to tell and other work to do.
+            # The thread that ended the request has no caller for it, and other work to do.
             report(error, f"the completion callback of an NDK request, {self._completion!r}")
 
     def status(self) -> NtStatus:
-        """What the call returns."""
+        """Return the status for the call to return."""
         with self._lock:
             self._returned = True
             return NtStatus.PENDING if self._status is None else self._status
@@ -207,10 +215,16 @@ class _State(enum.Enum):
 
 
 class NdkMr:
-    """NDK_MR: a memory region object, which memory can be registered with, one at a time, again and again.
+    """NDK_MR: a memory region object. One piece of memory at a time can be registered with it, again and again.
 
-    It runs in user mode, over an adapter that ndpy opened; see the module. Safe from any thread. fast_register: as of
-    NdkCreateMr; only False is possible, since a fast-register work request has no like in user mode (contract J.2).
+    It is a model in user mode; see the module. All methods are safe from any thread.
+
+    Parameters:
+        adapter: an adapter that ndpy opened.
+        fast_register: NdkCreateMr's argument. Only False works, since user mode has no fast-register work request
+            (contract J.2).
+    Raises:
+        UnsupportedError: fast_register is True.
     Source: NDK_FN_CREATE_MR, NDK_FN_REGISTER_MR, NDK_FN_DEREGISTER_MR, NDK_FN_CLOSE_OBJECT.
     """
 
@@ -232,17 +246,17 @@ class NdkMr:
 
     @property
     def region(self) -> MemoryRegion | None:
-        """The region, for queue pairs, while it is registered, else None."""
+        """The region, to use with queue pairs. None unless memory is registered."""
         return self._region
 
     @property
     def local_token(self) -> int:
-        """As NdkGetLocalTokenFromMr; ClosedError unless it is registered."""
+        """What NdkGetLocalTokenFromMr returns. Raises ClosedError unless memory is registered."""
         return self._registered().local_token
 
     @property
     def remote_token(self) -> int:
-        """As NdkGetRemoteTokenFromMr; ClosedError unless it is registered."""
+        """What NdkGetRemoteTokenFromMr returns. Raises ClosedError unless memory is registered."""
         return self._registered().remote_token
 
     def _registered(self) -> MemoryRegion:
@@ -259,16 +273,27 @@ class NdkMr:
         request_completion: RequestCompletion,
         request_context: Any = None,
     ) -> NtStatus:
-        """Register the first `length` bytes that a chain of MDLs describes; they have to be virtually contiguous.
+        """Register the first `length` bytes that a chain of MDLs describes. They have to be virtually contiguous.
 
-        The region starts at the address of the first MDL. flags: NdkFlags. What lies behind `length` is not looked at.
-        The bytes stay alive, and an exporting buffer in its place, until they are deregistered.
+        The region starts at the address of the first MDL. The chain behind `length` bytes is ignored. Buffers stay alive, and
+        in their place, until they are deregistered.
 
-        SUCCESS: registered; nothing is called. PENDING: request_completion(request_context, status) is called once, by
-        another thread, perhaps before this call has returned; it must not wait, and what it raises goes to
-        sys.unraisablehook. Until then the chain must not be touched. INSUFFICIENT_RESOURCES and other failures are
-        returned, or told to the callback. INVALID_PARAMETER: a gap, fewer bytes than `length`, address 0, unknown flags.
-        ACCESS_VIOLATION: not mapped, or to be written and read-only. INVALID_DEVICE_STATE: it is registered already.
+        The callback is called only after PENDING: once, by another thread, perhaps before this call has returned. It must not
+        wait. What it raises goes to sys.unraisablehook. The chain must not be touched before that.
+
+        Parameters:
+            mdl: the first MDL of the chain.
+            length: the number of bytes.
+            flags: NdkFlags.
+            request_completion: the callback, request_completion(request_context, status).
+            request_context: the callback's first argument.
+        Returns:
+            SUCCESS: the memory is registered. The callback is not called.
+            PENDING: the callback will get the status.
+            INVALID_PARAMETER: a gap, fewer bytes than `length`, the address 0, or unknown flags.
+            ACCESS_VIOLATION: the memory is not mapped, or it is read-only and the flags need writing.
+            INVALID_DEVICE_STATE: memory is registered already.
+            INSUFFICIENT_RESOURCES and others: the adapter failed. The callback may get these instead.
         Source: contract J.1 to J.17.
         """
         if length < 1 or int(flags) & ~int(_ALL_FLAGS) or not mdl.virtual_address:
@@ -316,10 +341,16 @@ class NdkMr:
         return NtStatus.CANCELLED
 
     def deregister(self, request_completion: RequestCompletion, request_context: Any = None) -> NtStatus:
-        """Undo register(): no token gives access any more, and other memory can be registered.
+        """Undo register(). Its tokens become invalid, and other memory can be registered.
 
-        SUCCESS and PENDING as for register(). DEVICE_BUSY: a window is bound to it, which is as it was.
-        INVALID_DEVICE_STATE: nothing is registered. Source: NDK_FN_DEREGISTER_MR (contract J.19).
+        Parameters:
+            request_completion: the callback; see register().
+            request_context: the callback's first argument.
+        Returns:
+            SUCCESS and PENDING: as in register().
+            DEVICE_BUSY: a window is bound to the region. Nothing has changed.
+            INVALID_DEVICE_STATE: no memory is registered.
+        Source: NDK_FN_DEREGISTER_MR (contract J.19).
         """
         with self._lock:
             region = self._region
@@ -348,9 +379,12 @@ class NdkMr:
         return request.status()
 
     def close(self) -> None:
-        """As NdkCloseMr: a pending registration is told CANCELLED, and what is registered is deregistered.
+        """Close it, as NdkCloseMr: cancel a pending registration with CANCELLED, and deregister.
 
-        Harmless when repeated. Raises DeviceBusyError, with nothing lost, while a window is bound to it.
+        Closing again does nothing.
+
+        Raises:
+            DeviceBusyError: a window is bound to the region. Nothing has changed.
         """
         with self._lock:
             region, registering = self._region, self._registering
@@ -381,7 +415,7 @@ class NdkMr:
 
 
 def _claim(mdl: Mdl) -> list[Mdl]:
-    """Note on all MDLs of a chain, which may run in a circle, that a registration is pending."""
+    """Mark all MDLs of a chain as part of a pending registration. The chain may be circular."""
     chain: dict[int, Mdl] = {}
     with _chains:
         for link in mdl:
@@ -399,12 +433,12 @@ def _disclaim(chain: list[Mdl]) -> None:
 
 
 def _memory(links: list[Mdl], length: int) -> Any:
-    """The first `length` bytes as what Adapter.begin_register() takes."""
+    """Return the first `length` bytes in the form that Adapter.begin_register() takes."""
     address = links[0].virtual_address
     owners = [link.owner for link in links if link.owner is not None]
     if not owners:
         return address, length
     memory = (ctypes.c_ubyte * length).from_address(address)
-    # The adapter keeps the array for as long as it uses the memory, also when the registration is cancelled meanwhile.
+    # The adapter keeps the array as long as it uses the memory, even if the registration is cancelled meanwhile.
     memory.owners = owners  # type: ignore[attr-defined]
     return memory

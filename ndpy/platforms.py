@@ -1,4 +1,4 @@
-"""The one place that chooses the platform's implementation, and the two ways to find an adapter."""
+"""Chooses the implementation for this system; lists and opens adapters."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ Poller._implementation = staticmethod(lambda: implementation().Poller)
 
 
 def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: int | None = None) -> list[AdapterInfo]:
-    """The adapters of this machine, in the system's order; an empty list if there is none.
+    """List the adapters of this machine in the system's order. The list is empty if there is none.
 
-    provider: only those of this NetworkDirect provider, a DLL's path. UnsupportedError on Linux, where libibverbs finds
-    its providers itself. None: those of the DLLs that NDPY_PROVIDER names, else those of the system.
-    version: of NetworkDirect, 1 or 2: only adapters that are used through it; UnsupportedError on Linux. None: what
-    NDPY_PROVIDER_VERSION says, else 2 where a provider or address is served by both.
-
-    Raises ProviderNotFoundError, naming the package to install, where the RDMA libraries are missing, or the DLL that
-    cannot be loaded.
+    Parameters:
+        provider: the path of a NetworkDirect provider's DLL, to list its adapters only. Windows only. The default is the
+            DLLs that NDPY_PROVIDER names or, without it, all providers of the system.
+        version: 1 or 2, to list only adapters that are used through this version of NetworkDirect. Windows only. The
+            default is NDPY_PROVIDER_VERSION or, without it, 2 where a provider or an address has both.
+    Raises:
+        ProviderNotFoundError: an RDMA library is missing, or the DLL cannot be loaded. The message names the package to
+            install, or the DLL.
+        UnsupportedError: `provider` or `version` was given on Linux, where libibverbs finds its providers itself.
     """
     found: list[AdapterInfo]
     if provider is None and version is None:
@@ -66,11 +68,15 @@ def open_adapter(
 ) -> Adapter:
     """Open an adapter.
 
-    which: a name such as "rxe0", or a local IP address that the adapter serves. None: the one that the environment
-    variable NDPY_ADAPTER names, else the first with an active port. provider, version: see list_adapters().
-
-    Raises AdapterNotFoundError, which says what there is, what is missing, and the remedy; ProviderNotFoundError;
-    PermissionError.
+    Parameters:
+        which: a name such as "rxe0", or a local IP address that the adapter serves. The default is what the environment
+            variable NDPY_ADAPTER names or, without it, the first adapter with an active port.
+        provider: see list_adapters().
+        version: see list_adapters().
+    Raises:
+        AdapterNotFoundError: there is no such adapter. The message lists the adapters and gives the remedy.
+        ProviderNotFoundError: see list_adapters().
+        PermissionError: this user may not open the adapter.
     """
     which = which or os.environ.get("NDPY_ADAPTER") or None
     named = provider is not None or version is not None
@@ -82,7 +88,7 @@ def open_adapter(
 
 
 def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
-    """The adapter that `which` names; AdapterNotFoundError if there is none."""
+    """Return the adapter that `which` names. Raises AdapterNotFoundError if there is none."""
     if not adapters:
         wanted = f"no adapter {which!r}: " if which else ""
         raise AdapterNotFoundError(f"{wanted}this machine has no RDMA adapter; {implementation().why_no_adapter()}")

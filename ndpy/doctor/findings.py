@@ -1,4 +1,7 @@
-"""What `ndpy doctor` finds: a verdict, a sentence and a remedy; and running an examination where it can do no harm."""
+"""What `ndpy doctor` finds: a verdict, a sentence and a remedy.
+
+An examination that calls other people's libraries runs in a process of its own, where it can do no harm.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from typing import Any
 
 _LIMIT_S = 60.0
 _KILL_LIMIT_S = 5.0
-# Of what libraries print, the first lines say what is wrong.
+# Libraries may print a lot. The first lines say what is wrong.
 _MOST_LINES = 10
-_REPORT = "Please report this; what else was found holds all the same"
+_REPORT = "Please report this; the other findings are not affected"
 
 
 class Verdict(str, enum.Enum):
-    """PASS: as it should be. WARN: works, with a drawback or a doubt. FAIL: does not work."""
+    """PASS: it is as it should be. WARN: it works, with a drawback or a doubt. FAIL: it does not work."""
 
     PASS = "PASS"
     WARN = "WARN"
@@ -29,7 +32,7 @@ class Verdict(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. check: what; message: a sentence; remedy: what to do, "" only for PASS."""
+    """The result of one check. The remedy says what to do; it is "" for PASS, and for nothing else."""
 
     check: str
     verdict: Verdict
@@ -41,7 +44,7 @@ class Finding:
             raise ValueError(f"{self.check}: {self.verdict.value} with the remedy {self.remedy!r}")
 
     def to_dict(self) -> dict[str, str]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {"check": self.check, "verdict": self.verdict.value, "message": self.message, "remedy": self.remedy}
 
 
@@ -58,13 +61,13 @@ def failed(check: str, message: str, remedy: str) -> Finding:
 
 
 def split_remedy(text: str, otherwise: str) -> tuple[str, str]:
-    """(message, remedy) of an error's text "MESSAGE; REMEDY"; `otherwise` is the remedy of a text that has none."""
+    """Split an error's text "MESSAGE; REMEDY". `otherwise` is the remedy if the text has none."""
     message, found, remedy = text.rpartition("; ")
     return (message, remedy) if found else (text, otherwise)
 
 
 def examine(check: str, function: Callable[..., Iterable[Finding]], *arguments: Any) -> list[Finding]:
-    """What an examination finds; if it breaks itself, that is what was found."""
+    """Return what an examination finds. If the examination itself breaks, that is the finding."""
     try:
         return list(function(*arguments))
     except Exception as error:
@@ -72,9 +75,9 @@ def examine(check: str, function: Callable[..., Iterable[Finding]], *arguments: 
 
 
 def examine_apart(check: str, module: str, function: str, *arguments: str, limit_s: float = _LIMIT_S) -> list[Finding]:
-    """What module.function(*arguments) finds in a process of its own, since it calls into other people's libraries.
+    """Run module.function(*arguments) in a process of its own and return what it finds.
 
-    A crash, a hang and what the libraries print to standard error become findings too.
+    A crash, a hang, and what the libraries print to standard error become findings too.
     """
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
@@ -93,7 +96,7 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.kill()
-        # It may be waiting in the kernel, where no signal reaches it: then it is left to itself.
+        # It may wait in the kernel, where no signal reaches it. Then it is left to itself.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=_KILL_LIMIT_S)
         return [
@@ -120,7 +123,7 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
 
 
 def answer(check: str, module: str, function: str, arguments: tuple[str, ...]) -> None:
-    """The other end of examine_apart()."""
+    """Run in the other process of examine_apart(): examine, and print the findings as JSON."""
     import importlib
 
     found = examine(check, getattr(importlib.import_module(module), function), *arguments)
@@ -133,5 +136,5 @@ def _ending(status: int) -> str:
             return f"was ended by {signal.Signals(-status).name}"
         except ValueError:
             return f"was ended by signal {-status}"
-    # Windows says with a status of this form that an exception ended the process: 0xC0000005 is an access violation.
+    # A status this large is Windows' number of the exception that ended the process, such as 0xC0000005.
     return f"ended with status {status:#x}" if status > 255 else f"ended with status {status} and no answer"

@@ -1,7 +1,7 @@
-"""What is right and wrong with RDMA on this Linux machine: libraries, drivers, devices and their ports.
+"""Examines RDMA on this Linux machine: libraries, drivers, devices and their ports.
 
-Kernel, device files and this process's limits are in linux_system.py. What calls into libibverbs runs in a process of its
-own, so that a broken driver is found instead of breaking the examination.
+linux_system.py examines the kernel, the device files and the limits of this process. Whatever calls libibverbs runs in a
+process of its own, so that a broken driver becomes a finding and does not break the examination.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ndpy.verbs.native_calls import PACKAGES, lib, load
 
 _ROOT = Path("/")
 
-# The symbols that ibverbs.h marks optional: what is done without, and the rdma-core that has it.
+# The optional symbols of ibverbs.h: what happens without them, and the version of rdma-core that has them.
 OPTIONAL = {
     "_ibv_query_gid_table": ("GIDs are read from /sys one by one", 32),
     "ibv_reg_dmabuf_mr": ("memory of other devices cannot be registered", 34),
@@ -32,12 +32,12 @@ OPTIONAL = {
 
 # Below this much payload in a packet, headers and per-packet work show in the bandwidth.
 _GOOD_MTU = 2048
-# What a RoCE packet carries besides its payload: an MTU of 4096 takes this much of the interface.
+# A RoCE packet of MTU 4096 needs this much of the interface, headers included.
 _ROCE_NETDEV_MTU = 4200
 
 
 def diagnose(root: Path = _ROOT) -> list[Finding]:
-    """Everything that is examined on this platform. root: the tree whose /sys, /proc, /dev and /etc are looked at."""
+    """Examine everything. `root` is the tree whose /sys, /proc, /dev and /etc are read."""
     return [
         *examine_apart("libraries", __name__, "examine_libraries"),
         *examine("drivers", examine_drivers, root),
@@ -47,7 +47,7 @@ def diagnose(root: Path = _ROOT) -> list[Finding]:
 
 
 def examine_libraries() -> Iterator[Finding]:
-    """Whether libibverbs and librdmacm can be loaded, from where, and have what ndpy calls."""
+    """Examine whether libibverbs and librdmacm can be loaded, from where, and have the functions that ndpy calls."""
     usable = True
     for variable, name, package in PACKAGES:
         path = os.environ.get(variable) or name
@@ -80,7 +80,7 @@ def _install(package: str, variable: str) -> str:
 
 
 def _mapped(path: str) -> str:
-    """The file behind a library that this process has loaded."""
+    """Return the file of a library that this process has loaded."""
     name = Path(path).name
     for line in read(Path("/proc/self/maps")).splitlines():
         file = line.split(maxsplit=5)[-1]
@@ -90,7 +90,7 @@ def _mapped(path: str) -> str:
 
 
 def examine_drivers(root: Path) -> Iterator[Finding]:
-    """libibverbs' own drivers: a .driver file names each, a shared library beside libibverbs is it."""
+    """Examine libibverbs' own drivers. A .driver file names each; the driver is a shared library beside libibverbs."""
     named = {
         line.split()[1]
         for file in sorted((root / "etc/libibverbs.d").glob("*.driver"))
@@ -100,7 +100,7 @@ def examine_drivers(root: Path) -> Iterator[Finding]:
     folders = [root / "usr/lib", root / "usr/lib64", root / "lib64", *(root / "usr/lib").glob("*-linux-gnu*")]
     files = {file.name for folder in folders for file in (folder / "libibverbs").glob("lib*.so")}
     there = {driver for driver in named if any(file.startswith(f"lib{driver}-rdmav") for file in files)}
-    # A name with a slash is the path of a driver that lies elsewhere.
+    # A name with a slash is the path of a driver in another folder.
     absent = {driver for driver in named - there if "/" not in driver}
     packages = PACKAGES[0][2]
     if not named:
@@ -120,7 +120,7 @@ def examine_drivers(root: Path) -> Iterator[Finding]:
 
 
 def examine_devices() -> list[Finding]:
-    """The devices that libibverbs sees, and each port of them."""
+    """Examine the devices that libibverbs sees, and each of their ports."""
     try:
         names = device_names()
     except (NdpyError, OSError) as error:
@@ -151,7 +151,7 @@ def examine_devices() -> list[Finding]:
 
 
 def examine_adapter(info: AdapterInfo, root: Path = _ROOT) -> Iterator[Finding]:
-    """State, MTU, GIDs and place of one adapter."""
+    """Examine one adapter: its state, MTU, GIDs and place in the machine."""
     addresses = ", ".join(info.addresses) or "no IP address"
     yield passed(
         info.name, f"{info.transport} adapter, driver {info.driver}, firmware {info.firmware or '-'}; {addresses}"
@@ -197,7 +197,7 @@ def _mtu(check: str, port: PortInfo, root: Path) -> Finding:
 
 
 def routable(gid: Gid) -> bool:
-    """Whether a GID of RoCE is one that routers forward."""
+    """Return whether routers forward a RoCE GID."""
     try:
         address = ipaddress.ip_address(gid.address)
     except ValueError:
@@ -239,7 +239,7 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
 
 
 def examine_fork() -> Iterator[Finding]:
-    """What a fork() does to registered memory."""
+    """Examine what fork() does to registered memory."""
     if not lib.ndpy_has_symbol(b"ibv_is_fork_initialized"):
         return
     state = lib.ibv_is_fork_initialized()

@@ -1,6 +1,6 @@
-"""What the kernel, the device files and the limits of this process have to do with RDMA.
+"""Examines the kernel, the device files and the limits of this process, as far as RDMA needs them.
 
-Everything is read below a root folder, which is "/" but for tests.
+Everything is read below a root folder. It is "/" except in tests.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ndpy.doctor.findings import Finding, examine, failed, passed, warned
 from ndpy.verbs.memory import MEMLOCK_REMEDY
 
 _MIB = 1 << 20
-# A queue pair's own rings are pinned and counted on many adapters, so with less than this even the first one may fail.
+# Many adapters pin and count a queue pair's own rings, so even the first one may fail with less than this.
 _LEAST_MEMLOCK = _MIB
 _ENOUGH_MEMLOCK = 1024 * _MIB
-# An open adapter has a thread for events, and four where registrations run at once.
+# An open adapter has one thread for events and up to four for registrations.
 _ENOUGH_THREADS = 16
 _ENOUGH_MEMORY = 256 * _MIB
-# What version 1 of the memory controller says for no limit: the largest multiple of the page size.
+# Version 1 of the memory controller says "no limit" with the largest multiple of the page size.
 _NO_LIMIT = 1 << 62
 
 _CAP_IPC_LOCK = 14
@@ -36,7 +36,7 @@ _ELSEWHERE = (
 
 
 def read(path: Path) -> str:
-    """A file's text, "" where there is none or it may not be read."""
+    """Return a file's text. It is "" if the file does not exist or may not be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -44,13 +44,13 @@ def read(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """The number in a file; None where there is none ("max" is none too)."""
+    """Return the number in a file. None if the file has none; "max" is not a number."""
     text = read(path)
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def examine_system(root: Path) -> list[Finding]:
-    """All of this module."""
+    """Run all examinations of this module."""
     parts: tuple[tuple[str, Callable[[Path], Iterator[Finding]]], ...] = (
         ("kernel modules", examine_modules),
         ("device files", examine_device_files),
@@ -63,7 +63,7 @@ def examine_system(root: Path) -> list[Finding]:
 
 
 def examine_modules(root: Path) -> Iterator[Finding]:
-    """The modules behind /dev/infiniband, and those of software adapters."""
+    """Examine the modules behind /dev/infiniband, and those of software adapters."""
     for module, purpose in (("ib_uverbs", "verbs"), ("rdma_ucm", "connections")):
         check = f"module {module}"
         state = module_state(root, module)
@@ -94,7 +94,7 @@ def _release(root: Path) -> str:
 
 
 def examine_device_files(root: Path) -> Iterator[Finding]:
-    """Whether the files exist that the kernel's devices are used through, and this process may open them."""
+    """Examine whether the device files exist and this process may open them."""
     folder = root / "dev/infiniband"
     expected = sorted(path.name for path in (root / "sys/class/infiniband_verbs").glob("uverbs*"))
     adapters = sorted(path.name for path in (root / "sys/class/infiniband").glob("*"))
@@ -144,7 +144,7 @@ def _device_file(root: Path, path: Path) -> Finding:
 
 
 def examine_memlock(root: Path) -> Iterator[Finding]:
-    """How much memory this process may pin; registered memory is pinned."""
+    """Examine how much memory this process may pin. Registered memory is pinned."""
     check = "locked memory"
     limits = re.search(r"^Max locked memory\s+(\w+)\s+(\w+)", read(root / "proc/self/limits"), re.MULTILINE)
     if limits is None:
@@ -175,7 +175,7 @@ def _status(root: Path) -> dict[str, str]:
 
 
 def _exempt(root: Path, status: dict[str, str]) -> bool:
-    """Whether the limit does not hold: by a capability of the whole machine, not of a user namespace's."""
+    """Return whether this process is exempt: it has the capability on the whole machine, not only in a user namespace."""
     capable = int(status.get("CapEff", "0"), 16) >> _CAP_IPC_LOCK & 1
     return bool(capable) and read(root / "proc/self/uid_map").split() == _WHOLE_MACHINE
 
@@ -185,9 +185,9 @@ def _size(octets: int) -> str:
 
 
 def control_group_files(root: Path, controller: str, name: str) -> list[Path]:
-    """The files `name` of this process's control group and of all above it, the own first.
+    """Return the files `name` of this process's control group and of all groups above it, its own first.
 
-    Version 2 has one tree; version 1 one for each controller, with version 2's perhaps beside them at "unified".
+    Version 2 has one tree. Version 1 has one for each controller, and may have version 2's beside them as "unified".
     """
     base = root / "sys/fs/cgroup"
     found: list[Path] = []
@@ -198,14 +198,14 @@ def control_group_files(root: Path, controller: str, name: str) -> list[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         folder = Path(path.lstrip("/"))
-        # A container may be told a path of the host's: then the part of it that is there counts.
+        # A container may see the host's path. Then the part of it that exists counts.
         for part in (folder, *folder.parents):
             found += [file for top in tops if (file := top / part / name).is_file() and file not in found]
     return found
 
 
 def examine_control_groups(root: Path) -> Iterator[Finding]:
-    """Limits of RDMA objects, of threads and of memory."""
+    """Examine the limits on RDMA objects, threads and memory."""
     yield from _rdma_limits(root)
     yield _counted(
         root, "pids", ("pids.max",), "pids.current", _ENOUGH_THREADS, str, "threads", "an open adapter has up to five"
@@ -273,7 +273,7 @@ def _counted(
 
 
 def examine_huge_pages(root: Path) -> Iterator[Finding]:
-    """The pool that alloc(huge_pages=True) takes from."""
+    """Examine the pool that alloc(huge_pages=True) takes pages from."""
     fields = (line.split() for line in read(root / "proc/meminfo").splitlines())
     values = {words[0].rstrip(":"): int(words[1]) for words in fields if len(words) > 1 and words[1].isdigit()}
     total, free, size = (values.get(name, 0) for name in ("HugePages_Total", "HugePages_Free", "Hugepagesize"))
@@ -293,7 +293,7 @@ def examine_huge_pages(root: Path) -> Iterator[Finding]:
 
 
 def in_container(root: Path) -> str:
-    """What shows that this is a container, or ""."""
+    """Return what shows that this is a container. "" if nothing does."""
     for marker in (".dockerenv", "run/.containerenv"):
         if (root / marker).exists():
             return f"/{marker}"
@@ -306,7 +306,7 @@ def in_container(root: Path) -> str:
 
 
 def examine_container(root: Path) -> Iterator[Finding]:
-    """What a container needs to be given for RDMA."""
+    """Examine whether a container was given what RDMA needs."""
     sign = in_container(root)
     if not sign:
         yield passed("container", "no sign of one")

@@ -1,6 +1,6 @@
-"""What is right and wrong with NetworkDirect on this Windows machine: the catalogue, its providers, their addresses.
+"""Examines NetworkDirect on this Windows machine: the Winsock catalogue, its providers and their addresses.
 
-Providers are other people's DLLs, so each is loaded in a process of its own, whose crash or hang is a finding too.
+Providers are other people's DLLs. So each is loaded in a process of its own, whose crash or hang is a finding too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OTHER_VERSION = "unset NDPY_PROVIDER_VERSION, or name another DLL in NDPY_PROVI
 
 
 def diagnose() -> list[Finding]:
-    """Everything that is examined on this platform."""
+    """Examine everything."""
     named = [path for path in os.environ.get("NDPY_PROVIDER", "").split(os.pathsep) if path]
     found = [examine_process(), *examine("catalogue", examine_catalogue)]
     if named:
@@ -45,7 +45,7 @@ def diagnose() -> list[Finding]:
 
 
 def examine_process() -> Finding:
-    """What kind of DLL this process can load."""
+    """Examine what kind of DLL this process can load."""
     own = dll_header.own_machine()
     if own == "x86":
         return warned(
@@ -57,7 +57,7 @@ def examine_process() -> Finding:
 
 
 def examine_catalogue() -> Iterator[Finding]:
-    """Every entry of the Winsock catalogue that is or was meant to be NetworkDirect's."""
+    """Examine every entry of the Winsock catalogue that is for NetworkDirect, or was meant to be."""
     try:
         entries = winsock_catalogue.entries()
     except ProviderNotFoundError as error:
@@ -82,22 +82,24 @@ def examine_catalogue() -> Iterator[Finding]:
 
 
 def examine_entry(entry: winsock_catalogue.Entry) -> Iterator[Finding]:
-    """One entry: its values, then its DLL."""
+    """Examine one entry: its values, then its DLL."""
     label = entry.name or entry.guid
     if entry.problem:
         yield warned(label, f"{entry.problem} (entry {entry.guid}, {entry.path or 'no path'})", _DRIVER)
         return
     version = f"version {entry.version}, {' and '.join(entry.families)}"
     yield passed(label, f"entry {entry.guid} for {version}: {entry.path}")
-    # An entry may be left of a driver that has gone; programs pass over it.
+    # The entry of a removed driver may be left over. Programs skip it, so an absent DLL is only a warning.
     yield from examine_dll(label, entry.path, entry.guid.strip("{}"), warned, str(entry.version))
 
 
 def examine_dll(
     label: str, path: str, provider_id: str, absent: Callable[[str, str, str], Finding], version: str = ""
 ) -> Iterator[Finding]:
-    """A provider's DLL: whether it is there, fits this process, loads, and serves addresses. version: the only one that
-    counts, "" for either."""
+    """Examine a provider's DLL: whether it exists, fits this process, loads, and serves addresses.
+
+    `version` is the only version that counts; "" means either.
+    """
     if not os.path.exists(path):
         remedy = _ANOTHER if provider_id == _NO_ID else f"{_DRIVER}; or remove the entry, if the adapter has gone"
         yield absent(f"{label} DLL", f"{path} does not exist", remedy)
@@ -113,7 +115,7 @@ def examine_dll(
 
 
 def examine_provider(label: str, path: str, provider_id: str, version: str = "") -> Iterator[Finding]:
-    """Load a provider and ask it for its addresses; see examine_apart()."""
+    """Load a provider and ask for its addresses. examine_apart() calls this in another process."""
     from ndpy.networkdirect.adapter_info import adapters_of
     from ndpy.networkdirect.provider_dll import Provider
 
@@ -153,7 +155,7 @@ def examine_provider(label: str, path: str, provider_id: str, version: str = "")
 
 
 def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
-    """Whether the interfaces of a provider's addresses are there and up."""
+    """Examine whether the interfaces with a provider's addresses exist and are up."""
     check = f"{label} interfaces"
     states = {name: stats.isup for name, stats in psutil.net_if_stats().items()}
     own: dict[str, str] = {}
@@ -176,7 +178,7 @@ def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
 
 
 def _plain(address: str) -> str:
-    """An address as text that compares: without its scope."""
+    """Return an address in one spelling, without its scope."""
     try:
         return str(ipaddress.ip_address(address.partition("%")[0]))
     except ValueError:
@@ -191,7 +193,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def examine_adapters() -> Iterator[Finding]:
-    """The adapters that a program gets; see examine_apart()."""
+    """Examine the adapters that a program gets. examine_apart() calls this in another process."""
     from ndpy.networkdirect.adapter_info import list_adapters, why_no_adapter
 
     try:

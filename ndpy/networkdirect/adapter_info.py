@@ -25,7 +25,7 @@ _CAPABILITIES = (
     (lib.ND_ADAPTER_FLAG_LOOPBACK_CONNECTIONS_SUPPORTED, Capability.LOOPBACK_CONNECTIONS),
 )
 
-# What AdapterInfo and ND2_ADAPTER_INFO both have.
+# The fields that AdapterInfo and ND2_ADAPTER_INFO have in common.
 _LIMITS = (
     "vendor_id",
     "device_id",
@@ -48,8 +48,14 @@ _LIMITS = (
 
 @dataclasses.dataclass(frozen=True)
 class NetworkDirectAdapterInfo(AdapterInfo):
-    """An adapter of a NetworkDirect provider. provider_path: of its DLL; provider_id: the catalogue entry's GUID;
-    version: of NetworkDirect, 1 or 2; adapter_id: the provider's number of the adapter, 0 in version 1."""
+    """An adapter of a NetworkDirect provider.
+
+    Parameters:
+        provider_path: the path of the provider's DLL.
+        provider_id: the GUID of the provider's catalogue entry.
+        version: the version of NetworkDirect, 1 or 2.
+        adapter_id: the provider's number of the adapter. 0 in version 1.
+    """
 
     provider_path: str = ""
     provider_id: str = NO_ID
@@ -58,13 +64,13 @@ class NetworkDirectAdapterInfo(AdapterInfo):
 
 
 def query(native: Any) -> Any:
-    """The ND2_ADAPTER_INFO of an open adapter."""
+    """Return the ND2_ADAPTER_INFO of an open adapter."""
     info = ffi.new("struct nd2_adapter_info *")
     size = ffi.new("uint32_t *", ffi.sizeof("struct nd2_adapter_info"))
     info.info_version = lib.ND_VERSION_2
     status = lib.IND2Adapter_Query(native, info, size)
     if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
-        # The provider has more to say than the structure holds, and insists (contract B.7.2).
+        # The provider insists on a buffer for more than the structure has (contract B.7.2).
         larger = ffi.new("unsigned char[]", size[0])
         info = ffi.cast("struct nd2_adapter_info *", larger)
         info.info_version = lib.ND_VERSION_2
@@ -78,7 +84,7 @@ def query(native: Any) -> Any:
 
 
 def asked_version(version: int | None) -> int | None:
-    """The version to use, 1 or 2: the argument, else what NDPY_PROVIDER_VERSION says, else None."""
+    """Return the version to use: the argument or, without it, NDPY_PROVIDER_VERSION. None if neither says."""
     if version is not None:
         if version not in (1, 2):
             raise ValueError(f"NetworkDirect has the versions 1 and 2, not {version!r}")
@@ -91,7 +97,7 @@ def asked_version(version: int | None) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A DLL to look for adapters in. version: the catalogue entry's, None where none says it; named: it has to work."""
+    """A DLL that may have adapters. version: the catalogue entry's, None without an entry. named: the user named the DLL."""
 
     path: str
     provider_id: str
@@ -100,7 +106,7 @@ class Source:
 
 
 def sources(only: str | None) -> list[Source]:
-    """The one DLL, or those of NDPY_PROVIDER, or those of the Winsock catalogue, version 2 first."""
+    """Return the one DLL or, without it, those of NDPY_PROVIDER or of the Winsock catalogue, version 2 first."""
     paths = [only] if only is not None else os.environ.get("NDPY_PROVIDER", "").split(os.pathsep)
     named = [Source(path, NO_ID, None, True) for path in paths if path]
     if named:
@@ -111,10 +117,10 @@ def sources(only: str | None) -> list[Source]:
 
 
 def list_adapters(only: str | None = None, version: int | None = None) -> list[AdapterInfo]:
-    """The adapters of all providers, or of one DLL; version: 1 or 2 for only those, None for either.
+    """List the adapters of all providers, or of one DLL. `version` is 1, 2 or, for both, None.
 
-    A provider that serves both versions is used as version 2. What is named, here or in NDPY_PROVIDER, has to work; stale
-    catalogue entries are skipped, and so are version 1's adapters at an address that version 2 serves too.
+    A provider that serves both versions is used as version 2. A DLL that is named here or in NDPY_PROVIDER has to work. Stale
+    catalogue entries are skipped. So is an adapter of version 1 at an address that version 2 serves too.
     """
     asked = asked_version(version)
     found: list[AdapterInfo] = []
@@ -149,7 +155,7 @@ def list_adapters(only: str | None = None, version: int | None = None) -> list[A
 
 
 def adapters_of(provider: Provider, version: int, provider_id: str) -> list[tuple[int, tuple[str, ...]]]:
-    """(number, addresses) of each adapter. Version 1 knows adapters by address only, so each address is one."""
+    """Return (number, addresses) of each adapter. Version 1 opens adapters by address, so each address counts as one."""
     if version == 1:
         return [(0, (address,)) for address in sorted(version1.addresses(provider, provider_id), key=_rank)]
     return [
@@ -158,7 +164,7 @@ def adapters_of(provider: Provider, version: int, provider_id: str) -> list[tupl
 
 
 def why_no_adapter() -> str:
-    """What is missing, for the error of a machine without an adapter."""
+    """Say what is missing on a machine without an adapter, for the error message."""
     if os.environ.get("NDPY_PROVIDER"):
         return (
             f"the provider in NDPY_PROVIDER ({os.environ['NDPY_PROVIDER']}) serves no address; `ndpy doctor` says more"
@@ -170,7 +176,7 @@ def why_no_adapter() -> str:
 
 
 def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
-    """(name, MTU, whether it is up) of the network interface that has one of the addresses."""
+    """Return (name, MTU, whether it is up) of the network interface that has one of the addresses."""
     wanted = {ipaddress.ip_address(address.partition("%")[0]) for address in addresses}
     statistics = psutil.net_if_stats()
     for name, entries in psutil.net_if_addrs().items():
@@ -186,7 +192,7 @@ def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
 
 
 def _rank(address: str) -> tuple[bool, bool, int]:
-    """What others can reach comes first, and IPv4 before IPv6."""
+    """Sort key: addresses that others can reach come first, and IPv4 before IPv6."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return parsed.is_loopback, parsed.is_link_local, parsed.version
 
@@ -224,7 +230,7 @@ def _describe(
 def _examine(
     provider: Provider, provider_id: str, adapter_id: int, addresses: tuple[str, ...]
 ) -> tuple[dict[str, int], Capability]:
-    """(identity and limits, capabilities) of an adapter of version 2."""
+    """Return (identity and limits, capabilities) of an adapter of version 2."""
     native = provider.open(adapter_id, addresses, provider_id)
     try:
         info = query(native)
@@ -233,7 +239,7 @@ def _examine(
     finally:
         release(native)
     capabilities = Capability.MEMORY_WINDOWS | Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
-    # A client can take its request back, and refuse what the server accepted (contract H.4.9, H.6.2).
+    # A client can cancel its request, and refuse what the server accepted (contract H.4.9, H.6.2).
     capabilities |= Capability.REFUSE_OFFER
     for bit, capability in _CAPABILITIES:
         if info.adapter_flags & bit:

@@ -1,4 +1,4 @@
-"""What a DLL's header says: the processor that it is built for. Works on any system."""
+"""Reads from a DLL's header which processor it is built for. Works on any system."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ _MACHINES = {0x014C: "x86", 0x8664: "x64", 0xAA64: "arm64", 0x01C4: "arm"}
 
 
 def machine(path: str) -> str:
-    """The processor that a DLL or program is built for: "x64", "x86", "arm64", "arm", or its number in hexadecimal.
+    """Return the processor that a DLL or program is built for: "x64", "x86", "arm64", "arm", or its number in hexadecimal.
 
-    Raises OSError where the file cannot be read, ValueError where it is none of Windows'. Source: the PE format.
+    Raises OSError if the file cannot be read, and ValueError if it is not a Windows program or DLL.
+    Source: the PE format.
     """
     with open(path, "rb") as file:
         head = file.read(64)
@@ -26,7 +27,7 @@ def machine(path: str) -> str:
 
 
 def own_machine() -> str:
-    """The processor that this process's programs and DLLs are built for."""
+    """Return the processor that this program, and so each DLL in it, is built for."""
     try:
         return machine(sys.executable)
     except (OSError, ValueError):
@@ -34,7 +35,7 @@ def own_machine() -> str:
 
 
 def bitness(path: str) -> str:
-    """A sentence if this process cannot load the DLL because of what it is built for, or since it is none; else ""."""
+    """Return why this process cannot load the DLL: its processor, or that it is not a DLL. "" if neither stops it."""
     try:
         built_for = machine(path)
     except OSError as error:

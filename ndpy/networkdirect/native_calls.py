@@ -1,4 +1,4 @@
-"""The extension module that calls providers, and what the statuses of NetworkDirect mean (contract B.1)."""
+"""The compiled module that calls providers, and the exceptions for the statuses of NetworkDirect (contract B.1)."""
 
 from __future__ import annotations
 
@@ -96,26 +96,26 @@ _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
 
 
 def status_name(status: int) -> str:
-    """The name of a status, or ""."""
+    """Return the name of a status. "" if it is unknown."""
     known = _STATUSES.get(status & 0xFFFFFFFF)
     return known[0] if known else ("ND_SUCCESS" if status == SUCCESS else "")
 
 
 def status_error(operation: str, status: int, message: str = "") -> errors.ProviderError:
-    """The exception for a status that is not success; unknown ones give a plain ProviderError."""
+    """Return the exception for a failure status. An unknown status gives a plain ProviderError."""
     status &= 0xFFFFFFFF
     name, kind, meaning = _STATUSES.get(status, ("", errors.ProviderError, "a status that ndpy has no name for"))
     return kind(message or meaning, operation=operation, native=status, native_name=name)
 
 
 def check(operation: str, status: int, message: str = "") -> None:
-    """Raise for every status but ND_SUCCESS."""
+    """Raise unless the status is ND_SUCCESS."""
     if status:
         raise status_error(operation, status, message)
 
 
 def create(operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any) -> Any:
-    """Call a method that makes an object: function(native, IID of `interface`, *arguments, out)."""
+    """Call a method that makes an object, function(native, IID of `interface`, *arguments, out), and return the object."""
     out = ffi.new("void **")
     check(operation, function(native, lib.ndpy_iid(interface.encode()), *arguments, out))
     if out[0] == ffi.NULL:
@@ -126,7 +126,7 @@ def create(operation: str, interface: str, function: Callable[..., int], native:
 def create_version1(
     operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any, message: str = ""
 ) -> Any:
-    """The same of version 1, whose methods take no IID: function(native, *arguments, out). message: for a refusal."""
+    """Do the same with a method of version 1, which takes no IID. `message` is the text if the provider refuses."""
     out = ffi.new("void **")
     check(operation, function(native, *arguments, out), message)
     if out[0] == ffi.NULL:
@@ -135,11 +135,11 @@ def create_version1(
 
 
 def release(native: Any) -> None:
-    """Give back the reference to an object of a provider."""
+    """Release the reference to an object of a provider."""
     lib.IUnknown_Release(ffi.cast("struct IUnknown *", native))
 
 
 def win32_error(operation: str, number: int, message: str) -> errors.ProviderError:
-    """The exception for a Win32 error number."""
+    """Return the exception for a Win32 error number."""
     text = ctypes.FormatError(number).strip()  # type: ignore[attr-defined, unused-ignore]
     return errors.ProviderError(f"{message}: {text}", operation=operation, native=number, native_name="")

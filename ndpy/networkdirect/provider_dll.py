@@ -1,4 +1,4 @@
-"""A provider's DLL: loading it, and what it is asked before an adapter is open."""
+"""Loads a provider's DLL, and asks it what can be asked without an open adapter."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ndpy.networkdirect import dll_header
 from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
 from ndpy.networkdirect.native_calls import check, create, ffi, lib, release, win32_error
 
-# What DllGetClassObject is asked for, by version (contract A.3.1, A.3.2).
+# The class object of each version, which DllGetClassObject is asked for (contract A.3.1, A.3.2).
 _CLASS_OBJECTS = {2: "IND2Provider", 1: "IClassFactory"}
 
-# For a provider that is named by its path: it must not insist on an identifier of its own (contract A.3.1).
+# For a provider that is named by its path. It must not insist on an identifier of its own (contract A.3.1).
 NO_ID = str(uuid.UUID(int=0))
 
 
 class Provider:
-    """A loaded provider DLL, counted by its users; unloaded after the last, when it says that it can be (contract A.4)."""
+    """A loaded provider DLL, which counts its users. It is unloaded after the last, if it says that it can be (contract A.4)."""
 
     _loaded: ClassVar[dict[str, Provider]] = {}
     _lock = threading.Lock()
@@ -38,7 +38,7 @@ class Provider:
 
     @classmethod
     def use(cls, path: str) -> Provider:
-        """The provider at a path, loaded if need be; drop() it after use."""
+        """Return the provider at a path, and load it if necessary. Call drop() after use."""
         with cls._lock:
             provider = cls._loaded.get(path)
             if provider is None:
@@ -47,7 +47,7 @@ class Provider:
             return provider
 
     def drop(self) -> None:
-        """One user less."""
+        """Count one user less, and unload the DLL after the last."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and lib.ndpy_can_unload(self._library) == 0:
@@ -55,7 +55,7 @@ class Provider:
                 lib.ndpy_unload_provider(self._library)
 
     def class_object(self, interface: str, provider_id: str) -> Any:
-        """What DllGetClassObject gives: IND2Provider, or the IClassFactory of version 1 (contract A.3)."""
+        """Return what DllGetClassObject gives: an IND2Provider, or the IClassFactory of version 1 (contract A.3)."""
         out = ffi.new("void **")
         status = lib.ndpy_get_class_object(
             self._library, uuid.UUID(provider_id).bytes_le, lib.ndpy_iid(interface.encode()), out
@@ -68,9 +68,9 @@ class Provider:
         return ffi.cast(f"struct {interface} *", out[0])
 
     def version(self, asked: int | None, provider_id: str = NO_ID) -> int:
-        """The version to use it with: the one asked for, else 2 if it serves that, else 1.
+        """Return the version to use: the one asked for. If none is asked for, 2 if the provider serves it, or else 1.
 
-        UnsupportedError if it serves only the other one; ProviderError if it serves none.
+        Raises UnsupportedError if the provider serves only the other version, and ProviderError if it serves neither.
         """
         failures: dict[int, errors.ProviderError] = {}
         for version, interface in _CLASS_OBJECTS.items():
@@ -90,7 +90,7 @@ class Provider:
         )
 
     def serves(self, version: int, provider_id: str = NO_ID) -> bool:
-        """Whether it has the class object of a version."""
+        """Return whether the provider has the class object of a version."""
         try:
             release(self.class_object(_CLASS_OBJECTS[version], provider_id))
         except errors.ProviderError:
@@ -98,7 +98,7 @@ class Provider:
         return True
 
     def adapters(self, provider_id: str = NO_ID) -> dict[int, list[str]]:
-        """The addresses of each adapter of version 2, by the provider's number."""
+        """Return the addresses of each adapter of version 2, by the provider's number of the adapter."""
         native = self.class_object("IND2Provider", provider_id)
         found: dict[int, list[str]] = {}
         try:
@@ -117,10 +117,10 @@ class Provider:
         return found
 
     def open(self, adapter_id: int, addresses: tuple[str, ...], provider_id: str = NO_ID) -> Any:
-        """An IND2Adapter."""
+        """Open an adapter and return its IND2Adapter."""
         native = self.class_object("IND2Provider", provider_id)
         try:
-            # The number is good for a provider that has resolved it in this process.
+            # A provider knows the number only after it has resolved the address in this process.
             if addresses:
                 packed = pack_address((addresses[0], 0))
                 lib.IND2Provider_ResolveAddress(native, packed, len(packed), ffi.new("uint64_t *"))
@@ -131,7 +131,7 @@ class Provider:
             release(native)
 
     def named(self, failure: errors.ProviderError) -> errors.ProviderError:
-        """The same failure in a sentence that says which provider it is."""
+        """Return the same failure with a message that names the provider."""
         return type(failure)(
             f"{self.path}: {failure.message}",
             operation=failure.operation,

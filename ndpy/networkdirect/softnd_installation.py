@@ -1,6 +1,6 @@
-"""softnd: where its DLL is, and its entries in the Winsock catalogue, one for each version of NetworkDirect.
+"""Finds softnd's DLL, and registers it in the Winsock catalogue, with one entry for each version of NetworkDirect.
 
-The search and the entries' values need no Windows; register() and unregister() change the catalogue of this machine.
+find() and catalogue_entry() work on any system. register() and unregister() change the catalogue of this machine.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from ndpy import errors
 from ndpy.networkdirect import winsock_catalogue
 
 NAME = "softnd, NetworkDirect in software"
-# What the catalogue knows softnd by, as version 2 and as version 1: a GUID is one provider (contract A.1.7). Fixed ones,
-# so that a second registration is seen to be one.
+# The GUIDs of softnd's two entries: a GUID stands for one provider (contract A.1.7). They are fixed, so that a second
+# registration finds the first.
 PROVIDER_ID = uuid.UUID("ec51208c-eea5-4ad2-84bb-6e8b078dd346")
 PROVIDER_IDS = {2: PROVIDER_ID, 1: uuid.UUID("45198134-8371-4076-ba0c-5da6b7899b19")}
 
 _AF_INET6 = 23
-# ERROR_ACCESS_DENIED, ERROR_ELEVATION_REQUIRED, WSAEACCES, and WSANO_RECOVERY, which Winsock gives where its part of the
-# registry may not be written.
+# ERROR_ACCESS_DENIED, ERROR_ELEVATION_REQUIRED, WSAEACCES and WSANO_RECOVERY. Winsock gives the last if its part of the registry
+# may not be written.
 _NOT_ALLOWED = (5, 740, 10013, 11003)
 
 _HERE = Path(__file__).resolve().parent
 
 
 def find(package: Path = _HERE) -> Path:
-    """softnd.dll: beside the package, where the wheel for Windows has it, or in a checkout's softnd/build.
+    """Return the path of softnd.dll: in the package, where the wheel for Windows has it, or in a checkout's softnd/build.
 
     Raises ProviderNotFoundError, which says how to get it.
     """
@@ -50,7 +50,7 @@ def find(package: Path = _HERE) -> Path:
 
 
 def catalogue_entry(version: int = 2) -> winsock_catalogue.WinsockProtocol:
-    """The entry that register() makes for a version (contract A.1.2 to A.1.6); IPv6's, which stands for both families."""
+    """Return the entry that register() makes for a version (contract A.1.2 to A.1.6). IPv6's entry stands for both families."""
     return winsock_catalogue.WinsockProtocol(
         name=NAME if version == 2 else f"{NAME}, version 1",
         provider_id=PROVIDER_IDS[version].bytes_le,
@@ -65,17 +65,23 @@ def catalogue_entry(version: int = 2) -> winsock_catalogue.WinsockProtocol:
 
 
 def registered(version: int = 2) -> winsock_catalogue.Entry | None:
-    """softnd's entry in the catalogue for a version, or None."""
+    """Return softnd's entry in the catalogue for a version. None if it has none."""
     _require_windows()
     provider_id = PROVIDER_IDS[version].bytes_le
     return next((entry for entry in winsock_catalogue.entries() if entry.provider_id == provider_id), None)
 
 
 def register(path: Path, say: Callable[[str], None] = lambda text: None) -> bool:
-    """Let every NetworkDirect program of this machine, of version 2 or 1, find the DLL; whether anything had to be changed.
+    """Register the DLL, so that every NetworkDirect program of this machine finds it, with version 2 and with version 1.
 
-    path: of the DLL, which has to stay there. say: is told what is being done. Raises PermissionError for who is no
-    administrator, ProviderError for whatever else Winsock refuses. Source: WSCInstallProvider.
+    Parameters:
+        path: the DLL's path. The DLL has to stay there.
+        say: is called with each step, as text.
+    Returns: whether the catalogue was changed.
+    Raises:
+        PermissionError: the user is not an administrator.
+        ProviderError: Winsock refuses for another reason.
+    Source: WSCInstallProvider.
     """
     changes = [version for version in PROVIDER_IDS if _register(path, version, say)]
     say("done" if changes else f"the catalogue names {path} already")
@@ -101,7 +107,7 @@ def _register(path: Path, version: int, say: Callable[[str], None]) -> bool:
 
 
 def unregister(say: Callable[[str], None] = lambda text: None) -> bool:
-    """Remove softnd's entries; whether there was one. Raises as register() does. Source: WSCDeinstallProvider."""
+    """Remove softnd's entries, and return whether there was one. Raises as register() does. Source: WSCDeinstallProvider."""
     present = {version: entry for version in PROVIDER_IDS if (entry := registered(version)) is not None}
     for version, entry in present.items():
         say(f"removing the entry of version {version} for {entry.path or 'a DLL that is not told'}")
@@ -149,7 +155,7 @@ def _check(operation: str, number: int) -> None:
 
 
 def change_error(operation: str, number: int, *, administrator: bool) -> errors.ProviderError:
-    """What a refused change of the catalogue means."""
+    """Return the exception for a refused change of the catalogue."""
     if number in _NOT_ALLOWED and not administrator:
         return errors.PermissionError(
             "only an administrator may change the Winsock catalogue: run this in a console opened by "

@@ -1,7 +1,7 @@
 """The Winsock catalogue, in which NetworkDirect providers are registered.
 
-A provider is no COM server: what finds it are values in its catalogue entry, all of which have to be right (contract A.1).
-judge() says which are, and needs no Windows; entries() applies it to the catalogue of this machine.
+A provider is not a COM server. Programs find it by values in its catalogue entry, and all of them have to be right (contract
+A.1). judge() checks them, on any system; entries() applies it to the catalogue of this machine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ PFL_NETWORKDIRECT_PROVIDER = 0x10
 SOCKET_TYPE = -1
 # Microsoft's documentation says 2, its code compares with 0x20000 (contract A.1.3, M.1).
 VERSIONS = {0x1: 1, 0x2: 2, 0x20000: 2}
-# A provider of both families registers once, as IPv6's (contract A.1.6).
+# A provider that serves both families registers once, for IPv6 (contract A.1.6).
 FAMILIES = {2: ("IPv4",), 23: ("IPv4", "IPv6")}
 
-# The longest path that a Windows program can meet, in characters.
+# The longest path on Windows, in characters.
 _PATH_LENGTH = 32768
 
 
 @dataclasses.dataclass(frozen=True)
 class WinsockProtocol:
-    """What counts of a WSAPROTOCOL_INFOW; provider_id: the GUID's 16 bytes in memory order."""
+    """The fields of a WSAPROTOCOL_INFOW that matter here. provider_id is the GUID's 16 bytes in memory order."""
 
     name: str
     provider_id: bytes
@@ -40,8 +40,11 @@ class WinsockProtocol:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What an entry's values say. meant: it is NetworkDirect's or was meant to be; version: 0 for one that is none;
-    problem: a sentence on every value that is wrong, "" where all are right."""
+    """What an entry's values say.
+
+    meant: the entry is for NetworkDirect, or was meant to be. version: 0 if the entry's is not a valid one.
+    problem: a sentence that names every wrong value; "" if all are right.
+    """
 
     meant: bool
     version: int
@@ -50,7 +53,7 @@ class Verdict:
 
 
 def judge(entry: WinsockProtocol) -> Verdict:
-    """Apply the conditions of contract A.1.2 to A.1.6 to an entry of the catalogue."""
+    """Check an entry of the catalogue against contract A.1.2 to A.1.6."""
     version = VERSIONS.get(entry.version, 0)
     wrong = []
     if entry.service_flags & SERVICE_FLAGS != SERVICE_FLAGS:
@@ -87,9 +90,9 @@ def judge(entry: WinsockProtocol) -> Verdict:
 class Entry:
     """A catalogue entry of a NetworkDirect provider, or of what was meant to be one.
 
-    provider_id: the GUID's 16 bytes in memory order; guid: as text. version: 1 or 2, 0 where the entry names neither.
-    families: of "IPv4", "IPv6". path: the DLL, environment variables expanded. problem: why no program uses the entry, a
-    sentence, "" where programs do.
+    provider_id: the GUID's 16 bytes in memory order; `guid` has it as text. version: 1 or 2; 0 if the entry has neither.
+    families: "IPv4", "IPv6" or both. path: the DLL's, with environment variables expanded. problem: a sentence that says why
+    programs overlook the entry; "" if they use it.
     """
 
     name: str
@@ -105,7 +108,7 @@ class Entry:
 
 
 def once(found: list[Entry]) -> list[Entry]:
-    """Each GUID once, in the catalogue's order (contract A.1.7): the first entry without a problem counts, else the first."""
+    """Keep each GUID once, in the catalogue's order: its first entry without a problem, or else its first (contract A.1.7)."""
     kept: dict[bytes, Entry] = {}
     for entry in found:
         known = kept.get(entry.provider_id)
@@ -118,9 +121,10 @@ def once(found: list[Entry]) -> list[Entry]:
 
 
 def entries() -> list[Entry]:
-    """The NetworkDirect entries of this machine's catalogue, and those that are nearly so; see Entry.problem.
+    """Return the NetworkDirect entries of this machine's catalogue, and those that were meant to be; see Entry.problem.
 
-    Raises ProviderError where the catalogue cannot be read. Source: WSCEnumProtocols, WSCGetProviderPath.
+    Raises ProviderError if the catalogue cannot be read.
+    Source: WSCEnumProtocols, WSCGetProviderPath.
     """
     found = []
     for protocol in protocols():
@@ -141,7 +145,7 @@ def entries() -> list[Entry]:
 
 
 def protocols() -> list[WinsockProtocol]:
-    """All entries of the catalogue, of whatever kind."""
+    """Return all entries of the catalogue, of any kind."""
     from ndpy.networkdirect.native_calls import ffi, lib, win32_error
 
     room = 64
@@ -170,7 +174,7 @@ def protocols() -> list[WinsockProtocol]:
 
 
 def provider_path(provider_id: bytes) -> tuple[str, str]:
-    """(path, "") of an entry's DLL, or ("", what is wrong)."""
+    """Return (path, "") of an entry's DLL, or ("", what is wrong)."""
     from ndpy.networkdirect.native_calls import ffi, lib, win32_error
 
     buffer = ffi.new("wchar_t[]", _PATH_LENGTH)

@@ -1,4 +1,4 @@
-"""The devices of this machine and what they can do, as AdapterInfo."""
+"""Lists the verbs devices of this machine, opens them, and describes what they can do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ndpy.verbs.native_calls import check, ffi, lib, load, text
 
 _SYSFS = Path("/sys/class/infiniband")
 
-# rdma_cm's private data in a connection request, less what it uses itself; of a reply and of a rejection the smaller.
+# The private data that rdma_cm carries: in a connection request, without the bytes that it uses itself; and in a reply or a
+# rejection, whichever is less.
 MAX_CALLER_DATA = 56
 MAX_CALLEE_DATA = 148
 
@@ -37,25 +38,25 @@ _SIW_VENDOR = 0x626D74
 
 
 def mtu_bytes(mtu: int) -> int:
-    """Bytes of an enum ibv_mtu."""
+    """Return the bytes of an enum ibv_mtu."""
     return 128 << mtu if mtu else 0
 
 
 def device_names() -> list[str]:
-    """Names of the verbs devices."""
+    """Return the names of the verbs devices."""
     load()
     return [text(lib.ibv_get_device_name(device)) for device in _DeviceList()]
 
 
 class _DeviceList:
-    """The devices; the list lives as long as an iteration."""
+    """The devices. libibverbs' list exists only during an iteration."""
 
     def __iter__(self) -> Any:
         count = ffi.new("int *")
         devices = lib.ibv_get_device_list(count)
         if devices == ffi.NULL:
             if ffi.errno == errno.ENOSYS:
-                # The kernel has no RDMA support loaded, so there are no devices.
+                # The kernel has no RDMA module loaded, so there are no devices.
                 return
             raise errors.from_errno("ibv_get_device_list", ffi.errno)
         try:
@@ -66,7 +67,7 @@ class _DeviceList:
 
 
 def open_context(name: str) -> Any:
-    """Open a device; PermissionError names the file that may not be opened."""
+    """Open a device. Raises PermissionError, which names the file, if this user may not open it."""
     load()
     for device in _DeviceList():
         if text(lib.ibv_get_device_name(device)) == name:
@@ -98,7 +99,7 @@ def _device_file(name: str) -> Path | None:
 
 
 def _read(path: Path) -> str:
-    # Some attributes answer EINVAL instead of being absent, and a device can vanish between two reads.
+    # Some attributes answer EINVAL instead of being absent. A device can disappear between two reads.
     try:
         return path.read_text().strip()
     except OSError:
@@ -117,7 +118,7 @@ def list_adapters() -> list[AdapterInfo]:
 
 
 def describe(context: Any, name: str) -> AdapterInfo:
-    """Ask an open device for everything that AdapterInfo says."""
+    """Ask an open device for everything that AdapterInfo contains."""
     attributes = ffi.new("struct ibv_device_attr *")
     check("ibv_query_device", lib.ibv_query_device(context, attributes), f"{name} does not answer")
     iwarp = _read(_SYSFS / name / "node_type").startswith("4")
@@ -167,7 +168,7 @@ def _capabilities(attributes: Any, iwarp: bool) -> Capability:
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
         found |= Capability.MEMORY_WINDOWS
-        # Without windows a peer would invalidate regions.
+        # Without windows, a peer would invalidate regions.
         if attributes.device_cap_flags & lib.IBV_DEVICE_MEM_MGT_EXTENSIONS:
             found |= Capability.SEND_INVALIDATE
     if attributes.max_srq:
@@ -248,7 +249,7 @@ _GID_TYPES = {
 
 
 def _gid_table(context: Any, name: str, port: int, count: int) -> list[tuple[int, bytes, str]]:
-    """(index, GID, type) of a port's entries; tables have a thousand places, most of them free."""
+    """Return (index, GID, type) of a port's entries. Most of a table's thousand places are free."""
     if lib.ndpy_has_symbol(b"_ibv_query_gid_table"):
         entries = ffi.new("struct ibv_gid_entry[]", max(count, 1))
         found = lib._ibv_query_gid_table(context, entries, count, 0, ffi.sizeof("struct ibv_gid_entry"))
@@ -270,7 +271,7 @@ def _gid_table(context: Any, name: str, port: int, count: int) -> list[tuple[int
 
 
 def gid_address(value: bytes) -> str:
-    """A RoCE GID as the IP address that it stands for."""
+    """Return the IP address that a RoCE GID stands for."""
     address = ipaddress.IPv6Address(value)
     return str(address.ipv4_mapped or address)
 
@@ -291,7 +292,7 @@ def _netdev(name: str, port: int, gids: tuple[Gid, ...], iwarp: bool) -> str | N
 
 
 def _addresses(port: PortInfo) -> list[str]:
-    """The IP addresses that connections through a port can use: routable ones first."""
+    """Return the IP addresses that connections through a port can use, routable ones first."""
     if port.netdev is None:
         return []
     entries = psutil.net_if_addrs().get(port.netdev, [])
@@ -300,7 +301,7 @@ def _addresses(port: PortInfo) -> list[str]:
 
 
 class _Probed(NamedTuple):
-    """What verbs does not report. inline_size: the largest with which a queue pair can be created."""
+    """What verbs does not report. inline_size: the largest with which a queue pair can be made."""
 
     inline_size: int
     capabilities: Capability
@@ -310,7 +311,7 @@ _probed: dict[tuple[str, int], _Probed] = {}
 
 
 def _probe(context: Any, name: str, attributes: Any) -> _Probed:
-    """Find out by trying, once for a device."""
+    """Find out by trying, once for each device."""
     key = name, int(attributes.node_guid)
     if key not in _probed:
         domain = lib.ibv_alloc_pd(context)
@@ -326,7 +327,7 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
 
 
 def _probe_registration(domain: Any) -> Capability:
-    """Whether a region's rights can be changed, and whether a bad descriptor of a dma-buf is what is wrong with it."""
+    """Try whether a region's rights can be changed, and whether dma-bufs are known: then a bad descriptor gives EBADF."""
     found = Capability.NONE
     with mmap.mmap(-1, mmap.PAGESIZE) as page, ffi.from_buffer(page) as start:
         region = lib.ibv_reg_mr(domain, start, mmap.PAGESIZE, lib.IBV_ACCESS_LOCAL_WRITE)
@@ -345,7 +346,7 @@ def _probe_registration(domain: Any) -> Capability:
 
 
 def _probe_inline(context: Any, domain: Any) -> int:
-    """The largest inline size with which a queue pair can be created."""
+    """Return the largest inline size with which a queue pair can be made."""
     queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
     if queue == ffi.NULL:
         return 0
@@ -378,7 +379,7 @@ def _try_inline(domain: Any, queue: Any, size: int) -> int | None:
 
 
 def why_no_adapter() -> str:
-    """What is missing on a machine without verbs devices, and what to do."""
+    """Say what is missing on a machine without verbs devices, and what to do."""
     if not Path("/sys/class/infiniband").exists() or not list(_SYSFS.glob("*")):
         return (
             "the kernel has no RDMA device: for a card, load its driver (lspci shows the card, `modprobe mlx5_ib` or the "

@@ -1,4 +1,4 @@
-"""The RDMA libraries: ndpy._verbs, with libibverbs and librdmacm opened on first use."""
+"""The compiled module that calls libibverbs and librdmacm, which it opens on first use, and the exceptions for failed calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except ImportError as error:
         "`python setup.py build_ext --inplace` in a checkout (needs libibverbs-dev and librdmacm-dev)"
     ) from None
 
-# Environment variable, name, and the package that has it.
+# For each library: the environment variable for its path, its name, and the packages that contain it.
 PACKAGES = (
     (
         "NDPY_LIBIBVERBS",
@@ -41,7 +41,7 @@ in_child(_renew_lock)
 
 
 def load() -> None:
-    """Open the libraries once. ProviderNotFoundError names the one that is missing and the package that has it."""
+    """Open the libraries once. Raises ProviderNotFoundError, which names the missing library and its package."""
     global _loaded
     with _lock:
         if _loaded:
@@ -59,24 +59,24 @@ def load() -> None:
 
 
 def text(value: Any) -> str:
-    """A C string."""
+    """Return a C string as text."""
     return str(ffi.string(value).decode(errors="replace")) if value else ""
 
 
 def check(operation: str, result: int, message: str = "") -> None:
-    """Raise for a libibverbs call that returns 0 or an errno."""
+    """Raise if a libibverbs call, which returns 0 or an errno, has failed."""
     if result:
         raise from_errno(operation, result if result > 0 else ffi.errno, message)
 
 
 def check_errno(operation: str, result: int, message: str = "") -> None:
-    """Raise for a librdmacm call that returns 0, or -1 with errno set."""
+    """Raise if a librdmacm call, which returns 0, or -1 and sets errno, has failed."""
     if result:
         raise from_errno(operation, ffi.errno, message)
 
 
 def check_pointer(operation: str, pointer: Any, explain: Any = None) -> Any:
-    """The pointer, or an exception for NULL with errno set; explain(number) may give the exception."""
+    """Return the pointer. Raise if it is NULL; explain(errno) may return the exception."""
     if pointer == ffi.NULL:
         number = ffi.errno
         error: ProviderError | None = explain(number) if explain else None

@@ -1,4 +1,4 @@
-"""The addresses of a provider of version 1, and what the adapter at one of them can do."""
+"""Asks a provider of version 1 for its addresses, and for what the adapter at one of them can do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ndpy.networkdirect.addresses import address_list, pack_address, unpack_addr
 from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi, lib, release
 from ndpy.networkdirect.provider_dll import Provider
 
-# ND_ADAPTER_INFO1 has no flags. Windows, CompleteConnect and Reject, SendAndInvalidate and Resize are part of the version;
-# that adapters reach themselves is taken for granted; the order in which bytes arrive is not.
+# ND_ADAPTER_INFO1 has no flags. Windows, CompleteConnect and Reject, SendAndInvalidate and Resize are part of the version. ndpy
+# assumes that an adapter can connect to itself. It does not assume that bytes arrive in order.
 _CAPABILITIES = (
     Capability.MEMORY_WINDOWS
     | Capability.REFUSE_OFFER
@@ -20,12 +20,12 @@ _CAPABILITIES = (
     | Capability.LOOPBACK_CONNECTIONS
 )
 
-# Depths and sizes are 64 bits wide in version 1, and 32 in requests.
+# Depths and sizes have 64 bits in version 1, but 32 in requests.
 _MOST = 0xFFFFFFFF
 
 
 def _provider_object(provider: Provider, provider_id: str) -> Any:
-    """An INDProvider, from a class factory as COM has it (contract A.3.2)."""
+    """Make an INDProvider with the provider's class factory (contract A.3.2)."""
     factory = provider.class_object("IClassFactory", provider_id)
     try:
         out = ffi.new("void **")
@@ -41,7 +41,7 @@ def _provider_object(provider: Provider, provider_id: str) -> Any:
 
 
 def addresses(provider: Provider, provider_id: str) -> list[str]:
-    """The addresses that a provider's adapters can be opened by."""
+    """Return the addresses by which a provider's adapters can be opened."""
     native = _provider_object(provider, provider_id)
     try:
         found = address_list(
@@ -55,7 +55,7 @@ def addresses(provider: Provider, provider_id: str) -> list[str]:
 
 
 def open_native(provider: Provider, provider_id: str, address: str) -> Any:
-    """The INDAdapter at an address (contract A.6.8)."""
+    """Open the INDAdapter at an address (contract A.6.8)."""
     native = _provider_object(provider, provider_id)
     packed = pack_address((address, 0))
     out = ffi.new("void **")
@@ -73,12 +73,12 @@ def open_native(provider: Provider, provider_id: str, address: str) -> Any:
 
 
 def _query(native: Any) -> Any:
-    """The ND_ADAPTER_INFO of an open adapter."""
+    """Return the ND_ADAPTER_INFO of an open adapter."""
     size = ffi.new("size_t *", ffi.sizeof("struct nd_adapter_info1"))
     info = ffi.new("struct nd_adapter_info1 *")
     status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, info, size)
     if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
-        # The provider has more to say than the structure holds, and insists.
+        # The provider insists on a buffer for more than the structure has.
         larger = ffi.new("unsigned char[]", size[0])
         status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, ffi.cast("struct nd_adapter_info1 *", larger), size)
         ffi.memmove(info, larger, ffi.sizeof("struct nd_adapter_info1"))
@@ -87,7 +87,7 @@ def _query(native: Any) -> Any:
 
 
 def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[str, int], Capability]:
-    """(identity and limits, capabilities) of the adapter at an address."""
+    """Return (identity and limits, capabilities) of the adapter at an address."""
     native = open_native(provider, provider_id, address)
     try:
         info = _query(native)
@@ -104,7 +104,7 @@ def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[st
         "max_receive_sge": info.max_inbound_sge,
         "max_read_sge": info.max_outbound_sge,
         "max_transfer_length": min(info.max_outbound_length, info.max_inbound_length),
-        # The provider inlines on its own, and no request can ask for it (contract I.4.3).
+        # The provider decides what it inlines. No request can ask for it (contract I.4.3).
         "max_inline_data_size": 0,
         "max_inbound_read_limit": info.max_inbound_read_limit,
         "max_outbound_read_limit": info.max_outbound_read_limit,
