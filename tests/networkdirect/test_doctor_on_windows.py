@@ -21,6 +21,8 @@ import pytest
 if sys.platform != "win32":
     pytest.skip("NetworkDirect is Windows'", allow_module_level=True)
 
+from processes import create_process
+
 import ndpy
 from ndpy.doctor import findings, windows
 from ndpy.networkdirect import adapter_info, dll_header, native_calls, softnd_installation, winsock_catalogue
@@ -34,15 +36,17 @@ def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NDPY_")}
     # An embedded Python looks neither in the working folder nor in PYTHONPATH.
     code = f"import sys; sys.path[:0] = {sys.path!r}; from ndpy.cli import main; main({list(words)!r})"
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**clean, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        timeout=100,
+    return create_process(
+        lambda: subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**clean, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=100,
+        )
     )
 
 

@@ -233,7 +233,7 @@ def fake(fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not fault, fault
     assert fake.seen.registered == 0
     # What was dropped is closed by a thread.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while fake.counts.left():
         assert time.monotonic() < deadline, fake.counts.left()
         time.sleep(0.001)

@@ -1,7 +1,6 @@
 """The control channel of the smoke test: bounded, with deadlines, and data only."""
 
 import socket
-import time
 
 import pytest
 
@@ -45,10 +44,8 @@ def test_a_line_without_an_end_is_given_up(ends):
 
 def test_silence_ends_at_the_deadline(ends):
     channel, _ = ends
-    started = time.monotonic()
     with pytest.raises(ChannelError, match="nothing came"):
         channel.receive(0.1)
-    assert time.monotonic() - started < 5
 
 
 def test_bytes_that_trickle_do_not_extend_the_deadline(ends):

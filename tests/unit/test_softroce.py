@@ -227,7 +227,7 @@ def test_tool_that_hangs_is_given_up_after_its_limit(monkeypatch):
     start = time.monotonic()
     with pytest.raises(SetupError, match=r"did not finish within 0\.2 s"):
         links._call(["rdma", "60"], "cannot delete", 0.2)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
 
 
 # Running here
@@ -250,7 +250,7 @@ def test_command_that_overruns_its_limit_is_ended(adapter_here):
     start = time.monotonic()
     status = runner.run(runner.Request(("sleep", "60"), limit_s=0.3), said.append)
     assert status == runner.EXIT_LIMIT
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
     assert any("did not finish within 0.3 s" in text for text in said)
 
 

@@ -30,7 +30,8 @@ def tries(monkeypatch, tmp_path):
     return answers
 
 
-def test_the_program_ends_where_instructions_run_at_speed(qemu):
+def test_the_program_ends_where_instructions_run_at_speed(qemu, monkeypatch):
+    monkeypatch.setattr(kvm, "_LIMIT_S", 60.0)
     assert kvm._try(qemu, ("tcg",))
 
 

@@ -180,7 +180,7 @@ def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed()
     assert "down 1" in done.stdout.decode()
     assert "a process has it open" in done.stderr.decode()
     assert "did not finish within 32 s" in done.stderr.decode()
-    assert time.monotonic() - start < 150
+    assert time.monotonic() - start < BOOT_S - 100
 
 
 @pytest.mark.parametrize("number", sample([signal.SIGKILL, signal.SIGINT], 1))
@@ -197,10 +197,10 @@ def test_signal_ends_the_vm(number):
             children = psutil.Process(process.pid).children(recursive=True)
             assert any("qemu" in child.name() for child in children)
             process.send_signal(number)
-            assert process.wait(30) == (-number if number == signal.SIGKILL else 128 + number)
+            assert process.wait(120) == (-number if number == signal.SIGKILL else 128 + number)
         finally:
             process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(map(alive, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert [child for child in children if alive(child)] == []
@@ -222,7 +222,7 @@ def test_vm_and_this_machine_reach_each_other_over_the_user_network():
         command = arguments("--forward", f"{free_port}:7174", "--", sys.executable, "-c", textwrap.dedent(script))
         with subprocess.Popen(command) as process:
             here.accept()[0].close()
-            with socket.create_connection(("127.0.0.1", free_port), 10) as connection:
-                connection.settimeout(30)
+            with socket.create_connection(("127.0.0.1", free_port), BOOT_S) as connection:
+                connection.settimeout(BOOT_S)
                 assert connection.recv(100) == b"from the VM"
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0

@@ -30,7 +30,7 @@ import ndpy
 from ndpy import Access, Status
 
 # How long the news of a removal may take to reach every object.
-NOTICE_S = 10.0
+NOTICE_S = 30.0
 
 
 def say(*words: object) -> None:

