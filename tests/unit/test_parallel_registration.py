@@ -35,8 +35,22 @@ def wait_until(condition, what: str) -> None:
         time.sleep(0.002)
 
 
+_former_threads: set[threading.Thread] = set()
+
+
 def threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if "fake0-register" in thread.name]
+    """The threads that register for this test's adapters. A test that failed may have left others."""
+    return [
+        thread
+        for thread in threading.enumerate()
+        if "fake0-register" in thread.name and thread not in _former_threads
+    ]
+
+
+@pytest.fixture(autouse=True)
+def former_threads():
+    _former_threads.clear()
+    _former_threads.update(threading.enumerate())
 
 
 @pytest.fixture(autouse=True)
