@@ -2,7 +2,17 @@
 
 import sys
 
+import pytest
+
 if sys.platform == "linux":
     from data_path_provider import provider, provider_path  # noqa: F401
     from fake_verbs import fake, fake_verbs_path  # noqa: F401
     from racing import adapter, points  # noqa: F401
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Note on the item that its test failed, for its fixtures."""
+    outcome = yield
+    if call.when == "call":
+        item.failed = outcome.get_result().failed

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import shutil
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +117,7 @@ class FakeVerbs:
         self.failures = Failures.in_dll(self._library, "fake_failures")
         self.connecting = Connecting.in_dll(self._library, "fake_connecting")
         self._sysfs = sysfs
+        self._adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
         monkeypatch.setattr(adapter_info, "_SYSFS", sysfs)
 
     def hold(self) -> None:
@@ -179,6 +182,14 @@ class FakeVerbs:
         address = ctypes.cast(self._on_point, ctypes.c_void_p).value if self._on_point else None
         ctypes.c_void_p.in_dll(self._library, "fake_on_point").value = address
 
+    def close_all(self) -> None:
+        """Close what a failed test left. Collected later, it would call the provider of another test."""
+        self.call_at_points(None)
+        for adapter in list(self._adapters):
+            for thing in [*sorted(adapter._open_children(), key=lambda child: child._release_order), adapter]:
+                with contextlib.suppress(Exception):
+                    thing.close()
+
     def fault(self) -> str:
         """The first wrong use of an object since this was called last, "" if there was none."""
         text = ctypes.create_string_buffer(256)
@@ -191,6 +202,7 @@ class FakeVerbs:
             setattr(self.settings, name, value)
         adapter_info._probed.clear()
         adapter = ndpy.open_adapter("fake0")
+        self._adapters.add(adapter)
         # What it was asked to find out what it can do.
         self.seen.calls = self.seen.most_at_once = 0
         return adapter
@@ -213,7 +225,9 @@ def fake_verbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def fake(fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVerbs]:
+def fake(
+    fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[FakeVerbs]:
     """At the end nothing may be left of it, and nothing may have been used or destroyed after its end."""
     copy = Path(shutil.copy(fake_verbs_path, tmp_path / "fake.so"))
     sysfs = tmp_path / "infiniband"
@@ -224,6 +238,8 @@ def fake(fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     fake = FakeVerbs(copy, sysfs, monkeypatch)
     yield fake
     fake.release()
+    if getattr(request.node, "failed", False):
+        fake.close_all()
     adapter_info._probed.clear()
     # The next adapter finds the system's libraries again.
     monkeypatch.undo()

@@ -41,9 +41,7 @@ _former_threads: set[threading.Thread] = set()
 def threads() -> list[threading.Thread]:
     """The threads that register for this test's adapters. A test that failed may have left others."""
     return [
-        thread
-        for thread in threading.enumerate()
-        if "fake0-register" in thread.name and thread not in _former_threads
+        thread for thread in threading.enumerate() if "fake0-register" in thread.name and thread not in _former_threads
     ]
 
 
