@@ -20,10 +20,15 @@ from walking import Points as Points
 from walking import soon as soon
 from walking import walk as walk
 
+import ndpy
 from ndpy.verbs import completion_queue, events, poller
 
 _OS = {name: name for name in ("eventfd_read", "eventfd_write", "close")}
 _EPOLL = {"poll": "sleep", **{name: f"epoll.{name}" for name in ("register", "modify", "unregister", "close")}}
+
+
+# What waiting for a queue raises after each of its losses.
+LOSSES = {"removal": ndpy.DeviceRemovedError, "overrun": ndpy.CompletionQueueOverrunError}
 
 
 class _Select:
@@ -72,8 +77,18 @@ class Queue:
         assert self.fake.complete(self.queue_pair)
         self.arrived += 1
 
+    def lose(self, points: Points, how: str) -> None:
+        """The adapter's device or the queue is lost, as LOSSES names it; the adapter's thread hears of it."""
+        queue, adapter = self.queue, self.queue._adapter
+        if how == "removal":
+            self.fake.remove(adapter)
+            points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
+        else:
+            self.fake.overrun(queue)
+            points.elsewhere(lambda: soon(lambda: queue._overrun, "the queue knows"))
+
     def check(self, *taken: Any) -> None:
-        """What was taken, and what is left, are all that arrived, each once."""
+        """What was taken and what is left are all that arrived, each once."""
         left = self.queue.poll()
         contexts = [completion.context for completions in (*taken, left) for completion in completions]
         assert sorted(contexts) == list(range(self.arrived))

@@ -9,7 +9,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
 
 import ndpy
 from ndpy import Notify
@@ -112,26 +112,20 @@ def test_closing_the_queue_at_any_point_of_arm_ends_it(fake, adapter, points):
     walk(run, points, 6)
 
 
-@pytest.mark.parametrize("pulled", ["removal", "overrun"])
+@pytest.mark.parametrize("pulled", LOSSES)
 def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, points, pulled):
     def run(chosen: int) -> bool:
         adapter = fake.open()
         scene = Queue(fake, adapter, receives=0)
 
         def lose() -> None:
-            if pulled == "removal":
-                fake.remove(adapter)
-                points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
-            else:
-                fake.overrun(scene.queue)
-                points.elsewhere(lambda: soon(lambda: scene.queue._overrun, "the queue knows"))
+            scene.lose(points, pulled)
 
         pending = armed(points, chosen, scene.queue, lose)
         if not points.reached:
             lose()
         points.stop()
-        wanted = ndpy.DeviceRemovedError if pulled == "removal" else ndpy.CompletionQueueOverrunError
-        assert isinstance(end_of(pending), wanted)
+        assert isinstance(end_of(pending), LOSSES[pulled])
         scene.close()
         adapter.close()
         return points.reached

@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
 
 import ndpy
 
@@ -254,10 +254,8 @@ def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points):
     walk(run, points, 30)
 
 
-@pytest.mark.parametrize("pulled", ["removal", "overrun"])
+@pytest.mark.parametrize("pulled", LOSSES)
 def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(fake, points, pulled):
-    wanted = ndpy.DeviceRemovedError if pulled == "removal" else ndpy.CompletionQueueOverrunError
-
     def run(chosen: int) -> bool:
         lost, stays = fake.open(), fake.open()
         scene = Polled(fake, lost, receives=0, others=stays)
@@ -265,12 +263,7 @@ def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(f
 
         def lose() -> None:
             scene.second.arrive()
-            if pulled == "removal":
-                fake.remove(lost)
-                points.elsewhere(lambda: soon(lambda: lost._defunct, "the adapter knows"))
-            else:
-                fake.overrun(scene.first.queue)
-                points.elsewhere(lambda: soon(lambda: scene.first.queue._overrun, "the queue knows"))
+            scene.first.lose(points, pulled)
 
         scene.arrive = lose
         result = scene.begin(points, chosen, lose, ends=True).outcome()
@@ -278,7 +271,7 @@ def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(f
         # It is told again when the queue itself has heard of it, and for each of its queue pairs.
         for _ in range(5):
             if isinstance(result, ndpy.NdpyError):
-                assert isinstance(result, wanted)
+                assert isinstance(result, LOSSES[pulled])
                 told.append(result)
             else:
                 scene.keep(result)

@@ -10,7 +10,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Queue, soon, walk
+from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
 
 import ndpy
 
@@ -127,23 +127,18 @@ def test_closing_the_queue_pair_at_any_point_gives_what_was_posted_to_the_wait(f
     walk(run, points, 20)
 
 
-@pytest.mark.parametrize("pulled", ["removal", "overrun"])
+@pytest.mark.parametrize("pulled", LOSSES)
 def test_the_loss_of_the_device_or_the_queue_at_any_point_ends_the_wait(fake, points, pulled):
     def run(chosen: int) -> bool:
         adapter = fake.open()
         scene = Queue(fake, adapter, receives=0)
 
         def lose() -> None:
-            if pulled == "removal":
-                fake.remove(adapter)
-                points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
-            else:
-                fake.overrun(scene.queue)
-                points.elsewhere(lambda: soon(lambda: scene.queue._overrun, "the queue knows"))
+            scene.lose(points, pulled)
 
         scene.arrive = lose
         waiter = begin(points, chosen, scene, lose, ends=True)
-        with pytest.raises(ndpy.DeviceRemovedError if pulled == "removal" else ndpy.CompletionQueueOverrunError):
+        with pytest.raises(LOSSES[pulled]):
             waiter.result()
         points.stop()
         scene.close()
