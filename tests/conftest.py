@@ -1,7 +1,7 @@
-"""Fixtures of all tests: an adapter, two connected queue pairs, and closing everything with a check.
+"""Fixtures of all tests: an adapter, connected queue pairs, caches and random numbers. They close what they made.
 
-`--adapter NAME` names the adapter, and its absence is a failure then. Without it the tests take what
-ndpy.open_adapter() would take, and skip with a reason where there is none.
+With `--adapter NAME` the tests use that adapter, and fail if it is absent. Without it they use the one that
+ndpy.open_adapter() chooses, and are skipped if there is none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helpers import SEED, Keeper, Pair, connect_pair, require
 
 import ndpy
 
-# Shells start a background job with Ctrl-C ignored, and so would be whatever the tests start and interrupt.
+# A shell starts background jobs with Ctrl-C ignored. Programs that the tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -40,7 +40,7 @@ def adapter_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def adapter(adapter_name):
-    """An open adapter; at the end nothing that was made from it may still be open."""
+    """An open adapter. At the end it is closed, which fails while an object of it is open."""
     adapter = ndpy.open_adapter(adapter_name)
     yield adapter
     adapter.close()
@@ -48,7 +48,7 @@ def adapter(adapter_name):
 
 @pytest.fixture
 def keep(adapter):
-    """keep(thing) closes the thing at the end, users before what they use, and returns it."""
+    """keep(thing) returns the thing, which is closed at the end. Users close before what they use."""
     keeper = Keeper()
     yield keeper
     keeper.close()
@@ -56,41 +56,41 @@ def keep(adapter):
 
 @pytest.fixture
 def pair(keep, adapter) -> Pair:
-    """Two queue pairs of one process, connected to each other, each with a completion queue."""
+    """Two queue pairs of this process, connected to each other. Each has its own completion queue."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return connect_pair(keep, adapter)
 
 
 @pytest.fixture
 def pair_with(keep, adapter):
-    """Make a connected pair with other options than the usual ones."""
+    """pair_with(**options) makes a connected pair with these options of create_end()."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return lambda **options: connect_pair(keep, adapter, **options)
 
 
 @pytest.fixture
 def window_pair(keep, adapter) -> Pair:
-    """The same, on an adapter that has memory windows."""
+    """The same as `pair`. Skips the test if the adapter has no memory windows."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS, ndpy.Capability.MEMORY_WINDOWS)
     return connect_pair(keep, adapter)
 
 
 @pytest.fixture
 def cache(keep, adapter):
-    """A cache with room for all of a test."""
+    """A registration cache that is never full in these tests."""
     return keep(ndpy.RegistrationCache(adapter, max_bytes=64 << 20, max_entries=64))
 
 
 @pytest.fixture
 def monitored(keep, adapter):
-    """A cache with a monitor, which Linux has."""
+    """A registration cache with a monitor. Only Linux has one."""
     if sys.platform != "linux":
-        pytest.skip("this system does not tell of unmapping")
+        pytest.skip("only Linux tells of memory that is unmapped")
     return keep(ndpy.RegistrationCache(adapter, max_bytes=64 << 20, max_entries=64, monitor=True))
 
 
 @pytest.fixture
 def rng():
-    """A random generator whose seed is shown with a failure; NDPY_TEST_SEED sets another one."""
+    """A random generator. A failure shows its seed; NDPY_TEST_SEED sets it."""
     print(f"seed {SEED} (NDPY_TEST_SEED)")
     return random.Random(SEED)

@@ -1,4 +1,4 @@
-"""What the tests share, as plain functions: memory, connected queue pairs, completions with a deadline."""
+"""Functions that the tests share: memory, connected queue pairs, and completions with a deadline."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import ndpy.ndk
 from ndpy import Access, Operation, Status
 from ndpy.quirks import Quirk
 
-# For what takes no time of its own; emulated machines are slow.
+# Of a wait for something that takes no time of its own. Emulated machines are slow.
 DEADLINE_S = 20.0
-# Long enough for a wrong completion to show up, for tests that say that nothing comes.
+# A test that expects nothing waits this long for a wrong completion.
 QUIET_S = 0.2
-# Two readings of the clock may be this far off the time between them; Windows' ticks 64 times a second.
+# The difference of two readings of the clock may be wrong by this much. Windows' clock ticks 64 times a second.
 CLOCK_TICK_S = time.get_clock_info("monotonic").resolution
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ _CLOSING_ORDER = (
 
 
 class Keeper:
-    """Closes what it was given, users before what they use."""
+    """Closes the objects that it was given. Users close before what they use."""
 
     def __init__(self) -> None:
         self._things: list[Any] = []
@@ -80,7 +80,7 @@ class Keeper:
 
 @dataclass
 class End:
-    """One end of a connection; its completion queue serves both directions."""
+    """One end of a connection. Its completion queue serves both directions."""
 
     queue_pair: ndpy.QueuePair
     cq: ndpy.CompletionQueue
@@ -100,7 +100,7 @@ class Pair:
 
 
 def sample(values: list[T], count: int) -> list[T]:
-    """All values with NDPY_STRESS=1, else the first few: starting processes is what takes an emulated machine long."""
+    """All values with NDPY_STRESS=1, else the first few. An emulated machine starts processes slowly."""
     return values if STRESS else values[:count]
 
 
@@ -138,22 +138,22 @@ def host_of(adapter: ndpy.Adapter, version: int = 4) -> str:
 def memory(
     keep: Keeper, adapter: ndpy.Adapter, contents: int | bytes, access: Access = Access.LOCAL_WRITE
 ) -> ndpy.MemoryRegion:
-    """A registered bytearray: of so many zero bytes, or with these contents."""
+    """A registered bytearray of so many zero bytes, or with these contents."""
     return keep(adapter.register(bytearray(contents), access))
 
 
 def contents(region: ndpy.MemoryRegion) -> bytes:
-    """A copy of what a region's buffer holds now."""
+    """A copy of the bytes that a region's buffer holds now."""
     return bytes(region.buffer)
 
 
 def fill(region: ndpy.MemoryRegion, data: bytes, offset: int = 0) -> None:
-    """Write into a region's buffer, as the program would."""
+    """Write bytes into a region's buffer, as a program would."""
     memoryview(region.buffer)[offset : offset + len(data)] = data
 
 
 def take(cq: ndpy.CompletionQueue, count: int = 1, timeout_s: float = DEADLINE_S) -> list[ndpy.Completion]:
-    """The next `count` completions; the test fails if they do not come within the deadline."""
+    """The next `count` completions. The test fails if they do not come within timeout_s."""
     deadline = time.monotonic() + timeout_s
     taken: list[ndpy.Completion] = []
     while len(taken) < count:
@@ -165,7 +165,7 @@ def take(cq: ndpy.CompletionQueue, count: int = 1, timeout_s: float = DEADLINE_S
 
 
 def succeed(cq: ndpy.CompletionQueue, count: int = 1) -> list[ndpy.Completion]:
-    """The next `count` completions, all of them successful."""
+    """The next `count` completions. The test fails unless all of them succeeded."""
     completions = take(cq, count)
     for completion in completions:
         completion.raise_for_status()
@@ -181,13 +181,13 @@ def statuses(completions: Iterable[ndpy.Completion]) -> list[Status]:
 
 
 def assert_quiet(cq: ndpy.CompletionQueue, seconds: float = QUIET_S) -> None:
-    """No completion comes for some time."""
+    """The test fails if a completion comes within this time."""
     with pytest.raises(ndpy.TimeoutError):
         pytest.fail(f"unexpected: {cq.wait(seconds)}")
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
-    """Call condition() until it is true; fail the test at the deadline."""
+    """Call condition() until it is true, and return its value. The test fails at the deadline."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -197,7 +197,7 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADL
 
 
 def create_end(keep: Keeper, adapter: ndpy.Adapter, *, cq: Any = None, cq_depth: int = 64, **options: Any) -> End:
-    """An unconnected queue pair with its completion queue; the connector comes later."""
+    """An unconnected queue pair with its completion queue. It gets a connector later."""
     defaults = {"receive_queue_depth": 16, "initiator_queue_depth": 16}
     cq = cq or keep(adapter.create_completion_queue(cq_depth))
     queue_pair = keep(adapter.create_queue_pair(cq, **{**defaults, **options}))
@@ -206,7 +206,7 @@ def create_end(keep: Keeper, adapter: ndpy.Adapter, *, cq: Any = None, cq_depth:
 
 @dataclass
 class Offer:
-    """A connection between offer and acceptance: the server has been asked, or has accepted."""
+    """A connection that is being made. The server has the request, or has accepted it."""
 
     listener: ndpy.Listener
     connecting: ndpy.Pending[None]
@@ -215,7 +215,7 @@ class Offer:
 
 
 def ask(keep: Keeper, adapter: ndpy.Adapter, queue_pair: ndpy.QueuePair, version: int = 4, **options: Any) -> Offer:
-    """Start to connect a queue pair to a new listener of the same adapter; the request has arrived there."""
+    """Start to connect a queue pair to a new listener of the same adapter, and wait until the request is there."""
     listener = keep(adapter.listen((host_of(adapter, version), 0)))
     client = keep(adapter.create_connector())
     connecting = client.begin_connect(queue_pair, listener.address, **options)
@@ -224,7 +224,7 @@ def ask(keep: Keeper, adapter: ndpy.Adapter, queue_pair: ndpy.QueuePair, version
 
 
 def establish(offer: Offer, queue_pair: ndpy.QueuePair, **options: Any) -> None:
-    """Take a request through both steps on both sides."""
+    """Make the connection of an offer: both steps on both sides."""
     accepting = offer.server.begin_accept(queue_pair, **options)
     offer.connecting.result(DEADLINE_S)
     offer.client.complete_connect(DEADLINE_S)
@@ -241,12 +241,12 @@ def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, 
 
 
 def connect_pair(keep: Keeper, adapter: ndpy.Adapter, **options: Any) -> Pair:
-    """Two connected ends; options are those of create_end(), for both."""
+    """Two connected ends. Both are created with these options of create_end()."""
     return connect_ends(keep, adapter, create_end(keep, adapter, **options), create_end(keep, adapter, **options))
 
 
 def send_message(keep: Keeper, source: End, sink: End, data: bytes) -> None:
-    """One message goes over, and arrives whole."""
+    """Send one message. The test fails unless it arrives whole."""
     adapter = source.queue_pair.adapter
     target = memory(keep, adapter, len(data))
     sink.queue_pair.receive(target, context=901)
@@ -259,7 +259,7 @@ def send_message(keep: Keeper, source: End, sink: End, data: bytes) -> None:
 
 
 def assert_works(keep: Keeper, pair: Pair) -> None:
-    """Messages go over in both directions; the client sends first, as iWARP wants it."""
+    """Send a message in each direction. The client sends first, as iWARP demands."""
     send_message(keep, pair.client, pair.server, b"from the client")
     send_message(keep, pair.server, pair.client, b"from the server")
 
@@ -284,7 +284,7 @@ def assert_refused(end: End, operation: Operation, context: int) -> None:
 def bind(
     end: End, window: ndpy.MemoryWindow, memory: ndpy.MemoryRegion | ndpy.Sge, *access: Access
 ) -> ndpy.RemoteMemory:
-    """Bind a window and wait for it; what the peer gets."""
+    """Bind a window and wait for it. Returns what the peer uses."""
     end.queue_pair.bind(window, memory, *access, context=77)
     (completion,) = succeed(end.cq)
     assert (completion.operation, completion.context) == (Operation.BIND, 77)
@@ -308,14 +308,14 @@ def open_files() -> int:
 
 
 def resident_memory() -> int:
-    """Bytes of this process in memory, garbage not counted."""
+    """How many bytes of this process are in memory, after a garbage collection."""
     gc.collect()
     size: int = psutil.Process().memory_info().rss
     return size
 
 
 def kernel_resources(pid: int | None = None) -> dict[str, int]:
-    """How many objects of each kind the kernel holds for a process (default: this one), on all devices."""
+    """How many objects of each kind the kernel holds for a process on all devices. The default is this process."""
     pid = pid or os.getpid()
     counts = {}
     for kind in ("qp", "cq", "mr", "pd", "cm_id"):

@@ -1,11 +1,11 @@
-"""Starting programs in tests: output taken line by line, a deadline on every wait, and nothing left behind.
+"""Programs that tests start. Their output is read line by line, every wait has a deadline, and no process is left.
 
     with start_example("pingpong", "server", "--port", "0") as server:
         port = server.wait_for(r"listening on \\S+ port (\\d+)")[1]
         ...
         result = server.finish()
 
-Leaving the block kills the process if it still runs; nothing but what was started here is ever killed.
+At the end of the block the process is killed if it still runs. No process is killed but those that were started here.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def create_process(create: Callable[[], T]) -> T:
 
 @dataclass(frozen=True)
 class Result:
-    """How a process ended."""
+    """How a process ended, and what it wrote."""
 
     status: int
     out: str
@@ -72,7 +72,7 @@ class Result:
 
 
 class Process:
-    """A running program, its standard output and error collected as they come."""
+    """A running program. Its standard output and error are collected as they come."""
 
     def __init__(self, *command: str | Path) -> None:
         self.command = [str(word) for word in command]
@@ -128,7 +128,7 @@ class Process:
         return "\n".join([f"$ {' '.join(self.command)} (status {self.popen.returncode})", *parts])
 
     def wait_for(self, pattern: str, timeout_s: float = DEADLINE_S) -> re.Match[str]:
-        """Wait for a match in the standard output; fail the test at the deadline or the output's end."""
+        """Wait for a match in the standard output. The test fails at the deadline, and when the output ends without one."""
 
         def look() -> re.Match[str] | bool:
             found = re.search(pattern, self._texts["out"])
@@ -136,7 +136,7 @@ class Process:
 
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            # The readers say that a line has come, but not that they have ended, so look at that in between.
+            # The readers tell of each line but not of their end, so look at that every 0.1 s.
             while not (found := look()) and time.monotonic() < deadline:
                 self._changed.wait(0.1)
         if not isinstance(found, re.Match):
@@ -144,13 +144,13 @@ class Process:
         return found
 
     def interrupt(self) -> None:
-        """What Ctrl-C does, for a program of start_python()."""
+        """Interrupt a program of start_python() as Ctrl-C does."""
         assert self.popen.stdin is not None
         self.popen.stdin.write("\n")
         self.popen.stdin.flush()
 
     def finish(self, timeout_s: float = DEADLINE_S) -> Result:
-        """Wait for its end; fail the test at the deadline."""
+        """Wait for its end. The test fails at the deadline."""
         try:
             self.popen.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -161,7 +161,7 @@ class Process:
         return Result(self.popen.returncode, self._texts["out"], self._texts["err"], seconds)
 
     def succeed(self, timeout_s: float = DEADLINE_S) -> Result:
-        """Wait for its end; fail the test unless it ended with status 0."""
+        """Wait for its end. The test fails unless its status is 0."""
         result = self.finish(timeout_s)
         if result.status:
             pytest.fail(f"failed:\n{self._report()}")
@@ -169,7 +169,7 @@ class Process:
 
 
 def start_python(program: Path, *arguments: str | int | Path) -> Process:
-    """Run a program with this Python; what it forgets to close shows as an error message."""
+    """Run a program with this Python. An object that it forgets to close shows as a warning on standard error."""
     return Process(sys.executable, "-W", "default::ResourceWarning", _INTERRUPTIBLE, program, *map(str, arguments))
 
 
@@ -180,7 +180,7 @@ def start_example(name: str, *arguments: str | int | Path) -> Process:
 
 
 def start_program(config: pytest.Config, name: str, package: str, *arguments: str | int) -> Process:
-    """Run a program of a system package; where it is missing, skip, or fail if --adapter was given."""
+    """Run a program of a system package. If it is not installed, the test is skipped, or fails if --adapter was given."""
     path = shutil.which(name)
     if path is None:
         message = f"{name} is not installed; it is in the package {package}"
@@ -191,7 +191,7 @@ def start_program(config: pytest.Config, name: str, package: str, *arguments: st
 
 
 def free_port() -> int:
-    """A port that no TCP socket uses now. RDMA has a port space of its own, except on iWARP."""
+    """A port that no TCP socket uses now. RDMA has its own port space, except on iWARP."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -1,6 +1,6 @@
-"""Races made to happen: what another thread or a provider may do comes at a chosen point between two native calls.
+"""Races that a test makes happen. An action of another thread or of the provider comes between two chosen native calls.
 
-walk() runs a scenario once for each point of one thread, until the thread gets no further.
+A point is the moment before or after a native call of the watched thread. walk() runs a scenario once for each point.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 import ndpy
 
 DEADLINE_S = 30.0
-# Time for another thread to do what it was started for, unless a lock of the stopped thread is in its way.
+# Another thread gets this much time for its work. A lock of the stopped thread may be in its way.
 GRACE_S = 0.01
 
 _inside = threading.local()
 
 
 class Elsewhere:
-    """call() in a thread of its own; result() gives its value or raises its exception, and fails if it hangs."""
+    """call() in a thread of its own. result() returns its value or raises its exception, and fails if it hangs."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -48,7 +48,7 @@ class Elsewhere:
         return self._value
 
     def outcome(self) -> Any:
-        """Its value, or the exception of ndpy's that it raised."""
+        """Its value, or the NdpyError that it raised."""
         try:
             return self.result()
         except ndpy.NdpyError as error:
@@ -56,7 +56,7 @@ class Elsewhere:
 
 
 def stacks() -> str:
-    """What all threads are doing."""
+    """The last frames of each thread."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"{names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame)[-6:])}"
@@ -65,7 +65,7 @@ def stacks() -> str:
 
 
 class Points:
-    """Counts the points of the watched thread; at the chosen one, action() runs in that thread."""
+    """Counts the points of the watched thread. At the chosen point action() runs in that thread."""
 
     def __init__(self) -> None:
         self._watched: threading.Thread | None = None
@@ -86,14 +86,16 @@ class Points:
         action: Callable[[], object],
         asleep: Callable[[], object] | None = None,
     ) -> None:
-        """asleep(): called each time before the thread sleeps."""
+        """Watch a thread from now on. asleep() is called each time before the thread sleeps."""
         self.names, self.reached, self.sleeps, self.failure = [], False, 0, None
         self._chosen, self._action, self._asleep = chosen, action, asleep
         self._watched = thread
 
     def stop(self) -> None:
-        """Watch no more; wait for the action and the threads that it started, and raise what went wrong in any of them, or
-        in an event of the adapter's thread."""
+        """Stop watching, and wait for the action and the threads that it started.
+
+        Raises the exception of one of them, or of an event in the adapter's thread.
+        """
         with self._acting:
             self._watched = None
         started, self._started = self._started, []
@@ -106,7 +108,7 @@ class Points:
         return self.names[self._chosen] if 0 <= self._chosen < len(self.names) else f"after {len(self.names)} points"
 
     def elsewhere(self, call: Callable[[], Any]) -> Elsewhere:
-        """Do it in another thread, as far as it gets now."""
+        """Call it in another thread, and go on after GRACE_S at the latest."""
         other = Elsewhere(call).start()
         self._started.append(other)
         other.thread.join(GRACE_S)
@@ -141,12 +143,12 @@ class Points:
                 self._asleep()
 
     def unraisable(self, what: Any) -> None:
-        """For sys.unraisablehook, which is called for an event that could not be handled."""
+        """Takes the place of sys.unraisablehook: an event of the adapter's thread raised an exception."""
         self.failure = what.exc_value
 
 
 class Calls:
-    """An object or module whose calls are points."""
+    """Stands in for an object or a module. The calls with these names are points."""
 
     def __init__(self, inner: Any, points: Points, names: dict[str, str]) -> None:
         self._inner, self._points, self._names = inner, points, names
@@ -167,7 +169,7 @@ class Calls:
 
 
 def walk(run: Callable[[int], bool], points: Points, least: int) -> None:
-    """run(0), run(1), … until it returns False, which says that the thread gets no further; at least so many points."""
+    """Call run(0), run(1), … until one returns False: the thread has no such point. The test fails with fewer than `least`."""
     chosen = 0
     while True:
         try:

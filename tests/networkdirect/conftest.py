@@ -1,4 +1,4 @@
-"""These tests are of Windows; elsewhere nothing of them is collected."""
+"""Fixtures of the tests that need Windows. On other systems none of them is collected."""
 
 import sys
 
@@ -7,14 +7,14 @@ if sys.platform != "win32":
 else:
     from pathlib import Path
 
-    # An embedded Python does not look beside a test.
+    # An embedded Python does not import from the folder of a test.
     sys.path.insert(0, str(Path(__file__).parent))
 
     from helpers import STRESS
     from native_answers import native  # noqa: F401
     from own_softnd import softnd, version  # noqa: F401
 
-    # What both versions are tested with.
+    # The files whose tests run with both versions.
     _BOTH = {"test_cancelling", "test_closing_in_flight", "test_overlapped", "test_pollers", "test_removal"}
 
     def pytest_generate_tests(metafunc):

@@ -1,4 +1,4 @@
-"""Answers that softnd never gives: a test replaces a function of ndpy's extension module, or a method of a provider's object."""
+"""Answers that softnd never gives. A test replaces a function of the extension module or a method of a provider's object."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ SLOTS = {
 
 
 class Native:
-    """ndpy's `lib`. What is assigned to a name is called instead of the function, until that is deleted."""
+    """Stands in for ndpy's `lib`. A function that is assigned to a name replaces the native one until it is deleted."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_lib, name)
 
     def answer(self, name: str, status: int) -> list[tuple[Any, ...]]:
-        """Have a function answer with a status and do nothing; returns the arguments of its calls."""
+        """Have a function return a status and do nothing. Returns a list that gets the arguments of each call."""
         calls: list[tuple[Any, ...]] = []
 
         def answering(*arguments: Any) -> int:
@@ -57,7 +57,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Native:
 
 
 def signed(status: int) -> int:
-    """A status as a method gives it."""
+    """A status as a method returns it: a signed number."""
     return status - (1 << 32) if status >> 31 else status
 
 
@@ -66,7 +66,7 @@ def interface_of(thing: Any) -> str:
 
 
 def original(thing: Any, method: str, *types: Any) -> Callable[..., int]:
-    """A provider's method, to be called from Python. types: of its arguments but the object."""
+    """A provider's method, to be called from Python. types: of its arguments after the object."""
     slot = SLOTS[interface_of(thing)][method]
     table = ffi.cast("void ***", thing)[0]
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, *types)
@@ -92,7 +92,7 @@ def method(thing: Any, name: str, function: Callable[..., int], *types: Any) -> 
 
 @contextlib.contextmanager
 def answering(thing: Any, name: str, status: int) -> Iterator[list[int]]:
-    """Have a method of one native object answer with a status and do nothing; counts its calls."""
+    """Have a method of one native object return a status and do nothing. Yields a list that grows with each call."""
     calls: list[int] = []
 
     def answer(_: Any) -> int:

@@ -1,7 +1,6 @@
-"""Points between the native calls of ndpy.networkdirect, over a softnd of the test's own; see walking.py.
+"""Points before and after each call of ndpy's extension module on Windows, over a softnd of the test's own; see walking.py.
 
-They are before and after each call of ndpy's extension module: of the provider, of Windows, and of the data path. A
-completion port that is used after it was closed is noticed, since its handle may be another file's by then.
+A test fails if a completion port is used after it was closed: its handle may be another file's by then.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ _lib = native_calls.lib
 
 
 class Native:
-    """ndpy's `lib`."""
+    """Stands in for ndpy's `lib`. Its calls are points."""
 
     def __init__(self, points: Points) -> None:
         self._points = points
@@ -94,7 +93,7 @@ class Native:
 
 @pytest.fixture
 def points(softnd: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
-    """Adapters that are opened from now on have points."""
+    """The points of all adapters that the test opens."""
     points = Points()
     native = Native(points)
     for module in _MODULES:
@@ -107,7 +106,7 @@ def points(softnd: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
                 monkeypatch.setattr(owner, name, staticmethod(native.wrap(function.__name__, function)))
     monkeypatch.setattr(sys, "unraisablehook", points.unraisable)
     yield points
-    # What is left of the last turn would keep handles.
+    # Objects of the last turn would keep handles open.
     vars(points).clear()
     assert native.faults == []
 
@@ -125,14 +124,14 @@ class Scene:
         self.renew()
 
     def renew(self) -> None:
-        """A new turn: what arrived before has been taken."""
+        """Begin a new turn. The messages of the last one have been taken."""
         self.first = self.arrived
         while self._posted < self.arrived + 16:
             self.pair.server.queue_pair.receive([], context=self._posted)
             self._posted += 1
 
     def arrive(self) -> None:
-        """A message has arrived when its send has completed (contract F.5.4)."""
+        """Send a message. It has arrived when its send has completed (contract F.5.4)."""
         with self._sending:
             self.pair.client.queue_pair.send([])
             (sent,) = self.pair.client.cq.wait(DEADLINE_S)
@@ -140,7 +139,7 @@ class Scene:
             self.arrived += 1
 
     def check(self, *taken: Any) -> None:
-        """What was taken, and what is left, are all that arrived in this turn, each once."""
+        """What was taken and what is left are all that arrived in this turn, each once."""
         contexts = [completion.context for completions in taken for completion in completions]
         # The send may complete a moment before the receive.
         deadline = time.monotonic() + DEADLINE_S

@@ -1,4 +1,4 @@
-"""softnd for one test alone: a copy of its DLL, opened with the switches that the test sets, and what it leaked."""
+"""A softnd for one test alone: a copy of its DLL, with the switches that the test sets. A leak fails the test."""
 
 from __future__ import annotations
 
@@ -24,20 +24,23 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SOFTND = ROOT / "softnd/build/softnd.dll"
 PROVIDERS = ROOT / "softnd/build/providers"
 
-# Threads of Windows' and of Wine's own come and go.
+# Windows and Wine start and end threads of their own.
 HANDLE_SLACK = 12
 
 _warm = False
 
 
 def handles() -> int:
-    """How many handles this process has."""
+    """How many handles this process has, after a garbage collection."""
     gc.collect()
     return open_handles()
 
 
 def open_handles() -> int:
-    """The same, without collecting garbage. Wine's own count is 0, so each number is tried; the lowest are used first."""
+    """How many handles this process has.
+
+    Wine's own count is always 0, so this tries each number. Windows gives out the lowest first.
+    """
     test = ctypes.windll.kernel32.GetHandleInformation
     flags = ctypes.byref(ctypes.c_uint32())
     return sum(test(ctypes.c_void_p(number), flags) != 0 for number in range(4, 4 * 600, 4))
@@ -58,7 +61,7 @@ class OwnSoftnd:
             return ndpy.open_adapter("127.0.0.1", provider=self.path, version=version or self.version)
 
     def close_while_registering(self, buffers: list[bytearray], **switches: object) -> list[ndpy.Pending]:
-        """Close an adapter that registers these buffers, and return what they ended with; none had ended before."""
+        """Close an adapter while it registers these buffers. None has ended before. Returns the requests."""
         delay_ms = 150
         while True:
             adapter = self.open(delay_registration_ms=delay_ms, **switches)
@@ -73,7 +76,7 @@ class OwnSoftnd:
                 delay_ms *= 2
 
     def unload(self) -> None:
-        """Have it asked whether it can be unloaded, until it can be."""
+        """Wait until ndpy has unloaded the DLL."""
 
         def gone() -> bool:
             gc.collect()
@@ -87,13 +90,13 @@ class OwnSoftnd:
 
 
 def leaks(text: str) -> list[str]:
-    """The lines of softnd's statistics that tell of a leak."""
+    """The lines of softnd's statistics that report a leak."""
     assert "created" in text
     return [line for line in text.splitlines() if not line.endswith(" 0 leaked")]
 
 
 def warm_up(own: OwnSoftnd) -> None:
-    """The first use in a process brings what stays, such as Winsock and the threads of Windows' pool."""
+    """Use it once per process, so that handles which stay (Winsock, the thread pool of Windows) are there before a count."""
     global _warm
     if not _warm:
         own.open().close()
@@ -103,13 +106,13 @@ def warm_up(own: OwnSoftnd) -> None:
 
 @pytest.fixture
 def version() -> int:
-    """The version of NetworkDirect that a test's softnd is used as, by its child processes too."""
+    """The version of NetworkDirect that the test and its child processes use softnd with."""
     return 2
 
 
 @pytest.fixture
 def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> Iterator[OwnSoftnd]:
-    """At the end nothing may be left of it: neither handles nor objects."""
+    """A softnd of the test's own. At the end neither its handles nor its objects may be left."""
     statistics = tmp_path / "statistics.txt"
     monkeypatch.setenv("SOFTND_STATISTICS", str(statistics))
     monkeypatch.setenv("NDPY_PROVIDER_VERSION", str(version))
@@ -134,7 +137,7 @@ def opened(softnd: OwnSoftnd, **switches: object) -> Iterator[tuple[ndpy.Adapter
 
 
 def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that uses what the tests use."""
+    """Run a Python program with the paths of this one."""
     # An embedded Python looks neither in the working folder nor in PYTHONPATH.
     return create_process(
         lambda: subprocess.run(
@@ -151,5 +154,5 @@ def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.Co
 
 
 def created(text: str, kind: str) -> int:
-    """How many objects of a kind softnd's statistics count."""
+    """How many objects of a kind were created, by softnd's statistics."""
     return sum(int(number) for number in re.findall(rf"^{kind}: (\d+) created", text, re.MULTILINE))

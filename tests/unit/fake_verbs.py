@@ -1,4 +1,4 @@
-"""A verbs provider without a device (fake_verbs.c), built and loaded in place of libibverbs for one test."""
+"""A verbs provider without a device (fake_verbs.c). One test loads it in place of libibverbs and librdmacm."""
 
 from __future__ import annotations
 
@@ -105,8 +105,11 @@ def _pointer(native: Any) -> ctypes.c_void_p:
 
 
 class FakeVerbs:
-    """settings: what it does; seen: what it was asked; counts: what exists; failures: what fails next; connecting: which
-    events of connections come by themselves. hold(), release(): whether registrations wait in ibv_reg_mr()."""
+    """The provider of one test.
+
+    settings: how it behaves. seen: what it was asked. counts: its objects. failures: what fails next. connecting: which
+    events of connections come by themselves. Between hold() and release() registrations wait in ibv_reg_mr().
+    """
 
     def __init__(self, path: Path, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.path = path
@@ -132,52 +135,52 @@ class FakeVerbs:
         self.connecting.iwarp = 1
 
     def have_address(self) -> None:
-        """The device is this machine's loopback interface, so that it can be connected to."""
+        """Give the device the loopback interface's address, so that connections can be made."""
         (self._sysfs / "fake0").mkdir(exist_ok=True)
         (self._sysfs / "fake0/parent").write_text("lo\n")
 
     # ---- what comes from outside ----
 
     def complete(self, queue_pair: Any, *, receive: bool = True, status: int = 0, nbytes: int = 0) -> bool:
-        """The oldest posted request of that side ends with this enum ibv_wc_status; False if there is none."""
+        """Complete the oldest request of that side with this enum ibv_wc_status. Returns False if there is none."""
         return bool(self._library.fake_complete(queue_pair._number, int(receive), status, nbytes))
 
     def spurious_event(self, queue: Any) -> None:
-        """An event of the queue's channel, for a completion that was taken before."""
+        """Raise an event of the queue's channel for a completion that was taken before."""
         self._library.fake_spurious_event(_pointer(queue._cq))
 
     def disarm(self, queue: Any) -> None:
-        """The queue is as one whose driver does not tell of what comes."""
+        """Disarm the queue, as if its driver raised no event for completions."""
         self._library.fake_disarm(_pointer(queue._cq))
 
     def device_event(self, adapter: Any, kind: int, queue_pair: Any = None) -> None:
-        """An enum ibv_event_type, of the device or of a queue pair."""
+        """Raise an enum ibv_event_type of the device or of a queue pair."""
         number = queue_pair._number if queue_pair is not None else 0
         self._library.fake_async_event(_pointer(adapter._context), kind, number)
 
     def remove(self, adapter: Any) -> None:
-        """The device is pulled out."""
+        """Remove the device."""
         self.device_event(adapter, native_calls.lib.IBV_EVENT_DEVICE_FATAL)
 
     def overrun(self, queue: Any) -> None:
         self._library.fake_overrun_event(_pointer(queue._cq))
 
     def connection_event(self, connector: Any, kind: int, status: int = 0) -> bool:
-        """An enum rdma_cm_event_type for a connector; False if it has no identifier."""
+        """Raise an enum rdma_cm_event_type for a connector. Returns False if it has no identifier."""
         return bool(self._library.fake_connection_event(ctypes.c_uint64(connector._serial), kind, status))
 
     def files_of_manager(self) -> list[int]:
-        """The device's files that the library of connections keeps open."""
+        """The files of the device that librdmacm keeps open."""
         files = (ctypes.c_int * 2)()
         self._library.fake_manager_files(files)
         return list(files)
 
     def request(self, listener: Any, *, elsewhere: bool = False) -> None:
-        """A client asks for a connection; elsewhere: over another device that has the listener's address."""
+        """A client asks for a connection. elsewhere: over another device with the listener's address."""
         assert self._library.fake_connection_request(ctypes.c_uint64(listener._serial), int(elsewhere))
 
     def call_at_points(self, function: Any) -> None:
-        """function(name, after) before and after each native call, in the thread that makes it; None for nothing."""
+        """Call function(name, after) before and after each native call, in its thread. None ends that."""
         self._on_point = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int)(function) if function else None
         address = ctypes.cast(self._on_point, ctypes.c_void_p).value if self._on_point else None
         ctypes.c_void_p.in_dll(self._library, "fake_on_point").value = address
@@ -191,7 +194,7 @@ class FakeVerbs:
                     thing.close()
 
     def fault(self) -> str:
-        """The first wrong use of an object since this was called last, "" if there was none."""
+        """The first wrong use of an object since the last call of this, or ""."""
         text = ctypes.create_string_buffer(256)
         self._library.fake_take_fault(text, ctypes.c_size_t(256))
         return text.value.decode()
@@ -203,7 +206,7 @@ class FakeVerbs:
         adapter_info._probed.clear()
         adapter = ndpy.open_adapter("fake0")
         self._adapters.add(adapter)
-        # What it was asked to find out what it can do.
+        # Opening asks what the device can do.
         self.seen.calls = self.seen.most_at_once = 0
         return adapter
 
@@ -228,7 +231,7 @@ def fake_verbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake(
     fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[FakeVerbs]:
-    """At the end nothing may be left of it, and nothing may have been used or destroyed after its end."""
+    """The provider. At the end no object may be left, and none may have been used after its end."""
     copy = Path(shutil.copy(fake_verbs_path, tmp_path / "fake.so"))
     sysfs = tmp_path / "infiniband"
     sysfs.mkdir()
@@ -248,7 +251,7 @@ def fake(
     fault = fake.fault()
     assert not fault, fault
     assert fake.seen.registered == 0
-    # What was dropped is closed by a thread.
+    # A thread closes dropped objects.
     deadline = time.monotonic() + 30
     while fake.counts.left():
         assert time.monotonic() < deadline, fake.counts.left()

@@ -1,6 +1,7 @@
 """Points between the native calls of ndpy.verbs, over the provider without a device; see walking.py.
 
-They are before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, poll, and the event descriptors.
+There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of poll, and of an event
+descriptor.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LOSSES = {"removal": ndpy.DeviceRemovedError, "overrun": ndpy.CompletionQueueOve
 
 
 class _Select:
-    """The module select, whose epoll and poll objects are watched."""
+    """Stands in for the module select. The calls of its epoll and poll objects are points."""
 
     def __init__(self, points: Points) -> None:
         self._points = points
@@ -57,13 +58,13 @@ def points(fake: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
 
 @pytest.fixture
 def adapter(fake: Any, points: Points) -> Iterator[Any]:
-    """Opened when its thread's calls are points already."""
+    """An open adapter. The calls of its thread are points too."""
     with fake.open() as adapter:
         yield adapter
 
 
 class Queue:
-    """A queue and a queue pair that has posted receives, with contexts from 0; arrive() ends the next of them."""
+    """A completion queue, and a queue pair with posted receives whose contexts count from 0. arrive() completes the next."""
 
     def __init__(self, fake: Any, adapter: Any, receives: int = 16) -> None:
         self.fake = fake
