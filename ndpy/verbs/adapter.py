@@ -17,6 +17,7 @@ from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
 from ndpy.pending import Pending
 from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
+from ndpy.quirks import Quirk
 from ndpy.resource import _serials, prevent_close
 from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
@@ -283,8 +284,9 @@ class VerbsAdapter(Adapter):
                 connector._on_first_message()
         elif kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_QP_REQ_ERR, lib.IBV_EVENT_QP_ACCESS_ERR):
             queue_pair.failure = text(lib.ibv_event_type_str(kind))
-            # rxe tells of a peer's wrong access before it has answered, and ends the queue pair itself after that.
-            answers = kind == lib.IBV_EVENT_QP_ACCESS_ERR and self.info.transport != "iWARP"
+            # A peer's wrong access: rxe has yet to answer it, and ends the queue pair itself after that (Quirk.
+            # RXE_ACCESS_EVENT_COMES_EARLY). iWARP has no such answer.
+            answers = kind == lib.IBV_EVENT_QP_ACCESS_ERR and Quirk.IWARP_NO_ACKNOWLEDGEMENT not in self._differences
             queue_pair._end_connection(natively=not answers)
 
     # ---- the end ----
