@@ -1,4 +1,4 @@
-"""Objects that are dropped without close(): warned of, adopted by their adapter, and closed, whatever goes wrong."""
+"""Objects that are dropped without close(). A warning names them, and their adapter adopts and closes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ndpy.unraisable import report
 
 @pytest.fixture
 def ignored() -> Iterator[list[Any]]:
-    """What went to sys.unraisablehook."""
+    """The exceptions that sys.unraisablehook got."""
     seen: list[Any] = []
     former, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append((args.exc_type, str(args.exc_value)))
     yield seen
@@ -66,7 +66,7 @@ def test_a_lease_that_is_dropped_is_given_back_although_its_warning_is_an_error(
 
 
 class Orphan(Resource):
-    """Something dropped, whose close() calls what the test gives."""
+    """A dropped object. Its close() raises what the test lists in `failures`."""
 
     def __init__(self, adapter: Any, name: str, order: int = 50) -> None:
         super().__init__(adapter)
@@ -92,12 +92,12 @@ def adapter(fake):
 
 @pytest.fixture
 def orphans(adapter) -> list[Orphan]:
-    """Three of them, in the order in which they are closed."""
+    """Three dropped objects, in the order in which they are closed."""
     return [Orphan(adapter, f"Orphan {number}", number) for number in range(3)]
 
 
 def given(adapter: Any, orphans: list[Orphan]) -> Orphans:
-    """An adapter's list of orphans, with these in it, which its thread does not get to see."""
+    """Put them into the adapter's list of orphans, and keep the adapter's thread from closing them."""
     adapter._wake = lambda: None
     for orphan in orphans:
         adapter._orphans.add(orphan)
@@ -161,7 +161,7 @@ def test_an_adapter_names_what_could_not_be_closed(adapter, orphans):
 
 
 def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(adapter, orphans, ignored):
-    """A warning that is an error is raised in whatever thread warns."""
+    """A warning that is an error is raised in the thread that warns."""
     orphans[0].failures = [ValueError("not now")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -239,7 +239,7 @@ class BusyCollector:
 
 
 def close_at_last(adapter: Any) -> None:
-    """Close it when what was dropped has been released, so that a test that failed leaves nothing to the next."""
+    """Close the adapter when the dropped objects have gone, also after a test that failed."""
 
     def closed() -> bool:
         gc.collect()
@@ -259,7 +259,7 @@ def busy_collector() -> Iterator[BusyCollector]:
 
 @pytest.fixture
 def dropped(fake, busy_collector) -> Iterator[Any]:
-    """An open adapter with a connected queue pair that only the collector finds, since nobody refers to it."""
+    """An open adapter. Nobody refers to its connected queue pair, so only the garbage collector finds that."""
     adapter = Connected(fake).adapter
     yield adapter
     busy_collector.release()

@@ -1,4 +1,4 @@
-"""What a forked child inherits: nothing of it hangs, whatever the parent's threads held, and nothing reaches the parent."""
+"""Objects that a forked child inherits. None hangs, whatever locks the parent's threads held, and none reaches the parent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 
 
 def in_child(call: Callable[[], Any]) -> Any:
-    """What call() returns in a forked child, as JSON has it; the test fails if the child hangs or dies."""
+    """Call it in a forked child. Returns the result as JSON brings it back. The test fails if the child hangs or dies."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -71,7 +71,7 @@ CLOSED_IN_TURN = (
 
 
 class World:
-    """One of everything that an adapter can have, and operations under way."""
+    """An adapter with one object of each kind, and with operations under way."""
 
     def __init__(self, fake: Any) -> None:
         self.fake = fake
@@ -101,7 +101,7 @@ class World:
         self.done.succeed(7)
 
     def things(self) -> dict[str, Any]:
-        """Whose methods a program calls."""
+        """The objects whose methods a program calls."""
         return {name: getattr(self, name) for name in CLOSED_IN_TURN}
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 def locks_of(world: World) -> dict[str, Any]:
-    """Every lock of ndpy's that the child could come upon, by where it is."""
+    """Each lock of ndpy that the child could meet, by the place where it is."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
 
@@ -151,7 +151,7 @@ def locks_of(world: World) -> dict[str, Any]:
 
 
 class Holder:
-    """A thread that holds locks while the block lasts."""
+    """A thread that holds these locks during a `with` block."""
 
     def __init__(self, locks: list[Any]) -> None:
         self._locks = locks
@@ -180,7 +180,7 @@ class Holder:
 
 
 def use_everything(world: World) -> list[str]:
-    """In the child: what did not end as it should, and what reached the provider."""
+    """Use each object in the child. Returns the uses that did not end as they should, and the calls of the provider."""
     wrong: list[str] = []
     world.fake.call_at_points(lambda name, after: wrong.append(name.decode()))
     uses: dict[str, Callable[[], Any]] = {
@@ -268,7 +268,7 @@ def test_a_child_may_open_an_adapter_of_its_own_although_another_thread_was_load
 
 
 def test_an_object_that_is_being_closed_can_be_closed_in_the_child(world):
-    """Its close() has released it and still holds the lock."""
+    """close() in the parent has released the object, and still holds the lock."""
     region = world.adapter.register(bytearray(64))
     region.close()
     with Holder([region._lifetime]):
@@ -322,7 +322,7 @@ def test_what_a_child_drops_does_not_wake_the_parents_thread(world, monkeypatch)
 
 
 def test_an_orphan_is_the_parents(world):
-    """Dropped, and not closed yet: no list of the adapter's but that of orphans has it."""
+    """An object that was dropped and is not closed yet: only the adapter's list of orphans has it."""
     adapter = world.adapter
     wake, adapter._wake = adapter._wake, lambda: None
     region = adapter.register(bytearray(64))
@@ -357,7 +357,7 @@ def test_a_child_closes_no_file_that_has_the_number_of_what_the_parent_closed(fa
 
 
 def epolls() -> int:
-    """How many of this process's descriptors are epolls."""
+    """How many descriptors of this process are epolls."""
     links = (f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd"))
     return sum(os.readlink(link) == "anon_inode:[eventpoll]" for link in links if os.path.islink(link))
 

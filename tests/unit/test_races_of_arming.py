@@ -1,4 +1,4 @@
-"""arm() of a completion queue and the end of what was armed, against all that may come between two native calls."""
+"""Races of arm() and of the notification that it returns: each event comes at each point between two native calls."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ WAIT_S = DEADLINE_S / 2
 
 
 def armed(points, chosen, queue, action):
-    """What arm() gives, the action having come at the chosen point of it: a Pending, or an exception."""
+    """Call arm(), with the action at the chosen point. Returns the Pending, or the exception that arm() raised."""
     arming = Elsewhere(queue.arm)
     points.watch(arming.thread, chosen, action)
     return arming.start().outcome()
 
 
 def end_of(pending):
-    """How a Pending ended, or what was raised instead of it."""
+    """The value or the exception that a Pending ended with; an exception in its place is returned."""
     if isinstance(pending, ndpy.NdpyError):
         return pending
     try:
@@ -137,7 +137,7 @@ def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, p
 
 
 def handled(points, chosen, scene, adapter, action):
-    """A completion comes for what was armed; the action comes at the chosen point of the adapter's thread.
+    """Arm, and bring a completion, with the action at the chosen point of the adapter's thread.
 
     Returns the Pending.
     """

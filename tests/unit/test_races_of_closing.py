@@ -1,4 +1,4 @@
-"""Closing, while another thread is in the middle of using what is closed."""
+"""Races of close(): another thread is in the middle of using the object."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ndpy.verbs.native_calls import ffi, lib
 
 @pytest.fixture
 def inner_points(points, monkeypatch) -> Points:
-    """Points also between the calls of ndpy's own C code that free or use what it holds."""
+    """The calls of ndpy's own C code that free or use its memory are points too."""
     names = ("ndpy_queue_pair_free", "ndpy_free_window", "ndpy_alloc_window", "ndpy_post_bind")
     for module in (queue_pair, memory):
         monkeypatch.setattr(module, "lib", _Calls(lib, points, {name: name for name in names}))
@@ -35,14 +35,14 @@ def adapter(fake):
 
 
 class Gate:
-    """Stops whoever passes until it is opened."""
+    """Stops each thread that passes until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
         self._opened = threading.Event()
 
     def passing(self, call: Any) -> Any:
-        """call(), behind the gate."""
+        """A function that waits for the gate and then makes the call."""
 
         def delayed(*arguments: Any) -> Any:
             self.reached.set()
@@ -219,7 +219,7 @@ def test_a_queue_that_is_closed_while_a_queue_pair_is_made_for_it_is_there_or_re
 
 
 class SharedQueues:
-    """The extension's functions, with native shared receive queues that the stand-in does not have."""
+    """Stands in for the extension's functions, with native shared receive queues, which fake_verbs.c lacks."""
 
     def __init__(self) -> None:
         self.destroyed = threading.Event()
@@ -280,7 +280,7 @@ def test_a_call_that_waited_for_the_close_of_a_shared_receive_queue_finds_it_clo
 
 @pytest.mark.parametrize("depth", [4, 8])
 def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_receive(adapter, monkeypatch, depth):
-    """Whoever takes their completions gives the slots back at any time."""
+    """A thread that takes their completions gives the slots back at any time."""
     monkeypatch.setattr(queue_pair, "lib", SharedQueues())
     monkeypatch.setattr(adapter, "info", dataclasses.replace(adapter.info, max_shared_receive_queue_depth=8))
     srq = queue_pair.VerbsSharedReceiveQueue(adapter, 8, 1, 0)
@@ -289,7 +289,7 @@ def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_rec
         srq.receive([])
 
     class Records(dict):  # type: ignore[type-arg]
-        """Looking through what is outstanding takes a while, in which a receive ends."""
+        """A dict of the outstanding receives. While it is looked through, a receive ends."""
 
         def __iter__(self) -> Any:
             found = list(self.keys())

@@ -1,4 +1,4 @@
-"""Poller.wait(), against all that may come at each point between two of its native calls."""
+"""Races of Poller.wait(): each event comes at each point between two native calls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = DEADLINE_S / 2
 
 
 class Polled:
-    """Two queues in a poller; arrive() brings a completion to the first of them."""
+    """Two queues in a poller. arrive() brings a completion to the first queue."""
 
     def __init__(self, fake, adapter, receives: int = 16, others=None) -> None:
         self.first = Queue(fake, adapter, receives)
@@ -31,8 +31,11 @@ class Polled:
         self.taken: dict = {self.first.queue: [], self.second.queue: []}
 
     def begin(self, points, chosen, action, *, ends=False):
-        """wait() in a watched thread. When it sleeps before its turn has come, first an event comes for nothing, then a
-        completion of the first queue; after it, a completion comes unless the action brings what ends the wait."""
+        """Call wait() in a watched thread.
+
+        If it sleeps before the chosen point, first a spurious event wakes it, then a completion of the first queue. If it
+        sleeps after the point, a completion wakes it, unless the action itself ends the wait (`ends`).
+        """
 
         def asleep() -> None:
             if points.sleeps == 1 and not points.reached:
@@ -48,7 +51,7 @@ class Polled:
         self.first.arrive()
 
     def keep(self, ready) -> bool:
-        """Note what was delivered; whether it was anything."""
+        """Note what was delivered. Returns whether it was anything."""
         assert len({id(queue) for queue, _ in ready}) == len(ready)
         for queue, completions in ready:
             assert completions
@@ -289,7 +292,7 @@ def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(f
 
 
 def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turns(fake):
-    """The queues are looked at in any order, so there are many of them."""
+    """The poller looks at its queues in any order, so there are many of them."""
     stays = fake.open()
     for _ in range(8):
         lost = fake.open()
@@ -322,7 +325,7 @@ def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turn
 
 
 def test_a_poller_that_takes_a_queue_while_the_queue_tells_its_pollers_harms_neither(fake, adapter):
-    """An event is told to each poller of the queue in turn; in the middle another thread adds the queue to one more."""
+    """The queue tells its pollers of an event one after the other. Meanwhile another thread adds it to one more."""
     scene = Polled(fake, adapter)
     queue = scene.first.queue
     late = ndpy.Poller()

@@ -1,4 +1,4 @@
-"""wait() of a completion queue, against all that may come at each point between two of its native calls."""
+"""Races of a completion queue's wait(): each event comes at each point between two native calls."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ WAIT_S = DEADLINE_S / 2
 
 
 def begin(points, chosen, scene, action, *, ends=False, max_entries=64):
-    """wait() in a watched thread. When it sleeps before its turn has come, first an event comes for nothing, then a
-    completion; after it, a completion comes unless the action brings what ends the wait."""
+    """Call wait() in a watched thread.
+
+    If it sleeps before the chosen point, first a spurious event wakes it, then a completion. If it sleeps after the point,
+    a completion wakes it, unless the action itself ends the wait (`ends`).
+    """
 
     def asleep() -> None:
         if points.sleeps == 1 and not points.reached:

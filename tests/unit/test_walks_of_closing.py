@@ -1,5 +1,7 @@
-"""close() of a completion queue and of a queue pair, against all that may come between two of its native calls; and a
-close() that fails."""
+"""Races of a completion queue's and a queue pair's close(), and a close() that fails.
+
+Each event comes at each point between two native calls.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ WAIT_S = DEADLINE_S / 2
 
 
 def closing(points, chosen, resource, action):
-    """What close() gives, the action having come at the chosen point of it."""
+    """Call close(), with the action at the chosen point. Returns its value or its exception."""
     closer = Elsewhere(resource.close)
     points.watch(closer.thread, chosen, action)
     return closer.start().outcome()
 
 
 def gone(call):
-    """What the call gives, if it is none of the errors of something that is closed."""
+    """The value of the call, or None if it raised the error of a closed object."""
     try:
         return call()
     except (ndpy.ClosedError, ndpy.CanceledError):
@@ -118,7 +120,7 @@ def test_the_removal_of_the_device_at_any_point_of_a_close_does_not_stop_it(fake
 @pytest.mark.parametrize("connected", [False, True])
 @pytest.mark.parametrize("use", ["completion", "receive", "send", "flush", "poll", "wait", "disconnect", "close"])
 def test_using_a_queue_pair_at_any_point_of_its_close_loses_nothing(fake, points, use, connected):
-    """Each posted request completes once, in whatever way; a post after the close is refused."""
+    """Each posted request completes once, with any status. A post after the close is refused."""
     fake.have_address()
     adapter = fake.open()
 
