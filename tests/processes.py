@@ -145,9 +145,31 @@ class Process:
 
     def interrupt(self) -> None:
         """Interrupt a program of start_python() as Ctrl-C does."""
+        self._wait_until_asleep()
         assert self.popen.stdin is not None
         self.popen.stdin.write("\n")
         self.popen.stdin.flush()
+
+    def _wait_until_asleep(self) -> None:
+        """Wait until the main thread sleeps, for some seconds at most.
+
+        CPython looks for signals before it waits. One that comes between that and the system call does not end the wait.
+        """
+        status = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/status")
+        deadline = time.monotonic() + 5
+        before = None
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                text = status.read_text()
+                found = re.search(r"State:\s+S(?s:.*)voluntary_ctxt_switches:\s+(\d+)\nnonvol", text)
+                now = found and found[1]
+                if now and now == before:
+                    return
+                before = now
+            time.sleep(0.1)
+            if not status.exists():
+                # Not Linux, or the process has ended.
+                return
 
     def finish(self, timeout_s: float = DEADLINE_S) -> Result:
         """Wait for its end. The test fails at the deadline."""
