@@ -136,6 +136,15 @@ def opened(softnd: OwnSoftnd, **switches: object) -> Iterator[tuple[ndpy.Adapter
         keeper.close()
 
 
+def keep_with_adapter(softnd: OwnSoftnd) -> Iterator[Keeper]:
+    """A fixture `keep` whose attribute `adapter` is an open adapter of the softnd."""
+    with softnd.open() as adapter:
+        keeper = Keeper()
+        keeper.adapter = adapter  # type: ignore[attr-defined]
+        yield keeper
+        keeper.close()
+
+
 def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a Python program with the paths of this one."""
     # An embedded Python looks neither in the working folder nor in PYTHONPATH.

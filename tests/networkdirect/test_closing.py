@@ -5,18 +5,15 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers import DEADLINE_S, Keeper, ask, create_end, establish, memory
+from helpers import DEADLINE_S, ask, create_end, establish, memory
+from own_softnd import keep_with_adapter
 
 import ndpy
 
 
 @pytest.fixture
 def keep(softnd):
-    with softnd.open() as adapter:
-        keeper = Keeper()
-        keeper.adapter = adapter
-        yield keeper
-        keeper.close()
+    yield from keep_with_adapter(softnd)
 
 
 def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_has_freed(keep):

@@ -9,7 +9,8 @@ import time
 import warnings
 
 import pytest
-from helpers import DEADLINE_S, QUIET_S, Keeper, ask, create_end, host_of
+from helpers import DEADLINE_S, QUIET_S, ask, create_end, host_of
+from own_softnd import keep_with_adapter
 
 import ndpy
 from ndpy.networkdirect import connection
@@ -24,11 +25,7 @@ INSUFFICIENT_RESOURCES = 0xC000009A
 
 @pytest.fixture
 def keep(softnd):
-    with softnd.open() as adapter:
-        keeper = Keeper()
-        keeper.adapter = adapter
-        yield keeper
-        keeper.close()
+    yield from keep_with_adapter(softnd)
 
 
 def ends(keep):

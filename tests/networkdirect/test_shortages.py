@@ -6,8 +6,8 @@ import importlib
 import sys
 
 import pytest
-from helpers import DEADLINE_S, Keeper, wait_until
-from own_softnd import open_handles
+from helpers import DEADLINE_S, wait_until
+from own_softnd import keep_with_adapter, open_handles
 
 import ndpy
 from ndpy.networkdirect import memory, native_calls
@@ -20,11 +20,7 @@ LARGE_PAGE = 2 << 20
 
 @pytest.fixture
 def keep(softnd):
-    with softnd.open() as adapter:
-        keeper = Keeper()
-        keeper.adapter = adapter
-        yield keeper
-        keeper.close()
+    yield from keep_with_adapter(softnd)
 
 
 MADE = {
