@@ -3,7 +3,7 @@
 
    networkdirect_calls.exe PROVIDER.dll ROUNDS: prints the nanoseconds of a post, a polled completion and an empty poll. */
 
-#include "../softnd/nd2.h"
+#include "../softnd/version2.h"
 
 #include <stdio.h>
 #include <stdlib.h>

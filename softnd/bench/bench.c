@@ -1,11 +1,11 @@
-/* Speed of softnd beside plain TCP, between two processes of one machine, as ratios of one run.
+/* Measures softnd against plain TCP between two processes on one machine.
  *
  *   bench.exe [PATH\softnd.dll]
  *
- * Rounds of the four measurements alternate, and each ratio is that of the medians, since times on a shared machine
- * shake. Exit status 0 when both ratios are within what softnd promises.
+ * The results are ratios of one run. The four measurements take turns in rounds, and each ratio is that of the
+ * medians, because times on a shared machine vary. The exit status is 0 if both ratios keep what softnd promises.
  */
-#include "../nd2.h"
+#include "../version2.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,7 +45,7 @@ static double now_s(void)
     return (double)count.QuadPart / (double)frequency.QuadPart;
 }
 
-/* Ends the process when something hangs, so that nothing is left behind. */
+/* Ends the process if something hangs, so that nothing is left behind. */
 static DWORD WINAPI watchdog(void *unused)
 {
     (void)unused;
@@ -129,7 +129,7 @@ struct end {
     OVERLAPPED overlapped;
     char *buffer;
     ND2_SGE ping_out, ping_in, block;
-    int received, initiated; /* completions that came early */
+    int received, initiated; /* completions that arrived early */
 };
 
 static void finish(const char *what, struct end *end, void *object, HRESULT status)
@@ -192,7 +192,7 @@ static void close_end(struct end *end)
     end->adapter->methods->Release(end->adapter);
 }
 
-/* Polls until `receives` and `initiated` completions have come, less those that came before. */
+/* Polls until `receives` and `initiated` completions have arrived. Those that arrived early count. */
 static void take(struct end *end, int receives, int initiated)
 {
     ND2_RESULT results[16];
@@ -222,7 +222,7 @@ static void post_send(struct end *end)
     check("Send", end->queue_pair->methods->Send(end->queue_pair, NULL, &end->ping_out, 1, ND_OP_FLAG_SILENT_SUCCESS));
 }
 
-/* The next receive is posted before the answer can come; one is posted when this begins. */
+/* The next Receive is posted before the answer can arrive. One Receive is posted when this begins. */
 static double nd_ping(struct end *end, int server)
 {
     double begin = now_s();

@@ -1,8 +1,8 @@
-/* A stream of bytes as a peer could send it, taken the way a connection takes it; for libFuzzer.
+/* For libFuzzer: a stream of bytes that a peer could send, handled as a connection handles it.
  *
- * The first byte of an input says how it is read, the rest is the stream: perhaps a start-up frame, then FPDUs. Every
- * FPDU is looked at in a buffer that ends with it, so that AddressSanitizer sees any byte read past it. Payload is
- * copied, under the rules of a responder, into a small memory with guards around what the tokens grant.
+ * The first byte of an input says how to read it. The rest is the stream: perhaps a start-up frame, then FPDUs. Each
+ * FPDU is parsed in a buffer that ends with it, so that AddressSanitizer sees any read past its end. Payload is copied
+ * into a small memory under the rules of a responder. Guards surround what the tokens grant.
  */
 #include "../wire/wire.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define MODE_CRC 1u     /* CRCs are checked */
-#define MODE_MEND_CRC 2u /* and made right before that; a fuzzer does not find them */
+#define MODE_MEND_CRC 2u /* and corrected right before, since a fuzzer does not find them */
 #define MODE_STARTUP 4u
 #define MODE_REPLY 8u
 
@@ -24,7 +24,7 @@ struct peer {
     struct wire_receiver receiver;
     struct wire_read read;
     bool reading;
-    uint32_t received; /* of the message that comes in */
+    uint32_t received; /* bytes of the message that is arriving */
     bool granted[TOKENS];
     uint8_t memory[GUARD + WINDOW + GUARD];
     uint8_t message[GUARD + RECEIVE_SIZE + GUARD];
@@ -116,7 +116,7 @@ static int take(struct peer *peer, const struct wire_segment *segment)
     return WIRE_OK;
 }
 
-/* What is complained of must survive the way to the peer. */
+/* The description of the offending segment must survive the way to the peer. */
 static void check_terminate(int error, const struct wire_segment *offender)
 {
     uint8_t out[WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE];
@@ -134,7 +134,7 @@ static void check_terminate(int error, const struct wire_segment *offender)
         require(!back.terminate.tagged && back.terminate.queue == offender->queue && back.terminate.msn == offender->msn);
 }
 
-/* Headers that are built from what was parsed are the headers that were parsed, but for reserved bits. */
+/* Headers built from parsed values must equal the parsed headers, except for reserved bits. */
 static void check_round_trip(const uint8_t *data, const struct wire_segment *segment)
 {
     uint8_t out[WIRE_READ_REQUEST_SIZE];
@@ -163,7 +163,7 @@ static void mend_crc(uint8_t *fpdu, size_t size)
         fpdu[size - 4 + i] = (uint8_t)(crc >> 8 * i);
 }
 
-/* Returns the number of bytes taken, 0 when the stream ends or breaks here. */
+/* Returns the number of bytes taken, or 0 if the stream ends or breaks here. */
 static size_t take_fpdu(struct peer *peer, const uint8_t *data, size_t size, unsigned mode)
 {
     bool with_crc = mode & MODE_CRC;
@@ -203,7 +203,7 @@ static size_t take_startup(const uint8_t *data, size_t size, bool reply)
     uint8_t out[MPA_MAX_FRAME];
     size_t used, back;
 
-    /* Byte by byte: once refused or complete it stays so, and nothing is read past what is there. */
+    /* One byte more at a time: a frame that is refused or complete stays so, and no byte past the end is read. */
     for (size_t length = 0; length <= size && length <= MPA_MAX_FRAME; length++) {
         uint8_t *copy = malloc(length ? length : 1);
         int result;

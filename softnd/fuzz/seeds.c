@@ -1,5 +1,5 @@
-/* Writes the streams that the fuzzer starts from into the folder that is named: all kinds of messages in a row, and
- * Terminates by themselves. */
+/* Writes the streams that the fuzzer starts from into the named folder: sequences of all kinds of messages, and single
+ * Terminates. */
 #include "../wire/wire.h"
 
 #include <stdio.h>
@@ -113,7 +113,7 @@ int main(int count, char **arguments)
         terminate(mode & 3);
         failed = save(arguments[1], mode);
     }
-    /* Without messages in front, a changed length does not move the Terminate out of step. */
+    /* A Terminate alone: with messages in front, a changed length would move it out of step. */
     for (unsigned kind = 0; kind < 4 && !failed; kind++) {
         size = 0;
         stream[size++] = 0;

@@ -1,4 +1,4 @@
-/* The wire code against bytes and numbers that the RFCs give. */
+/* The wire code against bytes and numbers from the RFCs. */
 #include "../wire/wire.h"
 
 #include <stdio.h>
@@ -24,7 +24,7 @@ static uint32_t stag_of(const char bytes[4])
     return stag;
 }
 
-/* A copy that ends where the allocation ends, so that AddressSanitizer sees every byte read past it. */
+/* A copy that ends where its allocation ends, so that AddressSanitizer sees every read past its end. */
 static uint8_t *exact_copy(const void *data, size_t size)
 {
     uint8_t *copy = malloc(size ? size : 1);
@@ -40,7 +40,7 @@ static int parse(const uint8_t *data, size_t size, bool with_crc, struct wire_se
     uint8_t *copy = exact_copy(data, size);
     int result = wire_parse(copy, size, with_crc, segment, used);
 
-    segment->payload = segment->header = NULL; /* they went with the copy */
+    segment->payload = segment->header = NULL; /* they pointed into the copy */
     free(copy);
     return result;
 }
@@ -116,7 +116,7 @@ static void test_start_up_frames_that_can_be_none_are_refused(void)
     frame.enhanced = true;
     CHECK(mpa_encode(out, &frame) == 0);
 
-    out[18] = 2; /* 513 bytes of private data, of which none has to come before that is seen */
+    out[18] = 2; /* 513 bytes of private data; refused before any of them arrives */
     out[19] = 1;
     CHECK(mpa_decode(out, MPA_HEADER_SIZE, false, &decoded, &used) == MPA_FRAME);
     out[18] = out[19] = 0;
@@ -126,7 +126,7 @@ static void test_start_up_frames_that_can_be_none_are_refused(void)
         CHECK((mpa_decode(out, MPA_HEADER_SIZE, false, &decoded, &used) == WIRE_OK) == (revision == 1 || revision == 2));
     }
     out[17] = 2;
-    out[16] = 0x10; /* enhanced, without its four bytes */
+    out[16] = 0x10; /* enhanced, but without its four bytes */
     out[19] = 3;
     CHECK(mpa_decode(out, MPA_HEADER_SIZE, false, &decoded, &used) == MPA_FRAME);
     out[0] = 'm';
@@ -176,7 +176,7 @@ static void test_send_has_the_layout_of_rfc_5041_4_3(void)
     CHECK(!segment.tagged && !segment.last && segment.opcode == RDMAP_SEND_SOLICITED_INVALIDATE);
     CHECK(segment.queue == 0 && segment.msn == 7 && segment.message_offset == 9 && segment.size == 1);
     CHECK(segment.invalidate == stag_of("\xAA\xBB\xCC\xDD"));
-    for (size_t bit = 16; bit < size * 8; bit++) { /* the length's bits move the end */
+    for (size_t bit = 16; bit < size * 8; bit++) { /* the bits of the length move the end */
         out[bit / 8] ^= (uint8_t)(1 << bit % 8);
         CHECK(parse(out, size, true, &segment, &used) == MPA_CRC);
         out[bit / 8] ^= (uint8_t)(1 << bit % 8);
@@ -186,7 +186,7 @@ static void test_send_has_the_layout_of_rfc_5041_4_3(void)
     out[11] = 1;
     CHECK(parse(out, size, false, &segment, &used) == RDMAP_OPCODE);
     CHECK(wire_put_send(out, RDMAP_SEND, stag_of("\xAA\xBB\xCC\xDD"), 1, 0, true, 0) == WIRE_UNTAGGED_SIZE);
-    CHECK(!memcmp(out + 4, "\0\0\0\0", 4)); /* nothing to invalidate */
+    CHECK(!memcmp(out + 4, "\0\0\0\0", 4)); /* no STag to invalidate */
 }
 
 static void test_crc_is_sent_least_significant_byte_first(void)
@@ -196,7 +196,7 @@ static void test_crc_is_sent_least_significant_byte_first(void)
 
     CHECK(wire_put_trailer(out, sizeof zeros, true, wire_crc32c(0, zeros, sizeof zeros)) == 4);
     CHECK(!memcmp(out, "\xAA\x36\x91\x8A", 4));
-    CHECK(wire_put_trailer(out, 29, true, wire_crc32c(0, zeros, 29)) == 7); /* the padding counts */
+    CHECK(wire_put_trailer(out, 29, true, wire_crc32c(0, zeros, 29)) == 7); /* padding is part of the CRC */
     CHECK(!memcmp(out, "\0\0\0\xAA\x36\x91\x8A", 7));
 }
 
@@ -219,7 +219,7 @@ static void test_read_request_has_the_layout_of_rfc_5040_4_4(void)
     CHECK(parse(out, size, false, &segment, &used) == WIRE_OK);
     CHECK(segment.queue == 1 && segment.msn == 1 && segment.request.size == 3 && segment.request.source_offset == 5);
     CHECK(segment.request.sink_stag == request.sink_stag && segment.request.source_stag == request.source_stag);
-    memset(out + 40, 0xFF, 8); /* three bytes from the last offset there is */
+    memset(out + 40, 0xFF, 8); /* three bytes from the last offset */
     CHECK(parse(out, size, false, &segment, &used) == RDMAP_OFFSET_WRAPS);
     out[47] = 0xFD; /* up to the last byte */
     CHECK(parse(out, size, false, &segment, &used) == WIRE_OK);
@@ -315,7 +315,7 @@ static void test_messages_come_in_order_and_without_gaps(void)
     CHECK(receive_send(&receiver, RDMAP_SEND_SOLICITED, 2, 8, true, 8) == RDMAP_OPCODE);
     CHECK(receive_send(&receiver, RDMAP_SEND, 2, 8, true, 0) == WIRE_OK);
     CHECK(receive_send(&receiver, RDMAP_SEND, 3, 0, true, 0) == WIRE_OK);
-    receiver.messages[QUEUE_SEND] = UINT32_MAX; /* RFC 5041 section 5.1: the number wraps */
+    receiver.messages[QUEUE_SEND] = UINT32_MAX; /* RFC 5041 section 5.1: the sequence number wraps */
     CHECK(receive_send(&receiver, RDMAP_SEND, 0, 0, true, 0) == WIRE_OK);
 }
 
@@ -335,8 +335,8 @@ static void test_read_response_fills_exactly_what_was_asked_for(void)
     CHECK(receive_response(&read, 5, 101, true, 9) == DDP_BOUNDS);
     CHECK(receive_response(&read, 5, 99, true, 10) == DDP_BOUNDS);
     CHECK(receive_response(&read, 5, 100, true, 11) == DDP_BOUNDS);
-    CHECK(receive_response(&read, 5, 100, true, 9) == RDMAP_OPERATION);   /* too early an end */
-    CHECK(receive_response(&read, 5, 100, false, 10) == RDMAP_OPERATION); /* no end */
+    CHECK(receive_response(&read, 5, 100, true, 9) == RDMAP_OPERATION);   /* ends too early */
+    CHECK(receive_response(&read, 5, 100, false, 10) == RDMAP_OPERATION); /* does not end */
     CHECK(receive_response(&read, 5, 100, false, 0) == RDMAP_OPERATION);  /* no progress */
     CHECK(receive_response(&read, 5, 100, false, 4) == WIRE_OK);
     CHECK(receive_response(&read, 5, 100, false, 4) == DDP_BOUNDS);

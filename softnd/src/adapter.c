@@ -35,7 +35,7 @@ bool adapter_request(struct adapter *adapter)
     if (adapter->switches.remove_after_requests != SWITCH_OFF &&
         (uint64_t)InterlockedIncrement64(&adapter->requests) > adapter->switches.remove_after_requests &&
         InterlockedExchange(&adapter->removed, 1) == 0) {
-        TRACE("adapter %p: removed by switch", (void *)adapter);
+        TRACE("adapter %p: removed by SOFTND_REMOVE_AFTER_REQUESTS", (void *)adapter);
         streams_remove_adapter(adapter);
         sources_remove_adapter(adapter);
     }

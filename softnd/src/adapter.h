@@ -1,4 +1,4 @@
-/* The adapter: limits, switches, the token table of its memory, and the creation of everything else. */
+/* The adapter: limits, switches, the token table of its memory, and the creation of all other objects. */
 #ifndef SOFTND_ADAPTER_H
 #define SOFTND_ADAPTER_H
 
@@ -13,10 +13,11 @@
 #define MAX_TRANSFER_LENGTH (1u << 30)
 #define MAX_INLINE_DATA 236u
 #define MAX_READ_LIMIT 64u
-#define MAX_QUEUE_DEPTH 1025u /* odd: programs that advertise one less and give credits for half of it lose none */
+/* odd, so that programs which advertise one less and return credits for half of it lose none */
+#define MAX_QUEUE_DEPTH 1025u
 #define MAX_SHARED_QUEUE_DEPTH 4096u
 #define MAX_CQ_DEPTH 65536u
-#define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame carries */
+#define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame can carry */
 #define MIN_GRANTED_SGE 4u
 #define LARGE_REQUEST 32768u
 
@@ -27,24 +28,26 @@ struct adapter {
     struct object object;
     struct switches switches;
     struct token_table tokens;
-    SRWLOCK sources_lock; /* taken under no other lock but a listener's or connector's */
+    SRWLOCK sources_lock; /* taken only outside of other locks or under a listener's or connector's */
     struct source *sources;
-    volatile LONG64 requests;      /* for SOFTND_REMOVE_AFTER_REQUESTS */
-    volatile LONG64 registrations; /* for SOFTND_REFUSE_REGISTRATIONS_AFTER */
+    volatile LONG64 requests;      /* counted for SOFTND_REMOVE_AFTER_REQUESTS */
+    volatile LONG64 registrations; /* counted for SOFTND_REFUSE_REGISTRATIONS_AFTER */
     volatile LONG removed;
 };
 
-/* How many elements a request may have where the program asked for so many. Programs are known to ask for 1 and use 2. */
+/* The number of elements that a request may have if the program asked for this many. Some programs ask for 1 and use
+ * 2. */
 static inline ULONG granted_sge(const struct adapter *adapter, ULONG asked)
 {
     return adapter->switches.exact_sge || asked > MIN_GRANTED_SGE ? asked : MIN_GRANTED_SGE;
 }
 
 HRESULT adapter_create(REFIID iid, void **out);
-/* For each version's adapter object, zeroed; false when the workers cannot be started. And its end, without the memory. */
+/* For the adapter objects of both versions. adapter_start needs zeroed memory and returns false if the workers cannot
+ * be started. adapter_end does not free the memory. */
 bool adapter_start(struct adapter *adapter, const struct object_class *class, const struct object_view *as);
 void adapter_end(struct adapter *adapter);
-/* Counts a request; false when the adapter is gone. */
+/* Counts a request. False if the adapter is gone. */
 bool adapter_request(struct adapter *adapter);
 static inline bool adapter_gone(const struct adapter *adapter)
 {

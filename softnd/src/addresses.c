@@ -22,7 +22,7 @@ static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
     return memcmp(&((const struct sockaddr_in6 *)a)->sin6_addr, &((const struct sockaddr_in6 *)b)->sin6_addr, 16) == 0;
 }
 
-/* Whether the comma-separated list names the address; unset means all. */
+/* Whether the comma-separated list in SOFTND_ADDRESSES names the address. Every address is selected if it is unset. */
 static bool selected(const struct sockaddr *address)
 {
     char list[2048], text[INET6_ADDRSTRLEN];
@@ -88,7 +88,7 @@ static unsigned collect(struct sockaddr_storage *all)
     }
     free(list);
 
-    /* Loopback always works, even where it has no interface of its own. */
+    /* Loopback always works, even if no interface has it. */
     struct sockaddr_in loopback = {.sin_family = AF_INET};
     loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     return add(all, count, (struct sockaddr *)&loopback);
@@ -136,7 +136,7 @@ bool addresses_serve(const struct sockaddr *address)
 {
     struct sockaddr_storage all[MAX_ADDRESSES];
 
-    /* Listed in any case; the list of the others takes a millisecond. */
+    /* Checked first because loopback is always listed, and listing the other addresses takes a millisecond. */
     if (address->sa_family == AF_INET && ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_LOOPBACK))
         return selected(address);
     unsigned count = collect(all);

@@ -1,4 +1,4 @@
-/* What differs between compilers, and nothing else. */
+/* Differences between compilers, and nothing else. */
 #ifndef SOFTND_COMPAT_H
 #define SOFTND_COMPAT_H
 

@@ -15,7 +15,7 @@ static ULONG capacity_for(ULONG depth)
     return capacity;
 }
 
-/* Pages that no entry ever used cost nothing, so queues at the maximum can be created freely. */
+/* Pages that no entry has used cost nothing, so queues of the maximum depth are cheap. */
 static struct cq_entry *ring_create(ULONG capacity)
 {
     return VirtualAlloc(NULL, capacity * sizeof(struct cq_entry), MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
@@ -63,17 +63,17 @@ bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, ULONG c
     return fits;
 }
 
-/* The queue overran: its queue pairs lose their connections (G.3.1). */
+/* The queue overran, so its queue pairs lose their connections (G.3.1). */
 static void break_users(struct completion_queue *cq)
 {
     for (;;) {
         AcquireSRWLockExclusive(&cq->lock);
         struct cq_user *user = cq->users;
-        while (user != NULL && user->told)
+        while (user != NULL && user->knows_failure)
             user = user->next;
         struct queue_pair *queue_pair = user != NULL ? user->queue_pair : NULL;
         if (user != NULL) {
-            user->told = true;
+            user->knows_failure = true;
             object_hold(&queue_pair->object);
         }
         ReleaseSRWLockExclusive(&cq->lock);
@@ -171,7 +171,8 @@ ULONG STDMETHODCALLTYPE cq_results(IND2CompletionQueue *self, ND2_RESULT *result
         cq->taken++;
     }
     ReleaseSRWLockExclusive(&cq->lock);
-    /* Who finds nothing is likely to ask again at once; the workers need a processor to find something. */
+    /* A program that finds nothing usually asks again at once. The workers need a processor before it can find
+     * something. */
     if (given == 0)
         SwitchToThread();
     return given;
@@ -309,7 +310,7 @@ HRESULT cq_create(struct adapter *adapter, REFIID iid, HANDLE file, ULONG depth,
     struct completion_queue *cq;
     HRESULT status = object_check_iid(&view, iid, out);
 
-    UNUSED(group); /* there is one group; another cannot be honoured (G.1.3) */
+    UNUSED(group); /* there is only one processor group (G.1.3) */
     if (status == ND_SUCCESS && (depth == 0 || depth > MAX_CQ_DEPTH))
         status = ND_INVALID_PARAMETER_3;
     if (status == ND_SUCCESS)

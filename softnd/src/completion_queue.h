@@ -1,7 +1,7 @@
 /* Completion queue: a ring of results, and notifications by sequence number (section G).
  *
- * Every entry gets the next sequence number. `triggered` is the number up to which entries have already satisfied a
- * notification; such entries satisfy no other, fetched or not (G.2.5).
+ * Every entry gets the next sequence number. Entries up to `triggered` have satisfied a notification. They satisfy no
+ * other one, whether they were fetched or not (G.2.5).
  */
 #ifndef SOFTND_COMPLETION_QUEUE_H
 #define SOFTND_COMPLETION_QUEUE_H
@@ -11,11 +11,11 @@
 
 struct queue_pair;
 
-/* A queue pair that completes here, in the queue's list under its lock. */
+/* A queue pair that completes here. It is in the queue's list, under the queue's lock. */
 struct cq_user {
     struct cq_user *next, **link;
     struct queue_pair *queue_pair;
-    bool told; /* of the queue's failure */
+    bool knows_failure; /* the queue pair knows that the queue failed */
 };
 
 struct completion_queue {
@@ -25,11 +25,11 @@ struct completion_queue {
     struct cq_entry *ring;
     ULONG capacity; /* a power of two above the depth */
     ULONG depth;
-    uint64_t taken, added; /* sequence numbers: entries taken+1..added are in the ring */
+    uint64_t taken, added; /* sequence numbers: entries taken+1 to added are in the ring */
     uint64_t triggered;
-    uint64_t last_any, last_solicited; /* newest entry that satisfies the type; errors satisfy both */
+    uint64_t last_any, last_solicited; /* newest entry that satisfies this type of notification; errors satisfy both */
     bool any_armed, solicited_armed;
-    HRESULT failure; /* ND_BUFFER_OVERFLOW after an overrun, ND_DEVICE_REMOVED */
+    HRESULT failure; /* ND_BUFFER_OVERFLOW after an overrun, or ND_DEVICE_REMOVED */
     struct cq_user *users;
     USHORT group;
     KAFFINITY affinity;
@@ -46,11 +46,11 @@ HRESULT cq_new(struct adapter *adapter, const struct object_view *as, HANDLE fil
                struct completion_queue **out);
 struct completion_queue *cq_from(IUnknown *pointer, const struct adapter *adapter);
 
-/* Adds entries in one step and then notifies. False when the queue overran (now or earlier): entries are lost and
- * the queue pair has to go. */
+/* Adds all entries in one step, then notifies. False if the queue overran, now or earlier: then entries are lost and
+ * the queue pair must end. */
 bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, ULONG count);
-/* The two halves of cq_add for callers that hold locks: cq_put may be called under a queue pair's lock, cq_notify
- * afterwards without. */
+/* The two halves of cq_add, for callers that hold locks. cq_put may be called under a queue pair's lock, cq_notify
+ * only afterwards, without locks. */
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, ULONG count, bool *notify);
 void cq_notify(struct completion_queue *cq);
 

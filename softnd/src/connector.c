@@ -1,19 +1,21 @@
-/* Connector states and the calls and events that change them:
+/* The connector: its events, its end, its queries and its object. connector_attempt.c has Bind, Connect, Accept and
+ * Reject.
  *
- *   IDLE         Connect -> CONNECTING; GetConnectionRequest -> RESERVED
- *   CONNECTING   accepted -> OFFERED; refused, failed -> IDLE; cancelled -> FAILED
- *   OFFERED      CompleteConnect -> ESTABLISHED; Reject -> IDLE
- *   RESERVED     a request arrived -> REQUESTED; given up -> IDLE
- *   REQUESTED    Accept -> ACCEPTING; Reject -> IDLE
- *   ACCEPTING    first message -> ESTABLISHED; failed, cancelled -> FAILED
- *   ESTABLISHED  ended by the peer or an error -> PEER_GONE; Disconnect -> LEAVING
- *   PEER_GONE    Disconnect -> LEAVING
- *   LEAVING      it is known what became of all that was sent -> DISCONNECTED
+ * States, and the calls and events that change them:
  *
- * The connector's lock is the outermost; streams and requests are dealt with after it was released, on values taken
- * under it, so an event may find that the connector has moved on: then its stream is another or none.
- */
-#include "connector.h"
+ *   IDLE           Connect -> CONNECTING; GetConnectionRequest -> RESERVED
+ *   CONNECTING     accepted -> OFFERED; refused, failed -> IDLE; canceled -> FAILED
+ *   OFFERED        CompleteConnect -> ESTABLISHED; Reject -> IDLE
+ *   RESERVED       a request arrived -> REQUESTED; GetConnectionRequest ended without one -> IDLE
+ *   REQUESTED      Accept -> ACCEPTING; Reject -> IDLE
+ *   ACCEPTING      first message -> ESTABLISHED; failed, canceled -> FAILED
+ *   ESTABLISHED    ended by the peer or an error -> PEER_GONE; Disconnect -> DISCONNECTING
+ *   PEER_GONE      Disconnect -> DISCONNECTING
+ *   DISCONNECTING  the outcome of everything sent is known -> DISCONNECTED
+ *
+ * The connector's lock is the outermost one. Values are read under it; streams and requests are handled after it was
+ * released. So an event may find that the connector has moved on and has another stream, or none. */
+#include "connector_state.h"
 #include "addresses.h"
 #include "guarded_copy.h"
 #include "queue_pair.h"
@@ -22,437 +24,56 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum state {
-    IDLE,
-    CONNECTING,
-    OFFERED,
-    RESERVED,
-    REQUESTED,
-    ACCEPTING,
-    ESTABLISHED,
-    PEER_GONE,
-    LEAVING,
-    DISCONNECTED,
-    FAILED
-};
-
-struct connector {
-    struct object object;
-    struct source source;
-    SRWLOCK lock;
-    enum state state;
-    struct stream *stream;
-    struct queue_pair *queue_pair; /* held while connecting and connected */
-    struct sockaddr_storage wish;  /* the address of Bind */
-    bool bound;
-    USHORT local_port; /* without Bind; 0: any */
-    SOCKET socket; /* bound, not yet used */
-    struct sockaddr_storage local, peer;
-    ULONG inbound, outbound; /* what GetReadLimits reports */
-    bool has_private_data;
-    uint8_t private_data[MPA_MAX_PRIVATE_DATA];
-    ULONG private_size;
-    HRESULT disconnect_result;
-};
-
-static HRESULT bind_status(int error)
+struct detached connector_detach(struct connector *connector)
 {
-    switch (error) {
-    case WSAEADDRINUSE:
-    case WSAEACCES:
-        return ND_SHARING_VIOLATION;
-    case WSAEADDRNOTAVAIL:
-        return ND_INVALID_ADDRESS;
-    case WSAENOBUFS:
-        return ND_TOO_MANY_ADDRESSES;
-    default:
-        return ND_INSUFFICIENT_RESOURCES;
-    }
-}
-
-/* What the connector lets go of; used after its lock was released. */
-struct released {
-    struct stream *stream;
-    struct queue_pair *queue_pair;
-};
-
-static struct released release(struct connector *connector)
-{
-    struct released released = {connector->stream, connector->queue_pair};
+    struct detached detached = {connector->stream, connector->queue_pair};
 
     connector->stream = NULL;
     connector->queue_pair = NULL;
-    return released;
+    return detached;
 }
 
-enum parting { PART_ONLY, PART_WITHDRAW, PART_CUT };
-
-static void part(struct released released, enum parting parting)
+void detached_tear_down(struct detached detached, enum teardown teardown)
 {
     struct connector *connector;
 
-    if (released.stream != NULL) {
-        stream_lock(released.stream);
-        connector = released.stream->connector;
-        released.stream->connector = NULL;
-        if (parting == PART_CUT)
-            stream_cut(released.stream);
-        else if (parting == PART_WITHDRAW && released.stream->phase != STREAM_CLOSED)
-            stream_withdraw(released.stream);
-        stream_unlock(released.stream);
-        if (released.queue_pair != NULL)
-            qp_detach(released.queue_pair, released.stream);
+    if (detached.stream != NULL) {
+        stream_lock(detached.stream);
+        connector = detached.stream->connector;
+        detached.stream->connector = NULL;
+        if (teardown == ABORT_STREAM)
+            stream_abort(detached.stream);
+        else if (teardown == WITHDRAW_STREAM && detached.stream->phase != STREAM_CLOSED)
+            stream_withdraw(detached.stream);
+        stream_unlock(detached.stream);
+        if (detached.queue_pair != NULL)
+            qp_detach(detached.queue_pair, detached.stream);
         if (connector != NULL)
             object_drop(&connector->object);
-        stream_drop(released.stream);
+        stream_drop(detached.stream);
     }
-    if (released.queue_pair != NULL)
-        object_drop(&released.queue_pair->object);
+    if (detached.queue_pair != NULL)
+        object_drop(&detached.queue_pair->object);
 }
 
-/* An established connection ends from this side: EVENT_ENDED follows, perhaps during the call. */
-static void leave(struct stream *stream)
+/* Ends an established connection from this side. EVENT_ENDED follows, perhaps during the call. */
+static void disconnect_stream(struct stream *stream)
 {
     stream_lock(stream);
-    stream_leave(stream);
+    stream_disconnect(stream);
     stream_unlock(stream);
 }
 
-static void attach_stream(struct connector *connector, struct stream *stream)
+void connector_attach(struct connector *connector, struct stream *stream)
 {
     stream->connector = connector;
     object_hold(&connector->object);
     connector->stream = stream;
 }
 
-/* ---- Bind ---- */
-
-static HRESULT STDMETHODCALLTYPE connector_bind(IND2Connector *self, const struct sockaddr *address, ULONG size)
-{
-    struct connector *connector = (struct connector *)self;
-    struct sockaddr_storage wish;
-    int error;
-
-    if (adapter_gone(connector->object.adapter))
-        return ND_DEVICE_REMOVED;
-    HRESULT status = address_take(address, size, &wish);
-    if (status != ND_SUCCESS)
-        return status;
-    if (!addresses_serve((struct sockaddr *)&wish))
-        return ND_INVALID_ADDRESS;
-    AcquireSRWLockExclusive(&connector->lock);
-    if (connector->state != IDLE) {
-        status = ND_ADDRESS_ALREADY_ASSOCIATED;
-    } else {
-        /* The same address again must work, so the first socket goes first. */
-        if (connector->socket != INVALID_SOCKET)
-            closesocket(connector->socket);
-        connector->bound = false;
-        connector->socket = stream_socket(&wish, false, &error);
-        status = connector->socket == INVALID_SOCKET ? bind_status(error) : ND_SUCCESS;
-        if (status == ND_SUCCESS) {
-            connector->wish = wish;
-            connector->bound = true;
-        }
-    }
-    ReleaseSRWLockExclusive(&connector->lock);
-    TRACE("connector %p: bind: 0x%08lx", (void *)self, status);
-    return status;
-}
-
-/* ---- Connect ---- */
-
-/* Under the lock: a stream from the bound socket, or one bound anew for a repeated attempt. */
-static HRESULT make_stream(struct connector *connector, const struct sockaddr_storage *peer, struct stream **out)
-{
-    struct sockaddr_storage local = connector->wish;
-    SOCKET socket = connector->socket;
-    int error, length = sizeof local;
-
-    connector->socket = INVALID_SOCKET;
-    if (socket == INVALID_SOCKET) {
-        if (!connector->bound) {
-            local = *peer;
-            if (!addresses_serve((const struct sockaddr *)peer)) {
-                memset(&local, 0, sizeof local);
-                local.ss_family = peer->ss_family;
-            }
-            address_set_port((struct sockaddr *)&local, connector->local_port);
-        }
-        socket = stream_socket(&local, false, &error);
-        if (socket == INVALID_SOCKET)
-            return bind_status(error);
-    }
-    *out = stream_create(connector->object.adapter, socket);
-    if (*out == NULL)
-        return ND_INSUFFICIENT_RESOURCES;
-    if (getsockname(socket, (struct sockaddr *)&(*out)->local, &length) != 0)
-        (*out)->local = local;
-    (*out)->peer = *peer;
-    return ND_SUCCESS;
-}
-
-static ULONG capped(ULONG limit)
-{
-    return limit > MAX_READ_LIMIT ? MAX_READ_LIMIT : limit;
-}
-
-static HRESULT take_private(uint8_t *out, const void *data, ULONG size)
-{
-    if (size > MAX_PRIVATE_DATA)
-        return ND_INVALID_BUFFER_SIZE;
-    if (size > 0 && (data == NULL || !guarded_copy(out, data, size)))
-        return ND_ACCESS_VIOLATION;
-    return ND_SUCCESS;
-}
-
-static HRESULT take_destination(const struct sockaddr *address, ULONG size, struct sockaddr_storage *out)
-{
-    if (address_take(address, size, out) != ND_SUCCESS)
-        return ND_INVALID_ADDRESS;
-    if (address_is_wildcard((struct sockaddr *)out))
-        return ND_BAD_NETWORK_NAME;
-    return address_port((struct sockaddr *)out) == 0 ? ND_INVALID_ADDRESS : ND_SUCCESS;
-}
-
-HRESULT connector_begin(struct connector *connector, const struct connection *connection,
-                        const struct sockaddr *destination, ULONG size, USHORT local_port, OVERLAPPED *overlapped)
-{
-    struct queue_pair *qp = connection->queue_pair;
-    struct sockaddr_storage peer;
-    uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
-    struct stream *stream = NULL;
-
-    if (adapter_gone(connector->object.adapter))
-        return ND_DEVICE_REMOVED;
-    HRESULT status = take_private(private_copy, connection->private_data, connection->private_size);
-    if (status == ND_SUCCESS && (qp == NULL || qp->object.adapter != connector->object.adapter))
-        status = ND_INVALID_PARAMETER_1;
-    if (status == ND_SUCCESS)
-        status = take_destination(destination, size, &peer);
-    if (status != ND_SUCCESS)
-        return status;
-
-    AcquireSRWLockExclusive(&connector->lock);
-    if (connector->state != IDLE) {
-        status = connector->state == FAILED || connector->state == DISCONNECTED ? ND_CONNECTION_INVALID
-                                                                                 : ND_CONNECTION_ACTIVE;
-    } else if (connector->bound && connector->wish.ss_family != peer.ss_family) {
-        status = ND_INVALID_ADDRESS;
-    } else {
-        connector->local_port = local_port;
-        status = make_stream(connector, &peer, &stream);
-    }
-    if (status == ND_SUCCESS && !qp_attach(qp, stream))
-        status = ND_CONNECTION_ACTIVE;
-    if (status == ND_SUCCESS) {
-        status = request_accept(&connector->source, REQUEST_CONNECT, overlapped, NULL);
-        if (status != ND_PENDING)
-            qp_detach(qp, stream);
-    }
-    if (status == ND_PENDING) {
-        stream->revision = 2;
-        stream->own_inbound = capped(connection->inbound);
-        stream->own_outbound = capped(connection->outbound);
-        memcpy(stream->own_private, private_copy, connection->private_size);
-        stream->own_private_size = connection->private_size;
-        attach_stream(connector, stream);
-        object_hold(&qp->object);
-        connector->queue_pair = qp;
-        connector->state = CONNECTING;
-        connector->has_private_data = false;
-        connector->peer = peer;
-        connector->local = stream->local;
-        stream_hold(stream);
-    }
-    ReleaseSRWLockExclusive(&connector->lock);
-
-    if (stream == NULL)
-        return status;
-    stream_lock(stream);
-    if (status == ND_PENDING)
-        stream_connect(stream);
-    else
-        stream_cut(stream);
-    stream_unlock(stream);
-    stream_drop(stream);
-    return status;
-}
-
-HRESULT connector_time_out(struct connector *connector, OVERLAPPED *overlapped)
-{
-    HRESULT status = request_accept(&connector->source, REQUEST_CONNECT, overlapped, NULL);
-
-    if (status == ND_PENDING)
-        request_complete(&connector->source, REQUEST_CONNECT, ND_TIMEOUT);
-    return status;
-}
-
-static HRESULT STDMETHODCALLTYPE connector_connect(IND2Connector *self, IUnknown *queue_pair,
-                                                   const struct sockaddr *destination, ULONG size, ULONG inbound,
-                                                   ULONG outbound, const void *private_data, ULONG private_size,
-                                                   OVERLAPPED *overlapped)
-{
-    const struct connection connection = {qp_from(queue_pair), inbound, outbound, private_data, private_size};
-    return connector_begin((struct connector *)self, &connection, destination, size, 0, overlapped);
-}
-
-/* The peer closed without answering revision 2: once more with revision 1. */
-static HRESULT fall_back(struct connector *connector, struct stream *old, struct released *released)
-{
-    struct stream *stream;
-    struct queue_pair *qp = connector->queue_pair;
-
-    *released = (struct released){old, NULL};
-    qp_detach(qp, old);
-    HRESULT status = make_stream(connector, &connector->peer, &stream);
-    if (status != ND_SUCCESS)
-        return status;
-    stream->revision = 1;
-    stream->own_inbound = old->own_inbound;
-    stream->own_outbound = old->own_outbound;
-    memcpy(stream->own_private, old->own_private, old->own_private_size);
-    stream->own_private_size = old->own_private_size;
-    if (!qp_attach(qp, stream)) {
-        *released = (struct released){old, NULL};
-        stream_lock(stream);
-        stream_cut(stream);
-        stream_unlock(stream);
-        stream_drop(stream);
-        return ND_CANCELED;
-    }
-    attach_stream(connector, stream);
-    connector->local = stream->local;
-    TRACE("connector %p: once more with revision 1", (void *)connector);
-    return ND_SUCCESS;
-}
-
-HRESULT STDMETHODCALLTYPE connector_complete(IND2Connector *self, OVERLAPPED *overlapped)
-{
-    struct connector *connector = (struct connector *)self;
-    struct stream *stream = NULL;
-
-    if (adapter_gone(connector->object.adapter))
-        return ND_DEVICE_REMOVED;
-    AcquireSRWLockExclusive(&connector->lock);
-    HRESULT status = connector->state == OFFERED
-                         ? request_accept(&connector->source, REQUEST_COMPLETE_CONNECT, overlapped, NULL)
-                         : ND_CONNECTION_INVALID;
-    if (status == ND_PENDING) {
-        connector->state = ESTABLISHED;
-        stream = connector->stream;
-        stream_hold(stream);
-    }
-    ReleaseSRWLockExclusive(&connector->lock);
-    if (stream == NULL)
-        return status;
-
-    stream_lock(stream);
-    bool complete = stream_complete(stream);
-    stream_unlock(stream);
-    if (!complete) {
-        AcquireSRWLockExclusive(&connector->lock);
-        bool mine = connector->stream == stream && connector->state == ESTABLISHED;
-        struct released released = {NULL, NULL};
-        if (mine) {
-            connector->state = FAILED;
-            released = release(connector);
-        }
-        ReleaseSRWLockExclusive(&connector->lock);
-        part(released, PART_CUT);
-    }
-    request_complete(&connector->source, REQUEST_COMPLETE_CONNECT, complete ? ND_SUCCESS : ND_IO_TIMEOUT);
-    stream_drop(stream);
-    return status;
-}
-
-/* ---- Accept and Reject ---- */
-
-HRESULT connector_answer(struct connector *connector, const struct connection *connection, OVERLAPPED *overlapped)
-{
-    struct queue_pair *qp = connection->queue_pair;
-    uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
-
-    if (adapter_gone(connector->object.adapter))
-        return ND_DEVICE_REMOVED;
-    AcquireSRWLockExclusive(&connector->lock);
-    struct stream *stream = connector->state == REQUESTED ? connector->stream : NULL;
-    HRESULT status = stream == NULL ? ND_CONNECTION_INVALID
-                                    : take_private(private_copy, connection->private_data, connection->private_size);
-    if (status == ND_SUCCESS && (qp == NULL || qp->object.adapter != connector->object.adapter))
-        status = ND_INVALID_PARAMETER_1;
-    if (status == ND_SUCCESS && !qp_attach(qp, stream))
-        status = ND_CONNECTION_ACTIVE;
-    if (status == ND_SUCCESS) {
-        status = request_accept(&connector->source, REQUEST_ACCEPT, overlapped, NULL);
-        if (status != ND_PENDING)
-            qp_detach(qp, stream);
-    }
-    if (status == ND_PENDING) {
-        object_hold(&qp->object);
-        connector->queue_pair = qp;
-        connector->state = ACCEPTING;
-        stream_hold(stream);
-    }
-    ReleaseSRWLockExclusive(&connector->lock);
-    if (status != ND_PENDING)
-        return status;
-
-    stream_lock(stream);
-    ULONG inbound = capped(connection->inbound), outbound = capped(connection->outbound);
-    stream->own_inbound = inbound < stream->peer_outbound ? inbound : stream->peer_outbound;
-    stream->own_outbound = outbound < stream->peer_inbound ? outbound : stream->peer_inbound;
-    if (!stream_reply(stream, false, private_copy, connection->private_size)) {
-        stream->after.events |= EVENT_FAILED;
-        stream->after.status = ND_CONNECTION_ABORTED;
-    }
-    stream_unlock(stream);
-    stream_drop(stream);
-    return status;
-}
-
-static HRESULT STDMETHODCALLTYPE connector_accept(IND2Connector *self, IUnknown *queue_pair, ULONG inbound,
-                                                  ULONG outbound, const void *private_data, ULONG private_size,
-                                                  OVERLAPPED *overlapped)
-{
-    const struct connection connection = {qp_from(queue_pair), inbound, outbound, private_data, private_size};
-    return connector_answer((struct connector *)self, &connection, overlapped);
-}
-
-HRESULT STDMETHODCALLTYPE connector_reject(IND2Connector *self, const void *private_data, ULONG private_size)
-{
-    struct connector *connector = (struct connector *)self;
-    uint8_t private_copy[MPA_MAX_PRIVATE_DATA];
-    struct released released = {NULL, NULL};
-    bool passive = false, alive = true;
-
-    if (adapter_gone(connector->object.adapter))
-        return ND_DEVICE_REMOVED;
-    AcquireSRWLockExclusive(&connector->lock);
-    HRESULT status = connector->state == REQUESTED || connector->state == OFFERED
-                         ? take_private(private_copy, private_data, private_size)
-                         : ND_CONNECTION_INVALID;
-    if (status == ND_SUCCESS) {
-        passive = connector->state == REQUESTED;
-        released = release(connector);
-        connector->state = IDLE;
-        connector->has_private_data = false;
-    }
-    ReleaseSRWLockExclusive(&connector->lock);
-    if (status != ND_SUCCESS)
-        return status;
-    stream_lock(released.stream);
-    alive = released.stream->phase != STREAM_CLOSED && !released.stream->abandoned;
-    if (alive && passive)
-        alive = stream_reply(released.stream, true, private_copy, private_size);
-    stream_unlock(released.stream);
-    part(released, PART_WITHDRAW);
-    return alive ? ND_SUCCESS : ND_CONNECTION_ABORTED;
-}
-
 /* ---- Queries ---- */
 
-/* Whether the active side gave up a request that was handed out. Under the connector's lock. */
+/* Whether the active side has given up a request that GetConnectionRequest handed out. Under the connector's lock. */
 static bool abandoned(struct connector *connector)
 {
     stream_lock(connector->stream);
@@ -495,9 +116,9 @@ HRESULT STDMETHODCALLTYPE connector_private_data(IND2Connector *self, void *out,
     else if (connector->state == REQUESTED && abandoned(connector))
         status = ND_CONNECTION_ABORTED;
     if (status == ND_SUCCESS) {
-        ULONG part = have < connector->private_size && out != NULL ? have : connector->private_size;
-        status = have < connector->private_size || (out == NULL && part > 0) ? ND_BUFFER_OVERFLOW : ND_SUCCESS;
-        if (out != NULL && !guarded_copy(out, connector->private_data, part))
+        ULONG copied = have < connector->private_size && out != NULL ? have : connector->private_size;
+        status = have < connector->private_size || (out == NULL && copied > 0) ? ND_BUFFER_OVERFLOW : ND_SUCCESS;
+        if (out != NULL && !guarded_copy(out, connector->private_data, copied))
             status = ND_ACCESS_VIOLATION;
         if (!guarded_copy(size, &connector->private_size, sizeof *size))
             status = ND_ACCESS_VIOLATION;
@@ -511,7 +132,7 @@ static HRESULT give_address(struct connector *connector, bool peer, struct socka
     if (adapter_gone(connector->object.adapter))
         return ND_DEVICE_REMOVED;
     AcquireSRWLockShared(&connector->lock);
-    enum state state = connector->state;
+    enum connector_state state = connector->state;
     struct sockaddr_storage address = peer ? connector->peer : connector->local;
     ReleaseSRWLockShared(&connector->lock);
     bool valid = state == OFFERED || state == REQUESTED || state == ACCEPTING || state == ESTABLISHED ||
@@ -563,14 +184,14 @@ HRESULT STDMETHODCALLTYPE connector_disconnect(IND2Connector *self, OVERLAPPED *
             connector->disconnect_result = ND_DEVICE_REMOVED;
         else if (connector->queue_pair != NULL && connector->queue_pair->object.com_references == 0)
             connector->disconnect_result = ND_CANCELED;
-        connector->state = LEAVING;
+        connector->state = DISCONNECTING;
         stream = connector->stream;
         stream_hold(stream);
     }
     ReleaseSRWLockExclusive(&connector->lock);
     if (status != ND_PENDING)
         return status;
-    leave(stream);
+    disconnect_stream(stream);
     stream_drop(stream);
     return status;
 }
@@ -590,7 +211,7 @@ static void take_peer_data(struct connector *connector, struct stream *stream, b
 
 void connector_event(struct connector *connector, struct stream *stream, unsigned events, HRESULT status)
 {
-    struct released released = {NULL, NULL};
+    struct detached detached = {NULL, NULL};
     enum request_kind finished = REQUEST_ANY;
     HRESULT result = status;
     bool ended = false, again = false;
@@ -606,7 +227,7 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
         result = ND_SUCCESS;
     }
     if ((events & EVENT_FALLBACK) != 0 && connector->state == CONNECTING) {
-        result = fall_back(connector, stream, &released);
+        result = connector_fall_back(connector, stream, &detached);
         again = result == ND_SUCCESS;
         if (!again)
             events |= EVENT_FAILED;
@@ -621,16 +242,16 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
         connector->state = PEER_GONE;
         ended = true;
     }
-    if ((events & EVENT_ENDED) != 0 && connector->state == LEAVING) {
+    if ((events & EVENT_ENDED) != 0 && connector->state == DISCONNECTING) {
         connector->state = DISCONNECTED;
-        released = release(connector);
+        detached = connector_detach(connector);
         finished = REQUEST_DISCONNECT;
         result = connector->disconnect_result;
     }
     if ((events & EVENT_REFUSED) != 0 && connector->state == CONNECTING) {
         take_peer_data(connector, stream, false);
         connector->state = IDLE;
-        released = release(connector);
+        detached = connector_detach(connector);
         finished = REQUEST_CONNECT;
         result = ND_CONNECTION_REFUSED;
     } else if ((events & EVENT_FAILED) != 0 &&
@@ -642,14 +263,14 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
                                ? IDLE
                                : FAILED;
         connector->has_private_data = false;
-        released = release(connector);
+        detached = connector_detach(connector);
     }
     struct stream *next = again ? connector->stream : NULL;
     if (next != NULL)
         stream_hold(next);
     ReleaseSRWLockExclusive(&connector->lock);
 
-    part(released, PART_ONLY);
+    detached_tear_down(detached, KEEP_STREAM);
     if (finished != REQUEST_ANY)
         request_complete(&connector->source, finished, result);
     if (ended)
@@ -691,7 +312,7 @@ bool connector_adopt(struct connector *connector, struct stream *stream)
     bool reserved = connector->state == RESERVED;
     if (reserved) {
         stream_lock(stream);
-        attach_stream(connector, stream);
+        connector_attach(connector, stream);
         stream_hold(stream);
         connector->state = REQUESTED;
         connector->local = stream->local;
@@ -711,15 +332,15 @@ bool connector_adopt(struct connector *connector, struct stream *stream)
 HRESULT STDMETHODCALLTYPE connector_cancel(IND2Connector *self)
 {
     struct connector *connector = (struct connector *)self;
-    struct released released = {NULL, NULL};
+    struct detached detached = {NULL, NULL};
 
     AcquireSRWLockExclusive(&connector->lock);
     if (connector->state == CONNECTING || connector->state == ACCEPTING) {
         connector->state = FAILED;
-        released = release(connector);
+        detached = connector_detach(connector);
     }
     ReleaseSRWLockExclusive(&connector->lock);
-    part(released, PART_CUT);
+    detached_tear_down(detached, ABORT_STREAM);
     return source_cancel(&connector->source);
 }
 
@@ -734,14 +355,14 @@ static void connector_closed(struct object *object)
     struct connector *connector = CONTAINER_OF(object, struct connector, object);
 
     AcquireSRWLockExclusive(&connector->lock);
-    enum state state = connector->state;
-    struct released released = release(connector);
+    enum connector_state state = connector->state;
+    struct detached detached = connector_detach(connector);
     connector->state = FAILED;
     ReleaseSRWLockExclusive(&connector->lock);
-    bool established = state == ESTABLISHED || state == PEER_GONE || state == LEAVING;
-    if (established && released.stream != NULL)
-        leave(released.stream);
-    part(released, established ? PART_ONLY : state == CONNECTING ? PART_CUT : PART_WITHDRAW);
+    bool established = state == ESTABLISHED || state == PEER_GONE || state == DISCONNECTING;
+    if (established && detached.stream != NULL)
+        disconnect_stream(detached.stream);
+    detached_tear_down(detached, established ? KEEP_STREAM : state == CONNECTING ? ABORT_STREAM : WITHDRAW_STREAM);
     source_close(&connector->source);
 }
 

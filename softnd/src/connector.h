@@ -13,18 +13,18 @@ HRESULT connector_new(struct adapter *adapter, const struct object_view *as, HAN
 struct connector *connector_from(IUnknown *pointer, const struct adapter *adapter);
 struct object *connector_object(struct connector *connector);
 
-/* What Connect and Accept are given. */
+/* The arguments of Connect and Accept. */
 struct connection {
-    struct queue_pair *queue_pair; /* NULL: not one that the connector can use */
+    struct queue_pair *queue_pair; /* NULL: not a queue pair that this connector can use */
     ULONG inbound, outbound;       /* read limits */
     const void *private_data;
     ULONG private_size;
 };
 
-/* `local_port` counts on a connector without address; 0: any. */
+/* `local_port` applies to a connector without a bound address; 0 means any port. */
 HRESULT connector_begin(struct connector *connector, const struct connection *connection,
                         const struct sockaddr *destination, ULONG size, USHORT local_port, OVERLAPPED *overlapped);
-/* A Connect that nothing is done for: it ends with ND_TIMEOUT. */
+/* A Connect that does nothing and ends with ND_TIMEOUT. */
 HRESULT connector_time_out(struct connector *connector, OVERLAPPED *overlapped);
 HRESULT connector_answer(struct connector *connector, const struct connection *connection, OVERLAPPED *overlapped);
 
@@ -39,12 +39,13 @@ HRESULT STDMETHODCALLTYPE connector_notify_disconnect(IND2Connector *self, OVERL
 HRESULT STDMETHODCALLTYPE connector_disconnect(IND2Connector *self, OVERLAPPED *overlapped);
 HRESULT STDMETHODCALLTYPE connector_cancel(IND2Connector *self);
 
-/* For the listener: reserves an idle connector for a request, gives it up, and hands it one (false: not any more). */
+/* For the listener. connector_reserve reserves an idle connector for a request. connector_unreserve gives it back.
+ * connector_adopt hands the request over, and returns false if the connector is no longer reserved. */
 bool connector_reserve(struct connector *connector);
 void connector_unreserve(struct connector *connector);
 bool connector_adopt(struct connector *connector, struct stream *stream);
 
-/* What a stream has to tell; without locks. */
+/* Handles events of the stream. Call it without locks. */
 void connector_event(struct connector *connector, struct stream *stream, unsigned events, HRESULT status);
 
 #endif

@@ -1,12 +1,12 @@
-/* A copy that ends instead of crashing when a page is missing.
+/* A copy that fails instead of crashing if a page is missing.
  *
- * MSVC has __try for this. MinGW has no structured exception handling in C, so there the copy is a routine of its own
- * whose address range is known; a vectored exception handler that sees an access violation inside this range lets
- * the thread go on at the routine's failure exit. The routine keeps nothing on the stack and changes only volatile
- * registers, so going on there is safe at every instruction.
+ * MSVC has __try for this. MinGW has no structured exception handling in C. There the copy is a routine whose address
+ * range is known. A vectored exception handler sees an access violation inside this range and continues the thread at
+ * the routine's failure exit. The routine keeps nothing on the stack and changes only volatile registers, so that is
+ * safe at every instruction.
  *
- * Stores of at most 16 bytes in ascending addresses: x86 makes them visible in program order, which string
- * instructions and memcpy do not promise.
+ * The copy stores at most 16 bytes at a time, at ascending addresses. x86 makes such stores visible in program order.
+ * String instructions and memcpy do not promise that.
  */
 #include "guarded_copy.h"
 

@@ -1,9 +1,10 @@
-/* MPA start-up: request and reply frames, revision 2 with its read limits and first message, revision 1 as fallback.
+/* MPA start-up: request and reply frames. Revision 2 has read limits and a first message; revision 1 is the fallback.
  *
- * The active side asks for the peer-to-peer model with a zero-length Read as first message, which makes the passive
- * side's Accept complete and later serves as acknowledgement. So the request asks for one Read at least, whatever the
- * program's limit is: siw ends a connection on which a Read comes although none was agreed. A peer that closes instead of
- * answering may know only revision 1; then it is asked once more in its own way.
+ * The active side asks for the peer-to-peer model. Its first message is a zero-length Read. That Read completes the
+ * passive side's Accept. Further Reads of this kind serve as acknowledgements. siw ends a connection when a Read
+ * arrives although none was agreed, so the request asks for at least one Read, whatever limit the program has.
+ *
+ * A peer that closes instead of answering may know only revision 1. It is then asked again with revision 1.
  */
 #include "addresses.h"
 #include "queue_pair.h"
@@ -13,7 +14,7 @@
 #include <mswsock.h>
 #include <string.h>
 
-#define NUDGE_MS 250
+#define SILENT_PEER_MS 250
 
 static ULONG smaller(ULONG a, ULONG b)
 {
@@ -83,13 +84,13 @@ void handshake_reply(struct stream *stream)
 
     int result = mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, true, &frame, &used);
     if (result == WIRE_MORE) {
-        /* The peer's program may take its time to decide (H.1.2), but a reply comes as a whole. */
+        /* The peer's program may take its time to decide (H.1.2), but a reply that has begun must arrive completely. */
         if (stream->in.end > stream->in.begin)
             stream_await_frame(stream);
         return;
     }
     stream_clear_timer(stream);
-    /* Who was asked for CRCs and answers without will not send any. */
+    /* A peer that was asked for CRCs and replies without them will not send any. */
     bool no_crc = result == WIRE_OK && !frame.reject && !frame.crc && stream->adapter->switches.require_crc;
     if (result != WIRE_OK || (frame.markers && !frame.reject) || no_crc) {
         TRACE("stream %p: not an MPA reply", (void *)stream);
@@ -101,7 +102,7 @@ void handshake_reply(struct stream *stream)
     take_limits(stream, &frame);
     if (frame.reject) {
         event(stream, EVENT_REFUSED, ND_CONNECTION_REFUSED);
-        stream_goodbye(stream);
+        stream_close(stream);
         return;
     }
     stream->crc = frame.crc || stream->adapter->switches.require_crc;
@@ -122,7 +123,7 @@ void handshake_request(struct stream *stream)
         return;
     if (result != WIRE_OK) {
         TRACE("stream %p: not an MPA request", (void *)stream);
-        stream_goodbye(stream);
+        stream_close(stream);
         return;
     }
     stream_take(stream, used);
@@ -131,13 +132,14 @@ void handshake_request(struct stream *stream)
     take_private_data(stream, &frame);
     take_limits(stream, &frame);
     stream->crc = frame.crc || stream->adapter->switches.require_crc;
-    /* Without this first message Accept cannot know that the peer went on (H.1.1). */
+    /* Without a first message, Accept cannot know that the peer continued (H.1.1). */
     stream->peer_to_peer = frame.enhanced && frame.peer_to_peer && frame.rtr_read;
     if (frame.markers) {
         stream_reply(stream, true, NULL, 0);
         return;
     }
-    TRACE("stream %p: request of revision %u, %lu bytes of private data", (void *)stream, frame.revision, stream->private_size);
+    TRACE("stream %p: request of revision %u, %lu bytes of private data", (void *)stream, frame.revision,
+          stream->private_size);
     stream->phase = STREAM_REQUESTED;
     event(stream, EVENT_REQUESTED, ND_SUCCESS);
 }
@@ -163,15 +165,15 @@ bool stream_reply(struct stream *stream, bool reject, const void *private_data, 
     if (!send_frame(stream, &frame))
         return false;
     if (reject) {
-        stream_goodbye(stream);
+        stream_close(stream);
         return true;
     }
     if (stream->peer_to_peer) {
         stream->phase = STREAM_ACCEPTING;
         return true;
     }
-    /* Such a peer says nothing until its program sends; the reply is all there is to wait for. Nothing may be sent
-     * before its first message. */
+    /* This peer sends nothing until its program does, so there is nothing to wait for. Nothing may be sent before its
+     * first message. */
     stream->phase = STREAM_ESTABLISHED;
     qp_established(stream->queue_pair, stream);
     event(stream, EVENT_ESTABLISHED, ND_SUCCESS);
@@ -185,17 +187,17 @@ bool stream_complete(struct stream *stream)
     stream->phase = STREAM_ESTABLISHED;
     qp_established(stream->queue_pair, stream);
     if (stream->peer_to_peer) {
-        qp_greet(stream->queue_pair, stream);
-        stream->unheard = true;
-        stream_set_timer(stream, NUDGE_MS);
+        qp_send_rtr(stream->queue_pair, stream);
+        stream->peer_silent = true;
+        stream_set_timer(stream, SILENT_PEER_MS);
     }
     stream_pump(stream);
     stream_resume_input(stream);
     return stream->phase != STREAM_CLOSED;
 }
 
-/* The active program rejects what the peer accepted: told by a Terminate, so that the peer's Accept ends with
- * ND_CONNECTION_REFUSED and not like a loss (M.16). */
+/* Ends an attempt. If the active program rejects what the peer accepted, a Terminate tells the peer. Its Accept then
+ * ends with ND_CONNECTION_REFUSED, which it would not do after a loss (M.16). */
 void stream_withdraw(struct stream *stream)
 {
     if (stream->phase == STREAM_OFFERED) {
@@ -206,14 +208,14 @@ void stream_withdraw(struct stream *stream)
             size += wire_put_trailer(out + size, size, stream->crc, crc);
             stream_filled(stream, size);
         }
-        stream_goodbye(stream);
+        stream_close(stream);
     } else if (stream->phase == STREAM_REQUESTED) {
         stream_reply(stream, true, NULL, 0);
-        stream_goodbye(stream);
+        stream_close(stream);
     } else if (stream->phase < STREAM_ESTABLISHED) {
-        stream_cut(stream);
+        stream_abort(stream);
     } else {
-        stream_goodbye(stream);
+        stream_close(stream);
     }
 }
 
@@ -250,5 +252,5 @@ void handshake_lost(struct stream *stream, HRESULT status)
     default:
         break;
     }
-    stream_cut(stream);
+    stream_abort(stream);
 }

@@ -1,4 +1,4 @@
-/* What Connect says of a Winsock or Win32 error (H.4.2). */
+/* The status of Connect for a Winsock or Win32 error (H.4.2). */
 #include "stream.h"
 
 HRESULT handshake_status(DWORD error)
@@ -10,7 +10,7 @@ HRESULT handshake_status(DWORD error)
     case ERROR_NETWORK_UNREACHABLE:
     case WSAENETUNREACH:
     case WSAENETDOWN:
-    case WSAEINVAL: /* under Wine: no way leads there from the address that the connector is bound to */
+    case WSAEINVAL: /* under Wine: no route from the address that the connector is bound to */
         return ND_NETWORK_UNREACHABLE;
     case ERROR_HOST_UNREACHABLE:
     case WSAEHOSTUNREACH:

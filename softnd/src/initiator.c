@@ -1,17 +1,19 @@
-/* What goes out: operations in order, answers to the peer's Reads, words or acknowledgement Reads, and the Terminate.
+/* Output: operations in order, answers to the peer's Reads, receipts or acknowledgement Reads, and the Terminate.
  *
- * Messages are not interleaved; whole answers and whole operations take turns. Each segment is copied from the
- * consumer's memory into the stream's buffer, where the token is checked and a missing page does no harm.
+ * Messages are not interleaved: whole answers and whole operations take turns. Each segment is copied from the
+ * consumer's memory into the stream's buffer. The copy checks the token and survives a missing page.
  *
- * A Write of several segments is announced by a zero-length Write to its end: to any iWARP peer a Write of nothing, to
- * this provider a chance to judge the whole before the first byte is placed (E.3.5). Zero-length Writes of the program
- * therefore go out without token.
+ * A Write of several segments is announced by a zero-length Write to its end. Other iWARP peers see a Write of
+ * nothing. softnd can check the whole range before the first byte is placed (E.3.5). Therefore a zero-length Write of
+ * the program is sent without its token.
  *
- * Operation numbers: everything before `acknowledged` is proven to be taken by the peer; `covered` is what Reads
- * under way will prove; `unacknowledged` is the end of the last Send or Write that is on the wire.
+ * Operation numbers:
+ *   acknowledged    the peer is proven to have taken everything before this one
+ *   covered         Reads under way will prove everything before this one
+ *   unacknowledged  the end of the last Send or Write on the wire
  *
- * A peer that does not tell how far it took is asked by Reads of no bytes, of which it serves as many as its limit says.
- * No Send or Write begins while none is free, so that each has its Read behind it: the peer may go once it took it.
+ * A peer without receipts is asked by Reads of no bytes, within its read limit. No Send or Write begins until such a
+ * Read is free to follow it, because the peer may leave as soon as it took the message.
  */
 #include "queue_pair.h"
 #include "trace.h"
@@ -20,10 +22,10 @@
 
 #define ACKNOWLEDGE_OPERATIONS 16u
 #define ACKNOWLEDGE_BYTES (256u * 1024)
-/* Room that is always left for a Terminate, an acknowledgement and a word. */
+/* Room that is always left for a Terminate, an acknowledgement and a receipt. */
 #define RESERVE 192u
-#define WORD_SIZE (WIRE_TAGGED_SIZE + 4u)
-#define SINK_TOKEN 0xFFFFFF00u /* beyond every token of the table, so that no Write can use it */
+#define RECEIPT_SIZE (WIRE_TAGGED_SIZE + 4u)
+#define SINK_TOKEN 0xFFFFFF00u /* beyond every token of the table, so no Write can use it */
 
 enum progress { NOTHING, NO_ROOM, PROGRESS };
 
@@ -39,33 +41,33 @@ static void put_trailer(struct stream *stream, uint8_t *frame, size_t size)
     stream_filled(stream, with_trailer(stream, frame, size));
 }
 
-/* Tells the peer how far this end took what it sent. A word that still waits to be sent is brought up to date, so one is
- * enough in a buffer, and there is always room for it. */
-static bool put_word(struct stream *stream, uint32_t token)
+/* Writes a receipt. A receipt that is not sent yet is updated instead, so a buffer holds at most one and always has
+ * room for it. */
+static bool put_receipt(struct stream *stream, uint32_t token)
 {
     struct stream_buffer *buffer = &stream->out[stream->filling];
-    bool fresh = buffer->word == 0;
-    uint8_t *frame = fresh ? stream_room(stream, WORD_SIZE) : buffer->data + buffer->word - 1;
+    bool fresh = buffer->receipt == 0;
+    uint8_t *frame = fresh ? stream_room(stream, RECEIPT_SIZE) : buffer->data + buffer->receipt - 1;
 
     if (frame == NULL)
         return false;
     if (fresh)
-        buffer->word = buffer->end + 1;
+        buffer->receipt = buffer->end + 1;
     size_t size = with_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, token, stream->taken_bytes, true, 0));
     if (fresh)
         stream_filled(stream, size);
     return true;
 }
 
-void initiator_last_word(struct queue_pair *qp, struct stream *stream)
+void initiator_final_receipt(struct queue_pair *qp, struct stream *stream)
 {
-    if (qp->tells && !qp->said_all)
-        put_word(stream, LAST_WORD_TOKEN);
+    if (qp->sends_receipts && !qp->output_ended)
+        put_receipt(stream, FINAL_RECEIPT_TOKEN);
 }
 
-bool initiator_told(struct queue_pair *qp, struct stream *stream, uint64_t position)
+bool initiator_receipt(struct queue_pair *qp, struct stream *stream, uint64_t position)
 {
-    if (!stream_went_out(stream, position))
+    if (!stream_was_sent(stream, position))
         return false;
     if (qp->acknowledged < qp->completed)
         qp->acknowledged = qp->completed;
@@ -90,7 +92,8 @@ static void put_read(struct queue_pair *qp, struct stream *stream, uint8_t *fram
 {
     struct read_slot *slot = &qp->reads[qp->reads_end % READ_SLOTS];
     uint32_t msn = ++qp->read_msn;
-    struct wire_read_request request = {.sink_stag = htonl(SINK_TOKEN | (msn & 255)), .sink_offset = GREETING};
+    struct wire_read_request request = {.sink_stag = htonl(SINK_TOKEN | (msn & 255)),
+                                        .sink_offset = SOFTND_READ_OFFSET};
 
     *slot = (struct read_slot){.operation = qp->started, .covers = qp->started, .msn = msn, .acknowledgement = true};
     if (operation != NULL) {
@@ -107,7 +110,7 @@ static void put_read(struct queue_pair *qp, struct stream *stream, uint8_t *fram
     put_trailer(stream, frame, wire_put_read_request(frame, msn, &request));
 }
 
-void qp_greet(struct queue_pair *qp, struct stream *stream)
+void qp_send_rtr(struct queue_pair *qp, struct stream *stream)
 {
     uint8_t *frame = stream_room(stream, RESERVE);
 
@@ -117,18 +120,18 @@ void qp_greet(struct queue_pair *qp, struct stream *stream)
     ReleaseSRWLockExclusive(&qp->lock);
 }
 
-void qp_nudge(struct queue_pair *qp, struct stream *stream)
+void qp_send_empty_write(struct queue_pair *qp, struct stream *stream)
 {
     uint8_t *frame = stream_room(stream, RESERVE);
 
     AcquireSRWLockExclusive(&qp->lock);
-    /* Not between the segments of a message that goes on, where siw takes no other one. */
-    if (frame != NULL && (qp->offset == 0 || qp->leaving))
+    /* Not within a message of several segments: siw accepts no other message there. */
+    if (frame != NULL && (qp->offset == 0 || qp->finishing))
         put_trailer(stream, frame, wire_put_tagged(frame, RDMAP_WRITE, 0, 0, true, 0));
     ReleaseSRWLockExclusive(&qp->lock);
 }
 
-/* Copies part of an operation's data from the consumer's memory. */
+/* Copies a range of an operation's data out of the consumer's memory. */
 static bool gather(struct queue_pair *qp, const struct operation *operation, uint64_t offset, uint8_t *out, size_t size)
 {
     if ((operation->flags & ND_OP_FLAG_INLINE) != 0) {
@@ -141,13 +144,13 @@ static bool gather(struct queue_pair *qp, const struct operation *operation, uin
             offset -= sge->BufferLength;
             continue;
         }
-        size_t part = sge->BufferLength - (size_t)offset;
-        part = part < size ? part : size;
-        if (!memory_read(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, out, part,
+        size_t chunk = sge->BufferLength - (size_t)offset;
+        chunk = chunk < size ? chunk : size;
+        if (!memory_read(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, out, chunk,
                          ACCESS_LOCAL_READ, NULL))
             return false;
-        out += part;
-        size -= part;
+        out += chunk;
+        size -= chunk;
         offset = 0;
     }
     return true;
@@ -162,13 +165,13 @@ bool initiator_place(struct queue_pair *qp, const struct operation *operation, u
             offset -= sge->BufferLength;
             continue;
         }
-        size_t part = sge->BufferLength - (size_t)offset;
-        part = part < size ? part : size;
-        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, part,
+        size_t chunk = sge->BufferLength - (size_t)offset;
+        chunk = chunk < size ? chunk : size;
+        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, chunk,
                           ACCESS_READ_SINK, NULL))
             return false;
-        data += part;
-        size -= part;
+        data += chunk;
+        size -= chunk;
         offset = 0;
     }
     return true;
@@ -218,7 +221,7 @@ static enum progress fill_read(struct queue_pair *qp, struct stream *stream, str
     return PROGRESS;
 }
 
-/* One segment of a Send or Write. */
+/* Fills one segment of a Send or Write. */
 static enum progress fill_data(struct queue_pair *qp, struct stream *stream, struct operation *operation)
 {
     uint64_t left = operation->length - qp->offset;
@@ -302,13 +305,13 @@ static enum progress fill_operation(struct queue_pair *qp, struct stream *stream
         return PROGRESS;
     }
     default:
-        if (qp->offset == 0 && qp->acknowledgements && !qp->told && !read_slot_free(qp))
+        if (qp->offset == 0 && qp->acknowledgements && !qp->gets_receipts && !read_slot_free(qp))
             return NOTHING;
         return fill_data(qp, stream, operation);
     }
 }
 
-/* One segment of the oldest answer. */
+/* Fills one segment of the oldest answer. */
 static enum progress fill_answer(struct queue_pair *qp, struct stream *stream)
 {
     if (qp->answers_first == qp->answers_end)
@@ -325,7 +328,7 @@ static enum progress fill_answer(struct queue_pair *qp, struct stream *stream)
     if (payload > 0 &&
         !memory_read(qp->object.adapter, request->source_stag, request->source_offset + answer->done, frame + header,
                      payload, ACCESS_REMOTE_READ, qp)) {
-        /* The right was taken away meanwhile. */
+        /* The access right was withdrawn meanwhile. */
         qp->answers_first = qp->answers_end;
         responder_stop(qp, stream, RDMAP_INVALID_STAG, NULL);
         return NOTHING;
@@ -342,10 +345,10 @@ static enum progress fill_answer(struct queue_pair *qp, struct stream *stream)
     return PROGRESS;
 }
 
-/* Asks for an acknowledgement: at once when nothing else can be sent now, otherwise after some operations. */
+/* Asks for an acknowledgement: at once if nothing else can be sent now, otherwise after some operations or bytes. */
 static void fill_acknowledgement(struct queue_pair *qp, struct stream *stream, bool at_once)
 {
-    if (!qp->acknowledgements || qp->told || qp->unacknowledged <= qp->covered || !read_slot_free(qp) ||
+    if (!qp->acknowledgements || qp->gets_receipts || qp->unacknowledged <= qp->covered || !read_slot_free(qp) ||
         qp->offset > 0)
         return;
     if (!at_once && qp->unacknowledged_bytes < ACKNOWLEDGE_BYTES &&
@@ -361,33 +364,33 @@ static bool in_answer(const struct queue_pair *qp)
     return qp->answers_first < qp->answers_end && qp->answers[qp->answers_first % ANSWERS].done > 0;
 }
 
-/* Whether it is known what became of all that was sent, or will not be. */
-static bool has_verdict(struct queue_pair *qp)
+/* Whether the outcome of everything sent is known, or will never be. */
+static bool outcome_known(struct queue_pair *qp)
 {
     if (qp->expired || qp->completed == qp->started || qp_operation(qp, qp->completed)->state == OPERATION_FAILED)
         return true;
-    /* In the middle of a message no acknowledgement can be asked for. */
-    return !qp->told && qp->acknowledgements && reads_under_way(qp) == 0 &&
+    /* No acknowledgement can be requested in the middle of a message. */
+    return !qp->gets_receipts && qp->acknowledgements && reads_under_way(qp) == 0 &&
            (qp->offset > 0 || qp->unacknowledged <= qp->covered);
 }
 
-/* The end of what this end sends. Who does not tell is left only when it has answered. */
-static void say_all(struct queue_pair *qp, struct stream *stream)
+/* Ends the output of this end. A peer without receipts must have answered first. */
+static void end_output(struct queue_pair *qp, struct stream *stream)
 {
-    if (!qp->told && !has_verdict(qp))
+    if (!qp->gets_receipts && !outcome_known(qp))
         return;
-    if (qp->ending && !qp->terminated) {
-        uint8_t *frame = stream_room(stream, qp->terminate_size + WORD_SIZE);
+    if (qp->terminating && !qp->peer_terminated) {
+        uint8_t *frame = stream_room(stream, qp->terminate_size + RECEIPT_SIZE);
         if (frame == NULL)
             return;
-        initiator_last_word(qp, stream);
+        initiator_final_receipt(qp, stream);
         frame = stream_room(stream, qp->terminate_size);
         memcpy(frame, qp->terminate, qp->terminate_size);
         stream_filled(stream, qp->terminate_size);
     } else {
-        initiator_last_word(qp, stream);
+        initiator_final_receipt(qp, stream);
     }
-    qp->said_all = true;
+    qp->output_ended = true;
 }
 
 void qp_fill(struct queue_pair *qp, struct stream *stream)
@@ -395,19 +398,19 @@ void qp_fill(struct queue_pair *qp, struct stream *stream)
     enum progress progress;
 
     AcquireSRWLockExclusive(&qp->lock);
-    if (qp->owes_word && qp->tells && !qp->said_all)
-        qp->owes_word = !put_word(stream, WORD_TOKEN);
+    if (qp->owes_receipt && qp->sends_receipts && !qp->output_ended)
+        qp->owes_receipt = !put_receipt(stream, RECEIPT_TOKEN);
     do {
         progress = NOTHING;
-        if (qp->said_all)
+        if (qp->output_ended)
             break;
-        if (qp->leaving || (qp->offset == 0 && (qp->answer_turn || in_answer(qp)))) {
+        if (qp->finishing || (qp->offset == 0 && (qp->answer_turn || in_answer(qp)))) {
             progress = fill_answer(qp, stream);
             qp->answer_turn = in_answer(qp);
         }
         if (progress != NOTHING)
             continue;
-        if (!qp->leaving) {
+        if (!qp->finishing) {
             progress = fill_operation(qp, stream);
             qp->answer_turn = true;
         }
@@ -416,8 +419,8 @@ void qp_fill(struct queue_pair *qp, struct stream *stream)
             progress = fill_answer(qp, stream);
     } while (progress == PROGRESS);
     initiator_complete(qp, stream);
-    if (qp->leaving && !qp->said_all && qp->answers_first == qp->answers_end)
-        say_all(qp, stream);
+    if (qp->finishing && !qp->output_ended && qp->answers_first == qp->answers_end)
+        end_output(qp, stream);
     ReleaseSRWLockExclusive(&qp->lock);
 }
 
@@ -446,8 +449,8 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
     while (qp->completed < qp->posted) {
         struct operation *operation = qp_operation(qp, qp->completed);
         if (operation->state == OPERATION_FAILED) {
-            /* Its turn has come: the peer is told, then everything ends (F.6.1). */
-            if (!qp->leaving)
+            /* The failed operation is the oldest now: the peer is told, then the connection ends (F.6.1). */
+            if (!qp->finishing)
                 responder_stop(qp, stream, RDMAP_LOCAL_CATASTROPHIC, NULL);
             break;
         }
@@ -474,7 +477,7 @@ void initiator_complete(struct queue_pair *qp, struct stream *stream)
 bool qp_finished(struct queue_pair *qp, bool idle, HRESULT *first)
 {
     AcquireSRWLockExclusive(&qp->lock);
-    bool finished = qp->terminated || qp->broken || (qp->said_all && idle && has_verdict(qp));
+    bool finished = qp->peer_terminated || qp->broken || (qp->output_ended && idle && outcome_known(qp));
     *first = ND_CANCELED;
     if (qp->completed < qp->posted && qp_operation(qp, qp->completed)->state == OPERATION_FAILED)
         *first = qp_operation(qp, qp->completed)->status;
@@ -496,19 +499,19 @@ void initiator_answered(struct queue_pair *qp, struct stream *stream, struct rea
     initiator_complete(qp, stream);
 }
 
-static bool write_is_meant(const struct operation *operation, const struct wire_terminate *why)
+static bool write_is_offender(const struct operation *operation, const struct wire_terminate *terminate)
 {
-    return operation->type == Nd2RequestTypeWrite && operation->remote_token == why->stag &&
-           why->offset - operation->remote_address <= operation->length;
+    return operation->type == Nd2RequestTypeWrite && operation->remote_token == terminate->stag &&
+           terminate->offset - operation->remote_address <= operation->length;
 }
 
-static HRESULT status_of(const struct wire_terminate *why, const struct operation *operation)
+static HRESULT status_of(const struct wire_terminate *terminate, const struct operation *operation)
 {
-    int layer = WIRE_ERROR_LAYER(why->error), kind = WIRE_ERROR_TYPE(why->error);
+    int layer = WIRE_ERROR_LAYER(terminate->error), kind = WIRE_ERROR_TYPE(terminate->error);
 
-    if (why->error == DDP_TOO_LONG)
+    if (terminate->error == DDP_TOO_LONG)
         return ND_DATA_OVERRUN;
-    if (why->error == DDP_NO_BUFFER)
+    if (terminate->error == DDP_NO_BUFFER)
         return ND_IO_TIMEOUT;
     if (operation->type != Nd2RequestTypeSend && kind == 1 && layer <= 1)
         return ND_ACCESS_VIOLATION;
@@ -517,32 +520,33 @@ static HRESULT status_of(const struct wire_terminate *why, const struct operatio
     return ND_REMOTE_ERROR;
 }
 
-/* The peer's Terminate: finds the operation that it complains of. What came before it was taken (F.6.5). */
-void initiator_terminated(struct queue_pair *qp, struct stream *stream, const struct wire_terminate *why)
+/* Finds the operation that the peer's Terminate complains of. Everything before it was taken (F.6.5). */
+void initiator_terminated(struct queue_pair *qp, struct stream *stream, const struct wire_terminate *terminate)
 {
     uint64_t found = qp->posted;
     uint64_t sent = qp->started < qp->posted && qp->offset > 0 ? qp->started + 1 : qp->started;
 
-    TRACE("stream %p: the peer terminates with 0x%x", (void *)stream, why->error);
-    for (uint64_t i = qp->completed; i < sent && found == qp->posted && why->has_header; i++) {
+    TRACE("stream %p: the peer terminates with 0x%x", (void *)stream, terminate->error);
+    for (uint64_t i = qp->completed; i < sent && found == qp->posted && terminate->has_header; i++) {
         const struct operation *operation = qp_operation(qp, i);
-        /* Nobody can complain of what comes behind something that has not gone out. */
-        if (i > qp->completed && !stream_went_out(stream, qp_operation(qp, i - 1)->sent_mark))
+        /* The peer cannot complain of this operation if the one before it was not sent completely. */
+        if (i > qp->completed && !stream_was_sent(stream, qp_operation(qp, i - 1)->sent_mark))
             break;
-        bool meant = why->tagged ? write_is_meant(operation, why)
-                     : why->queue == QUEUE_SEND
-                         ? operation->type == Nd2RequestTypeSend && operation->msn == why->msn
-                         : operation->type == Nd2RequestTypeRead && operation->msn == why->msn;
-        if (meant && operation->state != OPERATION_DONE)
+        bool matches = terminate->tagged ? write_is_offender(operation, terminate)
+                     : terminate->queue == QUEUE_SEND
+                         ? operation->type == Nd2RequestTypeSend && operation->msn == terminate->msn
+                         : operation->type == Nd2RequestTypeRead && operation->msn == terminate->msn;
+        if (matches && operation->state != OPERATION_DONE)
             found = i;
     }
-    if (found == qp->posted && why->error != RDMAP_LOCAL_CATASTROPHIC && why->error != DDP_LOCAL_CATASTROPHIC)
+    if (found == qp->posted && terminate->error != RDMAP_LOCAL_CATASTROPHIC &&
+        terminate->error != DDP_LOCAL_CATASTROPHIC)
         found = qp->completed;
     if (found == qp->posted)
         return;
     struct operation *operation = qp_operation(qp, found);
     operation->state = OPERATION_FAILED;
-    operation->status = status_of(why, operation);
+    operation->status = status_of(terminate, operation);
     for (uint64_t i = qp->completed; i < found; i++) {
         struct operation *earlier = qp_operation(qp, i);
         bool taken = earlier->type != Nd2RequestTypeRead && earlier->state == OPERATION_SENT;

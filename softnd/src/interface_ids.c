@@ -1,5 +1,5 @@
-/* The interface identifiers of nd2.h and nd1.h, so that neither a GUID library nor INITGUID is needed. */
-#include "../nd1.h"
+/* The interface identifiers of version2.h and version1.h. They make a GUID library and INITGUID unnecessary. */
+#include "../version1.h"
 
 const GUID softnd_iid_IND2Overlapped = {
     0xABF72719, 0xB016, 0x4A40, {0xA6, 0xF7, 0x62, 0x27, 0x91, 0xA7, 0x04, 0x4C}};

@@ -14,34 +14,34 @@ struct listener {
     struct sockaddr_storage address;
     bool listening, closed;
     ULONG backlog; /* 0: no limit */
-    struct stream *first, **last; /* requests that nobody asked for yet */
+    struct stream *first, **last; /* requests that no GetConnectionRequest has asked for */
     ULONG count;
-    HANDLE arrival, wait; /* an event of the socket, and what posts accept_io when it is set */
+    HANDLE arrival, wait; /* the socket's event, and the wait that posts accept_io when it is set */
     struct io accept_io;
-    bool accept_posted; /* holds a reference and the transport */
+    bool accept_posted; /* while true, holds a reference and the transport */
 };
 
 HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockaddr *address, ULONG size)
 {
     struct listener *listener = (struct listener *)self;
-    struct sockaddr_storage wish;
+    struct sockaddr_storage local;
     int error = 0;
 
     if (adapter_gone(listener->object.adapter))
         return ND_DEVICE_REMOVED;
-    HRESULT status = address_take(address, size, &wish);
+    HRESULT status = address_take(address, size, &local);
     if (status != ND_SUCCESS)
         return status;
-    if (!address_is_wildcard((struct sockaddr *)&wish) && !addresses_serve((struct sockaddr *)&wish))
+    if (!address_is_wildcard((struct sockaddr *)&local) && !addresses_serve((struct sockaddr *)&local))
         return ND_INVALID_ADDRESS;
     AcquireSRWLockExclusive(&listener->lock);
     if (listener->socket != INVALID_SOCKET) {
         status = ND_ADDRESS_ALREADY_ASSOCIATED;
     } else {
-        listener->socket = stream_socket(&wish, true, &error);
+        listener->socket = stream_socket(&local, true, &error);
         if (listener->socket == INVALID_SOCKET) {
             TRACE("listener %p: no socket for port %u, error %d", (void *)listener,
-                  address_port((struct sockaddr *)&wish), error);
+                  address_port((struct sockaddr *)&local), error);
             status = error == WSAEADDRINUSE || error == WSAEACCES ? ND_SHARING_VIOLATION
                      : error == WSAENOBUFS                        ? ND_TOO_MANY_ADDRESSES
                      : error == WSAEADDRNOTAVAIL                  ? ND_INVALID_ADDRESS
@@ -54,8 +54,8 @@ HRESULT STDMETHODCALLTYPE listener_bind(IND2Listener *self, const struct sockadd
 
 /* ---- Accepting ---- */
 
-/* Plain accept, when the socket's event tells that there is something: sockets made by AcceptEx cost a call more in
- * each operation under Wine. */
+/* The connections come from plain accept, called when the socket's event is set. Under Wine, sockets from AcceptEx
+ * cost one more system call in each operation. */
 static struct stream *make_stream(struct listener *listener, SOCKET accepted)
 {
     struct sockaddr_storage local = {0}, peer = {0};
@@ -66,7 +66,7 @@ static struct stream *make_stream(struct listener *listener, SOCKET accepted)
     WSAEventSelect(accepted, NULL, 0); /* inherited from the listening socket */
     ioctlsocket(accepted, FIONBIO, &blocking);
     SetHandleInformation((HANDLE)accepted, HANDLE_FLAG_INHERIT, 0);
-    /* A wildcard listener gets connections to addresses that the adapter does not serve. */
+    /* A wildcard listener also gets connections to addresses that the adapter does not serve. */
     if (getsockname(accepted, (struct sockaddr *)&local, &local_size) != 0 ||
         getpeername(accepted, (struct sockaddr *)&peer, &peer_size) != 0 ||
         (address_is_wildcard((struct sockaddr *)&listener->address) &&
@@ -81,7 +81,8 @@ static struct stream *make_stream(struct listener *listener, SOCKET accepted)
     stream->peer = peer;
     stream->listener = listener;
     object_hold(&listener->object);
-    TRACE("listener %p: stream %p from port %u", (void *)listener, (void *)stream, address_port((struct sockaddr *)&peer));
+    TRACE("listener %p: stream %p from port %u", (void *)listener, (void *)stream,
+          address_port((struct sockaddr *)&peer));
     return stream;
 }
 
@@ -96,7 +97,8 @@ static void accept_done(struct io *io, DWORD error, DWORD bytes)
         SOCKET accepted = listener->closed ? INVALID_SOCKET : accept(listener->socket, NULL, NULL);
         if (accepted == INVALID_SOCKET) {
             listener->accept_posted = false;
-            /* Anew, since Wine can tell of a connection that was accepted already, and then not of the next. */
+            /* Selected again because Wine can signal a connection that was already accepted, and then not the next
+             * one. */
             if (!listener->closed)
                 WSAEventSelect(listener->socket, listener->arrival, FD_ACCEPT);
         }
@@ -200,7 +202,7 @@ static void hand_out(struct listener *listener, struct request *request, struct 
         if (held != NULL)
             object_drop(listener_object(held));
     } else {
-        /* The connector was released while it waited: nobody can take this request through it. */
+        /* The connector was released while it waited, so nobody can take this request through it. */
         stream_hold(stream);
         refuse(stream);
     }
@@ -209,7 +211,7 @@ static void hand_out(struct listener *listener, struct request *request, struct 
     stream_drop(stream);
 }
 
-/* Pairs waiting requests with waiting calls, oldest first on both sides. */
+/* Matches waiting requests with waiting calls, the oldest first on both sides. */
 static void match(struct listener *listener)
 {
     for (;;) {
@@ -307,7 +309,7 @@ static void listener_closed(struct object *object)
     struct listener *listener = CONTAINER_OF(object, struct listener, object);
     struct stream *stream, *next;
 
-    /* Waits for a callback that runs; none comes afterwards. */
+    /* Waits for a running callback. None follows. */
     if (listener->wait != NULL)
         UnregisterWaitEx(listener->wait, INVALID_HANDLE_VALUE);
     AcquireSRWLockExclusive(&listener->lock);

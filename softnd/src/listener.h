@@ -11,10 +11,10 @@ struct listener;
 HRESULT listener_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
 HRESULT listener_new(struct adapter *adapter, const struct object_view *as, HANDLE file, struct listener **out);
 struct object *listener_object(struct listener *listener);
-/* A connection has sent its MPA request; without locks. */
+/* A connection has sent its MPA request. Call it without locks. */
 void listener_request(struct listener *listener, struct stream *stream);
 
-/* GetConnectionRequest; NULL: not a connector of this adapter. */
+/* GetConnectionRequest. A NULL connector is one that does not belong to this adapter. */
 HRESULT listener_wait(struct listener *listener, struct connector *connector, OVERLAPPED *overlapped);
 
 /* Shared by both versions. */

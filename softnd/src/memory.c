@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* Free slots that wait before the first is used again. */
+/* How many freed slots wait before the first of them is used again. */
 #define FREE_SLOTS_KEPT 4096u
 
 void tokens_start(struct token_table *table)
@@ -78,7 +78,7 @@ static bool region_grants(const struct adapter *adapter, const struct region *re
     case ACCESS_REMOTE_READ:
         return (region->flags & ND_MR_FLAG_ALLOW_REMOTE_READ) != 0;
     case ACCESS_REMOTE_WRITE:
-        return (region->flags & 4) != 0; /* the right's own bit, B.2.2 */
+        return (region->flags & 4) != 0; /* the bit of the access right, B.2.2 */
     }
     return false;
 }

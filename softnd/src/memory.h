@@ -1,16 +1,16 @@
 /* Registered memory: the token table of an adapter, its regions and windows.
  *
- * A token's bits in host order: 24 of index, 7 of generation, 1 that tells remote (1) from local (0). The consumer
- * and the wire get it in network order. A slot's generation changes with every registration and every bind, and
- * freed slots wait in a queue, so that a stale token is refused for long.
+ * A token in host order has 24 bits of index, 7 bits of generation, and 1 bit that is 1 for remote and 0 for local.
+ * The consumer and the wire get it in network order. A slot's generation changes with every registration and every
+ * bind. Freed slots wait in a queue. So a stale token is refused for a long time.
  *
- * Every copy to or from registered memory is made under the table's shared lock, at most one wire segment at a time;
- * Deregister and Invalidate take it exclusively, so that nothing touches the memory once they completed (D.6.6).
+ * Every copy to or from registered memory holds the table's lock shared, for at most one wire segment. Deregister and
+ * Invalidate take it exclusively, so nothing touches the memory after they completed (D.6.6).
  */
 #ifndef SOFTND_MEMORY_H
 #define SOFTND_MEMORY_H
 
-#include "../nd1.h"
+#include "../version1.h"
 #include "object.h"
 #include "overlapped.h"
 
@@ -23,19 +23,19 @@ struct region {
     struct object object;
     struct source source;
     /* Under the token table's exclusive lock: */
-    uint32_t slot; /* 0 when not registered */
-    uint32_t token; /* host order, local */
+    uint32_t slot; /* 0: not registered */
+    uint32_t token; /* local token in host order */
     uint64_t address, size;
     ULONG flags;
     ULONG bound_windows;
-    ND_MR_HANDLE *handle_out; /* version 1: where the handle goes when the registration completes; then NULL */
+    ND_MR_HANDLE *handle_out; /* version 1: receives the handle when the registration completes; then NULL */
 };
 
 struct window {
     struct object object;
     uint32_t slot;
-    volatile LONG latest_generation; /* of the last Bind that was accepted; 0 before the first */
-    ND_RESULT *invalidate_result;    /* version 1: reported when the peer invalidates the window; may be NULL */
+    volatile LONG latest_generation; /* of the last accepted Bind; 0 before the first */
+    ND_RESULT *invalidate_result;    /* version 1: written when the peer invalidates the window; may be NULL */
     /* Under the token table's exclusive lock: */
     struct region *region; /* while bound */
     const struct queue_pair *queue_pair;
@@ -57,7 +57,7 @@ struct token_slot {
 struct token_table {
     SRWLOCK lock;
     struct token_slot *chunks[TOKEN_CHUNKS];
-    uint32_t used;       /* slots that exist; slot 0 is never given out */
+    uint32_t used;       /* slots that exist; slot 0 is never used */
     uint32_t free_first, free_last;
     uint32_t free_count;
     struct window *bound;
@@ -68,32 +68,32 @@ enum access { ACCESS_LOCAL_READ, ACCESS_LOCAL_WRITE, ACCESS_READ_SINK, ACCESS_RE
 void tokens_start(struct token_table *table);
 void tokens_free(struct token_table *table);
 
-/* Whether the token (network order) grants the access on the whole range. `queue_pair` matters for windows. */
+/* Whether the token (network order) grants this access to the whole range. A window also depends on `queue_pair`. */
 bool memory_check(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
                   const struct queue_pair *queue_pair);
-/* Checks and copies in one step; false when refused or when the memory is not there. */
+/* Checks and copies in one step. False if the access is refused or the memory is missing. */
 bool memory_read(struct adapter *adapter, uint32_t token, uint64_t address, void *destination, size_t size,
                  enum access access, const struct queue_pair *queue_pair);
 bool memory_write(struct adapter *adapter, uint32_t token, uint64_t address, const void *source, size_t size,
                   enum access access, const struct queue_pair *queue_pair);
 
-/* Why the peer's access is refused, for a Terminate: 'T' for the token, 'B' for the bounds, 'R' for the right. */
+/* Why the peer's access is refused, for a Terminate: 'T' token, 'B' bounds, 'R' right. */
 char memory_refusal(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size,
                     const struct queue_pair *queue_pair);
 
 HRESULT region_create(struct adapter *adapter, REFIID iid, HANDLE file, void **out);
-/* One that the consumer does not see and that accepts no requests: a registration of version 1. */
+/* A region that the consumer does not see and that accepts no requests: a registration of version 1. */
 HRESULT region_new(struct adapter *adapter, struct region **out);
-/* Registers a buffer; ends the registration, with `force` even if windows are bound to it. */
+/* region_begin registers a buffer. region_end ends the registration, with `force` even while windows are bound. */
 HRESULT region_begin(struct region *region, const void *buffer, SIZE_T size, ULONG flags);
 HRESULT region_end(struct region *region, bool force);
-/* The region that a local token (network order) names, held; NULL when there is none. */
+/* The region that a local token (network order) names, held. NULL if there is none. */
 struct region *region_hold(struct adapter *adapter, uint32_t token);
-/* The adapter's next region from this slot (1 is the first) on, held; NULL when there is no other. */
+/* The adapter's next region from this slot on (1 is the first), held. NULL if there is none. */
 struct region *region_next(struct adapter *adapter, uint32_t *slot);
 HRESULT window_create(struct adapter *adapter, REFIID iid, void **out);
 
-/* Region and window behind consumers' pointers; NULL when they are not. */
+/* The object behind a consumer's pointer. NULL if it is not of this kind. */
 struct region *region_from(IUnknown *pointer);
 struct window *window_from(IUnknown *pointer);
 
@@ -103,29 +103,29 @@ struct bind {
     struct window *window;
     uint64_t address, size;
     ULONG flags;
-    uint32_t region_token; /* tells whether the region is still what it was */
+    uint32_t region_token; /* to see whether the registration is still the same */
     uint8_t generation;
 };
 
-/* The inline part: checks and gives the window its next token. Nothing is bound yet. */
+/* The synchronous half of Bind: checks the arguments and gives the window its next token. Nothing is bound yet. */
 HRESULT window_prepare(struct window *window, struct region *region, const void *buffer, SIZE_T size, ULONG flags,
                        struct bind *bind);
-/* Once the request is sure to be queued. */
+/* Called once the request is certain to be queued. */
 void window_accept(struct bind *bind);
-/* In the order of the initiator queue: false when already bound or when the region went meanwhile. */
+/* Executed in the order of the initiator queue. False if the window is already bound or the region is gone. */
 bool window_bind(const struct bind *bind, const struct queue_pair *queue_pair);
-/* False when it is not bound through this queue pair. */
+/* False if it is not bound through this queue pair. */
 bool window_invalidate(struct window *window, const struct queue_pair *queue_pair);
-/* A peer's Send with Invalidate: false when the token names no window bound to this queue pair. The window's result,
- * if it has one, is written: as long as the window exists, so does the result. */
+/* A peer's Send with Invalidate. False if the token names no window that is bound to this queue pair. Writes the
+ * window's result if it has one: the result lives as long as the window. */
 bool window_invalidate_token(struct adapter *adapter, uint32_t token, const struct queue_pair *queue_pair,
                              ND_RESULT **result);
-/* In network order; that of the last Bind that was accepted. */
+/* The token of the last accepted Bind, in network order. */
 uint32_t window_token(const struct window *window);
-/* The queue pair is gone: whatever is bound through it is bound no more. */
+/* The queue pair is gone: unbinds everything that was bound through it. */
 void windows_forget(struct adapter *adapter, const struct queue_pair *queue_pair);
 
-/* For region.c and window.c; the caller has the table exclusively. A slot of 0 means that none is left. */
+/* For region.c and window.c. The caller holds the table exclusively. Slot 0 means that no slot is left. */
 uint32_t tokens_take(struct token_table *table);
 void tokens_give_back(struct token_table *table, uint32_t slot);
 struct token_slot *tokens_slot(struct token_table *table, uint32_t slot);

@@ -1,21 +1,22 @@
-/* What all COM objects share: two reference counts, the interfaces they answer to, and the count of live objects.
+/* What all COM objects share: two reference counts, their interfaces, and the count of live objects.
  *
- * An object's class says what it is and how it ends, its view what the consumer sees of it: the two versions of
- * NetworkDirect are two views of the same classes. What is shared takes the version 2 interface for an argument and
- * looks only at the object.
+ * An object's class says what it is and how it ends. Its view is what the consumer sees of it. The two versions of
+ * NetworkDirect are two views of the same classes. Shared methods take the version 2 interface as argument and use
+ * only the object.
  *
- * The consumer sees only the COM count, so that its last Release returns 0 whatever the provider still does with the
- * object (H.4.10). The object's memory goes with the last internal reference; the COM references together hold one.
+ * The consumer sees only the COM count, so its last Release returns 0 even while the provider still uses the object
+ * (H.4.10). The memory is freed with the last internal reference. All COM references together hold one internal
+ * reference.
  *
- * Locks, outermost first. A thread takes them only in this order, and holds none across a call that may block:
+ * Locks, outermost first. A thread takes them only in this order. It holds none across a call that may block:
  *   listener, connector, stream, queue pair, shared receive queue, token table, completion queue,
  *   a source's request list, an overlapped file, timers.
- * Requests are never completed towards the consumer's OVERLAPPED under any lock but the overlapped file's.
+ * A request completes towards the consumer's OVERLAPPED under the overlapped file's lock and no other.
  */
 #ifndef SOFTND_OBJECT_H
 #define SOFTND_OBJECT_H
 
-#include "../nd2.h"
+#include "../version2.h"
 #include "compat.h"
 
 #include <stdbool.h>
@@ -40,26 +41,26 @@ struct adapter;
 
 struct object_class {
     enum object_kind kind;
-    void (*closed)(struct object *);   /* the consumer's last reference went */
-    void (*destroy)(struct object *);  /* nobody refers to it: frees it */
+    void (*closed)(struct object *);   /* the consumer released its last reference */
+    void (*destroy)(struct object *);  /* no reference is left: frees the object */
 };
 
 struct object_view {
     const void *methods;
     const GUID *iid;
-    const GUID *base; /* answered to as well; NULL: IUnknown only */
+    const GUID *base; /* a second interface that it answers to; NULL: only IUnknown */
 };
 
 struct object {
-    const void *methods; /* first: the consumer's interface pointer is the object's address */
+    const void *methods; /* first member: the consumer's interface pointer is the object's address */
     const struct object_class *class;
     const struct object_view *view;
     volatile LONG com_references;
     volatile LONG references;
-    struct adapter *adapter; /* held by an internal reference; NULL in a provider */
+    struct adapter *adapter; /* an internal reference holds it; NULL in a provider */
 };
 
-/* With one COM reference. Counts the object as live; false when the workers cannot be started. */
+/* The object gets one COM reference and counts as live. False if the workers cannot be started. */
 bool object_start(struct object *object, const struct object_class *class, const struct object_view *view,
                   struct adapter *adapter);
 void object_hold(struct object *object);
@@ -69,12 +70,12 @@ HRESULT STDMETHODCALLTYPE object_query_interface(struct object *object, REFIID i
 ULONG STDMETHODCALLTYPE object_add_ref(struct object *object);
 ULONG STDMETHODCALLTYPE object_release(struct object *object);
 
-/* The object behind a consumer's pointer when it has this view and is of this adapter (any when NULL), else NULL.
- * The pointer may be anything. */
+/* The object behind a consumer's pointer if it has this view and belongs to this adapter (NULL: to any), otherwise
+ * NULL. The pointer may have any value. */
 struct object *object_from(const void *pointer, const struct object_view *view,
                            const struct adapter *adapter);
 
-/* Answers ND_SUCCESS or E_NOINTERFACE, and E_POINTER when `out` cannot be written. Sets *out to NULL. */
+/* Answers ND_SUCCESS or E_NOINTERFACE and sets *out to NULL. Answers E_POINTER if `out` cannot be written. */
 HRESULT object_check_iid(const struct object_view *view, REFIID iid, void **out);
 
 LONG object_live_count(void);

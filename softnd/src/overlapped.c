@@ -11,13 +11,13 @@
 
 struct overlapped_file {
     struct overlapped_file *next;
-    LONG references;     /* the list, the watch and each source */
+    LONG references;     /* of the list, the watch and each source */
     LONG users;          /* sources */
-    HANDLE consumer;     /* the value the consumer knows; NULL once that value means another file */
-    HANDLE duplicate;    /* ours, while there are users: the consumer may close its handle at any time (C.1.3) */
+    HANDLE consumer;     /* the handle as the consumer knows it; NULL once that value means another file */
+    HANDLE duplicate;    /* ours, while there are sources: the consumer may close its handle at any time (C.1.3) */
     HANDLE server;
-    SRWLOCK lock;        /* one completion at a time: reads and written bytes pair up in order */
-    struct io watch;     /* a read on the server end: ends when the last reading handle is closed */
+    SRWLOCK lock;        /* one completion at a time, so that reads and written bytes pair up in order */
+    struct io watch;     /* a read on the server end, which ends when the last reading handle is closed */
     struct io answer;
     char watch_byte, read_byte;
     bool listed;
@@ -26,7 +26,7 @@ struct overlapped_file {
 static SRWLOCK files_lock = SRWLOCK_INIT;
 static struct overlapped_file *files;
 
-/* For GetOverlappedResult with wait: any completion wakes all waiters, which look at their own structure. */
+/* For GetOverlappedResult with wait. A completion wakes all waiters, and each looks at its own structure. */
 static SRWLOCK done_lock = SRWLOCK_INIT;
 static CONDITION_VARIABLE done_changed = CONDITION_VARIABLE_INIT;
 
@@ -128,7 +128,7 @@ fail:
     return ND_INSUFFICIENT_RESOURCES;
 }
 
-/* No source is left: what remains are files whose handles the consumer still holds. */
+/* No source is left. The remaining files have handles that the consumer still holds. */
 void overlapped_files_close(void)
 {
     AcquireSRWLockExclusive(&files_lock);
@@ -221,7 +221,7 @@ HRESULT source_start(struct source *source, struct adapter *adapter, struct obje
     return ND_SUCCESS;
 }
 
-/* Before the object goes, so that nobody finds the source any more. */
+/* Before the object is freed, so that nobody finds the source any more. */
 static void source_unlist(struct source *source)
 {
     if (source->adapter == NULL)
@@ -364,7 +364,7 @@ static void delay_passed(struct timer *timer)
     object_drop(object);
 }
 
-/* Puts a taken request back with its status; the timer completes it. */
+/* Puts a request that was taken back into the list with its status. The timer completes it. */
 static void finish_later(struct source *source, struct request *request, HRESULT status, uint32_t delay_ms)
 {
     request->decided = true;
@@ -404,7 +404,7 @@ bool request_complete(struct source *source, enum request_kind kind, HRESULT sta
     return true;
 }
 
-/* Takes all requests of a kind at once, so that one accepted meanwhile stays. */
+/* Takes all requests of a kind in one step. A request that is accepted meanwhile stays. */
 static struct request *take_all(struct source *source, enum request_kind kind)
 {
     struct request *first = NULL, **last = &first, *request;

@@ -5,7 +5,7 @@
 #include "trace.h"
 #include "switches.h"
 #include "transport.h"
-#include "v1/v1.h"
+#include "version1/objects.h"
 
 #include <stdlib.h>
 
@@ -75,8 +75,8 @@ static HRESULT create(void **out)
     return S_OK;
 }
 
-/* The provider of version 2 itself, or the class factory of version 1's. The consumer passes the catalogue's provider
- * id, so the class id is not looked at (A.3.1). */
+/* Gives the provider of version 2 or the class factory of version 1. The consumer passes the provider id from the
+ * catalogue, so the class id is ignored (A.3.1). */
 HRESULT WINAPI DllGetClassObject(REFCLSID class_id, REFIID iid, void **out)
 {
     static volatile LONG winsock_started;
@@ -93,12 +93,12 @@ HRESULT WINAPI DllGetClassObject(REFCLSID class_id, REFIID iid, void **out)
     }
     if (second)
         return create(out);
-    return switches_version(1) ? nd1_class_factory(iid, out) : E_NOINTERFACE;
+    return switches_version(1) ? version1_class_factory(iid, out) : E_NOINTERFACE;
 }
 
 HRESULT WINAPI DllCanUnloadNow(void)
 {
-    return object_live_count() == 0 && !nd1_locked() && transport_stopped() ? S_OK : S_FALSE;
+    return object_live_count() == 0 && !version1_locked() && transport_stopped() ? S_OK : S_FALSE;
 }
 
 BOOL WINAPI DllMain(HINSTANCE instance, DWORD reason, void *reserved)

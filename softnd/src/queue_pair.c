@@ -70,7 +70,7 @@ static struct cq_entry canceled(const struct queue_pair *qp, void *context, ND2_
                                         .RequestType = type}};
 }
 
-/* Both flushes put all their entries before anybody is notified (F.7.3). */
+/* A flush adds the entries of both queues before it notifies anybody (F.7.3). */
 static void flush_initiator(struct queue_pair *qp, HRESULT first, bool *notify)
 {
     for (uint64_t i = qp->completed; i < qp->posted; i++)
@@ -119,8 +119,8 @@ static void publish(struct queue_pair *qp, struct stream *stream)
 void qp_publish(struct queue_pair *qp, struct stream *stream)
 {
     AcquireSRWLockExclusive(&qp->lock);
-    /* A refusal only when the peer has been told of it (F.5.5). */
-    if (!qp->ending || qp->said_all || qp->terminated)
+    /* A refusal becomes visible only after the peer was told of it (F.5.5). */
+    if (!qp->terminating || qp->output_ended || qp->peer_terminated)
         publish(qp, stream);
     ReleaseSRWLockExclusive(&qp->lock);
 }
@@ -138,7 +138,7 @@ void qp_end(struct queue_pair *qp, struct stream *stream, HRESULT first)
     publish(qp, stream);
     bool was_attached = qp->stream == stream;
     if (was_attached) {
-        initiator_last_word(qp, stream);
+        initiator_final_receipt(qp, stream);
         qp->state = QP_ENDED;
         qp->stream = NULL;
         flush_initiator(qp, first, &stream->after.initiator_cq);
@@ -192,7 +192,7 @@ void qp_break(struct queue_pair *qp)
 
 /* ---- Posting ---- */
 
-/* Under the lock: whether an initiator request can be taken. ND_CANCELED: taken and over already. */
+/* Whether an initiator request can be posted. ND_CANCELED: it is accepted and completes at once. Under the lock. */
 static HRESULT may_post(struct queue_pair *qp)
 {
     if (qp->state < QP_CONNECTED)
@@ -202,7 +202,7 @@ static HRESULT may_post(struct queue_pair *qp)
     return qp->state == QP_ENDED || qp->flushed ? ND_CANCELED : ND_SUCCESS;
 }
 
-/* Queues a filled-in operation, and lets go of the lock. */
+/* Queues a filled-in operation and releases the lock. */
 static HRESULT post(struct queue_pair *qp, const struct operation *operation, HRESULT status)
 {
     struct stream *stream = NULL;
@@ -256,16 +256,16 @@ void qp_submit_batch(struct queue_pair *qp)
 
 static HRESULT take_inline(struct operation *operation, const ND2_SGE *sge, ULONG sge_count, ULONG limit)
 {
-    ND2_SGE part;
+    ND2_SGE element;
 
     for (ULONG i = 0; i < sge_count; i++) {
-        if (sge == NULL || !guarded_copy(&part, &sge[i], sizeof part))
+        if (sge == NULL || !guarded_copy(&element, &sge[i], sizeof element))
             return ND_ACCESS_VIOLATION;
-        if (part.BufferLength > limit - operation->length)
+        if (element.BufferLength > limit - operation->length)
             return ND_BUFFER_OVERFLOW;
-        if (!guarded_copy(operation->inline_data + operation->length, part.Buffer, part.BufferLength))
+        if (!guarded_copy(operation->inline_data + operation->length, element.Buffer, element.BufferLength))
             return ND_ACCESS_VIOLATION;
-        operation->length += part.BufferLength;
+        operation->length += element.BufferLength;
     }
     return ND_SUCCESS;
 }
@@ -413,7 +413,7 @@ HRESULT STDMETHODCALLTYPE qp_receive(IND2QueuePair *self, void *context, const N
     AcquireSRWLockExclusive(&qp->lock);
     HRESULT status = ring_add(&qp->receives, context, sge, sge_count, qp->limits.receive_sge);
     if (status == ND_SUCCESS) {
-        if (qp->state == QP_ENDED || qp->flushed || (qp->leaving && qp->entry_count == 0))
+        if (qp->state == QP_ENDED || qp->flushed || (qp->finishing && qp->entry_count == 0))
             flush_receives(qp, &notify);
         stalled = qp->stalled;
     }
@@ -441,7 +441,7 @@ HRESULT STDMETHODCALLTYPE qp_flush(IND2QueuePair *self)
     qp->flushed |= qp->state == QP_CONNECTED;
     ReleaseSRWLockExclusive(&qp->lock);
     if (stream != NULL) {
-        stream_pump(stream); /* nothing is left to wait for, where this end leaves */
+        stream_pump(stream); /* a Disconnect under way has nothing left to wait for */
         stream_unlock(stream);
         stream_drop(stream);
     }
@@ -461,13 +461,13 @@ static void qp_closed(struct object *object)
     if (stream != NULL) {
         stream_lock(stream);
         if (stream->phase >= STREAM_ESTABLISHED) {
-            /* Of a Disconnect under way the connector hears. */
-            bool leaving = qp->leaving;
+            /* The connector of a Disconnect under way must be told. */
+            bool finishing = qp->finishing;
             qp_end(qp, stream, ND_CANCELED);
-            if (leaving)
+            if (finishing)
                 stream_end(stream);
             else
-                stream_goodbye(stream);
+                stream_close(stream);
         } else if (stream->phase != STREAM_CLOSED) {
             stream->after.events |= EVENT_FAILED;
             stream->after.status = ND_CANCELED;
@@ -494,8 +494,8 @@ static void qp_destroy(struct object *object)
     object_drop(&qp->initiator_cq->object);
     if (qp->srq != NULL)
         object_drop(&qp->srq->object);
-    if (qp->maker != NULL)
-        object_drop(qp->maker);
+    if (qp->owning_connector != NULL)
+        object_drop(qp->owning_connector);
     free(qp->receives.entries);
     free(qp->operations);
     free(qp);

@@ -8,7 +8,7 @@
     (ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_ALLOW_REMOTE_READ | ND_MR_FLAG_ALLOW_REMOTE_WRITE | \
      ND_MR_FLAG_RDMA_READ_SINK | ND_MR_FLAG_DO_NOT_SECURE_VM)
 
-/* Whether every page of the range is there and can be read, and written when asked for (D.2.3). */
+/* Whether every page of the range exists and can be read, and also written if asked for (D.2.3). */
 static bool pages_allow(const void *buffer, SIZE_T size, bool write)
 {
     const DWORD readable = PAGE_READONLY | PAGE_READWRITE | PAGE_WRITECOPY | PAGE_EXECUTE_READ |
@@ -180,7 +180,7 @@ static void region_closed(struct object *object)
     struct region *region = CONTAINER_OF(object, struct region, object);
 
     source_close(&region->source);
-    /* Released while registered: the registration ends, and stays counted as leaked (D.6.7). */
+    /* The region was released while registered: the registration ends and stays counted as leaked (D.6.7). */
     if (region_end(region, true) == ND_SUCCESS)
         TRACE("region %p: released while registered", (void *)object);
 }
@@ -237,7 +237,7 @@ struct region *region_next(struct adapter *adapter, uint32_t *slot)
     struct token_table *table = &adapter->tokens;
     struct region *region = NULL;
 
-    /* Slot 0 is no region's, and there is no memory for it before the first. */
+    /* Slot 0 belongs to no region, and the table has no memory before the first registration. */
     if (*slot == 0)
         *slot = 1;
     AcquireSRWLockShared(&table->lock);

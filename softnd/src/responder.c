@@ -1,30 +1,31 @@
-/* What comes in: Writes and Sends into memory, Read Requests, answers to our own Reads, Terminates.
+/* Input: Writes and Sends into memory, Read Requests, answers to our own Reads, receipts and Terminates.
  *
- * Segments are handled one by one, only when complete, and only as far as the queue pair can: a Send that finds no
- * Receive stays in the buffer with all that follows. The receiver's state moves on when a segment was handled.
+ * Segments are handled one by one, as soon as they are complete, and only as far as the queue pair can. A Send that
+ * finds no Receive stays in the buffer with everything behind it. The receiver's state changes only when a segment was
+ * handled.
  */
 #include "queue_pair.h"
 #include "trace.h"
 
 #include <string.h>
 
-/* How long a Send may wait for a Receive (F.3.5); with a shared receive queue there is no limit (G.6.7). */
+/* How long a Send may wait for a Receive (F.3.5). A shared receive queue has no limit (G.6.7). */
 #define NO_RECEIVE_MS 3000
 
 enum outcome { HANDLED, WAITS, STOPPED };
 
 void responder_stop(struct queue_pair *qp, struct stream *stream, int error, const struct wire_segment *offender)
 {
-    if (qp->ending)
+    if (qp->terminating)
         return;
     TRACE("stream %p: terminating with 0x%x", (void *)stream, error);
-    qp->leaving = qp->ending = true;
+    qp->finishing = qp->terminating = true;
     size_t size = wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender
                                                                                                          : NULL);
     uint32_t crc = stream->crc ? wire_crc32c(0, qp->terminate, size) : 0;
     qp->terminate_size = size + wire_put_trailer(qp->terminate + size, size, stream->crc, crc);
-    stream->unheard = false;
-    stream_set_timer(stream, LEAVE_MS);
+    stream->peer_silent = false;
+    stream_set_timer(stream, FINISH_MS);
 }
 
 static void add_entry(struct queue_pair *qp, HRESULT status, uint32_t bytes, bool solicited)
@@ -44,20 +45,20 @@ static enum outcome stop(struct queue_pair *qp, struct stream *stream, int error
     return STOPPED;
 }
 
-static bool is_word(const struct wire_segment *segment)
+static bool is_receipt(const struct wire_segment *segment)
 {
     return segment->opcode == RDMAP_WRITE && segment->size == 0 &&
-           (segment->stag == WORD_TOKEN || segment->stag == LAST_WORD_TOKEN);
+           (segment->stag == RECEIPT_TOKEN || segment->stag == FINAL_RECEIPT_TOKEN);
 }
 
-static enum outcome take_word(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
+static enum outcome take_receipt(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
-    if (!initiator_told(qp, stream, segment->offset))
+    if (!initiator_receipt(qp, stream, segment->offset))
         return stop(qp, stream, DDP_BOUNDS, segment);
-    if (!qp->told)
-        qp->owes_word = true; /* so that the peer knows that it is told as well */
-    qp->tells = qp->told = true;
-    qp->peer_leaves |= segment->stag == LAST_WORD_TOKEN;
+    if (!qp->gets_receipts)
+        qp->owes_receipt = true; /* tells the peer that it gets receipts too */
+    qp->sends_receipts = qp->gets_receipts = true;
+    qp->got_final_receipt |= segment->stag == FINAL_RECEIPT_TOKEN;
     return HANDLED;
 }
 
@@ -67,10 +68,10 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
     uint64_t whole = segment->size;
 
     if (segment->size == 0) {
-        /* With a token it announces the end of a long Write that comes next; see initiator.c. */
+        /* If it has a token, it announces the end of a long Write that follows; see initiator.c. */
         qp->announced_token = segment->stag;
         qp->announced_end = segment->offset;
-        qp->owes_word |= segment->stag == 0;
+        qp->owes_receipt |= segment->stag == 0;
         return HANDLED;
     }
     if (qp->announced_token == segment->stag && qp->announced_token != 0 && stream->peer_to_peer &&
@@ -80,7 +81,7 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
     if ((whole == segment->size ||
          memory_check(adapter, segment->stag, segment->offset, whole, ACCESS_REMOTE_WRITE, qp)) &&
         memory_write(adapter, segment->stag, segment->offset, segment->payload, segment->size, ACCESS_REMOTE_WRITE, qp)) {
-        qp->owes_word |= segment->last;
+        qp->owes_receipt |= segment->last;
         return HANDLED;
     }
     char reason = memory_refusal(adapter, segment->stag, segment->offset, whole, qp);
@@ -95,19 +96,19 @@ static bool scatter(struct queue_pair *qp, uint64_t offset, const uint8_t *data,
             offset -= sge->BufferLength;
             continue;
         }
-        size_t part = sge->BufferLength - (size_t)offset;
-        part = part < size ? part : size;
-        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, part,
+        size_t chunk = sge->BufferLength - (size_t)offset;
+        chunk = chunk < size ? chunk : size;
+        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, chunk,
                           ACCESS_LOCAL_WRITE, NULL))
             return false;
-        data += part;
-        size -= part;
+        data += chunk;
+        size -= chunk;
         offset = 0;
     }
     return true;
 }
 
-/* Every element must lie in its region, also where the message does not reach (D.5.2). */
+/* Every element must lie in its region, even one that the message does not reach (D.5.2). */
 static bool receive_allows(struct queue_pair *qp)
 {
     for (ULONG i = 0; i < qp->receive.sge_count; i++) {
@@ -160,13 +161,13 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         add_entry(qp, ND_INVALID_DEVICE_REQUEST, 0, false);
         return stop(qp, stream, RDMAP_CANNOT_INVALIDATE, segment);
     }
-    /* Before the Receive: who has seen that may release the window, and its result is then no more. */
+    /* This entry precedes the Receive. A program that sees the Receive may release the window and its result. */
     if (result != NULL)
         qp->entries[qp->entry_count++] = (struct cq_entry){
             .result = {.Status = ND_SUCCESS, .RequestContext = result, .RequestType = REQUEST_PEER_INVALIDATED}};
     add_entry(qp, ND_SUCCESS, (uint32_t)end,
               segment->opcode == RDMAP_SEND_SOLICITED || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE);
-    qp->owes_word = true;
+    qp->owes_receipt = true;
     return HANDLED;
 }
 
@@ -186,8 +187,8 @@ static enum outcome take_read_request(struct queue_pair *qp, struct stream *stre
                     segment);
     }
     qp->answers[qp->answers_end++ % ANSWERS] = (struct answer){.request = *request};
-    if (request->size == 0 && request->sink_offset == GREETING && !qp->tells)
-        qp->tells = qp->owes_word = true;
+    if (request->size == 0 && request->sink_offset == SOFTND_READ_OFFSET && !qp->sends_receipts)
+        qp->sends_receipts = qp->owes_receipt = true;
     return HANDLED;
 }
 
@@ -197,7 +198,8 @@ static enum outcome take_read_response(struct queue_pair *qp, struct stream *str
         return stop(qp, stream, DDP_INVALID_STAG, segment);
     struct read_slot *slot = &qp->reads[qp->reads_first % READ_SLOTS];
     if (slot->read.left == 0) {
-        /* A Read of no bytes. Linux's siw, when it is busy, answers with bytes of an earlier message: they go nowhere. */
+        /* An answer to a Read of no bytes. A busy siw of Linux sends bytes of an earlier message with it; they are
+         * dropped. */
         if (segment->stag != slot->read.sink_stag)
             return stop(qp, stream, DDP_INVALID_STAG, segment);
         if (segment->last)
@@ -214,7 +216,7 @@ static enum outcome take_read_response(struct queue_pair *qp, struct stream *str
             operation->status = ND_ACCESS_VIOLATION;
             qp->initiator_stopped = true;
             slot->discarded = true;
-            /* Everything before it is proven by this answer; its own turn has come. */
+            /* This answer proves everything before the operation, and the operation itself is next. */
             if (slot->covers > qp->acknowledged)
                 qp->acknowledged = slot->covers;
             initiator_complete(qp, stream);
@@ -231,13 +233,13 @@ static enum outcome take(struct queue_pair *qp, struct stream *stream, const str
 {
     switch (segment->opcode) {
     case RDMAP_WRITE:
-        return is_word(segment) ? take_word(qp, stream, segment) : take_write(qp, stream, segment);
+        return is_receipt(segment) ? take_receipt(qp, stream, segment) : take_write(qp, stream, segment);
     case RDMAP_READ_REQUEST:
         return take_read_request(qp, stream, segment);
     case RDMAP_READ_RESPONSE:
         return take_read_response(qp, stream, segment);
     case RDMAP_TERMINATE:
-        qp->leaving = qp->ending = qp->terminated = true; /* a Terminate is not answered by another */
+        qp->finishing = qp->terminating = qp->peer_terminated = true; /* no Terminate answers a Terminate */
         initiator_terminated(qp, stream, &segment->terminate);
         return STOPPED;
     default:
@@ -245,13 +247,13 @@ static enum outcome take(struct queue_pair *qp, struct stream *stream, const str
     }
 }
 
-/* The first segment on a passive side that waits for it. False when it ends the attempt. */
+/* Handles the first segment on the passive side. False if it ends the attempt. */
 static bool take_first(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
     if (segment->opcode == RDMAP_TERMINATE) {
         stream->after.events |= EVENT_FAILED;
         stream->after.status = ND_CONNECTION_REFUSED;
-        stream_goodbye(stream);
+        stream_close(stream);
         return false;
     }
     stream->phase = STREAM_ESTABLISHED;
@@ -260,10 +262,11 @@ static bool take_first(struct queue_pair *qp, struct stream *stream, const struc
     return true;
 }
 
-/* Who leaves takes nothing more, and hears what became of what it sent: Sends, Writes and Read Requests are passed over. */
-static void hear(struct queue_pair *qp, struct stream *stream)
+/* Handles input after this end took its last message: only receipts, answers and a Terminate. Sends, Writes and Read
+ * Requests are skipped. */
+static void drain_input(struct queue_pair *qp, struct stream *stream)
 {
-    while (!qp->terminated && !qp->expired) {
+    while (!qp->peer_terminated && !qp->expired) {
         struct wire_segment segment;
         size_t used = 0;
 
@@ -274,9 +277,9 @@ static void hear(struct queue_pair *qp, struct stream *stream)
         AcquireSRWLockExclusive(&qp->lock);
         if (result == WIRE_OK)
             result = wire_receive(&qp->receiver, &segment);
-        bool matters = result == WIRE_OK && (is_word(&segment) || segment.opcode == RDMAP_READ_RESPONSE ||
+        bool matters = result == WIRE_OK && (is_receipt(&segment) || segment.opcode == RDMAP_READ_RESPONSE ||
                                              segment.opcode == RDMAP_TERMINATE);
-        /* Behind what cannot be understood, nothing can. */
+        /* After a segment that cannot be parsed, nothing else can be. */
         qp->expired = result != WIRE_OK || (matters && take(qp, stream, &segment) == STOPPED);
         ReleaseSRWLockExclusive(&qp->lock);
         stream->in.begin += used;
@@ -284,40 +287,42 @@ static void hear(struct queue_pair *qp, struct stream *stream)
     stream->in.begin = stream->in.end;
 }
 
-bool qp_leave(struct queue_pair *qp, struct stream *stream)
+bool qp_finish(struct queue_pair *qp, struct stream *stream)
 {
     AcquireSRWLockExclusive(&qp->lock);
-    bool leaves = !qp->leaving;
-    qp->leaving = true;
+    bool first = !qp->finishing;
+    qp->finishing = true;
     qp->stalled = false;
     ReleaseSRWLockExclusive(&qp->lock);
-    if (!leaves)
+    if (!first)
         return false;
     qp_cancel_receives(qp, stream);
     if (qp->srq != NULL)
         srq_forget(qp->srq, qp);
-    stream->unheard = false;
-    stream_set_timer(stream, LEAVE_MS);
+    stream->peer_silent = false;
+    stream_set_timer(stream, FINISH_MS);
     return true;
 }
 
-enum farewell qp_hear_out(struct queue_pair *qp, struct stream *stream)
+enum final_receipt qp_drain_input(struct queue_pair *qp, struct stream *stream)
 {
-    bool left = qp->leaving;
+    bool was_finishing = qp->finishing;
 
-    qp->leaving = true;
-    hear(qp, stream);
+    qp->finishing = true;
+    drain_input(qp, stream);
     qp->expired = true;
-    if (left || qp->terminated)
-        return FAREWELL_EXPECTED;
-    return !qp->told ? FAREWELL_NONE : qp->peer_leaves ? FAREWELL_SAID : FAREWELL_MISSING;
+    if (was_finishing || qp->peer_terminated)
+        return FINAL_RECEIPT_NOT_NEEDED;
+    if (!qp->gets_receipts)
+        return FINAL_RECEIPT_UNSUPPORTED;
+    return qp->got_final_receipt ? FINAL_RECEIPT_ARRIVED : FINAL_RECEIPT_MISSING;
 }
 
 bool qp_input(struct queue_pair *qp, struct stream *stream)
 {
     enum outcome outcome = HANDLED;
 
-    while (outcome == HANDLED && qp->entry_count < PUBLISH_BATCH && !qp->leaving) {
+    while (outcome == HANDLED && qp->entry_count < PUBLISH_BATCH && !qp->finishing) {
         const uint8_t *data = stream->in.data + stream->in.begin;
         struct wire_segment segment;
         size_t used = 0;
@@ -325,13 +330,13 @@ bool qp_input(struct queue_pair *qp, struct stream *stream)
         int result = wire_parse(data, stream->in.end - stream->in.begin, stream->crc, &segment, &used);
         if (result == WIRE_MORE)
             return false;
-        /* Before the queue pair's lock: this takes it. */
+        /* Before the queue pair's lock is taken, because this call takes it. */
         if (stream->phase == STREAM_ACCEPTING && result == WIRE_OK && !take_first(qp, stream, &segment))
             return false;
         if (stream->phase != STREAM_ESTABLISHED) {
             stream->after.events |= EVENT_FAILED;
             stream->after.status = ND_CONNECTION_ABORTED;
-            stream_cut(stream);
+            stream_abort(stream);
             return false;
         }
         stream->may_send = true;
@@ -350,9 +355,9 @@ bool qp_input(struct queue_pair *qp, struct stream *stream)
         }
         ReleaseSRWLockExclusive(&qp->lock);
     }
-    if (qp->leaving)
-        hear(qp, stream);
-    return outcome == HANDLED && !qp->leaving;
+    if (qp->finishing)
+        drain_input(qp, stream);
+    return outcome == HANDLED && !qp->finishing;
 }
 
 bool qp_timeout(struct queue_pair *qp, struct stream *stream)
@@ -361,12 +366,12 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     size_t used;
 
     AcquireSRWLockExclusive(&qp->lock);
-    bool leaving = qp->leaving;
-    qp->expired |= leaving;
-    if (!leaving && qp->stalled && qp->receives.count == 0 &&
+    bool finishing = qp->finishing;
+    qp->expired |= finishing;
+    if (!finishing && qp->stalled && qp->receives.count == 0 &&
         wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc, &segment,
                    &used) == WIRE_OK)
         responder_stop(qp, stream, DDP_NO_BUFFER, &segment);
     ReleaseSRWLockExclusive(&qp->lock);
-    return leaving;
+    return finishing;
 }

@@ -119,7 +119,7 @@ static HRESULT STDMETHODCALLTYPE srq_receive(IND2SharedReceiveQueue *self, void 
     ReleaseSRWLockExclusive(&srq->lock);
     if (status != ND_SUCCESS)
         return status;
-    /* One entry serves one of them; the queue pair that finds none waits again, at the end of the line. */
+    /* One entry serves one queue pair. A queue pair that finds none waits again, at the end of the list. */
     queue_pair = pop_waiting(srq);
     if (queue_pair != NULL) {
         qp_resume(queue_pair);

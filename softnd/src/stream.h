@@ -1,12 +1,14 @@
-/* A TCP connection that carries one iWARP stream: its socket, buffers, MPA start-up, and its end.
+/* A TCP connection that carries one iWARP stream: its socket, its buffers, its MPA start-up and its end.
  *
- * A stream belongs to a listener until its request is handed out, then to a connector, and carries a queue pair's
- * traffic while established. Everything in it is under its lock. What has to happen towards the consumer is noted in
- * `after` and done by stream_unlock, when no lock is held.
+ * A stream belongs to a listener until its request is handed out, and to a connector from then on. Once established,
+ * it carries the traffic of a queue pair. Its lock protects everything in it. Work that reaches the consumer is noted
+ * in `after`; stream_unlock does that work after it released the lock.
  *
- * Receiving never stops while there is room: what cannot be handled yet (no Receive posted) stays in the buffer, and
- * the peer's end of the connection is seen all the same. Sending is one operation at a time from one of two buffers
- * while the other is filled.
+ * Receiving continues while there is room. Input that cannot be handled yet, because no Receive is posted, stays in
+ * the buffer. So the end of the peer's bytes is always seen. There is one send operation at a time: it sends one
+ * buffer while the other one is filled.
+ *
+ * Functions marked "Locked" need the stream's lock.
  */
 #ifndef SOFTND_STREAM_H
 #define SOFTND_STREAM_H
@@ -17,25 +19,25 @@
 
 enum stream_phase {
     STREAM_NEW,
-    STREAM_CONNECTING,    /* active: TCP */
-    STREAM_AWAIT_REPLY,   /* active: request sent */
-    STREAM_OFFERED,       /* active: accepted by the peer */
-    STREAM_AWAIT_REQUEST, /* passive */
+    STREAM_CONNECTING,    /* active: TCP connects */
+    STREAM_AWAIT_REPLY,   /* active: the request is sent */
+    STREAM_OFFERED,       /* active: the peer accepted */
+    STREAM_AWAIT_REQUEST, /* passive: TCP is connected */
     STREAM_REQUESTED,     /* passive: the program decides */
-    STREAM_ACCEPTING,     /* passive: reply sent, the peer's first message is due */
+    STREAM_ACCEPTING,     /* passive: the reply is sent, the peer's first message is due */
     STREAM_ESTABLISHED,
-    STREAM_PROBING, /* the peer closed while requests are under way: did it go or say goodbye? */
-    STREAM_CLOSING, /* sends what is left, then waits for the peer's end */
+    STREAM_PROBING, /* the peer sent its FIN while requests are under way: a reset will tell if it is gone */
+    STREAM_CLOSING, /* sends what is left, then waits for the peer's FIN */
     STREAM_CLOSED
 };
 
 enum {
     EVENT_OFFERED = 1,     /* to the connector: the peer accepted */
-    EVENT_REFUSED = 2,     /* the peer rejected; its private data are here */
+    EVENT_REFUSED = 2,     /* the peer rejected; its private data have arrived */
     EVENT_FAILED = 4,      /* the attempt failed with `status` */
-    EVENT_ESTABLISHED = 8, /* the peer's first message came */
-    EVENT_ENDED = 16,      /* an established connection ended from the other side or by an error */
-    EVENT_FALLBACK = 32,   /* closed without an answer to revision 2: the peer may know revision 1 only */
+    EVENT_ESTABLISHED = 8, /* the peer's first message arrived */
+    EVENT_ENDED = 16,      /* the peer or an error ended an established connection */
+    EVENT_FALLBACK = 32,   /* the peer closed instead of answering revision 2; it may know only revision 1 */
     EVENT_REQUESTED = 64   /* to the listener */
 };
 
@@ -44,7 +46,7 @@ enum {
 struct stream_buffer {
     uint8_t *data;
     size_t size, begin, end;
-    size_t word; /* where the word to the peer begins that lies in it, counted from 1; 0: none does */
+    size_t receipt; /* where an unsent receipt begins in this buffer, counted from 1; 0: there is none */
     uint8_t small[STREAM_SMALL_BUFFER];
 };
 
@@ -54,22 +56,22 @@ struct queue_pair;
 
 struct stream {
     volatile LONG references;
-    struct stream *next, **link; /* all streams, under their own lock */
+    struct stream *next, **link; /* list of all streams, under its own lock */
     SRWLOCK lock;
     struct adapter *adapter;
     SOCKET socket;
-    unsigned starting; /* calls that start to receive, without the lock */
-    SOCKET left_over;  /* closed meanwhile: closed for good by the last of them */
+    unsigned receive_calls; /* calls of WSARecv that run without the lock */
+    SOCKET closing_socket;  /* a socket to close when the last of these calls returns */
     enum stream_phase phase;
     struct io receive_io, send_io, connect_io, resume_io;
     bool receiving, sending, fin_sent, peer_closed, resume_posted;
-    DWORD send_error; /* 0: none so far */
+    DWORD send_error; /* 0: no send has failed */
 
     struct stream_buffer in;
     struct stream_buffer out[2];
     unsigned filling;
     uint64_t sent_bytes, filled_bytes;
-    uint64_t taken_bytes; /* of what the peer sent, counted from its first byte */
+    uint64_t taken_bytes; /* how many of the peer's bytes were handled, counted from its first byte */
 
     struct connector *connector;
     struct listener *listener;
@@ -78,12 +80,12 @@ struct stream {
 
     /* MPA */
     struct sockaddr_storage local, peer;
-    uint8_t revision; /* of the request that was sent or taken */
+    uint8_t revision; /* MPA revision of the request */
     bool crc, peer_to_peer, abandoned;
-    bool may_send; /* passive: only after the peer's first message */
-    bool unheard;  /* active: nothing has come from the peer since the connection is established */
-    ULONG own_inbound, own_outbound;   /* asked for by the program */
-    ULONG peer_inbound, peer_outbound; /* the peer's ird and ord, capped */
+    bool may_send; /* passive: set by the peer's first message */
+    bool peer_silent; /* active: the peer has sent nothing since the connection was established */
+    ULONG own_inbound, own_outbound;   /* what the program asked for */
+    ULONG peer_inbound, peer_outbound; /* the peer's IRD and ORD, capped */
     uint8_t private_data[MPA_MAX_PRIVATE_DATA];
     ULONG private_size;
     uint8_t own_private[MPA_MAX_PRIVATE_DATA]; /* kept for a second attempt with revision 1 */
@@ -98,63 +100,63 @@ struct stream {
     } after;
 };
 
-/* Takes over the socket. One reference for the caller. */
+/* Takes over the socket. The caller gets one reference. */
 struct stream *stream_create(struct adapter *adapter, SOCKET socket);
 void stream_hold(struct stream *stream);
 void stream_drop(struct stream *stream);
 void stream_lock(struct stream *stream);
 void stream_unlock(struct stream *stream);
 
-/* A socket of this family bound to the address; INVALID_SOCKET with the Winsock error in *error. */
+/* A socket that is bound to the address. On failure INVALID_SOCKET, with the Winsock error in *error. */
 SOCKET stream_socket(const struct sockaddr_storage *address, bool listening, int *error);
 
-/* Active: the outcome is EVENT_OFFERED, EVENT_REFUSED or EVENT_FAILED. Locked. */
+/* Active: connects. The outcome is EVENT_OFFERED, EVENT_REFUSED or EVENT_FAILED. Locked. */
 void stream_connect(struct stream *stream);
 /* Passive: begins to read the request. Locked. */
 void stream_accepted(struct stream *stream);
-/* The decisions of section H.5 and H.6. Locked; false when the connection is gone. */
+/* The program's decisions (sections H.5 and H.6). The first two return false if the connection is gone. Locked. */
 bool stream_reply(struct stream *stream, bool reject, const void *private_data, ULONG private_size);
 bool stream_complete(struct stream *stream);
 void stream_withdraw(struct stream *stream);
 
-/* An established connection ends from this side: EVENT_ENDED when it is known what became of all that was sent, which
- * may be at once. Locked. */
-void stream_leave(struct stream *stream);
-/* Sends what is left, says goodbye and closes in the background. Locked. */
-void stream_goodbye(struct stream *stream);
+/* Ends an established connection from this side. EVENT_ENDED follows when the outcome of everything sent is known,
+ * perhaps during the call. Locked. */
+void stream_disconnect(struct stream *stream);
+/* Sends what is left, then closes in the background. Locked. */
+void stream_close(struct stream *stream);
 /* Closes at once. Locked. */
-void stream_cut(struct stream *stream);
-/* Established: the queue pair ended by an error that was or will be told to the peer. Locked. */
+void stream_abort(struct stream *stream);
+/* Ends an established connection after an error of the queue pair, which the peer knows or will know. Locked. */
 void stream_end(struct stream *stream);
 
-/* Room for `size` bytes of output, or NULL until something was sent. Locked. */
+/* Room for `size` bytes of output, or NULL until more was sent. Locked. */
 uint8_t *stream_room(struct stream *stream, size_t size);
 void stream_filled(struct stream *stream, size_t size);
-/* Whether the peer may have received its bytes up to this one. Locked. */
-bool stream_went_out(const struct stream *stream, uint64_t position);
-/* The first bytes of the input are done with, and taken. Locked. */
+/* Whether the peer may have received the bytes up to this position. Locked. */
+bool stream_was_sent(const struct stream *stream, uint64_t position);
+/* Removes handled bytes from the front of the input and counts them. Locked. */
 void stream_take(struct stream *stream, size_t size);
-/* Sends what is filled, and lets the queue pair fill more. Locked. */
+/* Sends what is filled and lets the queue pair fill more. Locked. */
 void stream_pump(struct stream *stream);
-/* Handles buffered input again, on a worker; with and without the lock held. */
+/* Both handle buffered input again, on a worker. stream_resume_input needs the lock, stream_resume takes it. */
 void stream_resume_input(struct stream *stream);
 void stream_resume(struct stream *stream);
 /* Locked. */
 void stream_set_timer(struct stream *stream, uint32_t delay_ms);
 void stream_clear_timer(struct stream *stream);
-/* The rest of a start-up frame is due in the time for one, counted from the first call. */
+/* Starts the time limit for a start-up frame, unless it runs already. Locked. */
 void stream_await_frame(struct stream *stream);
 
 void streams_abort(void);
 void streams_remove_adapter(struct adapter *adapter);
 
-/* handshake.c: each handles buffered input in its phase; locked. */
+/* handshake.c: these handle buffered input in their phase. Locked. */
 void handshake_request_sent(struct stream *stream);
 void handshake_reply(struct stream *stream);
 void handshake_request(struct stream *stream);
-/* The timer of a phase of the start-up ran out. */
+/* A start-up phase ran out of time. */
 void handshake_timeout(struct stream *stream);
-/* The connection went during the start-up; status for the program. */
+/* The connection was lost during the start-up. The program gets `status`. */
 void handshake_lost(struct stream *stream, HRESULT status);
 /* handshake_status.c */
 HRESULT handshake_status(DWORD error);

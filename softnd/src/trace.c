@@ -14,7 +14,7 @@ void trace_open(void)
 
     if (!switches_text("SOFTND_TRACE", name, sizeof name))
         return;
-    /* Append access makes each write land at the end, so that several processes can share the file. */
+    /* With append access, each write lands at the end, so several processes can share the file. */
     file = CreateFileA(name, FILE_APPEND_DATA, FILE_SHARE_READ | FILE_SHARE_WRITE, NULL, OPEN_ALWAYS, 0, NULL);
     trace_on = file != INVALID_HANDLE_VALUE;
 }

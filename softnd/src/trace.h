@@ -1,4 +1,4 @@
-/* A line per event in the file that SOFTND_TRACE names; nothing when it is not set. */
+/* Writes a line per event to the file that SOFTND_TRACE names. Without that variable it does nothing. */
 #ifndef SOFTND_TRACE_H
 #define SOFTND_TRACE_H
 

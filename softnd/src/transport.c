@@ -4,9 +4,10 @@
 #include "trace.h"
 
 #define MAX_WORKERS 4
-/* What the last release grants connections to say goodbye, and then operations to end. */
-#define GOODBYE_MS 700
-#define END_MS 300
+/* After the last release: how long connections may close by themselves, then how long aborted operations may take to
+ * end. */
+#define CLOSE_MS 700
+#define ABORT_MS 300
 
 enum state { STOPPED, RUNNING, STOPPING };
 
@@ -34,7 +35,7 @@ uint64_t transport_now_ms(void)
     return GetTickCount64();
 }
 
-/* Fires what is due and gives the time until the next timer. */
+/* Fires all due timers and returns the time until the next one. */
 static DWORD run_timers(void)
 {
     for (;;) {
@@ -168,7 +169,7 @@ static void stop_workers(void)
         WaitForSingleObject(workers[i], INFINITE);
         CloseHandle(workers[i]);
     }
-    /* A callback of the last worker may have posted to the first one's port: they close together. */
+    /* A callback of the last worker may have posted to the first worker's port, so all ports are closed together. */
     for (unsigned i = 0; i < worker_count; i++)
         CloseHandle(ports[i]);
     worker_count = 0;
@@ -223,12 +224,12 @@ void transport_release(void)
     if (!last)
         return;
 
-    /* Connections that say goodbye get time for it; then the rest is cut. */
+    /* Connections get time to close by themselves. Then the rest is aborted. */
     overlapped_files_close();
-    if (!wait_for_holds(transport_now_ms() + GOODBYE_MS)) {
-        TRACE("transport: cutting %ld connections", holds);
+    if (!wait_for_holds(transport_now_ms() + CLOSE_MS)) {
+        TRACE("transport: aborting %ld connections", holds);
         streams_abort();
-        if (!wait_for_holds(transport_now_ms() + END_MS))
+        if (!wait_for_holds(transport_now_ms() + ABORT_MS))
             TRACE("transport: %ld operations did not end", holds);
     }
     stop_workers();

@@ -1,8 +1,9 @@
 /* The process's worker threads, their completion ports, and its timers.
  *
- * Each worker has a port of its own: a handle stays with one thread, so that what this thread started also ends there
- * without waking another. Workers run while any object of an adapter exists. A callback runs on a worker (or, for an operation that
- * finished at once, where its issuer decides), never holds up others for long and never waits for the consumer.
+ * Each worker has its own port. A handle stays with one worker, so an operation that this thread started also ends on
+ * it, without waking another thread. Workers run while any object of an adapter exists. A callback runs on a worker;
+ * the issuer may also run it for an operation that finished at once. A callback never delays others for long and never
+ * waits for the consumer.
  */
 #ifndef SOFTND_TRANSPORT_H
 #define SOFTND_TRANSPORT_H
@@ -19,7 +20,7 @@ typedef void io_done(struct io *io, DWORD error, DWORD bytes);
 struct io {
     OVERLAPPED overlapped;
     io_done *done;
-    unsigned worker; /* for transport_post */
+    unsigned worker; /* used by transport_post */
 };
 
 struct timer;
@@ -32,23 +33,23 @@ struct timer {
     bool set;
 };
 
-/* The first user starts the workers; the last one waits until everything in flight has ended and joins them. */
+/* The first user starts the workers. The last one waits until all operations have ended, then joins the workers. */
 bool transport_acquire(void);
 void transport_release(void);
 bool transport_stopped(void);
 
-/* Gives the handle to one of the workers, whose number it tells. Its operations end there. */
+/* Assigns the handle to a worker and returns its number in *worker. The handle's operations end there. */
 bool transport_attach(HANDLE handle, unsigned *worker);
 /* Runs io->done on io->worker. */
 void transport_post(struct io *io);
 
-/* Things that must end before the workers do: streams, listening sockets and overlapped files. */
+/* Counts what must end before the workers do: streams, listening sockets and overlapped files. */
 void transport_hold(void);
 void transport_unhold(void);
 
 uint64_t transport_now_ms(void);
 void timer_set(struct timer *timer, uint32_t delay_ms, timer_fired *fired);
-/* True when the timer was set and will not fire any more. */
+/* True if the timer was set and will no longer fire. */
 bool timer_cancel(struct timer *timer);
 
 #endif

@@ -142,7 +142,7 @@ static void window_closed(struct object *object)
 
     AcquireSRWLockExclusive(&table->lock);
     window_unbind(table, window);
-    /* No Bind that is still queued may reach the slot's next owner. */
+    /* A Bind that is still queued must not reach the next owner of the slot. */
     tokens_slot(table, window->slot)->window = NULL;
     ReleaseSRWLockExclusive(&table->lock);
 }

@@ -1,4 +1,4 @@
-/* CRC32C (polynomial 0x1EDC6F41, reflected), with the processor's instruction where it has one. */
+/* CRC32C (polynomial 0x1EDC6F41, reflected), with the processor's instruction if it has one. */
 #include "wire.h"
 
 #include <string.h>
@@ -71,7 +71,7 @@ static int processor_has_it(void)
 
 uint32_t wire_crc32c(uint32_t crc, const void *data, size_t size)
 {
-    /* Several threads may get here first; each writes the same values. */
+    /* Several threads may get here first. Each writes the same values. */
     static volatile int method;
 
     if (!method) {

@@ -1,8 +1,8 @@
-/* Headers as they lie on the wire (RFC 5041 sections 4.2 and 4.3, RFC 5040 sections 4.1 and 4.4). */
+/* The layout of headers on the wire (RFC 5041 sections 4.2 and 4.3, RFC 5040 sections 4.1 and 4.4). */
 #ifndef SOFTND_WIRE_DDP_H
 #define SOFTND_WIRE_DDP_H
 
-#define LENGTH_SIZE 2u /* MPA's, in front of the DDP header */
+#define LENGTH_SIZE 2u /* of MPA, in front of the DDP header */
 #define CRC_SIZE 4u
 
 /* First byte: DDP. Second byte: RDMAP. */
@@ -19,7 +19,8 @@
 #define UNTAGGED_HEADER 18u
 /* Sink STag 0, sink offset 4, size 12, source STag 16, source offset 20. */
 #define READ_REQUEST_PAYLOAD 28u
-/* Layer and type 0, code 1, which headers follow 2, reserved 3; segment size 4, DDP header 6, RDMAP header. */
+/* Layer and type 0, code 1, bits for the headers that follow 2, reserved 3; then segment size 4, DDP header 6, RDMAP
+ * header. */
 #define TERMINATE_FIXED 4u
 #define TERMINATE_HAS_SIZE 0x80u
 #define TERMINATE_HAS_DDP 0x40u

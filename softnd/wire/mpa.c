@@ -10,9 +10,9 @@
 #define FLAG_ENHANCED 0x10u
 
 #define ENHANCED_SIZE 4u
-#define PEER_TO_PEER 0x8000u /* beside the IRD */
+#define PEER_TO_PEER 0x8000u /* in the field of the IRD */
 #define RTR_SEND 0x4000u
-#define RTR_WRITE 0x8000u /* beside the ORD */
+#define RTR_WRITE 0x8000u /* in the field of the ORD */
 #define RTR_READ 0x4000u
 
 static const char request_key[KEY_SIZE + 1] = "MPA ID Req Frame";

@@ -1,4 +1,4 @@
-/* FPDUs in: what each one says, and whether it may come now. */
+/* Received FPDUs: what each one says, and whether it may arrive now. */
 #include "wire.h"
 
 #include "bytes.h"
@@ -175,7 +175,7 @@ int wire_receive_response(struct wire_read *read, const struct wire_segment *seg
         return DDP_INVALID_STAG;
     if (segment->offset != read->sink_offset || segment->size > read->left)
         return DDP_BOUNDS;
-    /* Without progress a response could go on for ever. */
+    /* A response without progress could go on for ever. */
     if (segment->last != (segment->size == read->left) || (!segment->size && read->left))
         return RDMAP_OPERATION;
     read->sink_offset += segment->size;

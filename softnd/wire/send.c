@@ -1,4 +1,4 @@
-/* FPDUs out: headers and trailers. */
+/* Sent FPDUs: headers and trailers. */
 #include "wire.h"
 
 #include "bytes.h"

@@ -1,14 +1,15 @@
 /* iWARP on the wire: MPA (RFC 5044, RFC 6581), DDP (RFC 5041) and RDMAP (RFC 5040), without any I/O.
  *
- * Nothing here allocates, blocks or keeps state beyond the structures that the caller owns, and nothing depends on
- * an operating system. What comes from the wire is checked here as far as it can be without knowing memory: lengths,
- * versions, opcodes, queues, sequence numbers and offsets that wrap. Whether a token grants an access is the caller's.
+ * This code does not allocate or block, and does not depend on an operating system. It keeps no state except in
+ * structures that the caller owns. It checks received bytes as far as that is possible without knowing memory:
+ * lengths, versions, opcodes, queues, sequence numbers, and offsets that wrap. The caller checks whether a token
+ * grants an access.
  *
- * STags are uint32_t holding the four bytes as they lie on the wire, which is what NetworkDirect calls a remote token.
- * All other numbers are in host order. Buffers need no alignment.
+ * An STag is a uint32_t with the four bytes in the order of the wire. NetworkDirect calls this a remote token. All
+ * other numbers are in host order. Buffers need no alignment.
  *
- * Results: WIRE_OK, WIRE_MORE (not all bytes are there yet), or an error, which is what a Terminate message reports
- * and never 0 or negative.
+ * Results: WIRE_OK, WIRE_MORE (some bytes are still missing), or an error. An error is what a Terminate message
+ * reports; it is always positive.
  */
 #ifndef SOFTND_WIRE_H
 #define SOFTND_WIRE_H
@@ -60,7 +61,7 @@ enum wire_error {
     MPA_NO_MATCHING_RTR = WIRE_ERROR(2, 0, 7)
 };
 
-/* CRC32C of `size` more bytes; start with 0 and pass on what came back. */
+/* CRC32C of `size` more bytes. Start with 0 and pass the last result. */
 uint32_t wire_crc32c(uint32_t crc, const void *data, size_t size);
 
 /* ---- MPA start-up frames (RFC 5044 section 7.1, RFC 6581 section 4) ---- */
@@ -68,23 +69,23 @@ uint32_t wire_crc32c(uint32_t crc, const void *data, size_t size);
 #define MPA_HEADER_SIZE 20u
 #define MPA_MAX_PRIVATE_DATA 512u
 #define MPA_MAX_FRAME (MPA_HEADER_SIZE + MPA_MAX_PRIVATE_DATA)
-#define MPA_MAX_READ_LIMIT 0x3FFFu /* this value stands for "not negotiated" */
+#define MPA_MAX_READ_LIMIT 0x3FFFu /* means "not negotiated" */
 
 struct mpa_frame {
     uint8_t revision; /* 1 or 2 */
     bool reply, markers, crc, reject;
-    bool enhanced; /* revision 2 only; the next seven then count, and take 4 of the 512 bytes of private data */
+    bool enhanced; /* revision 2 only: the next seven members apply, and take 4 of the 512 bytes of private data */
     bool peer_to_peer;
     bool rtr_send, rtr_write, rtr_read;
-    uint16_t ird, ord; /* as the sender of the frame sees them */
+    uint16_t ird, ord; /* from the view of the frame's sender */
     uint16_t private_size;
-    const uint8_t *private_data; /* decoded: inside the caller's buffer */
+    const uint8_t *private_data; /* decoded: points into the caller's buffer */
 };
 
-/* Writes up to MPA_MAX_FRAME bytes and returns their number; 0 when the private data is too long. */
+/* Writes up to MPA_MAX_FRAME bytes and returns their number. Returns 0 if the private data are too long. */
 size_t mpa_encode(uint8_t *out, const struct mpa_frame *frame);
-/* Decodes a reply or a request. WIRE_MORE until the frame is complete; MPA_FRAME as soon as it can be none of that kind,
- * has a revision other than 1 and 2, or more than 512 bytes of private data. */
+/* Decodes a reply or a request. Returns WIRE_MORE until the frame is complete. Returns MPA_FRAME as soon as the bytes
+ * cannot be a frame of that kind, the revision is not 1 or 2, or there are more than 512 bytes of private data. */
 int mpa_decode(const uint8_t *data, size_t size, bool reply, struct mpa_frame *frame, size_t *used);
 
 /* ---- FPDUs out ---- */
@@ -104,11 +105,11 @@ enum wire_queue { QUEUE_SEND, QUEUE_READ_REQUEST, QUEUE_TERMINATE, QUEUE_COUNT }
 
 #define WIRE_MAX_ULPDU 65535u
 #define WIRE_MAX_FPDU (2u + WIRE_MAX_ULPDU + 3u + 4u)
-/* The largest payload that is sent in one FPDU: no padding, and a whole number of cache lines fewer than the limit. */
+/* The largest payload in one FPDU. It needs no padding and is a whole number of cache lines below the limit. */
 #define WIRE_MAX_PAYLOAD 65472u
-#define WIRE_TAGGED_SIZE 16u       /* with the length in front */
-#define WIRE_UNTAGGED_SIZE 20u     /* likewise */
-#define WIRE_READ_REQUEST_SIZE 48u /* likewise, with its payload */
+#define WIRE_TAGGED_SIZE 16u       /* including the length field */
+#define WIRE_UNTAGGED_SIZE 20u     /* including the length field */
+#define WIRE_READ_REQUEST_SIZE 48u /* including the length field and the payload */
 #define WIRE_MAX_TERMINATE_SIZE 72u
 #define WIRE_MAX_TRAILER_SIZE 7u
 
@@ -120,28 +121,29 @@ struct wire_read_request {
 
 struct wire_segment;
 
-/* Each writes everything in front of the payload and returns its size. opcode: RDMAP_WRITE or RDMAP_READ_RESPONSE. */
+/* These functions write everything in front of the payload and return its size. opcode: RDMAP_WRITE or
+ * RDMAP_READ_RESPONSE. */
 size_t wire_put_tagged(uint8_t *out, enum wire_opcode opcode, uint32_t stag, uint64_t offset, bool last, uint32_t payload);
-/* opcode: one of the four Sends; invalidate counts for two of them. msn starts with 1 on each queue. */
+/* opcode: one of the four Sends. invalidate: used by two of them. msn: starts with 1 on each queue. */
 size_t wire_put_send(uint8_t *out, enum wire_opcode opcode, uint32_t invalidate, uint32_t msn, uint32_t message_offset,
                      bool last, uint32_t payload);
 size_t wire_put_read_request(uint8_t *out, uint32_t msn, const struct wire_read_request *request);
-/* offender: what is complained of, or NULL. Its header is sent along. */
+/* offender: the segment that the Terminate complains of, or NULL. Its header is sent with the Terminate. */
 size_t wire_put_terminate(uint8_t *out, int error, const struct wire_segment *offender);
-/* Padding and CRC. size: all of the FPDU so far. crc: over all of it, or 0 where CRCs are off. */
+/* Writes padding and CRC. size: of the FPDU so far. crc: over all of it, or 0 without CRCs. */
 size_t wire_put_trailer(uint8_t *out, size_t size, bool with_crc, uint32_t crc);
 
 /* ---- FPDUs in ---- */
 
 struct wire_terminate {
-    int error;       /* a WIRE_ERROR(), perhaps none of those above */
-    bool has_header; /* then the offender's: */
+    int error;       /* a WIRE_ERROR(), perhaps one that is not listed above */
+    bool has_header; /* then the next members come from the offender's header */
     bool tagged;
     enum wire_opcode opcode;
     uint32_t stag;
     uint64_t offset;
     uint32_t queue, msn;
-    bool has_request; /* then the Read Request's: */
+    bool has_request; /* then `request` is the offending Read Request */
     struct wire_read_request request;
 };
 
@@ -152,40 +154,41 @@ struct wire_segment {
     uint64_t offset;
     uint32_t queue, msn, message_offset; /* untagged */
     uint32_t invalidate;                 /* of a Send with Invalidate */
-    const uint8_t *payload;              /* inside the caller's buffer */
+    const uint8_t *payload;              /* points into the caller's buffer */
     uint32_t size;
     struct wire_read_request request; /* of a Read Request */
     struct wire_terminate terminate;  /* of a Terminate */
-    const uint8_t *header;            /* DDP header, inside the caller's buffer */
+    const uint8_t *header;            /* DDP header in the caller's buffer */
     uint16_t ulpdu_size;
 };
 
-/* Takes one FPDU from the beginning of the data. WIRE_OK: *used is its size. WIRE_MORE: *used is the size that the FPDU will
- * have, or 0 where that is not known yet. An error after the header could be read leaves it in the segment, so that a
- * Terminate can carry it; segment->header is NULL otherwise. */
+/* Parses one FPDU at the beginning of the data. After WIRE_OK, *used is its size. After WIRE_MORE, *used is the size
+ * that the FPDU will have, or 0 if that is not known yet. After an error, segment->header points to the header if it
+ * could be read, so that a Terminate can carry it. Otherwise segment->header is NULL. */
 int wire_parse(const uint8_t *data, size_t size, bool with_crc, struct wire_segment *segment, size_t *used);
 
-/* What has been received so far on one connection. Zeroed at its beginning. */
+/* What was received on one connection. All zeros at its beginning. */
 struct wire_receiver {
-    uint32_t messages[QUEUE_COUNT]; /* complete ones on each queue */
-    bool in_message;                /* a Send has begun: */
+    uint32_t messages[QUEUE_COUNT]; /* complete messages on each queue */
+    bool in_message;                /* a Send has begun; the next members describe it */
     enum wire_opcode opcode;
     uint32_t invalidate;
     uint32_t message_offset;
     bool terminated;
 };
 
-/* Checks the order of a parsed segment and takes note of it. segment->message_offset of a Send is then what came before. */
+/* Checks that a parsed segment may arrive now, and updates the receiver. For a Send, segment->message_offset is then
+ * the number of bytes before it. */
 int wire_receive(struct wire_receiver *receiver, const struct wire_segment *segment);
 
-/* The oldest Read Request that is not answered completely. */
+/* The oldest Read Request whose answer is not complete. */
 struct wire_read {
     uint32_t sink_stag;
     uint64_t sink_offset;
     uint32_t left;
 };
 
-/* Checks a Read Response segment against it and takes note; read->left is 0 with the last one. */
+/* Checks a Read Response segment against the Read Request and updates it. read->left is 0 after the last segment. */
 int wire_receive_response(struct wire_read *read, const struct wire_segment *segment);
 
 #endif

@@ -10,7 +10,7 @@
      INLINE_PHASES       1: nothing is inline, and what succeeded is pending once more when its result is asked for (C.4.5)
      INLINE_BUSY         the first so many Deregister end with ND_DEVICE_BUSY, later */
 
-#include "../../../softnd/nd2.h"
+#include "../../../softnd/version2.h"
 
 #include <stdint.h>
 #include <stdio.h>

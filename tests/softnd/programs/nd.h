@@ -2,7 +2,7 @@
 #ifndef PROGRAMS_ND_H
 #define PROGRAMS_ND_H
 
-#include "../../../softnd/nd2.h"
+#include "../../../softnd/version2.h"
 
 /* The calls of an interface, without naming the pointer twice. */
 #define CALL(object, method, ...) (object)->methods->method(object, __VA_ARGS__)

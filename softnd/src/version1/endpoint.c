@@ -1,5 +1,5 @@
 /* INDEndpoint: a queue pair that knows its connector and its read limits. */
-#include "v1.h"
+#include "objects.h"
 
 static struct queue_pair *queue_pair_of(INDEndpoint *self)
 {
@@ -30,15 +30,15 @@ static HRESULT take_elements(struct elements *out, const ND_SGE *sge, SIZE_T cou
     if (count > 0 && !guarded_copy(copy, sge, count * sizeof *sge))
         return ND_ACCESS_VIOLATION;
     for (SIZE_T i = 0; i < count; i++) {
-        ULONG length = nd1_size(copy[i].Length);
-        out->sge[i] = (ND2_SGE){copy[i].pAddr, length, nd1_token(copy[i].hMr)};
+        ULONG length = version1_size(copy[i].Length);
+        out->sge[i] = (ND2_SGE){copy[i].pAddr, length, version1_token(copy[i].hMr)};
         out->length += length;
     }
     return ND_SUCCESS;
 }
 
-/* Small data are taken during the call. False where they cannot be had: the request then fails in its turn. Nor are they
- * taken behind a fence, where they may still be on their way here. */
+/* Copies small data during the call. Returns false if they cannot be read; the request then fails in its turn. Data of
+ * a request behind a fence are not copied, because they may still be arriving. */
 static bool take_inline(const struct queue_pair *qp, struct operation *operation, const struct elements *elements)
 {
     bool taken = elements->length <= qp->limits.inline_size && (operation->flags & ND_OP_FLAG_READ_FENCE) == 0;
@@ -115,8 +115,8 @@ static HRESULT STDMETHODCALLTYPE endpoint_receive(INDEndpoint *self, ND_RESULT *
     return qp_receive((IND2QueuePair *)self, result, elements.sge, elements.count);
 }
 
-/* Read and Write: inside the peer's window, from the offset on. A range that is not there is refused here, so that the
- * connection lives; what the peer's window really is, the peer judges. */
+/* Read and Write: checks the range against the peer's window descriptor, from the offset on. A range outside of it is
+ * refused here, so that the connection survives. The peer checks against the real window. */
 static HRESULT transfer(INDEndpoint *self, ND2_REQUEST_TYPE type, ND_RESULT *result, const ND_SGE *sge,
                         SIZE_T sge_count, const ND_MW_DESCRIPTOR *remote, ULONGLONG offset, DWORD flags)
 {
@@ -174,7 +174,7 @@ static HRESULT STDMETHODCALLTYPE endpoint_bind(INDEndpoint *self, ND_RESULT *res
         return ND_INVALID_PARAMETER_6;
     if (!guarded_copy(out, &none, sizeof none))
         return ND_INVALID_PARAMETER_7;
-    struct region *region = region_hold(qp->object.adapter, nd1_token(memory));
+    struct region *region = region_hold(qp->object.adapter, version1_token(memory));
     if (region == NULL)
         return ND_ACCESS_VIOLATION;
     operation_begin(&operation, result, Nd2RequestTypeBind, flags);
@@ -224,13 +224,14 @@ static const struct INDEndpoint_methods methods = {
     endpoint_write,
 };
 
-const struct object_view nd1_endpoint_view = {
+const struct object_view version1_endpoint_view = {
     .methods = &methods,
     .iid = &softnd_iid_INDEndpoint,
 };
 
-struct queue_pair *nd1_endpoint_from(INDEndpoint *pointer, const struct object *maker)
+struct queue_pair *version1_endpoint_from(INDEndpoint *pointer, const struct object *owning_connector)
 {
-    struct queue_pair *qp = (struct queue_pair *)object_from(pointer, &nd1_endpoint_view, maker->adapter);
-    return qp != NULL && qp->maker == maker ? qp : NULL;
+    struct object *object = object_from(pointer, &version1_endpoint_view, owning_connector->adapter);
+    struct queue_pair *qp = (struct queue_pair *)object;
+    return qp != NULL && qp->owning_connector == owning_connector ? qp : NULL;
 }

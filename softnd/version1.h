@@ -1,18 +1,18 @@
 /* NetworkDirect version 1 (HPC Pack 2008): what it has beside version 2, and the order of its methods.
  *
  * The names and numbers are those of the public interface; the declarations are this project's own. Statuses and flags
- * are those of nd2.h; there is no ND_OP_FLAG_INLINE. Sizes are SIZE_T where version 2 has ULONG. A request is known by
- * the ND_RESULT that it was posted with, and memory by the handle that RegisterMemory writes.
+ * are in version2.h. There is no ND_OP_FLAG_INLINE. Sizes are SIZE_T where version 2 has ULONG. A request is
+ * identified by the ND_RESULT that it was posted with, and memory by the handle that RegisterMemory writes.
  */
-#ifndef SOFTND_ND1_H
-#define SOFTND_ND1_H
+#ifndef SOFTND_VERSION1_H
+#define SOFTND_VERSION1_H
 
-#include "nd2.h"
+#include "version2.h"
 
 #define ND_LOCAL_LENGTH       ND_DATA_OVERRUN
 #define ND_INVALIDATION_ERROR ND_INVALID_DEVICE_REQUEST
 
-/* Opaque; never looked at through the pointer. */
+/* Opaque: the pointer is never followed. */
 typedef struct ND_MR_HANDLE_ *ND_MR_HANDLE;
 
 typedef struct ND_ADAPTER_INFO {
@@ -40,7 +40,7 @@ typedef struct ND_RESULT {
     SIZE_T BytesTransferred;
 } ND_RESULT;
 
-/* Each member in network byte order. */
+/* Every member is in network byte order. */
 #pragma pack(push, 1)
 typedef struct ND_MW_DESCRIPTOR {
     UINT64 Base;
@@ -64,7 +64,7 @@ _Static_assert(sizeof(ND_SGE) == 24 && offsetof(ND_SGE, hMr) == 16, "ND_SGE");
 #endif
 _Static_assert(sizeof(ND_MW_DESCRIPTOR) == 20 && offsetof(ND_MW_DESCRIPTOR, Token) == 16, "ND_MW_DESCRIPTOR");
 
-/* Interface identifiers; defined in src/interface_ids.c. INDMemoryWindow has that of IND2MemoryWindow. */
+/* Interface identifiers, defined in src/interface_ids.c. INDMemoryWindow has the identifier of IND2MemoryWindow. */
 extern const GUID softnd_iid_INDOverlapped;
 extern const GUID softnd_iid_INDCompletionQueue;
 extern const GUID softnd_iid_INDEndpoint;
@@ -74,7 +74,7 @@ extern const GUID softnd_iid_INDAdapter;
 extern const GUID softnd_iid_INDProvider;
 extern const GUID softnd_iid_IClassFactory;
 
-/* Interfaces. INDMemoryWindow has no methods of its own, so that an IND2MemoryWindow serves as one. */
+/* Interfaces. INDMemoryWindow has no methods of its own, so an IND2MemoryWindow serves as one. */
 typedef IND2MemoryWindow INDMemoryWindow;
 
 typedef struct INDCompletionQueue INDCompletionQueue;

@@ -1,5 +1,5 @@
-/* INDConnector, which makes its endpoint, and INDListen. */
-#include "v1.h"
+/* INDConnector, which creates its endpoint, and INDListen. */
+#include "objects.h"
 
 #include "../listener.h"
 
@@ -8,28 +8,28 @@ static struct connector *connector_of(INDConnector *self)
     return (struct connector *)self;
 }
 
-static struct nd1_adapter *adapter_of(INDConnector *self)
+static struct version1_adapter *adapter_of(INDConnector *self)
 {
-    return (struct nd1_adapter *)((struct object *)self)->adapter;
+    return (struct version1_adapter *)((struct object *)self)->adapter;
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_create_endpoint(INDConnector *self, INDCompletionQueue *inbound_queue,
-                                                            INDCompletionQueue *outbound_queue, SIZE_T inbound_entries,
-                                                            SIZE_T outbound_entries, SIZE_T inbound_sge,
-                                                            SIZE_T outbound_sge, SIZE_T inbound_read_limit,
-                                                            SIZE_T outbound_read_limit, SIZE_T *max_inline_data,
-                                                            INDEndpoint **out)
+static HRESULT STDMETHODCALLTYPE INDConnector_create_endpoint(INDConnector *self, INDCompletionQueue *inbound_queue,
+                                                              INDCompletionQueue *outbound_queue, SIZE_T inbound_entries,
+                                                              SIZE_T outbound_entries, SIZE_T inbound_sge,
+                                                              SIZE_T outbound_sge, SIZE_T inbound_read_limit,
+                                                              SIZE_T outbound_read_limit, SIZE_T *max_inline_data,
+                                                              INDEndpoint **out)
 {
     static const SIZE_T inline_size = MAX_INLINE_DATA;
     struct adapter *adapter = &adapter_of(self)->adapter;
     struct queue_pair *qp;
 
-    if (!nd1_clear(out))
+    if (!version1_clear(out))
         return ND_INVALID_PARAMETER_10;
     if (adapter_gone(adapter))
         return ND_DEVICE_REMOVED;
-    struct object *inbound = object_from(inbound_queue, &nd1_completion_queue_view, adapter);
-    struct object *outbound = object_from(outbound_queue, &nd1_completion_queue_view, adapter);
+    struct object *inbound = object_from(inbound_queue, &version1_completion_queue_view, adapter);
+    struct object *outbound = object_from(outbound_queue, &version1_completion_queue_view, adapter);
     if (inbound == NULL)
         return ND_INVALID_PARAMETER_1;
     if (outbound == NULL)
@@ -51,14 +51,14 @@ static HRESULT STDMETHODCALLTYPE connector1_create_endpoint(INDConnector *self, 
         .initiator_sge = (ULONG)outbound_sge,
         .inline_size = MAX_INLINE_DATA,
     };
-    HRESULT status = qp_new(adapter, &nd1_endpoint_view, (struct completion_queue *)inbound,
+    HRESULT status = qp_new(adapter, &version1_endpoint_view, (struct completion_queue *)inbound,
                             (struct completion_queue *)outbound, NULL, NULL, &limits, &qp);
     if (status != ND_SUCCESS)
         return status;
-    qp->maker = connector_object(connector_of(self));
-    object_hold(qp->maker);
-    qp->inbound_read_limit = nd1_size(inbound_read_limit);
-    qp->outbound_read_limit = nd1_size(outbound_read_limit);
+    qp->owning_connector = connector_object(connector_of(self));
+    object_hold(qp->owning_connector);
+    qp->inbound_read_limit = version1_size(inbound_read_limit);
+    qp->outbound_read_limit = version1_size(outbound_read_limit);
     *out = (INDEndpoint *)qp;
     return ND_SUCCESS;
 }
@@ -66,49 +66,49 @@ static HRESULT STDMETHODCALLTYPE connector1_create_endpoint(INDConnector *self, 
 static struct connection connection_of(INDConnector *self, INDEndpoint *endpoint, const void *private_data,
                                        SIZE_T private_size)
 {
-    struct queue_pair *qp = nd1_endpoint_from(endpoint, connector_object(connector_of(self)));
+    struct queue_pair *qp = version1_endpoint_from(endpoint, connector_object(connector_of(self)));
 
     return (struct connection){
         .queue_pair = qp,
         .inbound = qp == NULL ? 0 : qp->inbound_read_limit,
         .outbound = qp == NULL ? 0 : qp->outbound_read_limit,
         .private_data = private_data,
-        .private_size = nd1_size(private_size),
+        .private_size = version1_size(private_size),
     };
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_connect(INDConnector *self, INDEndpoint *endpoint,
-                                                    const struct sockaddr *address, SIZE_T address_size, INT protocol,
-                                                    USHORT local_port, const void *private_data, SIZE_T private_size,
-                                                    OVERLAPPED *overlapped)
+static HRESULT STDMETHODCALLTYPE INDConnector_connect(INDConnector *self, INDEndpoint *endpoint,
+                                                      const struct sockaddr *address, SIZE_T address_size, INT protocol,
+                                                      USHORT local_port, const void *private_data, SIZE_T private_size,
+                                                      OVERLAPPED *overlapped)
 {
     const struct connection connection = connection_of(self, endpoint, private_data, private_size);
-    struct nd1_adapter *adapter = adapter_of(self);
+    struct version1_adapter *adapter = adapter_of(self);
 
     if (protocol != IPPROTO_TCP && protocol != IPPROTO_UDP)
         return ND_INVALID_PARAMETER_4;
     if (connection.queue_pair != NULL &&
         (uint64_t)InterlockedIncrement64(&adapter->connects) <= adapter->adapter.switches.connect_timeouts)
         return connector_time_out(connector_of(self), overlapped);
-    return connector_begin(connector_of(self), &connection, address, nd1_size(address_size), ntohs(local_port),
+    return connector_begin(connector_of(self), &connection, address, version1_size(address_size), ntohs(local_port),
                            overlapped);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_complete(INDConnector *self, OVERLAPPED *overlapped)
+static HRESULT STDMETHODCALLTYPE INDConnector_complete(INDConnector *self, OVERLAPPED *overlapped)
 {
     return connector_complete((IND2Connector *)self, overlapped);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_accept(INDConnector *self, INDEndpoint *endpoint, const void *private_data,
-                                                   SIZE_T private_size, OVERLAPPED *overlapped)
+static HRESULT STDMETHODCALLTYPE INDConnector_accept(INDConnector *self, INDEndpoint *endpoint, const void *private_data,
+                                                     SIZE_T private_size, OVERLAPPED *overlapped)
 {
     const struct connection connection = connection_of(self, endpoint, private_data, private_size);
     return connector_answer(connector_of(self), &connection, overlapped);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_reject(INDConnector *self, const void *private_data, SIZE_T private_size)
+static HRESULT STDMETHODCALLTYPE INDConnector_reject(INDConnector *self, const void *private_data, SIZE_T private_size)
 {
-    return connector_reject((IND2Connector *)self, private_data, nd1_size(private_size));
+    return connector_reject((IND2Connector *)self, private_data, version1_size(private_size));
 }
 
 static bool give_size(SIZE_T *out, ULONG value)
@@ -117,9 +117,9 @@ static bool give_size(SIZE_T *out, ULONG value)
     return out == NULL || guarded_copy(out, &size, sizeof size);
 }
 
-/* Private data that the peer sent, in part when the buffer is small, and the read limits, which are 0 after a refusal. */
-static HRESULT STDMETHODCALLTYPE connector1_data(INDConnector *self, SIZE_T *inbound, SIZE_T *outbound,
-                                                 void *private_data, SIZE_T *private_size)
+/* Gives the peer's private data, cut to the size of the buffer, and the read limits, which are 0 after a refusal. */
+static HRESULT STDMETHODCALLTYPE INDConnector_data(INDConnector *self, SIZE_T *inbound, SIZE_T *outbound,
+                                                   void *private_data, SIZE_T *private_size)
 {
     IND2Connector *connector = (IND2Connector *)self;
     ULONG in = 0, out = 0, size = 0;
@@ -127,7 +127,7 @@ static HRESULT STDMETHODCALLTYPE connector1_data(INDConnector *self, SIZE_T *inb
 
     if (private_size != NULL && !guarded_copy(&have, private_size, sizeof have))
         return ND_ACCESS_VIOLATION;
-    size = nd1_size(have);
+    size = version1_size(have);
     HRESULT status = connector_private_data(connector, private_size == NULL ? NULL : private_data, &size);
     if (status != ND_SUCCESS && status != ND_BUFFER_OVERFLOW)
         return status;
@@ -146,62 +146,62 @@ static HRESULT give_address(IND2Connector *connector,
 
     if (!guarded_copy(&have, size, sizeof have))
         return ND_ACCESS_VIOLATION;
-    ULONG count = nd1_size(have);
+    ULONG count = version1_size(have);
     HRESULT status = getter(connector, out, &count);
     if (status != ND_SUCCESS && status != ND_BUFFER_OVERFLOW)
         return status;
     return give_size(size, count) ? status : ND_ACCESS_VIOLATION;
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_local_address(INDConnector *self, struct sockaddr *out, SIZE_T *size)
+static HRESULT STDMETHODCALLTYPE INDConnector_local_address(INDConnector *self, struct sockaddr *out, SIZE_T *size)
 {
     return give_address((IND2Connector *)self, connector_local_address, out, size);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_peer_address(INDConnector *self, struct sockaddr *out, SIZE_T *size)
+static HRESULT STDMETHODCALLTYPE INDConnector_peer_address(INDConnector *self, struct sockaddr *out, SIZE_T *size)
 {
     return give_address((IND2Connector *)self, connector_peer_address, out, size);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_notify_disconnect(INDConnector *self, OVERLAPPED *overlapped)
+static HRESULT STDMETHODCALLTYPE INDConnector_notify_disconnect(INDConnector *self, OVERLAPPED *overlapped)
 {
     return connector_notify_disconnect((IND2Connector *)self, overlapped);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_disconnect(INDConnector *self, OVERLAPPED *overlapped)
+static HRESULT STDMETHODCALLTYPE INDConnector_disconnect(INDConnector *self, OVERLAPPED *overlapped)
 {
     return connector_disconnect((IND2Connector *)self, overlapped);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_cancel(INDConnector *self)
+static HRESULT STDMETHODCALLTYPE INDConnector_cancel(INDConnector *self)
 {
     return connector_cancel((IND2Connector *)self);
 }
 
-static HRESULT STDMETHODCALLTYPE connector1_result(INDConnector *self, OVERLAPPED *overlapped, SIZE_T *bytes,
-                                                   BOOL wait)
+static HRESULT STDMETHODCALLTYPE INDConnector_result(INDConnector *self, OVERLAPPED *overlapped, SIZE_T *bytes,
+                                                     BOOL wait)
 {
     UNUSED(self);
-    return nd1_overlapped_result(overlapped, bytes, wait);
+    return version1_overlapped_result(overlapped, bytes, wait);
 }
 
 static const struct INDConnector_methods connector_methods = {
     OBJECT_METHODS(INDConnector),
-    connector1_cancel,
-    connector1_result,
-    connector1_create_endpoint,
-    connector1_connect,
-    connector1_complete,
-    connector1_accept,
-    connector1_reject,
-    connector1_data,
-    connector1_local_address,
-    connector1_peer_address,
-    connector1_notify_disconnect,
-    connector1_disconnect,
+    INDConnector_cancel,
+    INDConnector_result,
+    INDConnector_create_endpoint,
+    INDConnector_connect,
+    INDConnector_complete,
+    INDConnector_accept,
+    INDConnector_reject,
+    INDConnector_data,
+    INDConnector_local_address,
+    INDConnector_peer_address,
+    INDConnector_notify_disconnect,
+    INDConnector_disconnect,
 };
 
-const struct object_view nd1_connector_view = {
+const struct object_view version1_connector_view = {
     .methods = &connector_methods,
     .iid = &softnd_iid_INDConnector,
     .base = &softnd_iid_INDOverlapped,
@@ -217,13 +217,13 @@ static HRESULT STDMETHODCALLTYPE listen_cancel(INDListen *self)
 static HRESULT STDMETHODCALLTYPE listen_result(INDListen *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
 {
     UNUSED(self);
-    return nd1_overlapped_result(overlapped, bytes, wait);
+    return version1_overlapped_result(overlapped, bytes, wait);
 }
 
 static HRESULT STDMETHODCALLTYPE listen_get_request(INDListen *self, INDConnector *pointer, OVERLAPPED *overlapped)
 {
     struct adapter *adapter = ((struct object *)self)->adapter;
-    struct object *connector = object_from(pointer, &nd1_connector_view, adapter);
+    struct object *connector = object_from(pointer, &version1_connector_view, adapter);
 
     return listener_wait((struct listener *)self, (struct connector *)connector, overlapped);
 }
@@ -232,7 +232,7 @@ static const struct INDListen_methods listen_methods = {
     OBJECT_METHODS(INDListen), listen_cancel, listen_result, listen_get_request,
 };
 
-const struct object_view nd1_listen_view = {
+const struct object_view version1_listen_view = {
     .methods = &listen_methods,
     .iid = &softnd_iid_INDListen,
     .base = &softnd_iid_INDOverlapped,

@@ -1,11 +1,11 @@
 /* NetworkDirect version 2: statuses, flags, structures, interface identifiers and the order of the methods.
  *
- * The names and numbers are those of the public interface; the declarations are this project's own. Methods take
- * the interface pointer first and use the platform's COM convention. ND_BAD_NETWORK_NAME and
- * ND_ADDRESS_ALREADY_ASSOCIATED are NTSTATUS values that consumers expect although no ND name exists for them.
+ * The names and numbers are those of the public interface; the declarations are this project's own. Methods take the
+ * interface pointer first and use the platform's COM convention. ND_BAD_NETWORK_NAME and ND_ADDRESS_ALREADY_ASSOCIATED
+ * are NTSTATUS values without an ND name in the public interface; consumers expect them all the same.
  */
-#ifndef SOFTND_ND2_H
-#define SOFTND_ND2_H
+#ifndef SOFTND_VERSION2_H
+#define SOFTND_VERSION2_H
 
 #include <winsock2.h>
 #include <ws2tcpip.h>
@@ -146,7 +146,7 @@ _Static_assert(sizeof(ND2_SGE) == 16 && offsetof(ND2_SGE, MemoryRegionToken) == 
 _Static_assert(sizeof(OVERLAPPED) == 32 && offsetof(OVERLAPPED, hEvent) == 24, "OVERLAPPED");
 #endif
 
-/* Interface identifiers; defined in src/interface_ids.c */
+/* Interface identifiers, defined in src/interface_ids.c */
 extern const GUID softnd_iid_IND2Overlapped;
 extern const GUID softnd_iid_IND2CompletionQueue;
 extern const GUID softnd_iid_IND2SharedReceiveQueue;

@@ -1,16 +1,16 @@
-/* The class factory, the provider, and what all objects of version 1 have in common. */
-#include "v1.h"
+/* The class factory, the provider, and what all objects of version 1 share. */
+#include "objects.h"
 
 #include "../addresses.h"
 
 #include <stdlib.h>
 
-HRESULT nd1_overlapped_result(OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
+HRESULT version1_overlapped_result(OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
 {
     static const SIZE_T none = 0;
     HRESULT status = overlapped_result(overlapped, wait);
 
-    /* No request of these objects transfers bytes by itself. */
+    /* A request of these objects transfers no bytes of its own. */
     if (status != ND_PENDING && bytes != NULL && !guarded_copy(bytes, &none, sizeof none))
         return ND_INVALID_PARAMETER_2;
     return status;
@@ -25,7 +25,7 @@ static HRESULT STDMETHODCALLTYPE provider_addresses(INDProvider *self, SOCKET_AD
     UNUSED(self);
     if (!guarded_copy(&have, size, sizeof have))
         return ND_ACCESS_VIOLATION;
-    ULONG count = nd1_size(have);
+    ULONG count = version1_size(have);
     HRESULT status = addresses_list(list, &count);
     have = count;
     return guarded_copy(size, &have, sizeof have) ? status : ND_ACCESS_VIOLATION;
@@ -37,14 +37,14 @@ static HRESULT STDMETHODCALLTYPE provider_open(INDProvider *self, const struct s
     struct sockaddr_storage wanted;
 
     UNUSED(self);
-    if (!nd1_clear(out))
+    if (!version1_clear(out))
         return ND_INVALID_PARAMETER_3;
-    HRESULT status = address_take(address, nd1_size(size), &wanted);
+    HRESULT status = address_take(address, version1_size(size), &wanted);
     if (status != ND_SUCCESS)
         return status;
     if (!addresses_serve((struct sockaddr *)&wanted))
         return ND_INVALID_ADDRESS;
-    return nd1_adapter_open(&wanted, out);
+    return version1_adapter_open(&wanted, out);
 }
 
 static void destroy(struct object *object)
@@ -72,7 +72,7 @@ static const struct object_view provider_view = {
 
 static volatile LONG locks;
 
-bool nd1_locked(void)
+bool version1_locked(void)
 {
     return locks > 0;
 }
@@ -123,7 +123,7 @@ static const struct object_view factory_view = {
     .iid = &softnd_iid_IClassFactory,
 };
 
-HRESULT nd1_class_factory(REFIID iid, void **out)
+HRESULT version1_class_factory(REFIID iid, void **out)
 {
     HRESULT status = object_check_iid(&factory_view, iid, out);
     return status == S_OK ? make(&factory_class, &factory_view, out) : status;

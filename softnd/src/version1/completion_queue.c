@@ -1,11 +1,11 @@
-/* INDCompletionQueue: results by pointer. */
-#include "v1.h"
+/* INDCompletionQueue: GetResults writes into the ND_RESULTs and gives out their pointers. */
+#include "objects.h"
 
 #define BATCH 32u
 
 static HRESULT STDMETHODCALLTYPE cq1_resize(INDCompletionQueue *self, SIZE_T entries)
 {
-    return cq_resize((IND2CompletionQueue *)self, nd1_size(entries));
+    return cq_resize((IND2CompletionQueue *)self, version1_size(entries));
 }
 
 static HRESULT STDMETHODCALLTYPE cq1_notify(INDCompletionQueue *self, DWORD type, OVERLAPPED *overlapped)
@@ -17,8 +17,8 @@ static ND_RESULT *write_result(const ND2_RESULT *from)
 {
     ND_RESULT result = {.Status = from->Status, .BytesTransferred = from->BytesTransferred};
 
-    /* That of a window was written when the peer invalidated it; the window may be gone by now. A result that is not
-     * there any more is its owner's loss: the pointer still tells which request is over. */
+    /* A window's result was written when the peer invalidated the window, which may be gone by now. If a request's
+     * result can no longer be written, that is its owner's loss: the pointer still identifies the request. */
     if (from->RequestType != REQUEST_PEER_INVALIDATED)
         guarded_copy(from->RequestContext, &result, sizeof result);
     return from->RequestContext;
@@ -32,7 +32,7 @@ static SIZE_T STDMETHODCALLTYPE cq1_results(INDCompletionQueue *self, ND_RESULT 
 
     while (results != NULL && given < count) {
         ULONG wanted = count - given < BATCH ? (ULONG)(count - given) : BATCH;
-        /* Nothing is taken that cannot be given. */
+        /* Entries leave the queue only if their pointers can be given out. */
         if (!guarded_copy(&results[given], none, wanted * sizeof *results))
             break;
         ULONG taken = cq_results((IND2CompletionQueue *)self, batch, wanted);
@@ -52,14 +52,14 @@ static HRESULT STDMETHODCALLTYPE cq1_cancel(INDCompletionQueue *self)
 static HRESULT STDMETHODCALLTYPE cq1_result(INDCompletionQueue *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
 {
     UNUSED(self);
-    return nd1_overlapped_result(overlapped, bytes, wait);
+    return version1_overlapped_result(overlapped, bytes, wait);
 }
 
 static const struct INDCompletionQueue_methods methods = {
     OBJECT_METHODS(INDCompletionQueue), cq1_cancel, cq1_result, cq1_resize, cq1_notify, cq1_results,
 };
 
-const struct object_view nd1_completion_queue_view = {
+const struct object_view version1_completion_queue_view = {
     .methods = &methods,
     .iid = &softnd_iid_INDCompletionQueue,
     .base = &softnd_iid_INDOverlapped,

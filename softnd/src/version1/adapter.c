@@ -1,8 +1,8 @@
-/* INDAdapter: the file on which everything completes, and registered memory.
+/* INDAdapter: the file on which all requests complete, and registered memory.
  *
- * A registration belongs to the adapter object: those that are left when it is released end with it.
+ * A registration belongs to the adapter object. Registrations that are left when the adapter is released end with it.
  */
-#include "v1.h"
+#include "objects.h"
 
 #include "../addresses.h"
 #include "../listener.h"
@@ -17,18 +17,18 @@ static bool gone(INDAdapter *self)
 
 static HRESULT STDMETHODCALLTYPE adapter_cancel(INDAdapter *self)
 {
-    return source_cancel(&((struct nd1_adapter *)self)->source);
+    return source_cancel(&((struct version1_adapter *)self)->source);
 }
 
 static HRESULT STDMETHODCALLTYPE adapter_result(INDAdapter *self, OVERLAPPED *overlapped, SIZE_T *bytes, BOOL wait)
 {
     UNUSED(self);
-    return nd1_overlapped_result(overlapped, bytes, wait);
+    return version1_overlapped_result(overlapped, bytes, wait);
 }
 
 static HANDLE STDMETHODCALLTYPE adapter_file(INDAdapter *self)
 {
-    return ((struct nd1_adapter *)self)->file;
+    return ((struct version1_adapter *)self)->file;
 }
 
 static HRESULT STDMETHODCALLTYPE adapter_query(INDAdapter *self, DWORD version, ND_ADAPTER_INFO *out, SIZE_T *size)
@@ -80,17 +80,17 @@ static HRESULT STDMETHODCALLTYPE adapter_control(INDAdapter *self, DWORD code, c
 
 static HRESULT STDMETHODCALLTYPE adapter_create_cq(INDAdapter *self, SIZE_T entries, INDCompletionQueue **out)
 {
-    struct nd1_adapter *adapter = (struct nd1_adapter *)self;
+    struct version1_adapter *adapter = (struct version1_adapter *)self;
     struct completion_queue *cq;
 
-    if (!nd1_clear(out))
+    if (!version1_clear(out))
         return ND_INVALID_PARAMETER_2;
     if (gone(self))
         return ND_DEVICE_REMOVED;
     if (entries == 0 || entries > MAX_CQ_DEPTH)
         return ND_INVALID_PARAMETER_1;
     HRESULT status =
-        cq_new(&adapter->adapter, &nd1_completion_queue_view, adapter->file, (ULONG)entries, 0, &cq);
+        cq_new(&adapter->adapter, &version1_completion_queue_view, adapter->file, (ULONG)entries, 0, &cq);
     if (status == ND_SUCCESS)
         *out = (INDCompletionQueue *)cq;
     return status;
@@ -101,7 +101,7 @@ static HRESULT STDMETHODCALLTYPE adapter_create_cq(INDAdapter *self, SIZE_T entr
 static HRESULT STDMETHODCALLTYPE adapter_register(INDAdapter *self, const void *buffer, SIZE_T size,
                                                   OVERLAPPED *overlapped, ND_MR_HANDLE *out)
 {
-    struct nd1_adapter *adapter = (struct nd1_adapter *)self;
+    struct version1_adapter *adapter = (struct version1_adapter *)self;
     ND_MR_HANDLE probe;
     struct region *region;
 
@@ -129,7 +129,7 @@ static HRESULT STDMETHODCALLTYPE adapter_register(INDAdapter *self, const void *
     return ND_PENDING;
 }
 
-/* ND_INVALID_DEVICE_STATE when another call was first. */
+/* Returns ND_INVALID_DEVICE_STATE if another call ended the registration first. */
 static HRESULT forget(struct region *region, bool force)
 {
     HRESULT status = region_end(region, force);
@@ -141,8 +141,8 @@ static HRESULT forget(struct region *region, bool force)
     return ND_SUCCESS;
 }
 
-/* A registration becomes known to the consumer just before its completion does. Until then it cannot be deregistered, so
- * that it is still there. */
+/* The consumer learns of a registration just before its completion. It cannot deregister it earlier, so the region
+ * still exists here. */
 static HRESULT registered(struct source *source, struct request *request, HRESULT status)
 {
     struct region *region = request->subject;
@@ -161,12 +161,12 @@ static HRESULT registered(struct source *source, struct request *request, HRESUL
 
 static HRESULT STDMETHODCALLTYPE adapter_deregister(INDAdapter *self, ND_MR_HANDLE memory, OVERLAPPED *overlapped)
 {
-    struct nd1_adapter *adapter = (struct nd1_adapter *)self;
+    struct version1_adapter *adapter = (struct version1_adapter *)self;
     char probe[sizeof *overlapped];
 
     if (overlapped == NULL || !guarded_copy(probe, overlapped, sizeof probe))
         return ND_INVALID_PARAMETER;
-    struct region *region = region_hold(&adapter->adapter, nd1_token(memory));
+    struct region *region = region_hold(&adapter->adapter, version1_token(memory));
     if (region == NULL)
         return ND_INVALID_HANDLE;
     HRESULT status = region->handle_out == NULL ? forget(region, false) : ND_INVALID_HANDLE;
@@ -185,7 +185,7 @@ static HRESULT STDMETHODCALLTYPE adapter_create_window(INDAdapter *self, ND_RESU
 {
     ND_RESULT probe;
 
-    if (!nd1_clear(out))
+    if (!version1_clear(out))
         return ND_INVALID_PARAMETER_2;
     if (gone(self))
         return ND_DEVICE_REMOVED;
@@ -201,14 +201,14 @@ static HRESULT STDMETHODCALLTYPE adapter_create_window(INDAdapter *self, ND_RESU
 
 static HRESULT STDMETHODCALLTYPE adapter_create_connector(INDAdapter *self, INDConnector **out)
 {
-    struct nd1_adapter *adapter = (struct nd1_adapter *)self;
+    struct version1_adapter *adapter = (struct version1_adapter *)self;
     struct connector *connector;
 
-    if (!nd1_clear(out))
+    if (!version1_clear(out))
         return ND_INVALID_PARAMETER_1;
     if (gone(self))
         return ND_DEVICE_REMOVED;
-    HRESULT status = connector_new(&adapter->adapter, &nd1_connector_view, adapter->file, &connector);
+    HRESULT status = connector_new(&adapter->adapter, &version1_connector_view, adapter->file, &connector);
     if (status == ND_SUCCESS)
         *out = (INDConnector *)connector;
     return status;
@@ -217,13 +217,13 @@ static HRESULT STDMETHODCALLTYPE adapter_create_connector(INDAdapter *self, INDC
 static HRESULT STDMETHODCALLTYPE adapter_listen(INDAdapter *self, SIZE_T backlog, INT protocol, USHORT port,
                                                 USHORT *assigned_port, INDListen **out)
 {
-    struct nd1_adapter *adapter = (struct nd1_adapter *)self;
+    struct version1_adapter *adapter = (struct version1_adapter *)self;
     struct sockaddr_storage address = adapter->address;
     struct sockaddr *name = (struct sockaddr *)&address;
     ULONG size = sizeof address;
     struct listener *listener;
 
-    if (!nd1_clear(out))
+    if (!version1_clear(out))
         return ND_INVALID_PARAMETER_5;
     if (gone(self))
         return ND_DEVICE_REMOVED;
@@ -232,14 +232,14 @@ static HRESULT STDMETHODCALLTYPE adapter_listen(INDAdapter *self, SIZE_T backlog
     if (port == 0 ? assigned_port == NULL || !guarded_copy(assigned_port, &port, sizeof port)
                   : assigned_port != NULL && !guarded_copy(assigned_port, &port, sizeof port))
         return ND_INVALID_PARAMETER_4;
-    HRESULT status = listener_new(&adapter->adapter, &nd1_listen_view, adapter->file, &listener);
+    HRESULT status = listener_new(&adapter->adapter, &version1_listen_view, adapter->file, &listener);
     if (status != ND_SUCCESS)
         return status;
     IND2Listener *self2 = (IND2Listener *)listener;
     address_set_port(name, ntohs(port));
     status = listener_bind(self2, name, (ULONG)address_size(name));
     if (status == ND_SUCCESS)
-        status = listener_listen(self2, nd1_size(backlog));
+        status = listener_listen(self2, version1_size(backlog));
     if (status == ND_SUCCESS)
         status = listener_local_address(self2, name, &size);
     if (status != ND_SUCCESS) {
@@ -257,14 +257,14 @@ static HRESULT STDMETHODCALLTYPE adapter_listen(INDAdapter *self, SIZE_T backlog
 
 static void adapter_closed(struct object *object)
 {
-    struct nd1_adapter *adapter = (struct nd1_adapter *)object;
+    struct version1_adapter *adapter = (struct version1_adapter *)object;
     struct region *region;
     uint32_t slot = 1;
 
     source_close(&adapter->source);
-    /* They stay counted as leaked (D.6.7). */
+    /* These registrations stay counted as leaked (D.6.7). */
     while ((region = region_next(&adapter->adapter, &slot)) != NULL) {
-        TRACE("region %p: registered when its adapter is released", (void *)region);
+        TRACE("region %p: still registered when its adapter was released", (void *)region);
         if (region_end(region, true) == ND_SUCCESS)
             object_release(&region->object);
         object_drop(&region->object);
@@ -273,7 +273,7 @@ static void adapter_closed(struct object *object)
 
 static void adapter_destroy(struct object *object)
 {
-    struct nd1_adapter *adapter = (struct nd1_adapter *)object;
+    struct version1_adapter *adapter = (struct version1_adapter *)object;
 
     source_free(&adapter->source);
     if (adapter->file != NULL)
@@ -300,9 +300,9 @@ static const struct object_view view = {
     .base = &softnd_iid_INDOverlapped,
 };
 
-HRESULT nd1_adapter_open(const struct sockaddr_storage *address, INDAdapter **out)
+HRESULT version1_adapter_open(const struct sockaddr_storage *address, INDAdapter **out)
 {
-    struct nd1_adapter *adapter = calloc(1, sizeof *adapter);
+    struct version1_adapter *adapter = calloc(1, sizeof *adapter);
 
     if (adapter == NULL)
         return ND_NO_MEMORY;
