@@ -1,11 +1,19 @@
-"""Connections: connectors, and the states that they go through."""
+"""Connectors: the two ends of a connection, from the first request to the end.
+
+TRANSITIONS drives a connector. Every call of the program and all news from the adapter are an Event. _move() looks up the
+connector's state and the event, and goes where the table leads. What has to be done on the way stands in the method that
+passes the event. A platform supplies the native steps and reports back through the _on_… methods.
+
+All of it happens under the state lock. So a call finds the connector either before an event or after it.
+"""
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import enum
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ndpy import errors
 from ndpy.addresses import Address, resolve_destination
@@ -25,28 +33,125 @@ if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.queue_pair import QueuePair
 
-# Every state of a connector and those it can go to (contract H.1.4). "failed" attempts may be retried where H.4.2 says so.
-TRANSITIONS: dict[str, frozenset[str]] = {
-    "idle": frozenset({"bound", "connecting", "requested"}),
-    "bound": frozenset({"bound", "connecting"}),
-    "connecting": frozenset({"offered", "idle", "bound", "failed"}),
-    "offered": frozenset({"established", "failed"}),
-    "requested": frozenset({"accepting", "failed"}),
-    "accepting": frozenset({"established", "failed"}),
-    "established": frozenset({"disconnected"}),
-    "disconnected": frozenset(),
-    "failed": frozenset(),
+# The states of contract H.1.4, and one more: "completing" while complete_connect() is under way.
+State = Literal[
+    "idle",
+    "bound",
+    "connecting",
+    "offered",
+    "completing",
+    "requested",
+    "accepting",
+    "established",
+    "disconnected",
+    "failed",
+]
+
+
+class Event(enum.Enum):
+    """What can happen to a connector."""
+
+    # Calls of the program. Their values are the methods' names.
+    BIND = "bind"
+    CONNECT = "connect"
+    COMPLETE_CONNECT = "complete_connect"
+    ACCEPT = "accept"
+    REJECT = "reject"
+    DISCONNECT = "disconnect"
+    WAIT_DISCONNECTED = "wait_disconnected"
+    CLOSE = "close"
+    # News.
+    REQUESTED = "a client asks for a connection"
+    OFFERED = "the server accepted"
+    REFUSED = "connect() failed and may be tried again (contract H.4.2)"
+    REFUSED_WHEN_BOUND = "the same, of a connector that has a local address of its own"
+    ESTABLISHED = "both sides agreed"
+    LOST = "the peer refused or vanished before the connection was established, or connect() failed for good"
+    WITHDRAWN = "this side takes its last step back: it was cancelled or refused, or the queue pair was closed"
+    ENDED = "the connection is over, from whichever side"
+
+
+_CALLS = (
+    Event.BIND,
+    Event.CONNECT,
+    Event.COMPLETE_CONNECT,
+    Event.ACCEPT,
+    Event.REJECT,
+    Event.DISCONNECT,
+    Event.WAIT_DISCONNECTED,
+    Event.CLOSE,
+)
+
+#: Where each event leads. A call that has no row is refused. News that has no row came too late and changes nothing.
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    ("idle", Event.BIND): "bound",
+    ("idle", Event.CONNECT): "connecting",
+    ("idle", Event.REQUESTED): "requested",
+    ("idle", Event.CLOSE): "idle",
+    ("bound", Event.BIND): "bound",
+    ("bound", Event.CONNECT): "connecting",
+    ("bound", Event.CLOSE): "bound",
+    ("connecting", Event.OFFERED): "offered",
+    ("connecting", Event.REFUSED): "idle",
+    ("connecting", Event.REFUSED_WHEN_BOUND): "bound",
+    ("connecting", Event.LOST): "failed",
+    ("connecting", Event.WITHDRAWN): "failed",
+    ("connecting", Event.CLOSE): "failed",
+    ("offered", Event.COMPLETE_CONNECT): "completing",
+    ("offered", Event.REJECT): "failed",
+    ("offered", Event.LOST): "failed",
+    ("offered", Event.WITHDRAWN): "failed",
+    ("offered", Event.CLOSE): "failed",
+    ("completing", Event.ESTABLISHED): "established",
+    ("completing", Event.REJECT): "failed",
+    ("completing", Event.LOST): "failed",
+    ("completing", Event.WITHDRAWN): "failed",
+    ("completing", Event.CLOSE): "failed",
+    ("requested", Event.ACCEPT): "accepting",
+    ("requested", Event.REJECT): "failed",
+    ("requested", Event.LOST): "failed",
+    ("requested", Event.CLOSE): "failed",
+    ("accepting", Event.ESTABLISHED): "established",
+    ("accepting", Event.LOST): "failed",
+    ("accepting", Event.WITHDRAWN): "failed",
+    ("accepting", Event.CLOSE): "failed",
+    ("established", Event.DISCONNECT): "established",
+    ("established", Event.WAIT_DISCONNECTED): "established",
+    ("established", Event.ENDED): "disconnected",
+    ("established", Event.CLOSE): "disconnected",
+    ("disconnected", Event.DISCONNECT): "disconnected",
+    ("disconnected", Event.WAIT_DISCONNECTED): "disconnected",
+    ("disconnected", Event.ENDED): "disconnected",
+    ("disconnected", Event.CLOSE): "disconnected",
+    ("failed", Event.CLOSE): "failed",
 }
+
+# A connection stands, or is being made.
+_ACTIVE = ("connecting", "offered", "completing", "accepting", "established")
+# Messages may have come by now, so that the queue pair serves no other connection.
+_SPENDS_QUEUE_PAIR = ("completing", "accepting", "established", "disconnected")
 
 
 class Connector(Resource):
-    """One end of a connection in the making, made, or ended: Adapter.create_connector() or Listener.get_request().
+    """One end of a connection. Adapter.create_connector() makes the client's, and Listener.get_request() the server's.
 
-    The active side: bind() if it wants a certain local address, connect(), then complete_connect(), or reject() instead;
-    in between it can read the server's private data. The passive side: accept() or reject().
+    A client calls connect(), and then complete_connect() to take the server's offer or reject() to refuse it. In between
+    it can read the server's private data. If it needs a certain local address, it calls bind() first. A server calls
+    accept() or reject().
 
-    state: idle, bound, connecting, offered (the server accepted; complete_connect() is next), requested (the client asks;
-    accept() is next), accepting, established, disconnected, failed.
+    These are the states, and what can be called in each besides close():
+        idle: bind(), connect().
+        bound: bind(), connect(). The local address is chosen.
+        connecting: nothing until the server answers.
+        offered: complete_connect(), reject(). The server accepted.
+        completing: reject(). The offer is being taken.
+        requested: accept(), reject(). A client asks.
+        accepting: nothing until the client completes the connection.
+        established: disconnect(), wait_disconnected().
+        disconnected: disconnect(), wait_disconnected().
+        failed: nothing.
+    A connect() that fails leads back to idle or bound where it may be tried again, and else to failed.
+
     Source: IND2Connector (contract section H); rdma_cm(7).
     """
 
@@ -54,20 +159,22 @@ class Connector(Resource):
 
     def __init__(self, adapter: Adapter) -> None:
         super().__init__(adapter)
-        self._state = "idle"
+        self._state: State = "idle"
         self._state_lock = threading.RLock()
         self.queue_pair: QueuePair | None = None
+        #: What the peer said.
         self._private_data: bytes | None = None
         self._read_limits: ReadLimits | None = None
-        #: What connect() or accept() was asked for.
+        #: What the last connect() or accept() asks for.
         self._parameters = ConnectionParameters()
-        #: Where connect() goes, for errors.
+        #: Where connect() goes, for error messages.
         self._target = ""
-        #: The address of bind(), for every attempt.
+        #: The address of bind(). It holds for every attempt.
         self._bound_to: Address | None = None
-        #: The connect, complete_connect or accept, the disconnect, and the waits for the end that are under way.
+        #: The connect, complete_connect or accept that has not ended.
         self._pending: Pending[None] | None = None
-        self._disconnecting: Pending[None] | None = None
+        self._pending_disconnect: Pending[None] | None = None
+        #: The calls of wait_disconnected() that have not ended.
         self._watching: list[Pending[None]] = []
         self._disconnect_called = False
 
@@ -76,19 +183,18 @@ class Connector(Resource):
         return self._adapter
 
     @property
-    def state(self) -> str:
+    def state(self) -> State:
+        """What has happened so far, as one of the words listed above."""
         return self._state
-
-    def _move(self, state: str) -> None:
-        if state not in TRANSITIONS[self._state]:
-            raise AssertionError(f"a connector cannot go from {self._state} to {state}")
-        self._state = state
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent with its connect, accept or reject; b"" if nothing.
+        """What the peer sent with its connect, accept or reject; b"" if it sent nothing.
 
-        InfiniBand and RoCE pad it with zero bytes. NotConnectedError before anything came (contract H.7.1).
+        InfiniBand and RoCE pad it with zero bytes.
+
+        Raises:
+            NotConnectedError: the peer has sent nothing yet (contract H.7.1).
         """
         self._check()
         if self._private_data is None:
@@ -97,9 +203,10 @@ class Connector(Resource):
 
     @property
     def read_limits(self) -> ReadLimits:
-        """What the peer wants and offers, capped by this adapter; after the connection was made, what holds.
+        """What the peer asks for and offers, capped by this adapter. From the connection on, the limits that hold.
 
-        NotConnectedError before the peer said it (contract H.7.5, H.7.6).
+        Raises:
+            NotConnectedError: the peer has not said its limits yet (contract H.7.5, H.7.6).
         """
         self._check()
         if self._read_limits is None:
@@ -108,12 +215,20 @@ class Connector(Resource):
 
     @property
     def local_address(self) -> Address:
-        """This side's address and port; NotConnectedError before there is one."""
+        """This side's address and port.
+
+        Raises:
+            NotConnectedError: there is no local address yet.
+        """
         return self._address("local")
 
     @property
     def peer_address(self) -> Address:
-        """The other side's address and port; NotConnectedError before there is one."""
+        """The other side's address and port.
+
+        Raises:
+            NotConnectedError: there is no peer yet.
+        """
         return self._address("peer")
 
     def _address(self, which: str) -> Address:
@@ -125,17 +240,47 @@ class Connector(Resource):
             raise errors.NotConnectedError(f"there is no {which} address yet", operation=f"{which}_address")
         return address
 
+    # ---- the table ----
+
+    def _has_transition(self, event: Event) -> bool:
+        return (self._state, event) in TRANSITIONS
+
+    def _require_transition(self, event: Event) -> None:
+        """Raise unless the program can make this call in this state. Calls come here before they change anything."""
+        self._check()
+        if self._has_transition(event):
+            return
+        if event is Event.ACCEPT and self._state == "failed":
+            raise errors.ConnectionAbortedError("the client has given up", operation=event.value)
+        active = self._state in _ACTIVE and event in (Event.BIND, Event.CONNECT, Event.ACCEPT)
+        kind = errors.ConnectionActiveError if active else errors.NotConnectedError
+        possible = [f"{call.value}()" for call in _CALLS if self._has_transition(call)]
+        raise kind(f"the connector is {self._state} and takes only {' or '.join(possible)}", operation=event.value)
+
+    def _move(self, event: Event) -> bool:
+        """Go where the table leads; False if it has no row for this state and event."""
+        if not self._has_transition(event):
+            return False
+        self._state = TRANSITIONS[self._state, event]
+        return True
+
     # ---- the active side ----
 
     def bind(self, address: Address) -> None:
-        """Choose the local address for connect(); port 0 lets the system choose.
+        """Choose the local address for connect().
 
-        AddressInUseError, AddressUnreachableError for an address that is not this adapter's.
+        Parameters:
+            address: (host, port). The system chooses a port for 0.
+        Raises:
+            AddressInUseError: another socket or connector has this address.
+            AddressUnreachableError: this adapter does not have this address.
+            ConnectionActiveError, NotConnectedError: it is too late for this.
+        Source: IND2Connector::Bind (contract H.2); rdma_bind_addr(3).
         """
         with self._state_lock:
-            self._expect("bind", "idle", "bound")
+            self._require_transition(Event.BIND)
             self._bound_to = self._native_bind(address)
-            self._move("bound")
+            self._move(Event.BIND)
 
     def connect(
         self,
@@ -148,28 +293,40 @@ class Connector(Resource):
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Ask the listener at `address` for a connection, and wait until it accepted; complete_connect() comes next.
+        """Ask the listener at `address` for a connection, and wait until it accepts. Call complete_connect() next.
 
-        private_data: up to info.max_caller_data bytes for the server. Read limits: None for the adapter's; larger ones
-        are lowered silently, negative ones are a ValueError. retry: see RetryPolicy. After a failure the queue pair is as it was, its posted receives
-        included.
+        After a failure the queue pair is as it was before, with its posted receives.
 
-        Raises ConnectionRefusedError (nobody listens, or rejected: see private_data), TimeoutError,
-        AddressUnreachableError, LimitExceededError, NotConnectedError in a wrong state, and UnsupportedError for a policy
-        where info.capabilities lacks RETRY_POLICY.
+        Parameters:
+            queue_pair: one that was never connected.
+            address: (host, port) of the listener.
+            private_data: up to info.max_caller_data bytes for the server.
+            inbound_read_limit, outbound_read_limit: reads at once, of the peer and of this side. None asks for the
+                adapter's limit. The adapter's limit replaces a larger number.
+            retry: see RetryPolicy.
+            timeout_s: how long to wait; None waits for ever.
+        Raises:
+            ConnectionRefusedError: nobody listens there, or the server rejected the request. private_data says why.
+            TimeoutError: there was no answer in time.
+            AddressUnreachableError: there is no way from this adapter to the address.
+            LimitExceededError: there is too much private data.
+            ValueError: a read limit is negative or not a number.
+            ConnectionActiveError, NotConnectedError: it is too late for this.
+            UnsupportedError: there is a policy, and info.capabilities lacks RETRY_POLICY.
         Source: IND2Connector::Connect (contract H.4); rdma_connect(3).
         """
-        wait_or_cancel(
-            self.begin_connect(
-                queue_pair,
-                address,
-                private_data=private_data,
-                inbound_read_limit=inbound_read_limit,
-                outbound_read_limit=outbound_read_limit,
-                retry=retry,
-            ),
-            timeout_s,
+        pending = self.begin_connect(
+            queue_pair,
+            address,
+            private_data=private_data,
+            inbound_read_limit=inbound_read_limit,
+            outbound_read_limit=outbound_read_limit,
+            retry=retry,
         )
+        try:
+            wait_or_cancel(pending, timeout_s)
+        except errors.TimeoutError as error:
+            raise self._native_no_answer(error, timeout_s) from None
 
     def begin_connect(
         self,
@@ -181,75 +338,81 @@ class Connector(Resource):
         outbound_read_limit: int | None = None,
         retry: RetryPolicy | None = None,
     ) -> Pending[None]:
-        """Start connect(); cancelling gives the attempt up."""
-        self._check()
-        policy = self._check_policy(retry, "connect")
-        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
-        data = check_private_data(private_data, self._adapter.info.max_caller_data, "connect")
+        """Start connect(). Cancelling the result gives the attempt up."""
+        max_length = self._adapter.info.max_caller_data
+        parameters = self._check_parameters(
+            "connect", private_data, max_length, inbound_read_limit, outbound_read_limit, retry
+        )
         family, resolved = resolve_destination(address)
         with self._state_lock:
-            self._expect("connect", "idle", "bound")
+            self._require_transition(Event.CONNECT)
             self._take_queue_pair(queue_pair)
-            self._parameters = ConnectionParameters(data, limits, policy)
+            self._parameters = parameters
             self._target = f"{address[0]} port {address[1]}"
             self._private_data = self._read_limits = None
-            pending = self._begin("connect")
-            self._move("connecting")
+            pending = self._begin_pending("connect")
+            self._move(Event.CONNECT)
             try:
                 self._native_connect(queue_pair, family, resolved)
             except BaseException:
-                self._end_attempt("bound" if self._bound_to else "idle")
+                self._end_attempt(self._refused)
                 raise
         return pending
 
+    @property
+    def _refused(self) -> Event:
+        return Event.REFUSED if self._bound_to is None else Event.REFUSED_WHEN_BOUND
+
     def _on_offered(self, private_data: bytes, limits: ReadLimits) -> None:
-        """The server has accepted. limits: what it says."""
-        self._private_data = private_data
-        self._read_limits = lower_limits(self._parameters.read_limits, limits)
-        self._move("offered")
-        self._finish(None)
+        """The server has accepted, and says these limits."""
+        if self._move(Event.OFFERED):
+            self._private_data = private_data
+            self._read_limits = lower_limits(self._parameters.read_limits, limits)
+            self._succeed_pending()
 
-    def _on_attempt_failed(self, error: errors.NdpyError, *, again: bool = True) -> None:
-        """A connect led to no offer. again: connector and queue pair can try again (contract H.4.2)."""
-        self._end_attempt(("bound" if self._bound_to else "idle") if again else "failed", error)
+    def _on_connect_failed(self, error: errors.NdpyError, *, again: bool = True, spent: bool = False) -> None:
+        """connect() led to no offer.
 
-    def _end_attempt(self, state: str, error: errors.NdpyError | None = None) -> None:
-        self._release_queue_pair()
-        self._move(state)
-        self._native_attempt_over()
-        pending, self._pending = self._pending, None
-        if pending is not None and error is not None:
+        Parameters:
+            again: connector and queue pair can try again (contract H.4.2).
+            spent: the adapter has put the queue pair into a connection, so that it serves no other one.
+        """
+        pending = self._end_attempt(self._refused if again else Event.LOST, spent=spent)
+        if pending is not None:
             pending.fail(error)
 
     def complete_connect(self, timeout_s: float | None = None) -> None:
-        """Take the server's offer: the queue pair is connected when this returns.
+        """Take the server's offer. The queue pair is connected when this returns.
 
-        NotConnectedError unless there is an offer. Source: IND2Connector::CompleteConnect; rdma_establish(3).
+        Raises:
+            NotConnectedError: there is no offer, or this was called before.
+            ConnectionAbortedError: the server has gone.
+            TimeoutError: timeout_s has passed. The connection may still be established later.
+        Source: IND2Connector::CompleteConnect (contract H.5); rdma_establish(3).
         """
         wait_or_cancel(self.begin_complete_connect(), timeout_s)
 
     def begin_complete_connect(self) -> Pending[None]:
-        """Start complete_connect()."""
+        """Start complete_connect(). Cancelling the result ends the wait, not the step."""
         with self._state_lock:
-            self._expect("complete_connect", "offered")
-            if self._pending is not None:
-                raise errors.NotConnectedError("complete_connect() was called before", operation="complete_connect")
-            pending = self._begin("complete_connect")
+            self._require_transition(Event.COMPLETE_CONNECT)
+            pending = self._begin_pending("complete_connect")
+            self._move(Event.COMPLETE_CONNECT)
             try:
                 assert self.queue_pair is not None
                 self._native_complete(self.queue_pair)
             except BaseException:
-                self._lose()
+                self._end_attempt(Event.WITHDRAWN)
                 raise
         return pending
 
     # ---- the passive side ----
 
-    def _requested(self, private_data: bytes, limits: ReadLimits) -> None:
-        """A client asks. limits: what it says."""
-        self._private_data = private_data
-        self._read_limits = cap_read_limits(self._adapter.info, *limits)
-        self._move("requested")
+    def _on_requested(self, private_data: bytes, limits: ReadLimits) -> None:
+        """A client asks, and says these limits."""
+        if self._move(Event.REQUESTED):
+            self._private_data = private_data
+            self._read_limits = cap_read_limits(self._adapter.info, *limits)
 
     def accept(
         self,
@@ -261,23 +424,30 @@ class Connector(Resource):
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Accept the client's request and wait until it has completed the connection.
+        """Accept the client's request, and wait until the client has completed the connection.
 
-        private_data: up to info.max_callee_data bytes for the client. retry: as for connect(). Post receives before, since
-        messages may come before this returns. Raises ConnectionRefusedError when the client rejects the offer, ConnectionAbortedError when
-        it has gone, LimitExceededError with the request intact, NotConnectedError in a wrong state.
+        Post receives before, since messages may come before this returns.
+
+        Parameters:
+            queue_pair: one that was never connected.
+            private_data: up to info.max_callee_data bytes for the client.
+            inbound_read_limit, outbound_read_limit, retry, timeout_s: as for connect().
+        Raises:
+            ConnectionRefusedError: the client rejected the offer.
+            ConnectionAbortedError: the client has gone.
+            LimitExceededError: there is too much private data. The request can still be accepted.
+            TimeoutError: the client did not complete the connection in time.
+            ConnectionActiveError, NotConnectedError: there is no request to accept.
         Source: IND2Connector::Accept (contract H.5); rdma_accept(3).
         """
-        wait_or_cancel(
-            self.begin_accept(
-                queue_pair,
-                private_data=private_data,
-                inbound_read_limit=inbound_read_limit,
-                outbound_read_limit=outbound_read_limit,
-                retry=retry,
-            ),
-            timeout_s,
+        pending = self.begin_accept(
+            queue_pair,
+            private_data=private_data,
+            inbound_read_limit=inbound_read_limit,
+            outbound_read_limit=outbound_read_limit,
+            retry=retry,
         )
+        wait_or_cancel(pending, timeout_s)
 
     def begin_accept(
         self,
@@ -288,133 +458,147 @@ class Connector(Resource):
         outbound_read_limit: int | None = None,
         retry: RetryPolicy | None = None,
     ) -> Pending[None]:
-        """Start accept(); cancelling abandons the connection."""
-        self._check()
-        policy = self._check_policy(retry, "accept")
-        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
-        data = check_private_data(private_data, self._adapter.info.max_callee_data, "accept")
+        """Start accept(). Cancelling the result abandons the connection."""
+        max_length = self._adapter.info.max_callee_data
+        parameters = self._check_parameters(
+            "accept", private_data, max_length, inbound_read_limit, outbound_read_limit, retry
+        )
         with self._state_lock:
-            if self._state == "failed":
-                raise errors.ConnectionAbortedError("the client has given up", operation="accept")
-            self._expect("accept", "requested")
+            self._require_transition(Event.ACCEPT)
             self._take_queue_pair(queue_pair)
             assert self._read_limits is not None
-            self._read_limits = lower_limits(limits, self._read_limits)
-            self._parameters = ConnectionParameters(data, self._read_limits, policy)
-            pending = self._begin("accept")
-            self._move("accepting")
+            self._read_limits = lower_limits(parameters.read_limits, self._read_limits)
+            self._parameters = parameters._replace(read_limits=self._read_limits)
+            pending = self._begin_pending("accept")
+            self._move(Event.ACCEPT)
             try:
                 self._native_accept(queue_pair)
             except BaseException:
-                self._lose(refused=True)
+                self._end_attempt(Event.WITHDRAWN, spent=self._refused_accept_spends_queue_pair)
                 raise
         return pending
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse the client's request, or as a client the server's offer; up to info.max_callee_data bytes say why.
+        """Refuse the client's request, or as a client the server's offer.
 
-        NotConnectedError in another state. Source: IND2Connector::Reject; rdma_reject(3).
+        Parameters:
+            private_data: up to info.max_callee_data bytes for the peer.
+        Raises:
+            NotConnectedError: there is neither a request nor an offer.
+            LimitExceededError: there is too much private data. Nothing was rejected.
+        Source: IND2Connector::Reject (contract H.6); rdma_reject(3).
         """
         self._check()
         data = check_private_data(private_data, self._adapter.info.max_callee_data, "reject")
         with self._state_lock:
-            self._expect("reject", "requested", "offered")
-            offered, queue_pair = self._state == "offered", self.queue_pair
-            pending, self._pending = self._pending, None
+            self._require_transition(Event.REJECT)
             try:
-                self._native_reject(data, offered)
+                self._native_reject(data)
             finally:
-                self._release_queue_pair()
-                self._move("failed")
-                self._native_attempt_over()
+                pending = self._end_attempt(Event.REJECT)
                 if pending is not None:
                     pending.fail(errors.CanceledError("the offer was rejected", operation=pending._operation))
-            if queue_pair is not None and self._offer_uses_queue_pair:
-                queue_pair._end_connection()
 
-    # ---- the connection ----
+    # ---- from an attempt to a connection, or back ----
 
     def _on_established(self) -> None:
         """Both sides have agreed."""
-        assert self.queue_pair is not None
-        self._move("established")
-        self.queue_pair._begin_connection()
-        self._native_established()
-        self._finish(None)
+        if self._move(Event.ESTABLISHED):
+            assert self.queue_pair is not None
+            self.queue_pair._begin_connection()
+            self._native_established()
+            self._succeed_pending()
 
     def _on_lost(self, error: errors.NdpyError) -> None:
         """The peer refused, or vanished, before the connection was established."""
-        pending = self._pending
-        self._lose(taking_back=False)
+        pending = self._end_attempt(Event.LOST)
         if pending is not None:
             pending.fail(error)
 
-    def _lose(self, *, taking_back: bool = True, refused: bool = False) -> None:
-        """The connection in the making is lost. taking_back: by this side. refused: this side's last step was not taken."""
-        former, queue_pair, under_way = self._state, self.queue_pair, self._pending is not None
-        self._pending = None
-        self._release_queue_pair()
-        self._move("failed")
-        if taking_back:
-            self._native_give_up(former)
-        used = former == "accepting" or (former == "offered" and under_way)
-        if queue_pair is not None and used and not (refused and not self._refused_step_uses_queue_pair):
-            queue_pair._end_connection()
+    def _end_attempt(self, event: Event, *, spent: bool | None = None) -> Pending[None] | None:
+        """Pass an event after which there is no connection: let go of the queue pair and of native resources.
 
-    def _begin(self, operation: str) -> Pending[None]:
-        pending: Pending[None] = self._adapter._pending_type(operation, lambda: self._give_up(pending))
+        Parameters:
+            spent: whether the queue pair can serve no other connection. None decides by the state.
+        Returns:
+            What had not ended. The caller ends it.
+        """
+        former, queue_pair = self._state, self.queue_pair
+        if not self._move(event):
+            return None
+        pending, self._pending = self._pending, None
+        self._release_queue_pair()
+        if event in (Event.WITHDRAWN, Event.CLOSE):
+            if former in ("connecting", "offered", "completing", "requested", "accepting"):
+                self._native_withdraw(former)
+        elif former == "connecting" or event is Event.REJECT:
+            self._native_forget_attempt()
+        if spent is None:
+            spent = former in _SPENDS_QUEUE_PAIR or (former == "offered" and self._offer_spends_queue_pair)
+        if spent and queue_pair is not None:
+            queue_pair._end_connection()
+        return pending
+
+    def _begin_pending(self, operation: str) -> Pending[None]:
+        pending: Pending[None] = self._adapter._pending_type(operation, lambda: self._cancel(pending))
         self._pending = pending
         return pending
 
-    def _finish(self, error: errors.NdpyError | None) -> None:
-        """End what is under way. Under the state lock: cancel() gives it up before this, or comes after its end."""
+    def _succeed_pending(self) -> None:
+        """End connect, complete_connect or accept. cancel() comes before this or after it, since both hold the state lock."""
         pending, self._pending = self._pending, None
         if pending is not None:
-            pending.succeed(None) if error is None else pending.fail(error)
+            pending.succeed(None)
 
-    def _give_up(self, pending: Pending[None]) -> None:
-        """cancel() of a connect or accept. A complete_connect goes on."""
+    def _cancel(self, pending: Pending[None]) -> None:
+        """The program cancels a connect or an accept. A complete_connect goes on."""
         with self._state_lock:
-            if self._pending is pending and self._state in ("connecting", "accepting"):
-                self._lose()
+            if self._pending is pending and self._state != "completing":
+                self._end_attempt(Event.WITHDRAWN)
+
+    # ---- the connection ----
 
     def disconnect(self, timeout_s: float | None = None) -> None:
-        """End the connection: everything outstanding completes CANCELED, the peer is told, and this waits until it knows.
+        """End the connection, and wait until the peer knows. Everything outstanding completes CANCELED.
 
-        It succeeds when the peer disconnected first. NotConnectedError when there never was a connection or this was
-        called before. Source: IND2Connector::Disconnect (contract H.8); rdma_disconnect(3).
+        This succeeds as well when the peer disconnected first.
+
+        Raises:
+            NotConnectedError: there never was a connection, or this was called before.
+            TimeoutError: timeout_s has passed. The connection ends all the same.
+        Source: IND2Connector::Disconnect (contract H.8); rdma_disconnect(3).
         """
         self.begin_disconnect().result(timeout_s)
 
     def begin_disconnect(self) -> Pending[None]:
-        """Start disconnect(). Cancelling ends the wait, not the disconnect."""
+        """Start disconnect(). Cancelling the result ends the wait, not the disconnect."""
         with self._state_lock:
-            self._expect("disconnect", "established", "disconnected")
+            self._require_transition(Event.DISCONNECT)
             if self._disconnect_called:
                 raise errors.NotConnectedError("disconnect() was called before", operation="disconnect")
             self._disconnect_called = True
             pending: Pending[None] = self._adapter._pending_type("disconnect")
-            self._disconnecting = pending
+            self._pending_disconnect = pending
+            self._move(Event.DISCONNECT)
             try:
                 self._native_disconnect()
             except BaseException:
                 # It can be called again.
-                self._disconnect_called, self._disconnecting = False, None
+                self._disconnect_called, self._pending_disconnect = False, None
                 raise
         return pending
 
     def _on_disconnected(self, *, told: bool = True) -> None:
-        """The connection is over, from whichever side. told: the peer knows, so a disconnect() has ended."""
-        queue_pair = self.queue_pair
-        if queue_pair is not None:
-            queue_pair._end_connection()
-        ended: list[Pending[None]] = []
-        if self._state == "established":
-            self._move("disconnected")
-            ended, self._watching = self._watching, []
-        if told and self._disconnecting is not None:
-            ended.append(self._disconnecting)
-            self._disconnecting = None
+        """The connection is over, from whichever side. told: the peer knows, so that disconnect() has ended."""
+        if not self._has_transition(Event.ENDED):
+            return
+        if self.queue_pair is not None:
+            self.queue_pair._end_connection()
+        self._move(Event.ENDED)
+        ended, self._watching = self._watching, []
+        if told and self._pending_disconnect is not None:
+            ended.append(self._pending_disconnect)
+            self._pending_disconnect = None
         for pending in ended:
             pending.succeed(None)
 
@@ -425,27 +609,33 @@ class Connector(Resource):
                 self._native_on_failed_completion()
 
     def _on_queue_pair_closing(self) -> None:
-        """The queue pair is being closed: the connection ends, or the attempt does."""
+        """The queue pair is being closed. This ends the connection, or the attempt."""
         with self._state_lock:
             pending = self._pending
-            if self._state in ("connecting", "accepting", "offered"):
-                self._lose()
-            elif self._state == "established":
+            if self._state == "established":
                 self._native_tell_peer()
                 self._on_disconnected()
+            else:
+                self._end_attempt(Event.WITHDRAWN)
             self._release_queue_pair()
         if pending is not None:
             pending.fail(errors.CanceledError("the queue pair was closed", operation=pending._operation))
 
     def wait_disconnected(self, timeout_s: float | None = None) -> None:
-        """Wait until the connection has ended, from whichever side. NotConnectedError if there never was one."""
+        """Wait until the connection has ended, from whichever side.
+
+        Raises:
+            NotConnectedError: there never was a connection.
+            TimeoutError: timeout_s has passed, and the connection stands.
+        """
         wait_or_cancel(self.begin_wait_disconnected(), timeout_s)
 
     def begin_wait_disconnected(self) -> Pending[None]:
-        """Ask for one notification of the connection's end. Source: IND2Connector::NotifyDisconnect."""
+        """Ask for one notification of the connection's end. Source: IND2Connector::NotifyDisconnect (contract H.8)."""
         with self._state_lock:
-            self._expect("wait_disconnected", "established", "disconnected")
+            self._require_transition(Event.WAIT_DISCONNECTED)
             pending = self._adapter._pending_type("wait_disconnected", lambda: self._stop_watching(pending))
+            self._move(Event.WAIT_DISCONNECTED)
             if self._state == "disconnected":
                 pending.succeed(None)
             else:
@@ -456,16 +646,7 @@ class Connector(Resource):
         with self._state_lock, contextlib.suppress(ValueError):
             self._watching.remove(pending)
 
-    def _expect(self, operation: str, *states: str) -> None:
-        self._check()
-        if self._state not in states:
-            active = self._state in ("connecting", "offered", "accepting", "established") and operation in (
-                "connect",
-                "accept",
-                "bind",
-            )
-            kind = errors.ConnectionActiveError if active else errors.NotConnectedError
-            raise kind(f"the connector is {self._state}; this needs {' or '.join(states)}", operation=operation)
+    # ---- the queue pair, and what is asked for ----
 
     def _take_queue_pair(self, queue_pair: QueuePair) -> None:
         self._require_same_adapter(queue_pair, "the queue pair")
@@ -479,75 +660,82 @@ class Connector(Resource):
             queue_pair.connector = self
         self.queue_pair = queue_pair
 
-    def _check_policy(self, retry: RetryPolicy | None, operation: str) -> RetryPolicy:
-        """The policy, or the one that changes nothing."""
-        if retry is None:
-            return RetryPolicy()
-        self._adapter._require(Capability.RETRY_POLICY, operation)
-        return retry
-
     def _release_queue_pair(self) -> None:
         if self.queue_pair is not None:
             self.queue_pair.connector = None
             self.queue_pair = None
 
+    def _check_parameters(
+        self,
+        operation: str,
+        private_data: bytes,
+        max_length: int,
+        inbound_read_limit: int | None,
+        outbound_read_limit: int | None,
+        retry: RetryPolicy | None,
+    ) -> ConnectionParameters:
+        self._check()
+        if retry is not None:
+            self._adapter._require(Capability.RETRY_POLICY, operation)
+        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        data = check_private_data(private_data, max_length, operation)
+        return ConnectionParameters(data, limits, retry or RetryPolicy())
+
+    # ---- the end ----
+
     def _on_forked(self) -> None:
         super()._on_forked()
         self._state_lock = threading.RLock()
-        self._take_waiting()
+        self._take_pending()
 
-    def _take_waiting(self) -> list[Pending[None]]:
-        """What is under way, which the caller ends."""
-        waiting = [pending for pending in (self._pending, self._disconnecting, *self._watching) if pending is not None]
-        self._pending = self._disconnecting = None
+    def _take_pending(self) -> list[Pending[None]]:
+        """Everything that has not ended. The caller ends it."""
+        taken = [
+            pending for pending in (self._pending, self._pending_disconnect, *self._watching) if pending is not None
+        ]
+        self._pending = self._pending_disconnect = None
         self._watching = []
-        return waiting
+        return taken
 
     def _on_removed(self) -> None:
         error = self._removed_error()
         with self._state_lock:
-            waiting = self._take_waiting()
-        for pending in waiting:
+            taken = self._take_pending()
+        for pending in taken:
             pending.fail(error)
 
     def _release(self) -> None:
         with self._state_lock:
             self._defunct = self._closed_error
-            waiting = self._take_waiting()
+            taken = self._take_pending()
         try:
             self._native_end_requests()
         except errors.DeviceBusyError:
             self._mark_still_open()
-            for pending in waiting:
+            for pending in taken:
                 pending.fail(errors.CanceledError("the connector was being closed", operation=pending._operation))
             raise
         with self._state_lock:
-            former, queue_pair = self._state, self.queue_pair
-            if former == "established":
+            if self._state == "established":
                 self._native_tell_peer()
-            elif former in ("connecting", "offered", "requested", "accepting"):
-                self._move("failed")
-                self._native_give_up(former)
-            self._release_queue_pair()
-            if queue_pair is not None and former in ("established", "accepting", "disconnected"):
-                queue_pair._end_connection()
+            self._end_attempt(Event.CLOSE)
             self._native_free()
-        for pending in waiting:
+        for pending in taken:
             pending.fail(errors.CanceledError("the connector was closed", operation=pending._operation))
 
     def _describe(self) -> str:
         return f"Connector ({self._state})"
 
-    # ---- what the platform does; all of it under the state lock ----
+    # ---- what the platform does; all of it under the state lock, unless it says otherwise ----
 
-    #: Whether an offer that is rejected or lost has used the queue pair up.
-    _offer_uses_queue_pair = False
-    #: Whether an accept() that was refused at once has used the queue pair up.
-    _refused_step_uses_queue_pair = False
+    #: Whether an offer that is not taken leaves the queue pair unusable.
+    _offer_spends_queue_pair = False
+    #: Whether an accept() that was refused at once leaves the queue pair unusable.
+    _refused_accept_spends_queue_pair = False
 
     @abc.abstractmethod
     def _native_address(self, peer: bool) -> Address | None:
-        """The peer's or this side's address; None before there is one."""
+        """The peer's address or this side's; None before there is one."""
 
     @abc.abstractmethod
     def _native_bind(self, address: Address) -> Address:
@@ -555,36 +743,40 @@ class Connector(Resource):
 
     @abc.abstractmethod
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
-        """Start to connect as self._parameters says. Ends with _on_offered() or _on_attempt_failed(); raises if refused."""
+        """Start to connect as _parameters say. Leads to _on_offered() or _on_connect_failed(); raises if refused."""
+
+    def _native_no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
+        """What connect() raises instead of a TimeoutError. Not under the lock."""
+        return error
 
     @abc.abstractmethod
     def _native_complete(self, queue_pair: QueuePair) -> None:
-        """Take the offer. Ends with _on_established() or _on_lost(); raises if refused."""
+        """Take the offer. Leads to _on_established() or _on_lost(); raises if refused."""
 
     @abc.abstractmethod
     def _native_accept(self, queue_pair: QueuePair) -> None:
-        """Accept as self._parameters says. Ends with _on_established() or _on_lost(); raises if refused."""
+        """Accept as _parameters say. Leads to _on_established() or _on_lost(); raises if refused."""
 
     def _native_established(self) -> None:
-        """The connection was just made; nobody has been told yet."""
+        """The connection was just made. The program does not know yet."""
 
     @abc.abstractmethod
-    def _native_reject(self, private_data: bytes, offered: bool) -> None:
-        """Refuse the request, or what was offered."""
+    def _native_reject(self, private_data: bytes) -> None:
+        """Refuse the request or the offer."""
 
-    def _native_attempt_over(self) -> None:
-        """An attempt has ended without an offer, or what was asked or offered was rejected."""
+    def _native_forget_attempt(self) -> None:
+        """Free what only a failed connect() or a rejected request used."""
 
     @abc.abstractmethod
-    def _native_give_up(self, state: str) -> None:
-        """Take back what was begun, in the state that the connector had."""
+    def _native_withdraw(self, former: State) -> None:
+        """Take back the step that led to the former state."""
 
     @abc.abstractmethod
     def _native_disconnect(self) -> None:
-        """Start to disconnect. Ends with _on_disconnected(); raises if the peer cannot be told now."""
+        """Start to disconnect. Leads to _on_disconnected(); raises if the peer cannot be told now."""
 
     def _native_tell_peer(self) -> None:
-        """The connection ends because connector or queue pair are closed."""
+        """The connection ends because the connector or the queue pair is closed."""
 
     @abc.abstractmethod
     def _native_on_failed_completion(self) -> None:

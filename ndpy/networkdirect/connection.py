@@ -8,11 +8,12 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, listening_address, source_host
-from ndpy.connection import Connector
+from ndpy.connection import Connector, Event, State
 from ndpy.connection_parameters import ReadLimits
 from ndpy.networkdirect.addresses import pack_address, pack_resolved, sized, unpack_address
 from ndpy.networkdirect.native_calls import (
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 # After these the same connector and queue pair may try again (contract H.4.2).
 _MAY_RETRY = (CONNECTION_REFUSED, IO_TIMEOUT, TIMEOUT, NETWORK_UNREACHABLE, HOST_UNREACHABLE)
 
+# What version 1 and 2 transport at most (contract H.7).
+_PRIVATE_DATA = 512
+
 # Where ports are chosen from (contract H.2.1).
 _FIRST_PORT = 49152
 _PORTS = 16384
@@ -49,8 +53,8 @@ _PORTS = 16384
 
 class NetworkDirectConnector(Connector):
     _adapter: NetworkDirectAdapter
-    _get_local_address = staticmethod(lib.IND2Connector_GetLocalAddress)
-    _get_peer_address = staticmethod(lib.IND2Connector_GetPeerAddress)
+    #: The native interface, and what it takes sizes as. Version 1 has others.
+    _interface = "IND2Connector"
     _size_type = "uint32_t *"
 
     def __init__(self, adapter: NetworkDirectAdapter, native: Any = None) -> None:
@@ -60,85 +64,36 @@ class NetworkDirectConnector(Connector):
         #: The native connector is bound, by bind() or by connect().
         self._bound = False
         self._addresses: dict[str, Address] = {}
-        #: The native call of the present connect().
-        self._attempt: Callable[[Any], int] | None = None
+        #: Where connect() goes, as the provider takes it.
+        self._destination = b""
         self._opened()
 
-    # ---- what can be asked ----
+    def _call(self, method: str, *arguments: Any) -> int:
+        """Call a method of the native connector; returns its status."""
+        return int(getattr(lib, f"{self._interface}_{method}")(self._native, *arguments))
 
-    def _native_address(self, peer: bool) -> Address | None:
-        if peer:
-            return self._addresses.get("peer") or self._query_address(self._get_peer_address)
-        return self._addresses.get("local") or self._query_address(self._get_local_address)
+    # ---- where version 1 differs ----
 
-    def _query_address(self, getter: Callable[..., int]) -> Address | None:
-        try:
-            data = sized("address", lambda buffer, size: getter(self._native, buffer, size), self._size_type)
-        except errors.ProviderError:
-            return None
-        return None if data == ffi.NULL else unpack_address(bytes(ffi.buffer(data)))
+    def _get_private_data(self, buffer: Any, size: Any) -> int:
+        return self._call("GetPrivateData", buffer, size)
 
-    def _remember_addresses(self) -> None:
-        """Providers give the addresses while there is a connection; ndpy also after it."""
-        for which, getter in (("local", self._get_local_address), ("peer", self._get_peer_address)):
-            address = self._query_address(getter)
-            if address is not None:
-                self._addresses[which] = address
+    def _get_read_limits(self, inbound: Any, outbound: Any) -> int:
+        return self._call("GetReadLimits", inbound, outbound)
 
-    def _fetch_private_data(self) -> None:
-        """The peer's private data, if the provider has any in this state (contract H.7)."""
-        size = ffi.new("uint32_t *", 512)
-        buffer = ffi.new("unsigned char[]", 512)
-        status = lib.IND2Connector_GetPrivateData(self._native, buffer, size) & 0xFFFFFFFF
-        if status in (SUCCESS, BUFFER_OVERFLOW):
-            self._private_data = bytes(ffi.buffer(buffer, min(size[0], 512)))
-
-    def _fetch_read_limits(self) -> ReadLimits:
-        inbound, outbound = ffi.new("uint32_t *"), ffi.new("uint32_t *")
-        check("read_limits", lib.IND2Connector_GetReadLimits(self._native, inbound, outbound))
-        return ReadLimits(inbound[0], outbound[0])
-
-    # ---- the native calls ----
-
-    def _connect_native(self, queue_pair: Any, address: bytes, limits: ReadLimits, data: Any, overlapped: Any) -> int:
-        return int(
-            lib.IND2Connector_Connect(
-                self._native,
-                queue_pair._qp,
-                address,
-                len(address),
-                limits.inbound,
-                limits.outbound,
-                data or ffi.NULL,
-                len(data),
-                overlapped,
-            )
+    def _connect_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
+        return self._call(
+            "Connect",
+            queue_pair._qp,
+            self._destination,
+            len(self._destination),
+            *limits,
+            data or ffi.NULL,
+            len(data),
+            overlapped,
         )
-
-    def _complete_native(self, overlapped: Any) -> int:
-        return int(lib.IND2Connector_CompleteConnect(self._native, overlapped))
 
     def _accept_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
-        return int(
-            lib.IND2Connector_Accept(
-                self._native,
-                queue_pair._qp,
-                limits.inbound,
-                limits.outbound,
-                data or ffi.NULL,
-                len(data),
-                overlapped,
-            )
-        )
-
-    def _reject_native(self, data: bytes) -> int:
-        return int(lib.IND2Connector_Reject(self._native, data or ffi.NULL, len(data)))
-
-    def _notify_native(self, overlapped: Any) -> int:
-        return int(lib.IND2Connector_NotifyDisconnect(self._native, overlapped))
-
-    def _disconnect_native(self, overlapped: Any) -> int:
-        return int(lib.IND2Connector_Disconnect(self._native, overlapped))
+        return self._call("Accept", queue_pair._qp, *limits, data or ffi.NULL, len(data), overlapped)
 
     def _cancel_native(self) -> None:
         lib.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", self._native))
@@ -148,6 +103,40 @@ class NetworkDirectConnector(Connector):
 
     def _expect_messages(self, queue_pair: QueuePair) -> None:
         """Before the last step of this side, after which messages may come."""
+
+    # ---- what can be asked ----
+
+    def _native_address(self, peer: bool) -> Address | None:
+        which = "peer" if peer else "local"
+        return self._addresses.get(which) or self._query_address(which)
+
+    def _query_address(self, which: str) -> Address | None:
+        method = "GetPeerAddress" if which == "peer" else "GetLocalAddress"
+        try:
+            data = sized("address", lambda buffer, size: self._call(method, buffer, size), self._size_type)
+        except errors.ProviderError:
+            return None
+        return None if data == ffi.NULL else unpack_address(bytes(ffi.buffer(data)))
+
+    def _remember_addresses(self) -> None:
+        """Providers give the addresses while there is a connection; ndpy also after it."""
+        for which in ("local", "peer"):
+            address = self._query_address(which)
+            if address is not None:
+                self._addresses[which] = address
+
+    def _fetch_private_data(self) -> None:
+        """The peer's private data, if the provider has any in this state (contract H.7)."""
+        size = ffi.new(self._size_type, _PRIVATE_DATA)
+        buffer = ffi.new("unsigned char[]", _PRIVATE_DATA)
+        status = self._get_private_data(buffer, size) & 0xFFFFFFFF
+        if status in (SUCCESS, BUFFER_OVERFLOW):
+            self._private_data = bytes(ffi.buffer(buffer, min(size[0], _PRIVATE_DATA)))
+
+    def _fetch_read_limits(self) -> ReadLimits:
+        inbound, outbound = ffi.new(self._size_type), ffi.new(self._size_type)
+        check("read_limits", self._get_read_limits(inbound, outbound))
+        return ReadLimits(inbound[0], outbound[0])
 
     # ---- requests ----
 
@@ -174,6 +163,15 @@ class NetworkDirectConnector(Connector):
         if status != SUCCESS:
             raise status_error(operation, status)
         on_end(self, status)
+
+    def _issue_with_queue_pair(
+        self, operation: str, call: Callable[[Any, ReadLimits, bytes, Any], int], on_end: Callable[[Any, int], None]
+    ) -> None:
+        """The same for a call that gives the queue pair to the provider. It ends CANCELED if the queue pair was closed."""
+        queue_pair, (data, limits, _) = self.queue_pair, self._parameters
+        assert isinstance(queue_pair, NetworkDirectQueuePair)
+        lend = queue_pair._lend
+        self._issue(operation, lambda overlapped: lend(lambda: call(queue_pair, limits, data, overlapped)), on_end)
 
     # ---- the active side ----
 
@@ -206,54 +204,40 @@ class NetworkDirectConnector(Connector):
             release(self._native)
             self._native = native
             self._bound = False
-        check(
-            "bind",
-            lib.IND2Connector_Bind(self._native, packed, len(packed)),
-        )
+        check("bind", self._call("Bind", packed, len(packed)))
         self._bound = True
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
-        assert isinstance(queue_pair, NetworkDirectQueuePair)
-        lend, (data, limits, _) = queue_pair._lend, self._parameters
-        packed = pack_resolved(family, destination)
+        self._destination = pack_resolved(family, destination)
         try:
             if not self._bound:
                 info = self._adapter.info
                 self._bind((source_host(info.name, info.addresses, destination[0]), 0))
-            self._prepare_connection(queue_pair, limits)
-            self._attempt = lambda overlapped: lend(
-                lambda: self._connect_native(queue_pair, packed, limits, data, overlapped)
-            )
+            self._prepare_connection(queue_pair, self._parameters.read_limits)
             self._start_attempt()
         except errors.ProviderError as failure:
             raise self._attempt_error(failure.native) if failure.native else failure from None
 
     def _start_attempt(self) -> None:
-        assert self._attempt is not None
-        self._issue("connect", self._attempt, lambda connector, status: connector._on_connect_end(status))
-
-    def _native_attempt_over(self) -> None:
-        self._attempt = None
+        self._issue_with_queue_pair(
+            "connect", self._connect_native, lambda connector, status: connector._on_connect_end(status)
+        )
 
     def _on_connect_end(self, status: int) -> None:
-        if self._state != "connecting":
+        if not self._has_transition(Event.OFFERED):
             return
-        self._attempt = None
         if status != SUCCESS:
             if status == CONNECTION_REFUSED:
                 self._fetch_private_data()
-            self._on_attempt_failed(self._attempt_error(status), again=status in _MAY_RETRY)
+            self._on_connect_failed(self._attempt_error(status), again=status in _MAY_RETRY)
             return
         try:
             self._fetch_private_data()
             limits = self._fetch_read_limits()
             self._remember_addresses()
         except errors.ProviderError as failure:
-            # For the provider the queue pair is in a connection.
-            assert self.queue_pair is not None
-            self.queue_pair._end_connection()
-            # Without its frames, of which this one refers to it.
-            self._on_attempt_failed(failure.with_traceback(None), again=False)
+            # The provider has put the queue pair into a connection. The traceback goes, since its frames refer to the error.
+            self._on_connect_failed(failure.with_traceback(None), again=False, spent=True)
             return
         self._on_offered(self._private_data or b"", limits)
 
@@ -267,18 +251,15 @@ class NetworkDirectConnector(Connector):
         }
         return status_error("connect", IO_TIMEOUT if status == TIMEOUT else status, messages.get(status, ""))
 
-    def _native_give_up(self, state: str) -> None:
-        self._attempt = None
-        if state in ("connecting", "accepting"):
+    def _native_withdraw(self, former: State) -> None:
+        if former in ("connecting", "accepting"):
             self._cancel_native()
 
     def _native_complete(self, queue_pair: QueuePair) -> None:
         self._expect_messages(queue_pair)
-        self._issue("complete_connect", self._complete_native, NetworkDirectConnector._on_complete_end)
+        self._issue("complete_connect", partial(self._call, "CompleteConnect"), NetworkDirectConnector._on_complete_end)
 
     def _on_complete_end(self, status: int) -> None:
-        if self._state != "offered":
-            return
         if status == SUCCESS:
             self._on_established()
         else:
@@ -287,7 +268,9 @@ class NetworkDirectConnector(Connector):
     def _native_established(self) -> None:
         self._remember_addresses()
         try:
-            self._issue("wait_disconnected", self._notify_native, NetworkDirectConnector._on_notified)
+            self._issue(
+                "wait_disconnected", partial(self._call, "NotifyDisconnect"), NetworkDirectConnector._on_notified
+            )
         except errors.ProviderError:
             # It is over already.
             self._on_disconnected(told=False)
@@ -303,25 +286,17 @@ class NetworkDirectConnector(Connector):
             # The client has given up meanwhile; accept() says so.
             limits = ReadLimits(0, 0)
         self._remember_addresses()
-        self._requested(self._private_data or b"", limits)
+        self._on_requested(self._private_data or b"", limits)
 
     def _native_accept(self, queue_pair: QueuePair) -> None:
-        assert isinstance(queue_pair, NetworkDirectQueuePair)
-        lend, (data, limits, _) = queue_pair._lend, self._parameters
         try:
-            self._prepare_connection(queue_pair, limits)
+            self._prepare_connection(queue_pair, self._parameters.read_limits)
             self._expect_messages(queue_pair)
-            self._issue(
-                "accept",
-                lambda overlapped: lend(lambda: self._accept_native(queue_pair, limits, data, overlapped)),
-                NetworkDirectConnector._on_accept_end,
-            )
+            self._issue_with_queue_pair("accept", self._accept_native, NetworkDirectConnector._on_accept_end)
         except errors.ProviderError as failure:
             raise self._accept_error(failure.native) from None
 
     def _on_accept_end(self, status: int) -> None:
-        if self._state != "accepting":
-            return
         if status == SUCCESS:
             self._on_established()
         else:
@@ -336,8 +311,8 @@ class NetworkDirectConnector(Connector):
         }
         return status_error("accept", status, messages.get(status, ""))
 
-    def _native_reject(self, private_data: bytes, offered: bool) -> None:
-        status = self._reject_native(private_data)
+    def _native_reject(self, private_data: bytes) -> None:
+        status = self._call("Reject", private_data or ffi.NULL, len(private_data))
         check("reject", status, "" if status & 0xFFFFFFFF != CONNECTION_ABORTED else "the peer has gone")
 
     # ---- the end ----
@@ -346,7 +321,7 @@ class NetworkDirectConnector(Connector):
         if self.queue_pair is not None:
             self.queue_pair._end_connection()
         try:
-            self._issue("disconnect", self._disconnect_native, NetworkDirectConnector._on_disconnect_end)
+            self._issue("disconnect", partial(self._call, "Disconnect"), NetworkDirectConnector._on_disconnect_end)
         except errors.ProviderError:
             # Providers that count a connection as none once the peer has left (contract H.8.6).
             self._on_disconnected()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, source_host
-from ndpy.connection import Connector
+from ndpy.connection import Connector, Event, State
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
@@ -49,8 +49,8 @@ class VerbsConnector(Connector):
         self._left_early = False
         self._iwarp = adapter.info.transport == "iWARP"
         # On iWARP the kernel has moved the queue pair when the reply comes, and not yet when accept() is refused.
-        self._offer_uses_queue_pair = self._iwarp
-        self._refused_step_uses_queue_pair = not self._iwarp
+        self._offer_spends_queue_pair = self._iwarp
+        self._refused_accept_spends_queue_pair = not self._iwarp
         self._opened()
 
     def _native_address(self, peer: bool) -> Address | None:
@@ -121,18 +121,18 @@ class VerbsConnector(Connector):
         parameters.qp_num = queue_pair._number
         return parameters, kept
 
-    def _native_attempt_over(self) -> None:
+    def _native_forget_attempt(self) -> None:
         self._replace_identifier(None)
 
-    def _native_give_up(self, state: str) -> None:
+    def _native_withdraw(self, former: State) -> None:
         if self._id is None:
             return
-        if state == "connecting" and self._iwarp:
+        if former == "connecting" and self._iwarp:
             # The kernel holds this call until the peer has answered, or for ten seconds.
             identifier, self._id = self._id, None
             self._adapter._in_background(lambda: lib.rdma_destroy_id(identifier))
             return
-        if state == "requested" or (state == "offered" and not self._iwarp):
+        if former == "requested" or (former in ("offered", "completing") and not self._iwarp):
             lib.rdma_reject(self._id, ffi.NULL, 0)
         self._replace_identifier(None)
 
@@ -184,7 +184,7 @@ class VerbsConnector(Connector):
     def _on_request(self, event: CmEvent) -> None:
         """It was made for a client's request, which the event tells of."""
         self._peer_shares = event.srq
-        self._requested(event.private_data, ReadLimits(event.responder_resources, event.initiator_depth))
+        self._on_requested(event.private_data, ReadLimits(event.responder_resources, event.initiator_depth))
 
     def _native_accept(self, queue_pair: QueuePair) -> None:
         assert isinstance(queue_pair, VerbsQueuePair)
@@ -201,8 +201,8 @@ class VerbsConnector(Connector):
                 ) from None
             raise
 
-    def _native_reject(self, private_data: bytes, offered: bool) -> None:
-        if offered and self._iwarp:
+    def _native_reject(self, private_data: bytes) -> None:
+        if self._state == "offered" and self._iwarp:
             # The MPA exchange is over when the reply arrives; only ending the connection is left.
             lib.rdma_disconnect(self._id)
             return
@@ -278,7 +278,7 @@ class VerbsConnector(Connector):
         kind = event.type
         if self._state == "connecting":
             self._handle_connecting(event)
-        elif kind == lib.RDMA_CM_EVENT_ESTABLISHED and self._state == "accepting":
+        elif kind == lib.RDMA_CM_EVENT_ESTABLISHED:
             self._on_established()
         elif kind == lib.RDMA_CM_EVENT_DISCONNECTED and self._state == "established":
             # The answer to the peer's request; without it the peer waits for its retries to run out.
@@ -288,7 +288,7 @@ class VerbsConnector(Connector):
             # The connection is up since the reply came, so the peer may have sent and left: its messages count.
             lib.rdma_disconnect(self._id)
             self._left_early = True
-        elif kind in _ENDINGS and self._state in ("accepting", "offered", "requested"):
+        elif kind in _ENDINGS and self._has_transition(Event.LOST):
             self._on_lost(self._loss(event))
 
     def _handle_connecting(self, event: CmEvent) -> None:
@@ -326,10 +326,8 @@ class VerbsConnector(Connector):
             error = failure.with_traceback(None)
         if error is None:
             return
-        if self._iwarp and kind == lib.RDMA_CM_EVENT_REJECTED and self.queue_pair is not None:
-            # The kernel has moved it to the error state, from which iWARP knows no way back.
-            self.queue_pair._end_connection()
-        self._on_attempt_failed(error)
+        # On iWARP the kernel has moved the queue pair to the error state, and knows no way back.
+        self._on_connect_failed(error, spent=self._iwarp and kind == lib.RDMA_CM_EVENT_REJECTED)
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
         """What a failed attempt's event means; None for an event that says nothing of it."""

@@ -112,15 +112,16 @@ def test_h_4_9_a_connect_that_was_cancelled_is_over_for_the_server_too(softnd):
 def test_h_6_2_rejecting_a_client_that_has_gone_says_so(softnd, monkeypatch):
     with opened(softnd) as (adapter, keep):
         offer = ask(keep, adapter, create_end(keep, adapter).queue_pair)
-        reject = offer.server._reject_native
+        call = offer.server._call
 
-        def reject_late(data: bytes) -> int:
+        def reject_late(method: str, *arguments: object) -> int:
+            assert method == "Reject"
             offer.client.close()
-            reject(data)
+            call(method, *arguments)
             return CONNECTION_ABORTED
 
         with monkeypatch.context() as patch:
-            patch.setattr(offer.server, "_reject_native", reject_late)
+            patch.setattr(offer.server, "_call", reject_late)
             with pytest.raises(ndpy.ConnectionAbortedError, match="the peer has gone"):
                 offer.server.reject()
         assert offer.server.state == "failed"

@@ -139,7 +139,7 @@ def test_complete_connect_is_for_once(keep, version):
     with offer.client._state_lock:
         completing = offer.client.begin_complete_connect()
         if not completing.done():
-            with pytest.raises(ndpy.NotConnectedError, match="called before"):
+            with pytest.raises(ndpy.NotConnectedError, match="completing"):
                 offer.client.begin_complete_connect()
     completing.result(DEADLINE_S)
     accepting.result(DEADLINE_S)

@@ -495,7 +495,8 @@ def test_a_window_tells_what_it_is_bound_to(fake, adapter, queue, connected):
 
 
 @pytest.mark.parametrize("iwarp", [False, True])
-def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iwarp):
+@pytest.mark.parametrize("how", ["reject", "close"])
+def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iwarp, how):
     """There the connection stands already, which the queue pair had to be given to."""
     fake.have_address()
     if iwarp:
@@ -509,7 +510,7 @@ def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iw
         with adapter.create_connector() as connector:
             connector.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)
             assert connector.state == "offered"
-            connector.reject()
+            getattr(connector, how)()
         assert queue_pair.connection_ended == iwarp
         if iwarp:
             (completion,) = queue.poll()

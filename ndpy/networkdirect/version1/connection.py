@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, is_wildcard, listening_address, resolve
-from ndpy.connection_parameters import ReadLimits, RetryPolicy
+from ndpy.connection_parameters import ReadLimits
 from ndpy.networkdirect.connection import _FIRST_PORT, _PORTS, NetworkDirectConnector
-from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS, TIMEOUT, check, ffi, lib
+from ndpy.networkdirect.native_calls import TIMEOUT, ffi, lib
 from ndpy.networkdirect.version1.queue_pair import Version1QueuePair
 from ndpy.queue_pair import QueuePair
 
@@ -48,8 +48,7 @@ def own_host(adapter: Version1Adapter, host: str, operation: str) -> str:
 
 class Version1Connector(NetworkDirectConnector):
     _adapter: Version1Adapter
-    _get_local_address = staticmethod(lib.INDConnector_GetLocalAddress)
-    _get_peer_address = staticmethod(lib.INDConnector_GetPeerAddress)
+    _interface = "INDConnector"
     _size_type = "size_t *"
 
     def __init__(self, adapter: Version1Adapter, native: Any = None) -> None:
@@ -62,53 +61,30 @@ class Version1Connector(NetworkDirectConnector):
         self._unanswered = 0
         super().__init__(adapter, native)
 
-    # ---- what can be asked ----
-
-    def _fetch_private_data(self) -> None:
-        size = ffi.new("size_t *", _PRIVATE_DATA)
-        buffer = ffi.new("unsigned char[]", _PRIVATE_DATA)
-        status = lib.INDConnector_GetConnectionData(self._native, ffi.NULL, ffi.NULL, buffer, size) & 0xFFFFFFFF
-        if status in (SUCCESS, BUFFER_OVERFLOW):
-            self._private_data = bytes(ffi.buffer(buffer, min(size[0], _PRIVATE_DATA)))
-
-    def _fetch_read_limits(self) -> ReadLimits:
-        inbound, outbound = ffi.new("size_t *"), ffi.new("size_t *")
-        status = lib.INDConnector_GetConnectionData(self._native, inbound, outbound, ffi.NULL, ffi.NULL)
-        check("read_limits", status)
-        return ReadLimits(inbound[0], outbound[0])
-
     # ---- the native calls ----
 
-    def _connect_native(self, queue_pair: Any, address: bytes, limits: ReadLimits, data: Any, overlapped: Any) -> int:
+    def _get_private_data(self, buffer: Any, size: Any) -> int:
+        return self._call("GetConnectionData", ffi.NULL, ffi.NULL, buffer, size)
+
+    def _get_read_limits(self, inbound: Any, outbound: Any) -> int:
+        return self._call("GetConnectionData", inbound, outbound, ffi.NULL, ffi.NULL)
+
+    def _connect_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
         self._issued = time.monotonic()
-        return int(
-            lib.INDConnector_Connect(
-                self._native,
-                queue_pair._endpoint,
-                address,
-                len(address),
-                TCP,
-                socket.htons(self._local_port),
-                data or ffi.NULL,
-                len(data),
-                overlapped,
-            )
+        return self._call(
+            "Connect",
+            queue_pair._endpoint,
+            self._destination,
+            len(self._destination),
+            TCP,
+            socket.htons(self._local_port),
+            data or ffi.NULL,
+            len(data),
+            overlapped,
         )
 
-    def _complete_native(self, overlapped: Any) -> int:
-        return int(lib.INDConnector_CompleteConnect(self._native, overlapped))
-
     def _accept_native(self, queue_pair: Any, limits: ReadLimits, data: Any, overlapped: Any) -> int:
-        return int(lib.INDConnector_Accept(self._native, queue_pair._endpoint, data or ffi.NULL, len(data), overlapped))
-
-    def _reject_native(self, data: bytes) -> int:
-        return int(lib.INDConnector_Reject(self._native, data or ffi.NULL, len(data)))
-
-    def _notify_native(self, overlapped: Any) -> int:
-        return int(lib.INDConnector_NotifyDisconnect(self._native, overlapped))
-
-    def _disconnect_native(self, overlapped: Any) -> int:
-        return int(lib.INDConnector_Disconnect(self._native, overlapped))
+        return self._call("Accept", queue_pair._endpoint, data or ffi.NULL, len(data), overlapped)
 
     def _cancel_native(self) -> None:
         lib.INDOverlapped_CancelOverlappedRequests(ffi.cast("struct INDOverlapped *", self._native))
@@ -141,38 +117,17 @@ class Version1Connector(NetworkDirectConnector):
         # connect() without bind(): the provider chooses the port.
         own_host(self._adapter, address[0], "connect")
 
-    def connect(
-        self,
-        queue_pair: QueuePair,
-        address: Address,
-        *,
-        private_data: bytes = b"",
-        inbound_read_limit: int | None = None,
-        outbound_read_limit: int | None = None,
-        retry: RetryPolicy | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        try:
-            super().connect(
-                queue_pair,
-                address,
-                private_data=private_data,
-                inbound_read_limit=inbound_read_limit,
-                outbound_read_limit=outbound_read_limit,
-                retry=retry,
-                timeout_s=timeout_s,
-            )
-        except errors.TimeoutError as failure:
-            if failure.native:
-                raise
-            native, name = (TIMEOUT, "ND_TIMEOUT") if self._unanswered else (0, "")
-            raise errors.TimeoutError(
-                f"{self._target} has not answered {self._adapter.info.addresses[0]} within {timeout_s:g} s; it is down, "
-                "has no adapter at that address, or a firewall is between",
-                operation="connect",
-                native=native,
-                native_name=name,
-            ) from None
+    def _native_no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
+        if error.native:
+            return error
+        native, name = (TIMEOUT, "ND_TIMEOUT") if self._unanswered else (0, "")
+        return errors.TimeoutError(
+            f"{self._target} has not answered {self._adapter.info.addresses[0]} within {timeout_s:g} s; it is down, "
+            "has no adapter at that address, or a firewall is between",
+            operation="connect",
+            native=native,
+            native_name=name,
+        )
 
     def _start_attempt(self) -> None:
         self._unanswered = 0
