@@ -6,7 +6,6 @@ import abc
 import struct
 import threading
 import time
-import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from ndpy.flags import Access, Capability, Flags, Operation, Status
 from ndpy.memory import Binding, Elements, InlineElements, MemoryRegion, MemoryWindow, RemoteMemory, Sge, address_of
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
+from ndpy.weak_set import SharedWeakSet
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -126,7 +126,7 @@ class QueuePair(Resource):
         self._receive_records = self._posted_requests.receive
         self._bindings: set[Binding] = set()
         #: Whose _on_queue_pair_closing() is called before it is closed, and _on_connection_ended() when that happens.
-        self._dependants: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._dependants: SharedWeakSet[Any] = SharedWeakSet()
 
     @property
     def adapter(self) -> Adapter:
@@ -148,7 +148,7 @@ class QueuePair(Resource):
     def _set_ended(self) -> None:
         """Its connection is over. Called with locks held."""
         self._ended = True
-        for dependant in list(self._dependants):
+        for dependant in self._dependants.members():
             dependant._on_connection_ended(self)
 
     @property
@@ -518,7 +518,7 @@ class QueuePair(Resource):
         )
 
     def close(self) -> None:
-        for dependant in list(self._dependants):
+        for dependant in self._dependants.members():
             dependant._on_queue_pair_closing(self)
         super().close()
 

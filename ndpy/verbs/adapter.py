@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -37,6 +36,7 @@ from ndpy.verbs.monitor import Monitor
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
 from ndpy.verbs.registering import Registered, RegisteringThreads
+from ndpy.weak_set import SharedWeakSet
 
 _new = object.__new__
 
@@ -62,8 +62,8 @@ class VerbsAdapter(Adapter):
         self._registering = RegisteringThreads(info.name)
         self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
-        #: Those that have to tell their peers of the end when the port is active again.
-        self._untold: weakref.WeakSet[VerbsConnector] = weakref.WeakSet()
+        #: Their connections ended while the port was down. They tell their peers when it is active again.
+        self._waiting_for_port: SharedWeakSet[VerbsConnector] = SharedWeakSet()
         self._context = self._domain = self._channel = self._sentinel = None
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
@@ -213,10 +213,10 @@ class VerbsAdapter(Adapter):
     # ---- events ----
 
     def _tell_when_port_is_active(self, connector: VerbsConnector) -> None:
-        self._untold.add(connector)
+        self._waiting_for_port.add(connector)
         if self.port_state == "active":
             # Since it was looked at last; the thread may have told the others already.
-            connector._disconnect_late()
+            connector._on_port_active()
 
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for long; closing the adapter waits for it."""
@@ -267,9 +267,8 @@ class VerbsAdapter(Adapter):
             elif kind in (lib.IBV_EVENT_PORT_ACTIVE, lib.IBV_EVENT_PORT_ERR):
                 self._port_states[event.port] = "active" if kind == lib.IBV_EVENT_PORT_ACTIVE else "down"
                 if self.port_state == "active":
-                    untold, self._untold = self._untold, weakref.WeakSet()
-                    for connector in list(untold):
-                        connector._disconnect_late()
+                    for connector in self._waiting_for_port.take():
+                        connector._on_port_active()
             elif kind == lib.IBV_EVENT_CQ_ERR and isinstance(target, VerbsCompletionQueue):
                 target._on_overrun()
             elif isinstance(target, VerbsSharedReceiveQueue):

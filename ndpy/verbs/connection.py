@@ -1,8 +1,9 @@
-"""Connectors over librdmacm.
+"""The native steps of connectors over librdmacm.
 
-Every connection of an adapter reports to one event channel, which the adapter's thread reads; the handlers here run in
-that thread. A connector's queue pair is not given to librdmacm (its identifier has no queue pair), so that connecting has
-two steps and the queue pair's states are moved here; on iWARP the kernel moves them.
+All connections of an adapter report to one event channel. The adapter's thread reads it and calls the handlers here.
+
+librdmacm does not know the queue pair: its identifier has none. So connecting takes two steps, and ndpy moves the queue pair
+through its states, except on iWARP, where the kernel does that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ndpy.connection import Connector, Event, State
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
+from ndpy.quirks import Quirk
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
 from ndpy.verbs.native_calls import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 _RESOLVE_MS = 4000
 _RETRY_COUNT = 7
-# A sender that finds no receive posted tries again this often, each time after the receiver's timer. With the timer of
-# ndpy's peers that is 0.7 s, with the longest one 4 s (contract F.3.5).
+# How often a sender tries again when the peer has no receive posted, each time after the peer's timer. That takes 0.7 s with
+# the timer that ndpy sets, and 4 s with the longest one (contract F.3.5).
 _RNR_RETRY_COUNT = 6
 _RNR_TIMER_123_MS = 27
 # Bits of rdma_init_qp_attr()'s mask that kernels leave set by mistake on InfiniBand.
@@ -45,12 +47,15 @@ class VerbsConnector(Connector):
         #: The peer receives from a shared receive queue, so a message may wait without end (contract F.3.6).
         self._peer_shares = False
         self._disconnect_sent = False
-        #: iWARP: the peer has left before complete_connect(); what it sent until then has arrived.
+        #: The peer has left before complete_connect(), where the connection is up before that call. What the peer sent has
+        #: arrived.
         self._left_early = False
-        self._iwarp = adapter.info.transport == "iWARP"
-        # On iWARP the kernel has moved the queue pair when the reply comes, and not yet when accept() is refused.
-        self._offer_spends_queue_pair = self._iwarp
-        self._refused_accept_spends_queue_pair = not self._iwarp
+        self._differences = adapter._differences
+        self._up_at_the_reply = Quirk.IWARP_UP_AT_THE_REPLY in self._differences
+        self._kernel_moves_queue_pair = Quirk.IWARP_KERNEL_MOVES_QUEUE_PAIRS in self._differences
+        self._offer_spends_queue_pair = self._up_at_the_reply
+        # The kernel has not moved it yet, and ndpy has.
+        self._refused_accept_spends_queue_pair = not self._kernel_moves_queue_pair
         self._opened()
 
     def _native_address(self, peer: bool) -> Address | None:
@@ -97,13 +102,13 @@ class VerbsConnector(Connector):
         )
 
     def _source_address(self, family: int, destination: tuple[Any, ...]) -> Any:
-        """An address of this adapter to come from: the destination itself, or one of its network, or any."""
+        """The address of this adapter that is nearest to the destination, as a struct sockaddr."""
         host = source_host(self._adapter.info.name, self._adapter.info.addresses, destination[0])
         found = socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
         return pack_address(family, found[0][4])
 
     def _native_parameters(self) -> tuple[Any, Any]:
-        """A struct rdma_conn_param of what is asked for, and the memory that it points to."""
+        """What connect() or accept() asks for as a struct rdma_conn_param, and the memory that it points to."""
         data, limits, _ = self._parameters
         queue_pair = self.queue_pair
         assert isinstance(queue_pair, VerbsQueuePair)
@@ -114,7 +119,7 @@ class VerbsConnector(Connector):
         parameters.responder_resources = limits.inbound
         parameters.initiator_depth = limits.outbound
         parameters.flow_control = 1
-        # What the peer's adapter is to do for the peer's messages: whatever the peer wants.
+        # How often the peer's adapter tries again. The peer's program can lower it.
         parameters.retry_count = _RETRY_COUNT
         parameters.rnr_retry_count = RetryPolicy.ENDLESS
         parameters.srq = int(queue_pair.srq is not None)
@@ -127,19 +132,18 @@ class VerbsConnector(Connector):
     def _native_withdraw(self, former: State) -> None:
         if self._id is None:
             return
-        if former == "connecting" and self._iwarp:
-            # The kernel holds this call until the peer has answered, or for ten seconds.
+        if former == "connecting" and Quirk.IWARP_DESTROY_WAITS in self._differences:
             identifier, self._id = self._id, None
             self._adapter._in_background(lambda: lib.rdma_destroy_id(identifier))
             return
-        if former == "requested" or (former in ("offered", "completing") and not self._iwarp):
+        if former == "requested" or (former in ("offered", "completing") and not self._up_at_the_reply):
             lib.rdma_reject(self._id, ffi.NULL, 0)
         self._replace_identifier(None)
 
     def _native_complete(self, queue_pair: QueuePair) -> None:
         assert isinstance(queue_pair, VerbsQueuePair)
-        if not self._iwarp:
-            self._ready_queue_pair(queue_pair)
+        if not self._up_at_the_reply:
+            self._make_queue_pair_ready(queue_pair)
             check_errno("complete_connect", lib.rdma_establish(self._id))
         self._on_established()
 
@@ -147,8 +151,8 @@ class VerbsConnector(Connector):
         if self._left_early:
             self._on_disconnected()
 
-    def _ready_queue_pair(self, queue_pair: VerbsQueuePair) -> None:
-        """INIT, ready to receive, ready to send, with what the connection manager knows of both ends."""
+    def _make_queue_pair_ready(self, queue_pair: VerbsQueuePair) -> None:
+        """Move it to INIT, ready to receive and ready to send, as the connection manager has agreed with the peer."""
         assert self._read_limits is not None
         retry = self._parameters.retry
         for state in (lib.IBV_QPS_INIT, lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
@@ -182,28 +186,27 @@ class VerbsConnector(Connector):
     # ---- the passive side ----
 
     def _on_request(self, event: CmEvent) -> None:
-        """It was made for a client's request, which the event tells of."""
+        """The connector was made for the client's request in this event."""
         self._peer_shares = event.srq
         self._on_requested(event.private_data, ReadLimits(event.responder_resources, event.initiator_depth))
 
     def _native_accept(self, queue_pair: QueuePair) -> None:
         assert isinstance(queue_pair, VerbsQueuePair)
         try:
-            if not self._iwarp:
-                self._ready_queue_pair(queue_pair)
+            if not self._kernel_moves_queue_pair:
+                self._make_queue_pair_ready(queue_pair)
             parameters, _kept = self._native_parameters()
             check_errno("accept", lib.rdma_accept(self._id, parameters))
         except errors.ProviderError as error:
             if error.native in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
-                # The kernel's words for a request whose client has gone.
+                # So the kernel says that the request's client has gone.
                 raise errors.ConnectionAbortedError(
                     "the client has given up", operation="accept", native=error.native
                 ) from None
             raise
 
     def _native_reject(self, private_data: bytes) -> None:
-        if self._state == "offered" and self._iwarp:
-            # The MPA exchange is over when the reply arrives; only ending the connection is left.
+        if self._state == "offered" and self._up_at_the_reply:
             lib.rdma_disconnect(self._id)
             return
         kept = ffi.new("char[]", private_data) if private_data else ffi.NULL
@@ -216,31 +219,31 @@ class VerbsConnector(Connector):
         if self._state == "disconnected":
             self._on_disconnected()
             return
-        number = self._disconnect()
+        self._flush_unless_the_queue_is_sent()
+        number = self._tell_peer()
         if number:
             raise errors.from_errno("disconnect", number)
 
-    def _disconnect(self) -> int:
-        queue_pair = self.queue_pair
-        # iWARP sends what is queued before it closes, unless the queue pair is in the error state by then.
-        if not self._iwarp and queue_pair is not None:
-            queue_pair._end_connection()
-        return self._tell_peer()
+    def _native_on_failed_completion(self) -> None:
+        self._flush_unless_the_queue_is_sent()
+        # If this fails now, disconnect() says so. Whoever polled gets the completions.
+        self._tell_peer()
+
+    def _flush_unless_the_queue_is_sent(self) -> None:
+        """Some transports send what is queued before they disconnect, but not from a queue pair in the error state."""
+        if Quirk.IWARP_DISCONNECT_SENDS_THE_QUEUE not in self._differences and self.queue_pair is not None:
+            self.queue_pair._end_connection()
 
     def _native_tell_peer(self) -> None:
         self._tell_peer()
 
-    def _native_on_failed_completion(self) -> None:
-        # If the peer cannot be told now, disconnect() says so; whoever polled gets his completions.
-        self._disconnect()
-
     def _tell_peer(self) -> int:
-        """Tell the peer, once, that the connection is over; the errno if that failed."""
+        """Tell the peer once that the connection is over; returns the errno if that failed."""
         if self._disconnect_sent:
             return 0
         self._disconnect_sent = True
         if self._adapter.port_state != "active":
-            # A datagram of the connection manager that meets a closed port leaves rxe's manager dead for good.
+            # See Quirk.RXE_CLOSED_PORT_ENDS_MANAGER.
             self._adapter._tell_when_port_is_active(self)
             self._on_disconnected()
         elif lib.rdma_disconnect(self._id):
@@ -251,7 +254,7 @@ class VerbsConnector(Connector):
             self._on_disconnected()
         return 0
 
-    def _disconnect_late(self) -> None:
+    def _on_port_active(self) -> None:
         """The port is back: tell the peer now."""
         with self._state_lock:
             if self._id is not None:
@@ -263,7 +266,7 @@ class VerbsConnector(Connector):
     # ---- events ----
 
     def _on_first_message(self) -> None:
-        """A message came before the word that the connection is up, which it stands for."""
+        """A message came before the event that the connection is up. So the connection is up."""
         with self._state_lock:
             if self._id is not None:
                 lib.rdma_notify(self._id, lib.IBV_EVENT_COMM_EST)
@@ -281,11 +284,11 @@ class VerbsConnector(Connector):
         elif kind == lib.RDMA_CM_EVENT_ESTABLISHED:
             self._on_established()
         elif kind == lib.RDMA_CM_EVENT_DISCONNECTED and self._state == "established":
-            # The answer to the peer's request; without it the peer waits for its retries to run out.
+            # Answer the peer's request. Without this the peer waits until its retries have run out.
             lib.rdma_disconnect(self._id)
             self._on_disconnected()
-        elif self._iwarp and kind in _ENDINGS and self._state == "offered":
-            # The connection is up since the reply came, so the peer may have sent and left: its messages count.
+        elif self._up_at_the_reply and kind in _ENDINGS and self._state == "offered":
+            # The peer may have sent messages and left. They count, so complete_connect() will succeed.
             lib.rdma_disconnect(self._id)
             self._left_early = True
         elif kind in _ENDINGS and self._has_transition(Event.LOST):
@@ -293,7 +296,7 @@ class VerbsConnector(Connector):
 
     def _handle_connecting(self, event: CmEvent) -> None:
         kind = event.type
-        error: errors.NdpyError | None = None
+        error: errors.NdpyError | None
         try:
             if kind == lib.RDMA_CM_EVENT_ADDR_RESOLVED:
                 device = text(lib.ndpy_cm_device(self._id))
@@ -315,35 +318,30 @@ class VerbsConnector(Connector):
             if kind in (lib.RDMA_CM_EVENT_CONNECT_RESPONSE, lib.RDMA_CM_EVENT_ESTABLISHED):
                 self._peer_shares = event.srq
                 limits = ReadLimits(event.responder_resources, event.initiator_depth)
-                if self._adapter.info.driver == "siw":
-                    # It reports the reply's limits as the server sees them (siw_cm.c, siw_proc_mpareply()).
+                if Quirk.SIW_SWAPS_READ_LIMITS in self._differences:
                     limits = ReadLimits(limits.outbound, limits.inbound)
                 self._on_offered(event.private_data, limits)
                 return
             error = self._attempt_error(event)
         except errors.NdpyError as failure:
-            # Without its frames, of which this one refers to it.
+            # The traceback goes, since its frames refer to the error.
             error = failure.with_traceback(None)
-        if error is None:
-            return
-        # On iWARP the kernel has moved the queue pair to the error state, and knows no way back.
-        self._on_connect_failed(error, spent=self._iwarp and kind == lib.RDMA_CM_EVENT_REJECTED)
+        if error is not None:
+            spends = Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP in self._differences
+            self._on_connect_failed(error, spent=spends and kind == lib.RDMA_CM_EVENT_REJECTED)
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
-        """What a failed attempt's event means; None for an event that says nothing of it."""
+        """The error that the event reports; None for an event that does not end the attempt."""
         kind, status = event.type, event.status
         number = -status if status < 0 else status
         if kind == lib.RDMA_CM_EVENT_REJECTED:
             self._private_data = event.private_data
             why = "the listener rejected the request"
-            if (self._iwarp and number == errno.ECONNREFUSED) or (not self._iwarp and number == _REJECT_NO_LISTENER):
+            if number == (errno.ECONNREFUSED if self._refusals_are_errnos else _REJECT_NO_LISTENER):
                 why = "nobody listens there"
-            elif not self._iwarp and number != _REJECT_CONSUMER:
+            elif not self._refusals_are_errnos and number != _REJECT_CONSUMER:
                 why = f"the peer's connection manager rejected the request with reason {number}"
-            name = None if self._iwarp else _REJECT_NAMES.get(number, "")
-            return errors.ConnectionRefusedError(
-                f"{self._target}: {why}", operation="connect", native=number, native_name=name
-            )
+            return self._refusal(f"{self._target}: {why}", "connect", number)
         if kind in (lib.RDMA_CM_EVENT_ADDR_ERROR, lib.RDMA_CM_EVENT_ROUTE_ERROR):
             return errors.AddressUnreachableError(
                 f"{self._target} does not answer address resolution from {self._adapter.info.name}; "
@@ -361,8 +359,16 @@ class VerbsConnector(Connector):
             )
         return None
 
+    @property
+    def _refusals_are_errnos(self) -> bool:
+        return Quirk.IWARP_REFUSALS_ARE_ERRNOS in self._differences
+
+    def _refusal(self, message: str, operation: str, number: int) -> errors.NdpyError:
+        name = None if self._refusals_are_errnos else _REJECT_NAMES.get(number, "")
+        return errors.ConnectionRefusedError(message, operation=operation, native=number, native_name=name)
+
     def _unreachable(self, number: int) -> errors.NdpyError:
-        """What the errno of an attempt that led to no answer of a listener means."""
+        """The error for an attempt that no listener answered, from its errno."""
         if number in (errno.ECONNREFUSED, errno.ECONNRESET):
             return errors.ConnectionRefusedError(
                 f"{self._target}: nobody listens there", operation="connect", native=number
@@ -380,20 +386,17 @@ class VerbsConnector(Connector):
         )
 
     def _loss(self, event: CmEvent) -> errors.NdpyError:
-        """The peer refused, or vanished, before the connection was established."""
+        """The error for a peer that refused or vanished before the connection was established."""
         number = abs(event.status)
         if event.type == lib.RDMA_CM_EVENT_REJECTED:
             self._private_data = event.private_data
-            name = None if self._iwarp else _REJECT_NAMES.get(number, "")
-            return errors.ConnectionRefusedError(
-                "the client rejected the offer", operation="accept", native=number, native_name=name
-            )
+            return self._refusal("the client rejected the offer", "accept", number)
         if event.type == lib.RDMA_CM_EVENT_UNREACHABLE:
             return errors.TimeoutError("the client did not complete the connection", operation="accept", native=number)
         return errors.ConnectionAbortedError("the client has gone", operation="accept", native=number)
 
 
-# What the kernel answers at once where it opens a TCP connection itself (iWARP).
+# Errnos of rdma_connect() on iWARP, where the kernel opens a TCP connection and may know at once that nobody answers.
 _NO_ANSWER = (
     errno.ECONNREFUSED,
     errno.ECONNRESET,

@@ -26,6 +26,7 @@ LEAVES = {
     "placement",
     "quirks",
     "unraisable",
+    "weak_set",
 }
 # The classes that users hold, and what they are made of.
 PUBLIC = {
