@@ -1,8 +1,10 @@
 """The background thread of an open adapter.
 
-It waits for the adapter's native events, closes what the program dropped, and makes the calls that others leave to it. It
-refers to the adapter weakly, so that the garbage collector finds an adapter that the program drops; the list of orphans is
-the thread's own for the same reason.
+It waits for the adapter's native events and handles them. It closes what the program dropped. And it makes the calls that other
+threads leave to it with call_soon().
+
+It refers to the adapter weakly, so that the garbage collector finds an adapter that the program drops. For the same reason it
+has the list of orphans itself.
 """
 
 from __future__ import annotations
@@ -16,20 +18,23 @@ from ndpy.unraisable import report
 
 
 class AdapterThread:
-    """A platform supplies what it waits on: _native_turn(), _native_wake() and _native_free()."""
+    """A platform supplies what the thread waits on: _native_turn(), _native_wake() and _native_free().
+
+    An exception of a call or of an event handler goes to sys.unraisablehook, and the thread goes on.
+    """
 
     def __init__(self, name: str, orphans: Orphans) -> None:
         self._orphans = orphans
         self._calls: deque[Callable[[], object]] = deque()
         self._calling = threading.RLock()
         self._stopping = False
-        #: Once it has been told to stop, nobody wakes it: it frees its handles then, and their numbers may be used anew. A
-        #: finalizer may come while its own thread holds this.
+        #: Held to wake the thread, and to set _stopping, after which nobody wakes it: the thread frees its handles then, and
+        #: the system may give their numbers to others. A finalizer may come while its own thread holds this.
         self._waking = threading.RLock()
         self._thread = threading.Thread(target=self._run, name=f"ndpy-{name}", daemon=True)
 
     def _start(self) -> None:
-        """Called last by the platform's constructor."""
+        """The platform's constructor calls this last."""
         try:
             self._thread.start()
         except BaseException:
@@ -37,15 +42,15 @@ class AdapterThread:
             raise
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Make this call in the thread; never, if the thread stops before. Safe in a finalizer, from any thread.
+        """Make this call in the thread. Safe in a finalizer, and from any thread.
 
-        What it raises goes to sys.unraisablehook.
+        The call is dropped if the thread stops first. What it raises goes to sys.unraisablehook.
         """
         self._calls.append(call)
         self.wake()
 
     def make_calls(self) -> None:
-        """Make the calls that are left now, and wait for the thread if it is at one."""
+        """Make the calls that are left in the caller's thread. Wait for the one that the adapter's thread is making."""
         with self._calling:
             while self._calls:
                 self._call(self._calls.popleft(), "a call left to the thread of an adapter")
@@ -57,11 +62,11 @@ class AdapterThread:
                 self._native_wake()
 
     def is_current(self) -> bool:
-        """Whether the caller runs in it."""
+        """Whether the caller runs in this thread."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """Handle the events that are there, end the thread and wait for it, unless this is it."""
+        """Handle the events that have come, end the thread, and wait for its end unless the caller runs in it."""
         with self._waking:
             if not self._stopping:
                 self._stopping = True
@@ -70,10 +75,10 @@ class AdapterThread:
             self._thread.join()
 
     def abandon(self) -> None:
-        """In a forked child: there is no thread, and what is written to its handles would reach the parent's."""
+        """In a forked child there is no thread, and what is written to its handles would reach the parent's."""
         self._waking, self._calling = threading.RLock(), threading.RLock()
         self._calls.clear()
-        # One that was being stopped may have freed them, and their numbers may be others' by now.
+        # A thread that was being stopped may have freed its handles, and their numbers may be others' by now.
         if not self._stopping:
             self._stopping = True
             self._native_free()
@@ -82,18 +87,20 @@ class AdapterThread:
         try:
             while self._native_turn():
                 pass
+        except Exception as error:
+            report(error, "the thread of an adapter, which has ended")
         finally:
             with self._waking:
                 self._stopping = True
                 self._native_free()
 
     def _on_woken(self) -> None:
-        """Do what it was woken for."""
+        """Do what the thread was woken for."""
         self._orphans.close_in_thread()
         self.make_calls()
 
     def _call(self, call: Callable[[], object], what: str) -> object:
-        """One object's trouble must not stop the events of all others."""
+        """Make a call whose failure must not stop the events of all other objects; None if it raised."""
         try:
             return call()
         except Exception as error:
@@ -103,13 +110,13 @@ class AdapterThread:
     # ---- what the platform does ----
 
     def _native_turn(self) -> bool:
-        """Wait for events or _native_wake(), and handle what has come; False once it was told to stop."""
+        """Wait for events or _native_wake(), and handle what has come. False after the thread was told to stop."""
         raise NotImplementedError
 
     def _native_wake(self) -> None:
-        """Make the present or next _native_turn() return, after a call of _on_woken(). Under _waking."""
+        """Make the present or next _native_turn() return, after it has called _on_woken(). Under _waking."""
         raise NotImplementedError
 
     def _native_free(self) -> None:
-        """Free what it waits on. Under _waking."""
+        """Free what the thread waits on. Under _waking."""
         raise NotImplementedError

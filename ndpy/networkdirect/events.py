@@ -1,8 +1,7 @@
-"""What the thread of a NetworkDirect adapter waits for: packets of its completion port, without the interpreter's lock."""
+"""The thread of a NetworkDirect adapter takes packets from its completion port. It waits without the interpreter's lock."""
 
 from __future__ import annotations
 
-import sys
 import weakref
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from ndpy.resource import Orphans
 
 _BATCH = 64
 _FOR_EVER = 0xFFFFFFFF
-# Keys of packets that ndpy posts itself; the keys of requests are serial numbers, which start at 1.
+# Keys of packets that ndpy posts itself. The keys of requests are serial numbers, which start at 1.
 _WAKE = 0
 _STOP = 1 << 63
 
@@ -31,7 +30,7 @@ class EventThread(AdapterThread):
         self._start()
 
     def add_file(self, file: Any) -> None:
-        """Take the packets of requests on this overlapped file."""
+        """The packets of requests on this overlapped file come to this thread from now on."""
         if lib.CreateIoCompletionPort(file, self.port, 0, 0) == ffi.NULL:
             raise win32_error("open adapter", lib.GetLastError(), "the overlapped file takes no completion port")
 
@@ -40,14 +39,13 @@ class EventThread(AdapterThread):
         self._requests[request.key] = request
 
     def forget(self, request: Request) -> None:
-        """Its end is known; a packet that still comes is for nobody."""
+        """The end of this request is known. A packet that still comes is ignored."""
         self._requests.pop(request.key, None)
 
     def _native_turn(self) -> bool:
         count = lib.ndpy_take_packets(self.port, self._packets, _BATCH, _FOR_EVER)
         if count < 0:
-            print(f"ndpy: completion port: {win32_error('wait', -count, 'no packet')}", file=sys.stderr)
-            return False
+            raise win32_error("wait", -count, "the completion port gives no packets")
         stopped = False
         for index in range(count):
             packet = self._packets[index]
@@ -70,7 +68,7 @@ class EventThread(AdapterThread):
         request = self._requests.get(key)
         status = request.take() if request is not None else None
         if request is None or status is None:
-            # Somebody else took the end, or another phase began, whose end brings another packet.
+            # Another thread took the end. Or another phase began, and its end brings another packet.
             return
         if status == DEVICE_REMOVED:
             adapter = self._adapter()

@@ -1,4 +1,4 @@
-"""What the thread of a verbs adapter waits for: file descriptors, by epoll."""
+"""The thread of a verbs adapter waits for file descriptors, with epoll."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from ndpy.adapter_thread import AdapterThread
 from ndpy.resource import Orphans
 
-# Seconds between two looks for what no event tells of.
+# Seconds between two calls of the handlers that look for what no event tells.
 _LOOK_S = 0.05
 
 
 class EventThread(AdapterThread):
-    """Calls handlers when their file descriptors are readable. Handlers are bound methods, held weakly."""
+    """Calls handlers when their file descriptors are readable. Handlers are bound methods. The thread refers to them weakly."""
 
     def __init__(self, name: str, orphans: Orphans) -> None:
         super().__init__(name, orphans)
@@ -24,13 +24,13 @@ class EventThread(AdapterThread):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
-        #: What is in the dictionary is in the epoll, for whoever holds this.
+        #: Whoever holds this finds the same descriptors in the dictionary and in the epoll.
         self._watching = threading.Lock()
         self._regular: list[weakref.WeakMethod[Callable[[], bool]]] = []
         self._start()
 
     def watch(self, fd: int, handler: Callable[[], None], *, once: bool = False) -> None:
-        """Call handler() whenever fd is readable, or the next time only; asking again replaces the former handler."""
+        """Call handler() whenever fd is readable, or only the next time. Replaces the former handler of fd."""
         mask = select.EPOLLIN | (select.EPOLLONESHOT if once else 0)
         with self._watching:
             known = fd in self._handlers
@@ -49,7 +49,7 @@ class EventThread(AdapterThread):
         self.wake()
 
     def forget(self, fd: int) -> None:
-        """Watch fd no more; harmless when it was not watched. Call before closing it."""
+        """Stop watching fd; harmless if it was not watched. Call this before closing fd."""
         with self._watching:
             if self._handlers.pop(fd, None) is not None:
                 self._epoll.unregister(fd)

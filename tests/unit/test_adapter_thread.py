@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 
@@ -41,6 +42,49 @@ def test_a_call_that_raises_is_reported_and_ends_nothing(thread, monkeypatch):
     thread.call_soon(done.set)
     assert done.wait(DEADLINE_S)
     assert reported == [ZeroDivisionError]
+
+
+class Reader:
+    """Counts the bytes of a descriptor that is watched; the first one is too much."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.read = fd, 0
+
+    def on_readable(self) -> None:
+        os.read(self.fd, 1)
+        self.read += 1
+        if self.read == 1:
+            raise ZeroDivisionError
+
+
+def test_an_event_handler_that_raises_is_reported_and_ends_nothing(thread, monkeypatch):
+    reported = []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append((type(what.exc_value), repr(what.object))))
+    fd, other = os.pipe()
+    reader = Reader(fd)
+    thread.watch(fd, reader.on_readable)
+    os.write(other, b"ab")
+    soon(lambda: reader.read == 2, "the second event is handled")
+    thread.forget(fd)
+    os.close(fd)
+    os.close(other)
+    ((kind, where),) = reported
+    assert kind is ZeroDivisionError
+    assert "Reader" in where
+
+
+def test_a_thread_that_cannot_wait_any_more_is_reported_and_ends(monkeypatch):
+    reported = []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
+
+    def fail(self) -> bool:
+        raise OSError("no epoll")
+
+    monkeypatch.setattr(EventThread, "_native_turn", fail)
+    thread = EventThread("test", Orphans())
+    soon(lambda: not thread._thread.is_alive(), "the thread ends")
+    assert reported == [OSError]
+    thread.stop()
 
 
 def test_a_call_that_is_left_by_a_call_is_made_too(thread):
