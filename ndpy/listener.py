@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 
 
 class Listener(Resource):
-    """Takes connection requests at an address of an adapter, made by Adapter.listen().
+    """Takes connection requests at an address of an adapter. Adapter.listen() makes one.
 
-    Requests that nobody has asked for wait here, up to the backlog; more are refused. The first refusal is told by a
-    RuntimeWarning of the next get_request(), and `refused` counts them. Closing the listener refuses the requests that wait;
-    connectors already given out live on. Source: IND2Listener (contract H.3); rdma_listen(3).
+    Requests that no get_request() waits for are queued, up to the backlog. The listener refuses more. `refused` counts the
+    refusals, and the next get_request() after the first one gives a RuntimeWarning.
+
+    Closing the listener refuses the queued requests. Connectors that get_request() has returned live on.
+
+    Source: IND2Listener (contract H.3); rdma_listen(3).
     """
 
     _release_order = 5
@@ -33,12 +36,12 @@ class Listener(Resource):
         if backlog < 0:
             raise ValueError(f"a backlog is 0 or more, not {backlog}")
         self._backlog = backlog
-        #: Requests that nobody has asked for yet, and the calls of get_request() that wait, both the oldest first.
-        self._waiting: deque[Connector] = deque()
-        self._asked: deque[Pending[Connector]] = deque()
+        #: The oldest first. At most one of the two has entries.
+        self._queued: deque[Connector] = deque()
+        self._calls: deque[Pending[Connector]] = deque()
         self._refused = 0
         self._warned = False
-        #: The real one, once it listens.
+        #: With the real port, once it listens.
         self._address: Address = ("?", 0)
 
     @property
@@ -53,84 +56,93 @@ class Listener(Resource):
 
     @property
     def refused(self) -> int:
-        """How many requests were refused because the backlog was full.
+        """How many requests this listener refused because the backlog was full.
 
-        On Linux, the kernel keeps those that arrive while this process cannot run, and refuses beyond 1,024
-        (net.rdma_ucm.max_backlog); it tells nobody. All refusals of the adapter are in
+        On Linux there may be more. While this process cannot run, the kernel queues up to 1,024 requests
+        (net.rdma_ucm.max_backlog). It refuses the others and tells nobody. The refusals of the whole adapter are in
         /sys/class/infiniband/ADAPTER/ports/PORT/cm_tx_msgs/rej.
         """
         return self._refused
 
     def get_request(self, timeout_s: float | None = None) -> Connector:
-        """Wait for the next request; its connector is in state requested.
+        """Wait for the next request. Its connector is in the state requested.
 
-        TimeoutError at the deadline, CanceledError when the listener is closed meanwhile.
+        Raises:
+            TimeoutError: no request came within timeout_s seconds.
+            CanceledError: the listener was closed meanwhile.
+        Source: IND2Listener::GetConnectionRequest (contract H.3); rdma_get_cm_event(3).
         """
         self._warn_of_refusals()
         return wait_or_cancel(self.begin_get_request(), timeout_s)
 
     def begin_get_request(self) -> Pending[Connector]:
-        """Ask for the next request; many may be outstanding and are served in their order."""
+        """Start get_request(). Many may be outstanding. The oldest gets the next request."""
         self._check()
         self._warn_of_refusals()
-        pending: Pending[Connector] = self._adapter._pending_type("get_request", lambda: self._stop_asking(pending))
+        pending: Pending[Connector] = self._adapter._pending_type("get_request", lambda: self._forget_call(pending))
         with self._lifetime:
             self._check()
-            if self._waiting:
-                pending.succeed(self._waiting.popleft())
+            if self._queued:
+                pending.succeed(self._queued.popleft())
                 return pending
-            self._asked.append(pending)
+            self._calls.append(pending)
             try:
-                self._native_ask()
+                self._native_expect_request()
             except BaseException:
-                self._stop_asking(pending)
+                self._forget_call(pending)
+                # A request may have come before the failure.
                 if not pending.done():
                     raise
         return pending
 
     def _on_forked(self) -> None:
         super()._on_forked()
-        self._asked.clear()
+        self._calls.clear()
 
-    def _stop_asking(self, pending: Pending[Connector]) -> None:
+    def _forget_call(self, pending: Pending[Connector]) -> None:
         with self._lifetime, contextlib.suppress(ValueError):
-            self._asked.remove(pending)
+            self._calls.remove(pending)
 
-    def _arrive(self, connector: Connector) -> None:
-        """A request has come: give it to whoever asked first, let it wait, or refuse it."""
+    def _on_request(self, connector: Connector) -> None:
+        """A request has come: give it to the oldest call, queue it, or refuse it."""
         with self._lifetime:
-            kept = not self._released and self._hand_over(connector)
-        if not kept:
+            taken = not self._released and self._give_or_queue(connector)
+        if not taken:
             connector.close()
 
-    def _hand_over(self, connector: Connector) -> bool:
-        while self._asked:
-            if self._asked.popleft().succeed(connector):
+    def _give_or_queue(self, connector: Connector) -> bool:
+        while self._calls:
+            if self._calls.popleft().succeed(connector):
                 return True
-        if self._backlog and len(self._waiting) >= self._backlog:
+        if self._backlog and len(self._queued) >= self._backlog:
             self._refused += 1
             return False
-        self._waiting.append(connector)
+        self._queued.append(connector)
         return True
 
-    def _fail_asked(self, error: errors.NdpyError) -> None:
+    def _fail_oldest_call(self, error: errors.NdpyError) -> None:
         with self._lifetime:
-            asked, self._asked = self._asked, deque()
-        for pending in asked:
+            if self._calls:
+                self._calls.popleft().fail(error)
+
+    def _fail_calls(self, error: errors.NdpyError) -> None:
+        with self._lifetime:
+            calls, self._calls = self._calls, deque()
+        for pending in calls:
             pending.fail(error)
 
     def _on_removed(self) -> None:
-        self._fail_asked(self._removed_error())
+        self._fail_calls(self._removed_error())
 
     def _release(self) -> None:
         late = self._native_close()
-        waiting, self._waiting = self._waiting, deque()
-        for connector in [*waiting, *late]:
+        queued, self._queued = self._queued, deque()
+        for connector in [*queued, *late]:
             connector.close()
-        self._fail_asked(errors.CanceledError("the listener was closed", operation="get_request"))
+        self._fail_calls(errors.CanceledError("the listener was closed", operation="get_request"))
 
     def _warn_of_refusals(self) -> None:
-        """Once, in a thread of the program, which can see it. Called by what the program calls."""
+        """Warn once, in a thread of the program, so that the program sees it. stacklevel: the caller's caller."""
         if self._refused and not self._warned:
             self._warned = True
             warnings.warn(
@@ -146,10 +158,12 @@ class Listener(Resource):
 
     # ---- what the platform does ----
 
-    def _native_ask(self) -> None:
-        """Somebody waits for a request. Under the lifetime's lock."""
+    def _native_expect_request(self) -> None:
+        """Have the provider take the next request. Under the lifetime's lock."""
 
     @abc.abstractmethod
     def _native_close(self) -> list[Connector]:
-        """Listen no more, and free what listened; returns the requests that came meanwhile. If it raises, nothing has
-        changed."""
+        """Stop listening and free what listened. Returns the requests that came meanwhile.
+
+        If it raises, nothing has changed.
+        """

@@ -1,7 +1,7 @@
 """Listeners over NetworkDirect.
 
-A provider refuses what exceeds its backlog and tells nobody. So it gets no limit, one native request is always with it, and
-what arrives waits here, or is refused and counted here.
+A provider refuses requests beyond its backlog and tells nobody. So the provider gets no limit, and it has one native request
+at all times. Connection requests are queued, or refused and counted, in ndpy.listener.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ndpy.connection import Connector
 from ndpy.listener import Listener
 from ndpy.networkdirect.addresses import pack_address, sized, unpack_address
 from ndpy.networkdirect.native_calls import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
-from ndpy.networkdirect.overlapped import Request, cancel_all, outcome
+from ndpy.networkdirect.overlapped import Request, cancel_all, request_error
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
@@ -26,20 +26,21 @@ class NetworkDirectListener(Listener):
 
     def __init__(self, adapter: NetworkDirectAdapter, address: Address, backlog: int) -> None:
         super().__init__(adapter, backlog)
-        #: With the provider, with the native connector that it will fill: one, except after a failure.
+        #: Native requests that the provider has, each with the native connector that it will fill. There is one, except after a
+        #: failure.
         self._requests: dict[Request, Any] = {}
         local = listening_address(adapter.info.addresses, address)
         self._native, self._address = self._listen(local, f"cannot listen at {local[0]} port {local[1]}")
         self._opened()
         try:
             with self._lifetime:
-                self._native_ask()
+                self._native_expect_request()
         except BaseException:
             self.close()
             raise
 
     def _listen(self, local: Address, where: str) -> tuple[Any, Address]:
-        """A native listener, and where it listens; where: for errors."""
+        """Make a native listener; returns it and its address. where: for error messages."""
         adapter = self._adapter
         packed = pack_address(local)
         native = create("listen", "IND2Listener", lib.IND2Adapter_CreateListener, adapter._native, adapter._file)
@@ -57,8 +58,8 @@ class NetworkDirectListener(Listener):
     def _get_request_native(self, connector: Any, overlapped: Any) -> int:
         return int(lib.IND2Listener_GetConnectionRequest(self._native, connector, overlapped))
 
-    def _native_ask(self) -> None:
-        """Give the provider a connector to fill, unless it has one."""
+    def _native_expect_request(self) -> None:
+        # The provider gets a connector to fill, unless it has one.
         owner = weakref.ref(self)
         while not self._requests:
             request = self._new_request(owner)
@@ -77,18 +78,18 @@ class NetworkDirectListener(Listener):
         def on_end(status: int) -> None:
             listener = owner()
             if listener is not None:
-                listener._on_request(request, status)
+                listener._on_native_end(request, status)
 
         request = Request(self._native, self._adapter._events, on_end)
         return request
 
     def _take(self, native: Any) -> None:
-        """A request has arrived."""
+        """A client's request has filled this native connector."""
         connector = self._adapter._connector_class(self._adapter, native)
         connector._on_request()
-        self._arrive(connector)
+        self._on_request(connector)
 
-    def _on_request(self, request: Request, status: int) -> None:
+    def _on_native_end(self, request: Request, status: int) -> None:
         with self._lifetime:
             native = self._requests.pop(request, None)
             if native is None:
@@ -96,23 +97,21 @@ class NetworkDirectListener(Listener):
             try:
                 if status == SUCCESS:
                     self._take(native)
-                else:
-                    release(native)
-                    if self._asked:
-                        failure = outcome("get_request", status)
-                        assert failure is not None
-                        self._asked.popleft().fail(failure)
-                if status == SUCCESS or self._asked:
-                    self._native_ask()
+                    self._native_expect_request()
+                    return
+                release(native)
+                self._fail_oldest_call(request_error("get_request", status))
+                if self._calls:
+                    self._native_expect_request()
             except errors.NdpyError as refusal:
-                # The next get_request() asks again.
-                self._fail_asked(refusal)
+                # The next get_request() tries again.
+                self._fail_calls(refusal)
 
     def _native_close(self) -> list[Connector]:
         requests = list(self._requests)
         late: list[Connector] = [
             self._adapter._connector_class(self._adapter, self._requests.pop(request))
-            # One that came while it was cancelled is refused like the others that wait.
+            # A request that came while the native one was cancelled is refused, as the queued ones are.
             for request, status in cancel_all(requests)
             if status == SUCCESS
         ]

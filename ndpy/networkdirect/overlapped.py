@@ -252,10 +252,8 @@ def cancel_all(requests: list[Request]) -> list[tuple[Request, int]]:
     return ended
 
 
-def outcome(operation: str, status: int, message: str = "") -> errors.ProviderError | None:
-    """The exception for a request's end, None for success."""
-    if status == SUCCESS:
-        return None
+def request_error(operation: str, status: int) -> errors.ProviderError:
+    """The exception for a request that failed or was cancelled."""
     if status == CANCELED:
         return errors.CanceledError("cancelled", operation=operation, native=status, native_name="ND_CANCELED")
-    return status_error(operation, status, message)
+    return status_error(operation, status)

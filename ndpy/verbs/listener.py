@@ -1,4 +1,4 @@
-"""Listeners over librdmacm; their events come through the adapter's thread, as those of connectors do."""
+"""Listeners over librdmacm. Their events come through the adapter's thread, as those of connectors do."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from ndpy.verbs.adapter import CmEvent, VerbsAdapter
 
 
-# What the adapter's thread has not taken in time, the kernel refuses beyond its own backlog, and tells nobody. So it gets the
-# largest one that it takes by default (net.rdma_ucm.max_backlog), and what is refused is refused here.
+# The kernel has a backlog of its own, of requests that the adapter's thread has not taken yet. Beyond it the kernel refuses
+# requests and tells nobody. So the kernel gets the largest backlog that it takes by default (net.rdma_ucm.max_backlog), and
+# requests are refused here.
 _KERNEL_BACKLOG = 1024
 
 
@@ -50,7 +51,7 @@ class VerbsListener(Listener):
             return
         connector = VerbsConnector(self._adapter, event.id, event.key)
         connector._on_request(event)
-        self._arrive(connector)
+        self._on_request(connector)
 
     def _native_close(self) -> list[Connector]:
         check("close listener", lib.rdma_destroy_id(self._id))

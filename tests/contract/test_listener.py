@@ -95,7 +95,7 @@ def test_waits_that_were_given_up_leave_nothing_with_the_listener(adapter, keep,
         with pytest.raises(ndpy.TimeoutError):
             listener.get_request(0)
         assert listener.begin_get_request().cancel()
-    assert not listener._asked
+    assert not listener._calls
     start(keep, adapter, listener.address, private_data=b"late")
     assert keep(listener.get_request(DEADLINE_S)).private_data.startswith(b"late")
 
