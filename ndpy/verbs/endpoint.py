@@ -1,4 +1,4 @@
-"""How a queue pair is reached, for connections without librdmacm and for saying what is wrong with a path."""
+"""Connections without librdmacm: how a queue pair is reached, and what may be wrong with the path to its peer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS, Endpoint
 from ndpy.flags import Status
 from ndpy.info import Gid, PortInfo
+from ndpy.quirks import Quirk
 from ndpy.verbs.native_calls import check, ffi, lib
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def rank(gid: Gid) -> tuple[int, int, int, int]:
-    """Order of preference, the smallest first: RoCE v2 before v1, routable before link-local, IPv4 before IPv6."""
+    """The order of preference: RoCE v2 before v1, routable before link-local, IPv4 before IPv6. The best is the smallest."""
     address = ipaddress.IPv6Address(gid.value)
     version = {"RoCE v2": 0, "InfiniBand": 0, "RoCE v1": 1}.get(gid.type, 2)
     return version, int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
@@ -30,7 +31,7 @@ def rank(gid: Gid) -> tuple[int, int, int, int]:
 def observe(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: int | None) -> Endpoint:
     """The local endpoint of a queue pair."""
     port = active_port(adapter)
-    if adapter.info.transport == "iWARP":
+    if Quirk.IWARP_MANAGER_ONLY in adapter._differences:
         raise errors.UnsupportedError(
             "iWARP connects through librdmacm only; use Adapter.connect() and listen()", operation="local_endpoint"
         )
@@ -67,8 +68,14 @@ def active_port(adapter: VerbsAdapter) -> PortInfo:
     return next((port for port in ports if port.number == adapter._port), ports[0])
 
 
-# What ibv_rc_pingpong has; a policy's own values go first.
+# The values of ibv_rc_pingpong.
 _DEFAULTS = RetryPolicy(retry_count=7, rnr_retry_count=RetryPolicy.ENDLESS, min_rnr_timer=12, ack_timeout=14)
+
+
+def with_defaults(retry: RetryPolicy | None) -> RetryPolicy:
+    """The policy that connect_endpoint() uses: values of the program's own go before the defaults."""
+    chosen = {} if retry is None else {name: value for name, value in vars(retry).items() if value is not None}
+    return dataclasses.replace(_DEFAULTS, **chosen)
 
 
 def path_mtu(local: Endpoint, remote: Endpoint) -> int:
@@ -76,12 +83,10 @@ def path_mtu(local: Endpoint, remote: Endpoint) -> int:
     return min(local.mtu, remote.mtu) if remote.mtu else local.mtu
 
 
-def modify_to_connected(
+def make_ready_to_receive(
     queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
 ) -> None:
-    """INIT, RTR, RTS with the two ends' numbers."""
-    wanted = {name: value for name, value in vars(retry).items() if value is not None}
-    retry = dataclasses.replace(_DEFAULTS, **wanted)
+    """Move a native queue pair from INIT to RTR. If this raises, it is still in INIT."""
     attributes = ffi.new("struct ibv_qp_attr *")
     attributes.qp_state = lib.IBV_QPS_RTR
     attributes.path_mtu = MTUS.index(path_mtu(local, remote)) + 1
@@ -106,6 +111,10 @@ def modify_to_connected(
         ),
         f"the queue pair cannot be set up between {local} and {remote}",
     )  # fmt: skip
+
+
+def make_ready_to_send(queue_pair: Any, local: Endpoint, limits: ReadLimits, retry: RetryPolicy) -> None:
+    """Move a native queue pair from RTR to RTS."""
     attributes = ffi.new("struct ibv_qp_attr *")
     attributes.qp_state = lib.IBV_QPS_RTS
     attributes.sq_psn = local.psn
@@ -143,7 +152,7 @@ def explain(
     connector: Connector | None,
     mtu: int,
 ) -> str:
-    """What is known of the path that a request failed on, and the likely causes; "" where that says nothing.
+    """Describe the path that a request failed on, and the likely causes. "" if the status has nothing to do with the path.
 
     mtu: the path MTU of this end, 0 if there is none.
     """

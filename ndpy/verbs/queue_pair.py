@@ -23,7 +23,7 @@ from ndpy.queue_pair import (
     SharedReceiveQueue,
 )
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
-from ndpy.verbs.endpoint import explain, modify_to_connected, observe, path_mtu
+from ndpy.verbs.endpoint import explain, make_ready_to_receive, make_ready_to_send, observe, path_mtu, with_defaults
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
 
@@ -474,7 +474,15 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             # Another thread may have connected it meanwhile.
             self._check_unused()
-            modify_to_connected(self._qp, self._adapter, local, remote, limits, retry or RetryPolicy())
+            policy = with_defaults(retry)
+            make_ready_to_receive(self._qp, self._adapter, local, remote, limits, policy)
+            try:
+                make_ready_to_send(self._qp, local, limits, policy)
+            except BaseException:
+                # Messages may have come already, so the queue pair is used up.
+                self._set_ended()
+                self._to_state(lib.IBV_QPS_ERR)
+                raise
             self._path, self._path_mtu = (local, remote), path_mtu(local, remote)
             self._path_limits = limits
             self._connected()

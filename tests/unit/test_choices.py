@@ -16,6 +16,7 @@ import ndpy
 from ndpy import Status
 from ndpy.info import Gid
 from ndpy.platforms import choose
+from ndpy.quirks import differences
 from ndpy.verbs.endpoint import MTUS, Endpoint, active_port, explain, observe, path_mtu
 from ndpy.verbs.native_calls import lib
 
@@ -36,7 +37,7 @@ def with_ports(info, *ports, **others):
     first = info.ports[0]
     made = tuple(dataclasses.replace(first, **{"number": number, **port}) for number, port in enumerate(ports, 1))
     info = dataclasses.replace(info, ports=made, **others)
-    return types.SimpleNamespace(info=info, _port=2, port_state="active")
+    return types.SimpleNamespace(info=info, _port=2, port_state="active", _differences=differences(info))
 
 
 # ---- adapters ----

@@ -288,6 +288,36 @@ def test_a_closed_queue_pair_connects_to_no_endpoint(adapter, queue):
         queue_pair.connect_endpoint(remote)
 
 
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_queue_pair_is_unused_or_used_up_after_a_failed_connect_endpoint(fake, adapter, queue, failing):
+    """From the first step on messages may come, and a receive may have been taken."""
+    ends = [Endpoint(lid=1, qp_number=number, psn=1, gid=bytes(16), mtu=1024) for number in (1, 2)]
+    steps = []
+
+    def fail(name: bytes, after: int) -> None:
+        if name == b"ibv_modify_qp" and not after:
+            steps.append(name)
+            if len(steps) == failing:
+                fake.failures.modify_qp = errno.ENOMEM
+
+    with adapter.create_queue_pair(queue) as queue_pair:
+        queue_pair._local = ends[0]
+        queue_pair.receive([], context=7)
+        fake.call_at_points(fail)
+        with pytest.raises(ndpy.InsufficientResourcesError):
+            queue_pair.connect_endpoint(ends[1])
+        fake.call_at_points(None)
+        assert queue_pair.connection_ended == (failing == 2)
+        if failing == 1:
+            queue_pair.connect_endpoint(ends[1])
+            assert queue.poll() == []
+        else:
+            (completion,) = queue.wait(DEADLINE_S)
+            assert (completion.context, completion.status) == (7, Status.CANCELED)
+            with pytest.raises(ndpy.ConnectionActiveError):
+                queue_pair.connect_endpoint(ends[1])
+
+
 @pytest.mark.parametrize(("said", "told"), [(0, 16), (4, 4), (30, 16)])
 def test_a_read_has_as_many_elements_as_the_driver_says_and_no_more_than_a_send(fake, said, told):
     with fake.open(read_sge=said) as adapter:
