@@ -1,4 +1,4 @@
-"""Addresses of connections: (host, port), names, the wildcard, and which address of an adapter to use."""
+"""Addresses of connections: (host, port), host names, the wildcard, and the choice of an adapter's address."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ from typing import Any
 
 from ndpy import errors
 
-#: (host, port); host is a numeric IPv4 or IPv6 address or a name, "" any address of the adapter.
+#: (host, port). The host is a numeric IPv4 or IPv6 address, or a name, or "" for any address of the adapter.
 Address = tuple[str, int]
 
 
 def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
-    """(family, socket address) of a (host, port); ValueError or OSError with a sentence if it is none."""
+    """Find the address family and the socket address of a (host, port).
+
+    Raises:
+        ValueError: the address is malformed.
+        AddressUnreachableError: the host name cannot be resolved.
+    """
     try:
         host, port = address[0], address[1]
         port = int(port)
@@ -33,7 +38,7 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
 
 
 def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
-    """resolve(), for something that can be connected to; AddressUnreachableError for port 0 and the wildcard."""
+    """resolve() for a destination. Raises AddressUnreachableError for port 0 and the wildcard, too."""
     family, resolved = resolve(address)
     if resolved[1] == 0:
         raise errors.AddressUnreachableError("nothing can listen at port 0", operation="connect")
@@ -43,7 +48,14 @@ def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
 
 
 def source_host(name: str, addresses: Sequence[str], destination: str) -> str:
-    """The address of the adapter `name` to come from: the destination itself, or the one that shares most with it."""
+    """Choose the address of this side for a connection: the destination itself, or the address most similar to it.
+
+    Parameters:
+        name: the adapter, for the error message.
+        addresses: the adapter's.
+    Raises:
+        AddressUnreachableError: the adapter has no address of the destination's family.
+    """
     wanted = ipaddress.ip_address(destination.partition("%")[0])
     candidates = []
     for host in addresses:
@@ -62,8 +74,11 @@ def source_host(name: str, addresses: Sequence[str], destination: str) -> str:
 
 
 def listening_address(addresses: Sequence[str], address: Address) -> Address:
-    """Where to listen for (host, port): host "" or "*" is the wildcard, and an adapter's only address of a family stands
-    for the wildcard, which would take other adapters' requests too."""
+    """Where to listen for (host, port).
+
+    The host "" or "*" is the wildcard. If the adapter has only one address of the family, that address replaces the wildcard,
+    which would take requests for other adapters, too.
+    """
     try:
         host, port = address
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Endpoints: what the other end of a connection has to know, where no connection manager tells it."""
+"""Endpoints: what one end of a connection has to know of the other, if no connection manager is used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import ipaddress
 import struct
 
-# Path MTUs in the order of their codes, which begin at 1.
+# Path MTUs in the order of their codes, from 1 on.
 MTUS = (256, 512, 1024, 2048, 4096)
 
 # qp_number, psn, lid, mtu, inbound_read_limit, gid.
@@ -17,11 +17,18 @@ _NUMBERS = 1 << 24
 
 @dataclasses.dataclass(frozen=True)
 class Endpoint:
-    """One end of a connection: QueuePair.local_endpoint() makes it, and the other end's connect_endpoint() takes it.
+    """One end of a connection. QueuePair.local_endpoint() makes it, and the other end's connect_endpoint() takes it.
 
-    lid: InfiniBand's address, 0 on Ethernet. psn: first packet's sequence number. gid: 16 bytes; gid_index, gid_type and port
-    are this side's and need not be known of a remote end. mtu: 256, 512, 1024, 2048 or 4096 bytes, 0 if it is not known;
-    ValueError for another one. inbound_read_limit: reads that this end serves at once, None if that is not known.
+    Parameters:
+        lid: InfiniBand's address; 0 on Ethernet.
+        qp_number: the queue pair's number, 24 bits.
+        psn: the sequence number of the first packet, 24 bits.
+        gid: 16 bytes.
+        gid_index, gid_type, port: of this side. A remote end needs none of them.
+        mtu: 256, 512, 1024, 2048 or 4096 bytes; 0 if it is not known.
+        inbound_read_limit: how many reads this end serves at once; None if that is not known.
+    Raises:
+        ValueError: mtu is another number.
     """
 
     lid: int
@@ -44,16 +51,21 @@ class Endpoint:
         return f"QPN {self.qp_number:#x} at GID {gid}{kind}, LID {self.lid}, MTU {self.mtu or 'unknown'}"
 
     def to_bytes(self) -> bytes:
-        """The 30 bytes to send to the peer, which have all but gid_index, gid_type and port.
+        """The 30 bytes to send to the peer. They have everything but gid_index, gid_type and port.
 
-        In network order: qp_number and psn (4 bytes each), lid, mtu and inbound_read_limit (2 each, 0xFFFF for None), gid.
+        In network order: qp_number and psn with 4 bytes each; lid, mtu and inbound_read_limit with 2 bytes each, where 0xFFFF
+        stands for None; gid.
         """
         limit = _UNKNOWN_LIMIT if self.inbound_read_limit is None else self.inbound_read_limit
         return _WIRE.pack(self.qp_number, self.psn, self.lid, self.mtu, limit, self.gid)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Endpoint:
-        """Read what to_bytes() wrote. Raises ValueError for what it cannot have written."""
+        """Read what to_bytes() wrote.
+
+        Raises:
+            ValueError: to_bytes() cannot have written these bytes.
+        """
         if len(data) != _WIRE.size:
             raise ValueError(f"an endpoint has {_WIRE.size} bytes, not {len(data)}")
         qp_number, psn, lid, mtu, limit, gid = _WIRE.unpack(data)

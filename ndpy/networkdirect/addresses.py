@@ -15,13 +15,13 @@ _AF_INET6 = 23
 
 
 def pack_address(address: Address) -> bytes:
-    """A SOCKADDR_IN or SOCKADDR_IN6 of (host, port)."""
+    """Make a SOCKADDR_IN or SOCKADDR_IN6 of (host, port)."""
     family, resolved = resolve(address)
     return pack_resolved(family, resolved)
 
 
 def pack_resolved(family: int, resolved: tuple[Any, ...]) -> bytes:
-    """A SOCKADDR_IN or SOCKADDR_IN6 of what getaddrinfo() gave."""
+    """Make a SOCKADDR_IN or SOCKADDR_IN6 of a socket address that getaddrinfo() gave."""
     host, port = resolved[:2]
     if family == socket.AF_INET6:
         octets = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
@@ -31,7 +31,7 @@ def pack_resolved(family: int, resolved: tuple[Any, ...]) -> bytes:
 
 
 def unpack_address(data: bytes) -> Address | None:
-    """(host, port) of a socket address; None for another family, or one that is cut off (contract A.5.5)."""
+    """Read (host, port) from a socket address; None if it is of another family or cut off (contract A.5.5)."""
     if len(data) < 16:
         return None
     family = struct.unpack_from("<H", data)[0]
@@ -46,9 +46,12 @@ def unpack_address(data: bytes) -> Address | None:
 
 
 def sized(operation: str, call: Callable[[Any, Any], int], size_type: str = "uint32_t *") -> Any:
-    """What a sized getter gives, in a buffer of the right size; it may change between two calls (contract A.5).
+    """Call a getter that takes a buffer and its size. The size may change between two calls (contract A.5).
 
-    size_type: what the getter takes the size as, "size_t *" in version 1.
+    Parameters:
+        call: call(buffer, size) gives the status.
+        size_type: the type of the size, "size_t *" in version 1.
+    Returns: a buffer of the right size, or NULL if there is nothing.
     """
     size = ffi.new(size_type, 0)
     buffer = ffi.NULL
@@ -58,7 +61,7 @@ def sized(operation: str, call: Callable[[Any, Any], int], size_type: str = "uin
             check(operation, status)
             if buffer == ffi.NULL:
                 return buffer
-            # A slice would not keep the memory, a buffer does.
+            # A slice would not keep the memory alive. A buffer does.
             return ffi.from_buffer("unsigned char[]", ffi.buffer(buffer, size[0]))
         buffer = ffi.new("unsigned char[]", max(size[0], 8))
         size[0] = len(buffer)

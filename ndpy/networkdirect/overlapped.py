@@ -1,9 +1,11 @@
-"""Overlapped requests: issued once, ended once, by whoever learns of it first.
+"""Overlapped requests. Each is issued once and ends once, and whoever learns of the end first takes it.
 
-A request that a provider accepted (ND_PENDING) brings exactly one packet to the completion port of the file that its
-object was created on; one that ended inline brings none (contract C.2). Its result is asked for after the packet came, and
-may say that another phase began (C.4.5). Closing an object cancels its requests and takes their results before the object
-is released; the packets that come later find nobody, and the structure they point to lives until then (requests.c).
+If a provider accepts a request (ND_PENDING), one packet comes to the completion port of the file that its object was created
+on. No packet comes for a request that ended inline (contract C.2). ndpy asks for the result after the packet has come. The
+result may be that another phase began (C.4.5).
+
+Closing an object cancels its requests and takes their results. Only then is the object released. Packets that come later are
+ignored, and the structure that they point to lives until then (requests.c).
 """
 
 from __future__ import annotations
@@ -25,34 +27,37 @@ T = TypeVar("T")
 
 _FOR_EVER = 0xFFFFFFFF
 _WAIT_TIMEOUT = 0x102
-# Ctrl-C sets a flag that the main thread looks at between two calls; no wait of Windows ends for it.
+# Ctrl-C sets a flag, which the main thread looks at between two calls. No wait of Windows ends for it.
 _SLICE_MS = 200
-# How long a provider may take to let go of what was cancelled.
+# How long a provider may take to end a request that was cancelled.
 _CANCEL_S = 10.0
-# How long until it is asked again.
+# A cancelled request may begin another phase. After this time ndpy looks, and cancels it again.
 _PHASE_S = 0.2
 
 # The interfaces of version 1 that have overlapped requests.
 _VERSION_1 = {
     ffi.typeof(f"struct {name} *") for name in ("INDAdapter", "INDCompletionQueue", "INDConnector", "INDListen")
 }
-# Its registrations are all requests of the one adapter.
+# All registrations of version 1 are requests of the adapter.
 _ADAPTER = ffi.typeof("struct INDAdapter *")
 
 
 def _nothing(target: Any) -> None:
-    """Cancelling one request would cancel those of others too."""
+    """Do not cancel: cancelling one request of the adapter would cancel all."""
 
 
 def next_wait(deadline: float | None) -> tuple[int, bool]:
-    """(milliseconds to wait now, whether the deadline is then reached): in the main thread no wait is long."""
+    """How long to wait now, since no wait in the main thread may be long.
+
+    Returns: milliseconds, and whether the deadline is reached after them.
+    """
     left_ms = _FOR_EVER if deadline is None else max(0, round((deadline - time.monotonic()) * 1000))
     wait_ms = min(left_ms, _SLICE_MS) if threading.current_thread() is threading.main_thread() else left_ms
     return wait_ms, wait_ms == left_ms
 
 
 def wait_for_event(event: Any, deadline: float | None) -> bool:
-    """Wait until an event is set; False at the deadline. Ctrl-C ends it in the main thread."""
+    """Wait until an event is set; False at the deadline. In the main thread Ctrl-C ends the wait."""
     while True:
         wait_ms, last = next_wait(deadline)
         if lib.WaitForSingleObject(event, wait_ms) != _WAIT_TIMEOUT:
@@ -62,7 +67,7 @@ def wait_for_event(event: Any, deadline: float | None) -> bool:
 
 
 class OverlappedPending(Pending[T]):
-    """A Pending that lets Ctrl-C through while the main thread waits for it: a lock cannot be interrupted on Windows."""
+    """A Pending that Ctrl-C interrupts in the main thread. On Windows Ctrl-C does not interrupt the wait for a lock."""
 
     def _wait(self, timeout_s: float | None) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -77,12 +82,15 @@ class OverlappedPending(Pending[T]):
 
 
 class Request:
-    """One overlapped request of an object; can be issued again when it has ended.
+    """One overlapped request of an object. It can be issued again when it has ended.
 
-    target: the object, which GetOverlappedResult is asked of. thread: whose port the packet goes to; None for a request
-    that sets its event only (quiet), or
-    whose packet goes to a port of the program's own. on_end(status) is called by the thread, without locks, when the packet has come.
-    forward: a completion port that gets the packet instead.
+    Parameters:
+        target: the object. Its GetOverlappedResult gives the result.
+        thread: the adapter's thread, whose port gets the packet. None for a request that only sets its event, and for one
+            whose packet goes to a port of the program's own.
+        on_end: the thread calls on_end(status) without locks when the packet has come.
+        forward: a completion port that gets the packet instead.
+        quiet: no packet comes at all. None stands for "there is no thread".
     """
 
     __slots__ = (
@@ -134,21 +142,24 @@ class Request:
 
     @property
     def running(self) -> bool:
-        """Whether it was accepted and its result has not been taken."""
+        """Whether the provider accepted it and nobody has taken its result."""
         return self._running
 
     @property
     def region_handle(self) -> Any:
-        """Where version 1 writes the handle of what it registers; it stays as long as the provider may write to it."""
+        """Where version 1 writes the handle of the region that it registers. Valid as long as the provider may write to it."""
         return ffi.addressof(self._native, "region")
 
     @property
     def event(self) -> Any:
-        """Set when it has ended."""
+        """A Windows event that is set when the request has ended."""
         return self._event
 
     def issue(self, call: Callable[[Any], int]) -> int:
-        """call(overlapped) starts it: PENDING, or SUCCESS or the refusal, after which nothing follows (contract C.2)."""
+        """Start the request with call(overlapped).
+
+        Returns: PENDING, or SUCCESS or the refusal. After the latter two nothing follows (contract C.2).
+        """
         with self._lock:
             self._running = True
         lib.ndpy_request_start(self._native)
@@ -160,13 +171,13 @@ class Request:
                 self._thread.forget(self)
             with self._lock:
                 self._running = False
-            # It refers to whatever the request belongs to, often to the request itself.
+            # It refers to the owner of the request, and often to the request itself.
             self.on_end = None
             lib.ndpy_request_stop(self._native)
         return status
 
     def take(self) -> int | None:
-        """Its status if it has ended and nobody has taken it yet, else None."""
+        """Take its status; None if the request runs or if somebody has taken its status before."""
         with self._lock:
             if not self._running:
                 return None
@@ -181,7 +192,7 @@ class Request:
         return status
 
     def wait(self, deadline: float | None = None) -> int | None:
-        """Wait for its end; its status, None at the deadline or if another thread took it."""
+        """Wait for its end and take its status; None at the deadline, or if another thread took it."""
         while True:
             lib.ResetEvent(self._event)
             status = self.take()
@@ -191,10 +202,12 @@ class Request:
                 return self.take()
 
     def cancel(self) -> bool:
-        """Ask the provider to end all requests of the object, if this one runs; whether it does. A registration of version 1
-        runs on, since it has no object of its own.
+        """If this request runs, ask the provider to end all requests of the object.
 
-        The object cannot go meanwhile: it is released only after the end of its requests was taken.
+        A registration of version 1 runs on, since it has no object of its own. The object cannot go meanwhile: it is released
+        only after the end of its requests was taken.
+
+        Returns: whether this request runs.
         """
         with self._lock:
             if self._running:
@@ -202,23 +215,25 @@ class Request:
             return self._running
 
     def finish(self, status: int) -> None:
-        """Do what is to be done at its end, for whoever took it."""
+        """Call on_end(status). Whoever took the status calls this."""
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end(status)
 
     def ignore_end(self) -> None:
-        """Nothing is to be done at its end; what was to be done often refers to the request itself."""
+        """Drop on_end, which often refers to the request itself."""
         self.on_end = None
 
     def detach(self) -> None:
-        """Its packet is not to be forwarded any more, since the port is being closed."""
+        """Stop forwarding its packet, since the port that gets it is being closed."""
         lib.ndpy_request_detach(self._native)
 
 
 def run(operation: str, request: Request, call: Callable[[Any], int], undo: Callable[[], None] | None = None) -> None:
-    """Issue a request and wait for its end; raise unless it succeeded. Ctrl-C cancels it and waits for that. undo() is
-    called if it succeeded all the same."""
+    """Issue a request and wait for its end. Raises unless it succeeded.
+
+    Ctrl-C cancels the request and waits until it has ended. If it succeeded all the same, undo() is called.
+    """
     status: int | None = request.issue(call)
     if status == PENDING:
         try:
@@ -232,7 +247,12 @@ def run(operation: str, request: Request, call: Callable[[Any], int], undo: Call
 
 
 def cancel_all(requests: list[Request]) -> list[tuple[Request, int]]:
-    """Cancel the requests of one object and wait until the provider has let go of each; those taken here and their ends."""
+    """Cancel the requests of one object, and wait until the provider has ended each.
+
+    Returns: the requests whose status was taken here, and the status.
+    Raises:
+        DeviceBusyError: the provider did not end one in time.
+    """
     ended = []
     deadline = time.monotonic() + _CANCEL_S
     if not any(request.cancel() for request in requests):
@@ -242,7 +262,7 @@ def cancel_all(requests: list[Request]) -> list[tuple[Request, int]]:
             status = request.wait(min(deadline, time.monotonic() + _PHASE_S))
             if status is not None:
                 ended.append((request, status))
-            # A phase that began after the cancel runs on.
+            # If another phase began after cancel(), it runs on.
             if not request.cancel():
                 break
             if time.monotonic() >= deadline:

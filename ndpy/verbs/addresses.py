@@ -1,4 +1,4 @@
-"""Socket addresses and rdma_cm identifiers: what a connection is named by."""
+"""Socket addresses as Linux lays them out, and the rdma_cm identifiers that are bound to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def pack_address(family: int, address: tuple[Any, ...]) -> Any:
-    """A struct sockaddr *, with the memory it points to."""
+    """Make a struct sockaddr, as a pointer that owns its memory."""
     if family == socket.AF_INET:
         data = struct.pack("=H", family) + struct.pack(">H", address[1]) + socket.inet_aton(address[0]) + bytes(8)
     else:
@@ -28,7 +28,7 @@ def pack_address(family: int, address: tuple[Any, ...]) -> Any:
 
 
 def unpack_address(identifier: Any, peer: bool) -> Address | None:
-    """The local or the peer's (host, port) of a connection; None before there is one."""
+    """The local (host, port) of a connection, or the peer's; None before there is one."""
     data = ffi.new("unsigned char[28]")
     length = lib.ndpy_cm_address(identifier, int(peer), data, 28)
     raw = bytes(ffi.buffer(data, length))
@@ -53,7 +53,7 @@ def new_identifier(adapter: VerbsAdapter, key: int) -> Any:
 
 
 def bind_identifier(adapter: VerbsAdapter, identifier: Any, address: Address) -> None:
-    """rdma_bind_addr(), and that the address is this adapter's."""
+    """Call rdma_bind_addr(). Raises unless the address is this adapter's."""
     family, resolved = resolve(address)
     packed = pack_address(family, resolved)
     where = f"{address[0]} port {address[1]}"
