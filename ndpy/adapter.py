@@ -30,6 +30,8 @@ T = TypeVar("T")
 
 # How long close() waits for its turn to collect garbage.
 _COLLECTING_S = 1.0
+# How long close() waits for an event that the adapter's thread is handling.
+_HANDLING_S = 1.0
 
 
 def _collect_garbage() -> None:
@@ -298,8 +300,10 @@ class Adapter(Resource):
     def _refuse_if_used(self) -> None:
         users = self._users_left()
         if users:
-            # A queue pair and its connector refer to each other, so that dropped ones wait for the garbage collector.
-            _collect_garbage()
+            # A queue pair and its connector refer to each other, so that dropped ones wait for the garbage collector. The
+            # adapter's thread refers to an object while it handles an event.
+            with self._events.resting(_HANDLING_S):
+                _collect_garbage()
             users = self._users_left()
         if not users:
             self._closing = True

@@ -9,9 +9,10 @@ has the list of orphans itself.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ndpy.resource import Orphans
 from ndpy.unraisable import report
@@ -54,6 +55,30 @@ class AdapterThread:
         with self._calling:
             while self._calls:
                 self._call(self._calls.popleft(), "a call left to the thread of an adapter")
+
+    @contextlib.contextmanager
+    def resting(self, timeout_s: float) -> Iterator[None]:
+        """While the block lasts, the thread handles no event. So it refers to none of the adapter's objects.
+
+        Waits for the handler that runs, up to timeout_s seconds. The block runs in any case.
+        """
+        if self.is_current() or not self._thread.is_alive():
+            yield
+            return
+        rests, go_on = threading.Event(), threading.Event()
+
+        def rest() -> None:
+            rests.set()
+            # Another thread may make the call.
+            if self.is_current():
+                go_on.wait()
+
+        self.call_soon(rest)
+        try:
+            rests.wait(timeout_s)
+            yield
+        finally:
+            go_on.set()
 
     def wake(self) -> None:
         """Have the thread look for orphans and calls. Safe in a finalizer."""

@@ -1,6 +1,7 @@
-"""Connectors over NetworkDirect. The ends of their overlapped requests are handled in the adapter's thread.
+"""The native steps of connectors over NetworkDirect.
 
-As soon as a connection is made one NotifyDisconnect is issued for it, so that its end is known without anybody asking.
+Each step is an overlapped request. The adapter's thread learns of its end and calls the handler here. Each new connection gets
+one NotifyDisconnect at once, so that ndpy knows of its end although the program does not ask.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 # After these the same connector and queue pair may try again (contract H.4.2).
 _MAY_RETRY = (CONNECTION_REFUSED, IO_TIMEOUT, TIMEOUT, NETWORK_UNREACHABLE, HOST_UNREACHABLE)
 
-# What version 1 and 2 transport at most (contract H.7).
+# No provider transports more bytes (contract H.7).
 _PRIVATE_DATA = 512
 
 # Where ports are chosen from (contract H.2.1).
@@ -53,7 +54,7 @@ _PORTS = 16384
 
 class NetworkDirectConnector(Connector):
     _adapter: NetworkDirectAdapter
-    #: The native interface, and what it takes sizes as. Version 1 has others.
+    #: The native interface, and the type of its sizes. Version 1 has others.
     _interface = "IND2Connector"
     _size_type = "uint32_t *"
 
@@ -119,14 +120,14 @@ class NetworkDirectConnector(Connector):
         return None if data == ffi.NULL else unpack_address(bytes(ffi.buffer(data)))
 
     def _remember_addresses(self) -> None:
-        """Providers give the addresses while there is a connection; ndpy also after it."""
+        """Keep the addresses. Providers give them only while there is a connection, and ndpy also after it."""
         for which in ("local", "peer"):
             address = self._query_address(which)
             if address is not None:
                 self._addresses[which] = address
 
     def _fetch_private_data(self) -> None:
-        """The peer's private data, if the provider has any in this state (contract H.7)."""
+        """Keep the peer's private data, if the provider has any in this state (contract H.7)."""
         size = ffi.new(self._size_type, _PRIVATE_DATA)
         buffer = ffi.new("unsigned char[]", _PRIVATE_DATA)
         status = self._get_private_data(buffer, size) & 0xFFFFFFFF
@@ -141,15 +142,19 @@ class NetworkDirectConnector(Connector):
     # ---- requests ----
 
     def _issue(self, operation: str, call: Callable[[Any], int], on_end: Callable[[Any, int], None]) -> None:
-        """Start a request of the native connector; on_end(connector, status) under the state lock, at once if it ended
-        inline. Raises if it was refused."""
+        """Start a request of the native connector. Raises if the provider refuses it.
+
+        Parameters:
+            call: call(overlapped) starts it.
+            on_end: on_end(connector, status) is called under the state lock when it ends: at once if it ended inline.
+        """
         owner = weakref.ref(self)
 
         def ended(status: int) -> None:
             connector = owner()
             if connector is not None:
                 with connector._state_lock:
-                    # close() has forgotten it, and may have released what it was a request of.
+                    # After close() the set is empty, and the native connector may be gone.
                     if request in connector._requests:
                         connector._requests.discard(request)
                         on_end(connector, status)
@@ -167,7 +172,7 @@ class NetworkDirectConnector(Connector):
     def _issue_with_queue_pair(
         self, operation: str, call: Callable[[Any, ReadLimits, bytes, Any], int], on_end: Callable[[Any, int], None]
     ) -> None:
-        """The same for a call that gives the queue pair to the provider. It ends CANCELED if the queue pair was closed."""
+        """_issue() for a call that takes the queue pair. The request ends CANCELED if the queue pair was closed."""
         queue_pair, (data, limits, _) = self.queue_pair, self._parameters
         assert isinstance(queue_pair, NetworkDirectQueuePair)
         lend = queue_pair._lend
@@ -185,7 +190,7 @@ class NetworkDirectConnector(Connector):
         return host, port
 
     def _bind_to_some_port(self, host: str) -> int:
-        """Providers do not tell what they chose before connect() (contract H.7.7), so the choice is made here."""
+        """Choose a port here, since providers do not say before connect() what they chose (contract H.7.7)."""
         start = random.randrange(_PORTS)
         for offset in range(_PORTS):
             port = _FIRST_PORT + (start + offset) % _PORTS
@@ -278,12 +283,12 @@ class NetworkDirectConnector(Connector):
     # ---- the passive side ----
 
     def _on_request(self) -> None:
-        """It was filled by a client's request."""
+        """A client's request has filled the native connector."""
         self._fetch_private_data()
         try:
             limits = self._fetch_read_limits()
         except errors.ProviderError:
-            # The client has given up meanwhile; accept() says so.
+            # The client has given up meanwhile. accept() says so.
             limits = ReadLimits(0, 0)
         self._remember_addresses()
         self._on_requested(self._private_data or b"", limits)
@@ -323,11 +328,11 @@ class NetworkDirectConnector(Connector):
         try:
             self._issue("disconnect", partial(self._call, "Disconnect"), NetworkDirectConnector._on_disconnect_end)
         except errors.ProviderError:
-            # Providers that count a connection as none once the peer has left (contract H.8.6).
+            # Some providers refuse to disconnect after the peer has left (contract H.8.6).
             self._on_disconnected()
 
     def _on_disconnect_end(self, status: int) -> None:
-        # Whatever it says, the connection is over.
+        # Whatever the status, the connection is over.
         self._on_disconnected()
 
     def _on_notified(self, status: int) -> None:

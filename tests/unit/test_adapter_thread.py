@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 
 import pytest
 
@@ -145,3 +146,38 @@ def test_calls_that_are_left_can_be_made_by_another_thread(thread, monkeypatch):
     thread.call_soon(lambda: made.append(thread.is_current()))
     thread.make_calls()
     assert made == [False]
+
+
+def test_a_thread_that_rests_handles_nothing(thread):
+    made: list[int] = []
+    with thread.resting(DEADLINE_S):
+        thread.call_soon(lambda: made.append(1))
+        time.sleep(GRACE_S)
+        assert made == []
+    soon(lambda: made == [1], "the thread goes on")
+
+
+def test_who_asks_a_busy_thread_to_rest_waits_for_a_limited_time(thread):
+    begun, go_on, made = threading.Event(), threading.Event(), []
+    thread.call_soon(lambda: (begun.set(), go_on.wait(DEADLINE_S)))
+    assert begun.wait(DEADLINE_S)
+    with thread.resting(GRACE_S):
+        made.append(1)
+    go_on.set()
+    thread.call_soon(lambda: made.append(2))
+    soon(lambda: made == [1, 2], "the thread goes on")
+
+
+def test_a_thread_that_has_ended_or_that_asks_itself_does_not_rest():
+    thread = EventThread("test", Orphans())
+    done = threading.Event()
+
+    def ask() -> None:
+        with thread.resting(DEADLINE_S):
+            done.set()
+
+    thread.call_soon(ask)
+    assert done.wait(DEADLINE_S)
+    thread.stop()
+    with thread.resting(DEADLINE_S):
+        pass

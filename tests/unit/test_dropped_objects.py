@@ -294,6 +294,35 @@ def test_closing_does_not_wait_for_ever_for_a_thread_that_stays_in_a_collection(
     dropped.close()
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_adapter_closes_while_its_thread_handles_the_end_of_a_dropped_connection(fake):
+    """The thread refers to the connector as long as it handles the event."""
+    fake.have_address()
+    adapter = fake.open()
+    queue = adapter.create_completion_queue(8)
+    connector = adapter.connect(adapter.create_queue_pair(queue), ("127.0.0.1", 4000), timeout_s=DEADLINE_S)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def pause(name: bytes, after: int) -> None:
+        if name == b"rdma_disconnect" and adapter._events.is_current() and not inside.is_set():
+            inside.set()
+            go_on.wait(DEADLINE_S)
+
+    fake.call_at_points(pause)
+    fake.connection_event(connector, lib.RDMA_CM_EVENT_DISCONNECTED)
+    assert inside.wait(DEADLINE_S)
+    del connector, queue
+    later = threading.Timer(0.05, go_on.set)
+    later.start()
+    try:
+        adapter.close()
+    finally:
+        go_on.set()
+        later.join()
+        close_at_last(adapter)
+        fake.call_at_points(None)
+
+
 # ---- a link that is down ----
 
 

@@ -1,7 +1,7 @@
-"""Connectors of version 1. They have no Bind: connect() says the local port. Read limits belong to the endpoint.
+"""Connectors of version 1. They have no Bind, so connect() says the local port. Read limits belong to the endpoint.
 
-A provider may say ND_TIMEOUT, which is no failure, when a peer has not answered yet (contract I.6.6). Then it is asked
-again, until whoever waits gives up.
+A provider may end a connect with ND_TIMEOUT, which is a success code, if the peer has not answered yet (contract I.6.6). Then
+ndpy connects again, until the program gives up.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ndpy.queue_pair import QueuePair
 if TYPE_CHECKING:
     from ndpy.networkdirect.version1.adapter import Version1Adapter
 
-#: IANA's number of TCP, whose ports connections are told apart by.
+#: IANA's number of TCP: connections have TCP's port numbers.
 TCP = 6
 
 _PRIVATE_DATA = 512
-# Least time from one connect to the next, for providers that answer at once.
+# The shortest time from one connect to the next, for providers that answer at once.
 _PAUSE_S = 0.1
 _SHARING_VIOLATION = 0xC0000043
 # How many ports connect() tries before it says that none is free.
@@ -36,7 +36,10 @@ _CHOICES = 256
 
 
 def own_host(adapter: Version1Adapter, host: str, operation: str) -> str:
-    """The adapter's address, if that is what the host means: version 1 uses the address that it was opened by."""
+    """Return the adapter's address. Raises AddressUnreachableError if the host is another one.
+
+    An adapter of version 1 uses only the address that it was opened with.
+    """
     (own,) = adapter.info.addresses
     numeric = str(resolve((host, 0))[1][0])
     if not is_wildcard(numeric) and numeric.partition("%")[0] != own.partition("%")[0]:
@@ -53,11 +56,11 @@ class Version1Connector(NetworkDirectConnector):
 
     def __init__(self, adapter: Version1Adapter, native: Any = None) -> None:
         self._local_port = 0
-        #: How many more ports may be tried instead of the one that bind() chose.
+        #: How many more ports connect() may try. 0 if the program chose the port.
         self._choices = 0
         self._issued = 0.0
         self._attempts = 0
-        #: How often the provider said that the peer has not answered.
+        #: How often the provider said that the peer has not answered this connect().
         self._unanswered = 0
         super().__init__(adapter, native)
 
@@ -135,7 +138,7 @@ class Version1Connector(NetworkDirectConnector):
         self._try()
 
     def _try(self) -> None:
-        """Issue the connect; raises if it is refused for good."""
+        """Issue the connect. Raises if it is refused for good."""
         while True:
             try:
                 super()._start_attempt()
@@ -149,7 +152,7 @@ class Version1Connector(NetworkDirectConnector):
             return
 
     def _another_port(self) -> bool:
-        """Choose once more, if the choice was bind()'s."""
+        """Choose a port once more, if bind() chose the last one; False if that cannot be."""
         if not self._choices:
             return False
         self._choices -= 1
@@ -169,7 +172,7 @@ class Version1Connector(NetworkDirectConnector):
 
     def _try_later(self) -> None:
         self._unanswered += 1
-        # Neither keeps what the program has dropped: the pending refers to the connector.
+        # The timer must not keep a connector that the program has dropped.
         owner, attempt = weakref.ref(self), self._attempts
 
         def due() -> None:

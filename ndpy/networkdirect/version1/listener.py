@@ -1,4 +1,4 @@
-"""Listeners of version 1: the adapter makes one that listens already, at the adapter's address."""
+"""Listeners of version 1. The adapter makes one that listens already, at the adapter's address."""
 
 from __future__ import annotations
 
