@@ -1,8 +1,8 @@
 """Connectors: the two ends of a connection, from the first request to the end.
 
-TRANSITIONS drives a connector. Every call of the program and all news from the adapter are an Event. _move() looks up the
-connector's state and the event, and goes where the table leads. What has to be done on the way stands in the method that
-passes the event. A platform supplies the native steps and reports back through the _on_… methods.
+The table in connection_states.py drives a connector. Every call of the program and all news from the adapter are an Event.
+_move() looks up the connector's state and the event, and goes where the table leads. The method that passes an event does what
+else belongs to it. A platform supplies the native steps and reports back through the _on_… methods.
 
 All of it happens under the state lock. So a call finds the connector either before an event or after it.
 """
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import enum
 import threading
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, resolve_destination
@@ -25,6 +24,7 @@ from ndpy.connection_parameters import (
     check_private_data,
     lower_limits,
 )
+from ndpy.connection_states import CALLS, TRANSITIONS, Event, State
 from ndpy.flags import Capability
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.resource import Resource
@@ -32,99 +32,6 @@ from ndpy.resource import Resource
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.queue_pair import QueuePair
-
-# The states of contract H.1.4, and one more: "completing" while complete_connect() is under way.
-State = Literal[
-    "idle",
-    "bound",
-    "connecting",
-    "offered",
-    "completing",
-    "requested",
-    "accepting",
-    "established",
-    "disconnected",
-    "failed",
-]
-
-
-class Event(enum.Enum):
-    """What can happen to a connector."""
-
-    # Calls of the program. Their values are the methods' names.
-    BIND = "bind"
-    CONNECT = "connect"
-    COMPLETE_CONNECT = "complete_connect"
-    ACCEPT = "accept"
-    REJECT = "reject"
-    DISCONNECT = "disconnect"
-    WAIT_DISCONNECTED = "wait_disconnected"
-    CLOSE = "close"
-    # News.
-    REQUESTED = "a client asks for a connection"
-    OFFERED = "the server accepted"
-    REFUSED = "connect() failed and may be tried again (contract H.4.2)"
-    REFUSED_WHEN_BOUND = "the same, of a connector that has a local address of its own"
-    ESTABLISHED = "both sides agreed"
-    LOST = "the peer refused or vanished before the connection was established, or connect() failed for good"
-    WITHDRAWN = "this side takes its last step back: it was cancelled or refused, or the queue pair was closed"
-    ENDED = "the connection is over, from whichever side"
-
-
-_CALLS = (
-    Event.BIND,
-    Event.CONNECT,
-    Event.COMPLETE_CONNECT,
-    Event.ACCEPT,
-    Event.REJECT,
-    Event.DISCONNECT,
-    Event.WAIT_DISCONNECTED,
-    Event.CLOSE,
-)
-
-#: Where each event leads. A call that has no row is refused. News that has no row came too late and changes nothing.
-TRANSITIONS: dict[tuple[State, Event], State] = {
-    ("idle", Event.BIND): "bound",
-    ("idle", Event.CONNECT): "connecting",
-    ("idle", Event.REQUESTED): "requested",
-    ("idle", Event.CLOSE): "idle",
-    ("bound", Event.BIND): "bound",
-    ("bound", Event.CONNECT): "connecting",
-    ("bound", Event.CLOSE): "bound",
-    ("connecting", Event.OFFERED): "offered",
-    ("connecting", Event.REFUSED): "idle",
-    ("connecting", Event.REFUSED_WHEN_BOUND): "bound",
-    ("connecting", Event.LOST): "failed",
-    ("connecting", Event.WITHDRAWN): "failed",
-    ("connecting", Event.CLOSE): "failed",
-    ("offered", Event.COMPLETE_CONNECT): "completing",
-    ("offered", Event.REJECT): "failed",
-    ("offered", Event.LOST): "failed",
-    ("offered", Event.WITHDRAWN): "failed",
-    ("offered", Event.CLOSE): "failed",
-    ("completing", Event.ESTABLISHED): "established",
-    ("completing", Event.REJECT): "failed",
-    ("completing", Event.LOST): "failed",
-    ("completing", Event.WITHDRAWN): "failed",
-    ("completing", Event.CLOSE): "failed",
-    ("requested", Event.ACCEPT): "accepting",
-    ("requested", Event.REJECT): "failed",
-    ("requested", Event.LOST): "failed",
-    ("requested", Event.CLOSE): "failed",
-    ("accepting", Event.ESTABLISHED): "established",
-    ("accepting", Event.LOST): "failed",
-    ("accepting", Event.WITHDRAWN): "failed",
-    ("accepting", Event.CLOSE): "failed",
-    ("established", Event.DISCONNECT): "established",
-    ("established", Event.WAIT_DISCONNECTED): "established",
-    ("established", Event.ENDED): "disconnected",
-    ("established", Event.CLOSE): "disconnected",
-    ("disconnected", Event.DISCONNECT): "disconnected",
-    ("disconnected", Event.WAIT_DISCONNECTED): "disconnected",
-    ("disconnected", Event.ENDED): "disconnected",
-    ("disconnected", Event.CLOSE): "disconnected",
-    ("failed", Event.CLOSE): "failed",
-}
 
 # A connection stands, or is being made.
 _ACTIVE = ("connecting", "offered", "completing", "accepting", "established")
@@ -254,7 +161,7 @@ class Connector(Resource):
             raise errors.ConnectionAbortedError("the client has given up", operation=event.value)
         active = self._state in _ACTIVE and event in (Event.BIND, Event.CONNECT, Event.ACCEPT)
         kind = errors.ConnectionActiveError if active else errors.NotConnectedError
-        possible = [f"{call.value}()" for call in _CALLS if self._has_transition(call)]
+        possible = [f"{call.value}()" for call in CALLS if self._has_transition(call)]
         raise kind(f"the connector is {self._state} and takes only {' or '.join(possible)}", operation=event.value)
 
     def _move(self, event: Event) -> bool:

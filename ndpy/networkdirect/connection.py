@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, listening_address, source_host
-from ndpy.connection import Connector, Event, State
+from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits
+from ndpy.connection_states import Event, State
 from ndpy.networkdirect.addresses import pack_address, pack_resolved, sized, unpack_address
 from ndpy.networkdirect.native_calls import (
     BUFFER_OVERFLOW,

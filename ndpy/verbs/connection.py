@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.addresses import Address, source_host
-from ndpy.connection import Connector, Event, State
+from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
+from ndpy.connection_states import Event, State
 from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
 from ndpy.quirks import Quirk

@@ -17,7 +17,9 @@ if sys.platform != "linux":
     pytest.skip("the provider without a device is Linux's", allow_module_level=True)
 
 import ndpy
-from ndpy.connection import _CALLS, TRANSITIONS, Connector, Event, ReadLimits, State
+from ndpy.connection import Connector
+from ndpy.connection_parameters import ReadLimits
+from ndpy.connection_states import CALLS, TRANSITIONS, Event, State
 
 GRID = """
                    idle       bound  connecting  offered     completing   requested  accepting    established   disconnected  failed
@@ -209,8 +211,8 @@ def test_each_event_in_each_state(scene, state, event):
 
 @pytest.mark.parametrize("state", get_args(State))
 def test_what_is_impossible_says_what_is_possible(scene, state):
-    possible = {event.value for event in _CALLS if grid()[state, event] not in ERRORS}
-    for event in _CALLS:
+    possible = {event.value for event in CALLS if grid()[state, event] not in ERRORS}
+    for event in CALLS:
         if grid()[state, event] in ("N", "A"):
             with pytest.raises(ndpy.NdpyError) as caught:
                 scene(state).pass_event(event)
@@ -223,7 +225,7 @@ def test_the_documentation_of_the_states_agrees_with_the_table():
     documented = {state: set(re.findall(r"(\w+)\(\)", rest)) for state, rest in lines}
     possible = {state: set() for state in get_args(State)}
     for state, event in TRANSITIONS:
-        if event in _CALLS and event is not Event.CLOSE:
+        if event in CALLS and event is not Event.CLOSE:
             possible[state].add(event.value)
     assert documented == possible
 

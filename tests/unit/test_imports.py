@@ -36,6 +36,7 @@ PUBLIC = {
     "completion_queue",
     "connection",
     "connection_parameters",
+    "connection_states",
     "listener",
     "memory",
     "poller",
