@@ -19,8 +19,6 @@ NAMES = {"rdma_rxe", "rxe", "siw", "softnd", "softnd.dll", "iWARP"}
 WAITING = {
     "verbs/adapter.py",
     "verbs/completion_queue.py",
-    "verbs/connection.py",
-    "verbs/endpoint.py",
     "verbs/memory.py",
     "verbs/queue_pair.py",
 }
