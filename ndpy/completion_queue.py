@@ -1,17 +1,32 @@
-"""Completion queues."""
+"""Completion queues: taking completions, waiting for them, and being notified of them.
+
+A notification is one shot and comes only for completions after the arming. So whoever waits arms, looks again, and only then
+sleeps. Any number of threads, Pendings of arm() and pollers may wait for one queue:
+
+- A waiting thread has a waiter of its own, which is what it sleeps on and what others wake it by.
+- A Pending of arm() is ended by the thread of the adapter.
+- A poller has its own native waiting (poller.py).
+
+What has to be taken from the provider before the program asks for it is stored with the queue (_drain()). The provider has
+forgotten it then, so arm() counts which of it has ended a notification already.
+"""
 
 from __future__ import annotations
 
 import abc
+import contextlib
+import copy
 import struct
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion import Completion, PostedRequests
-from ndpy.flags import Notify, Operation, Status
+from ndpy.flags import Capability, Notify, Operation, Status
 from ndpy.memory import MemoryWindow
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
@@ -34,50 +49,90 @@ _WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _SUCCESS = int(Status.SUCCESS)
 _CANCELED = int(Status.CANCELED)
 
+# Room beyond the depth that was asked for: some silent requests are signaled, and their completions take a place too.
+_SLACK = 64
+
+# How long close() waits for the threads that wait on the queue.
+_LEAVE_S = 5.0
+
 _new = object.__new__
 
 
 class CompletionQueue(Resource):
     """Where requests report, made by Adapter.create_completion_queue(). Safe from many threads.
 
-    depth: completions it was asked to hold. More than it can hold is an overrun: the queue and its queue pairs are then
-    unusable (contract G.3). Source: IND2CompletionQueue; ibv_create_cq(3).
+    If more completions arrive than the queue holds, it is overrun. The queue and its queue pairs are then unusable (contract
+    G.3).
+
+    Fields:
+        depth: how many completions it was asked to hold.
+    Source: IND2CompletionQueue; ibv_create_cq(3).
     """
 
     _release_order = 30
-    _poll_native: Any
-    _poll_internal: Any
-    _native: Any
 
     def __init__(self, adapter: Adapter, depth: int) -> None:
         super().__init__(adapter)
         self.depth = depth
         self._lock = threading.Lock()
+        #: The provider's queue, and the extension module's record of it; None before and after.
+        self._cq: Any = None
+        self._native: Any = None
+        #: By the serial number of the queue pair, until its last completion is taken.
         self._posted_requests: dict[int, PostedRequests] = {}
-        #: Sources by the provider's queue pair number, for completions of shared receive queues.
+        #: By the provider's number of the queue pair, with the shared receive queue that the completions come from.
         self._shared_receivers: dict[int, tuple[PostedRequests, Any]] = {}
+        #: How many queue pairs report here.
         self._users = 0
         #: Changed and read under the lock.
         self._pollers: weakref.WeakSet[Poller] = weakref.WeakSet()
-        #: Completions taken since creation.
+        #: What threads sleep on, and what is left for the next ones.
+        self._waiters: list[Any] = []
+        self._idle_waiters: list[Any] = []
+        self._left = threading.Condition(self._lock)
+        #: What arm() gave out and has not ended, the oldest first.
+        self._armed: dict[Pending[None], Notify] = {}
+        #: How many completions were taken since creation, and the place of the last one that ended a notification.
         self._taken = 0
-        self._resize_entries(64)
+        self._notified = 0
+        self._overrun = False
+        self._make_room(64)
+
+    def _create(self) -> None:
+        """Called last by the platform's constructor."""
+        try:
+            self._native_create(self._native_depth(self.depth))
+        except BaseException:
+            self._native_free()
+            raise
+        self._opened()
 
     @property
     def adapter(self) -> Adapter:
         return self._adapter
 
-    def _resize_entries(self, count: int) -> None:
-        self._entries, self._entries_view = self._new_entries(count)
+    def _native_depth(self, depth: int) -> int:
+        return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)
+
+    def _make_room(self, count: int) -> None:
+        """Have an array for so many completions."""
+        self._entries = self._ffi.new("struct ndpy_completion[]", count)
+        self._entries_view = memoryview(self._ffi.buffer(self._entries))
         self._entry_count = count
 
     def _on_forked(self) -> None:
         super()._on_forked()
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
+        self._waiters = []
+        self._armed = {}
 
-    @abc.abstractmethod
-    def _new_entries(self, count: int) -> tuple[Any, memoryview]:
-        """An array of `count` struct ndpy_completion, and its bytes."""
+    def _check_usable(self) -> None:
+        self._check()
+        if self._overrun:
+            raise self._overrun_error("wait")
+
+    # ---- taking completions ----
 
     def poll(self, max_entries: int = 64) -> list[Completion]:
         """Take up to max_entries completions, oldest first, without waiting; fewer means that the queue was empty.
@@ -89,8 +144,8 @@ class CompletionQueue(Resource):
                 raise self._defunct()
             wanted = max(0, min(max_entries, self.depth + 64))
             if wanted > self._entry_count:
-                self._resize_entries(wanted)
-            count = self._poll_native(self._native, self._entries, wanted)
+                self._make_room(wanted)
+            count = self._native_poll(self._native, self._entries, wanted)
             if count <= 0:
                 if count:
                     raise errors.from_errno("poll", -count)
@@ -98,10 +153,8 @@ class CompletionQueue(Resource):
             failed: list[PostedRequests] = []
             completions = self._collect(count, failed)
             self._taken += len(completions)
-        for posted in failed:
-            queue_pair = posted.queue_pair()
-            if queue_pair is not None:
-                queue_pair._on_failed_completion()
+        if failed:
+            self._tell_of_failures(failed)
         return completions
 
     def _retire_silent_requests(self) -> None:
@@ -111,12 +164,23 @@ class CompletionQueue(Resource):
             if self._defunct is not None:
                 return
             self._drain()
-            while count := self._poll_internal(self._native, self._entries, self._entry_count):
+            while count := self._native_poll_internal(self._native, self._entries, self._entry_count):
                 self._collect(count, failed)
+        self._tell_of_failures(failed)
+
+    @staticmethod
+    def _tell_of_failures(failed: list[PostedRequests]) -> None:
         for posted in failed:
             queue_pair = posted.queue_pair()
             if queue_pair is not None:
                 queue_pair._on_failed_completion()
+
+    def _drain(self) -> int:
+        """Store what the provider has; returns how many completions the program can take. Under the lock."""
+        added = self._native_drain(self._native)
+        if added < 0:
+            raise errors.from_errno("poll", -added)
+        return int(self._native_undelivered(self._native))
 
     def _collect(self, count: int, failed: list[PostedRequests]) -> list[Completion]:
         completions = []
@@ -165,13 +229,6 @@ class CompletionQueue(Resource):
         if entry[3] == _SUCCESS and isinstance(window, MemoryWindow) and window._binding is not None:
             window._binding.end()
 
-    def _refine_status(self, entry: tuple[int, ...], record: Any, posted: PostedRequests) -> tuple[int, ...]:
-        """The completion of a failed request, with a status that fits better where more is known of the adapter.
-
-        record: what the request used (see QueuePair), None if it is not known.
-        """
-        return entry
-
     def _take_stored(self, posted: PostedRequests, number: int) -> None:
         left = posted.stored.get(self._serial, 0) - 1
         if left > 0:
@@ -189,11 +246,22 @@ class CompletionQueue(Resource):
                 del self._shared_receivers[entry[6]]
         return posted
 
-    def wait(self, timeout_s: float | None = None, max_entries: int = 64) -> list[Completion]:
-        """Wait until there are completions and take up to max_entries of them.
+    # ---- waiting ----
 
-        Raises TimeoutError after timeout_s seconds. Any number of threads may wait; close() ends their waits with
-        ClosedError. No completion is missed and none is seen twice.
+    def wait(self, timeout_s: float | None = None, max_entries: int = 64) -> list[Completion]:
+        """Wait until there are completions, and take some. Any number of threads may wait.
+
+        No completion is missed, and none is seen twice. close() ends the wait.
+
+        Parameters:
+            timeout_s: how long to wait; None is for ever.
+            max_entries: how many completions to take at most.
+        Returns: the completions, oldest first; at least one.
+        Raises:
+            TimeoutError: there was none in that time.
+            ClosedError: the queue was closed.
+            CompletionQueueOverrunError: more completions arrived than the queue holds.
+            DeviceRemovedError: the adapter has gone.
         """
         completions = self.poll(max_entries)
         if completions:
@@ -206,46 +274,294 @@ class CompletionQueue(Resource):
                 self._wake_another_waiter()
                 return completions
 
-    @abc.abstractmethod
-    def _drain(self) -> int:
-        """Take what the provider has; returns how many completions wait to be taken. Under the lock."""
-
-    @abc.abstractmethod
-    def _wake_all(self) -> None:
-        """Completions were added without an event, or the state changed: everybody is to look."""
-
-    @abc.abstractmethod
     def _wait_for_notification(self, deadline: float | None) -> None:
-        """Arm the queue and wait until it may have completions; TimeoutError at the deadline."""
+        """Return when there may be completions."""
+        with self._lock:
+            self._check_usable()
+            waiter = self._idle_waiters.pop() if self._idle_waiters else self._native_new_waiter()
+            ready = True
+            try:
+                ready = self._native_arm_waiter(waiter) or bool(self._drain())
+            finally:
+                (self._idle_waiters if ready else self._waiters).append(waiter)
+            if ready:
+                return
+        in_time, failure = False, None
+        try:
+            in_time = self._native_sleep(waiter, deadline)
+        finally:
+            with self._lock:
+                failure = self._native_end_sleep(waiter)
+                self._waiters.remove(waiter)
+                self._idle_waiters.append(waiter)
+                self._left.notify_all()
+        if not in_time:
+            raise errors.TimeoutError("no completion within the time allowed", operation="wait")
+        if failure is not None:
+            raise failure()
 
-    @abc.abstractmethod
     def _wake_another_waiter(self) -> None:
-        """Wake another waiting thread, which looks for what this one left."""
+        """Some completions were taken; another waiting thread is to look for the rest."""
+        if self._waiters:
+            with self._lock:
+                if self._waiters:
+                    self._native_wake(self._waiters[0])
 
-    @abc.abstractmethod
+    def _wake_all(self) -> None:
+        """Completions were added without a notification, or the state changed: all are to look who wait in any way."""
+        with self._lock:
+            ended = self._take_armed() if self._native is not None and self._look() else []
+        self._tell(ended)
+
+    def _look(self) -> int:
+        """How many completions the program can take, apart from those that the provider notifies of. Under the lock."""
+        return int(self._native_undelivered(self._native))
+
+    def _tell(self, ended: list[Pending[None]], waiter: Any = None) -> None:
+        """End these Pendings, and have all look who wait in any other way, but for the waiter that the caller has."""
+        for pending in ended:
+            pending.succeed(None)
+        with self._lock:
+            for other in self._waiters:
+                if other is not waiter:
+                    self._native_wake(other)
+            pollers = list(self._pollers)
+        for poller in pollers:
+            poller._mark_ready(self)
+
+    # ---- notifications ----
+
     def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
-        """Ask for one notification of the next completion of that kind; a failed one satisfies ANY and SOLICITED.
+        """Ask for one notification of the next completion of a kind. A failed one satisfies ANY and SOLICITED.
 
-        Completions that came after the queue was last found empty satisfy it at once; those that ended an earlier
-        notification do not (contract G.2). On verbs a wait() may leave the queue armed for any completion, so that the next
-        plain message ends a SOLICITED request too. Source: IND2CompletionQueue::Notify; ibv_req_notify_cq(3).
+        Completions that came after the queue was last found empty satisfy it at once. Those that ended an earlier notification
+        do not (contract G.2). On Linux a wait() may leave the queue armed for any completion; then the next plain message ends
+        a SOLICITED request too.
+
+        Returns: a Pending that ends with None.
+        Raises:
+            UnsupportedError: the queue was made with overlapped_file; use notify().
+            CompletionQueueOverrunError: more completions arrived than the queue holds.
+        Source: IND2CompletionQueue::Notify; ibv_req_notify_cq(3).
         """
+        self._check()
+        kind = Notify(kind)
+        pending: Pending[None] = self._adapter._pending_type("arm", lambda: self._give_up(pending))
+        with self._lock:
+            self._check_usable()
+            if self._native_arm(kind, pending):
+                pending.succeed(None)
+            else:
+                self._armed[pending] = kind
+        return pending
 
-    @abc.abstractmethod
+    def _give_up(self, pending: Pending[None]) -> None:
+        with self._lock:
+            self._armed.pop(pending, None)
+
+    def _take_armed(self) -> list[Pending[None]]:
+        """What is armed for completions, which it is not any more. Under the lock."""
+        ended = [pending for pending, kind in self._armed.items() if kind is not Notify.ERRORS]
+        for pending in ended:
+            del self._armed[pending]
+        return ended
+
+    def _fail_armed(self, failure: Callable[[], errors.NdpyError]) -> None:
+        with self._lock:
+            ended, self._armed = list(self._armed), {}
+        for pending in ended:
+            pending.fail(failure())
+
+    def _notify_of_stored(self) -> bool:
+        """Whether completions are stored that have ended no notification yet. They count as notified from now on."""
+        last = self._taken + int(self._native_undelivered(self._native))
+        if last <= max(self._notified, self._taken):
+            return False
+        self._notified = last
+        return True
+
+    def fileno(self) -> int:
+        """The file descriptor of the completion channel, for programs with an event loop of their own. Use arm() with it.
+
+        Raises:
+            UnsupportedError: on Windows, where notify() serves such programs.
+        """
+        raise self._unsupported("fileno", "has no file descriptor; use notify() or Poller.completion_port")
+
+    def notify(self, kind: Notify = Notify.ANY) -> int:
+        """Ask for one packet on the program's own completion port. For a queue that was made with overlapped_file.
+
+        One packet is outstanding at a time.
+
+        Returns: the address of the OVERLAPPED that the packet will carry, or 0 if there are completions already. Then no packet
+            comes.
+        Raises:
+            DeviceBusyError: the packet that was asked for before has not come.
+            UnsupportedError: on Linux, where fileno() serves such programs; and for a queue made without overlapped_file.
+        Source: IND2CompletionQueue::Notify (contract G.2).
+        """
+        raise self._unsupported("notify", "reports to no completion port; use fileno() or Poller.fileno()")
+
+    def _unsupported(self, operation: str, reason: str) -> errors.NdpyError:
+        self._check()
+        return errors.UnsupportedError(f"a completion queue of {self._adapter.info.name} {reason}", operation=operation)
+
+    # ---- changes ----
+
     def resize(self, depth: int) -> None:
-        """Change how many completions it holds, while in use. UnsupportedError where the adapter cannot.
+        """Change how many completions it holds, while it is in use (contract G.4).
 
-        Raises LimitExceededError beyond the adapter's limit or below the completions that wait (contract G.4).
+        Raises:
+            LimitExceededError: depth is beyond the adapter's limit, or below the number of completions that wait.
+            UnsupportedError: the adapter lacks Capability.RESIZE_COMPLETION_QUEUE.
+        Source: IND2CompletionQueue::Resize; ibv_resize_cq(3).
         """
+        self._check()
+        info = self._adapter.info
+        if not 1 <= depth <= info.max_completion_queue_depth:
+            raise errors.LimitExceededError(
+                f"a completion queue of {info.name} holds 1 to {info.max_completion_queue_depth}, not {depth}"
+            )
+        if Capability.RESIZE_COMPLETION_QUEUE not in info.capabilities:
+            raise errors.UnsupportedError(f"{info.name} cannot resize completion queues", operation="resize")
+        with self._lock:
+            self._check()
+            waiting = self._drain()
+            if waiting > depth:
+                raise errors.LimitExceededError(f"{waiting} completions wait in the queue; it cannot shrink to {depth}")
+            self._native_resize(self._native_depth(depth))
+            self.depth = depth
+
+    def _on_overrun(self) -> None:
+        """The provider had no room for a completion."""
+        with self._lock:
+            self._overrun = True
+        self._fail_armed(lambda: self._overrun_error("wait"))
+        for queue_pair in self._queue_pairs():
+            queue_pair._end_connection()
+            queue_pair._on_failed_completion()
+        self._tell([])
+
+    def _overrun_error(self, operation: str, native: int = 0, native_name: str = "") -> errors.ProviderError:
+        return errors.CompletionQueueOverrunError(
+            f"more completions arrived than this queue of depth {self.depth} holds; some are lost, and its queue pairs are "
+            "unusable: close them, and create the queue with room for all requests that are outstanding at once",
+            operation=operation,
+            native=native,
+            native_name=native_name,
+        )
+
+    def _on_removed(self) -> None:
+        self._fail_armed(self._removed_error)
+        self._tell([])
+
+    # ---- the end ----
+
+    def _queue_pairs(self) -> list[Any]:
+        """Those that report here."""
+        return [child for child in self._adapter._open_children() if self in getattr(child, "_completion_queues", ())]
 
     def _refuse_if_used(self) -> None:
         if self._users:
-            users = [
-                child._describe()
-                for child in self._adapter._open_children()
-                if self in getattr(child, "_completion_queues", ())
-            ]
-            raise busy(self, users)
+            raise busy(self, [queue_pair._describe() for queue_pair in self._queue_pairs()])
+
+    def _release(self) -> None:
+        with self._lock:
+            self._defunct = self._closed_error
+            for waiter in self._waiters:
+                self._native_wake(waiter)
+            # What they sleep on is freed after this, and its number may be another's then.
+            have_left = self._left.wait_for(lambda: not self._waiters, _LEAVE_S)
+            pollers = list(self._pollers) if have_left else []
+        if not have_left:
+            self._take_up_again([])
+            raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
+        for poller in pollers:
+            poller.remove(self)
+        try:
+            self._native_end_requests()
+            # A queue pair that was just closed may be telling this queue so in another thread.
+            with self._lock:
+                self._native_free()
+        finally:
+            if self._cq is None:
+                self._fail_armed(lambda: errors.CanceledError("the completion queue was closed", operation="arm"))
+            else:
+                self._take_up_again(pollers)
+
+    def _take_up_again(self, pollers: list[Poller]) -> None:
+        """A close has failed: whoever waited waits as before."""
+        self._mark_still_open()
+        ended: list[Pending[None]] = []
+        if self._defunct is None:
+            try:
+                with self._lock:
+                    ended = self._native_rearm()
+            except errors.NdpyError as failure:
+                self._fail_armed(partial(copy.copy, failure))
+        self._tell(ended)
+        for poller in pollers:
+            with contextlib.suppress(errors.NdpyError):
+                poller.add(self)
 
     def _describe(self) -> str:
         return f"CompletionQueue of depth {self.depth}"
+
+    # ---- what the platform does ----
+
+    #: The platform's ffi, and functions of its extension module: see cdefs/ndpy_abi.h.
+    _ffi: Any
+    _native_poll: Any
+    _native_poll_internal: Any
+    _native_drain: Any
+    _native_undelivered: Any
+
+    @abc.abstractmethod
+    def _native_create(self, depth: int) -> None:
+        """Set _cq and _native. If it raises, _native_free() frees what there is."""
+
+    @abc.abstractmethod
+    def _native_new_waiter(self) -> Any:
+        """Something for one thread at a time to sleep on, until _native_free(). Under the lock."""
+
+    @abc.abstractmethod
+    def _native_arm_waiter(self, waiter: Any) -> bool:
+        """Ask for a notification that wakes this waiter; whether there are completions already. Under the lock."""
+
+    @abc.abstractmethod
+    def _native_sleep(self, waiter: Any, deadline: float | None) -> bool:
+        """Wait for the notification or _native_wake(); False at the deadline."""
+
+    def _native_end_sleep(self, waiter: Any) -> Callable[[], errors.NdpyError] | None:
+        """Get the waiter ready for the next thread; what the notification said of the queue, if it is bad. Under the lock."""
+        return None
+
+    @abc.abstractmethod
+    def _native_wake(self, waiter: Any) -> None:
+        """Wake whoever sleeps on it, or the next one. Under the lock."""
+
+    @abc.abstractmethod
+    def _native_arm(self, kind: Notify, pending: Pending[None]) -> bool:
+        """Ask for a notification that ends this Pending; whether it has ended already. Under the lock."""
+
+    @abc.abstractmethod
+    def _native_rearm(self) -> list[Pending[None]]:
+        """Ask again for what is armed, after a close that failed; those that have ended meanwhile. Under the lock."""
+
+    @abc.abstractmethod
+    def _native_resize(self, depth: int) -> None:
+        """Under the lock."""
+
+    def _refine_status(self, entry: tuple[int, ...], record: Any, posted: PostedRequests) -> tuple[int, ...]:
+        """The completion of a failed request, with a better status where more is known of the adapter than the driver says.
+
+        record: what the request used; None if that is not known.
+        """
+        return entry
+
+    def _native_end_requests(self) -> None:
+        """Have the provider let go of what it was asked for."""
+
+    @abc.abstractmethod
+    def _native_free(self) -> None:
+        """Free what there is, and forget each thing as it is freed: _cq is not None if that failed. Under the lock."""

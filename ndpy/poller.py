@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 from ndpy.completion import Completion
 from ndpy.completion_queue import CompletionQueue
-from ndpy.errors import ClosedError, NdpyError
+from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
 from ndpy.forking import tell
 
 P = TypeVar("P", bound="Poller")
@@ -92,7 +92,8 @@ class Poller:
                     woken, self._woken = self._woken, False
                 if ready or woken:
                     return ready
-                self._native_wait(deadline)
+                if not self._native_wait(deadline):
+                    raise TimeoutError("no completion within the time allowed", operation="wait")
         finally:
             with self._lock:
                 self._waiters -= 1
@@ -108,7 +109,7 @@ class Poller:
             queue = candidates.pop()
             try:
                 completions = queue.poll()
-                if not completions and self._native_arm(queue):
+                if not completions and self._arm(queue):
                     completions = queue.poll()
             except ClosedError:
                 # Closed while it was looked at; closing removes it.
@@ -128,8 +129,23 @@ class Poller:
                         self._maybe_ready.add(queue)
         return ready
 
+    def _arm(self, queue: CompletionQueue) -> bool:
+        """Ask for a notification and look again; whether the queue has completions."""
+        with self._lock:
+            if queue not in self._queues:
+                return False
+            watched = self._queues[queue]
+        with queue._lock:
+            queue._check_usable()
+            satisfied = self._native_arm(queue, watched)
+            waiting = queue._drain()
+        if satisfied:
+            # Nothing is asked for, and another thread may have taken what satisfied it.
+            self._mark_ready(queue)
+        return bool(waiting)
+
     def _mark_ready(self, queue: CompletionQueue) -> None:
-        """The queue may have completions that no notification tells of."""
+        """The queue may have completions of which no notification tells."""
         with self._lock:
             if not self._closed and queue in self._queues:
                 self._maybe_ready.add(queue)
@@ -141,6 +157,25 @@ class Poller:
             if not self._closed:
                 self._woken = True
                 self._native_wake()
+
+    def fileno(self) -> int:
+        """The file descriptor of an epoll that is readable when wait() has something to do.
+
+        Raises:
+            UnsupportedError: on Windows; use completion_port.
+        """
+        self._check()
+        raise UnsupportedError("a poller has no file descriptor on Windows; use completion_port", operation="fileno")
+
+    @property
+    def completion_port(self) -> int:
+        """The handle of the completion port, for programs that wait for it together with what is theirs.
+
+        Raises:
+            UnsupportedError: on Linux; use fileno().
+        """
+        self._check()
+        raise UnsupportedError("a poller has no completion port on Linux; use fileno()", operation="completion_port")
 
     def close(self) -> None:
         """Stop; a waiting thread gets ClosedError. The completion queues are not closed."""
@@ -203,12 +238,12 @@ class Poller:
         """Its notifications no longer come here."""
         raise NotImplementedError
 
-    def _native_arm(self, queue: CompletionQueue) -> bool:
-        """Ask for one notification of the queue; whether it has completions already."""
+    def _native_arm(self, queue: CompletionQueue, watched: Any) -> bool:
+        """Ask for one notification of the queue; whether it has completions already. Under the queue's lock."""
         raise NotImplementedError
 
-    def _native_wait(self, deadline: float | None) -> None:
-        """Wait for notifications or _native_wake(), and note which queues to look at; TimeoutError at the deadline."""
+    def _native_wait(self, deadline: float | None) -> bool:
+        """Wait for notifications or _native_wake(), and note which queues to look at; False at the deadline."""
         raise NotImplementedError
 
     def _native_wake(self) -> None:

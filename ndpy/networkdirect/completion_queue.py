@@ -1,21 +1,23 @@
-"""Completion queues, and how waiting for them works on Windows.
+"""Completion queues of NetworkDirect, and how their notifications come.
 
-Notify is one shot, any number may be outstanding, and each ends for the next completion (contract G.2). A wait() uses a
-request of its own that sets an event and brings no packet, so nothing stands between the provider and the waiting thread.
-A request that was armed and not needed stays armed for the next wait(): cancelling it would cancel all others as well.
-arm() goes through the adapter's thread, a poller's requests through the poller's own port (poller.py).
+Any number of Notify requests may be outstanding, and each ends for the next completion (contract G.2). A waiting thread has a
+request of its own. It sets an event and brings no packet, so nothing stands between the provider and the thread. The packets of
+arm() come to the adapter's thread, and those of a poller to the poller's own port (poller.py).
+
+A request that is not needed any more stays with the provider for the next one who waits or arms, because cancelling it would
+cancel all others as well.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.completion_queue import CompletionQueue
-from ndpy.flags import Capability, Notify
+from ndpy.flags import Notify
 from ndpy.networkdirect.native_calls import (
     BUFFER_OVERFLOW,
     CANCELED,
@@ -28,91 +30,74 @@ from ndpy.networkdirect.native_calls import (
     release,
     status_error,
 )
-from ndpy.networkdirect.overlapped import OverlappedPending, Request, cancel_all, wait_for_event
+from ndpy.networkdirect.overlapped import Request, cancel_all, wait_for_event
 from ndpy.pending import Pending
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
 
-# Room beyond the depth asked for: completions of silent requests that are signaled now and then take a place too.
-_SLACK = 64
-
 
 class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
-    _poll_native = staticmethod(lib.ndpy_poll)
-    _poll_internal = staticmethod(lib.ndpy_poll_internal)
-    _drain_native = staticmethod(lib.ndpy_drain)
+    _ffi = ffi
+    _native_poll = staticmethod(lib.ndpy_poll)
+    _native_poll_internal = staticmethod(lib.ndpy_poll_internal)
+    _native_drain = staticmethod(lib.ndpy_drain)
+    _native_undelivered = staticmethod(lib.ndpy_undelivered)
 
     def __init__(self, adapter: NetworkDirectAdapter, depth: int, overlapped_file: int | None = None) -> None:
         super().__init__(adapter, depth)
+        self._file = adapter._file if overlapped_file is None else ffi.cast("void *", overlapped_file)
+        #: Whether that file is for a completion port of the program's own, and the request of notify().
         self._own_file = overlapped_file is not None
         self._own_request: Request | None = None
         #: Every Notify that the provider may hold.
         self._requests: set[Request] = set()
-        self._idle_waiters: list[Request] = []
-        self._waiting: list[Request] = []
-        self._no_waiters = threading.Condition(self._lock)
-        self._armed: dict[Request, Pending[None]] = {}
-        #: What those of arm() that the provider holds ask for; one that is not in _armed was given up.
-        self._kinds: dict[Request, Notify] = {}
-        # The last completion kept here that ended a notification, counted since creation as _taken is.
-        self._notified = 0
-        #: Slots of closed queue pairs that the provider has not given back; they go with the queue.
+        #: Those of arm(), with what each was issued for. Somebody else may have given up the Pending.
+        self._arm_requests: dict[Request, tuple[Notify, Pending[None]]] = {}
+        #: What the provider may still refer to of closed queue pairs. It is freed with the queue.
         self._freed_with_queue: list[Any] = []
-        file = adapter._file if overlapped_file is None else ffi.cast("void *", overlapped_file)
-        self._cq = self._new_native(file, self._native_depth(depth))
-        self._native = lib.ndpy_completion_queue_new(self._cq)
-        if self._native == ffi.NULL:
-            release(self._cq)
-            raise errors.InsufficientResourcesError("out of memory", operation="create completion queue")
-        self._opened()
+        self._create()
 
-    def _new_native(self, file: Any, depth: int) -> Any:
+    def _native_create(self, depth: int) -> None:
+        self._cq = self._new_cq(depth)
+        native = lib.ndpy_completion_queue_new(self._cq)
+        if native == ffi.NULL:
+            raise errors.InsufficientResourcesError("out of memory", operation="create completion queue")
+        self._native = native
+
+    def _new_cq(self, depth: int) -> Any:
         return create(
             "create completion queue",
             "IND2CompletionQueue",
             lib.IND2Adapter_CreateCompletionQueue,
             self._adapter._native,
-            file,
+            self._file,
             depth,
             0,
             0,
         )
 
-    def _notify_native(self, kind: int, overlapped: Any) -> int:
+    def _native_notify(self, kind: int, overlapped: Any) -> int:
         return int(lib.IND2CompletionQueue_Notify(self._cq, kind, overlapped))
 
-    def _resize_native(self, depth: int) -> int:
-        return int(lib.IND2CompletionQueue_Resize(self._cq, depth))
+    def _native_resize(self, depth: int) -> None:
+        check("resize", lib.IND2CompletionQueue_Resize(self._cq, depth))
 
-    def _native_depth(self, depth: int) -> int:
-        return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)
+    # ---- requests ----
 
-    def _new_entries(self, count: int) -> tuple[Any, memoryview]:
-        entries = ffi.new("struct ndpy_completion[]", count)
-        return entries, memoryview(ffi.buffer(entries))
-
-    def _drain(self) -> int:
-        """Take what the provider has; returns how many completions wait to be taken."""
-        added = self._drain_native(self._native)
-        if added < 0:
-            raise errors.from_errno("poll", -added)
-        return int(lib.ndpy_undelivered(self._native))
-
-    # ---- notifications ----
-
-    def _notify(self, kind: Notify, request: Request) -> int:
-        """Issue a Notify: PENDING, or SUCCESS when there is something already."""
+    def _issue(self, kind: Notify, request: Request) -> bool:
+        """Issue a Notify; whether there are completions already. Under the lock."""
         self._requests.add(request)
-        status = request.issue(lambda overlapped: self._notify_native(int(kind), overlapped))
-        if status != PENDING:
-            self._requests.discard(request)
-            if status != SUCCESS:
-                raise self._notify_error("arm", status)
-        return status
+        status = request.issue(lambda overlapped: self._native_notify(int(kind), overlapped))
+        if status == PENDING:
+            return False
+        self._requests.discard(request)
+        if status != SUCCESS:
+            raise self._notify_error("arm", status)
+        return True
 
-    def _ended(self, request: Request, status: int) -> None:
+    def _check_end(self, request: Request, status: int) -> None:
         """A Notify has ended; raise if that says something bad of the queue."""
         self._requests.discard(request)
         # A provider may cancel an older request when a newer one comes (contract M.19); then it is issued again.
@@ -122,113 +107,106 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     def _notify_error(self, operation: str, status: int) -> errors.ProviderError:
         if status != BUFFER_OVERFLOW:
             return status_error(operation, status)
-        return errors.CompletionQueueOverrunError(
-            f"more completions arrived than this queue of depth {self.depth} holds; some are lost, and its queue pairs are "
-            "unusable: close them, and create the queue with room for all requests that are outstanding at once",
-            operation=operation,
-            native=status,
-            native_name="ND_BUFFER_OVERFLOW",
-        )
+        return self._overrun_error(operation, status, "ND_BUFFER_OVERFLOW")
 
-    def _wait_for_notification(self, deadline: float | None) -> None:
-        with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            request = self._idle_waiters.pop() if self._idle_waiters else Request(self._cq)
-            try:
-                if not request.running and self._notify(Notify.ANY, request) == SUCCESS:
-                    self._idle_waiters.append(request)
-                    return
-                if self._drain():
-                    self._idle_waiters.append(request)
-                    return
-            except BaseException:
-                self._idle_waiters.append(request)
-                raise
-            self._waiting.append(request)
-        try:
-            if not wait_for_event(request.event, deadline):
-                raise errors.TimeoutError("no completion within the time allowed", operation="wait")
-        finally:
-            with self._lock:
-                # Whoever wanted this thread to look set the event too; the provider's own signal is in the status.
-                lib.ResetEvent(request.event)
-                status = request.take()
-                self._waiting.remove(request)
-                self._idle_waiters.append(request)
-                self._no_waiters.notify_all()
-                if status is not None:
-                    self._requests.discard(request)
+    # ---- waiting ----
+
+    def _native_new_waiter(self) -> Request:
+        return Request(self._cq)
+
+    def _native_arm_waiter(self, waiter: Request) -> bool:
+        return not waiter.running and self._issue(Notify.ANY, waiter)
+
+    def _native_sleep(self, waiter: Request, deadline: float | None) -> bool:
+        return wait_for_event(waiter.event, deadline)
+
+    def _native_end_sleep(self, waiter: Request) -> Callable[[], errors.NdpyError] | None:
+        # _native_wake() sets the event too. Whether the provider did, its status tells.
+        lib.ResetEvent(waiter.event)
+        status = waiter.take()
+        if status is None:
+            return None
+        self._requests.discard(waiter)
         if self._defunct is not None:
-            raise self._defunct()
-        if status is not None:
-            self._ended(request, status)
+            return self._defunct
+        return None if status in (SUCCESS, CANCELED) else partial(self._notify_error, "wait", status)
 
-    def _wake_another_waiter(self) -> None:
-        with self._lock:
-            if self._waiting:
-                lib.SetEvent(self._waiting[0].event)
+    def _native_wake(self, waiter: Request) -> None:
+        lib.SetEvent(waiter.event)
 
-    def _wake_all(self) -> None:
-        with self._lock:
-            waiting = bool(self._native is not None and lib.ndpy_undelivered(self._native))
-            ended = list(self._armed.values()) if waiting else []
-            if waiting:
-                self._armed.clear()
-            for request in self._waiting:
-                lib.SetEvent(request.event)
-            pollers = list(self._pollers)
-        for pending in ended:
-            pending.succeed(None)
-        for poller in pollers:
-            poller._mark_ready(self)
+    # ---- arming ----
 
-    def arm(self, kind: Notify = Notify.ANY) -> Pending[None]:
-        self._check()
+    def _native_arm(self, kind: Notify, pending: Pending[None]) -> bool:
         self._refuse_own_file("arm")
-        kind = Notify(kind)
-        pending: Pending[None] = OverlappedPending("arm", lambda: self._disarm(request))
-        with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            kept = int(lib.ndpy_undelivered(self._native))
-            if kind is not Notify.ERRORS and kept and self._taken + kept > max(self._notified, self._taken):
-                # Taken from the provider already, which has forgotten them.
-                self._notified = self._taken + kept
-                pending.succeed(None)
-                return pending
-            given_up = next(
-                (held for held, its in self._kinds.items() if its is kind and held not in self._armed), None
-            )
-            if given_up is not None:
-                request = given_up
-                self._armed[request] = pending
-                return pending
+        if kind is not Notify.ERRORS and self._notify_of_stored():
+            return True
+        request = next(
+            (
+                held
+                for held, (its, given_up) in self._arm_requests.items()
+                if its is kind and given_up not in self._armed
+            ),
+            None,
+        )
+        if request is None:
             request = Request(self._cq, self._adapter._events)
-            request.on_end = self._on_armed_end(weakref.ref(self), weakref.ref(request))
-            self._armed[request] = pending
-            try:
-                status = self._notify(kind, request)
-            except BaseException:
-                del self._armed[request]
-                raise
-            if status == SUCCESS:
-                self._armed.pop(request, None)
-                pending.succeed(None)
-            else:
-                self._kinds[request] = kind
-        return pending
+            request.on_end = self._when_ended(weakref.ref(self), weakref.ref(request))
+            if self._issue(kind, request):
+                return True
+        self._arm_requests[request] = kind, pending
+        return False
+
+    @staticmethod
+    def _when_ended(owner: weakref.ref[Any], request: weakref.ref[Request]) -> Callable[[int], None]:
+        def on_end(status: int) -> None:
+            queue, ended = owner(), request()
+            if queue is not None and ended is not None:
+                queue._on_arm_ended(ended, status)
+
+        return on_end
+
+    def _on_arm_ended(self, request: Request, status: int) -> None:
+        """In the adapter's thread."""
+        with self._lock:
+            given_up = len(self._arm_requests) > len(self._armed)
+            self._requests.discard(request)
+            _, pending = self._arm_requests.pop(request, (None, None))
+            armed = pending in self._armed
+            if status == SUCCESS and self._native is not None:
+                # The provider tells of a completion once. What it told to nobody is stored here, for the next arm().
+                stored = self._drain() if given_up else int(self._native_undelivered(self._native))
+                if armed:
+                    self._notified = max(self._notified, self._taken + min(stored, 1))
+            if pending is None or not armed or (status == CANCELED and self._defunct is not None):
+                # Whoever closes the queue, or finds the adapter gone, ends it.
+                return
+            del self._armed[pending]
+        if status == SUCCESS:
+            pending.succeed(None)
+        elif status == CANCELED:
+            # Another Notify pushed it out.
+            pending.fail(errors.CanceledError("cancelled", operation="arm", native=status, native_name="ND_CANCELED"))
+        else:
+            pending.fail(self._notify_error("arm", status))
+
+    def _native_rearm(self) -> list[Pending[None]]:
+        # Some requests were cancelled, or ended while that was tried.
+        self._drain()
+        for request in [request for request in self._arm_requests if not request.running]:
+            del self._arm_requests[request]
+        running = {pending for _, pending in self._arm_requests.values()}
+        ended = []
+        for pending, kind in list(self._armed.items()):
+            if pending not in running and self._native_arm(kind, pending):
+                del self._armed[pending]
+                ended.append(pending)
+        return ended
+
+    # ---- a completion port of the program's own ----
 
     def notify(self, kind: Notify = Notify.ANY) -> int:
-        """Ask for one packet on the program's own completion port; the address of the OVERLAPPED that it will carry, or 0
-        when there are completions already and no packet comes.
-
-        For a queue made with overlapped_file. One is outstanding at a time: DeviceBusyError before its packet has come.
-        Source: IND2CompletionQueue::Notify (contract G.2).
-        """
         with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
+            self._check()
             if not self._own_file:
                 raise errors.UnsupportedError(
                     "this queue reports to the adapter's own completion port; use arm(), wait() or a Poller, or create it "
@@ -240,10 +218,10 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 request = self._own_request = Request(self._cq, quiet=False)
             status = request.take()
             if status is not None:
-                self._ended(request, status)
+                self._check_end(request, status)
             if request.running:
                 raise errors.DeviceBusyError("the packet that was asked for before has not come", operation="notify")
-            if lib.ndpy_undelivered(self._native) or self._notify(kind, request) == SUCCESS:
+            if self._native_undelivered(self._native) or self._issue(kind, request):
                 return 0
             return int(ffi.cast("uintptr_t", request.overlapped))
 
@@ -253,97 +231,18 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 "this queue reports to a completion port of the program's own; use notify()", operation=operation
             )
 
-    @staticmethod
-    def _on_armed_end(owner: weakref.ref[Any], request: weakref.ref[Request]) -> Callable[[int], None]:
-        def on_end(status: int) -> None:
-            queue, ended = owner(), request()
-            if queue is not None and ended is not None:
-                queue._end_armed(ended, status)
-
-        return on_end
-
-    def _end_armed(self, request: Request, status: int) -> None:
-        with self._lock:
-            given_up = len(self._kinds) > len(self._armed)
-            self._requests.discard(request)
-            self._kinds.pop(request, None)
-            pending = self._armed.pop(request, None)
-            if status == SUCCESS and self._native is not None:
-                # The provider tells of a completion once. What it told to nobody is kept here, for the next arm().
-                kept = self._drain() if given_up else int(lib.ndpy_undelivered(self._native))
-                if pending is not None:
-                    self._notified = max(self._notified, self._taken + min(kept, 1))
-        if pending is None:
-            return
-        if status == SUCCESS:
-            pending.succeed(None)
-        elif status == CANCELED and self._defunct is None:
-            # Not by close(): another Notify pushed it out, and whoever asked still waits.
-            pending.fail(errors.CanceledError("cancelled", operation="arm", native=status, native_name="ND_CANCELED"))
-        else:
-            pending.fail(self._notify_error("arm", status))
-
-    def _disarm(self, request: Request) -> None:
-        # Cancelling natively would cancel the requests of all others: it stays, for the next one who asks for its kind.
-        with self._lock:
-            self._armed.pop(request, None)
-
-    def resize(self, depth: int) -> None:
-        self._check()
-        maximum = self._adapter.info.max_completion_queue_depth
-        if not 1 <= depth <= maximum:
-            raise errors.LimitExceededError(
-                f"a completion queue of {self._adapter.info.name} holds 1 to {maximum}, not {depth}"
-            )
-        if Capability.RESIZE_COMPLETION_QUEUE not in self._adapter.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self._adapter.info.name} cannot resize completion queues", operation="resize"
-            )
-        with self._lock:
-            self._check()
-            waiting = self._drain()
-            if waiting > depth:
-                raise errors.LimitExceededError(f"{waiting} completions wait in the queue; it cannot shrink to {depth}")
-            check("resize", self._resize_native(self._native_depth(depth)))
-            self.depth = depth
-
     # ---- the end ----
 
-    def _on_removed(self) -> None:
-        with self._lock:
-            ended = list(self._armed.values())
-            self._armed.clear()
-            for request in self._waiting:
-                lib.SetEvent(request.event)
-        for pending in ended:
-            pending.fail(self._removed_error())
+    def _native_end_requests(self) -> None:
+        cancel_all(list(self._requests))
 
-    def _release(self) -> None:
-        with self._lock:
-            self._defunct = self._closed_error
-            for request in self._waiting:
-                lib.SetEvent(request.event)
-            if not self._no_waiters.wait_for(lambda: not self._waiting, 5):
-                self._mark_still_open()
-                raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
-            ended = list(self._armed.values())
-            self._armed.clear()
-            pollers = list(self._pollers)
-        for pending in ended:
-            pending.fail(errors.CanceledError("the completion queue was closed", operation="arm"))
-        for poller in pollers:
-            poller.remove(self)
-        try:
-            cancel_all(list(self._requests))
-        except errors.DeviceBusyError:
-            self._mark_still_open()
-            raise
-        # Under the lock: a queue pair that was just closed may be telling this queue so from another thread.
-        with self._lock:
-            self._requests.clear()
-            self._kinds.clear()
-            self._idle_waiters.clear()
+    def _native_free(self) -> None:
+        self._requests.clear()
+        self._arm_requests.clear()
+        self._idle_waiters.clear()
+        if self._cq is not None:
             release(self._cq)
+        if self._native is not None:
             lib.ndpy_completion_queue_free(self._native)
-            self._cq = self._native = None
-            self._freed_with_queue.clear()
+        self._cq = self._native = None
+        self._freed_with_queue.clear()

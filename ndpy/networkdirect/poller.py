@@ -10,7 +10,7 @@ from ndpy import errors
 from ndpy.completion_queue import CompletionQueue
 from ndpy.flags import Notify
 from ndpy.networkdirect.completion_queue import NetworkDirectCompletionQueue
-from ndpy.networkdirect.native_calls import PENDING, ffi, lib, win32_error
+from ndpy.networkdirect.native_calls import ffi, lib, win32_error
 from ndpy.networkdirect.overlapped import Request, next_wait
 from ndpy.poller import Poller
 
@@ -38,39 +38,28 @@ class NetworkDirectPoller(Poller):
 
     def _native_remove(self, queue: CompletionQueue, watched: Request) -> None:
         del self._by_key[watched.key]
+        self._on_their_way.discard(watched.key)
         watched.detach()
 
-    def _native_arm(self, queue: CompletionQueue) -> bool:
+    def _native_arm(self, queue: CompletionQueue, watched: Request) -> bool:
         assert isinstance(queue, NetworkDirectCompletionQueue)
-        with self._lock:
-            request = self._queues.get(queue)
-            if request is None:
-                return False
-            outstanding = request.key in self._on_their_way
-            self._on_their_way.add(request.key)
-        with queue._lock:
-            if queue._defunct is not None:
-                raise queue._defunct()
-            try:
-                satisfied = not outstanding and queue._notify(Notify.ANY, request) != PENDING
-            except BaseException:
-                self._on_their_way.discard(request.key)
-                raise
-            waiting = queue._drain()
-        if satisfied:
-            # Nothing is outstanding, and another thread may have taken what satisfied it.
-            self._on_their_way.discard(request.key)
-            self._mark_ready(queue)
-        return bool(waiting)
+        if watched.key in self._on_their_way:
+            return False
+        self._on_their_way.add(watched.key)
+        satisfied = True
+        try:
+            satisfied = queue._issue(Notify.ANY, watched)
+        finally:
+            if satisfied:
+                self._on_their_way.discard(watched.key)
+        return satisfied
 
-    def _native_wait(self, deadline: float | None) -> None:
+    def _native_wait(self, deadline: float | None) -> bool:
         wait_ms, last = next_wait(deadline)
         count = lib.ndpy_take_packets(self._port, self._packets, _BATCH, wait_ms)
         if count < 0:
             self._check()
             raise win32_error("wait", -count, "the completion port failed")
-        if not count and last:
-            raise errors.TimeoutError("no completion within the time allowed", operation="wait")
         failure: errors.NdpyError | None = None
         for index in range(count):
             packet = self._packets[index]
@@ -86,6 +75,7 @@ class NetworkDirectPoller(Poller):
             finally:
                 # Its traceback refers to this frame.
                 del failure
+        return bool(count) or not last
 
     def _on_packet(self, key: int) -> None:
         with self._lock:
@@ -103,11 +93,10 @@ class NetworkDirectPoller(Poller):
             if queue in self._queues:
                 self._maybe_ready.add(queue)
         if status is not None:
-            queue._ended(request, status)
+            queue._check_end(request, status)
 
     @property
     def completion_port(self) -> int:
-        """The handle of the completion port, for programs that wait for it together with what is theirs."""
         self._check()
         return int(ffi.cast("uintptr_t", self._port))
 

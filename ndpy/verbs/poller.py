@@ -8,7 +8,6 @@ import select
 import time
 
 from ndpy.completion_queue import CompletionQueue
-from ndpy.errors import TimeoutError
 from ndpy.poller import Poller
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 
@@ -32,16 +31,14 @@ class VerbsPoller(Poller):
         del self._by_fd[watched]
         self._epoll.unregister(watched)
 
-    def _native_arm(self, queue: CompletionQueue) -> bool:
+    def _native_arm(self, queue: CompletionQueue, watched: int) -> bool:
         assert isinstance(queue, VerbsCompletionQueue)
-        with queue._lock:
-            return queue._arm_and_look()
+        queue._native_arm_channel(solicited=False)
+        return False
 
-    def _native_wait(self, deadline: float | None) -> None:
+    def _native_wait(self, deadline: float | None) -> bool:
         timeout_s = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         events = self._epoll.poll(timeout_s)
-        if not events:
-            raise TimeoutError("no completion within the time allowed", operation="wait")
         for fd, _ in events:
             if fd == self._wake_fd:
                 with contextlib.suppress(BlockingIOError):
@@ -52,9 +49,9 @@ class VerbsPoller(Poller):
             if queue is not None:
                 # It has this poller look at it, like all others.
                 queue._on_event()
+        return bool(events)
 
     def fileno(self) -> int:
-        """An epoll descriptor that is readable when wait() has something to do."""
         self._check()
         return self._epoll.fileno()
 

@@ -80,7 +80,7 @@ def test_closing_a_completion_queue_ends_all_that_wait_for_it(softnd, cancel_ms)
             for thread in threads:
                 thread.start()
             armed = [endings.watch(queue.arm(kind)) for kind in (Notify.ANY, Notify.SOLICITED, Notify.ERRORS)]
-            wait_until(lambda queue=queue: len(queue._waiting) == 3, "the threads wait")
+            wait_until(lambda queue=queue: len(queue._waiters) == 3, "the threads wait")
             queue.close()
             for thread in threads:
                 thread.join(DEADLINE_S)
@@ -300,7 +300,7 @@ threads = [
 ]
 for thread in threads:
     thread.start()
-wait_until(lambda: pair.server.cq._waiting and pair.client.cq._waiting and poller._waiters, "the threads wait")
+wait_until(lambda: pair.server.cq._waiters and pair.client.cq._waiters and poller._waiters, "the threads wait")
 print("in flight", sum(not pending.done() for pending in pendings), flush=True)
 """
 

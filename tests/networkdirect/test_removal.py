@@ -137,7 +137,7 @@ def test_all_who_wait_are_told(softnd, removed):
             start(lambda pending=pending: pending.result(DEADLINE_S))
         watching = end.connector.begin_wait_disconnected()
         start(lambda: watching.result(DEADLINE_S))
-        wait_until(lambda: len(queues[1]._waiting) == 2 and poller._waiters, "they wait")
+        wait_until(lambda: len(queues[1]._waiters) == 2 and poller._waiters, "they wait")
         return watching
 
     removed(prepare)

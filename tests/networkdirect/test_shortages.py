@@ -271,6 +271,8 @@ def test_c_5_a_cancelled_request_that_the_provider_keeps_is_waited_for_so_long(k
     with pytest.raises(ndpy.DeviceBusyError, match=r"within 0\.1 s"):
         queue.close()
     assert not queue.closed
+    # Nobody is told of a close that failed.
+    assert not pending.done()
     request._cancel = cancel
     queue.close()
     assert queue.closed

@@ -12,10 +12,11 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, Elsewhere
+from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
 from ndpy.verbs import adapter as adapters
+from ndpy.verbs import completion_queue as completion_queues
 from ndpy.verbs import listener as listeners
 from ndpy.verbs.native_calls import lib
 
@@ -58,6 +59,43 @@ def test_a_listener_whose_close_failed_serves_those_who_ask_it(fake, monkeypatch
         listener.close()
         with pytest.raises(ndpy.CanceledError):
             late.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_close_of_a_queue_that_fails_costs_nobody_who_waits_for_it_a_completion(fake, monkeypatch, early):
+    """early: the completion comes before the close has acknowledged its event, so that only a look at the queue finds it."""
+    adapter = fake.open()
+    scene = Queue(fake, adapter, receives=4)
+    scene.queue._users -= 1
+    poller = ndpy.Poller()
+    poller.add(scene.queue)
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0)
+    armed, given_up = scene.queue.arm(), scene.queue.arm()
+    given_up.cancel()
+    with monkeypatch.context() as patch:
+        patch.setattr(completion_queues, "lib", Refusing("ibv_destroy_cq", errno.EIO))
+        if early:
+            forget = adapter._events.forget
+            patch.setattr(adapter._events, "forget", lambda fd: (forget(fd), scene.arrive()))
+        with pytest.raises(ndpy.ProviderError):
+            scene.queue.close()
+    if not early:
+        assert not armed.done()
+        scene.arrive()
+    assert armed.result(DEADLINE_S) is None
+    ((queue, completions),) = poller.wait(DEADLINE_S)
+    assert queue is scene.queue
+    scene.check(completions)
+    poller.close()
+    scene.queue._users += 1
+    scene.queue_pair.close()
+    assert len(scene.queue.poll()) == 3
+    last = scene.queue.arm()
+    scene.queue.close()
+    with pytest.raises(ndpy.CanceledError):
+        last.result(0)
+    adapter.close()
 
 
 def test_closing_the_adapter_waits_for_all_that_threads_release_at_the_same_time(fake, monkeypatch):

@@ -223,7 +223,7 @@ def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair, monk
     for waiter in waiters:
         gates[waiter.thread] = threading.Event()
         waiter.start()
-    wait_until(lambda: queue._waiters == 3, "all wait")
+    wait_until(lambda: len(queue._waiters) == 3, "all wait")
     for _ in range(3):
         assert fake.complete(queue_pair)
     for context, waiter in enumerate(waiters):
@@ -234,7 +234,7 @@ def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair, monk
 def test_a_waiter_hears_of_a_removal_although_the_queue_has_no_queue_pair(fake, adapter):
     queue = adapter.create_completion_queue(8)
     waiter = Elsewhere(queue.wait).start()
-    wait_until(lambda: queue._waiters == 1, "it waits")
+    wait_until(lambda: len(queue._waiters) == 1, "it waits")
     fake.remove(adapter)
     with pytest.raises(ndpy.DeviceRemovedError):
         waiter.result()
@@ -266,7 +266,7 @@ def test_what_a_revocation_finds_is_told_to_a_waiter_whom_the_driver_does_not_te
         assert len(queue.wait(DEADLINE_S)) == 1
         other.receive([], context=7)
         waiter = Elsewhere(lambda: queue.wait(DEADLINE_S)).start()
-        wait_until(lambda: queue._waiters == 1, "it waits")
+        wait_until(lambda: len(queue._waiters) == 1, "it waits")
         fake.disarm(queue)
         assert fake.complete(other)
         revoking = Elsewhere(lambda: queue_pair._revoke(window)).start()

@@ -222,7 +222,7 @@ def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):
 def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, points):
     scene = Queue(fake, adapter)
     waiters = [Elsewhere(lambda: scene.queue.wait(WAIT_S, 1)).start() for _ in range(3)]
-    soon(lambda: scene.queue._waiters == 3, "all wait")
+    soon(lambda: len(scene.queue._waiters) == 3, "all wait")
     for _ in waiters:
         scene.arrive()
     scene.check(*(waiter.result() for waiter in waiters))

@@ -6,6 +6,7 @@ Each event comes at each point between two native calls.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 
 import pytest
@@ -42,6 +43,9 @@ def gone(call):
 def test_using_a_queue_at_any_point_of_its_close_is_refused_or_is_done_before(fake, adapter, points, use):
     def run(chosen: int) -> bool:
         queue = adapter.create_completion_queue(64)
+        # What a thread has slept on is closed too.
+        with pytest.raises(ndpy.TimeoutError):
+            queue.wait(0)
         calls = {
             "poll": queue.poll,
             "wait": lambda: queue.wait(WAIT_S),
@@ -259,11 +263,13 @@ def test_a_close_that_a_waiting_thread_holds_up_loses_nothing(fake, adapter, mon
     scene.queue.poll()
     armed = scene.queue.arm()
     # As a thread does that is in the wait and does not get to run.
-    scene.queue._waiters += 1
-    monkeypatch.setattr("ndpy.verbs.completion_queue._LEAVE_S", GRACE_S)
+    waiter = scene.queue._native_new_waiter()
+    scene.queue._waiters.append(waiter)
+    monkeypatch.setattr("ndpy.completion_queue._LEAVE_S", GRACE_S)
     with pytest.raises(ndpy.DeviceBusyError, match="does not leave"):
         scene.queue.close()
-    scene.queue._waiters -= 1
+    scene.queue._waiters.remove(waiter)
+    os.close(waiter)
     assert not armed.done()
     scene.queue_pair = adapter.create_queue_pair(scene.queue, receive_queue_depth=4)
     scene.queue_pair.receive([], context=0)
