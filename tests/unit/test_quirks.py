@@ -18,7 +18,6 @@ MAKERS = {"softroce"}
 NAMES = {"rdma_rxe", "rxe", "siw", "softnd", "softnd.dll", "iWARP"}
 WAITING = {
     "verbs/adapter.py",
-    "verbs/completion_queue.py",
     "verbs/memory.py",
     "verbs/queue_pair.py",
 }
