@@ -35,7 +35,7 @@ enum ndpy_flag {
 /* Beside enum ndpy_flag in a slot. NDPY_UNWRITABLE: a receive's memory that may not be written. */
 enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
-    NDPY_MARKER = 0x200         /* a request of ndpy's own: signaled and hidden; with SILENT_SUCCESS a failure shows */
+    NDPY_MARKER = 0x200         /* a request of ndpy's own. Its completion is internal; with SILENT_SUCCESS a failure is the program's. */
 };
 
 /* Why a post was refused before the provider saw it; any other number but 0 is the provider's own. */
@@ -57,10 +57,10 @@ enum ndpy_connection {
 };
 
 enum ndpy_completion_flag {
-    NDPY_INTERNAL = 1,          /* a silent success: it only retires requests */
+    NDPY_INTERNAL = 1,          /* not for the program: it only retires requests */
     NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot */
-    NDPY_INVALIDATED = 4,       /* the peer has invalidated the window whose token vendor_status is; of a hidden one of no
-                                   queue pair (NDPY_FROM_SHARED_QUEUE): the window whose number slot is */
+    NDPY_INVALIDATED = 4,       /* the peer has invalidated the window whose token vendor_status is. If it is internal and
+                                   FROM_SHARED_QUEUE, it is of no queue pair, and slot is the window's number. */
     NDPY_IMMEDIATE = 8,         /* a receive with immediate data, which vendor_status is */
     NDPY_WRITTEN = 16           /* with IMMEDIATE: of a peer's write, which left the receive's own memory alone */
 };
@@ -120,17 +120,19 @@ int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t co
 
 /* Up to `count` completions, oldest first; their number, or minus an errno. */
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
-/* Take everything that the provider has into the queue's own memory, where ndpy_poll finds it.
-   Returns how many visible ones were added, or minus an errno. */
+/* Store everything that the provider has in the queue's own memory, where ndpy_poll looks first.
+   Returns how many completions for the program were added, or minus an errno. */
 int ndpy_drain(struct ndpy_completion_queue *cq);
-/* Takes silent ones only, from those that were taken early, up to the first that is for the program. */
+/* Takes stored completions up to the first that is for the program; returns how many. */
 int ndpy_poll_internal(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
-/* How many visible completions wait in the queue's own memory, and how many of queue pair `number`. */
+/* How many stored completions are for the program. */
 uint32_t ndpy_undelivered(struct ndpy_completion_queue *cq);
-/* The place of the first failed visible one, counted from 1, when the first `first` are passed over; 0 if there is none. */
+/* The place, counted from 1, of the first failed completion among these, apart from the first `first`; 0 if none has failed. */
 uint32_t ndpy_undelivered_failure(struct ndpy_completion_queue *cq, uint32_t first);
+/* How many stored completions are of queue pair `number`, internal ones included. */
 uint32_t ndpy_stored_of(struct ndpy_completion_queue *cq, uint32_t number);
-/* Renumber kept completions of a shared receive queue, so that the provider may reuse its number; how many. */
+/* Give stored completions of a shared receive queue another queue pair number, because the provider may use theirs again.
+   Returns how many. */
 uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
 /* End what is left in one direction of a queue pair with NDPY_CANCELED. Only after the provider let go of it.
    A silent request that has left no completion by then has succeeded. Returns how many, or minus an errno. */

@@ -1,6 +1,6 @@
-/* The rings that all providers share: what is posted and retired, and completions that are kept (see data_path.c).
+/* What all providers share: the rings of posted requests, and the completions that a queue stores (see data_path.c).
 
-   A provider's own data_path.c includes this file once, after NATIVE_CANCELED. */
+   A provider's own data_path.c defines NATIVE_CANCELED and then includes this file once. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -137,7 +137,7 @@ static inline struct ndpy_slot *ring_next(struct ndpy_ring *ring)
     return slot;
 }
 
-/* Counted before the provider sees the request: its completion may be polled before the post returns. */
+/* Before the provider sees the request, because its completion may be polled before the post returns. */
 static inline void ring_commit(struct ndpy_ring *ring)
 {
     atomic_fetch_add_explicit(&ring->posted, 1, memory_order_release);
@@ -158,7 +158,7 @@ static const uint16_t allowed_flags[] = {
     [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
 };
 
-/* ---- completions that are kept ---- */
+/* ---- stored completions ---- */
 
 static int reserve_stored(struct ndpy_completion_queue *cq, uint32_t more)
 {

@@ -1,10 +1,10 @@
-/* What the rings are made of; ndpy_abi.h has what Python sees. */
+/* The structures behind those that Python sees (ndpy_abi.h). */
 
 #include <stdatomic.h>
 
 #define NDPY_POLL_BATCH 32
 
-/* native_post(): taken, but the provider will not complete it. ndpy_cancel_rest ends it. */
+/* native_post(): the request was taken, but the provider will not complete it. ndpy_cancel_rest ends it. */
 #define NATIVE_NEVER_COMPLETES (-100)
 
 struct ndpy_ring;
@@ -21,7 +21,7 @@ struct ndpy_slot {
 struct ndpy_ring {
     atomic_uint posted;
     atomic_uint retired;
-    atomic_uint failed;         /* whether a request of it has failed: all later ones do */
+    atomic_uint failed;         /* whether a request has failed; then all later ones fail */
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
@@ -52,11 +52,11 @@ struct ndpy_shared_queue {
 
 struct ndpy_completion_queue {
     void *native;
-    struct ndpy_completion *stored;
+    struct ndpy_completion *stored;     /* taken from the provider, or made here, before anybody asked for it */
     uint32_t stored_capacity;
     uint32_t stored_head;
     uint32_t stored_count;
-    uint32_t undelivered;
+    uint32_t undelivered;       /* those of them that are for the program */
 };
 
 _Static_assert(sizeof(struct ndpy_completion) == 48, "the Python side unpacks 48 bytes");

@@ -27,8 +27,8 @@ _EXCEPTIONS: dict[Status, type[errors.ProviderError]] = {
 }
 
 _MEANINGS: dict[Status, str] = {
-    Status.CANCELED: "swept away by an earlier failure, a flush, or the end of the connection",
-    Status.ACCESS_VIOLATION: "memory was used beyond its rights or bounds, here or at the peer",
+    Status.CANCELED: "cancelled by an earlier failure, a flush, or the end of the connection",
+    Status.ACCESS_VIOLATION: "memory was used beyond its rights or its bounds, here or at the peer",
     Status.BUFFER_OVERFLOW: "the message is longer than the receive that took it",
     Status.DATA_OVERRUN: "the message is longer than the adapter or the peer's receive can take",
     Status.IO_TIMEOUT: "the peer did not answer, or had no receive posted for too long",
@@ -82,9 +82,9 @@ class Completion:
         context: the value that was given with the request.
         operation: an Operation.
         status: a Status.
-        nbytes: the bytes that a successful request moved; for RECEIVE_RDMA_WITH_IMMEDIATE those that the peer wrote.
+        nbytes: how many bytes a successful request moved. For RECEIVE_RDMA_WITH_IMMEDIATE: how many the peer wrote.
         native_status: the provider's own number for the status.
-        vendor_status: the adapter's detail of an error, or 0.
+        vendor_status: what the adapter adds to an error, or 0.
     """
 
     __slots__ = ("_entry", "_posted_requests")
@@ -111,7 +111,7 @@ class Completion:
 
     @property
     def immediate(self) -> int | None:
-        """The 32 bits that the peer sent beside its message or write, in host order; None if it sent none."""
+        """The 32 bits that the peer sent with its message or write, in host order. None if it sent none."""
         return self._entry[5] if self._entry[9] & _IMMEDIATE else None
 
     @property
@@ -128,11 +128,11 @@ class Completion:
 
     @property
     def queue_pair(self) -> QueuePair | None:
-        """The queue pair of the request; None if the program dropped it."""
+        """The queue pair of the request. None if the program has dropped it."""
         return self._posted_requests.queue_pair()
 
     def raise_for_status(self) -> None:
-        """Raise the exception that fits a failed request; nothing for a successful one."""
+        """Raise the exception that fits the status. Does nothing if the request succeeded."""
         if self._entry[3] == _SUCCESS:
             return
         status = self.status

@@ -135,8 +135,11 @@ class CompletionQueue(Resource):
     # ---- taking completions ----
 
     def poll(self, max_entries: int = 64) -> list[Completion]:
-        """Take up to max_entries completions, oldest first, without waiting; fewer means that the queue was empty.
+        """Take completions without waiting.
 
+        Parameters:
+            max_entries: how many to take at most.
+        Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.
         Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).
         """
         with self._lock:
@@ -158,7 +161,7 @@ class CompletionQueue(Resource):
         return completions
 
     def _retire_silent_requests(self) -> None:
-        """Take what the provider has, and let go of what silent requests used; the rest waits for poll()."""
+        """Store what the provider has, and forget the silent requests that have ended. The rest is for poll()."""
         failed: list[PostedRequests] = []
         with self._lock:
             if self._defunct is not None:
@@ -224,7 +227,7 @@ class CompletionQueue(Resource):
         return completions
 
     def _lose_window(self, entry: tuple[int, ...]) -> None:
-        """A provider's word that the peer has invalidated a window; the entry's slot is the window's number."""
+        """The provider says that the peer has invalidated a window. The entry's slot is the window's serial number."""
         window = self._adapter._children.get(entry[8])
         if entry[3] == _SUCCESS and isinstance(window, MemoryWindow) and window._binding is not None:
             window._binding.end()

@@ -17,14 +17,14 @@ P = TypeVar("P", bound="Poller")
 
 
 class Poller:
-    """Waits for any of its completion queues, which may be of several adapters.
+    """Waits for any of its completion queues. They may be of several adapters.
 
-    One thread waits at a time; add(), remove(), wake() and close() may be called from any other. Connection and device
-    events are handled by each adapter's own thread and need no poller.
+    One thread waits at a time. Any other thread may call add(), remove(), wake() and close(). Connections and device events need
+    no poller, since each adapter's own thread handles them.
     """
 
-    # A queue is looked at when it was added, delivered something, or had a notification. One that has nothing is armed and
-    # looked at once more before it counts as idle, because a notification comes only for completions after the arming.
+    # A queue is polled when it was added, when it delivered something, and when it had a notification. If it has nothing, it is
+    # armed and polled once more, because a notification comes only for completions after the arming.
 
     #: The platform's class; ndpy/platforms.py says how to find it.
     _implementation: ClassVar[Callable[[], type[Any]]]
@@ -39,22 +39,28 @@ class Poller:
         self._lock = threading.RLock()
         self._closed = False
         self._forked = False
-        #: With what _native_add() returned for each.
+        #: For each what _native_add() returned.
         self._queues: dict[CompletionQueue, Any] = {}
+        #: Those to poll next.
         self._maybe_ready: set[CompletionQueue] = set()
         self._woken = False
         self._waiters = 0
         tell(self)
 
     def _on_forked(self) -> None:
-        """This is a forked child: nothing may reach the parent's descriptors."""
+        """In a forked child, where nothing may reach the parent's descriptors."""
         self._lock = threading.RLock()
         self._closed = self._forked = True
         self._queues, self._maybe_ready = {}, set()
 
     def add(self, completion_queue: CompletionQueue) -> None:
-        """Wait for this queue too; harmless when repeated. What it holds already is delivered by the next wait()."""
-        # Under the queue's lock: one that is being closed leaves its pollers once nobody can add it any more.
+        """Wait for this queue too. The next wait() delivers what it holds already. Does nothing if it was added before.
+
+        Raises:
+            ClosedError: the poller or the queue is closed.
+            UnsupportedError: the queue was made with overlapped_file.
+        """
+        # Under the queue's lock, because a queue that is being closed leaves its pollers when nobody can add it any more.
         with self._lock, completion_queue._lock:
             self._check()
             completion_queue._check()
@@ -64,7 +70,7 @@ class Poller:
         self._mark_ready(completion_queue)
 
     def remove(self, completion_queue: CompletionQueue) -> None:
-        """Wait for it no more; harmless if it was not added. Closing a queue removes it."""
+        """Wait for this queue no more. Does nothing if it was not added. Closing a queue removes it."""
         with self._lock:
             if completion_queue not in self._queues:
                 return
@@ -76,7 +82,13 @@ class Poller:
     def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
         """Wait until queues have completions, and take up to 64 of each.
 
-        Returns an empty list after wake(). Raises TimeoutError after timeout_s seconds, ClosedError when closed.
+        Parameters:
+            timeout_s: how long to wait; None is for ever.
+        Returns: the queues that have completions, each with these; an empty list after wake().
+        Raises:
+            TimeoutError: there were none in that time.
+            ClosedError: the poller was closed.
+            CompletionQueueOverrunError, DeviceRemovedError: of a queue, as from CompletionQueue.wait().
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
@@ -86,7 +98,7 @@ class Poller:
             while True:
                 ready = self._collect()
                 with self._lock:
-                    # What was taken is delivered although the poller was closed meanwhile: nobody else gets it.
+                    # What was taken is delivered even if the poller was closed meanwhile, because nobody else gets it.
                     if not ready:
                         self._check()
                     woken, self._woken = self._woken, False
@@ -112,10 +124,10 @@ class Poller:
                 if not completions and self._arm(queue):
                     completions = queue.poll()
             except ClosedError:
-                # Closed while it was looked at; closing removes it.
+                # It is being closed, which removes it.
                 continue
             except NdpyError:
-                # One queue's trouble must not cost the others what they have; it is told when nothing else is to be.
+                # The others' completions are delivered first. The next wait() polls this one again and raises.
                 with self._lock:
                     self._maybe_ready |= candidates | ({queue} if ready else set())
                     self._maybe_ready &= self._queues.keys()
@@ -152,7 +164,7 @@ class Poller:
                 self._native_wake()
 
     def wake(self) -> None:
-        """Make the present or next wait() return; safe from any thread and from a signal handler."""
+        """Make the present or the next wait() return. Safe in any thread and in a signal handler."""
         with self._lock:
             if not self._closed:
                 self._woken = True
@@ -178,7 +190,7 @@ class Poller:
         raise UnsupportedError("a poller has no completion port on Linux; use fileno()", operation="completion_port")
 
     def close(self) -> None:
-        """Stop; a waiting thread gets ClosedError. The completion queues are not closed."""
+        """Stop. A waiting thread gets ClosedError. The completion queues stay open."""
         with self._lock:
             if self._closed:
                 return
@@ -186,14 +198,14 @@ class Poller:
             for queue in queues:
                 with queue._lock:
                     queue._pollers.discard(self)
-            # A thread that still waits natively is woken, and frees what it waits on when it leaves.
+            # A thread that still waits frees what it waits on when it leaves.
             if self._waiters:
                 self._native_wake()
             else:
                 self._native_free()
 
     def _stop(self) -> list[CompletionQueue]:
-        """Nothing is waited for any more; returns what was."""
+        """Wait for nothing any more; returns the queues that were added."""
         self._closed = True
         queues, self._queues = self._queues, {}
         self._maybe_ready.clear()
@@ -202,7 +214,7 @@ class Poller:
         return list(queues)
 
     def __del__(self) -> None:
-        # No lock of a queue: the finalizer may run in a thread that holds it.
+        # Without the queues' locks, because the finalizer may run in a thread that holds one.
         if not getattr(self, "_closed", True):
             self._stop()
             self._native_free()
@@ -231,11 +243,11 @@ class Poller:
     # ---- what the platform does ----
 
     def _native_add(self, queue: CompletionQueue) -> Any:
-        """Get ready to be notified of this queue; what _native_remove() needs. Under both locks."""
+        """Get ready for notifications of this queue; returns what _native_remove() needs. Under both locks."""
         raise NotImplementedError
 
     def _native_remove(self, queue: CompletionQueue, watched: Any) -> None:
-        """Its notifications no longer come here."""
+        """Get no more notifications of this queue."""
         raise NotImplementedError
 
     def _native_arm(self, queue: CompletionQueue, watched: Any) -> bool:
@@ -243,7 +255,7 @@ class Poller:
         raise NotImplementedError
 
     def _native_wait(self, deadline: float | None) -> bool:
-        """Wait for notifications or _native_wake(), and note which queues to look at; False at the deadline."""
+        """Wait for notifications or _native_wake(), and note which queues to poll; False at the deadline."""
         raise NotImplementedError
 
     def _native_wake(self) -> None:

@@ -1,7 +1,7 @@
 """Waiting for many completion queues on a completion port.
 
-A queue's file has the port of its adapter. The adapter's thread passes the packets of a poller's requests on to the
-poller's own port, so a queue may be in several pollers, and a poller may have queues of several adapters.
+The packets of a queue come to the completion port of its adapter. The adapter's thread passes those of a poller's requests on
+to the poller's own port. So a queue may be in several pollers, and a poller may have queues of several adapters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NetworkDirectPoller(Poller):
             raise win32_error("poller", lib.GetLastError(), "no completion port")
         self._packets = ffi.new("struct ndpy_packet[]", _BATCH)
         self._by_key: dict[int, NetworkDirectCompletionQueue] = {}
-        #: Native requests whose packet has not come here yet.
+        #: The keys of requests whose packet has not come here yet.
         self._on_their_way: set[int] = set()
 
     def _native_add(self, queue: CompletionQueue) -> Request:
@@ -86,7 +86,7 @@ class NetworkDirectPoller(Poller):
                 return
         status = request.take()
         if status is None and request.running:
-            # Another phase, with another packet.
+            # Another phase has begun, which brings another packet.
             return
         with self._lock:
             self._on_their_way.discard(key)
@@ -104,7 +104,7 @@ class NetworkDirectPoller(Poller):
         lib.ndpy_post_packet(self._port, 0)
 
     def _native_free(self) -> None:
-        # What was passed on before the requests were detached still counts as the provider's.
+        # Packets that were passed on before the requests were detached. Until they are taken, the requests stay allocated.
         while (count := lib.ndpy_take_packets(self._port, self._packets, _BATCH, 0)) > 0:
             for index in range(count):
                 if self._packets[index].request != ffi.NULL:

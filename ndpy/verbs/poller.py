@@ -1,4 +1,4 @@
-"""Waiting for many completion queues over epoll: their channels' descriptors, and an event descriptor to be woken by."""
+"""Waiting for many completion queues with epoll, which has their channels' descriptors and an event descriptor for wake()."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class VerbsPoller(Poller):
             with self._lock:
                 queue = self._by_fd.get(fd)
             if queue is not None:
-                # It has this poller look at it, like all others.
+                # This marks the queue ready for all its pollers, this one included.
                 queue._on_event()
         return bool(events)
 

@@ -122,10 +122,10 @@ class Provider:
         self._out = out
         return [out[place] for place in range(done)]
 
-    def poll_hidden(self, count: int) -> list[Any]:
+    def poll_internal(self, count: int) -> list[Any]:
         out = ffi.new("struct ndpy_completion[]", max(count, 1))
         done = lib.ndpy_poll_internal(self.cq, out, count)
-        self._hidden = out
+        self._internal = out
         return [out[place] for place in range(done)]
 
     def free(self) -> None:

@@ -124,7 +124,7 @@ def test_a_completion_out_of_order_ends_what_came_before_and_that_ends_nothing_a
     assert in_flight(qp) == 0
 
 
-def test_a_completion_of_a_request_that_was_refused_is_hidden_and_retires_nothing(provider):
+def test_a_completion_of_a_request_that_was_refused_is_internal_and_retires_nothing(provider):
     """libsiw keeps a request that the kernel refused, and the kernel flushes it in the end."""
     qp = provider.queue_pair()
     provider.set(post_result=errno.ENOMEM)
@@ -185,11 +185,11 @@ def test_a_poll_that_fails_says_so_unless_it_has_something(provider):
     assert lib.ndpy_poll(provider.cq, out, 0) == 0
 
 
-# ---- completions that are kept ----
+# ---- stored completions ----
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 100])
-def test_all_that_the_provider_has_is_kept_and_comes_first_and_once(provider, count):
+def test_all_that_the_provider_has_is_stored_and_comes_first_and_once(provider, count):
     flood(provider, count)
     assert lib.ndpy_drain(provider.cq) == count
     assert lib.ndpy_undelivered(provider.cq) == count
@@ -204,7 +204,7 @@ def test_all_that_the_provider_has_is_kept_and_comes_first_and_once(provider, co
     assert provider.poll() == []
 
 
-def test_what_is_kept_stays_in_order_while_more_comes(provider):
+def test_what_is_stored_stays_in_order_while_more_comes(provider):
     qp = provider.queue_pair(depth=200)
     taken, posted = [], 0
     for step in range(60):
@@ -221,33 +221,33 @@ def test_what_is_kept_stays_in_order_while_more_comes(provider):
 
 
 def hide_some(provider: Provider) -> Any:
-    """Kept: two hidden ones, a visible one, a hidden one."""
+    """Stored: two internal ones, one for the program, an internal one."""
     qp = provider.queue_pair(depth=2)
-    for hidden in (True, True, False, True):
-        assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if hidden else 0) == 0
+    for internal in (True, True, False, True):
+        assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if internal else 0) == 0
         provider.complete()
-        assert lib.ndpy_drain(provider.cq) == int(not hidden)
+        assert lib.ndpy_drain(provider.cq) == int(not internal)
     return qp
 
 
-def test_hidden_ones_are_taken_up_to_the_first_that_is_for_the_program(provider):
+def test_internal_ones_are_taken_up_to_the_first_that_is_for_the_program(provider):
     hide_some(provider)
     assert lib.ndpy_undelivered(provider.cq) == 1
-    assert [each.flags for each in provider.poll_hidden(0)] == []
-    assert [each.slot for each in provider.poll_hidden(1)] == [0]
-    assert [each.slot for each in provider.poll_hidden(9)] == [1]
-    assert provider.poll_hidden(9) == []
+    assert [each.flags for each in provider.poll_internal(0)] == []
+    assert [each.slot for each in provider.poll_internal(1)] == [0]
+    assert [each.slot for each in provider.poll_internal(9)] == [1]
+    assert provider.poll_internal(9) == []
     assert lib.ndpy_undelivered(provider.cq) == 1
     assert [(each.slot, each.flags) for each in provider.poll(1)] == [(2, 0)]
     assert lib.ndpy_undelivered(provider.cq) == 0
-    assert [each.slot for each in provider.poll_hidden(9)] == [3]
+    assert [each.slot for each in provider.poll_internal(9)] == [3]
     assert provider.poll() == []
     flood(provider, 3)
     assert lib.ndpy_drain(provider.cq) == 3
     assert [each.context for each in provider.poll()] == [0, 1, 2]
 
 
-def test_kept_completions_are_counted_by_their_queue_pair(provider):
+def test_stored_completions_are_counted_by_their_queue_pair(provider):
     hide_some(provider)
     queue = provider.shared_queue()
     for slot in range(3):
@@ -257,7 +257,7 @@ def test_kept_completions_are_counted_by_their_queue_pair(provider):
     flood(provider, 2)
     lib.ndpy_drain(provider.cq)
     assert [lib.ndpy_stored_of(provider.cq, number) for number in (NUMBER, 77, 6)] == [6, 0, 0]
-    provider.poll_hidden(1)
+    provider.poll_internal(1)
     assert lib.ndpy_stored_of(provider.cq, NUMBER) == 5
     assert lib.ndpy_renumber_stored(provider.cq, NUMBER, 99) == 0
     assert lib.ndpy_renumber_stored(provider.cq, 77, 99) == 3
@@ -305,7 +305,7 @@ def test_cancelling_nothing_leaves_a_queue_pair_as_it_was(provider):
     assert [(each.context, each.operation) for each in provider.poll()] == [(7, lib.NDPY_RECEIVE)]
 
 
-def test_what_is_cancelled_comes_behind_what_was_kept(provider):
+def test_what_is_cancelled_comes_behind_what_was_stored(provider):
     flood(provider, 40)
     assert lib.ndpy_drain(provider.cq) == 40
     provider.poll(10)

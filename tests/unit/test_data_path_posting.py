@@ -276,7 +276,7 @@ def test_receives_of_a_shared_queue_are_limited_and_complete_as_its(provider):
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 8, 9])
-def test_of_silent_requests_one_in_half_a_ring_is_signaled_and_hidden(provider, depth):
+def test_of_silent_requests_one_in_half_a_ring_is_signaled_and_internal(provider, depth):
     qp = provider.queue_pair(depth=depth)
     signaled = []
     for number in range(3 * depth):
@@ -284,8 +284,8 @@ def test_of_silent_requests_one_in_half_a_ring_is_signaled_and_hidden(provider, 
         if provider.sent.flags & SIGNALED:
             signaled.append(number + 1)
             provider.complete()
-            (hidden,) = provider.poll()
-            assert (hidden.flags, hidden.retired) == (
+            (internal,) = provider.poll()
+            assert (internal.flags, internal.retired) == (
                 lib.NDPY_INTERNAL,
                 number + 1 - (signaled[-2] if signaled[1:] else 0),
             )
@@ -313,7 +313,7 @@ def test_a_silent_request_that_fails_shows(provider):
     assert (completion.flags, completion.status) == (0, lib.NDPY_ACCESS_VIOLATION)
 
 
-def test_a_marker_is_signaled_and_hidden_however_it_ends(provider):
+def test_a_marker_is_signaled_and_internal_however_it_ends(provider):
     qp = provider.queue_pair()
     for status in (lib.IBV_WC_SUCCESS, lib.IBV_WC_WR_FLUSH_ERR):
         silent(qp, 2)
