@@ -79,7 +79,7 @@ class NetworkDirectAdapter(Adapter):
     def overlapped_file(self) -> int:
         """The handle of an overlapped file for a completion port of the program's own (CreateIoCompletionPort).
 
-        A completion queue made on it reports there; see NetworkDirectCompletionQueue.notify(). It belongs to the adapter
+        A completion queue made on it reports there; see CompletionQueue.notify(). It belongs to the adapter
         and is closed with it. Source: IND2Adapter::CreateOverlappedFile (contract C.1).
         """
         self._check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import time
 
@@ -473,6 +474,24 @@ def test_g_4_4_without_the_capability_resizing_is_unsupported(adapter, keep):
         pytest.skip(f"{adapter.info.name} claims RESIZE_COMPLETION_QUEUE")
     with pytest.raises(ndpy.UnsupportedError):
         keep(adapter.create_completion_queue(8)).resize(16)
+
+
+def test_what_only_the_other_system_has_is_unsupported(adapter, keep):
+    cq, poller = keep(adapter.create_completion_queue(8)), keep(ndpy.Poller())
+    if sys.platform == "linux":
+        assert cq.fileno() != poller.fileno()
+        others = (cq.notify, lambda: poller.completion_port)
+    else:
+        assert poller.completion_port
+        others = (cq.fileno, poller.fileno)
+    for use in others:
+        with pytest.raises(ndpy.UnsupportedError):
+            use()
+    cq.close()
+    poller.close()
+    for use in others:
+        with pytest.raises(ndpy.ClosedError):
+            use()
 
 
 def test_two_pairs_report_to_their_own_queues(adapter, keep, pair):
