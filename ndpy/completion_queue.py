@@ -326,7 +326,7 @@ class CompletionQueue(Resource):
             pending.succeed(None)
         with self._lock:
             for other in self._waiters:
-                if other is not waiter:
+                if other != waiter:
                     self._native_wake(other)
             pollers = list(self._pollers)
         for poller in pollers:
