@@ -57,11 +57,11 @@ def test_without_memory_an_object_is_not_made_and_leaves_nothing(keep, version, 
 @BOTH
 def test_completions_that_cannot_be_kept_for_want_of_memory_are_told(keep, version, native):
     queue = keep(keep.adapter.create_completion_queue(8))
-    queue._drain_native = lambda *arguments: -12
+    queue._native_drain = lambda *arguments: -12
     with pytest.raises(ndpy.InsufficientResourcesError) as caught:
         queue.wait(DEADLINE_S)
     assert caught.value.native == 12
-    del queue._drain_native
+    del queue._native_drain
     with pytest.raises(ndpy.TimeoutError):
         queue.wait(0)
 
