@@ -17,8 +17,10 @@ from native_answers import answering, ffi, signed
 from own_softnd import keep_with_adapter
 
 import ndpy
+from ndpy.networkdirect import completion_queue
 from ndpy.networkdirect import queue_pair as queue_pairs
 from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS
+from ndpy.networkdirect.overlapped import cancel_all
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
 NO_MORE_ENTRIES = 0x8000001A
@@ -175,6 +177,34 @@ def test_m_19_a_notification_that_the_provider_cancels_ends_with_its_status(keep
         again.result(0)
 
 
+@BOTH
+def test_a_close_that_fails_after_some_requests_were_cancelled_costs_nobody_a_completion(keep, version, monkeypatch):
+    queue = keep(keep.adapter.create_completion_queue(8))
+    pair = connect_ends(keep, keep.adapter, create_end(keep, keep.adapter), create_end(keep, keep.adapter, cq=queue))
+    poller = keep(ndpy.Poller())
+    poller.add(queue)
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0)
+    armed = [queue.arm(), queue.arm(ndpy.Notify.SOLICITED), queue.arm()]
+
+    def fail(requests):
+        cancel_all(requests)
+        raise ndpy.DeviceBusyError("the provider did not let go", operation="cancel")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(completion_queue, "cancel_all", fail)
+        broken.setattr(queue, "_users", 0)
+        with pytest.raises(ndpy.DeviceBusyError, match="did not let go"):
+            queue.close()
+    assert not any(pending.done() for pending in armed)
+    pair.server.queue_pair.receive([], context=5)
+    pair.client.queue_pair.send([])
+    for pending in (armed[0], armed[2]):
+        assert pending.result(DEADLINE_S) is None
+    ((found, completions),) = poller.wait(DEADLINE_S)
+    assert (found, [completion.context for completion in completions]) == (queue, [5])
+
+
 def full(keep):
     """A shared queue that is not short of receives, so that nothing ends its notification."""
     queue = keep(keep.adapter.create_shared_receive_queue(8, threshold=2))
@@ -264,7 +294,7 @@ def test_a_shared_queue_whose_close_fails_stays_as_it_was(keep, monkeypatch):
 def test_a_queue_that_somebody_does_not_leave_is_not_closed(keep, version, monkeypatch):
     queue = keep.adapter.create_completion_queue(8)
     with monkeypatch.context() as stuck:
-        stuck.setattr(queue._no_waiters, "wait_for", lambda predicate, timeout: False)
+        stuck.setattr(queue._left, "wait_for", lambda predicate, timeout: False)
         with pytest.raises(ndpy.DeviceBusyError, match="does not leave"):
             queue.close()
     assert not queue.closed
