@@ -1,6 +1,6 @@
 /* Posting and polling, once for all providers.
 
-   A provider's own data_path.c includes rings.c, and this file after it has defined
+   A provider's own data_path.c includes rings.c, then defines what follows, then includes this file:
      native_element, native_token, native_remote    types of an element, of its token, and of what names a peer's memory
      struct native_request, native_data_request()   a request in the provider's words
      native_post(), native_receive(), native_receive_shared()

@@ -1,5 +1,5 @@
-/* What all shims and the Python side agree on. Plain declarations only: cffi reads this file as it is.
-   Numbers are those of ndpy/flags.py; a test compares the two. */
+/* What all shims and the Python side agree on. It has plain declarations only, since cffi reads this file as it is.
+   The numbers are those of ndpy/flags.py. A test compares the two. */
 
 enum ndpy_operation {
     NDPY_RECEIVE = 0,
@@ -8,8 +8,8 @@ enum ndpy_operation {
     NDPY_INVALIDATE = 3,
     NDPY_READ = 4,
     NDPY_WRITE = 5,
-    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* Python's; here a receive with NDPY_WRITTEN */
-    NDPY_SEND_AND_INVALIDATE = 16   /* for posting; it completes as a send */
+    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* of Python's Operation; here a receive with NDPY_WRITTEN */
+    NDPY_SEND_AND_INVALIDATE = 16   /* only for posting: it completes as a send */
 };
 
 enum ndpy_status {
@@ -32,13 +32,13 @@ enum ndpy_flag {
     NDPY_INLINE = 0x20
 };
 
-/* Beside enum ndpy_flag in a slot. NDPY_UNWRITABLE: a receive's memory that may not be written. */
+/* Flags of a slot beside enum ndpy_flag. NDPY_UNWRITABLE: the receive's memory may not be written to. */
 enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
     NDPY_MARKER = 0x200         /* a request of ndpy's own. Its completion is internal; with SILENT_SUCCESS a failure is the program's. */
 };
 
-/* Why a post was refused before the provider saw it; any other number but 0 is the provider's own. */
+/* Why a post was refused before the provider saw it. Any other number except 0 is the provider's own. */
 enum ndpy_refusal {
     NDPY_QUEUE_FULL = -1,
     NDPY_NOT_CONNECTED = -2,
@@ -53,7 +53,7 @@ enum ndpy_connection {
     NDPY_NEVER_CONNECTED = 0,
     NDPY_CONNECTED = 1,
     NDPY_ENDED = 2,
-    NDPY_ENDED_UNPOSTED = 3     /* as ENDED, for a provider that would never complete what is posted now */
+    NDPY_ENDED_UNPOSTED = 3     /* as ENDED, but the provider would never complete what is posted now */
 };
 
 enum ndpy_completion_flag {
@@ -72,7 +72,7 @@ struct ndpy_element {
     uint32_t token;
 };
 
-/* 48 bytes. retired: how many requests of this queue, oldest first, this one ends (silent ones before it too). */
+/* 48 bytes. retired: how many requests of this queue end with this one, silent ones before it included. */
 struct ndpy_completion {
     uint64_t context;
     uint64_t nbytes;
@@ -92,14 +92,14 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
     uint64_t max_length);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
-/* Refuse reads: the peer serves none. */
+/* Refuse reads, because the peer serves none. */
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
-/* Silent requests that succeeded leave no trace until a later completion. In the error state, post one that is flushed
-   behind them; returns whether it was posted, which takes a place in the initiator queue. */
+/* Silent requests that succeeded leave no trace until a later completion. In the error state, post a request that is
+   flushed behind them. Returns whether it was posted, which takes a place in the initiator queue. */
 int ndpy_post_marker(struct ndpy_queue_pair *qp);
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
-/* How many initiator requests were posted, modulo 2**32; and whether the first `count` of these have ended: 0 not yet, 1 all
-   of them well, -1 some request failed. */
+/* How many initiator requests were posted, modulo 2**32. And whether the first `count` of these have ended: 0 not yet, 1 all
+   of them have succeeded, -1 some request has failed. */
 uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp);
 int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count);
 
@@ -118,7 +118,7 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
     const struct ndpy_element *elements, uint32_t count);
 
-/* Up to `count` completions, oldest first; their number, or minus an errno. */
+/* Take up to `count` completions, oldest first. Returns their number, or minus an errno. */
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
 /* Store everything that the provider has in the queue's own memory, where ndpy_poll looks first.
    Returns how many completions for the program were added, or minus an errno. */

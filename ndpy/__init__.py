@@ -44,7 +44,9 @@ from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.pending import Pending
 from ndpy.platforms import list_adapters, open_adapter
 from ndpy.poller import Poller
-from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
+from ndpy.queue_pair import QueuePair
+from ndpy.shared_receive_queue import SharedReceiveQueue
+from ndpy.work_queues import QueuePairLimits
 
 if TYPE_CHECKING:
     from ndpy.cache.lease import CacheStats, Exposure, Lease

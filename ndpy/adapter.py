@@ -23,8 +23,10 @@ from ndpy.info import AdapterInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow
 from ndpy.pending import Pending, wait_or_cancel
-from ndpy.queue_pair import QueuePair, QueuePairLimits, SharedReceiveQueue
+from ndpy.queue_pair import QueuePair
 from ndpy.resource import Orphans, Resource, _serials, busy
+from ndpy.shared_receive_queue import SharedReceiveQueue
+from ndpy.work_queues import QueuePairLimits
 
 T = TypeVar("T")
 

@@ -1,106 +1,63 @@
-"""Queue pairs and shared receive queues: posting requests. The hot path of posting stands here, once for all providers."""
+"""Queue pairs: begin and end of the connection, flush and close, and the windows that are bound to them."""
 
 from __future__ import annotations
 
 import abc
-import struct
+import dataclasses
 import threading
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ndpy import errors
-from ndpy.completion import PostedRequests
+from ndpy import errors, window_requests
 from ndpy.completion_queue import CompletionQueue
-from ndpy.flags import Access, Capability, Flags, Operation, Status
-from ndpy.memory import Binding, Elements, InlineElements, MemoryRegion, MemoryWindow, RemoteMemory, Sge, address_of
-from ndpy.pending import Pending
-from ndpy.resource import Resource, busy
+from ndpy.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
+from ndpy.flags import Access, Flags, Operation, Status
+from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.weak_set import SharedWeakSet
+from ndpy.work_queues import BAD_FLAGS, MARKER, QueuePairLimits, WorkQueues
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.connection import Connector
-    from ndpy.connection_parameters import RetryPolicy
     from ndpy.endpoint import Endpoint
+    from ndpy.shared_receive_queue import SharedReceiveQueue
+    from ndpy.window_requests import BindRequest
 
-# enum ndpy_refusal of cdefs/ndpy_abi.h.
-_QUEUE_FULL, _NOT_CONNECTED, _TOO_MANY_ELEMENTS, _TOO_LONG, _INLINE_TOO_LONG, _BAD_FLAGS, _NO_READS = range(-1, -8, -1)
+# Longest wait for the provider to end the requests of a queue pair that is being closed.
+_FLUSH_S = 1.0
 
-_RECEIVE = int(Operation.RECEIVE)
-_SEND = int(Operation.SEND)
-_READ = int(Operation.READ)
-_WRITE = int(Operation.WRITE)
-# enum ndpy_operation: a send that completes as one.
-_SEND_AND_INVALIDATE = 16
-_INLINE = int(Flags.INLINE)
-# enum ndpy_internal_flag of cdefs/ndpy_abi.h.
-_UNWRITABLE = 0x100
-_MARKER = 0x200
-
-# Longest wait for the requests before an invalidation of ndpy's own, and for it.
+# Longest wait for the requests before an invalidation of ndpy's own, and for the invalidation itself.
 _IDLE_S = 0.02
 _REVOKE_S = 5.0
 
-_ELEMENT = struct.Struct("=QII")
 
-_TAKEN_FLAGS: dict[int, str] = {
-    _SEND: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    _SEND_AND_INVALIDATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    _WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
-}
-
-
-def _writable(local: Any) -> bool:
-    """Whether all of these elements may be written; providers do not all say that it was this that failed."""
-    if type(local) is Sge:
-        return bool(local.region._writable)
-    return all(getattr(getattr(element, "region", element), "_writable", True) for element in flatten(local))
-
-
-def operation_name(operation: int) -> str:
-    """What the method is called that posts it."""
-    return "send_and_invalidate" if operation == _SEND_AND_INVALIDATE else Operation(operation).name.lower()
-
-
-def flatten(local: Any) -> list[Any]:
-    """Elements as a list; a region alone stands for all of it, a buffer (inline only) for itself."""
-    if isinstance(local, (Sge, MemoryRegion, bytes, bytearray, memoryview)):
-        return [local]
-    return list(local)
-
-
-@dataclass(frozen=True)
-class QueuePairLimits:
-    """What a queue pair takes: requests outstanding, elements of one request, bytes sent inline."""
-
-    receive_queue_depth: int
-    initiator_queue_depth: int
-    max_receive_sge: int
-    max_initiator_sge: int
-    inline_data_size: int
-
-
-class QueuePair(Resource):
+class QueuePair(WorkQueues):
     """One end of a reliable connection, made by Adapter.create_queue_pair().
 
-    Requests are queued and return at once; how they ended comes as a Completion with the same context, in the order of
+    Requests are queued and return at once. How a request ended comes as a Completion with the same context, in the order of
     posting. A posted request keeps its regions and their buffers alive until then, whatever the program drops.
 
-    connector: the connector it is connected through, or None. limits: see QueuePairLimits. context: free for the program.
+    Fields:
+        connector: the connector that it is connected through, or None.
+        limits: what it was created for; see QueuePairLimits.
+        srq: the shared receive queue that it takes its receives from, or None.
+        receive_cq, initiator_cq: where its requests report.
+        context: free for the program.
+        failure: on Linux, the adapter's own word for an error of the queue pair itself; "" if there was none.
     Source: IND2QueuePair (contract section F); ibv_create_qp(3), ibv_post_send(3), ibv_post_recv(3).
     """
 
     _release_order = 20
 
-    _native: Any
-    _post_one: Any
-    _post_list: Any
-    _initiator_posted: Any
-    _initiator_ended: Any
-    _elements: Any
-    _elements_view: memoryview
-    _element_layout = _ELEMENT
+    #: The native queue pair. None before it exists, and after it was destroyed.
+    _qp: Any = None
+    #: Whether it can be connected without a connection manager.
+    _has_endpoints: ClassVar[bool] = False
+    #: What a bind or invalidate that the contract forbids completes with; None for the provider's own status.
+    _status_if_forbidden: ClassVar[int | None] = None
+    #: Added to the serial number for completions of a shared receive queue that are left when the queue pair is closed.
+    #: The sum has to differ from every `_number` of a queue pair that may be created later.
+    _renumbered_from: ClassVar[int] = 0
 
     def __init__(
         self,
@@ -110,235 +67,257 @@ class QueuePair(Resource):
         limits: QueuePairLimits,
         srq: SharedReceiveQueue | None,
     ) -> None:
-        super().__init__(adapter)
+        super().__init__(adapter, limits, srq)
         self.receive_cq = receive_cq
         self.initiator_cq = initiator_cq
-        self.limits = limits
-        self.srq = srq
         self.context: Any = None
         self.connector: Connector | None = None
-        self._lock = threading.Lock()
+        self.failure = ""
+        #: The number that the provider gives back with completions of a shared receive queue.
+        self._number = self._serial
         self._never_connected = True
-        #: The connection is over; what is posted is cancelled.
-        self._ended = False
-        self._posted_requests = PostedRequests(self)
-        self._initiator_records = self._posted_requests.initiator
-        self._receive_records = self._posted_requests.receive
+        #: What local_endpoint() returned last; and the two ends and the read limits of connect_endpoint().
+        self._local: Endpoint | None = None
+        self._path: tuple[Endpoint, Endpoint] | None = None
+        self._endpoint_limits: ReadLimits | None = None
         self._bindings: set[Binding] = set()
         #: Whose _on_queue_pair_closing() is called before it is closed, and _on_connection_ended() when that happens.
         self._dependants: SharedWeakSet[Any] = SharedWeakSet()
+        #: The provider had ended every request when the native queue pair was destroyed.
+        self._all_ended = True
+        self._qp = self._native_create()
+        try:
+            self._native = self._new_slots()
+            self._native_set_up()
+        except BaseException:
+            self._native_destroy()
+            if self._native is not None:
+                self._native_free_slots(self._native)
+            raise
+        for queue in set(self._completion_queues):
+            with queue._lock:
+                queue._posted_requests[self._serial] = self._posted_requests
+                queue._users += 1
+        if srq is not None:
+            with srq._lock:
+                srq._users += 1
+            receive_cq._shared_receivers[self._number] = (self._posted_requests, srq)
+        self._opened()
 
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
+    def _new_slots(self) -> Any:
+        limits = self.limits
+        native = self._lib.ndpy_queue_pair_new(
+            self._qp,
+            self._serial,
+            limits.initiator_queue_depth,
+            limits.receive_queue_depth,
+            limits.max_initiator_sge,
+            limits.max_receive_sge,
+            limits.inline_data_size,
+            self._adapter.info.max_transfer_length,
+        )
+        if not native:
+            raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
+        return native
 
     @property
     def connection_ended(self) -> bool:
         """Whether it had a connection that has ended, or was flushed while it had one."""
         return self._ended
 
-    @abc.abstractmethod
-    def _begin_connection(self) -> None:
-        """The connection exists: initiator requests may be posted."""
+    @property
+    def read_limits(self) -> ReadLimits:
+        """How many RDMA reads of the peer and of this side may run at once.
 
-    @abc.abstractmethod
-    def _end_connection(self) -> None:
-        """The connection is over: what is outstanding is cancelled, and what will be posted."""
-
-    def _set_ended(self) -> None:
-        """Its connection is over. Called with locks held."""
-        self._ended = True
-        for dependant in self._dependants.members():
-            dependant._on_connection_ended(self)
+        Raises:
+            NotConnectedError: there is no connection.
+        """
+        self._check()
+        if self._endpoint_limits is not None:
+            return self._endpoint_limits
+        connector = self.connector
+        if connector is None or self._never_connected:
+            raise errors.NotConnectedError("the queue pair has no connection", operation="read_limits")
+        return connector.read_limits
 
     @property
     def _completion_queues(self) -> tuple[CompletionQueue, CompletionQueue]:
         return self.receive_cq, self.initiator_cq
 
-    def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0) -> None:
-        """Send a message to the peer's oldest posted receive; return once it is queued.
+    # ---- the connection ----
 
-        sges: an Sge, a region, or a sequence of them, together 0 to info.max_transfer_length bytes; with INLINE also
-        bytes that are not registered, up to limits.inline_data_size. context: 0 to 2**64-1.
-        Without INLINE the memory belongs to the adapter until the completion is taken.
+    def _begin_connection(self) -> None:
+        """The connection exists: initiator requests may be posted."""
+        with self._lock:
+            if self._native is not None:
+                self._set_connected()
 
-        Raises NotConnectedError before the connection, QueueFullError when no initiator slot is free,
-        LimitExceededError, InvalidFlagsError, ForeignObjectError, ClosedError. After the connection has ended the
-        request completes CANCELED. Source: IND2QueuePair::Send; ibv_post_send(3) with IBV_WR_SEND.
+    def _set_connected(self) -> None:
+        self._never_connected = False
+        # Not the connector's property, which raises if the adapter was removed meanwhile.
+        limits = self._endpoint_limits or (None if self.connector is None else self.connector._read_limits)
+        if limits is not None and not limits.outbound:
+            self._lib.ndpy_queue_pair_refuse_reads(self._native)
+        self._lib.ndpy_queue_pair_set_connection(self._native, self._lib.NDPY_CONNECTED)
+
+    def _set_ended(self) -> None:
+        """The connection is over. Called with locks held."""
+        if self._ended:
+            return
+        self._ended = True
+        for dependant in self._dependants.members():
+            dependant._on_connection_ended(self)
+
+    def _end_connection(self, natively: bool = True) -> None:
+        """The connection is over: what is outstanding is cancelled, and what will be posted.
+
+        natively: False when the provider ends the queue pair by itself.
         """
-        self._post(_SEND, self._initiator_records, sges, context, flags, 0, 0)
+        with self._lock:
+            if self._ended or self._native is None:
+                return
+            self._set_ended()
+            cancelled = self._native_end_connection(natively)
+        if cancelled:
+            self._wake_queues()
 
-    def receive(self, sges: Elements, *, context: int = 0) -> None:
-        """Post memory for one message of the peer; possible at any time, also before connecting.
+    def _cancel_late_request(self, operation: int) -> None:
+        with self._lock:
+            if self._native is None:
+                return
+            cancelled = self._native_cancel_late_request(operation)
+        if cancelled:
+            self._wake_queues()
 
-        The memory needs Access.LOCAL_WRITE. A message longer than it completes BUFFER_OVERFLOW and ends the connection.
-        Raises QueueFullError, LimitExceededError, ForeignObjectError, ClosedError, and UnsupportedError on a queue pair
-        with a shared receive queue. Source: IND2QueuePair::Receive; ibv_post_recv(3).
-        """
-        if self.srq is not None:
-            raise errors.UnsupportedError(
-                "this queue pair takes its receives from a shared receive queue; post them there", operation="receive"
-            )
-        self._post(_RECEIVE, self._receive_records, sges, context, 0 if _writable(sges) else _UNWRITABLE, 0, 0)
+    def _on_failed_completion(self) -> None:
+        """A request failed, and was not merely cancelled. Called without locks held."""
+        self._native_on_failed_completion()
+        # Looked at once: another thread may take it away.
+        connector = self.connector
+        if connector is not None:
+            connector._on_failed_completion()
 
-    def read(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        """Start an RDMA read of the first bytes of `remote` into `sges`; return once it is queued.
+    # ---- the end ----
 
-        The elements, scattered in order, decide how much is read: at most remote.length bytes; they need
-        Access.LOCAL_WRITE, and Access.READ_SINK where info.capabilities has READ_SINK_REQUIRED.
-        Errors as for send(). Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.
-        """
-        if type(sges) is Sge and sges.length > remote.length:
-            raise self._beyond(sges.length, remote)
-        self._post(_READ, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
+    def flush(self) -> None:
+        """Cancel everything that is outstanding in both directions. Completions with CANCELED follow, in the order of posting.
 
-    def write(self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        """Start an RDMA write of `sges` into the first bytes of `remote`; return once it is queued.
-
-        The peer takes no part in it and sees no completion. Errors as for send().
-        Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE.
-        """
-        if type(sges) is Sge and sges.length > remote.length:
-            raise self._beyond(sges.length, remote)
-        self._post(_WRITE, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
-
-    def send_and_invalidate(
-        self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0
-    ) -> None:
-        """Send a message, and have the peer's adapter invalidate the window that `remote` reaches once it has arrived.
-
-        The window has to be bound to the peer's end of this connection. There, is_bound is False as soon as the message's
-        receive completion was taken. Completes as a SEND; sges, context, flags and errors as for send().
-
-        Raises UnsupportedError where info.capabilities lacks SEND_INVALIDATE, or where the provider refuses it all the same.
-        Source: INDEndpoint::SendAndInvalidate (contract I.4.2); ibv_post_send(3) with IBV_WR_SEND_WITH_INV.
+        On a connected queue pair later requests complete CANCELED too. A queue pair that was never connected stays usable.
+        Source: IND2QueuePair::Flush (contract F.7); ibv_modify_qp(3) to IBV_QPS_ERR.
         """
         self._check()
-        if Capability.SEND_INVALIDATE not in self._adapter.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self._adapter.info.name} cannot invalidate a peer's window with a message; send one, and let the peer "
-                "invalidate() the window itself",
-                operation="send_and_invalidate",
-            )
-        self._post_invalidating(sges, remote, context, flags)
-
-    def _post_invalidating(self, sges: InlineElements, remote: RemoteMemory, context: int, flags: int) -> None:
-        self._post_many(_SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, remote.token, None)
-
-    def _on_window_lost(self, token: int) -> None:
-        """The peer has invalidated the window that is bound here with this token."""
-        for binding in list(self._bindings):
-            if binding.token == token:
-                binding.end()
-
-    def _post(
-        self,
-        operation: int,
-        records: Any,
-        local: Any,
-        context: int,
-        flags: int,
-        address: int,
-        token: Any,
-        remote: RemoteMemory | None = None,
-    ) -> None:
-        if type(local) is not Sge:
-            self._post_many(operation, records, local, context, flags, address, token, remote)
-            return
-        region = local.region
-        # Kept until the provider has copied what is sent inline; another thread may close the region meanwhile.
-        _owner = region._owner
-        if region._defunct is not None or region._adapter is not self._adapter:
-            self._require_same_adapter(region, "the region")
         with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            # Recorded first: the completion may be taken by another thread before the call returns.
-            records.append(local)
-            try:
-                refused = self._post_one(
-                    self._native, operation, flags, context, local.address, local.length, local.token, address, token
-                )
-            except (OverflowError, TypeError) as error:
-                records.pop()
-                # An exception keeps this frame.
-                _owner = None
-                raise self._bad_argument(error, context, flags) from None
-            if refused:
-                records.pop()
-        if refused:
-            _owner = None
-            raise self._refusal(operation, refused, [local], flags)
-        if self._ended:
-            self._on_posted_after_end(operation)
+            self._check()
+            cancelled = self._native_flush()
+            if not self._never_connected:
+                self._set_ended()
+        if cancelled:
+            self._wake_queues()
 
-    def _post_many(
-        self,
-        operation: int,
-        records: Any,
-        local: Any,
-        context: int,
-        flags: int,
-        address: int,
-        token: Any,
-        remote: RemoteMemory | None,
-    ) -> None:
-        elements = flatten(local)
-        inline = operation in (_SEND, _WRITE, _SEND_AND_INVALIDATE) and flags & _INLINE
-        limits = self.limits
-        limit = limits.max_receive_sge if operation == _RECEIVE else limits.max_initiator_sge
-        if len(elements) > limit:
-            raise self._refusal(operation, _TOO_MANY_ELEMENTS, elements, flags)
-        # Exports of what is sent inline: it can be neither resized nor freed until the provider has copied it.
-        exports: list[memoryview] | None = [] if inline else None
-        try:
-            triples = [self._element(element, exports) for element in elements]
-            total = sum(length for _, length, _ in triples)
-            if remote is not None and total > remote.length:
-                raise self._beyond(total, remote)
-            with self._lock:
-                if self._defunct is not None:
-                    raise self._defunct()
-                layout = self._element_layout
-                for index, triple in enumerate(triples):
-                    layout.pack_into(self._elements_view, index * layout.size, *triple)
-                records.append(elements)
-                try:
-                    refused = self._post_list(
-                        self._native, operation, flags, context, self._elements, len(triples), address, token
-                    )
-                except (OverflowError, TypeError) as error:
-                    records.pop()
-                    raise self._bad_argument(error, context, flags) from None
-                if refused:
-                    records.pop()
-        finally:
-            if exports:
-                for export in exports:
-                    export.release()
-        if refused:
-            raise self._refusal(operation, refused, elements, flags)
-        if self._ended:
-            self._on_posted_after_end(operation)
+    def close(self) -> None:
+        for dependant in self._dependants.members():
+            dependant._on_queue_pair_closing(self)
+        super().close()
 
-    def _element(self, element: Any, exports: list[memoryview] | None) -> tuple[int, int, int]:
-        """(address, length, token); exports: to be added to, None where memory has to be registered."""
-        is_slice = isinstance(element, Sge)
-        if is_slice or isinstance(element, MemoryRegion):
-            region = element.region if is_slice else element
-            owner = region._owner
-            self._require_same_adapter(region, "the region")
-            if exports is not None and isinstance(owner, memoryview):
-                exports.append(memoryview(owner))
-            return element.address, element.length, element.token if is_slice else element.local_token
-        if exports is not None and isinstance(element, (bytes, bytearray, memoryview)):
-            view = memoryview(element)
-            exports.append(view)
-            return (address_of(view) if view.nbytes else 0), view.nbytes, 0
-        raise TypeError(
-            f"an element is a region or a slice of one, not {type(element).__name__}; "
-            "register the buffer, or send up to limits.inline_data_size bytes of it with Flags.INLINE"
-        )
+    def _release(self) -> None:
+        with self._lock:
+            # From here on no connector takes it.
+            self._defunct = self._closed_error
+        connector = self.connector
+        if connector is not None:
+            connector._on_queue_pair_closing()
+        with self._lock:
+            if self._qp is not None:
+                self._wait_until_given_back()
+                self._all_ended = not self._in_flight()
+                self._native_destroy()
+            self._drain_queues()
+            self._cancel_rest()
+            # Only now: a bind that was just drained may have begun its binding.
+            for binding in list(self._bindings):
+                binding.end()
+            # Whoever gets the lock next finds neither of the two.
+            native, self._native = self._native, None
+        if self.srq is not None:
+            self._leave_shared_queue(self.srq)
+        for queue in set(self._completion_queues):
+            with queue._lock:
+                stored = self._lib.ndpy_stored_of(queue._native, self._serial)
+                if stored:
+                    self._posted_requests.stored[queue._serial] = stored
+                else:
+                    queue._posted_requests.pop(self._serial, None)
+                queue._users -= 1
+        self._native_free_slots(native)
+        self._wake_queues()
+
+    def _wait_until_given_back(self) -> None:
+        """Have the provider end what it holds, and wait for that for a limited time. Under the lock."""
+        self._native_begin_flush()
+        marked = self._never_connected or not self._native_completes_late_requests()
+        deadline = time.monotonic() + self._native_flush_limit_s()
+        pause = 0.0
+        while True:
+            self._drain_queues()
+            # What came back makes room for the marker.
+            marked = marked or self._post_marker()
+            if not self._in_flight() or time.monotonic() > deadline:
+                return
+            # The provider flushes in its own time, and there is no event for "all done".
+            time.sleep(pause)
+            pause = min(2 * pause + 0.0002, 0.02)
+
+    def _post_marker(self) -> bool:
+        """Silent requests that succeeded leave no trace. Post a request behind them if there are any, and room for it."""
+        self._initiator_records.append(None)
+        if self._native_post_marker(self._native):
+            return True
+        self._initiator_records.pop()
+        return False
+
+    def _in_flight(self) -> int:
+        """How many requests the provider has not ended."""
+        in_flight = self._lib.ndpy_queue_pair_in_flight
+        return int(in_flight(self._native, 0) + in_flight(self._native, 1))
+
+    def _drain_queues(self) -> None:
+        for queue in set(self._completion_queues):
+            with queue._lock:
+                queue._drain()
+
+    def _cancel_rest(self) -> None:
+        """End the requests that the provider never gave back. Only when it has let go of them."""
+        for receive, queue in ((1, self.receive_cq), (0, self.initiator_cq)):
+            with queue._lock:
+                cancelled = self._lib.ndpy_cancel_rest(self._native, receive, queue._native)
+                if cancelled < 0:
+                    raise errors.from_errno("flush", -cancelled)
+
+    def _leave_shared_queue(self, srq: SharedReceiveQueue) -> None:
+        queue = self.receive_cq
+        with queue._lock:
+            number = self._renumbered_from + self._serial
+            entry = queue._shared_receivers.pop(self._number)
+            stored = self._lib.ndpy_renumber_stored(queue._native, self._number, number)
+            if stored:
+                self._posted_requests.stored_shared = stored
+                queue._shared_receivers[number] = entry
+        with srq._lock:
+            srq._users -= 1
+
+    def _wake_queues(self) -> None:
+        """Wake whoever waits for the queues: completions came without an event, or nothing will come any more."""
+        for queue in set(self._completion_queues):
+            queue._wake_all()
+
+    def _on_removed(self) -> None:
+        self._wake_queues()
+
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._lock = threading.Lock()
+
+    # ---- windows ----
 
     def bind(
         self,
@@ -349,12 +328,13 @@ class QueuePair(Resource):
         context: int = 0,
         flags: int = 0,
     ) -> None:
-        """Give this connection's peer rights to a region, or to a slice of one, through a window; return once it is queued.
+        """Give this connection's peer rights to memory through a window, and return as soon as the request is queued.
 
-        window.remote() holds the new token as soon as bind() returns, so that a send which carries it can be posted right
-        after. Binding a bound window completes INVALID_REQUEST and ends the connection.
+        window.remote() has the new token when bind() returns. So a send that carries it can be posted next. A bind of a
+        window that is bound completes INVALID_REQUEST and ends the connection.
 
         Parameters:
+            window: a window of this adapter that is not bound.
             memory: a region, or a slice of one: `region[offset:stop]`. At least one byte.
             access: REMOTE_READ, REMOTE_WRITE, both, or NONE (a window that grants nothing). A window that lets the peer
                 write needs a region with LOCAL_WRITE. The region needs no remote right of its own.
@@ -363,77 +343,50 @@ class QueuePair(Resource):
         Raises:
             AccessViolationError: the region cannot carry these rights.
             ElementRangeError: the slice is empty.
-            ForeignObjectError, NotConnectedError, QueueFullError, ClosedError: as for send().
-            The window then is as it was before.
+            ForeignObjectError, NotConnectedError, QueueFullError, ClosedError: as for send(). The window is then as it
+                was before.
         Source: IND2QueuePair::Bind (contract E.2); ibv_post_send(3) with IBV_WR_BIND_MW.
         """
         self._refuse_marker(Operation.BIND, flags)
-        self._bind(window, memory, access, context, flags)
+        window_requests.bind(self, window, memory, access, context, flags)
 
     def _expose(self, window: MemoryWindow, memory: Sge, access: Access) -> None:
         """bind() with no completion for the program, unless it fails."""
-        self._bind(window, memory, access, 0, _MARKER | Flags.SILENT_SUCCESS)
+        window_requests.bind(self, window, memory, access, 0, MARKER | Flags.SILENT_SUCCESS)
 
     def _refuse_marker(self, operation: Operation, flags: int) -> None:
-        if isinstance(flags, int) and flags & _MARKER:
-            raise self._refusal(operation, _BAD_FLAGS, [], flags)
-
-    def _bind(self, window: MemoryWindow, memory: MemoryRegion | Sge, access: Access, *rest: int) -> None:
-        self._check()
-        element = memory[:] if isinstance(memory, MemoryRegion) else memory
-        if not isinstance(element, Sge):
-            raise TypeError(
-                f"a window is bound to a region or to a slice of one (region[a:b]), not to a {type(memory).__name__}"
-            )
-        region = element.region
-        self._require_same_adapter(region, "the region")
-        self._require_same_adapter(window, "the window")
-        if not element.length:
-            raise errors.ElementRangeError("a window has at least one byte")
-        offset = element.address - region.address
-        if not 0 <= offset <= offset + element.length <= region.length:
-            raise errors.ElementRangeError(f"{element!r} is outside of {region._describe()}")
-        access = Access(access)
-        if access & ~(Access.REMOTE_READ | Access.REMOTE_WRITE):
-            raise errors.InvalidFlagsError(f"a window grants REMOTE_READ and REMOTE_WRITE, not {access!r}")
-        if access & ~Access.LOCAL_WRITE & Access.REMOTE_WRITE and not region.access & Access.LOCAL_WRITE:
-            raise errors.AccessViolationError(
-                "a window that lets the peer write needs a region with Access.LOCAL_WRITE", operation="bind"
-            )
-        # Neither can be closed meanwhile.
-        with window._lifetime, region._lifetime:
-            window._check()
-            region._check()
-            self._post_bind(window, region, element, access, *rest)
-
-    @abc.abstractmethod
-    def _post_bind(
-        self, window: MemoryWindow, region: MemoryRegion, element: Sge, access: Access, context: int, flags: int
-    ) -> None: ...
+        if isinstance(flags, int) and flags & MARKER:
+            raise self._refusal(operation, BAD_FLAGS, [], flags)
 
     def invalidate(self, window: MemoryWindow, *, context: int = 0, flags: int = 0) -> None:
-        """Take back what bind() gave; once it completes, the peer's accesses are refused and end its connection.
+        """Take back what bind() gave, and return as soon as the request is queued.
 
-        Invalidating a window that is not bound to this queue pair completes INVALID_REQUEST and ends the connection.
+        Once the request has completed, the adapter refuses what the peer does with the window's token, and ends the
+        connection. An invalidate of a window that is not bound to this queue pair completes INVALID_REQUEST and ends the
+        connection too.
+
+        Parameters:
+            window: a window that is bound to this queue pair.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            ForeignObjectError, NotConnectedError, QueueFullError, ClosedError: as for send().
         Source: IND2QueuePair::Invalidate (contract E.6); ibv_post_send(3) with IBV_WR_LOCAL_INV.
         """
         self._refuse_marker(Operation.INVALIDATE, flags)
-        self._post_invalidate(window, context, flags)
-
-    @abc.abstractmethod
-    def _post_invalidate(self, window: MemoryWindow, context: int, flags: int) -> None: ...
+        window_requests.invalidate(self, window, context, flags)
 
     def _revoke(self, window: MemoryWindow) -> bool:
         """Invalidate a window and wait until that has happened, with no completion for the program.
 
-        False if it is not certain that it would happen soon: the connection has ended, or earlier requests are under way.
-        Closing the window then takes the peer's right away. Once an invalidation is posted, the window must stay for it.
+        Returns False if that might take long: the connection has ended, or earlier requests are under way. Then closing the
+        window takes the peer's right away. Once an invalidate is posted, the window has to stay open for it.
         """
         binding = window._binding
         if binding is None or binding.queue_pair is not self or self._wait_until_ended(_IDLE_S) != 1:
             return False
         try:
-            self._post_invalidate(window, 0, _MARKER)
+            window_requests.invalidate(self, window, 0, MARKER)
         except errors.NdpyError:
             return False
         if self._wait_until_ended(_REVOKE_S) != 1:
@@ -442,46 +395,79 @@ class QueuePair(Resource):
         return True
 
     def _wait_until_ended(self, seconds: float) -> int:
-        """Wait until what is posted now in the initiator queue has ended: 1 if well, -1 if not, 0 at the deadline."""
+        """Wait until all that is posted now in the initiator queue has ended.
+
+        Returns 1 if it has succeeded, -1 if some of it has failed, 0 at the deadline.
+        """
         deadline = time.monotonic() + seconds
         pause = 0.0
         with self._lock:
-            last = 0 if self._native is None else self._initiator_posted(self._native)
+            last = 0 if self._native is None else self._count_posted(self._native)
         while True:
             self.initiator_cq._retire_silent_requests()
             with self._lock:
                 gone = self._native is None or self._ended
-                state = -1 if gone else int(self._initiator_ended(self._native, last))
+                state = -1 if gone else int(self._lib.ndpy_queue_pair_ended(self._native, last))
             if state or time.monotonic() > deadline:
                 break
             # There is no event for one request of many.
             time.sleep(pause)
             pause = min(2 * pause + 0.00002, 0.005)
-        # What else came is for whoever waits for the queue.
+        # Other completions that came meanwhile are for those who wait for the queue.
         self.initiator_cq._wake_all()
         return state
 
-    def _on_forked(self) -> None:
-        super()._on_forked()
-        self._lock = threading.Lock()
+    def _count_posted(self, native: Any) -> int:
+        """How many initiator requests were posted, modulo 2**32."""
+        return int(self._lib.ndpy_queue_pair_posted(native))
+
+    def _on_window_lost(self, token: int) -> None:
+        """The peer has invalidated the window that is bound here with this token."""
+        for binding in list(self._bindings):
+            if binding.token == token:
+                binding.end()
 
     # ---- connections without a connection manager ----
 
     @property
     def number(self) -> int:
-        """The queue pair number (QPN); UnsupportedError on NetworkDirect adapters, which do not tell it."""
-        raise self._no_endpoints("number")
+        """The queue pair number (QPN), on Linux.
+
+        Raises:
+            UnsupportedError: NetworkDirect adapters do not tell it.
+        """
+        self._require_endpoints("number")
+        return self._number
 
     def local_endpoint(self, gid_index: int | None = None, psn: int | None = None) -> Endpoint:
-        """This side's part of a connection made without a connection manager, for connect_endpoint() on the other side.
+        """This side's part of a connection without a connection manager. The other side gives it to connect_endpoint().
 
-        Called again it is the same one, which the peer may have already, except for what the arguments ask for.
-        gid_index: None chooses by rank: RoCE v2 before v1, routable before link-local, IPv4 before IPv6
-        (ibv_rc_pingpong takes it as -g). psn: the first packet's sequence number, 24 bits; None for a random one.
-        UnsupportedError on iWARP and NetworkDirect adapters, which connect through connectors only; ConnectionActiveError for other values than those of the
-        connection that there is.
+        Later calls return the same endpoint, since the peer may have it already, except for what the arguments ask for.
+
+        Parameters:
+            gid_index: the GID to use, as ibv_rc_pingpong's -g. None chooses by rank: RoCE v2 before v1, routable before
+                link-local, IPv4 before IPv6.
+            psn: the first packet's sequence number, 24 bits. None for a random one.
+        Raises:
+            UnsupportedError: iWARP and NetworkDirect adapters connect through connectors only.
+            ConnectionActiveError: the queue pair is connected with other values than these.
+            AddressUnreachableError: the adapter has no such GID.
         """
-        raise self._no_endpoints("local_endpoint")
+        self._require_endpoints("local_endpoint")
+        with self._lock:
+            self._check()
+            former = self._local
+            if former is None or gid_index is not None:
+                endpoint = self._native_endpoint(gid_index, former.psn if former is not None and psn is None else psn)
+            else:
+                endpoint = former if psn is None else dataclasses.replace(former, psn=psn & 0xFFFFFF)
+            if self._path is not None and endpoint != self._path[0]:
+                raise errors.ConnectionActiveError(
+                    f"the queue pair is connected as {self._path[0]} with PSN {self._path[0].psn:#x}",
+                    operation="local_endpoint",
+                )
+            self._local = endpoint
+            return endpoint
 
     def connect_endpoint(
         self,
@@ -491,52 +477,140 @@ class QueuePair(Resource):
         outbound_read_limit: int | None = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        """Connect to a peer whose endpoint came by other means: no connection manager takes part.
+        """Connect to a peer without a connection manager. The program has brought the two endpoints across by itself.
 
-        This side's end is what local_endpoint() gave last; the peer has to know it. The path MTU is the smaller one of
-        the two ends. Nothing is negotiated: more reads at once than the peer serves end the connection.
+        This side's endpoint is what local_endpoint() returned last, and the peer has to know it. The path MTU is the smaller
+        one of the two ends. Nothing is negotiated: more reads at once than the peer serves end the connection.
 
         Parameters:
-            remote: the peer's end.
-            inbound_read_limit, outbound_read_limit: reads of the peer and of this side that may run at once. None for the
-                adapter's limits; larger ones are lowered, the outbound one also to what the remote endpoint says that it
-                serves. read_limits has what holds.
-            retry: see RetryPolicy. What it leaves open is as in ibv_rc_pingpong: retry_count 7, rnr_retry_count ENDLESS,
+            remote: the peer's endpoint.
+            inbound_read_limit: how many reads of the peer may run at once. None for the adapter's limit. A larger limit is
+                lowered to that.
+            outbound_read_limit: how many reads of this side may run at once. None for the adapter's limit. A larger limit is
+                lowered to that, and to what the remote endpoint says that it serves. read_limits has both results.
+            retry: see RetryPolicy. Fields that are None are as in ibv_rc_pingpong: retry_count 7, rnr_retry_count ENDLESS,
                 min_rnr_timer 12, ack_timeout 14.
         Raises:
-            UnsupportedError: iWARP and NetworkDirect adapters, which connect through connectors only.
+            UnsupportedError: iWARP and NetworkDirect adapters connect through connectors only.
             ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
-            ProviderError: the adapter cannot reach that end.
+            ProviderError: the adapter cannot reach that endpoint.
         """
-        raise self._no_endpoints("connect_endpoint")
+        self._require_endpoints("connect_endpoint")
+        self._require_unused()
+        local = self._local or self.local_endpoint()
+        limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        if remote.inbound_read_limit is not None:
+            limits = limits._replace(outbound=min(limits.outbound, remote.inbound_read_limit))
+        with self._lock:
+            # Another thread may have connected it meanwhile.
+            self._require_unused()
+            self._native_connect_endpoint(local, remote, limits, retry or RetryPolicy())
+            self._path, self._endpoint_limits = (local, remote), limits
+            self._set_connected()
 
-    def _no_endpoints(self, operation: str) -> errors.NdpyError:
+    def _require_endpoints(self, operation: str) -> None:
         self._check()
-        return errors.UnsupportedError(
-            f"{self._adapter.info.name} connects through connectors only; use Adapter.connect() and listen()",
-            operation=operation,
-        )
+        if not self._has_endpoints:
+            raise errors.UnsupportedError(
+                f"{self._adapter.info.name} connects through connectors only; use Adapter.connect() and listen()",
+                operation=operation,
+            )
 
-    def close(self) -> None:
-        for dependant in self._dependants.members():
-            dependant._on_queue_pair_closing(self)
-        super().close()
+    def _require_unused(self) -> None:
+        self._check()
+        if not self._never_connected or self._ended or self.connector is not None:
+            raise errors.ConnectionActiveError(
+                "the queue pair is or was connected; create another one", operation="connect_endpoint"
+            )
+
+    def _describe(self) -> str:
+        state = "never connected" if self._never_connected else "ended" if self._ended else "connected"
+        return f"QueuePair ({state})"
+
+    # ---- what the platform does; all of it under the lock unless it says something else ----
 
     @abc.abstractmethod
-    def flush(self) -> None:
-        """Cancel everything outstanding in both directions; completions with CANCELED follow, in posting order.
+    def _native_create(self) -> Any:
+        """Create the native queue pair."""
 
-        On a connected queue pair later requests complete CANCELED too; one that never was connected stays usable.
-        Source: IND2QueuePair::Flush (contract F.7); ibv_modify_qp(3) to IBV_QPS_ERR.
+    def _native_set_up(self) -> None:
+        """Prepare what was created, so that receives can be posted. Called by the constructor."""
+
+    @abc.abstractmethod
+    def _native_destroy(self) -> None:
+        """Destroy the native queue pair, and set _qp to None. If the system refuses, it stays open, and this raises."""
+
+    @abc.abstractmethod
+    def _native_free_slots(self, native: Any) -> None:
+        """Free what the provider knows requests by, as soon as no completion can name it. Not under the lock."""
+
+    @abc.abstractmethod
+    def _native_begin_flush(self) -> None:
+        """Ask the provider to end all requests, whether it can do that or not."""
+
+    @abc.abstractmethod
+    def _native_flush(self) -> bool:
+        """Do flush(); returns whether completions were added that no provider tells of."""
+
+    def _native_post_marker(self, native: Any) -> int:
+        """Post a request that is flushed behind silent ones; returns whether it was posted."""
+        return int(self._lib.ndpy_post_marker(native))
+
+    def _native_completes_late_requests(self) -> bool:
+        """Whether the provider completes a request that is posted after it was asked to end all of them."""
+        return True
+
+    def _native_flush_limit_s(self) -> float:
+        """The longest time to wait for the provider's flush."""
+        return _FLUSH_S
+
+    def _native_end_connection(self, natively: bool) -> bool:
+        """Cancel what is outstanding; returns as _native_flush() does. A provider may have done it itself."""
+        return False
+
+    def _native_cancel_late_request(self, operation: int) -> bool:
+        """Cancel a request that was posted after the end of the connection; returns as _native_flush() does.
+
+        A provider may do it itself.
         """
+        return False
+
+    def _native_on_failed_completion(self) -> None:
+        """A request failed. Not under the lock."""
+
+    def _native_endpoint(self, gid_index: int | None, psn: int | None) -> Endpoint:
+        """Do local_endpoint(). Called only if _has_endpoints."""
+        raise NotImplementedError
+
+    def _native_connect_endpoint(
+        self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
+    ) -> None:
+        """Connect the native queue pair. Called only if _has_endpoints."""
+        raise NotImplementedError
+
+    def _native_choose_token(self, window: MemoryWindow) -> int:
+        """The token for the window's next binding, where this side chooses it. Otherwise the bind brings it."""
+        return 0
+
+    def _native_return_token(self, binding: Binding) -> None:
+        """The bind with this token was not posted."""
 
     @abc.abstractmethod
-    def _on_posted_after_end(self, operation: int) -> None:
-        """A request was posted after the end of the connection."""
+    def _native_post_bind(self, binding: Binding, context: int, flags: int) -> int:
+        """Post a bind; returns as ndpy_post_bind() does."""
+
+    def _native_bind_posted(self, request: BindRequest) -> None:
+        """The provider has taken the bind."""
+
+    def _native_bind_failed(self, request: BindRequest) -> None:
+        """The provider has ended the bind, and the window is as it was. Not under the lock."""
+
+    def _native_bind_took_effect(self, request: BindRequest) -> None:
+        """The bind of a window that seemed to be bound has succeeded. Not under the lock."""
 
     @abc.abstractmethod
-    def _on_failed_completion(self) -> None:
-        """A request of it failed for another reason than being cancelled; called without locks held."""
+    def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
+        """Post an invalidate; binding is None if the window is not bound here. Returns as ndpy_post_invalidate() does."""
 
     @abc.abstractmethod
     def _explain(self, status: Status) -> str:
@@ -545,206 +619,3 @@ class QueuePair(Resource):
     @abc.abstractmethod
     def _native_status_name(self, native_status: int) -> str:
         """The provider's name of a completion status, or ""."""
-
-    def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> errors.NdpyError:
-        name = operation_name(operation)
-        limits = self.limits
-        if refused == _QUEUE_FULL:
-            queue, depth = ("receive", limits.receive_queue_depth) if operation == _RECEIVE else (
-                "initiator", limits.initiator_queue_depth
-            )  # fmt: skip
-            return errors.QueueFullError(
-                f"all {depth} slots of the {queue} queue are taken; take completions from its completion queue, then try again",
-                operation=name,
-            )
-        if refused == _NOT_CONNECTED:
-            return errors.NotConnectedError(
-                "the queue pair is not connected yet; connect() and complete_connect(), or accept(), come first",
-                operation=name,
-            )
-        if refused == _TOO_MANY_ELEMENTS:
-            limit = limits.max_receive_sge if operation == _RECEIVE else limits.max_initiator_sge
-            return errors.LimitExceededError(
-                f"{name}: {len(elements)} elements are more than the {limit} that this queue pair was created for"
-            )
-        total = sum(element.length if hasattr(element, "length") else len(element) for element in elements)
-        if refused == _TOO_LONG:
-            return errors.LimitExceededError(
-                f"{name}: {total} bytes are more than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
-            )
-        if refused == _INLINE_TOO_LONG:
-            return errors.LimitExceededError(
-                f"{name}: {total} bytes are more than the {limits.inline_data_size} that this queue pair sends inline "
-                "(inline_data_size of create_queue_pair)"
-            )
-        if refused == _NO_READS:
-            return errors.LimitExceededError(
-                "read: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"
-            )
-        if refused == _BAD_FLAGS:
-            taken = _TAKEN_FLAGS.get(operation, "SILENT_SUCCESS and READ_FENCE")
-            return errors.InvalidFlagsError(f"{name} takes the flags {taken}, not {Flags(flags)!r}")
-        return self._native_refusal(name, refused)
-
-    @abc.abstractmethod
-    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
-        """The exception for a number of the provider's own."""
-
-    @staticmethod
-    def _bad_argument(error: Exception, context: int, flags: int) -> Exception:
-        if not isinstance(context, int) or not isinstance(flags, int):
-            return TypeError("context and flags are integers")
-        if not 0 <= context < 1 << 64:
-            return ValueError(f"context is 0 to 2**64-1, not {context}")
-        return ValueError(f"an address, token or flag does not fit its field: {error}")
-
-    @staticmethod
-    def _beyond(length: int, remote: RemoteMemory) -> errors.ElementRangeError:
-        return errors.ElementRangeError(
-            f"{length} bytes do not fit the {remote.length} bytes of remote memory; slice one of the two"
-        )
-
-    def _describe(self) -> str:
-        state = "never connected" if self._never_connected else "ended" if self._ended else "connected"
-        return f"QueuePair ({state})"
-
-
-class SharedReceiveQueue(Resource):
-    """Receives that several queue pairs draw from, made by Adapter.create_shared_receive_queue().
-
-    A message takes the oldest receive; its completion goes to the receive queue of the queue pair that it came for.
-    An empty queue makes senders wait; nothing fails. Source: IND2SharedReceiveQueue (contract G.5, G.6); ibv_create_srq(3).
-    """
-
-    _release_order = 25
-
-    _native: Any
-    _post_shared: Any
-    _elements: Any
-    _elements_view: memoryview
-
-    def __init__(self, adapter: Adapter, depth: int, max_sge: int, threshold: int) -> None:
-        super().__init__(adapter)
-        self.depth = depth
-        self.max_sge = max_sge
-        self._threshold = threshold
-        self._lock = threading.Lock()
-        self._users = 0
-        # Receives of several queue pairs complete in any order, so what they use is kept by slot.
-        self._capacity = depth
-        self._free = list(range(depth - 1, -1, -1))
-        #: Beyond the present depth.
-        self._held: list[int] = []
-        self._records: dict[int, Any] = {}
-
-    @property
-    def adapter(self) -> Adapter:
-        return self._adapter
-
-    def receive(self, sges: Elements, *, context: int = 0) -> None:
-        """Post memory for one message to any of the queue pairs; see QueuePair.receive().
-
-        Raises QueueFullError, LimitExceededError, ForeignObjectError, ClosedError.
-        """
-        elements = flatten(sges)
-        if len(elements) > self.max_sge:
-            raise self._refusal(_TOO_MANY_ELEMENTS, len(elements))
-        triples = []
-        for element in elements:
-            region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
-            if region is None:
-                raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
-            self._require_same_adapter(region, "the region")
-            token = element.local_token if isinstance(element, MemoryRegion) else element.token
-            triples.append((element.address, element.length, token))
-        if not isinstance(context, int) or not 0 <= context < 1 << 64:
-            raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
-        with self._lock:
-            self._check()
-            if not self._free:
-                raise self._refusal(_QUEUE_FULL, 0)
-            slot = self._free.pop()
-            for index, triple in enumerate(triples):
-                _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
-            # Recorded first: its completion may be taken by another thread before the call returns.
-            self._records[slot] = elements
-            refused = self._post_shared(self._native, slot, context, self._elements, len(triples))
-            if refused:
-                self._taken(slot)
-                raise self._refusal(refused, len(elements))
-
-    def _taken(self, slot: int) -> None:
-        """The receive in this slot has ended."""
-        self._records.pop(slot, None)
-        self._free.append(slot)
-
-    def _refusal(self, refused: int, count: int) -> errors.NdpyError:
-        if refused == _QUEUE_FULL:
-            return errors.QueueFullError(
-                f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
-            )
-        if refused == _TOO_MANY_ELEMENTS:
-            return errors.LimitExceededError(
-                f"receive: {count} elements are more than the {self.max_sge} of this queue"
-            )
-        if refused == _TOO_LONG:
-            return errors.LimitExceededError(
-                f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
-            )
-        return self._native_refusal("receive", refused)
-
-    @abc.abstractmethod
-    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
-        """The exception for a number of the provider's own."""
-
-    def modify(self, depth: int = 0, threshold: int = 0) -> None:
-        """Change the depth and the threshold of arm(); 0 leaves one as it is (contract G.5.3).
-
-        LimitExceededError beyond the adapter's limit or below what is outstanding.
-        """
-        self._check()
-        maximum = self._adapter.info.max_shared_receive_queue_depth
-        if not 0 <= depth <= maximum:
-            raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
-        with self._lock:
-            self._check()
-            # Whoever takes completions gives slots back without the lock: there are only more free ones.
-            outstanding = self.depth - len(self._free)
-            if depth and depth < outstanding:
-                raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
-            if depth > self._capacity:
-                raise errors.UnsupportedError(
-                    f"the queue was created for {self._capacity} receives and cannot grow beyond that",
-                    operation="modify",
-                )
-            self._modify_native(depth, threshold)
-            if depth:
-                for _ in range(self.depth, depth):
-                    self._free.append(self._held.pop())
-                for _ in range(depth, self.depth):
-                    self._held.append(self._free.pop())
-                self.depth = depth
-            if threshold:
-                self._threshold = threshold
-
-    @abc.abstractmethod
-    def _modify_native(self, depth: int, threshold: int) -> None:
-        """Tell the provider; under the lock."""
-
-    @abc.abstractmethod
-    def arm(self) -> Pending[None]:
-        """Ask for one notification of fewer than `threshold` receives being outstanding (contract G.6.3)."""
-
-    def _on_forked(self) -> None:
-        super()._on_forked()
-        self._lock = threading.Lock()
-
-    def _refuse_if_used(self) -> None:
-        if self._users:
-            users = [
-                child._describe() for child in self._adapter._open_children() if getattr(child, "srq", None) is self
-            ]
-            raise busy(self, users)
-
-    def _describe(self) -> str:
-        return f"SharedReceiveQueue of depth {self.depth}"

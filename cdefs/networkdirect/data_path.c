@@ -1,5 +1,5 @@
-/* The data path's part for NetworkDirect 2; see ../data_path.c. A provider hands a request's context and its queue pair's
-   back with the completion: here the address of the slot, and the number that Python knows the queue pair by. */
+/* The data path's part for NetworkDirect 2 (see ../data_path.c). With a completion the provider hands back the contexts of
+   the request and of its queue pair. These are the address of the slot, and the number that Python knows the queue pair by. */
 
 #include "../rings.h"
 
@@ -13,7 +13,7 @@ _Static_assert(offsetof(struct nd2_result, request_type) == 24, "ND2_RESULT.Requ
 _Static_assert(sizeof(struct nd2_adapter_info) == 96, "ND2_ADAPTER_INFO");
 _Static_assert(offsetof(struct nd2_adapter_info, max_initiator_sge) == 32, "ND2_ADAPTER_INFO.MaxInitiatorSge");
 _Static_assert(offsetof(struct nd2_adapter_info, adapter_flags) == 92, "ND2_ADAPTER_INFO.AdapterFlags");
-/* Numbers that both sides share need no translation. */
+/* Flags have the same numbers in NetworkDirect and in ndpy. */
 _Static_assert((int)ND_OP_FLAG_SILENT_SUCCESS == (int)NDPY_SILENT_SUCCESS, "flags");
 _Static_assert((int)ND_OP_FLAG_READ_FENCE == (int)NDPY_READ_FENCE, "flags");
 _Static_assert((int)ND_OP_FLAG_SEND_AND_SOLICIT_EVENT == (int)NDPY_SOLICITED, "flags");
@@ -31,6 +31,7 @@ struct native_request {
     /* bind and invalidate */
     void *region;
     void *window;
+    unsigned char *granted;     /* version 1: where the bind writes the window's descriptor */
     uint64_t address;
     uint64_t length;
     uint32_t access;
@@ -56,7 +57,7 @@ struct native_result {
 
 #include "../rings.c"
 
-/* A remote token is in network order for NetworkDirect (contract D.4.2) and a number for Python, as it is for verbs. */
+/* NetworkDirect has remote tokens in network order (contract D.4.2). For Python they are numbers, as on verbs. */
 static uint32_t swap_token(uint32_t token)
 {
     return token >> 24 | (token >> 8 & 0xFF00) | (token << 8 & 0xFF0000) | token << 24;
@@ -72,7 +73,7 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
     out->remote_token = swap_token(remote_token);
 }
 
-/* What a provider refuses for a reason that ndpy knows too is said in ndpy's words. */
+/* A provider's refusal as enum ndpy_refusal, where that has the same reason. */
 static inline int refusal(int32_t status)
 {
     switch ((uint32_t)status) {
@@ -144,22 +145,9 @@ static uint32_t status_of(const struct native_result *result)
     return (uint32_t)result->result.status;
 }
 
-static uint32_t native_vendor_status(const struct native_result *result)
-{
-    (void)result;
-    return 0;
-}
-
 static uint32_t native_bytes(const struct native_result *result)
 {
     return result->result.bytes_transferred;
-}
-
-/* A receive's result has nothing beside its length. */
-static void native_received(const struct native_result *result, struct ndpy_completion *out)
-{
-    (void)result;
-    (void)out;
 }
 
 static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
@@ -191,28 +179,7 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     }
 }
 
-#include "../data_path.c"
-
-int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
-    uint64_t address, uint64_t length, uint32_t access)
-{
-    struct native_request request = {
-        .region = region,
-        .window = window,
-        .address = address,
-        .length = length,
-        .access = access,
-    };
-
-    return post_initiator(qp, NDPY_BIND, flags, context, length, &request);
-}
-
-int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
-{
-    struct native_request request = {.window = window};
-
-    return post_initiator(qp, NDPY_INVALIDATE, flags, context, 0, &request);
-}
+#include "both_versions.c"
 
 uint32_t ndpy_region_remote_token(struct IND2MemoryRegion *region)
 {

@@ -1,12 +1,12 @@
 /* Overlapped requests and the port on which they complete.
 
-   A provider writes to an OVERLAPPED until its request has completed (contract C.3.1), and the packet that tells so
-   points to it. So the structure counts its users: the Python object, and the request from start to packet.
+   A provider writes to an OVERLAPPED until its request has completed (contract C.3.1), and the packet of the completion
+   points to it. So the structure counts its users: the Python object, and the request from its start to its packet.
 
-   The adapter's thread waits in ndpy_take_packets without the interpreter's lock. What a poller waits for is passed on
-   to the poller's own port there, so that any number of pollers can wait for queues whose file has this one port. */
+   The adapter's thread waits in ndpy_take_packets without the interpreter's lock. It passes the packets for a poller on to
+   the poller's own port. So any number of pollers can wait for queues whose file has only the adapter's port. */
 
-/* Held while a packet is passed on, so that nobody closes the port it goes to meanwhile. */
+/* Held while a packet is passed on, so that nobody closes the port that it goes to. */
 static SRWLOCK forwarding = SRWLOCK_INIT;
 
 static void release_request(struct ndpy_request *request)
@@ -38,7 +38,7 @@ struct ndpy_request *ndpy_request_new(uint64_t key, void *forward, int quiet)
 void ndpy_request_start(struct ndpy_request *request)
 {
     InterlockedIncrement(&request->references);
-    /* A provider marks it itself when it accepts the request; until then nobody may take it for ended. */
+    /* The provider sets this when it accepts the request. Until then nobody may take the request for ended. */
     request->overlapped.internal = STATUS_PENDING;
     request->overlapped.internal_high = 0;
     request->overlapped.offset = 0;

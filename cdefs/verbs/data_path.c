@@ -1,4 +1,4 @@
-/* The data path's part for verbs; see ../data_path.c. */
+/* The data path's part for verbs (see ../data_path.c). */
 
 #include <arpa/inet.h>
 
@@ -24,7 +24,7 @@ struct native_result {
 
 #include "../rings.c"
 
-/* What a provider's refusal of a request means: some return the errno, some its negative, some -1 and set errno. */
+/* The errno of a refused request. Some providers return it, some its negative, some return -1 and set errno. */
 static int post_error(int result)
 {
     if (result != -1)
@@ -75,11 +75,11 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     if (!error)
         return 0;
     error = post_error(error);
-    /* siw knows of the connection's end before the connection manager has told it. */
+    /* siw knows of the connection's end before the connection manager has told ndpy. */
     return error == ENOTCONN && qp->fences_all ? NATIVE_NEVER_COMPLETES : error;
 }
 
-/* siw takes no receive without elements; one of no bytes is the same to it. */
+/* siw refuses a receive without elements, and takes one element of no bytes instead. */
 static struct ibv_sge empty_element;
 
 static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct ndpy_element *elements,
@@ -142,7 +142,7 @@ static uint32_t native_bytes(const struct native_result *result)
     return result->wc.byte_len;
 }
 
-/* What came beside the data. The two share a field of the completion, and no message has both. */
+/* What came beside the data: immediate data or an invalidated token. They share a field, since no message has both. */
 static void native_received(const struct native_result *result, struct ndpy_completion *out)
 {
     const struct ibv_wc *wc = &result->wc;
@@ -151,7 +151,7 @@ static void native_received(const struct native_result *result, struct ndpy_comp
         out->flags |= wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM ? NDPY_IMMEDIATE | NDPY_WRITTEN : NDPY_IMMEDIATE;
         out->vendor_status = ntohl(wc->imm_data);
     } else if (wc->wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK) && wc->invalidated_rkey) {
-        /* rxe passes on the kernel's number for it, which is here a flag of datagrams. */
+        /* rxe passes on the kernel's number for IBV_WC_WITH_INV, which in libibverbs is a flag of datagrams. */
         out->flags |= NDPY_INVALIDATED;
         out->vendor_status = wc->invalidated_rkey;
     }
@@ -173,7 +173,7 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     case IBV_WC_LOC_LEN_ERR:
         return operation == NDPY_RECEIVE ? NDPY_BUFFER_OVERFLOW : NDPY_DATA_OVERRUN;
     case IBV_WC_REM_INV_REQ_ERR:
-        /* The responder's word for a Send longer than its receive. */
+        /* What the responder reports for a send longer than its receive. */
         return operation == NDPY_SEND ? NDPY_DATA_OVERRUN : NDPY_REMOTE_ERROR;
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RNR_RETRY_EXC_ERR:
@@ -184,7 +184,7 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     case IBV_WC_REM_ABORT_ERR:
         return NDPY_REMOTE_ERROR;
     case IBV_WC_LOC_QP_OP_ERR:
-        /* The software adapters' word for a receive shorter than its message, and for an unknown local token. */
+        /* What the software adapters report for a receive shorter than its message, and for an unknown local token. */
         if (operation == NDPY_RECEIVE)
             return NDPY_BUFFER_OVERFLOW;
         return operation == NDPY_BIND || operation == NDPY_INVALIDATE ? NDPY_INVALID_REQUEST : NDPY_ACCESS_VIOLATION;

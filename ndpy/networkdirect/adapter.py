@@ -21,10 +21,12 @@ from ndpy.networkdirect.memory import NetworkDirectMemoryRegion, NetworkDirectMe
 from ndpy.networkdirect.native_calls import check, create, ffi, lib, release
 from ndpy.networkdirect.overlapped import OverlappedPending
 from ndpy.networkdirect.provider_dll import Provider
-from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair, NetworkDirectSharedReceiveQueue
+from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
+from ndpy.networkdirect.shared_receive_queue import NetworkDirectSharedReceiveQueue
 from ndpy.pending import Pending
-from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.resource import prevent_close
+from ndpy.shared_receive_queue import SharedReceiveQueue
+from ndpy.work_queues import QueuePairLimits
 
 
 class NetworkDirectAdapter(Adapter):

@@ -176,8 +176,10 @@ class NetworkDirectConnector(Connector):
         """_issue() for a call that takes the queue pair. The request ends CANCELED if the queue pair was closed."""
         queue_pair, (data, limits, _) = self.queue_pair, self._parameters
         assert isinstance(queue_pair, NetworkDirectQueuePair)
-        lend = queue_pair._lend
-        self._issue(operation, lambda overlapped: lend(lambda: call(queue_pair, limits, data, overlapped)), on_end)
+        unless_closed = queue_pair._unless_closed
+        self._issue(
+            operation, lambda overlapped: unless_closed(lambda: call(queue_pair, limits, data, overlapped)), on_end
+        )
 
     # ---- the active side ----
 

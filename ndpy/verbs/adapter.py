@@ -15,9 +15,9 @@ from ndpy.flags import Access, Capability
 from ndpy.info import AdapterInfo
 from ndpy.memory import is_written, span
 from ndpy.pending import Pending
-from ndpy.queue_pair import QueuePairLimits, SharedReceiveQueue
 from ndpy.quirks import Quirk
 from ndpy.resource import _serials, prevent_close
+from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
@@ -34,9 +34,11 @@ from ndpy.verbs.memory import (
 )
 from ndpy.verbs.monitor import Monitor
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
-from ndpy.verbs.queue_pair import VerbsQueuePair, VerbsSharedReceiveQueue
+from ndpy.verbs.queue_pair import VerbsQueuePair
 from ndpy.verbs.registering import Registered, RegisteringThreads
+from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 from ndpy.weak_set import SharedWeakSet
+from ndpy.work_queues import QueuePairLimits
 
 _new = object.__new__
 

@@ -258,11 +258,15 @@ class VerbsMemoryWindow(MemoryWindow):
         self._key = (self._key & ~0xFF) | ((self._key + 1) & 0xFF)
         return self._key
 
-    def _take_key_back(self, token: int, former: int) -> None:
-        """The bind that gave it this token failed: the provider finds the window by its former key again."""
+    def _return_key(self, key: int) -> None:
+        """The bind with this key, the last that _next_key() gave, was not posted."""
+        self._key = (key & ~0xFF) | ((key - 1) & 0xFF)
+
+    def _replace_key(self, present: int, key: int) -> None:
+        """The provider finds the window by another key than was thought when the bind was posted."""
         with self._using:
-            if self._native is not None and self._native.rkey == token:
-                self._native.rkey = former
+            if self._native is not None and self._native.rkey == present:
+                self._native.rkey = key
 
     def _free(self) -> None:
         with self._using:

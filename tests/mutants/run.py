@@ -37,6 +37,7 @@ C_SCOPE = (
     "cdefs/data_path.c",
     "cdefs/rings.c",
     "cdefs/verbs/data_path.c",
+    "cdefs/networkdirect/both_versions.c",
     "cdefs/networkdirect/data_path.c",
     "cdefs/networkdirect/version1/data_path.c",
 )

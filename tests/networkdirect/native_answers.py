@@ -53,6 +53,9 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Native:
     for name, module in list(sys.modules.items()):
         if name.startswith("ndpy.networkdirect") and getattr(module, "lib", None) is _lib:
             monkeypatch.setattr(module, "lib", stand_in)
+            for value in vars(module).values():
+                if isinstance(value, type) and vars(value).get("_lib") is _lib:
+                    monkeypatch.setattr(value, "_lib", stand_in)
     return stand_in
 
 

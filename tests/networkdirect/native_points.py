@@ -26,6 +26,7 @@ from ndpy.networkdirect import (
     overlapped,
     poller,
     queue_pair,
+    shared_receive_queue,
 )
 
 _MODULES = (
@@ -39,12 +40,13 @@ _MODULES = (
     overlapped,
     poller,
     queue_pair,
+    shared_receive_queue,
 )
 _CLASSES = (
     completion_queue.NetworkDirectCompletionQueue,
     connection.NetworkDirectConnector,
     queue_pair.NetworkDirectQueuePair,
-    queue_pair.NetworkDirectSharedReceiveQueue,
+    shared_receive_queue.NetworkDirectSharedReceiveQueue,
 )
 _SLEEPS = ("WaitForSingleObject", "ndpy_take_packets")
 _OF_A_PORT = ("ndpy_post_packet", "ndpy_take_packets")
@@ -100,6 +102,8 @@ def points(softnd: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
         if hasattr(module, "lib"):
             monkeypatch.setattr(module, "lib", native)
     for owner in _CLASSES:
+        if "_lib" in vars(owner):
+            monkeypatch.setattr(owner, "_lib", native)
         for name, value in list(vars(owner).items()):
             if isinstance(value, staticmethod) and hasattr(_lib, getattr(value.__func__, "__name__", "")):
                 function = value.__func__

@@ -17,8 +17,7 @@ from native_answers import answering, ffi, signed
 from own_softnd import keep_with_adapter
 
 import ndpy
-from ndpy.networkdirect import completion_queue
-from ndpy.networkdirect import queue_pair as queue_pairs
+from ndpy.networkdirect import completion_queue, shared_receive_queue
 from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS
 from ndpy.networkdirect.overlapped import cancel_all
 
@@ -279,7 +278,7 @@ def test_a_shared_queue_whose_close_fails_stays_as_it_was(keep, monkeypatch):
         raise ndpy.DeviceBusyError("the provider did not let go", operation="cancel")
 
     with monkeypatch.context() as broken:
-        broken.setattr(queue_pairs, "cancel_all", fail)
+        broken.setattr(shared_receive_queue, "cancel_all", fail)
         with pytest.raises(ndpy.DeviceBusyError):
             queue.close()
     assert not queue.closed

@@ -20,7 +20,7 @@ def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_
     end = create_end(keep, keep.adapter)
     queue_pair = end.queue_pair
     freed, in_or_over, used = threading.Event(), threading.Event(), []
-    leave_slots, free_slots = queue_pair._leave_slots, type(queue_pair)._free_slots
+    leave_slots, free_slots = queue_pair._native_free_slots, type(queue_pair)._free_slots
 
     def posted(native) -> int:
         in_or_over.set()
@@ -43,7 +43,7 @@ def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_
         freed.set()
 
     threads: list[threading.Thread] = []
-    queue_pair._initiator_posted, queue_pair._leave_slots, queue_pair._free_slots = posted, leave, free
+    queue_pair._count_posted, queue_pair._native_free_slots, queue_pair._free_slots = posted, leave, free
     queue_pair.close()
     threads[0].join(DEADLINE_S)
     assert not any(used)
@@ -108,11 +108,11 @@ def test_a_window_is_not_freed_while_it_is_being_bound_or_invalidated(keep):
 
     threads: list[threading.Thread] = []
     queue_pair.bind(window, region)
-    queue_pair._invalidate_native = close_meanwhile(queue_pair._invalidate_native)
+    queue_pair._native_post_invalidate = close_meanwhile(queue_pair._native_post_invalidate)
     queue_pair.invalidate(window)
     threads.pop().join(DEADLINE_S)
     other = window = keep(keep.adapter.create_memory_window())
-    queue_pair._bind_native = close_meanwhile(queue_pair._bind_native)
+    queue_pair._native_post_bind = close_meanwhile(queue_pair._native_post_bind)
     queue_pair.bind(other, region)
     threads.pop().join(DEADLINE_S)
     assert len(seen) == 2
@@ -125,7 +125,7 @@ def test_closing_a_queue_pair_waits_for_what_the_provider_gives_back_late(keep, 
     region = memory(keep, keep.adapter, 64)
     for context in range(3):
         queue_pair.receive(region, context=context)
-    flush = queue_pair._flush_native
+    flush = queue_pair._native_begin_flush
     looks: list[int] = []
     drain = queue_pair._drain_queues
 
@@ -136,8 +136,8 @@ def test_closing_a_queue_pair_waits_for_what_the_provider_gives_back_late(keep, 
             flush()
         drain()
 
-    monkeypatch.setattr(queue_pair, "_flush_native", lambda: 0)
+    monkeypatch.setattr(queue_pair, "_native_begin_flush", lambda: None)
     monkeypatch.setattr(queue_pair, "_drain_queues", drain_late)
     queue_pair.close()
-    assert queue_pair._given_back
+    assert queue_pair._all_ended
     assert [completion.context for completion in end.cq.poll()] == [0, 1, 2]

@@ -44,7 +44,7 @@ from processes import create_process
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
-from ndpy.networkdirect import queue_pair as queue_pairs
+from ndpy import queue_pair as queue_pairs
 from ndpy.networkdirect.native_calls import TIMEOUT, ffi, lib
 from ndpy.networkdirect.provider_dll import Provider
 from ndpy.networkdirect.version1 import connection as version1_connection

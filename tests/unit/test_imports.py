@@ -42,6 +42,9 @@ PUBLIC = {
     "poller",
     "queue_pair",
     "resource",
+    "shared_receive_queue",
+    "window_requests",
+    "work_queues",
 }
 PLATFORMS = {"verbs": "_verbs", "networkdirect": "_networkdirect"}
 CACHE = {"cache", "_lease"}

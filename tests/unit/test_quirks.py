@@ -19,7 +19,6 @@ NAMES = {"rdma_rxe", "rxe", "siw", "softnd", "softnd.dll", "iWARP"}
 WAITING = {
     "verbs/adapter.py",
     "verbs/memory.py",
-    "verbs/queue_pair.py",
 }
 
 

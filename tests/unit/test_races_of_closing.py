@@ -15,7 +15,7 @@ if sys.platform != "linux":
 from racing import DEADLINE_S, Elsewhere, Points, Queue, _Calls, walk
 
 import ndpy
-from ndpy.verbs import memory, queue_pair
+from ndpy.verbs import memory, queue_pair, shared_receive_queue
 from ndpy.verbs.native_calls import ffi, lib
 
 
@@ -23,8 +23,10 @@ from ndpy.verbs.native_calls import ffi, lib
 def inner_points(points, monkeypatch) -> Points:
     """The calls of ndpy's own C code that free or use its memory are points too."""
     names = ("ndpy_queue_pair_free", "ndpy_free_window", "ndpy_alloc_window", "ndpy_post_bind")
+    calls = _Calls(lib, points, {name: name for name in names})
     for module in (queue_pair, memory):
-        monkeypatch.setattr(module, "lib", _Calls(lib, points, {name: name for name in names}))
+        monkeypatch.setattr(module, "lib", calls)
+    monkeypatch.setattr(queue_pair.VerbsQueuePair, "_lib", calls)
     return points
 
 
@@ -68,7 +70,7 @@ def test_a_receive_on_an_ended_queue_pair_touches_nothing_that_close_has_freed(f
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter, receives=0)
         queue_pair, gate = ended(scene), Gate()
-        queue_pair._on_posted_after_end = gate.passing(queue_pair._on_posted_after_end)
+        queue_pair._cancel_late_request = gate.passing(queue_pair._cancel_late_request)
         receiving = Elsewhere(lambda: queue_pair.receive([])).start()
         assert gate.reached.wait(DEADLINE_S)
         closing = Elsewhere(queue_pair.close)
@@ -83,7 +85,7 @@ def test_a_receive_on_an_ended_queue_pair_touches_nothing_that_close_has_freed(f
         gate.open()
         receiving.result()
         assert fake.fault() == ""
-        del queue_pair._on_posted_after_end
+        del queue_pair._cancel_late_request
         scene.queue.close()
         return points.reached
 
@@ -101,7 +103,7 @@ def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_
             freed_then_used.append("after ndpy_queue_pair_free" in inner_points.names)
             return int(lib.ndpy_queue_pair_posted(native)) if not freed_then_used[-1] else 0
 
-        scene.queue_pair._initiator_posted = posted
+        scene.queue_pair._count_posted = posted
         closing = Elsewhere(scene.queue_pair.close)
         inner_points.watch(
             closing.thread, chosen, lambda: inner_points.elsewhere(lambda: scene.queue_pair._wait_until_ended(0))
@@ -243,8 +245,8 @@ class SharedQueues:
 @pytest.mark.parametrize("use", ["receive", "arm", "modify"])
 def test_a_shared_receive_queue_is_not_freed_while_it_is_used(adapter, monkeypatch, use):
     shared_queues = SharedQueues()
-    monkeypatch.setattr(queue_pair, "lib", shared_queues)
-    srq = queue_pair.VerbsSharedReceiveQueue(adapter, 8, 1, 2)
+    monkeypatch.setattr(shared_receive_queue, "lib", shared_queues)
+    srq = shared_receive_queue.VerbsSharedReceiveQueue(adapter, 8, 1, 2)
     freed_meanwhile = []
 
     def inside(*_: Any) -> int:
@@ -256,7 +258,7 @@ def test_a_shared_receive_queue_is_not_freed_while_it_is_used(adapter, monkeypat
     uses = {"receive": lambda: srq.receive([]), "arm": srq.arm, "modify": lambda: srq.modify(threshold=1)}
     if use == "arm":
         srq._records = {0: [], 1: [], 2: []}
-    srq._post_shared = shared_queues.ibv_modify_srq = srq._modify_native = inside  # type: ignore[method-assign]
+    srq._post_shared = shared_queues.ibv_modify_srq = srq._native_modify = inside  # type: ignore[method-assign]
     uses[use]()
     closing.result()
     assert freed_meanwhile == [False]
@@ -265,8 +267,8 @@ def test_a_shared_receive_queue_is_not_freed_while_it_is_used(adapter, monkeypat
 
 @pytest.mark.parametrize("use", ["arm", "modify"])
 def test_a_call_that_waited_for_the_close_of_a_shared_receive_queue_finds_it_closed(adapter, monkeypatch, use):
-    monkeypatch.setattr(queue_pair, "lib", SharedQueues())
-    srq = queue_pair.VerbsSharedReceiveQueue(adapter, 8, 1, 2)
+    monkeypatch.setattr(shared_receive_queue, "lib", SharedQueues())
+    srq = shared_receive_queue.VerbsSharedReceiveQueue(adapter, 8, 1, 2)
     srq._records = {0: [], 1: [], 2: []}
     with srq._lock:
         call = Elsewhere(srq.arm if use == "arm" else lambda: srq.modify(threshold=1)).start()
@@ -281,9 +283,9 @@ def test_a_call_that_waited_for_the_close_of_a_shared_receive_queue_finds_it_clo
 @pytest.mark.parametrize("depth", [4, 8])
 def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_receive(adapter, monkeypatch, depth):
     """A thread that takes their completions gives the slots back at any time."""
-    monkeypatch.setattr(queue_pair, "lib", SharedQueues())
+    monkeypatch.setattr(shared_receive_queue, "lib", SharedQueues())
     monkeypatch.setattr(adapter, "info", dataclasses.replace(adapter.info, max_shared_receive_queue_depth=8))
-    srq = queue_pair.VerbsSharedReceiveQueue(adapter, 8, 1, 0)
+    srq = shared_receive_queue.VerbsSharedReceiveQueue(adapter, 8, 1, 0)
     srq._post_shared = lambda *_: 0  # type: ignore[method-assign]
     for _ in range(4):
         srq.receive([])
@@ -297,7 +299,7 @@ def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_rec
             return iter(found)
 
     srq._records = Records(srq._records)
-    srq._modify_native = lambda *_: srq._taken(next(iter(srq._records.keys())))  # type: ignore[method-assign]
+    srq._native_modify = lambda *_: srq._taken(next(iter(srq._records.keys())))  # type: ignore[method-assign]
     srq.modify(depth)
     srq._records = dict(srq._records.items())
     free = depth - len(srq._records)

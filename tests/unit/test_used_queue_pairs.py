@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy import Access, Endpoint, Status
+from ndpy.verbs import queue_pair as queue_pairs
 from ndpy.verbs.native_calls import lib
 
 DEADLINE_S = 20.0
@@ -150,3 +153,64 @@ def test_e_2_a_window_whose_bind_failed_can_be_bound_again(fake, adapter, queue,
             connectors.pop().close()
             queue_pair.close()
     assert fake.counts.windows == 0
+
+
+def test_e_2_a_bind_that_fails_before_its_post_returns_leaves_the_window_as_it_was(fake, adapter, queue, monkeypatch):
+    """Another thread takes the completion while the posting one is still under way."""
+    queue_pairs_left = [adapter.create_queue_pair(queue) for _ in range(2)]
+    connectors = [adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) for queue_pair in queue_pairs_left]
+    polling: list[Elsewhere] = []
+
+    class Late:
+        """The extension's functions, of which ndpy_post_bind() returns when its request has failed."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def ndpy_post_bind(self, *arguments: Any) -> int:
+            posted = lib.ndpy_post_bind(*arguments)
+            fake.complete(failing, receive=False, status=lib.IBV_WC_MW_BIND_ERR)
+            polling.append(Elsewhere(queue.poll).start())
+            deadline = time.monotonic() + DEADLINE_S
+            while failing._initiator_records and time.monotonic() < deadline:
+                time.sleep(0.001)
+            return int(posted)
+
+    # The younger one first: the older one then uses its native window again.
+    failing, other = queue_pairs_left[1], queue_pairs_left[0]
+    with adapter.create_memory_window() as window, adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region:
+        with monkeypatch.context() as patched:
+            patched.setattr(queue_pairs, "lib", Late())
+            failing.bind(window, region)
+        (failed,) = polling[0].result()
+        assert failed.status is Status.INVALID_REQUEST
+        assert not window.is_bound
+        other.bind(window, region)
+        fake.complete(other, receive=False, status=lib.IBV_WC_SUCCESS)
+        (bound,) = queue.wait(DEADLINE_S)
+        assert (bound.status, window.is_bound) == (Status.SUCCESS, True)
+        for resource in (*connectors, *queue_pairs_left):
+            resource.close()
+
+
+def test_e_2_a_window_that_the_peer_has_invalidated_is_bound_again_although_nobody_was_told(fake, adapter, queue):
+    """The bind is posted before the message's completion is taken that says so."""
+    with (
+        adapter.create_queue_pair(queue) as queue_pair,
+        adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region,
+    ):
+        connector = adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)
+        with adapter.create_memory_window() as window:
+            tokens = []
+            for memory in (region, region[0:64], region[64:128]):
+                queue_pair.bind(window, memory)
+                fake.complete(queue_pair, receive=False)
+                (completion,) = queue.wait(DEADLINE_S)
+                assert completion.status is Status.SUCCESS
+                assert (window.is_bound, window.length) == (True, memory.length)
+                tokens.append(window.remote_token)
+            assert len(set(tokens)) == 3
+            # Taken late: it is about a binding that there is no more.
+            queue_pair._on_window_lost(tokens[0])
+            assert window.is_bound
+        connector.close()

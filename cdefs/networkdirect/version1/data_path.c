@@ -1,8 +1,8 @@
-/* The data path's part for NetworkDirect 1; see ../../data_path.c. A provider knows a request by the ND_RESULT that it was
-   given, and hands that back: here the head of a structure that names the request's slot. There is one for every slot, so
-   that it stays as long as the queue pair's rings (contract I.5). */
+/* The data path's part for NetworkDirect 1 (see ../../data_path.c). A provider gets an ND_RESULT with each request and hands
+   it back with the completion. Here that is the first member of a structure that names the request's slot. Every slot has one,
+   which stays as long as the queue pair's rings (contract I.5). */
 
-/* This module has two data paths. The functions of this one get names of their own. */
+/* The extension module has two data paths. The functions of this one get names of their own. */
 #define native_request version1_request
 #define native_result version1_result
 #define native_data_request version1_data_request
@@ -21,6 +21,8 @@
 #define ndpy_post_marker version1_post_marker
 #define ndpy_post version1_post
 #define ndpy_post_one version1_post_one
+#define ndpy_post_bind version1_post_bind
+#define ndpy_post_invalidate version1_post_invalidate
 #define ndpy_poll version1_poll
 #define ndpy_drain version1_drain
 
@@ -52,7 +54,7 @@ struct version1_endpoint {
     struct INDEndpoint *native;
     struct version1_cell *initiator;
     struct version1_cell *receive;
-    /* Receives that no native endpoint has: elements and their number, by slot. */
+    /* Receives that were not given to a native endpoint: their elements and the number of these, by slot. */
     int keeps;
     uint32_t max_receive_sge;
     uint32_t *kept_counts;
@@ -73,8 +75,8 @@ struct native_request {
     const unsigned char *descriptor;
     /* bind and invalidate */
     void *region;
-    void *native_window;
-    struct version1_window *window;
+    void *window;
+    unsigned char *granted;
     uint64_t address;
     uint64_t length;
     uint32_t access;
@@ -145,7 +147,7 @@ struct nd_result *version1_window_result(struct version1_window *window)
     return &window->cell.result;
 }
 
-const unsigned char *version1_window_descriptor(struct version1_window *window)
+unsigned char *version1_window_descriptor(struct version1_window *window)
 {
     return window->descriptor;
 }
@@ -178,7 +180,7 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     const struct nd_sge *sge = (const struct nd_sge *)request->elements;
     uint32_t flags = slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED);
 
-    /* There is no such flag, and no memory that is not registered (contract I.4.3). */
+    /* Version 1 has no such flag, and takes no memory that is not registered (contract I.4.3). */
     if (slot->flags & NDPY_INLINE)
         return NDPY_INLINE_TOO_LONG;
     if (!signaled)
@@ -196,11 +198,11 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
         return refusal(
             INDEndpoint_Write(native, result, sge, request->count, request->descriptor, request->offset, flags));
     case NDPY_BIND:
-        return refusal(INDEndpoint_Bind(native, result, request->region, request->native_window,
+        return refusal(INDEndpoint_Bind(native, result, request->region, request->window,
             (const void *)(uintptr_t)request->address, (size_t)request->length, flags | request->access,
-            request->window->descriptor));
+            request->granted));
     default:
-        return refusal(INDEndpoint_Invalidate(native, result, request->native_window, flags));
+        return refusal(INDEndpoint_Invalidate(native, result, request->window, flags));
     }
 }
 
@@ -250,7 +252,7 @@ static struct ndpy_slot *native_slot(const struct native_result *result)
     return result->cell->slot;
 }
 
-/* Only a window's result is of no queue pair. */
+/* Called only for a window's result, which belongs to no queue pair. */
 static uint32_t native_queue_pair(const struct native_result *result)
 {
     (void)result;
@@ -262,50 +264,17 @@ static uint32_t status_of(const struct native_result *result)
     return (uint32_t)result->cell->result.status;
 }
 
-static uint32_t native_vendor_status(const struct native_result *result)
-{
-    (void)result;
-    return 0;
-}
-
 static uint64_t native_bytes(const struct native_result *result)
 {
     return result->cell->result.bytes_transferred;
 }
 
-/* A receive's result has nothing beside its length. */
-static void native_received(const struct native_result *result, struct ndpy_completion *out)
-{
-    (void)result;
-    (void)out;
-}
-
-#include "../../data_path.c"
-
-int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *native,
-    struct version1_window *window, uint64_t address, uint64_t length, uint32_t access)
-{
-    struct native_request request = {
-        .region = region,
-        .native_window = native,
-        .window = window,
-        .address = address,
-        .length = length,
-        .access = access,
-    };
-
-    return post_initiator(qp, NDPY_BIND, flags, context, length, &request);
-}
-
-int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *native)
-{
-    struct native_request request = {.native_window = native};
-
-    return post_initiator(qp, NDPY_INVALIDATE, flags, context, 0, &request);
-}
+#include "../both_versions.c"
 
 #undef ndpy_post_marker
 #undef ndpy_post
 #undef ndpy_post_one
+#undef ndpy_post_bind
+#undef ndpy_post_invalidate
 #undef ndpy_poll
 #undef ndpy_drain

@@ -1,0 +1,261 @@
+"""Shared receive queues: receives that several queue pairs draw from."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.memory import Elements, MemoryRegion
+from ndpy.pending import Pending
+from ndpy.resource import Resource, busy
+from ndpy.work_queues import ELEMENT, QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, flatten, new_elements
+
+if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
+
+
+class SharedReceiveQueue(Resource):
+    """Receives that several queue pairs draw from, made by Adapter.create_shared_receive_queue().
+
+    A message takes the oldest receive. The completion goes to receive_cq of the queue pair that the message came for. If the
+    queue is empty, senders wait, and nothing fails.
+
+    Fields:
+        depth: how many receives may be outstanding.
+        max_sge: how many elements one receive may have.
+    Source: IND2SharedReceiveQueue (contract G.5, G.6); ibv_create_srq(3).
+    """
+
+    _release_order = 25
+
+    #: The platform's extension module: what cdefs/ndpy_abi.h declares.
+    _lib: Any
+    _ffi: Any
+    _post_shared: Any
+    #: struct ndpy_shared_queue.
+    _native: Any
+    #: The native queue.
+    _srq: Any
+
+    def __init__(self, adapter: Adapter, depth: int, max_sge: int, threshold: int) -> None:
+        super().__init__(adapter)
+        self.depth = depth
+        self.max_sge = max_sge
+        self._threshold = threshold
+        self._lock = threading.Lock()
+        self._users = 0
+        # Receives of several queue pairs complete in any order, so what they use is kept by slot.
+        self._capacity = depth
+        self._free = list(range(depth - 1, -1, -1))
+        #: Slots beyond the present depth.
+        self._unused: list[int] = []
+        self._records: dict[int, Any] = {}
+        #: The notifications that the provider owes, by what the platform knows them by.
+        self._armed: dict[Any, Pending[None]] = {}
+        self._elements, self._elements_view = new_elements(self._ffi, "struct ndpy_element[]", max_sge)
+        self._srq = self._native_create()
+        self._native = self._lib.ndpy_shared_queue_new(self._srq, depth, max_sge, adapter.info.max_transfer_length)
+        if not self._native:
+            self._native_destroy()
+            raise errors.InsufficientResourcesError("out of memory", operation="create shared receive queue")
+        self._opened()
+
+    @property
+    def adapter(self) -> Adapter:
+        return self._adapter
+
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        """Post memory for one message to any of the queue pairs; see QueuePair.receive().
+
+        Parameters:
+            sges: a region, a slice of one, or a sequence of them, up to max_sge.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+        Raises:
+            QueueFullError: as many receives as the queue is deep are outstanding.
+            LimitExceededError, ForeignObjectError, ClosedError: as for QueuePair.receive().
+        """
+        elements = flatten(sges)
+        if len(elements) > self.max_sge:
+            raise self._refusal(TOO_MANY_ELEMENTS, len(elements))
+        triples = []
+        for element in elements:
+            region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
+            if region is None:
+                raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
+            self._require_same_adapter(region, "the region")
+            token = element.local_token if isinstance(element, MemoryRegion) else element.token
+            triples.append((element.address, element.length, token))
+        if not isinstance(context, int) or not 0 <= context < 1 << 64:
+            raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
+        with self._lock:
+            self._check()
+            if not self._free:
+                raise self._refusal(QUEUE_FULL, 0)
+            slot = self._free.pop()
+            for index, triple in enumerate(triples):
+                ELEMENT.pack_into(self._elements_view, index * ELEMENT.size, *triple)
+            # Recorded first: its completion may be taken by another thread before the call returns.
+            self._records[slot] = elements
+            refused = self._post_shared(self._native, slot, context, self._elements, len(triples))
+            if refused:
+                self._taken(slot)
+                raise self._refusal(refused, len(elements))
+
+    def _taken(self, slot: int) -> None:
+        """The receive in this slot has ended."""
+        self._records.pop(slot, None)
+        self._free.append(slot)
+
+    def _refusal(self, refused: int, count: int) -> errors.NdpyError:
+        if refused == QUEUE_FULL:
+            return errors.QueueFullError(
+                f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
+            )
+        if refused == TOO_MANY_ELEMENTS:
+            return errors.LimitExceededError(
+                f"receive: {count} elements are more than the {self.max_sge} of this queue"
+            )
+        if refused == TOO_LONG:
+            return errors.LimitExceededError(
+                f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
+            )
+        return self._native_refusal("receive", refused)
+
+    def modify(self, depth: int = 0, threshold: int = 0) -> None:
+        """Change the depth and the threshold of arm() (contract G.5.3).
+
+        Parameters:
+            depth: 1 to info.max_shared_receive_queue_depth, and at most what the queue was created for; 0 keeps it.
+            threshold: see arm(); 0 keeps it.
+        Raises:
+            LimitExceededError: the depth is beyond the adapter's limit, or below what is outstanding.
+            UnsupportedError: the depth is more than what the queue was created for.
+        """
+        self._check()
+        maximum = self._adapter.info.max_shared_receive_queue_depth
+        if not 0 <= depth <= maximum:
+            raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
+        with self._lock:
+            self._check()
+            # Whoever takes completions gives slots back without the lock: there are only more free ones.
+            outstanding = self.depth - len(self._free)
+            if depth and depth < outstanding:
+                raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
+            if depth > self._capacity:
+                raise errors.UnsupportedError(
+                    f"the queue was created for {self._capacity} receives and cannot grow beyond that",
+                    operation="modify",
+                )
+            self._native_modify(depth, threshold)
+            if depth:
+                for _ in range(self.depth, depth):
+                    self._free.append(self._unused.pop())
+                for _ in range(depth, self.depth):
+                    self._unused.append(self._free.pop())
+                self.depth = depth
+            if threshold:
+                self._threshold = threshold
+
+    # ---- notifications ----
+
+    def arm(self) -> Pending[None]:
+        """Ask for one notification that fewer than `threshold` receives are outstanding (contract G.6.3).
+
+        The threshold is that of create_shared_receive_queue() or modify().
+        Raises:
+            InvalidFlagsError: the queue has no threshold.
+        Source: IND2SharedReceiveQueue::Notify; ibv_modify_srq(3) with IBV_SRQ_LIMIT.
+        """
+        self._check()
+        if not self._threshold:
+            raise errors.InvalidFlagsError(
+                "the queue has no threshold; give one to create_shared_receive_queue() or modify()"
+            )
+        pending: Pending[None] = self._adapter._pending_type("arm", lambda: self._disarm(pending))
+        with self._lock:
+            self._check()
+            key = self._native_arm()
+            if key is not None:
+                self._armed[key] = pending
+                return pending
+        pending.succeed(None)
+        return pending
+
+    def _disarm(self, pending: Pending[None]) -> None:
+        """cancel() of an arm(). The provider may notify all the same."""
+        with self._lock:
+            self._armed = {key: armed for key, armed in self._armed.items() if armed is not pending}
+
+    def _end_armed(self, error: errors.NdpyError | None, key: Any = None) -> None:
+        """End the notification with this key, or all of them: well, or with an error."""
+        with self._lock:
+            if key is None:
+                ended, self._armed = list(self._armed.values()), {}
+            else:
+                pending = self._armed.pop(key, None)
+                ended = [] if pending is None else [pending]
+        for pending in ended:
+            pending.succeed(None) if error is None else pending.fail(error)
+
+    # ---- the end ----
+
+    def _on_removed(self) -> None:
+        self._end_armed(self._removed_error())
+
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._lock = threading.Lock()
+        self._armed = {}
+
+    def _refuse_if_used(self) -> None:
+        if self._users:
+            users = [
+                child._describe() for child in self._adapter._open_children() if getattr(child, "srq", None) is self
+            ]
+            raise busy(self, users)
+
+    def _release(self) -> None:
+        with self._lock:
+            self._defunct = self._closed_error
+        try:
+            self._native_cancel_notifications()
+            with self._lock:
+                self._native_destroy()
+                self._lib.ndpy_shared_queue_free(self._native)
+                self._srq = self._native = None
+        except BaseException:
+            if self._srq is not None:
+                self._mark_still_open()
+            raise
+        self._end_armed(errors.CanceledError("the shared receive queue was closed", operation="arm"))
+        self._records.clear()
+
+    def _describe(self) -> str:
+        return f"SharedReceiveQueue of depth {self.depth}"
+
+    # ---- what the platform does; all of it under the lock unless it says something else ----
+
+    @abc.abstractmethod
+    def _native_create(self) -> Any:
+        """Create the native queue. Called by the constructor."""
+
+    @abc.abstractmethod
+    def _native_destroy(self) -> None:
+        """Destroy the native queue; raises if the system refuses."""
+
+    @abc.abstractmethod
+    def _native_modify(self, depth: int, threshold: int) -> None:
+        """Tell the provider of a new depth and threshold; 0 keeps one."""
+
+    @abc.abstractmethod
+    def _native_arm(self) -> Any:
+        """Ask the provider for a notification. Returns its key, or None if there already are fewer receives."""
+
+    def _native_cancel_notifications(self) -> None:
+        """Have the provider let go of what was asked for. Not under the lock."""
+
+    @abc.abstractmethod
+    def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
+        """The exception for a number of the provider's own."""
