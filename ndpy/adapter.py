@@ -1,14 +1,15 @@
-"""An open adapter: what everything else is made from."""
+"""An open adapter, from which all other objects are made."""
 
 from __future__ import annotations
 
 import abc
+import functools
 import gc
+import operator
 import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from ndpy import errors, quirks
@@ -21,14 +22,19 @@ from ndpy.flags import Access, Capability
 from ndpy.forking import tell
 from ndpy.info import AdapterInfo
 from ndpy.listener import Listener
-from ndpy.memory import MemoryRegion, MemoryWindow
+from ndpy.memory import MemoryRegion, MemoryWindow, buffer_range, is_written
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair
-from ndpy.resource import Orphans, Resource, _serials, busy
+from ndpy.resource import Orphans, Resource, _serials, busy, prevent_close
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.work_queues import QueuePairLimits
 
 T = TypeVar("T")
+
+# Plain integers: an operation on members of an IntFlag takes a microsecond.
+_ON_DEMAND = Access.ON_DEMAND.value
+# The bits that are no flag.
+_NO_ACCESS = ~functools.reduce(operator.or_, (int(flag) for flag in Access.__members__.values()))
 
 # How long close() waits for its turn to collect garbage.
 _COLLECTING_S = 1.0
@@ -62,32 +68,54 @@ def _collect_garbage() -> None:
 
 
 class Adapter(Resource):
-    """An RDMA adapter opened by open_adapter(). Objects made from it work together and with no other's.
+    """An RDMA adapter, opened by open_adapter().
 
-    It has one background thread, which waits for connection and device events and costs nothing while there are none.
-    info: see AdapterInfo. Source: IND2Adapter; ibv_open_device(3).
+    Objects that are made from it work together, and with those of no other adapter. It has one background thread, which
+    waits for connection and device events and costs nothing while there are none.
+
+    close() raises DeviceBusyError, with nothing lost, while objects made from it are open. It cancels registrations that
+    are under way. Objects that the program has dropped are closed first, if necessary by a garbage collection.
+
+    Attributes:
+        info: what the adapter is and can do; see AdapterInfo.
+    Source: IND2Adapter (contract section B); ibv_open_device(3).
     """
 
     _release_order = 99
-    #: What an operation of this adapter returns; a platform may need another way to wait.
+    #: The result of an operation of this adapter. A platform may need another way to wait.
     _pending_type: ClassVar[type[Pending[Any]]] = Pending
 
-    #: None until the adapter has been opened.
-    _events: AdapterThread
+    #: The classes of what a platform's adapter makes.
+    _region_class: ClassVar[type[MemoryRegion]]
+    _window_class: ClassVar[type[MemoryWindow]]
+    _completion_queue_class: ClassVar[type[CompletionQueue]]
+    _shared_receive_queue_class: ClassVar[type[SharedReceiveQueue]]
+    _queue_pair_class: ClassVar[type[QueuePair]]
+    _connector_class: ClassVar[type[Connector]]
+    _listener_class: ClassVar[type[Listener]]
+
+    #: None until _native_open() has made it.
+    _events: AdapterThread = None  # type: ignore[assignment]
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
         #: What its driver and transport do differently.
         self._differences = quirks.differences(info)
-        #: Serial numbers of what is open, and of what is being made. The collector clears weak references before it calls finalizers, so that
-        #: children which are about to be handed over are in here only.
+        #: Serial numbers of open objects, and of calls that make objects. The collector clears weak references before it
+        #: calls finalizers. So an object that is about to be adopted is in here only.
         self._open: set[int] = set()
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
-        #: Held by the adapter's thread too, so that an adapter that was dropped itself is closed as well.
+        #: The adapter's thread holds them too, so that it closes even the adapter itself after the program drops it.
         self._orphans = Orphans()
-        #: close() goes on: nothing more can be made.
+        #: Set by close(): nothing more can be made.
         self._closing = False
         super().__init__(self)
+        try:
+            self._native_open()
+        except BaseException:
+            self._native_close()
+            raise
+        self._opened()
 
     def _opened(self) -> None:
         self._released = False
@@ -96,72 +124,127 @@ class Adapter(Resource):
     def register(
         self, buffer: Any, access: Access = Access.LOCAL_WRITE, *, timeout_s: float | None = None
     ) -> MemoryRegion:
-        """Pin a buffer and let the adapter use it with these rights; see Access.
+        """Pin a buffer, and let the adapter use it with these rights.
 
-        buffer: anything with the buffer protocol, 1 to info.max_registration_size bytes, any alignment; or
-        (address, length) of memory that the caller keeps. The region keeps the buffer until it is closed.
-        access: where info.capabilities lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces none of it. Then ndpy
-        itself refuses to receive or read into a region without LOCAL_WRITE, and remote rights are only kept: peers get
-        theirs from windows, which any region can carry.
+        The region keeps the buffer in place until it is closed.
 
-        Raises InvalidBufferError (empty, scattered), AccessViolationError (read-only but to be written, or not mapped),
-        LimitExceededError, InsufficientResourcesError (with RLIMIT_MEMLOCK, what is pinned, and the remedy).
+        Parameters:
+            buffer: anything with the buffer protocol, 1 to info.max_registration_size bytes, at any address; or
+                (address, length) of memory that the caller keeps.
+            access: see Access. Where info.capabilities lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces no
+                rights. Then ndpy itself refuses to receive or read into a region without LOCAL_WRITE. Remote rights have no
+                effect there: peers get theirs from windows, which any region can carry.
+            timeout_s: how long to wait; None for ever. A registration that takes longer is cancelled.
+        Raises:
+            InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
+            AccessViolationError: the buffer is read-only and is to be written, or the memory is not mapped.
+            LimitExceededError: the buffer is too long.
+            InsufficientResourcesError: the memory cannot be pinned. The message says why, and names the remedy.
+            TimeoutError: the deadline passed.
         Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).
         """
         if timeout_s is None:
             return self._register(buffer, access)
         return wait_or_cancel(self.begin_register(buffer, access), timeout_s)
 
-    @abc.abstractmethod
-    def _register(self, buffer: Any, access: Access) -> MemoryRegion: ...
+    def _register(self, buffer: Any, access: Access) -> MemoryRegion:
+        def make(adapter: Adapter) -> MemoryRegion:
+            region = adapter._new_region(buffer, access)
+            region._register_now()
+            return region
 
-    @abc.abstractmethod
+        return self._make(make)
+
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[MemoryRegion]:
-        """Start to register; many may run at once, and take less time together than one after the other.
+        """Start to register. Many registrations may run at once, and take less time together than one after the other.
 
-        What cannot be registered at all is refused here, as by register(); the rest ends the Pending. Cancelling, or
-        closing the adapter meanwhile, ends it with CanceledError, and no region is left of it.
-        On Linux, where ibv_reg_mr(3) blocks, four threads of the adapter's make them, and so does a thread that waits in
-        result() without a deadline; what registers sooner than it can be handed over, by the times measured last and within
-        2 ms, is registered before the call returns. On Windows the provider's requests overlap.
+        Cancelling the Pending, or closing the adapter meanwhile, ends it with CanceledError and leaves no region.
+
+        On Windows the provider's requests overlap. On Linux, where ibv_reg_mr(3) blocks, up to four worker threads
+        register; a thread that waits in result() without a deadline helps. A registration that is quicker than a hand-off
+        to a worker, as measured the last time and within 2 ms, is made before the call returns.
+
+        Parameters:
+            buffer, access: see register().
+        Returns: a Pending of the region.
+        Raises: what register() raises for a buffer or for rights that cannot be registered at all. Any other error ends the
+            Pending.
         """
+        return self._make(lambda adapter: adapter._new_region(buffer, access)._native_begin_register())
+
+    def _new_region(self, buffer: Any, access: Access) -> MemoryRegion:
+        """A region that has not been registered yet."""
+        return self._region_class(self, *self._memory(buffer, access))
+
+    def _memory(self, buffer: Any, access: Access) -> tuple[Any, Any, int, int, Access]:
+        """Check what is to be registered. Returns (what keeps it in place, buffer, address, length, rights)."""
+        self._check()
+        access = self._known_access(access)
+        owner, address, length = buffer_range(buffer, is_written(access))
+        if length > self.info.max_registration_size:
+            raise errors.LimitExceededError(
+                f"{length} bytes are more than the {self.info.max_registration_size} that {self.info.name} registers at once"
+            )
+        return owner, buffer, address, length, access
+
+    def _known_access(self, access: int) -> Access:
+        """The rights. Raises InvalidFlagsError for an unknown bit and UnsupportedError for a right that this adapter lacks."""
+        bits = int(access)
+        if bits & _NO_ACCESS:
+            raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
+        if bits & _ON_DEMAND and Capability.ON_DEMAND_PAGING not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) has no on-demand paging; register without Access.ON_DEMAND",
+                operation="register",
+            )
+        return Access(access)
 
     def register_implicit(self, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
-        """One region for all of the process's memory, present and future; nothing is pinned (implicit on-demand paging).
+        """Make one region of all memory of the process, present and future. Nothing is pinned (implicit on-demand paging).
 
-        Its address is 0, so that its offsets are addresses: region[address:address + length] is an element of any memory.
-        The caller keeps that memory until what was posted with it has completed. buffer is None.
-        Raises UnsupportedError where info.capabilities lacks IMPLICIT_ON_DEMAND, as on every NetworkDirect adapter.
+        The region's address is 0, so its offsets are addresses: region[address:address + length] is an element of any
+        memory. The caller keeps that memory until the requests that use it have completed. The region's buffer is None.
+
+        Parameters:
+            access: see Access.
+        Raises:
+            UnsupportedError: info.capabilities lacks IMPLICIT_ON_DEMAND, as on every NetworkDirect adapter.
         Source: ibv_reg_mr(3) with IBV_ACCESS_ON_DEMAND, address 0 and the length SIZE_MAX.
         """
         self._require(Capability.IMPLICIT_ON_DEMAND, "register implicit")
-        return self._register_implicit(access)
-
-    def _register_implicit(self, access: Access) -> MemoryRegion:
-        """Called only where info.capabilities has IMPLICIT_ON_DEMAND."""
-        raise NotImplementedError
+        access = self._known_access(access | Access.ON_DEMAND)
+        region: MemoryRegion = self._make(lambda adapter: adapter._native_register_implicit(access))
+        return region
 
     def register_dmabuf(
         self, fd: int, offset: int, length: int, iova: int, access: Access = Access.LOCAL_WRITE
     ) -> MemoryRegion:
-        """Register memory of a device, such as a GPU's, that its driver exports as a dma-buf.
+        """Register memory of a device, such as a GPU, that its driver exports as a dma-buf.
 
-        fd: of the dma-buf; it may be closed afterwards. offset, length: the part of it, in bytes. iova: the address that
-        elements and peers use for its first byte; its offset within a page has to be that of `offset`. buffer is None.
+        The region's buffer is None.
 
-        Raises UnsupportedError where info.capabilities lacks DMABUF, as on every NetworkDirect adapter; InvalidBufferError;
-        ProviderError with EBADF for a descriptor that is no dma-buf. Source: ibv_reg_dmabuf_mr(3).
+        Parameters:
+            fd: a descriptor of the dma-buf. The caller may close it afterwards.
+            offset, length: the part of the dma-buf, in bytes.
+            iova: the address that elements and peers use for the first byte. It must have the same offset within a page as
+                `offset`.
+            access: see Access.
+        Raises:
+            UnsupportedError: info.capabilities lacks DMABUF, as on every NetworkDirect adapter.
+            InvalidBufferError: the offset, length or iova is not possible.
+            ProviderError: with EBADF if the descriptor is not a dma-buf.
+        Source: ibv_reg_dmabuf_mr(3).
         """
         self._require(Capability.DMABUF, "register dma-buf")
         if length < 1 or offset < 0 or iova < 0 or max(offset, iova) + length > 1 << 64:
             raise errors.InvalidBufferError(
                 f"{length} bytes at offset {offset} and iova {iova:#x} are no range of memory"
             )
-        return self._register_dmabuf(fd, offset, length, iova, access)
-
-    def _register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
-        """Called only where info.capabilities has DMABUF."""
-        raise NotImplementedError
+        access = self._known_access(access)
+        region: MemoryRegion = self._make(
+            lambda adapter: adapter._native_register_dmabuf(fd, offset, length, iova, access)
+        )
+        return region
 
     def _require(self, capability: Capability, operation: str) -> None:
         self._check()
@@ -171,22 +254,64 @@ class Adapter(Resource):
                 operation=operation,
             )
 
-    @abc.abstractmethod
+    # ---- making objects ----
+
     def create_memory_window(self) -> MemoryWindow:
-        """A new, invalid window. UnsupportedError where info.capabilities lacks MEMORY_WINDOWS."""
+        """Make a window. It grants nothing until QueuePair.bind() gives it memory.
 
-    @abc.abstractmethod
-    def create_completion_queue(self, depth: int) -> CompletionQueue:
-        """A queue for `depth` completions, 1 to info.max_completion_queue_depth."""
-
-    @abc.abstractmethod
-    def create_shared_receive_queue(self, depth: int, *, max_sge: int = 1, threshold: int = 0) -> SharedReceiveQueue:
-        """Receives for several queue pairs: depth 1 to info.max_shared_receive_queue_depth, max_sge elements each.
-
-        threshold: see SharedReceiveQueue.arm(); 0 for none. UnsupportedError where info.capabilities lacks SHARED_RECEIVE_QUEUES.
+        Raises:
+            UnsupportedError: info.capabilities lacks MEMORY_WINDOWS.
+        Source: IND2Adapter::CreateMemoryWindow (contract E.1); ibv_alloc_mw(3).
         """
+        self._check()
+        if Capability.MEMORY_WINDOWS not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) has no type 2 memory windows; register with remote access instead",
+                operation="create memory window",
+            )
+        return self._make(self._window_class)
 
-    @abc.abstractmethod
+    def create_completion_queue(self, depth: int, *, overlapped_file: int | None = None) -> CompletionQueue:
+        """Make a completion queue.
+
+        Parameters:
+            depth: how many completions it holds, 1 to info.max_completion_queue_depth.
+            overlapped_file: only NetworkDirect version 2: this adapter's overlapped_file. CompletionQueue.notify() then
+                brings its packets to the program's own completion port.
+        Raises:
+            LimitExceededError: the depth is out of range.
+            UnsupportedError: the adapter has no overlapped_file.
+        Source: IND2Adapter::CreateCompletionQueue (contract G.1); ibv_create_cq(3).
+        """
+        self._check()
+        self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
+        if overlapped_file is None:
+            return self._make(self._completion_queue_class, depth)
+        self._native_overlapped_file()
+        return self._make(self._completion_queue_class, depth, overlapped_file)
+
+    def create_shared_receive_queue(self, depth: int, *, max_sge: int = 1, threshold: int = 0) -> SharedReceiveQueue:
+        """Make a queue of receives for several queue pairs.
+
+        Parameters:
+            depth: how many receives it holds, 1 to info.max_shared_receive_queue_depth.
+            max_sge: the most elements of one receive, 1 to info.max_receive_sge.
+            threshold: see SharedReceiveQueue.arm(); 0 for none, at most depth.
+        Raises:
+            LimitExceededError: a value is out of range.
+            UnsupportedError: info.capabilities lacks SHARED_RECEIVE_QUEUES.
+        Source: IND2Adapter::CreateSharedReceiveQueue (contract G.5); ibv_create_srq(3).
+        """
+        self._check()
+        if Capability.SHARED_RECEIVE_QUEUES not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
+            )
+        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
+        self._limit("max_sge", max_sge, self.info.max_receive_sge)
+        self._limit("threshold", threshold, depth, least=0)
+        return self._make(self._shared_receive_queue_class, depth, max_sge, threshold)
+
     def create_queue_pair(
         self,
         receive_cq: CompletionQueue,
@@ -199,19 +324,68 @@ class Adapter(Resource):
         inline_data_size: int = 0,
         srq: SharedReceiveQueue | None = None,
     ) -> QueuePair:
-        """A queue pair, not connected yet; initiator_cq None means receive_cq for both directions.
+        """Make a queue pair, which is not connected yet.
 
-        Raises LimitExceededError beyond the limits of info, ForeignObjectError, InsufficientResourcesError.
+        Parameters:
+            receive_cq: takes the completions of receives.
+            initiator_cq: takes the completions of all other requests; None for receive_cq.
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: 0 to the limit of
+                that name in info.
+            srq: a shared receive queue, which takes the place of a receive queue of its own.
+        Raises:
+            LimitExceededError: a value is out of range.
+            ForeignObjectError: a queue belongs to another adapter.
+            InsufficientResourcesError: the adapter or the system has no room for it.
+        Source: IND2Adapter::CreateQueuePair (contract F.1); rdma_create_qp(3), ibv_create_qp(3).
         """
+        self._check()
+        initiator_cq = initiator_cq or receive_cq
+        self._require_same_adapter(receive_cq, "the receive completion queue")
+        self._require_same_adapter(initiator_cq, "the initiator completion queue")
+        if srq is not None:
+            self._require_same_adapter(srq, "the shared receive queue")
+        info = self.info
+        self._limit("receive_queue_depth", receive_queue_depth, info.max_receive_queue_depth, least=0)
+        self._limit("initiator_queue_depth", initiator_queue_depth, info.max_initiator_queue_depth, least=0)
+        self._limit("max_receive_sge", max_receive_sge, info.max_receive_sge, least=0)
+        self._limit("max_initiator_sge", max_initiator_sge, info.max_initiator_sge, least=0)
+        self._limit("inline_data_size", inline_data_size, info.max_inline_data_size, least=0)
+        limits = QueuePairLimits(
+            receive_queue_depth if srq is None else 0,
+            initiator_queue_depth,
+            max_receive_sge,
+            max_initiator_sge,
+            inline_data_size,
+        )
+        with prevent_close(receive_cq, initiator_cq, srq):
+            return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq)
 
-    @abc.abstractmethod
-    def _monitor(self, on_change: Callable[[], None]) -> Any:
-        """A monitor of memory for one cache; UnsupportedError, saying why and what to do, where there is none."""
+    def create_connector(self) -> Connector:
+        """Make a connector, which connects a queue pair of this side to a listener.
+
+        Source: IND2Adapter::CreateConnector (contract H.1); rdma_create_id(3).
+        """
+        self._check()
+        return self._make(self._connector_class)
+
+    def listen(self, address: Address, *, backlog: int = 128) -> Listener:
+        """Listen for connections.
+
+        Parameters:
+            address: (host, port). Host "" stands for every address of this adapter, port 0 for a free one.
+            backlog: how many requests may wait to be taken, 0 for no limit. Further ones are refused, see Listener.refused.
+        Raises:
+            AddressInUseError: the port is taken.
+            AddressUnreachableError: the address is not this adapter's.
+        Source: IND2Listener (contract H.2); rdma_listen(3).
+        """
+        self._check()
+        return self._make(self._listener_class, address, backlog)
 
     def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
-        """kind(self, *arguments). While it lasts the adapter cannot be closed; ClosedError if it is being closed."""
+        """Call kind(self, *arguments), and let nobody close the adapter meanwhile. Raises ClosedError after close() began."""
         number = next(_serials)
-        # close() looks for numbers after it has said that it goes on; so one of the two sees the other.
+        # close() sets _closing before it looks for numbers. So one of the two sees the other.
         self._open.add(number)
         try:
             self._check()
@@ -225,46 +399,43 @@ class Adapter(Resource):
         if not least <= value <= maximum:
             raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
 
-    def _limit_shared_receive_queue(self, depth: int, max_sge: int, threshold: int) -> None:
-        if Capability.SHARED_RECEIVE_QUEUES not in self.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
-            )
-        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
-        self._limit("max_sge", max_sge, self.info.max_receive_sge)
-        self._limit("threshold", threshold, depth, least=0)
+    # ---- what only one system has ----
 
-    def _limit_queue_pair(
-        self,
-        receive_cq: CompletionQueue,
-        initiator_cq: CompletionQueue,
-        limits: QueuePairLimits,
-        srq: SharedReceiveQueue | None,
-    ) -> QueuePairLimits:
-        """What was asked for, checked; with a shared receive queue there is no receive queue of its own."""
-        self._require_same_adapter(receive_cq, "the receive completion queue")
-        self._require_same_adapter(initiator_cq, "the initiator completion queue")
-        if srq is not None:
-            self._require_same_adapter(srq, "the shared receive queue")
-        info = self.info
-        self._limit("receive_queue_depth", limits.receive_queue_depth, info.max_receive_queue_depth, least=0)
-        self._limit("initiator_queue_depth", limits.initiator_queue_depth, info.max_initiator_queue_depth, least=0)
-        self._limit("max_receive_sge", limits.max_receive_sge, info.max_receive_sge, least=0)
-        self._limit("max_initiator_sge", limits.max_initiator_sge, info.max_initiator_sge, least=0)
-        self._limit("inline_data_size", limits.inline_data_size, info.max_inline_data_size, least=0)
-        return limits if srq is None else replace(limits, receive_queue_depth=0)
+    @property
+    def port_state(self) -> str:
+        """The state of the port that connections use, as of the last event: "active" or "down". Linux only.
 
-    @abc.abstractmethod
-    def create_connector(self) -> Connector:
-        """A connector for the active side."""
-
-    @abc.abstractmethod
-    def listen(self, address: Address, *, backlog: int = 128) -> Listener:
-        """Listen at (host, port); host "" means every address of this adapter, port 0 chooses one.
-
-        backlog: requests that may wait to be taken, 0 for no limit; more are refused, see Listener.refused.
-        AddressInUseError, AddressUnreachableError for an address that is not this adapter's.
+        Raises:
+            UnsupportedError: on Windows.
+        Source: IBV_EVENT_PORT_ACTIVE and IBV_EVENT_PORT_ERR, ibv_get_async_event(3).
         """
+        return self._native_port_state()
+
+    @property
+    def completion_port(self) -> int:
+        """The handle of the completion port on which the adapter's overlapped requests complete. Windows only.
+
+        Raises:
+            UnsupportedError: on Linux.
+        """
+        self._check()
+        return self._native_completion_port()
+
+    @property
+    def overlapped_file(self) -> int:
+        """The handle of an overlapped file for a completion port of the program's own (CreateIoCompletionPort).
+
+        A completion queue made on it reports to that port; see CompletionQueue.notify(). The file belongs to the adapter
+        and is closed with it.
+
+        Raises:
+            UnsupportedError: on Linux, and on NetworkDirect version 1, where an adapter has one file only.
+        Source: IND2Adapter::CreateOverlappedFile (contract C.1).
+        """
+        self._check()
+        return self._native_overlapped_file()
+
+    # ---- connecting ----
 
     def connect(
         self,
@@ -277,7 +448,11 @@ class Adapter(Resource):
         retry: RetryPolicy | None = None,
         timeout_s: float | None = None,
     ) -> Connector:
-        """Connect a queue pair and complete it in one call; see Connector.connect(). The connector is the caller's to close."""
+        """Connect a queue pair and complete the connection in one call.
+
+        Returns: the connector, which the caller closes.
+        Parameters and exceptions are those of Connector.connect() and complete_connect().
+        """
         connector = self.create_connector()
         try:
             connector.connect(
@@ -296,13 +471,13 @@ class Adapter(Resource):
         return connector
 
     def _open_children(self) -> list[Resource]:
-        """What was made from this adapter and not closed; a snapshot that other threads cannot disturb."""
+        """The objects that were made from this adapter and are open: a copy, which other threads do not change."""
         return [child for reference in self._children.valuerefs() if (child := reference()) is not None]
 
     def _refuse_if_used(self) -> None:
         users = self._users_left()
         if users:
-            # A queue pair and its connector refer to each other, so that dropped ones wait for the garbage collector. The
+            # A queue pair and its connector refer to each other, so dropped ones wait for the garbage collector. The
             # adapter's thread refers to an object while it handles an event.
             with self._events.resting(_HANDLING_S):
                 _collect_garbage()
@@ -323,16 +498,16 @@ class Adapter(Resource):
         return [child._describe() for child in left] or ["objects that are being made or released"]
 
     def _adopt(self, orphan: Resource) -> None:
-        """Take over what was dropped without close(); called by finalizers, so it only notes and wakes the thread."""
+        """Take over an object that was dropped without close(). Finalizers call this, so it only makes a note."""
         self._orphans.add(orphan)
         self._wake()
 
     def _wake(self) -> None:
-        """Make the adapter's thread look for orphans. Safe in a finalizer."""
+        """Make the adapter's thread close orphans. Safe in a finalizer."""
         self._events.wake()
 
     def _mark_removed(self) -> None:
-        """The device has gone: from now on everything of this adapter raises DeviceRemovedError, and can be closed."""
+        """The device has gone: from now on all objects of this adapter raise DeviceRemovedError, except in close()."""
         self._defunct = self._removed_error
         for child in self._open_children():
             if not child._released:
@@ -346,5 +521,56 @@ class Adapter(Resource):
                 child._on_forked()
         super()._on_forked()
 
+    def _release(self) -> None:
+        self._native_stop_registering()
+        try:
+            # A registration may have succeeded just before.
+            self._refuse_if_used()
+        except errors.DeviceBusyError:
+            self._native_resume_registering()
+            raise
+        self._native_close()
+
     def _describe(self) -> str:
         return f"Adapter {self.info.name}"
+
+    # ---- what the platform does ----
+
+    @abc.abstractmethod
+    def _native_open(self) -> None:
+        """Open the adapter and start its thread. If it raises, _native_close() follows."""
+
+    @abc.abstractmethod
+    def _native_close(self) -> None:
+        """Stop the thread and free what _native_open() made, which may be a part of it."""
+
+    @abc.abstractmethod
+    def _native_stop_registering(self) -> None:
+        """Cancel the registrations that are under way, and wait until the provider has let go of them."""
+
+    def _native_resume_registering(self) -> None:
+        """The adapter stays open after all."""
+
+    def _native_register_implicit(self, access: Access) -> MemoryRegion:
+        """Called only where info.capabilities has IMPLICIT_ON_DEMAND."""
+        raise NotImplementedError
+
+    def _native_register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
+        """Called only where info.capabilities has DMABUF."""
+        raise NotImplementedError
+
+    @abc.abstractmethod
+    def _monitor(self, on_change: Callable[[], None]) -> Any:
+        """A monitor of memory for one cache (ndpy/cache/monitor.py); UnsupportedError, saying why, where there is none."""
+
+    def _native_port_state(self) -> str:
+        raise self._lacks("port_state", "events of ports")
+
+    def _native_completion_port(self) -> int:
+        raise self._lacks("completion_port", "completion ports")
+
+    def _native_overlapped_file(self) -> int:
+        raise self._lacks("overlapped_file", "overlapped files")
+
+    def _lacks(self, operation: str, things: str) -> errors.UnsupportedError:
+        return errors.UnsupportedError(f"{self.info.name} ({self.info.driver}) has no {things}", operation=operation)

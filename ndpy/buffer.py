@@ -1,24 +1,31 @@
-"""Memory made for registering."""
+"""Memory that is made to be registered."""
 
 from __future__ import annotations
 
 from ndpy.errors import InvalidBufferError
 
-#: What alloc() returns: a writable view that keeps its memory mapped for as long as anything refers to it.
+#: The result of alloc(): a writable view, which keeps its memory mapped as long as anything refers to it.
 Buffer = memoryview
 
 
 def alloc(length: int, *, alignment: int = 4096, huge_pages: bool = False, numa_node: int | None = None) -> Buffer:
-    """Allocate zeroed memory that begins at a page, outside of Python's heap; a buffer for NumPy too (numpy.frombuffer()).
+    """Allocate zeroed memory outside Python's heap. It begins at a page. NumPy takes it too (numpy.frombuffer()).
 
-    length: bytes, at least 1. alignment: of the first byte, a power of two. huge_pages: take them from the system's pool
-    of huge pages, now. numa_node: put the memory there. The memory is unmapped when the last reference and view have gone.
-    Where a fork() would endanger registered memory (Linux before 5.12, unless RDMAV_FORK_SAFE is set; see `ndpy doctor`),
-    forked children do not have it: what touches it there ends with SIGSEGV.
+    The memory is unmapped when the last reference and the last view have gone. Forked children do not have the memory where a
+    fork() would endanger it (Linux before 5.12 without RDMAV_FORK_SAFE; see `ndpy doctor`). A child that touches it there
+    ends with SIGSEGV.
 
-    Raises InvalidBufferError; InsufficientResourcesError where there are not enough (huge) pages, or, on Windows, the account
-    lacks the right to lock pages; UnsupportedError where there are no huge pages or there is no such node.
-    Source: mmap(2), mbind(2), madvise(2); VirtualAllocExNuma, for which a node is a preference.
+    Parameters:
+        length: in bytes, at least 1.
+        alignment: of the first byte, a power of two.
+        huge_pages: whether to take pages from the system's pool of huge pages, at once.
+        numa_node: where to put the memory; None for anywhere. On Windows this is a preference only.
+    Raises:
+        InvalidBufferError: the length or the alignment is not possible.
+        InsufficientResourcesError: there are not enough pages, or not enough huge pages; or, on Windows, the account lacks
+            the right to lock pages.
+        UnsupportedError: the system has no huge pages, or no such node.
+    Source: mmap(2), mbind(2), madvise(2); VirtualAllocExNuma.
     """
     from ndpy.platforms import implementation
 

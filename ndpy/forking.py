@@ -1,7 +1,8 @@
-"""What a forked child does before anything else of the program runs in it.
+"""What a forked child does before the program runs in it.
 
-Nothing that the parent has open works there, and the threads that would end what is under way are the parent's. A lock
-may be held by one of them, which never releases it in the child. So every object that has locks renews them there.
+No object that the parent has open works in the child, and no operation that is under way ends there: the threads that would
+end it are the parent's. One of them may have held a lock, which nobody releases in the child. So every object that has locks
+renews them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ _inherited: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def in_child(call: Callable[[], None]) -> None:
-    """Have call() made in every forked child. Nothing on Windows, which has no fork()."""
+    """Have call() called in every forked child. This does nothing on Windows, which has no fork()."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=call)
 
 
 def tell(thing: Inherited) -> None:
-    """Have thing._on_forked() called in every forked child, while there is the thing."""
+    """Have thing._on_forked() called in every forked child, as long as the thing lives."""
     _inherited.add(thing)
 
 

@@ -1,4 +1,4 @@
-"""Memory that an adapter can reach: regions, windows, their elements, and what a peer needs to use them."""
+"""Memory that an adapter can reach: regions and windows, elements of them, and the tokens that peers need."""
 
 from __future__ import annotations
 
@@ -25,15 +25,18 @@ _DESCRIPTOR = struct.Struct(">QQI")
 
 
 class Sge:
-    """A scatter/gather element: a piece of a region, made by slicing it.
+    """A scatter/gather element: a piece of a region, made by slicing the region.
 
-    address, length in bytes; token is the region's local token (verbs: lkey).
+    Attributes:
+        region: the region.
+        address, length: where the piece is, and its length in bytes.
+        token: the region's local token (verbs: lkey).
     """
 
-    # _keeps: of an element of a lease, and of no other, the export of its buffer, which a posted request keeps with it.
-    __slots__ = ("_keeps", "address", "length", "region", "token")
+    # _export: the export of a lease's buffer. Only elements of leases have it; a posted request keeps it alive.
+    __slots__ = ("_export", "address", "length", "region", "token")
 
-    _keeps: Any
+    _export: Any
 
     def __init__(self, region: MemoryRegion, address: int, length: int, token: int) -> None:
         self.region = region
@@ -45,32 +48,40 @@ class Sge:
         return f"<Sge {self.length} bytes at {self.address:#x}>"
 
 
-#: What the posting calls take as local memory; an empty sequence stands for no bytes.
+#: What the posting calls take as local memory. An empty sequence stands for no bytes.
 Elements = Union[Sge, "MemoryRegion", Sequence[Union[Sge, "MemoryRegion"]]]
 
 _Bytes = bytes | bytearray | memoryview
-#: What send and write take: with Flags.INLINE also memory that is not registered.
+#: What send and write take. With Flags.INLINE the memory need not be registered.
 InlineElements = Elements | _Bytes | Sequence[Union[Sge, "MemoryRegion", _Bytes]]
 
 
 def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
-    """The offset and length that a slice names; nothing is clamped, since bytes that are not there cannot be sent."""
+    """The (offset, length) of a slice. Nothing is clamped: bytes that are not there cannot be sent."""
     start = 0 if key.start is None else key.start
     stop = length if key.stop is None else key.stop
     if key.step not in (None, 1):
         raise ElementRangeError(f"{what} is contiguous; a step of {key.step} is not possible")
     if not 0 <= start <= stop <= length:
-        raise ElementRangeError(f"[{start}:{stop}] is outside of {what} of {length} bytes")
+        raise ElementRangeError(f"[{start}:{stop}] is outside {what} of {length} bytes")
     return start, stop - start
 
 
 class RemoteMemory:
-    """Memory of a peer: address (the peer's own), length in bytes, and the token that grants access (verbs: rkey)."""
+    """Memory of a peer.
 
-    # _whole: of a slice, and of no other, what it was sliced from.
-    __slots__ = ("_whole", "address", "length", "token")
+    A slice of it is the memory of those bytes.
 
-    _whole: RemoteMemory
+    Attributes:
+        address: where the memory begins in the peer's address space.
+        length: in bytes.
+        token: grants access (verbs: rkey).
+    """
+
+    # _sliced_from: what a slice was sliced from. Only slices have it.
+    __slots__ = ("_sliced_from", "address", "length", "token")
+
+    _sliced_from: RemoteMemory
 
     def __init__(self, address: int, length: int, token: int) -> None:
         self.address = address
@@ -80,7 +91,7 @@ class RemoteMemory:
     def __getitem__(self, key: slice) -> RemoteMemory:
         offset, length = _bounds(key, self.length, "the remote memory")
         piece = RemoteMemory(self.address + offset, length, self.token)
-        piece._whole = self
+        piece._sliced_from = self
         return piece
 
     def __eq__(self, other: object) -> bool:
@@ -95,12 +106,16 @@ class RemoteMemory:
         return f"RemoteMemory(address={self.address:#x}, length={self.length}, token={self.token:#x})"
 
     def to_bytes(self) -> bytes:
-        """The 20 bytes to send to a peer: base, length and token in network order (ND_MW_DESCRIPTOR)."""
+        """The 20 bytes to send to a peer: address, length and token in network order (ND_MW_DESCRIPTOR)."""
         return _DESCRIPTOR.pack(self.address, self.length, self.token)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> RemoteMemory:
-        """Read what to_bytes() wrote. Raises ValueError unless there are exactly 20 bytes, none past 2**64."""
+        """Read what to_bytes() wrote.
+
+        Raises:
+            ValueError: there are not exactly 20 bytes, or the memory passes the end of the address space.
+        """
         if len(data) != _DESCRIPTOR.size:
             raise ValueError(f"a memory descriptor has {_DESCRIPTOR.size} bytes, not {len(data)}")
         address, length, token = _DESCRIPTOR.unpack(data)
@@ -118,28 +133,36 @@ _FOR_PEERS = (Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC).v
 
 
 def is_written(access: int) -> bool:
-    """Whether memory with these rights is written to, so that it cannot be read-only."""
+    """Whether these rights let somebody write. Read-only memory cannot have them."""
     return bool(int(access) & _WRITTEN)
 
 
 class MemoryRegion(Resource):
-    """Registered memory, made by Adapter.register(). The region keeps the buffer's memory in place until it is closed.
+    """Registered memory, made by Adapter.register(). It keeps the buffer in place until it is closed.
 
-    address, length: of the buffer, in bytes. access: the rights given. buffer: what was registered, None for memory that
-    is no buffer (Adapter.register_implicit(), register_dmabuf()).
-    local_token (verbs: lkey) and remote_token (verbs: rkey): see Sge and remote().
-    Source: IND2MemoryRegion; ibv_reg_mr(3).
+    A slice of it is an Sge.
+
+    Attributes:
+        buffer: what was registered; None for register_implicit() and register_dmabuf().
+        address, length: where the memory is, and its length in bytes.
+        access: the rights that were given.
+        local_token: the token of its elements (verbs: lkey).
+        remote_token: the token that grants a peer access (verbs: rkey); see remote().
+    Source: IND2MemoryRegion (contract section D); ibv_reg_mr(3).
     """
 
     _release_order = 50
 
     local_token: int
     remote_token: int
-    #: What keeps the memory in place, until the region is closed: an export of the buffer, or nothing that ndpy could keep.
+    #: What keeps the memory in place until the region is closed: an export of the buffer, or None.
     _owner: Any
+    #: None when there is nothing left to free.
+    _native: Any = None
 
-    def __init__(self, adapter: Adapter, buffer: Any, address: int, length: int, access: Access) -> None:
+    def __init__(self, adapter: Adapter, owner: Any, buffer: Any, address: int, length: int, access: Access) -> None:
         super().__init__(adapter)
+        self._owner = owner
         self.buffer = buffer
         self.address = address
         self.length = length
@@ -155,15 +178,19 @@ class MemoryRegion(Resource):
         return self.length
 
     def __getitem__(self, key: slice) -> Sge:
-        """The element of bytes start to stop; ElementRangeError if they are not all inside."""
+        """The element of bytes start to stop. Raises ElementRangeError unless all of them are inside."""
         offset, length = _bounds(key, self.length, "the region")
         return Sge(self, self.address + offset, length, self.local_token)
 
     def remote(self, offset: int = 0, length: int | None = None) -> RemoteMemory:
         """What a peer needs to reach these bytes through the region's own rights, on any connection.
 
-        Raises AccessViolationError when the region has no remote right: use a window, or register with one;
-        UnsupportedError where info.capabilities lacks REGION_ACCESS: use a window.
+        Parameters:
+            offset, length: the part of the region, in bytes; None for all from the offset on.
+        Raises:
+            AccessViolationError: the region grants nothing to peers. Register it with a remote right, or use a window.
+            UnsupportedError: info.capabilities lacks REGION_ACCESS. Use a window.
+            ElementRangeError: the bytes are not all inside the region.
         """
         self._check()
         if not self.access & _FOR_PEERS:
@@ -176,23 +203,120 @@ class MemoryRegion(Resource):
         offset, length = _bounds(slice(offset, stop), self.length, "the region")
         return RemoteMemory(self.address + offset, length, self.remote_token)
 
+    # ---- registering ----
+
+    def _register_now(self) -> None:
+        """Register and wait. Whatever is raised, Ctrl-C included, leaves no registration."""
+        try:
+            self._native_register()
+            self._opened()
+        except BaseException:
+            if self._released:
+                self._let_go()
+            raise
+
+    def _on_registered(self, pending: Pending[Any], failure: BaseException | None) -> None:
+        """A registration that was begun has ended."""
+        if failure is not None:
+            self._let_go()
+            pending.fail(failure)
+        elif not pending.succeed(self, prepare=self._opened):
+            # Cancelled meanwhile: it never was a region for anybody.
+            try:
+                self._native_deregister()
+            except NdpyError:
+                # Nobody refers to it, so the adapter closes it later.
+                self._opened()
+            else:
+                self._let_go()
+
+    # ---- deregistering ----
+
     def deregister(self, *, timeout_s: float | None = None) -> None:
-        """The same as close(): DeviceBusyError while a window is bound, with nothing lost (contract D.6.2)."""
+        """Do what close() does, and wait for it.
+
+        Parameters:
+            timeout_s: how long to wait; None for ever.
+        Raises:
+            DeviceBusyError: a window is bound to the region. Nothing has changed (contract D.6.2).
+            TimeoutError: the deadline passed. Deregistering goes on.
+        """
         self.begin_deregister().result(timeout_s)
 
-    @abc.abstractmethod
     def begin_deregister(self) -> Pending[None]:
-        """Start to deregister; DeviceBusyError at once while a window is bound."""
+        """Start to deregister. From now on the region cannot be used.
+
+        Returns: a Pending that ends when the adapter has let go of the memory. On Linux it has ended already.
+        Raises:
+            DeviceBusyError: a window is bound to the region. Nothing has changed.
+            ProviderError: the provider refused. The region is as usable as before. If it refuses later, the Pending raises.
+        Source: IND2MemoryRegion::Deregister (contract D.4); ibv_dereg_mr(3).
+        """
+        pending: Pending[None] = self._adapter._pending_type("deregister")
+
+        def on_end(failure: NdpyError | None) -> None:
+            with self._lifetime:
+                if failure is not None:
+                    self._mark_still_open()
+                else:
+                    self._let_go()
+                    self._mark_closed()
+            if failure is not None:
+                pending.fail(failure)
+            else:
+                pending.succeed(None)
+
+        with self._lifetime:
+            if self._released:
+                pending.succeed(None)
+                return pending
+            self._refuse_if_used()
+            self._defunct = self._closed_error
+            try:
+                under_way = self._native_begin_deregister(on_end)
+            except BaseException:
+                self._mark_still_open()
+                raise
+        if not under_way:
+            on_end(None)
+        return pending
+
+    def _release(self) -> None:
+        if self._native_finish_deregister():
+            return
+        self._native_deregister()
+        # Before the buffer goes: who posts looks at the buffer first.
+        self._defunct = self._closed_error
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Free what is left of the native object, and then the buffer.
+
+        An exported memoryview keeps a bytearray from moving and an mmap from closing.
+        """
+        self._native_free()
+        self._owner = None
+
+    # ---- registering again ----
 
     def reregister(self, buffer: Any = None, access: Access | None = None) -> None:
-        """Give the region other memory, other rights, or both; quicker than a new region where the adapter can do it.
+        """Give the region other memory, other rights, or both. This is quicker than a new region.
 
-        None keeps what it has. The tokens may change: elements and remote() from before are not valid any more, and what was
-        posted with them has to have completed. Blocks as register() does.
+        The tokens may change. Elements and remote() from before are not valid any more, and the requests that were posted
+        with them must have completed. Blocks as register() does.
 
-        Raises UnsupportedError where info.capabilities lacks REREGISTRATION, and otherwise what register() raises. The region is then
-        as it was before, but for a failure in the adapter itself, after which it can only be closed, as its uses then say.
-        Source: ibv_rereg_mr(3); NetworkDirect has nothing of the kind.
+        If this raises, the region is unchanged. The exception is a failure in the adapter: then only close() works, and
+        every other call says so.
+
+        Parameters:
+            buffer: the new memory, as for register(); None keeps the old.
+            access: the new rights; None keeps the old.
+        Raises:
+            UnsupportedError: info.capabilities lacks REREGISTRATION, as on every NetworkDirect adapter; or the region was not
+                made from a buffer.
+            DeviceBusyError: a window is bound to the region.
+            Otherwise what register() raises.
+        Source: ibv_rereg_mr(3).
         """
         self._adapter._require(Capability.REREGISTRATION, "reregister")
         with self._lifetime:
@@ -200,11 +324,17 @@ class MemoryRegion(Resource):
             self._refuse_if_used()
             if self.buffer is None:
                 raise UnsupportedError("only a region of a buffer can be registered again", operation="reregister")
-            self._reregister(buffer, access)
-
-    def _reregister(self, buffer: Any, access: Access | None) -> None:
-        """Called only where info.capabilities has REREGISTRATION."""
-        raise NotImplementedError
+            if buffer is None and access is None:
+                return
+            owner, kept, address, length, rights = self._adapter._memory(
+                self.buffer if buffer is None else buffer, self.access if access is None else access
+            )
+            self._native_reregister(
+                owner, None if buffer is None else (address, length), None if access is None else rights
+            )
+            self.buffer, self.address, self.length, self.access = kept, address, length, rights
+            self._writable = is_written(rights)
+            self._owner = owner
 
     def _refuse_if_used(self) -> None:
         if self._bindings:
@@ -213,9 +343,46 @@ class MemoryRegion(Resource):
     def _describe(self) -> str:
         return f"MemoryRegion of {self.length} bytes at {self.address:#x}"
 
+    # ---- what the platform does ----
+
+    @abc.abstractmethod
+    def _native_register(self) -> None:
+        """Register, wait, and read the tokens. If it raises, _native_free() follows."""
+
+    @abc.abstractmethod
+    def _native_begin_register(self) -> Pending[Any]:
+        """Start to register; _on_registered() follows. The request holds the region until then."""
+
+    @abc.abstractmethod
+    def _native_deregister(self) -> None:
+        """Deregister and wait. Harmless where the adapter has been removed."""
+
+    def _native_begin_deregister(self, on_end: Callable[[NdpyError | None], None]) -> bool:
+        """Start to deregister. False if it has ended; else on_end(failure) follows, which takes the region's lock."""
+        self._native_deregister()
+        return False
+
+    def _native_finish_deregister(self) -> bool:
+        """Wait for what _native_begin_deregister() began, and do what is left; False if nothing was begun."""
+        return False
+
+    @abc.abstractmethod
+    def _native_free(self) -> None:
+        """Free the native object, registered or not. Harmless when repeated, and before the first registration."""
+
+    def _native_reregister(self, owner: Any, memory: tuple[int, int] | None, access: Access | None) -> None:
+        """Give it this (address, length) or these rights, or both. Called only where info.capabilities has REREGISTRATION.
+
+        owner: what keeps the new memory in place.
+        """
+        raise NotImplementedError
+
 
 class Binding:
-    """What one bind() gave: from its posting until it failed, was invalidated, or its queue pair or window was closed."""
+    """The effect of one bind(). It begins when bind() is posted.
+
+    It ends when the bind fails, when the window is invalidated, or when the queue pair or the window is closed.
+    """
 
     __slots__ = ("access", "address", "invalidating", "length", "queue_pair", "region", "token", "window")
 
@@ -243,7 +410,7 @@ class Binding:
         self.queue_pair._bindings.add(self)
 
     def end(self) -> None:
-        """Forget it; harmless when repeated, and a later binding of the same window stays."""
+        """Forget it. Harmless when repeated. A later binding of the same window stays."""
         if self.window._binding is self:
             self.window._binding = None
         self.region._bindings.discard(self)
@@ -251,11 +418,12 @@ class Binding:
 
 
 class MemoryWindow(Resource):
-    """A revocable right for one peer to a part of a region (type 2), made by Adapter.create_memory_window().
+    """A revocable right of one peer to a part of a region (type 2), made by Adapter.create_memory_window().
 
-    Created invalid; QueuePair.bind() gives it a range, rights and a token that is new each time, and
-    QueuePair.invalidate() takes them away. A bound window that the program drops stays bound until its queue pair is
-    closed. Closing a bound window ends its binding.
+    A new window grants nothing. QueuePair.bind() gives it a range, rights, and a new token each time.
+    QueuePair.invalidate() takes them away, and so does close(). A bound window that the program drops stays bound until
+    its queue pair is closed.
+
     Source: IND2MemoryWindow (contract section E); ibv_alloc_mw(3), ibv_bind_mw(3).
     """
 
@@ -264,6 +432,8 @@ class MemoryWindow(Resource):
     def __init__(self, adapter: Adapter) -> None:
         super().__init__(adapter)
         self._binding: Binding | None = None
+        self._native: Any = self._native_create()
+        self._opened()
 
     @property
     def adapter(self) -> Adapter:
@@ -271,18 +441,18 @@ class MemoryWindow(Resource):
 
     @property
     def is_bound(self) -> bool:
-        """Whether a bind() was posted that neither failed nor was invalidated."""
+        """Whether a bind() was posted that has neither failed nor been invalidated."""
         return self._binding is not None
 
     @property
     def region(self) -> MemoryRegion | None:
-        """The region it is bound to."""
+        """The region that it is bound to, or None."""
         binding = self._binding
         return binding.region if binding else None
 
     @property
     def queue_pair(self) -> QueuePair | None:
-        """The queue pair whose peer may use it."""
+        """The queue pair whose peer may use it, or None."""
         binding = self._binding
         return binding.queue_pair if binding else None
 
@@ -294,17 +464,17 @@ class MemoryWindow(Resource):
 
     @property
     def length(self) -> int:
-        """Bytes that it covers; 0 while it is not bound."""
+        """How many bytes it covers; 0 while it is not bound."""
         binding = self._binding
         return binding.length if binding else 0
 
     @property
     def remote_token(self) -> int:
-        """The token of the present binding, valid as soon as bind() returned; NdpyError while there is none."""
+        """The token of the present binding, valid as soon as bind() has returned. Raises NdpyError while it is not bound."""
         return self.remote().token
 
     def remote(self) -> RemoteMemory:
-        """What the peer needs to reach the window; NdpyError while it is not bound."""
+        """What the peer needs to reach the window. Raises NdpyError while it is not bound."""
         self._check()
         binding = self._binding
         if binding is None:
@@ -317,11 +487,30 @@ class MemoryWindow(Resource):
             return "MemoryWindow (invalid)"
         return f"MemoryWindow of {binding.length} bytes at {binding.address:#x}"
 
+    def _release(self) -> None:
+        self._native_free()
+        if self._binding is not None:
+            self._binding.end()
 
-def span(buffer: Any, writable: bool) -> tuple[Any, int, int]:
-    """(object that keeps the memory, address, length) of a buffer, or of an (address, length) that the caller owns.
+    # ---- what the platform does ----
 
-    Raises InvalidBufferError for an empty or scattered one, AccessViolationError for a read-only one to be written.
+    @abc.abstractmethod
+    def _native_create(self) -> Any:
+        """A new native window, or None if it is made when it is bound."""
+
+    @abc.abstractmethod
+    def _native_free(self) -> None:
+        """Free the native window, bound or not."""
+
+
+def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
+    """(object that keeps the memory in place, address, length) of a buffer, or of an (address, length) of the caller's.
+
+    Parameters:
+        writable: whether somebody is to write to it.
+    Raises:
+        InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
+        AccessViolationError: it is read-only and is to be written.
     """
     if isinstance(buffer, tuple):
         if len(buffer) != 2 or not all(isinstance(part, int) for part in buffer):
@@ -336,7 +525,7 @@ def span(buffer: Any, writable: bool) -> tuple[Any, int, int]:
         view = memoryview(buffer)
     except TypeError:
         raise TypeError(
-            f"a {type(buffer).__name__} is no buffer; give a bytearray, mmap, array, NumPy array, ndpy.alloc() "
+            f"a {type(buffer).__name__} is not a buffer; give a bytearray, mmap, array, NumPy array, ndpy.alloc() "
             "or (address, length)"
         ) from None
     if not view.contiguous:
@@ -360,11 +549,11 @@ def address_of(view: memoryview) -> int:
 
 
 def pointer_of(view: memoryview) -> Any:
-    """The same as a pointer, which keeps nothing; what exporter() gives can be compared with it."""
+    """The same as a pointer, which keeps nothing alive. What exporter() makes can be compared with it."""
     return _ffi.cast("char *", _ffi.from_buffer(view))
 
 
 def exporter() -> Callable[[Any], Any]:
-    """A function that exports a contiguous buffer: what it returns has a length in bytes, and keeps the memory."""
+    """A function that exports a contiguous buffer. Its result has a length in bytes and keeps the memory in place."""
     export: Callable[[Any], Any] = _ffi.from_buffer
     return export

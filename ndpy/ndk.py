@@ -29,7 +29,7 @@ from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.flags import Access, Capability
 from ndpy.forking import in_child, tell
-from ndpy.memory import MemoryRegion, span
+from ndpy.memory import MemoryRegion, buffer_range
 from ndpy.pending import Pending
 from ndpy.unraisable import report
 
@@ -132,7 +132,7 @@ class Mdl:
                     f"{self.byte_count} bytes at {self.virtual_address:#x} are no range of memory"
                 )
         else:
-            self.owner, self.virtual_address, self.byte_count = span(memory, False)
+            self.owner, self.virtual_address, self.byte_count = buffer_range(memory, False)
             self.writable = not self.owner.readonly
         self._next = next
         self._pending = 0

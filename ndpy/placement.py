@@ -1,4 +1,4 @@
-"""Where an adapter is in the machine, beside where the process may run."""
+"""The distance between an adapter and the processors that the process may use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def placement_warning(info: AdapterInfo, nodes: Path = _NODES) -> str:
-    """A sentence if this process may only run on processors of other NUMA nodes than the adapter's, else ""."""
+    """A sentence if this process may use no processor of the adapter's NUMA node, else ""."""
     if info.numa_node is None:
         return ""
     try:

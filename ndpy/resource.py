@@ -1,7 +1,8 @@
-"""Lifetime of everything that holds a provider's resource.
+"""The lifetime of objects that hold a provider's resource.
 
-close() releases once and is idempotent. An object that is dropped without it is handed to its adapter, whose
-background thread closes it: a finalizer may run in any thread, with any lock held, so it never calls a provider.
+close() releases the resource once, and does nothing when it is repeated. An object that is dropped without close() goes to
+its adapter, whose background thread closes it. A finalizer may run in any thread, with any lock held, so it calls no
+provider.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ R = TypeVar("R", bound="Resource")
 
 
 class Resource(abc.ABC):
-    """Base of the public classes with close()."""
+    """Base of the public classes that have close()."""
 
-    #: Orphans are closed in ascending order: users before what they use.
+    #: Orphans are closed in ascending order, so that users go before what they use.
     _release_order = 0
     #: True until construction has succeeded, and after the release.
     _released = True
-    #: As an orphan it could not be closed, and the program was warned of it.
+    #: Whether it is an orphan that could not be closed, of which the program was warned.
     _close_failed = False
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._serial = next(_serials)
         self._lifetime = threading.RLock()
-        #: None while usable; then what to raise instead.
+        #: None while it is usable. Then it makes the exception to raise.
         self._defunct: Callable[[], NdpyError] | None = None
 
     def _opened(self) -> None:
-        """The native resource exists from here on; called last by the constructor."""
+        """The native resource exists now. The constructor calls this last."""
         self._released = False
         self._adapter._children[self._serial] = self
         self._adapter._open.add(self._serial)
@@ -55,11 +56,15 @@ class Resource(abc.ABC):
 
     @property
     def closed(self) -> bool:
-        """Whether close() has released it."""
+        """Whether it has been released."""
         return self._released
 
     def close(self) -> None:
-        """Release it; harmless when repeated. Raises DeviceBusyError, with nothing lost, while others use it."""
+        """Release it. Harmless when repeated.
+
+        Raises:
+            DeviceBusyError: other objects use it. Nothing has changed.
+        """
         if self._released:
             return
         with self._lifetime:
@@ -70,15 +75,15 @@ class Resource(abc.ABC):
             self._mark_closed()
 
     def _mark_still_open(self) -> None:
-        """A close has failed: it is as usable as before, unless the adapter has gone."""
+        """A close has failed. The object is as usable as before, unless the adapter has been removed."""
         self._defunct = None
-        # After that line: the adapter is marked before what was made from it.
+        # Look at the adapter after that line: a removal marks the adapter before its objects.
         if self._adapter._defunct is not None:
             self._defunct = self._adapter._defunct
 
     def _mark_closed(self) -> None:
-        """The native resource does not exist any more."""
-        # No bound method: a cycle would keep the region's buffer until the garbage collector runs.
+        """The native resource has gone."""
+        # Not a bound method: the cycle would keep a region's buffer until the garbage collector runs.
         message = f"{self._describe()} is closed"
         self._defunct = lambda: ClosedError(message)
         self._released = True
@@ -86,7 +91,7 @@ class Resource(abc.ABC):
         adapter._children.pop(self._serial, None)
         adapter._open.discard(self._serial)
         if adapter is not self and adapter._orphans.may_have_some:
-            # One of them may have waited for this.
+            # An orphan may have waited for this object.
             adapter._wake()
 
     def __enter__(self: R) -> R:
@@ -97,7 +102,7 @@ class Resource(abc.ABC):
         try:
             self.close()
         except DeviceBusyError:
-            # The body's exception matters more than the children that it kept open; they are released when dropped.
+            # The exception of the body matters more than objects that it left open. They are closed when they are dropped.
             if error is None:
                 raise
 
@@ -105,7 +110,7 @@ class Resource(abc.ABC):
         if self._released or sys.is_finalizing():
             return
         message = f"unclosed {self!r}"
-        # First: where warnings are errors, the next line raises.
+        # This comes first: if warnings are errors, the next line raises.
         self._adapter._adopt(self)
         warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
@@ -124,19 +129,19 @@ class Resource(abc.ABC):
 
     def _removed_error(self) -> NdpyError:
         return DeviceRemovedError(
-            f"adapter {self._adapter.info.name} was removed; close everything of it and open it again when it is back",
+            f"adapter {self._adapter.info.name} was removed; close all of its objects, and open it again when it is back",
             operation=self._describe(),
         )
 
     def _on_forked(self) -> None:
-        """This is a forked child, where it must be neither used nor freed: renew the locks, and forget what is under way."""
+        """In a forked child, nobody may use or free it. Renew the locks, and forget what is under way."""
         self._lifetime = threading.RLock()
         if not self._released:
             self._defunct = self._forked_error
             self._released = True
 
     def _on_removed(self) -> None:
-        """The adapter has gone; wake whoever waits. Called once, by the adapter's thread."""
+        """The adapter has been removed: wake all waiting threads. The adapter's thread calls this once."""
 
     def _require_same_adapter(self, other: Resource, what: str) -> None:
         """Raise unless `other` is open and belongs to this adapter; `what` names it in the error."""
@@ -162,30 +167,30 @@ class Resource(abc.ABC):
 
 
 class Orphans:
-    """What was dropped without close(), to be closed where a provider may be called."""
+    """Objects that were dropped without close(). They are closed in a thread that may call a provider."""
 
     def __init__(self) -> None:
         self._dropped: deque[Resource] = deque()
-        #: Those whose close() raised. Trying may take long, so it is done again only for the adapter's own close().
+        #: Those whose close() raised. A try may take long, so only the adapter's own close() tries again.
         self._failed: deque[Resource] = deque()
         self._closing_lock = threading.RLock()
         self._is_closing = False
 
     @property
     def may_have_some(self) -> bool:
-        """Whether some are left, or may be left by a thread that is closing them."""
+        """Whether some are left, or a thread that is closing them may leave some."""
         return self._is_closing or bool(self._dropped)
 
     def add(self, orphan: Resource) -> None:
-        """Note one; takes no lock, since finalizers call it."""
+        """Add one. This takes no lock, since finalizers call it."""
         self._dropped.append(orphan)
 
     def waiting(self) -> list[Resource]:
-        """Those that could not be closed yet."""
+        """Those that have not been closed."""
         return [*self._dropped, *self._failed]
 
     def take_all_in_child(self) -> list[Resource]:
-        """In a forked child: no thread is closing any, and what there is, is the parent's."""
+        """Take out all of them, in a forked child. They are the parent's, and no thread of the child closes any."""
         self._closing_lock = threading.RLock()
         self._is_closing = False
         left = self.waiting()
@@ -194,17 +199,20 @@ class Orphans:
         return left
 
     def close(self, *, again: bool = False) -> None:
-        """Close them, users before what they use, and wait for another thread that is at it.
+        """Close them, users before what they use. If another thread is doing that, wait for it.
 
-        What is still in use stays for the next time. Warns once of each that cannot be closed, when all others have had
-        their turn. again: try these once more, too.
+        An orphan that is still in use stays for the next time. When all have had their turn, this warns of each that
+        cannot be closed, once.
+
+        Parameters:
+            again: whether to try again those whose close() has raised.
         """
         failures: list[str] = []
         with self._closing_lock:
             nested, self._is_closing = self._is_closing, True
             taken: list[Resource] = []
             try:
-                # Each is in one of the two at every step, since Ctrl-C may come between any two steps.
+                # At every step an orphan is in `taken` or in `source`: Ctrl-C may come between any two steps.
                 for source in (self._dropped, self._failed) if again else (self._dropped,):
                     while source:
                         taken.append(source[0])
@@ -231,7 +239,7 @@ class Orphans:
                 failures.append(f"{orphan!r} was dropped and cannot be closed: {error}")
 
     def close_in_thread(self) -> None:
-        """close() in the adapter's thread, which nothing may end: what is raised goes to sys.unraisablehook."""
+        """close() in the adapter's thread, which no exception may end. Exceptions go to sys.unraisablehook."""
         try:
             self.close()
         except Exception as error:
@@ -242,16 +250,16 @@ _release_order = attrgetter("_release_order")
 
 
 def busy(resource: Resource, users: list[str]) -> DeviceBusyError:
-    """The error for closing something that is in use, naming up to five of its users."""
+    """The error for closing an object that is in use. It names up to five users."""
     shown = ", ".join(users[:5]) + (f" and {len(users) - 5} more" if len(users) > 5 else "")
     return DeviceBusyError(f"{resource._describe()} is in use by {shown}; close these first", operation="close")
 
 
 @contextlib.contextmanager
 def prevent_close(*resources: Resource | None) -> Iterator[None]:
-    """No other thread closes one of these while the block lasts. Raises if one is closed already."""
+    """Let no other thread close one of these while the block lasts. Raises ClosedError if one is closed."""
     with contextlib.ExitStack() as stack:
-        # Always in the same order, so that two threads do not wait for each other.
+        # All threads take the locks in the same order.
         for resource in sorted({resource for resource in resources if resource is not None}, key=_serial):
             stack.enter_context(resource._lifetime)
             resource._check()

@@ -1,4 +1,4 @@
-"""Reporting an exception that has nobody to go to, as in a thread of ndpy's own."""
+"""Reporting an exception that no caller can catch, for example in a thread of ndpy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 
 
 class _Callback:
-    """What raises for report(); its name is what the report shows."""
+    """The callback that raises for report(). The report shows its name."""
 
     def __init__(self, error: BaseException, where: str) -> None:
         self._error: BaseException | None = error
@@ -26,12 +26,13 @@ class _Callback:
 
 
 def report(error: BaseException, where: str) -> None:
-    """Give an exception to sys.unraisablehook, as "Exception ignored in: {where}"; never raises.
+    """Give an exception to sys.unraisablehook, as "Exception ignored in: {where}". Never raises.
 
-    The default hook takes only arguments that the interpreter made, as it does for what a weak reference's callback raises.
+    The default hook takes only arguments that the interpreter made. It makes them when the callback of a weak reference
+    raises.
     """
     subject: set[None] = set()
     reference = weakref.ref(subject, _Callback(error, where))
-    # The exception's traceback leads to this frame, as the caller of the callback's.
+    # The exception's traceback refers to this frame, as the caller of the callback's frame.
     del error
     del subject, reference

@@ -83,7 +83,7 @@ def _large_page_size() -> int:
 
 
 def _existing(node: int) -> int:
-    """The node; Windows only prefers it, and would take another in silence."""
+    """The node, if it exists. Windows only prefers a node, and takes another one without an error."""
     highest = ctypes.c_uint32()
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined, unused-ignore]
     kernel.GetNumaHighestNodeNumber(ctypes.byref(highest))
@@ -95,7 +95,7 @@ def _existing(node: int) -> int:
 
 
 def _enable_large_pages() -> None:
-    """Switch on SeLockMemoryPrivilege, which an account that has it gets switched off; without it VirtualAlloc says so."""
+    """Switch on SeLockMemoryPrivilege, which is off at first. Without it VirtualAlloc says what is missing."""
     security = ctypes.WinDLL("advapi32")  # type: ignore[attr-defined, unused-ignore]
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined, unused-ignore]
     token, process = ctypes.c_void_p(), ctypes.c_void_p(-1)

@@ -120,15 +120,15 @@ class NetworkDirectQueuePair(QueuePair):
 
     def _native_region_and_descriptor(self, binding: Binding) -> tuple[Any, Any]:
         """How the provider knows the region, and where it writes the window's descriptor."""
-        return binding.region._native, ffi.NULL  # type: ignore[attr-defined]
+        return binding.region._native, ffi.NULL
 
     def _native_bind_posted(self, request: BindRequest) -> None:
         # The token of the new binding is there before the bind completes (contract E.2.8).
         binding = request.binding
-        binding.token = lib.ndpy_window_remote_token(binding.window._native)  # type: ignore[attr-defined]
+        binding.token = lib.ndpy_window_remote_token(binding.window._native)
 
     def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
-        return int(self._post_invalidate(self._native, flags, context, window._native))  # type: ignore[attr-defined]
+        return int(self._post_invalidate(self._native, flags, context, window._native))
 
     # ---- what went wrong ----
 

@@ -1,8 +1,8 @@
 """ndpy.alloc() on Linux.
 
-A forked child and its parent share pages until one of them writes. From then on the writer has a copy, and an adapter that
-was given the parent's page uses the other one. Linux 5.12 and later copies pinned pages for the child instead; elsewhere the
-memory is kept out of children (MADV_DONTFORK), unless libibverbs does that itself for what is registered (RDMAV_FORK_SAFE).
+A forked child and its parent share pages until one of them writes. Then the writer has a copy. If the parent writes, its
+adapter still uses the old page. Linux 5.12 and later copies pinned pages for the child at once. On older kernels the child
+does not get the memory (MADV_DONTFORK), unless libibverbs does that itself for registered memory (RDMAV_FORK_SAFE).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _not_mapped(size: int, page: int, huge_pages: bool, number: int) -> errors.P
 
 
 def _memory_info(name: str) -> int:
-    """A number of /proc/meminfo, 0 for one that is not there."""
+    """A number of /proc/meminfo, or 0 if it is not there."""
     with open("/proc/meminfo") as lines:
         return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
@@ -71,7 +71,7 @@ def _huge_page_size() -> int:
 
 
 def _populate(memory: mmap.mmap, size: int, page: int, node: int | None) -> None:
-    """Have the huge pages now: where the node or the control group has none left, the first use would end the process."""
+    """Take the huge pages now. If the node or the control group has none left, the first use would end the process."""
     try:
         memory.madvise(_MADV_POPULATE_WRITE)
     except OSError as failure:
@@ -81,7 +81,7 @@ def _populate(memory: mmap.mmap, size: int, page: int, node: int | None) -> None
         folder = "/sys/kernel/mm" if node is None else f"{_NODES}/node{node}"
         where = "" if node is None else f" on NUMA node {node}"
         raise errors.InsufficientResourcesError(
-            f"{size // page} huge pages of {page >> 10} KiB are not to be had{where}: "
+            f"{size // page} huge pages of {page >> 10} KiB are not available{where}: "
             f"{folder}/hugepages/hugepages-{page >> 10}kB/free_hugepages says how many are; write more into nr_hugepages "
             "beside it, unless hugetlb.*.max of the control group is the limit",
             operation="alloc",
@@ -90,13 +90,13 @@ def _populate(memory: mmap.mmap, size: int, page: int, node: int | None) -> None
 
 
 def _is_shared_with_children() -> bool:
-    """Whether a fork() endangers what an adapter does with registered memory."""
+    """Whether a fork() endangers registered memory."""
     try:
         load()
     except errors.ProviderNotFoundError:
-        # No adapter will use it.
+        # No adapter will use the memory.
         return False
-    # Without the symbol nobody can say; libraries of that age run on kernels of that age.
+    # A library without the symbol is old, and runs on a kernel of that age.
     return not lib.ndpy_has_symbol(b"ibv_is_fork_initialized") or lib.ibv_is_fork_initialized() == lib.IBV_FORK_DISABLED
 
 
@@ -122,11 +122,11 @@ def _nodes() -> str:
 
 
 def _bind(number: int, memory: mmap.mmap, size: int, node: int) -> int:
-    """mbind(2), which the C library does not have; 0 or an errno."""
+    """Call mbind(2), which the C library lacks. Returns 0 or an errno."""
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     nodes: Any = (ctypes.c_ulong * (_MOST_NODES // bits))()
     nodes[node // bits] = 1 << (node % bits)
-    # The kernel takes one bit less than it is told.
+    # The kernel uses one bit less than it is told.
     limit = _MOST_NODES + 1
     libc = ctypes.CDLL(None, use_errno=True)
     address = ctypes.c_void_p(address_of(memoryview(memory)))

@@ -1,4 +1,4 @@
-"""The monitor of memory that no Python object owns; cdefs/verbs/userfaultfd.c says how it works."""
+"""The monitor of memory that no Python object owns. cdefs/verbs/userfaultfd.c says how it works."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ _WHY_NOT = {
 
 
 class Monitor:
-    """Watches ranges of memory for one cache. on_change() is called by the adapter's thread when one of them has changed."""
+    """See ndpy/cache/monitor.py. The adapter's thread calls on_change() when a watched range has changed."""
 
-    #: Whether a watched range has changed, or may have: unmapped, moved or emptied, also in part.
     changed = staticmethod(lib.ndpy_watch_changed)
     unwatch = staticmethod(lib.ndpy_unwatch)
 
@@ -51,7 +50,7 @@ class Monitor:
         self._on_change()
 
     def watch(self, start: int, end: int) -> Any:
-        """Watch the pages of a range from now on. UnsupportedError, saying why, for memory that cannot be watched."""
+        """Watch the pages of a range from now on. Raises UnsupportedError, saying why, if the memory cannot be watched."""
         first, last = start & -mmap.PAGESIZE, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         refuse_mapped_files(first, last)
         watch = lib.ndpy_watch(first, last, self._fd)
@@ -69,7 +68,7 @@ class Monitor:
         return watch
 
     def close(self) -> None:
-        """After the last range was unwatched."""
+        """Call this after the last unwatch()."""
         lib.ndpy_monitor_settle()
         with self._lock:
             self._closed = True
@@ -86,7 +85,7 @@ def _unwatchable(start: int, end: int, reason: str, number: int = 0) -> errors.U
 
 
 def refuse_mapped_files(start: int, end: int) -> None:
-    """UnsupportedError unless a range is anonymous memory: a file can be truncated, for which there is no event."""
+    """Raise UnsupportedError unless a range is anonymous memory. A file can be truncated, which brings no event."""
     for inode, name in _mappings(start, end):
         if inode and name != "/dev/zero (deleted)":
             raise _unwatchable(start, end, f"{name or 'a file'} is mapped there, which others can truncate")
@@ -95,7 +94,7 @@ def refuse_mapped_files(start: int, end: int) -> None:
 
 
 def _mappings(start: int, end: int) -> Iterator[tuple[int, str]]:
-    """(inode, name) of what is mapped in a range; memory without a file has inode 0."""
+    """(inode, name) of each mapping in a range. Memory without a file has inode 0."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             addresses, _, _, _, inode, *name = line.rstrip("\n").split(None, 5)

@@ -145,7 +145,7 @@ class VerbsQueuePair(QueuePair):
     def _native_destroy(self) -> None:
         # Freed before their queue pair (Quirk.RXE_WINDOW_OUTLIVES_QUEUE_PAIR).
         for binding in list(self._bindings):
-            binding.window._free()  # type: ignore[attr-defined]
+            binding.window._native_free()
             binding.end()
         result = lib.ibv_destroy_qp(self._qp)
         if result:
@@ -174,8 +174,8 @@ class VerbsQueuePair(QueuePair):
                 self._native,
                 flags,
                 context,
-                binding.window._native,  # type: ignore[attr-defined]
-                binding.region._native,  # type: ignore[attr-defined]
+                binding.window._native,
+                binding.region._native,
                 binding.address,
                 binding.length,
                 native_access(binding.access & ~Access.LOCAL_WRITE, False),

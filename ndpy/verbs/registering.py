@@ -1,13 +1,14 @@
-"""Registering beside the calling thread.
+"""Registering in worker threads, where that is quicker than in the calling thread.
 
-ibv_reg_mr() returns when the kernel has pinned the pages and the device knows them: microseconds for a small buffer or a quick
-device, milliseconds for a large or slow one. Handing it to a thread takes a while too, some 50 us on a quick machine and
-milliseconds on an emulated one. Which of the two is quicker is not known beforehand, so both are measured (Pace): begin_register()
-makes at once what took no longer than the handing over the last time, and leaves the rest to a few threads. With a single
-processor nothing is gained by them, but that begin_register() returns. Whoever waits for one that no thread has begun makes
-it himself.
+ibv_reg_mr() returns when the kernel has pinned the pages and the device knows them. That takes microseconds for a small
+buffer or a quick device, and milliseconds for a large buffer or a slow device. A hand-off to a thread takes some 50 us on a
+quick machine and milliseconds on an emulated one. Nobody knows beforehand which of the two is quicker, so QuickLengths
+measures both. begin_register() registers in the calling thread if that was no slower than a hand-off the last time, and
+leaves the rest to a few threads. A thread that waits for a registration that no worker has begun makes it itself. With a
+single processor the threads save no time; they only let begin_register() return.
 
-The threads end with their adapter. They are daemons: a program that ends does not wait for what it asked for and left.
+The workers end with their adapter. They are daemons, so that the end of a program waits for no registration. A
+ThreadPoolExecutor would wait for it, and would hold the memory of a cancelled registration until a worker looks at it.
 """
 
 from __future__ import annotations
@@ -28,63 +29,66 @@ if TYPE_CHECKING:
     from ndpy.verbs.memory import VerbsMemoryRegion
 
 _THREADS = 4
-# Below this length a registration is taken for quick until it has been measured.
+# A registration below this length counts as quick until it has been measured.
 _SMALL = 1 << 16
-# What handing over takes until it has been measured, and the longest that begin_register() may take knowingly.
-_HANDING_OVER_NS = 100_000
+# What a hand-off takes until it has been measured, and the longest that begin_register() may take knowingly.
+_HAND_OFF_NS = 100_000
 _LONGEST_NS = 2_000_000
 
-_Make = Callable[[], "VerbsMemoryRegion"]
+_new = object.__new__
 
 
-class Pace:
-    """Whether a registration is made sooner than handed over. Lengths are told apart by their number of bits."""
+class QuickLengths:
+    """Knows which lengths are registered sooner than handed off. It tells lengths apart by their number of bits."""
 
     def __init__(self, processors: int) -> None:
         self._took_ns: dict[int, int] = {}
         self._alone = processors == 1
-        self._handing_over_ns: float = _LONGEST_NS if self._alone else _HANDING_OVER_NS
-        #: The numbers of bits of the lengths that are made at once.
-        self.quick = set(range(_SMALL.bit_length()))
+        self._hand_off_ns: float = _LONGEST_NS if self._alone else _HAND_OFF_NS
+        #: The numbers of bits of the lengths that the calling thread registers.
+        self.bits = set(range(_SMALL.bit_length()))
 
-    def took(self, length: int, nanoseconds: int) -> None:
-        """The last time counts, so that one that was slow by chance is tried again when a thread finds it quick."""
+    def note_registration(self, length: int, nanoseconds: int) -> None:
+        """Only the last time counts: one that was slow by chance is tried again when a worker finds it quick."""
         bits = length.bit_length()
         self._took_ns[bits] = nanoseconds
-        if nanoseconds <= self._handing_over_ns and nanoseconds <= _LONGEST_NS:
-            self.quick.add(bits)
+        if nanoseconds <= self._hand_off_ns and nanoseconds <= _LONGEST_NS:
+            self.bits.add(bits)
         else:
-            self.quick.discard(bits)
+            self.bits.discard(bits)
 
-    def handed_over(self, nanoseconds: int) -> None:
-        """An idle thread took so long to begin. The quickest count most: others waited for the interpreter's lock."""
+    def note_hand_off(self, nanoseconds: int) -> None:
+        """An idle worker took so long to begin. The quickest count most: others waited for the interpreter's lock."""
         if self._alone:
             return
-        former = self._handing_over_ns
-        self._handing_over_ns = nanoseconds if nanoseconds < former else former + (nanoseconds - former) / 16
+        former = self._hand_off_ns
+        self._hand_off_ns = nanoseconds if nanoseconds < former else former + (nanoseconds - former) / 16
         for bits, took in list(self._took_ns.items()):
-            self.took((1 << bits) - 1, took)
+            self.note_registration((1 << bits) - 1, took)
 
 
-class Registration(Pending["VerbsMemoryRegion"]):
-    """A registration that waits for a thread, or is being made."""
+class QueuedRegistration(Pending["VerbsMemoryRegion"]):
+    """A registration that waits for a worker, or that a worker makes."""
 
-    def __init__(self, threads: RegisteringThreads) -> None:
-        super().__init__("register", lambda: threads.withdraw(self))
-        self._threads = threads
-        #: When an idle thread was woken for it.
+    def __init__(self, workers: RegistrationWorkers) -> None:
+        super().__init__("register", lambda: workers.withdraw(self))
+        self._workers = workers
+        #: When an idle worker was woken for it.
         self.woken_ns = 0
 
     def _wait(self, timeout_s: float | None) -> None:
-        # Making it here cannot be given up at a deadline.
+        # A registration in this thread could not be given up at a deadline.
         if timeout_s is None:
-            self._threads.help(self)
+            self._workers.help(self)
         super()._wait(timeout_s)
 
 
-class Registered(Pending["VerbsMemoryRegion"]):
-    """A registration that was made at once. object.__new__() and its region make all of it; a lock is made if somebody
-    asks for one."""
+class FinishedRegistration(Pending["VerbsMemoryRegion"]):
+    """A registration that the calling thread has made.
+
+    It is made by object.__new__() and its region alone, in a fraction of the time of a Future. It gets a lock when
+    somebody asks for one.
+    """
 
     _operation = "register"
     _state = FINISHED
@@ -106,15 +110,15 @@ class Registered(Pending["VerbsMemoryRegion"]):
         return self._result
 
 
-class RegisteringThreads:
-    """At most _THREADS threads, started when there is something for them; idle ones refer to no adapter."""
+class RegistrationWorkers:
+    """Up to _THREADS threads that register. Each is started when there is work for it; an idle one refers to no adapter."""
 
     def __init__(self, adapter_name: str) -> None:
         self._adapter_name = adapter_name
-        self.pace = Pace(len(os.sched_getaffinity(0)))
+        self.quick_lengths = QuickLengths(len(os.sched_getaffinity(0)))
         self._renew_locks()
-        self._waiting: dict[Registration, _Make] = {}
-        self._running: dict[Registration, threading.Thread] = {}
+        self._waiting: dict[QueuedRegistration, VerbsMemoryRegion] = {}
+        self._running: dict[QueuedRegistration, threading.Thread] = {}
         self._threads: list[threading.Thread] = []
         self._idle = 0
         self._stopping = False
@@ -124,15 +128,20 @@ class RegisteringThreads:
         self._work = threading.Condition(self._lock)
         self._ended = threading.Condition(self._lock)
 
-    def begin(self, make: _Make) -> Registration:
-        """Have make() called, once, unless its registration is cancelled first."""
-        registration = Registration(self)
+    def begin(self, region: VerbsMemoryRegion) -> Pending[VerbsMemoryRegion]:
+        """Register the region, now or in a worker, unless the result is cancelled before a worker begins."""
+        if region.length.bit_length() in self.quick_lengths.bits:
+            region._register_now()
+            done = _new(FinishedRegistration)
+            done._result = region
+            return done
+        registration = QueuedRegistration(self)
         with self._lock:
             if self._stopping:
                 raise errors.ClosedError(f"adapter {self._adapter_name} is being closed")
-            self._waiting[registration] = make
+            self._waiting[registration] = region
             if self._idle:
-                # Counted here, so that the next one finds another thread.
+                # Counted here, so that the next registration finds another thread.
                 self._idle -= 1
                 registration.woken_ns = time.monotonic_ns()
                 self._work.notify()
@@ -147,26 +156,26 @@ class RegisteringThreads:
         thread = threading.Thread(
             target=self._run, name=f"ndpy-{self._adapter_name}-register-{len(self._threads)}", daemon=True
         )
-        # A process may be at its limit of threads; fewer do as well.
+        # A process may be at its limit of threads. Fewer are enough.
         with contextlib.suppress(RuntimeError):
             thread.start()
             self._threads.append(thread)
 
     def took(self, length: int, nanoseconds: int) -> None:
-        """A registration took so long. Where several are made at once, they share a processor, or else gain by it."""
-        self.pace.took(length, nanoseconds // max(1, len(self._running)))
+        """A registration took so long. If several run at once, each counts for its part: they share a processor, or gain."""
+        self.quick_lengths.note_registration(length, nanoseconds // max(1, len(self._running)))
 
-    def help(self, registration: Registration) -> None:
-        """Make it in the calling thread, if nobody has begun it."""
+    def help(self, registration: QueuedRegistration) -> None:
+        """Register in the calling thread, unless a worker has begun."""
         with self._lock:
-            make = self._waiting.pop(registration, None)
-            if make is None:
+            region = self._waiting.pop(registration, None)
+            if region is None:
                 return
             self._running[registration] = threading.current_thread()
-        self._make(registration, make)
+        self._register(registration, region)
 
-    def withdraw(self, registration: Registration) -> None:
-        """It was cancelled: unless somebody has begun it, its memory is let go now."""
+    def withdraw(self, registration: QueuedRegistration) -> None:
+        """It was cancelled. Let go of its memory now, unless a worker has begun."""
         with self._lock:
             self._waiting.pop(registration, None)
 
@@ -179,45 +188,40 @@ class RegisteringThreads:
                     self._idle += 1
                     self._work.wait()
                 registration = next(iter(self._waiting))
-                make = self._waiting.pop(registration)
+                region = self._waiting.pop(registration)
                 self._running[registration] = threading.current_thread()
             if registration.woken_ns:
-                self.pace.handed_over(time.monotonic_ns() - registration.woken_ns)
+                self.quick_lengths.note_hand_off(time.monotonic_ns() - registration.woken_ns)
             try:
-                self._make(registration, make)
+                self._register(registration, region)
             except Exception as error:
-                # There may be more to register.
+                # The thread goes on: there may be more to register.
                 report(error, "the end of a registration")
-            # While this thread waits, nothing of it may stay alive.
-            del registration, make
+            # An idle thread keeps nothing of what it registered.
+            del registration, region
 
-    def _make(self, registration: Registration, make: _Make) -> None:
+    def _register(self, registration: QueuedRegistration, region: VerbsMemoryRegion) -> None:
+        failure: BaseException | None = None
         try:
             try:
-                region = make()
+                region._adapter._check()
+                region._native_register()
             except BaseException as error:
-                registration.fail(error)
-                return
-            if not registration.succeed(region):
-                # Cancelled meanwhile. What cannot be deregistered is dropped, and so left to the adapter.
-                with contextlib.suppress(errors.NdpyError):
-                    region.close()
+                failure = error
+            region._on_registered(registration, failure)
         finally:
+            # It refers to this frame.
+            del failure
             with self._lock:
                 self._running.pop(registration, None)
                 self._ended.notify_all()
 
-    def settle(self) -> None:
-        """Wait until those that were cancelled while they were being made have gone."""
-        with self._lock:
-            self._ended.wait_for(lambda: not any(pending.done() for pending in self._others()))
-
-    def _others(self) -> list[Registration]:
+    def _others(self) -> list[QueuedRegistration]:
         own = threading.current_thread()
         return [registration for registration, thread in self._running.items() if thread is not own]
 
     def stop(self) -> None:
-        """Cancel what waits or runs, and wait until it has gone and the threads have ended."""
+        """Cancel all registrations, wait until none runs, and end the threads."""
         with self._lock:
             self._stopping = True
             left = [*self._waiting, *self._running]
@@ -232,13 +236,13 @@ class RegisteringThreads:
                 thread.join()
 
     def start(self) -> None:
-        """The adapter stays open after all."""
+        """Register again, since the adapter stays open."""
         with self._lock:
             self._stopping = False
             self._idle = 0
 
     def abandon(self, error: Callable[[], errors.NdpyError]) -> None:
-        """In a forked child: no thread is here, and the lock may be held by one of the parent's."""
+        """In a forked child: end all registrations. No worker is here, and one of the parent's may hold the lock."""
         self._renew_locks()
         for registration in [*self._waiting, *self._running]:
             registration.abandon(error())

@@ -26,7 +26,7 @@ import ndpy
 from ndpy import Access, Flags, Status, platforms
 from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
-from ndpy.memory import span
+from ndpy.memory import buffer_range
 from ndpy.verbs import adapter_info, allocation, completion_queue
 from ndpy.verbs.native_calls import lib
 
@@ -94,10 +94,10 @@ def test_memory_that_cannot_be_pinned_is_explained_by_the_limit_or_not(
 
 
 def test_memory_without_an_owner_is_a_range_of_addresses():
-    assert span(((1 << 64) - 16, 16), False)[1:] == ((1 << 64) - 16, 16)
+    assert buffer_range(((1 << 64) - 16, 16), False)[1:] == ((1 << 64) - 16, 16)
     for wrong in ((0, 16), (16, 0), (16, -1), ((1 << 64) - 16, 17), (-1, 16), (16,), (16, "16")):
         with pytest.raises(ndpy.InvalidBufferError):
-            span(wrong, False)
+            buffer_range(wrong, False)
 
 
 def test_a_queue_pair_that_the_provider_refuses_says_why(fake, adapter, queue):
@@ -111,7 +111,7 @@ def test_registrations_that_share_the_processor_are_judged_by_their_part_of_the_
     took = []
     registering = adapter._registering
     with monkeypatch.context() as patch:
-        patch.setattr(registering.pace, "took", lambda *measured: took.append(measured))
+        patch.setattr(registering.quick_lengths, "note_registration", lambda *measured: took.append(measured))
         patch.setattr(registering, "_running", {number: threading.current_thread() for number in range(count)})
         registering.took(4096, 3000)
     assert took == [(4096, 3000 // count)]

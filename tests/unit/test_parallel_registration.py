@@ -20,7 +20,7 @@ from racing import Elsewhere
 
 import ndpy
 from ndpy.verbs.memory import VerbsMemoryRegion
-from ndpy.verbs.registering import Pace
+from ndpy.verbs.registering import QuickLengths
 
 DEADLINE_S = 20.0
 # More than begin_register() registers at once.
@@ -54,13 +54,13 @@ def former_threads():
 @pytest.fixture(autouse=True)
 def slow_if_large(request, monkeypatch):
     """The threads have all that is larger than 64 KiB, however quick the provider is; but for the tests of just that."""
-    if "own_pace" not in request.fixturenames:
-        monkeypatch.setattr(Pace, "took", lambda self, length, nanoseconds: None)
-        monkeypatch.setattr(Pace, "handed_over", lambda self, nanoseconds: None)
+    if "measured" not in request.fixturenames:
+        monkeypatch.setattr(QuickLengths, "note_registration", lambda self, length, nanoseconds: None)
+        monkeypatch.setattr(QuickLengths, "note_hand_off", lambda self, nanoseconds: None)
 
 
 @pytest.fixture
-def own_pace() -> None:
+def measured() -> None:
     """What was measured decides."""
 
 
@@ -125,42 +125,42 @@ def test_a_small_one_is_registered_before_the_call_returns(adapter, length):
     pending.result(0).close()
 
 
-def at_once(pace: Pace, length: int) -> bool:
-    return length.bit_length() in pace.quick
+def at_once(quick: QuickLengths, length: int) -> bool:
+    return length.bit_length() in quick.bits
 
 
-def test_what_has_not_been_measured_is_handed_over_if_it_is_large(own_pace):
-    pace = Pace(2)
-    assert [at_once(pace, length) for length in (1, (1 << 16) - 1, 1 << 16, 1 << 30)] == [True, True, False, False]
+def test_what_has_not_been_measured_is_handed_over_if_it_is_large(measured):
+    quick = QuickLengths(2)
+    assert [at_once(quick, length) for length in (1, (1 << 16) - 1, 1 << 16, 1 << 30)] == [True, True, False, False]
 
 
-def test_what_took_no_longer_than_handing_over_is_made_at_once(own_pace):
-    pace = Pace(2)
-    pace.took(1 << 20, 90_000)
-    assert at_once(pace, 1 << 20)
-    assert not at_once(pace, 1 << 21)
-    pace.took(4096, 1_000_000)
-    assert not at_once(pace, 4096)
-    pace.handed_over(20_000)
-    assert not at_once(pace, 1 << 20)
+def test_what_took_no_longer_than_handing_over_is_made_at_once(measured):
+    quick = QuickLengths(2)
+    quick.note_registration(1 << 20, 90_000)
+    assert at_once(quick, 1 << 20)
+    assert not at_once(quick, 1 << 21)
+    quick.note_registration(4096, 1_000_000)
+    assert not at_once(quick, 4096)
+    quick.note_hand_off(20_000)
+    assert not at_once(quick, 1 << 20)
     for _ in range(200):
-        pace.handed_over(50_000_000)
-    assert at_once(pace, 4096)
+        quick.note_hand_off(50_000_000)
+    assert at_once(quick, 4096)
     # Nothing that takes more than 2 ms is, however slow the threads are.
-    pace.took(4096, 2_000_001)
-    assert not at_once(pace, 4096)
+    quick.note_registration(4096, 2_000_001)
+    assert not at_once(quick, 4096)
 
 
-def test_with_one_processor_all_is_made_at_once_that_takes_up_to_2_ms(own_pace):
-    pace = Pace(1)
-    assert not at_once(pace, 1 << 20)
-    pace.handed_over(20_000)
+def test_with_one_processor_all_is_made_at_once_that_takes_up_to_2_ms(measured):
+    quick = QuickLengths(1)
+    assert not at_once(quick, 1 << 20)
+    quick.note_hand_off(20_000)
     for nanoseconds, expected in ((2_000_000, True), (2_000_001, False)):
-        pace.took(1 << 20, nanoseconds)
-        assert at_once(pace, 1 << 20) is expected
+        quick.note_registration(1 << 20, nanoseconds)
+        assert at_once(quick, 1 << 20) is expected
 
 
-def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, own_pace):
+def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, adapter, measured):
     fake.settings.delay_us = 3000
     adapter.begin_register(bytearray(4096)).result(0).close()
     pending = adapter.begin_register(bytearray(4096))
@@ -190,7 +190,7 @@ def test_one_that_was_made_at_once_is_a_future_like_all_others(adapter):
         pending.result(0).close()
 
 
-def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, own_pace):
+def test_a_quick_provider_registers_large_buffers_at_once(fake, adapter, measured):
     adapter.register(bytearray(1 << 20)).close()
     pending = adapter.begin_register(bytearray(1 << 20))
     assert pending.done()
@@ -287,14 +287,14 @@ def test_closing_waits_until_a_region_that_was_cancelled_has_gone(fake, monkeypa
     adapter = fake.open()
     (pending,) = held(fake, adapter, 1)
     going, gate = threading.Event(), threading.Event()
-    close = VerbsMemoryRegion.close
+    deregister = VerbsMemoryRegion._native_deregister
 
     def slow(region: VerbsMemoryRegion) -> None:
         going.set()
         gate.wait(DEADLINE_S)
-        close(region)
+        deregister(region)
 
-    monkeypatch.setattr(VerbsMemoryRegion, "close", slow)
+    monkeypatch.setattr(VerbsMemoryRegion, "_native_deregister", slow)
     assert pending.cancel()
     fake.release()
     assert going.wait(DEADLINE_S)
@@ -303,6 +303,24 @@ def test_closing_waits_until_a_region_that_was_cancelled_has_gone(fake, monkeypa
     assert closing.thread.is_alive()
     gate.set()
     closing.result()
+
+
+def test_what_was_cancelled_and_cannot_be_deregistered_is_left_to_the_adapter(fake, monkeypatch):
+    adapter = fake.open()
+    (pending,) = held(fake, adapter, 1)
+    deregister, failures = VerbsMemoryRegion._native_deregister, [ndpy.ProviderError("not now", operation="deregister")]
+
+    def once_not(region: VerbsMemoryRegion) -> None:
+        if failures:
+            raise failures.pop()
+        deregister(region)
+
+    monkeypatch.setattr(VerbsMemoryRegion, "_native_deregister", once_not)
+    with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion"):
+        assert pending.cancel()
+        fake.release()
+        wait_until(lambda: not failures and not fake.seen.registered, "the adapter closes it")
+    adapter.close()
 
 
 def test_an_idle_thread_takes_one_and_another_is_started_for_the_next(fake, adapter):
@@ -350,7 +368,7 @@ def test_a_deadline_holds_although_no_thread_has_begun(fake, adapter):
     assert fake.seen.registered == 0
 
 
-def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter, own_pace):
+def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, adapter, measured):
     """A registration that takes 1 ms."""
     fake.settings.delay_us = 1000
     buffers = [bytearray(1 << 20) for _ in range(64)]

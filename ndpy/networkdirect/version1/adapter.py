@@ -7,6 +7,7 @@ from typing import Any
 from ndpy import errors
 from ndpy.networkdirect.adapter import NetworkDirectAdapter
 from ndpy.networkdirect.native_calls import create_version1, ffi, lib
+from ndpy.networkdirect.provider_dll import Provider
 from ndpy.networkdirect.version1 import adapter_info
 from ndpy.networkdirect.version1.completion_queue import Version1CompletionQueue
 from ndpy.networkdirect.version1.connection import Version1Connector
@@ -25,15 +26,15 @@ class Version1Adapter(NetworkDirectAdapter):
     _connector_class = Version1Connector
     _listener_class = Version1Listener
 
-    def _open_native(self) -> Any:
+    def _open_native(self, provider: Provider) -> Any:
         info = self.info
-        return adapter_info.open_native(self._provider, info.provider_id, info.addresses[0])
+        return adapter_info.open_native(provider, info.provider_id, info.addresses[0])
 
-    def _new_file(self) -> Any:
+    def _new_file(self, provider: Provider) -> Any:
         # The adapter's one file (contract I.1.2).
         file = lib.INDAdapter_GetFileHandle(self._native)
         if file in (ffi.NULL, ffi.cast("void *", _INVALID_HANDLE)):
-            raise self._provider.named(
+            raise provider.named(
                 errors.ProviderError("the adapter gives no file for overlapped requests", operation="open adapter")
             )
         return file
@@ -41,20 +42,8 @@ class Version1Adapter(NetworkDirectAdapter):
     def _close_files(self) -> None:
         """The provider closes its file itself (contract I.1.2)."""
 
-    @property
-    def overlapped_file(self) -> int:
-        raise self._one_file()
-
-    def create_completion_queue(self, depth: int, *, overlapped_file: int | None = None) -> Version1CompletionQueue:
-        if overlapped_file is not None:
-            raise self._one_file()
-        queue = super().create_completion_queue(depth)
-        assert isinstance(queue, Version1CompletionQueue)
-        return queue
-
-    @staticmethod
-    def _one_file() -> errors.UnsupportedError:
-        return errors.UnsupportedError(
+    def _native_overlapped_file(self) -> int:
+        raise errors.UnsupportedError(
             "an adapter of NetworkDirect version 1 has one file for overlapped requests, which reports to ndpy's own "
             "completion port; use a Poller, whose completion_port can be waited for",
             operation="overlapped_file",
@@ -63,8 +52,8 @@ class Version1Adapter(NetworkDirectAdapter):
     def _new_native_connector(self) -> Any:
         return create_version1("create connector", "INDConnector", lib.INDAdapter_CreateConnector, self._native)
 
-    def _release(self) -> None:
-        # Registrations that are given up: they are requests of the adapter itself.
+    def _native_stop_registering(self) -> None:
+        # They are requests of the adapter itself.
         if self._registering:
             lib.INDOverlapped_CancelOverlappedRequests(ffi.cast("struct INDOverlapped *", self._native))
-        super()._release()
+        super()._native_stop_registering()

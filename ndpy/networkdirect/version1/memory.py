@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Version1MemoryRegion(NetworkDirectMemoryRegion):
-    """local_token is the registration's handle. The provider knows no rights: ndpy holds to those given here, and remote
-    ones are for windows (contract I.2.1)."""
+    """local_token is the registration's handle. The provider knows no rights (contract I.2.1). ndpy enforces local rights, and
+    remote rights come from windows."""
 
     _adapter: Version1Adapter
 
-    def _new_native(self) -> Any:
+    def _native_create(self) -> Any:
         # Registrations are requests of the adapter.
         return self._adapter._native
 
-    def _release_native(self, native: Any) -> None:
-        pass
+    def _native_free(self) -> None:
+        self._native = self._deregistering = None
 
-    def _register(self, overlapped: Any) -> int:
-        # The handle's place is beside the OVERLAPPED, which stays until the provider has let go of both.
+    def _request_register(self, overlapped: Any) -> int:
+        # The handle is written beside the OVERLAPPED, which stays until the provider has let go of both.
         handle = ffi.addressof(ffi.cast("struct ndpy_request *", overlapped), "region")
         return int(
             lib.INDAdapter_RegisterMemory(
@@ -36,11 +36,11 @@ class Version1MemoryRegion(NetworkDirectMemoryRegion):
             )
         )
 
-    def _deregister(self, overlapped: Any) -> int:
+    def _request_deregister(self, overlapped: Any) -> int:
         handle = ffi.cast("void *", self.local_token)
         return int(lib.INDAdapter_DeregisterMemory(self._native, handle, overlapped))
 
-    def _take_tokens(self, request: Request) -> None:
+    def _read_tokens(self, request: Request) -> None:
         self.local_token = int(ffi.cast("uintptr_t", request.region_handle[0]))
         self._registered = True
 
@@ -55,7 +55,7 @@ class Version1MemoryRegion(NetworkDirectMemoryRegion):
     @staticmethod
     def _no_remote(operation: str) -> errors.UnsupportedError:
         return errors.UnsupportedError(
-            "a region of NetworkDirect version 1 gives peers nothing by itself; bind a memory window to it, and give them "
+            "a region of NetworkDirect version 1 grants nothing to peers; bind a memory window to it, and give them "
             "window.remote()",
             operation=operation,
         )
@@ -64,9 +64,9 @@ class Version1MemoryRegion(NetworkDirectMemoryRegion):
 class Version1MemoryWindow(NetworkDirectMemoryWindow):
     _adapter: Version1Adapter
 
-    def _new_native(self) -> Any:
-        # Where the provider tells that the peer has invalidated it, for as long as there is a window (contract I.3.1).
-        slot = lib.version1_window_new(self._serial)
+    def _native_create(self) -> Any:
+        # Here the provider notes that the peer has invalidated the window, as long as the window exists (contract I.3.1).
+        slot = lib.nd1_window_new(self._serial)
         if slot == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create memory window")
         self._slot = ffi.gc(slot, lib.version1_window_free)
@@ -78,13 +78,12 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
             lib.version1_window_result(self._slot),
         )
 
-    def _release(self) -> None:
-        binding = self._binding
-        super()._release()
-        if binding is not None:
-            # The peer may have invalidated it meanwhile, and the completion that says so may be on its way.
-            binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
+    def _native_free(self) -> None:
+        super()._native_free()
+        if self._binding is not None:
+            # The peer may have invalidated the window, and the completion that says so may be on its way.
+            self._binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
 
     def _granted(self) -> RemoteMemory:
-        """What the last bind gave."""
-        return RemoteMemory.from_bytes(bytes(ffi.buffer(lib.version1_window_descriptor(self._slot), 20)))
+        """The memory and token of the last bind."""
+        return RemoteMemory.from_bytes(bytes(ffi.buffer(lib.nd1_window_descriptor(self._slot), 20)))

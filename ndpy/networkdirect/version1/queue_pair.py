@@ -41,7 +41,7 @@ def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
     whole = remote
     while True:
         try:
-            whole = whole._whole
+            whole = whole._sliced_from
         except AttributeError:
             break
     offset = remote.address - whole.address
