@@ -1,7 +1,7 @@
-/* The extension module ndpy._lease: what a hit of the registration cache and the end of a lease do, without a Python frame.
+/* The extension module ndpy._lease: a hit of the registration cache and the end of a lease, without a Python frame.
  *
- * Nothing here lets go of the interpreter's lock between looking at Entry.cached and counting the use, and whoever closes an
- * entry clears cached before it looks at uses. So a hit takes no lock of the cache, and one of the two sees the other.
+ * A hit takes no lock of the cache. It keeps the interpreter's lock between its look at Entry.cached and the count of the
+ * use. Whoever closes an entry clears `cached` before it looks at `uses`. So one of the two sees the other.
  */
 
 #ifndef Py_LIMITED_API
@@ -12,47 +12,48 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* A region that can be found. */
+/* A registered region. */
 typedef struct {
     PyObject_HEAD
-    Py_ssize_t uses; /* leases and exposures of it */
+    Py_ssize_t uses; /* how many leases and exposures it has */
     long long used;  /* the number of its last use */
-    char cached;     /* others may still find it */
+    char cached;     /* whether others may still find it */
 } Entry;
 
-/* A buffer whose entry was found before. */
+/* A buffer object whose entry was found before. */
 typedef struct {
     PyObject_HEAD
     PyObject *entry;
-    PyObject *export;  /* makes what keeps the buffer as it is; None if that is the buffer */
-    PyObject *subject; /* of what: None for the buffer itself */
-    PyObject *pointer; /* what an export has to be equal to; None if the buffer's memory cannot be replaced */
-    Py_ssize_t size;   /* the length that an export has to have; -1 for any */
-    long rights;       /* all that may be asked for */
+    PyObject *export;  /* a function that makes what keeps the buffer in place; None if the buffer does that itself */
+    PyObject *subject; /* the argument of export; None for the buffer */
+    PyObject *pointer; /* what the export must be equal to; None if the buffer's memory cannot be replaced */
+    Py_ssize_t size;   /* the length that the export must have; -1 for any */
+    long rights;       /* the most that may be asked for */
 } KnownBuffer;
 
 /* The part of a cache that a hit needs. */
 typedef struct {
     PyObject_HEAD
-    PyObject *known;      /* a dict of KnownBuffer: by the buffer's identity, by (address, length), or by (that, True) if raw */
-    PyObject *lease_type; /* a kind of LeaseBase */
+    /* A dict of KnownBuffer: by the buffer's identity, by (address, length), or by ((address, length), True) if raw. */
+    PyObject *known_buffers;
+    PyObject *lease_type; /* a subclass of Lease */
     PyObject *defunct;    /* None while the cache is open */
     long long uses;
     long long hits;
-    char over; /* more is registered than the bounds say */
-} LeaseFinder;
+    char over_bounds; /* whether more is registered than the bounds allow */
+} Cache;
 
-/* A lease or an exposure. view: the export; NULL or None once it was released. */
+/* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: the export, NULL or None after release. */
 typedef struct {
     PyObject_HEAD
     PyObject *cache;
-    PyObject *span;
+    PyObject *range;
     PyObject *view;
-} LeaseBase;
+} Lease;
 
 enum { LOCAL_WRITE = 1 };
 
-static PyTypeObject *entry_type, *known_type, *finder_type, *use_type;
+static PyTypeObject *entry_base_type, *known_base_type, *cache_base_type, *lease_base_type;
 
 static void free_object(PyObject *self)
 {
@@ -85,13 +86,13 @@ static PyMemberDef entry_members[] = {
 };
 
 static PyMethodDef entry_methods[] = {
-    {"take", entry_take, METH_NOARGS, "One use more."},
-    {"give_back", entry_give_back, METH_NOARGS, "One use less."},
+    {"take", entry_take, METH_NOARGS, "Count one use more."},
+    {"give_back", entry_give_back, METH_NOARGS, "Count one use less."},
     {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot entry_slots[] = {
-    {Py_tp_doc, "A registered region that can be found."},
+    {Py_tp_doc, "A registered region."},
     {Py_tp_members, entry_members},
     {Py_tp_methods, entry_methods},
     {Py_tp_dealloc, free_object},
@@ -111,10 +112,10 @@ static int known_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(k
     long rights;
 
     if (known->entry) {
-        PyErr_SetString(PyExc_TypeError, "it is known already");
+        PyErr_SetString(PyExc_TypeError, "a known buffer is initialized once");
         return -1;
     }
-    if (!PyArg_ParseTuple(arguments, "O!lOOOn", entry_type, &entry, &rights, &export, &subject, &pointer, &size)) return -1;
+    if (!PyArg_ParseTuple(arguments, "O!lOOOn", entry_base_type, &entry, &rights, &export, &subject, &pointer, &size)) return -1;
     known->entry = Py_NewRef(entry);
     known->export = Py_NewRef(export);
     known->subject = Py_NewRef(subject);
@@ -173,9 +174,9 @@ static PyType_Slot known_slots[] = {
 static PyType_Spec known_spec = {"ndpy._lease.KnownBuffer", sizeof(KnownBuffer), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, known_slots};
 
-/* ---- LeaseFinder ---- */
+/* ---- Cache ---- */
 
-/* A new reference; NULL without an error for what is not known. */
+/* A new reference. NULL without an error for a buffer that is not known. */
 static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
 {
     PyObject *key, *found;
@@ -189,13 +190,13 @@ static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
     }
     if (!key) return NULL;
     found = PyDict_GetItemWithError(all, key);
-    if (found && (!PyObject_TypeCheck(found, known_type) || !((KnownBuffer *)found)->entry)) found = NULL;
+    if (found && (!PyObject_TypeCheck(found, known_base_type) || !((KnownBuffer *)found)->entry)) found = NULL;
     Py_XINCREF(found);
     Py_DECREF(key);
     return (KnownBuffer *)found;
 }
 
-/* 1 if the memory is what it was, 0 if not, -1 with an error. */
+/* 1 if the buffer has the same memory as before, 0 if not, -1 with an error. */
 static int still_there(const KnownBuffer *known, PyObject *view)
 {
     int equal = 1;
@@ -208,53 +209,53 @@ static int still_there(const KnownBuffer *known, PyObject *view)
     return equal;
 }
 
-/* A new lease, not yet in use. NULL without an error for what is no hit. */
-static LeaseBase *prepare(const LeaseFinder *finder, const KnownBuffer *known, PyObject *buffer, long access)
+/* A new lease that counts as no use yet. NULL, without an error for a miss. */
+static Lease *prepare(const Cache *cache, const KnownBuffer *known, PyObject *buffer, long access)
 {
     PyObject *view, *subject = known->subject == Py_None ? buffer : known->subject;
-    LeaseBase *use = NULL;
+    Lease *lease = NULL;
 
-    if (access & ~known->rights || (finder->defunct && finder->defunct != Py_None)) return NULL;
-    if (!finder->lease_type || !PyType_Check(finder->lease_type) ||
-        !PyType_IsSubtype((PyTypeObject *)finder->lease_type, use_type))
+    if (access & ~known->rights || (cache->defunct && cache->defunct != Py_None)) return NULL;
+    if (!cache->lease_type || !PyType_Check(cache->lease_type) ||
+        !PyType_IsSubtype((PyTypeObject *)cache->lease_type, lease_base_type))
         return NULL;
     view = known->export == Py_None ? Py_NewRef(subject) : PyObject_CallFunctionObjArgs(known->export, subject, NULL);
     if (!view) return NULL;
-    if (still_there(known, view) == 1) use = (LeaseBase *)PyType_GenericAlloc((PyTypeObject *)finder->lease_type, 0);
-    if (use)
-        use->span = view;
+    if (still_there(known, view) == 1) lease = (Lease *)PyType_GenericAlloc((PyTypeObject *)cache->lease_type, 0);
+    if (lease)
+        lease->range = view;
     else
         Py_DECREF(view);
-    return use;
+    return lease;
 }
 
-/* The lease of a hit. NULL without an error for what is none. */
-static PyObject *find(LeaseFinder *finder, PyObject *buffer, long access, int raw)
+/* The lease of a hit. NULL, without an error for a miss. */
+static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
 {
-    KnownBuffer *known = finder->known ? look_up(finder->known, buffer, raw) : NULL;
+    KnownBuffer *known = cache->known_buffers ? look_up(cache->known_buffers, buffer, raw) : NULL;
     Entry *entry;
-    LeaseBase *use;
+    Lease *lease;
 
     if (!known) return NULL;
-    use = prepare(finder, known, buffer, access);
+    lease = prepare(cache, known, buffer, access);
     entry = (Entry *)known->entry;
-    if (!use || !entry->cached) {
-        Py_XDECREF(use);
+    if (!lease || !entry->cached) {
+        Py_XDECREF(lease);
         Py_DECREF(known);
         return NULL;
     }
     entry->uses++;
-    entry->used = ++finder->uses;
-    finder->hits++;
-    use->view = use->span;
-    use->span = (PyObject *)known;
-    use->cache = Py_NewRef((PyObject *)finder);
-    return (PyObject *)use;
+    entry->used = ++cache->uses;
+    cache->hits++;
+    lease->view = lease->range;
+    lease->range = (PyObject *)known;
+    lease->cache = Py_NewRef((PyObject *)cache);
+    return (PyObject *)lease;
 }
 
 enum { BUFFER, ACCESS, QUEUE_PAIR, RAW, ARGUMENTS };
 
-/* The arguments of local(), borrowed; NULL for what was not given. */
+/* The arguments of local(), borrowed. NULL for an argument that was not given. */
 static int take_arguments(PyObject *const *arguments, Py_ssize_t count, PyObject *keywords, PyObject **given)
 {
     static const char *const names[] = {"buffer", "access", "queue_pair", "raw"};
@@ -283,7 +284,7 @@ static int take_arguments(PyObject *const *arguments, Py_ssize_t count, PyObject
     return 0;
 }
 
-static PyObject *finder_local(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+static PyObject *cache_local(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *given[ARGUMENTS] = {NULL}, *queue_pair, *right, *lease;
     long access = LOCAL_WRITE;
@@ -294,11 +295,11 @@ static PyObject *finder_local(PyObject *self, PyObject *const *arguments, Py_ssi
     if (given[RAW]) raw = PyObject_IsTrue(given[RAW]);
     if (raw < 0) return NULL;
     if (given[ACCESS]) access = PyLong_AsLong(given[ACCESS]);
-    /* What is of a wrong type or too large, here or below, is refused by _local(), which can say why. */
+    /* An argument of a wrong type or size, here or below, is left to _local(), which can say what is wrong. */
     if (access == -1 && PyErr_Occurred()) {
         PyErr_Clear();
     } else if (queue_pair == Py_None) {
-        lease = find((LeaseFinder *)self, given[BUFFER], access, raw);
+        lease = find((Cache *)self, given[BUFFER], access, raw);
         if (lease) return lease;
         if (PyErr_Occurred()) {
             if (!PyErr_ExceptionMatches(PyExc_TypeError)) return NULL;
@@ -314,131 +315,138 @@ static PyObject *finder_local(PyObject *self, PyObject *const *arguments, Py_ssi
 
 PyDoc_STRVAR(local_doc,
     "local($self, buffer, access=1, *, queue_pair=None, raw=False)\n--\n\n"
-    "Registered memory for send, receive, read and write of this side, as a Lease.\n\n"
-    "buffer: as for Adapter.register(), 1 to info.max_registration_size bytes. access: NONE, LOCAL_WRITE (1), READ_SINK.\n"
-    "queue_pair: the connection that it is for; what no other use shares is deregistered when that ends or is closed.\n"
-    "raw: the caller calls invalidate() before the memory changes or goes; see the class.\n"
-    "A hit calls no provider. The lease keeps the buffer as it is until it is released.\n\n"
-    "Raises what Adapter.register() raises, InvalidFlagsError for other rights, UnsupportedError for memory without an\n"
-    "owner. Source: contract K.1.");
+    "Lease registered memory for send, receive, read and write of this side.\n\n"
+    "A hit calls no provider. The buffer can be neither freed nor resized until the lease is released.\n\n"
+    "Parameters:\n"
+    "    buffer: as for Adapter.register(), 1 to info.max_registration_size bytes.\n"
+    "    access: NONE, LOCAL_WRITE (1) or READ_SINK.\n"
+    "    queue_pair: the connection that the memory is for. When it ends or is closed, regions that were used for it alone\n"
+    "        are deregistered.\n"
+    "    raw: True if the caller calls invalidate() before the memory changes or goes; see the class.\n"
+    "Returns: a Lease.\n"
+    "Raises:\n"
+    "    InvalidFlagsError: other rights.\n"
+    "    UnsupportedError: no Python object owns the memory.\n"
+    "    Otherwise what Adapter.register() raises.\n"
+    "Source: contract K.1.");
 
-static PyObject *finder_next_use(PyObject *self, PyObject *Py_UNUSED(none))
+static PyObject *cache_next_use(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    return PyLong_FromLongLong(++((LeaseFinder *)self)->uses);
+    return PyLong_FromLongLong(++((Cache *)self)->uses);
 }
 
-static int finder_traverse(PyObject *self, visitproc visit, void *arg)
+static int cache_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((LeaseFinder *)self)->known);
-    Py_VISIT(((LeaseFinder *)self)->lease_type);
-    Py_VISIT(((LeaseFinder *)self)->defunct);
+    Py_VISIT(((Cache *)self)->known_buffers);
+    Py_VISIT(((Cache *)self)->lease_type);
+    Py_VISIT(((Cache *)self)->defunct);
     return 0;
 }
 
-static int finder_clear(PyObject *self)
+static int cache_clear(PyObject *self)
 {
-    Py_CLEAR(((LeaseFinder *)self)->known);
-    Py_CLEAR(((LeaseFinder *)self)->lease_type);
-    Py_CLEAR(((LeaseFinder *)self)->defunct);
+    Py_CLEAR(((Cache *)self)->known_buffers);
+    Py_CLEAR(((Cache *)self)->lease_type);
+    Py_CLEAR(((Cache *)self)->defunct);
     return 0;
 }
 
-static void finder_dealloc(PyObject *self)
+static void cache_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    finder_clear(self);
+    cache_clear(self);
     free_object(self);
 }
 
-static PyMemberDef finder_members[] = {
-    {"_known", T_OBJECT_EX, offsetof(LeaseFinder, known), 0, NULL},
-    {"_lease_type", T_OBJECT_EX, offsetof(LeaseFinder, lease_type), 0, NULL},
-    {"_defunct", T_OBJECT, offsetof(LeaseFinder, defunct), 0, NULL},
-    {"_over", T_BOOL, offsetof(LeaseFinder, over), 0, NULL},
-    {"_hits", T_LONGLONG, offsetof(LeaseFinder, hits), READONLY, NULL},
+static PyMemberDef cache_members[] = {
+    {"_known_buffers", T_OBJECT_EX, offsetof(Cache, known_buffers), 0, NULL},
+    {"_lease_type", T_OBJECT_EX, offsetof(Cache, lease_type), 0, NULL},
+    {"_defunct", T_OBJECT, offsetof(Cache, defunct), 0, NULL},
+    {"_over_bounds", T_BOOL, offsetof(Cache, over_bounds), 0, NULL},
+    {"_hits", T_LONGLONG, offsetof(Cache, hits), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyMethodDef finder_methods[] = {
-    {"local", (PyCFunction)(void (*)(void))finder_local, METH_FASTCALL | METH_KEYWORDS, local_doc},
-    {"_next_use", finder_next_use, METH_NOARGS, "The number of a use that is no hit."},
+static PyMethodDef cache_methods[] = {
+    {"local", (PyCFunction)(void (*)(void))cache_local, METH_FASTCALL | METH_KEYWORDS, local_doc},
+    {"_next_use", cache_next_use, METH_NOARGS, "The number of a use that is not a hit."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot finder_slots[] = {
-    {Py_tp_doc, "The part of a cache that a hit needs. _local() is called for the rest."},
-    {Py_tp_traverse, finder_traverse},
-    {Py_tp_clear, finder_clear},
-    {Py_tp_dealloc, finder_dealloc},
-    {Py_tp_members, finder_members},
-    {Py_tp_methods, finder_methods},
+static PyType_Slot cache_slots[] = {
+    {Py_tp_doc, "The part of a cache that a hit needs. It calls _local() for a miss."},
+    {Py_tp_traverse, cache_traverse},
+    {Py_tp_clear, cache_clear},
+    {Py_tp_dealloc, cache_dealloc},
+    {Py_tp_members, cache_members},
+    {Py_tp_methods, cache_methods},
     {0, NULL},
 };
 
-static PyType_Spec finder_spec = {"ndpy._lease.LeaseFinder", sizeof(LeaseFinder), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, finder_slots};
+static PyType_Spec cache_spec = {"ndpy._lease.LeaseFinder", sizeof(Cache), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, cache_slots};
 
-/* ---- LeaseBase ---- */
+/* ---- Lease ---- */
 
-static int is_used(const LeaseBase *use)
+static int is_used(const Lease *lease)
 {
-    return use->view && use->view != Py_None;
+    return lease->view && lease->view != Py_None;
 }
 
-static PyObject *use_release(PyObject *self, PyObject *Py_UNUSED(none))
+static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    LeaseBase *use = (LeaseBase *)self;
+    Lease *lease = (Lease *)self;
     PyObject *view, *found, *result = NULL;
     Entry *entry;
 
-    if (!is_used(use)) Py_RETURN_NONE;
-    if (PyObject_TypeCheck(use->span, known_type))
-        found = Py_NewRef(((KnownBuffer *)use->span)->entry);
+    if (!is_used(lease)) Py_RETURN_NONE;
+    if (PyObject_TypeCheck(lease->range, known_base_type))
+        found = Py_NewRef(((KnownBuffer *)lease->range)->entry);
     else
-        found = PyObject_GetAttrString(use->span, "entry");
+        found = PyObject_GetAttrString(lease->range, "entry");
     if (!found) return NULL;
-    if (!PyObject_TypeCheck(found, entry_type) || !PyObject_TypeCheck(use->cache, finder_type)) {
-        PyErr_SetString(PyExc_TypeError, "a lease of something else");
+    if (!PyObject_TypeCheck(found, entry_base_type) || !PyObject_TypeCheck(lease->cache, cache_base_type)) {
+        PyErr_SetString(PyExc_TypeError, "the lease belongs to something else than a cache");
         Py_DECREF(found);
         return NULL;
     }
     entry = (Entry *)found;
-    view = use->view;
-    use->view = NULL;
+    view = lease->view;
+    lease->view = NULL;
     entry->uses--;
-    if (entry->cached && !((LeaseFinder *)use->cache)->over)
+    if (entry->cached && !((Cache *)lease->cache)->over_bounds)
         result = Py_NewRef(Py_None);
     else
-        result = PyObject_CallMethod(use->cache, "_on_released", "O", found);
+        result = PyObject_CallMethod(lease->cache, "_on_released", "O", found);
     Py_DECREF(found);
-    /* Only now may the memory go: its region may have ended with this use. */
+    /* The memory goes last: its region may have been deregistered just now. */
     Py_DECREF(view);
     return result;
 }
 
-static PyObject *use_enter(PyObject *self, PyObject *Py_UNUSED(none))
+static PyObject *lease_enter(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (!is_used((LeaseBase *)self)) {
-        PyObject *nothing = PyObject_CallMethod(self, "_used", NULL);
+    if (!is_used((Lease *)self)) {
+        PyObject *nothing = PyObject_CallMethod(self, "_entry_in_use", NULL);
         if (!nothing) return NULL;
         Py_DECREF(nothing);
     }
     return Py_NewRef(self);
 }
 
-static PyObject *use_exit(PyObject *self, PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
+static PyObject *lease_exit(PyObject *self, PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
 {
-    return use_release(self, NULL);
+    return lease_release(self, NULL);
 }
 
-static void use_finalize(PyObject *self)
+static void lease_finalize(PyObject *self)
 {
     PyObject *type, *value, *traceback, *nothing;
 
-    if (!is_used((LeaseBase *)self)) return;
+    if (!is_used((Lease *)self)) return;
     PyErr_Fetch(&type, &value, &traceback);
-    nothing = PyObject_CallMethod(self, "_dropped", NULL);
+    nothing = PyObject_CallMethod(self, "_on_dropped", NULL);
     if (nothing)
         Py_DECREF(nothing);
     else
@@ -446,61 +454,61 @@ static void use_finalize(PyObject *self)
     PyErr_Restore(type, value, traceback);
 }
 
-static int use_traverse(PyObject *self, visitproc visit, void *arg)
+static int lease_traverse(PyObject *self, visitproc visit, void *arg)
 {
-    LeaseBase *use = (LeaseBase *)self;
+    Lease *lease = (Lease *)self;
 
     Py_VISIT(Py_TYPE(self));
-    Py_VISIT(use->cache);
-    Py_VISIT(use->span);
-    Py_VISIT(use->view);
+    Py_VISIT(lease->cache);
+    Py_VISIT(lease->range);
+    Py_VISIT(lease->view);
     return 0;
 }
 
-static int use_clear(PyObject *self)
+static int lease_clear(PyObject *self)
 {
-    LeaseBase *use = (LeaseBase *)self;
+    Lease *lease = (Lease *)self;
 
-    Py_CLEAR(use->cache);
-    Py_CLEAR(use->span);
-    Py_CLEAR(use->view);
+    Py_CLEAR(lease->cache);
+    Py_CLEAR(lease->range);
+    Py_CLEAR(lease->view);
     return 0;
 }
 
-static void use_dealloc(PyObject *self)
+static void lease_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
-    use_clear(self);
+    lease_clear(self);
     free_object(self);
 }
 
-static PyMemberDef use_members[] = {
-    {"_cache", T_OBJECT, offsetof(LeaseBase, cache), 0, NULL},
-    {"_span", T_OBJECT, offsetof(LeaseBase, span), 0, NULL},
-    {"_view", T_OBJECT, offsetof(LeaseBase, view), 0, NULL},
+static PyMemberDef lease_members[] = {
+    {"_cache", T_OBJECT, offsetof(Lease, cache), 0, NULL},
+    {"_range", T_OBJECT, offsetof(Lease, range), 0, NULL},
+    {"_view", T_OBJECT, offsetof(Lease, view), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyMethodDef use_methods[] = {
-    {"release", use_release, METH_NOARGS, "End the use; the memory stays registered, in the cache. Harmless when repeated."},
-    {"__enter__", use_enter, METH_NOARGS, NULL},
-    {"__exit__", (PyCFunction)(void (*)(void))use_exit, METH_FASTCALL, NULL},
+static PyMethodDef lease_methods[] = {
+    {"release", lease_release, METH_NOARGS, "End the lease. The memory stays registered, in the cache. Harmless when repeated."},
+    {"__enter__", lease_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot use_slots[] = {
-    {Py_tp_doc, "What a lease and an exposure are."},
-    {Py_tp_finalize, use_finalize},
-    {Py_tp_traverse, use_traverse},
-    {Py_tp_clear, use_clear},
-    {Py_tp_dealloc, use_dealloc},
-    {Py_tp_members, use_members},
-    {Py_tp_methods, use_methods},
+static PyType_Slot lease_slots[] = {
+    {Py_tp_doc, "The part of leases and exposures that a hit needs."},
+    {Py_tp_finalize, lease_finalize},
+    {Py_tp_traverse, lease_traverse},
+    {Py_tp_clear, lease_clear},
+    {Py_tp_dealloc, lease_dealloc},
+    {Py_tp_members, lease_members},
+    {Py_tp_methods, lease_methods},
     {0, NULL},
 };
 
-static PyType_Spec use_spec = {"ndpy._lease.LeaseBase", sizeof(LeaseBase), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, use_slots};
+static PyType_Spec lease_spec = {"ndpy._lease.LeaseBase", sizeof(Lease), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, lease_slots};
 
 /* ---- the module ---- */
 
@@ -514,11 +522,11 @@ static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
 
 static int fill(PyObject *module)
 {
-    entry_type = add_type(module, &entry_spec);
-    known_type = add_type(module, &known_spec);
-    finder_type = add_type(module, &finder_spec);
-    use_type = add_type(module, &use_spec);
-    return entry_type && known_type && finder_type && use_type ? 0 : -1;
+    entry_base_type = add_type(module, &entry_spec);
+    known_base_type = add_type(module, &known_spec);
+    cache_base_type = add_type(module, &cache_spec);
+    lease_base_type = add_type(module, &lease_spec);
+    return entry_base_type && known_base_type && cache_base_type && lease_base_type ? 0 : -1;
 }
 
 static struct PyModuleDef definition = {

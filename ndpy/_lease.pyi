@@ -32,9 +32,9 @@ class KnownBuffer:
     def entry(self) -> Any: ...
 
 class LeaseFinder:
-    _known: dict[Any, Any]
+    _known_buffers: dict[Any, Any]
     _lease_type: type[LeaseBase]
-    _over: bool
+    _over_bounds: bool
     @property
     def _hits(self) -> int: ...
     def local(

@@ -1,4 +1,4 @@
-"""What a cache of registrations hands out: leases of local memory, and exposures to a peer."""
+"""Leases of local memory and exposures to a peer, which a registration cache hands out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _lease, errors
-from ndpy.cache.ownership import KnownBuffer, Owner, Span
+from ndpy.cache.ownership import KnownBuffer, MemoryRange, Owner
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge, _bounds
 from ndpy.queue_pair import QueuePair
@@ -20,11 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class CacheStats:
-    """What a cache has done since it was made, and what it holds.
+    """What a cache has done since it was made, and what it holds now.
 
-    hits: requests that found a region. registrations: regions made, binds: windows bound. evictions: idle entries that
-    gave way to others. invalidations: entries dropped because their memory went or was about to.
-    entries, bytes_pinned: regions that are registered now, those in use included, and the sum of their lengths.
+    Attributes:
+        hits: requests that found a region.
+        misses: requests that found none.
+        registrations: regions that were registered.
+        binds: windows that were bound.
+        evictions: idle entries that were deregistered to make room.
+        invalidations: entries that were dropped because their memory went or was about to go.
+        entries: regions that are registered now, including those in use.
+        bytes_pinned: the sum of their lengths.
     """
 
     hits: int = 0
@@ -37,15 +43,19 @@ class CacheStats:
     bytes_pinned: int = 0
 
 
-#: All rights that a lease can have.
+#: The rights that a lease can have.
 LOCAL_RIGHTS = int(Access.LOCAL_WRITE | Access.READ_SINK)
 
 
 class Entry(_lease.Entry):
     """A region of the cache.
 
-    uses: how many leases and exposures there are of it. cached: whether others may still find it. rights: all that may be
-    asked of it. used: the number of its last use, by which the least recent one is known. watch: the monitor's.
+    Attributes:
+        uses: how many leases and exposures it has.
+        cached: whether others may still find it.
+        rights: the most that may be asked of it.
+        used: the number of its last use. The smallest number is the least recent use.
+        watch: the monitor's watch, or None.
     """
 
     __slots__ = (
@@ -78,13 +88,13 @@ class Entry(_lease.Entry):
         self.watch = watch
         self.cached = True
         self.invalid = False
-        #: Serial numbers of the queue pairs that it was made for; None if it is for any.
+        #: Serial numbers of the queue pairs that it was made for; None for all.
         self.queue_pairs = queue_pairs
         self.grants: set[Grant] = set()
 
 
 class Grant:
-    """What a peer was given: a bound window, or a region with remote rights. ended: its revocation is over."""
+    """A right of a peer: a bound window, or a region with remote rights. live: not revoked. ended: revoked completely."""
 
     __slots__ = ("ended", "entry", "live", "queue_pair", "region", "window")
 
@@ -100,61 +110,64 @@ class Grant:
 
 
 class Lease(_lease.LeaseBase):
-    """Registered memory for the time of its use, made by RegistrationCache.local(); a context manager.
+    """Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.
 
-    region: a region that covers what was asked for, and maybe more. address, length in bytes: of what was asked for.
-    lease[a:b] is an Sge of it, lease[:] of all. The buffer can be neither freed nor resized until release(), nor before a
-    request that was posted with lease[a:b] has completed. release() comes after that: the region may go with it, and what is
-    still under way then fails.
+    lease[a:b] is an Sge of those bytes, lease[:] of all. The buffer can be neither freed nor resized until release(), nor
+    before the requests that were posted with lease[a:b] have completed. Call release() after that. The region may be
+    deregistered in release(); requests that are still under way then fail.
+
+    Attributes:
+        region: a region that covers the requested bytes, and perhaps more.
+        address, length: of the requested bytes.
     """
 
     __slots__ = ()
 
     # Set by the cache.
     _cache: RegistrationCache
-    _span: Span | KnownBuffer
-    #: The export of the buffer; None once it was released.
+    _range: MemoryRange | KnownBuffer
+    #: The export of the buffer; None after release().
     _view: Any
 
     @property
     def address(self) -> int:
-        return self._span.start
+        return self._range.start
 
     @property
     def length(self) -> int:
-        return self._span.length
+        return self._range.length
 
     @property
     def region(self) -> MemoryRegion:
-        return self._used().region
+        return self._entry_in_use().region
 
-    def _used(self) -> Entry:
+    def _entry_in_use(self) -> Entry:
         if self._view is None:
             raise errors.ClosedError(f"{self!r} was released")
-        entry: Entry = self._span.entry
+        entry: Entry = self._range.entry
         return entry
 
     def __len__(self) -> int:
-        return self._span.length
+        return self._range.length
 
     def __getitem__(self, key: slice) -> Sge:
-        """The element of bytes start to stop; ElementRangeError if they are not all inside."""
-        region = self._used().region
+        """The element of bytes start to stop. Raises ElementRangeError unless all of them are inside."""
+        region = self._entry_in_use().region
         offset, length = _bounds(key, self.length, "the lease")
         element = Sge(region, self.address + offset, length, region.local_token)
-        element._keeps = self._view
+        element._export = self._view
         return element
 
     def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
         return entry, None, self._view
 
-    def _dropped(self) -> None:
-        """The finalizer of what was not released."""
+    def _on_dropped(self) -> None:
+        """The finalizer calls this for a lease that was not released."""
         if sys.is_finalizing():
             return
         message = f"unreleased {self!r}"
-        # First: where warnings are errors, the last line raises.
-        self._cache._abandoned.append(self._abandon(self._span.entry))
+        # This comes first: if warnings are errors, the last line raises.
+        self._cache._abandoned.append(self._abandon(self._range.entry))
         self._cache._reaper.wake()
         warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
 
@@ -163,12 +176,12 @@ class Lease(_lease.LeaseBase):
 
 
 class Exposure(Lease):
-    """Memory that a peer can reach, made by RegistrationCache.remote(); a context manager.
+    """Memory that a peer can reach, made by RegistrationCache.remote(). It is a context manager.
 
-    release() takes the peer's right away before it returns; the memory stays registered, in the cache. It waits for no
-    request of the program: where some are under way on the connection, it closes the window, after 20 ms at most, instead
-    of invalidating it. Should the bind itself stand behind them and not have been carried out by then, the adapter finds no
-    window and ends the connection; so release when the peer has said that it is done.
+    release() takes the peer's right away before it returns. The memory stays registered, in the cache. release() does not
+    wait for requests of the program. If some are under way on the connection, it closes the window after 20 ms at most,
+    instead of invalidating it. If the bind itself is queued behind them and has not been executed by then, the adapter finds
+    no window and ends the connection. So call release() when the peer has said that it is done.
     """
 
     __slots__ = ("_grant", "_remote")
@@ -182,7 +195,7 @@ class Exposure(Lease):
         return not self._grant.live
 
     def remote(self) -> RemoteMemory:
-        """What the peer needs; ClosedError once the right has ended."""
+        """What the peer needs to reach the memory. Raises ClosedError when the right has ended."""
         if self.revoked:
             raise errors.ClosedError(f"{self!r} was revoked; ask the cache again")
         return self._remote

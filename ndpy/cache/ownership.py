@@ -1,4 +1,4 @@
-"""Whose memory a buffer is: what a cache of registrations has to watch, so that it never outlives the memory."""
+"""The owner of a buffer's memory, which the registration cache watches so that it never outlives the memory."""
 
 from __future__ import annotations
 
@@ -9,31 +9,37 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import _lease, errors
-from ndpy.memory import exporter, pointer_of, span
+from ndpy.memory import buffer_range, exporter, pointer_of
 
 _lone_view = memoryview(bytearray(1))
-# What sys.getrefcount() says of an object that nothing but one memoryview refers to.
+# The sys.getrefcount() of an object to which only one memoryview refers.
 _ALONE = sys.getrefcount(_lone_view.obj)
 
 
 class _Monitored:
-    """Stands for the owner of memory that a monitor watches."""
+    """Takes the place of the owner for memory that a monitor watches."""
 
 
 MONITORED = _Monitored()
 
 
-class Span:
-    """A range of memory that was asked for, with an export of its buffer, which keeps the memory in place.
+class MemoryRange:
+    """A requested range of memory, with an export of its buffer, which keeps the memory in place.
 
-    start, end: addresses; length in bytes. root: the object that the memory goes with; None for a range that the caller
-    watches, MONITORED for one that a monitor does. entry: where it was found.
+    Attributes:
+        start, end: addresses.
+        length: in bytes.
+        view: the export.
+        root: the object that owns the memory. None for memory that the caller watches, MONITORED for memory that a monitor
+            watches.
+        watchable: whether a weak reference to the root tells of the end of the memory.
+        entry: the entry in which it was found.
     """
 
     __slots__ = ("end", "entry", "length", "root", "start", "view", "watchable")
 
     def __init__(self, buffer: Any, writable: bool, raw: bool, monitored: bool = False) -> None:
-        self.view, self.start, self.length = span(buffer, writable)
+        self.view, self.start, self.length = buffer_range(buffer, writable)
         self.end = self.start + self.length
         self.entry: Any = None
         self.root: Any = None
@@ -52,35 +58,42 @@ class Span:
 
 
 class KnownBuffer(_lease.KnownBuffer):
-    """A buffer object whose entry was found before, by which it is found again without looking at it much.
+    """A buffer object whose entry was found before. The next request for it is a hit.
 
-    start, length: its bytes. export(subject), or export(buffer) where that is None, makes what keeps the buffer as it is;
-    None if nothing has to. pointer: what the export has to be equal to, for a buffer whose memory may be replaced while it
-    lives (mmap, NumPy array, monitored memory); None for one whose memory cannot (memoryview, and whatever the cache holds
-    an export of). A buffer that can shrink where it is (mmap) has to have its length as well.
+    Attributes:
+        start, length: its bytes.
+    Parameters:
+        found: the range with which it was found.
+        entry: the entry.
+        export: export(subject), or export(buffer) if the subject is None, makes what keeps the buffer in place. None if
+            nothing has to.
+        pointer: the export must be equal to it, if the memory of the buffer may be replaced (mmap, NumPy array, monitored
+            memory). None if it cannot (memoryview, and objects of which the cache holds an export). A buffer that can shrink
+            in place (mmap) must have the same length as well.
+        reference: a weak reference whose callback forgets the buffer.
     """
 
     __slots__ = ("length", "reference", "start")
 
     def __init__(
         self,
-        span: Span,
+        found: MemoryRange,
         entry: Any,
         export: Callable[[Any], Any] | None,
         subject: Any,
         pointer: Any,
         reference: Any,
     ) -> None:
-        readonly = isinstance(span.view, memoryview) and span.view.readonly
-        size = span.length if isinstance(span.root, mmap.mmap) else -1
+        readonly = isinstance(found.view, memoryview) and found.view.readonly
+        size = found.length if isinstance(found.root, mmap.mmap) else -1
         super().__init__(entry, 0 if readonly else entry.rights, export, subject, pointer, size)
-        self.start = span.start
-        self.length = span.length
+        self.start = found.start
+        self.length = found.length
         self.reference = reference
 
 
 def _root(view: memoryview) -> tuple[Any, bool]:
-    """(object that the memory of a view goes with, or None; whether a weak reference to it tells the memory's end)."""
+    """(the object that owns the memory of a view, or None; whether a weak reference to it tells of the memory's end)."""
     found: Any = view.obj
     numpy = sys.modules.get("numpy")
     while numpy is not None and isinstance(found, numpy.ndarray):
@@ -88,27 +101,27 @@ def _root(view: memoryview) -> tuple[Any, bool]:
         if isinstance(base, memoryview):
             base = base.obj
         if base is None:
-            # NumPy refuses to resize an array that has weak references, so it dies with its first memory.
+            # NumPy does not resize an array that has weak references. So the array dies with its first memory.
             return (found, True) if found.base is None and found.flags.owndata else (None, False)
         try:
             memoryview(base).release()
         except (TypeError, ValueError, BufferError):
             return found, False
         found = base
-    # What alloc() made is an mmap or cffi's buffer: the memory lives as long as the object. Anything else may be resized
-    # (array, bytearray) or is not known.
+    # alloc() makes an mmap or a buffer of cffi, whose memory lives as long as the object. Other objects may be resized (array,
+    # bytearray), or nobody knows.
     return found, isinstance(found, mmap.mmap) or type(found).__module__ == "_cffi_backend"
 
 
 class Owner:
-    """The owner of cached memory: watched by a weak reference, or kept from freeing and resizing by an export.
+    """The owner of cached memory. A weak reference watches it, or an export keeps it from freeing and resizing.
 
-    entries: what is cached of it, in ascending order, without overlaps. A callback of the weak reference only marks.
+    The callback of the weak reference only marks. entries: what is cached of it, in ascending order, without overlaps.
     """
 
     __slots__ = ("dead", "entries", "key", "length", "starts", "view", "watch")
 
-    def __init__(self, request: Span, on_death: Callable[[Owner], None]) -> None:
+    def __init__(self, request: MemoryRange, on_death: Callable[[Owner], None]) -> None:
         root = request.root
         self.key = id(root)
         self.dead = False
@@ -132,8 +145,8 @@ class Owner:
         if root is not None and root is not MONITORED:
             self.view = memoryview(root)
 
-    def is_of(self, request: Span) -> bool:
-        """Whether this is still the owner of the range, with the memory that it had."""
+    def is_of(self, request: MemoryRange) -> bool:
+        """Whether this is still the owner of the range, with the same memory."""
         if self.dead:
             return False
         if self.watch is not None:
@@ -142,7 +155,7 @@ class Owner:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the export is the last that refers to the owner."""
+        """Whether only the export refers to the owner."""
         return self.view is not None and sys.getrefcount(self.view.obj) <= _ALONE
 
 
@@ -151,12 +164,12 @@ def _resizable_length(root: Any) -> int:
 
 
 def remember_buffer(
-    buffer: Any, span: Span, entry: Any, known: dict[Any, KnownBuffer], changed: Callable[[Any], int] | None
+    buffer: Any, found: MemoryRange, entry: Any, known: dict[Any, KnownBuffer], changed: Callable[[Any], int] | None
 ) -> None:
     """Remember which entry a buffer object was found in, for as long as that object lives.
 
-    An (address, length) is remembered by its value, and with it whether the caller watches it, for the whole of an entry.
-    changed: the monitor's, if there is one.
+    An (address, length) is remembered by its value, together with whether the caller watches it, if it is the whole of an
+    entry. changed: Monitor.changed, if there is a monitor.
     """
     if entry.queue_pairs is not None:
         return
@@ -164,23 +177,23 @@ def remember_buffer(
     subject = pointer = reference = None
     export: Callable[[Any], Any] | None = memoryview
     if type(buffer) is tuple:
-        if (span.start, span.end) != (entry.start, entry.end):
+        if (found.start, found.end) != (entry.start, entry.end):
             return
-        key = (buffer, True) if span.root is None else buffer
+        key = (buffer, True) if found.root is None else buffer
         if changed is None or entry.watch is None:
             export = None
         else:
             # 0 unless it has changed.
             export, subject, pointer = changed, entry.watch, 0
-    elif span.root is None or span.root is MONITORED:
+    elif found.root is None or found.root is MONITORED:
         return
-    # What the cache holds an export of lives as long as it is cached.
-    elif entry.owner.view is None or buffer is not span.root:
+    # An object of which the cache holds an export lives as long as it is cached.
+    elif entry.owner.view is None or buffer is not found.root:
         try:
             reference = weakref.ref(buffer, lambda _: known.pop(key, None))
         except TypeError:
             return
         if type(buffer) is not memoryview:
-            pointer = pointer_of(span.view)
+            pointer = pointer_of(found.view)
             export = exporter()
-    known[key] = KnownBuffer(span, entry, export, subject, pointer, reference)
+    known[key] = KnownBuffer(found, entry, export, subject, pointer, reference)

@@ -1,10 +1,12 @@
-"""A cache of registrations: memory stays registered between its uses, and never longer than it is the same memory.
+"""A cache of registrations. Memory stays registered between its uses, but only as long as it is the same memory.
 
-Nothing is hooked. A cached range goes with the object that owns its memory (ndpy/cache/ownership.py): the death of a watched
-owner marks its entries, and an owner that can be resized is kept from it by an export. Memory without an owner may be
-watched by a monitor, which marks too. What only marks may run in any thread, with any lock held; what deregisters (the
-reaper) runs when the cache is next used, in the adapter's thread, or at close(). No provider is called under the cache's
-lock, which a hit (cdefs/lease.c) does not take.
+The cache hooks no function. A cached range goes with the object that owns its memory (ndpy/cache/ownership.py). The death of
+a watched owner marks its entries. An owner that can be resized is kept from it by an export. A monitor may watch memory that
+has no owner; it marks entries too.
+
+A callback that marks may run in any thread, with any lock held. The reaper, which deregisters, runs at the next use of the
+cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/lease.c) does not
+take that lock.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from ndpy import _lease, errors
 from ndpy.adapter import Adapter
 from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
-from ndpy.cache.ownership import MONITORED, Owner, Span, remember_buffer
+from ndpy.cache.ownership import MONITORED, MemoryRange, Owner, remember_buffer
 from ndpy.flags import Access, Capability
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
 from ndpy.queue_pair import QueuePair
@@ -30,12 +32,12 @@ from ndpy.resource import Resource, busy
 
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
-# How many owners one miss looks at, so that its cost does not grow with what is cached.
+# How many owners one miss looks at. So its cost does not grow with the cache.
 _LOOKS = 64
 
 
 class _Loading:
-    """A registration under way: others that want part of its range wait for it."""
+    """A registration that is under way. Other threads that want a part of its range wait for it."""
 
     __slots__ = ("end", "invalid", "root", "start")
 
@@ -47,7 +49,7 @@ class _Loading:
 
 
 class _Reaper:
-    """Has the adapter's thread clear up for a cache, once for all that was marked meanwhile."""
+    """Makes the adapter's thread clear up for a cache. One call serves all marks that came before it."""
 
     def __init__(self, cache: RegistrationCache) -> None:
         self._thread = cache._adapter._events
@@ -71,33 +73,40 @@ class _Reaper:
 
 
 class RegistrationCache(_lease.LeaseFinder, Resource):
-    """Registrations of an adapter that outlive their use, for programs that transfer from the same memory again and again.
+    """Registrations of an adapter that outlive their use. For programs that transfer from the same memory again and again.
 
-    adapter: whose regions these are. max_bytes, max_entries: how much stays registered, at least 1 each; beyond that the
-    idle entry that was used least recently gives way. What is in use counts, but is never refused or taken away: the
-    bounds hold again when it is released.
+    A request finds a cached range if the range has the same owner, contains the request, and has sufficient rights. If the
+    request overlaps cached ranges otherwise, all of them are registered together, as one region with all their rights. That
+    region takes their place; those in use stay until they are released. If it would be longer than max_bytes or the adapter's
+    limit, the request alone takes their place. Ranges that only touch stay apart. Rights never widen on a region that
+    exists: nobody gets rights through the cache that were not asked for on that region.
 
-    What is found: a range of the same owner inside of a cached one whose rights suffice. A range that overlaps cached ones
-    otherwise is registered together with them, as one region with all their rights, which takes their place; those in use
-    stay until they are released. Where that would be more than max_bytes or the adapter's limit, the range alone takes
-    their place. Ranges that only touch stay apart. Nobody gets rights through the cache that were not asked for on that
-    region: rights widen by a registration, never on a region that exists.
+    Who owns the memory decides how long it stays:
 
-    Who owns the memory: a NumPy array, an mmap and what alloc() returns are watched, and when the last reference to them
-    goes, their registrations go. Of everything else (bytearray, array, ctypes, bytes) the cache holds an export, so that
-    it cannot be resized while it is cached (BufferError); when nothing else refers to it, a later miss drops it.
-    invalidate(buffer) lets go at once, and has to come before mmap.resize(). Memory that no Python object owns, given as
-    (address, length) or by a buffer that does not own it, needs one of two things:
+    - A NumPy array, an mmap and the result of alloc() are watched. When the last reference to them goes, their registrations
+      go.
+    - Of any other object (bytearray, array, ctypes, bytes) the cache holds an export. The object cannot be resized while it
+      is cached (BufferError). When nothing else refers to it, a later miss drops it.
+    - Memory that no Python object owns, given as (address, length) or by a buffer that does not own it, needs monitor=True or
+      raw=True.
 
-    - monitor=True: the system tells the cache when the memory is unmapped, moved or emptied (munmap, mremap, madvise, by
-      whomever), and what was registered of it is not found any more from then on. On Linux, for anonymous memory, private
-      or shared, the heap included; a mapped file is refused, since nothing tells of its truncation. A call that unmaps
-      watched memory takes some microseconds longer. UnsupportedError names the reason and the remedy where the system
-      cannot or may not.
-    - raw=True in the call: the caller takes the duty to call invalidate() before the memory changes or goes.
+    invalidate(buffer) lets go at once. Call it before mmap.resize().
 
-    Safe from many threads: of those that want the same range, one registers and the others wait. It is closed before its
-    adapter, and refuses (DeviceBusyError) while leases or exposures are in use.
+    Many threads may use the cache. If several want the same range, one registers it and the others wait. Close the cache
+    before its adapter. close() raises DeviceBusyError while leases or exposures are in use.
+
+    Parameters:
+        adapter: makes the regions.
+        max_bytes, max_entries: how much stays registered, at least 1 each. Beyond that, the idle entry that was used least
+            recently is deregistered. Entries in use count, but are never refused or taken away. The bounds hold again when
+            they are released.
+        monitor: True if the system is to tell the cache when memory without an owner is unmapped, moved or emptied (munmap,
+            mremap, madvise, by any code). Its registrations are not found any more from then on. Only on Linux, and only for
+            anonymous memory, private or shared, the heap included. A mapped file is refused, since nothing tells of its
+            truncation. A call that unmaps watched memory takes some microseconds longer.
+    Raises:
+        LimitExceededError: max_bytes or max_entries is less than 1.
+        UnsupportedError: the system has no monitor, or does not permit it. The message names the reason and the remedy.
     Source: contract section K; Windows Sockets Direct, "caching registered memory".
     """
 
@@ -113,18 +122,18 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._windows_exist = Capability.MEMORY_WINDOWS in adapter.info.capabilities
         self._changed = threading.Condition(threading.Lock())
         self._owners: dict[int, Owner] = {}
-        #: Buffers found before, by identity; what it says counts only while the entry is cached.
-        self._known = {}
+        #: Buffers that were found before, by identity. A record counts only while its entry is cached.
+        self._known_buffers = {}
         self._lease_type = Lease
-        #: Every entry that is registered, cached or only in use.
+        #: All entries that are registered, cached or only in use.
         self._entries: set[Entry] = set()
-        #: Those of them that are not cached any more.
+        #: The entries that are not cached any more.
         self._detached: set[Entry] = set()
-        #: Those that are being deregistered.
+        #: The entries that are being deregistered.
         self._closing: set[Entry] = set()
-        #: Owners of which the cache holds an export, each for its turn to be looked at.
+        #: Owners of which the cache holds an export. Each miss looks at some of them in turn.
         self._exported: deque[Owner] = deque()
-        #: A heap of (use, serial number, entry) of what is cached; the use may have been followed by others.
+        #: A heap of (use, serial number, entry) of the cached entries. Later uses may have followed.
         self._order: list[tuple[int, int, Entry]] = []
         self._serials = itertools.count()
         self._loading: list[_Loading] = []
@@ -161,18 +170,18 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
     # ---- what the program calls ----
 
     def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
-        """local() where it is no hit."""
+        """local() for a miss."""
         if not isinstance(access, int) or access & ~LOCAL_RIGHTS:
             raise errors.InvalidFlagsError(
                 f"local() takes NONE, LOCAL_WRITE and READ_SINK, not {access!r}; see remote()"
             )
         if queue_pair is not None:
-            self._know(queue_pair)
-        request = Span(buffer, bool(access), raw, self._monitor is not None)
+            self._depend_on(queue_pair)
+        request = MemoryRange(buffer, bool(access), raw, self._monitor is not None)
         entry = self._use(buffer, request, int(access), queue_pair)
         request.entry = entry
         lease = Lease()
-        lease._cache, lease._span, lease._view = self, request, request.view
+        lease._cache, lease._range, lease._view = self, request, request.view
         request.view = None
         return lease
 
@@ -184,25 +193,35 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         *,
         raw: bool = False,
     ) -> Exposure:
-        """Memory that the peer of a connection can reach until the exposure is released or the queue pair closed.
+        """Let the peer of a connection reach memory until the exposure is released or the queue pair is closed.
 
-        access: REMOTE_READ, REMOTE_WRITE or both. Where the adapter has memory windows, one is bound to the cached region:
-        a silent request, which takes a slot of the initiator queue; a message with remote() can be posted right after, and the
-        peer that has it can use the memory. A token that takes another way may get there before the adapter has bound it.
-        Elsewhere the range is registered once more with these rights, good on every connection, and deregistered on
-        release; the cached region keeps the pages locked meanwhile.
+        If the adapter has memory windows, one is bound to the cached region. This is a silent request, which takes a slot of
+        the initiator queue. A message with remote() can be posted right after it; the peer that gets the message can use the
+        memory. A token that takes another way may arrive before the adapter has bound the window.
 
-        Raises as local() does, NotConnectedError without a connection, QueueFullError when no initiator slot is free.
+        If the adapter has no windows, the range is registered once more with these rights. They hold on every connection
+        until release. The cached region keeps the pages locked.
+
+        Parameters:
+            buffer: as for local().
+            queue_pair: the connection.
+            access: REMOTE_READ, REMOTE_WRITE or both.
+            raw: as for local().
+        Returns: an Exposure.
+        Raises:
+            NotConnectedError: there is no connection.
+            QueueFullError: no slot of the initiator queue is free.
+            Otherwise what local() raises.
         Source: contract K.2.
         """
         access = Access(access)
         if not access & ~Access.LOCAL_WRITE or access & ~_REMOTE:
             raise errors.InvalidFlagsError(f"remote() grants REMOTE_READ and REMOTE_WRITE, not {access!r}")
-        self._know(queue_pair)
+        self._depend_on(queue_pair)
         if queue_pair.connection_ended:
             raise errors.NotConnectedError("the connection has ended", operation="expose")
         right = int(access) & 1
-        request = Span(buffer, bool(right), raw, self._monitor is not None)
+        request = MemoryRange(buffer, bool(right), raw, self._monitor is not None)
         entry = self._use(buffer, request, right, queue_pair)
         try:
             grant, remote = self._expose(entry, request, queue_pair, access)
@@ -216,19 +235,23 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             raise errors.ClosedError("the memory was invalidated, or the queue pair closed, while it was being exposed")
         request.entry = entry
         exposure = Exposure()
-        exposure._cache, exposure._span, exposure._view = self, request, request.view
+        exposure._cache, exposure._range, exposure._view = self, request, request.view
         exposure._grant, exposure._remote = grant, remote
         request.view = None
         return exposure
 
     def invalidate(self, memory: Any, length: int | None = None) -> None:
-        """Forget every registration that overlaps a range, since its memory is about to change or to go.
+        """Forget all registrations that overlap a range, since its memory is about to change or to go.
 
-        memory: a buffer, an (address, length), or an address with `length`. Peers lose their access first; idle
-        registrations are gone when this returns, and exports of the cache with them; those in use are never handed out
-        again and end when they are released. Source: contract K.1.6 to K.1.8, K.2.6.
+        Peers lose their access first. When this returns, idle registrations have gone, and the cache's exports with them.
+        Registrations in use are never handed out again, and end when they are released.
+
+        Parameters:
+            memory: a buffer, an (address, length), or an address.
+            length: in bytes, with an address only.
+        Source: contract K.1.6 to K.1.8, K.2.6.
         """
-        request = Span(memory if length is None else (memory, length), False, True)
+        request = MemoryRange(memory if length is None else (memory, length), False, True)
         start, end = request.start, request.end
         with self._changed:
             self._check()
@@ -241,13 +264,13 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
 
     # ---- using, registering ----
 
-    def _know(self, queue_pair: QueuePair) -> None:
+    def _depend_on(self, queue_pair: QueuePair) -> None:
         self._check()
         self._require_same_adapter(queue_pair, "the queue pair")
         queue_pair._dependants.add(self)
 
-    def _use(self, buffer: Any, request: Span, access: int, queue_pair: QueuePair | None) -> Entry:
-        """The entry for a range, with one more use: found, waited for, or registered."""
+    def _use(self, buffer: Any, request: MemoryRange, access: int, queue_pair: QueuePair | None) -> Entry:
+        """The entry for a range, with one more use. It is found, waited for, or registered."""
         serial = None if queue_pair is None else queue_pair._serial
         missed = False
         while True:
@@ -264,7 +287,9 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                         entry.queue_pairs = None
                     elif entry.queue_pairs is not None:
                         entry.queue_pairs.add(serial)
-                    remember_buffer(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
+                    remember_buffer(
+                        buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
+                    )
                     return entry
                 if any(
                     load.root is request.root and load.start < request.end and request.start < load.end
@@ -282,7 +307,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             try:
                 self._close(doomed)
                 if request.root is MONITORED:
-                    # Before it is registered, so that no change after that is missed.
+                    # This comes before the registration, so that no later change is missed.
                     watch = self._monitor.watch(wanted[0], wanted[1])
                 region = self._register(wanted, (request.start, request.end, access))
             except BaseException:
@@ -296,10 +321,12 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             self._close(doomed)
             with self._changed:
                 if entry.cached:
-                    remember_buffer(buffer, request, entry, self._known, self._monitor and self._monitor.changed)
+                    remember_buffer(
+                        buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
+                    )
             return entry
 
-    def _find_entry(self, request: Span, access: int) -> Entry | None:
+    def _find_entry(self, request: MemoryRange, access: int) -> Entry | None:
         owner = self._owners.get(id(request.root))
         if owner is None or not owner.is_of(request):
             return None
@@ -318,13 +345,15 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         last = bisect_left(owner.starts, end)
         return [entry for entry in owner.entries[first:last] if entry.end > start]
 
-    def _prepare(self, loading: _Loading, request: Span, access: int) -> tuple[tuple[int, int, int], list[Entry]]:
-        """What to register, and what has to go before; under the lock."""
+    def _prepare(
+        self, loading: _Loading, request: MemoryRange, access: int
+    ) -> tuple[tuple[int, int, int], list[Entry]]:
+        """(what to register, what to close before that). Called under the lock."""
         doomed = self._take_abandoned_owners()
         start, end = request.start, request.end
         owner = self._owners.get(id(request.root))
         if owner is not None and not owner.is_of(request):
-            # A dead owner whose place a new object has taken, or an mmap that was resized.
+            # The owner died and a new object has its address, or the owner is an mmap that was resized.
             doomed += self._detach(list(owner.entries), invalid=True)
         elif owner is not None:
             overlapping = self._overlapping(owner, start, end)
@@ -347,7 +376,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         try:
             return self._register_now((start, end - start), access)
         except errors.ProviderError:
-            # Maybe the ranges that were registered one by one cannot all be registered with the rights of all.
+            # Ranges that can be registered one by one cannot always be registered together with all rights.
             if wanted == least:
                 raise
             return self._register_now((least[0], least[1] - least[0]), least[2])
@@ -371,7 +400,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         return region
 
     def _insert(
-        self, loading: _Loading, request: Span, region: MemoryRegion, serial: int | None, watch: Any
+        self, loading: _Loading, request: MemoryRange, region: MemoryRegion, serial: int | None, watch: Any
     ) -> tuple[Entry, list[Entry]]:
         with self._changed:
             self._loading.remove(loading)
@@ -415,7 +444,9 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
 
     # ---- exposing ----
 
-    def _expose(self, entry: Entry, request: Span, queue_pair: QueuePair, access: Access) -> tuple[Grant, RemoteMemory]:
+    def _expose(
+        self, entry: Entry, request: MemoryRange, queue_pair: QueuePair, access: Access
+    ) -> tuple[Grant, RemoteMemory]:
         length = request.length
         if not self._windows_exist:
             region = self._register_now((request.start, length), access)
@@ -444,9 +475,9 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         window.close()
 
     def _revoke(self, grant: Grant) -> None:
-        """Take a peer's right away, and end that use of the entry; or wait for another thread that is at it."""
+        """Take a peer's right away, and end that use of the entry. If another thread is doing that, wait for it."""
         if self._released:
-            # In a forked child, where it is the parent's.
+            # This is a forked child, and the right is the parent's.
             return
         with self._changed:
             if not grant.live:
@@ -476,11 +507,11 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
 
     def _release_use(self, entry: Entry) -> None:
         entry.give_back()
-        if not entry.cached or self._over:
+        if not entry.cached or self._over_bounds:
             self._on_released(entry)
 
     def _on_released(self, entry: Entry) -> None:
-        """A use has ended of an entry that is not cached any more, or while there is more than the bounds say."""
+        """A use has ended. The entry is not cached any more, or more is registered than the bounds allow."""
         if self._released:
             return
         with self._changed:
@@ -489,7 +520,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._close(doomed)
 
     def _make_room(self, length: int, count: int) -> list[Entry]:
-        """Detach idle entries, the least recently used first, until there is room for more; under the lock."""
+        """Detach idle entries until there is room, the least recently used first. Called under the lock."""
         doomed: list[Entry] = []
         in_use = []
         held, number = self._counts.bytes_pinned + length, self._counts.entries + count
@@ -503,7 +534,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             if not entry.cached:
                 continue
             if entry.used != item[0]:
-                # Used since; its turn comes later.
+                # It has been used since, so its turn comes later.
                 heapq.heappush(order, (entry.used, *item[1:]))
             elif entry.uses:
                 in_use.append(item)
@@ -517,7 +548,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         return self._detach(doomed)
 
     def _take_abandoned_owners(self) -> list[Entry]:
-        """Detach what only the cache's own export keeps alive; under the lock."""
+        """Detach the memory that only the cache's export keeps alive. Called under the lock."""
         doomed: list[Entry] = []
         for _ in range(min(len(self._exported), _LOOKS)):
             owner = self._exported.popleft()
@@ -530,7 +561,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         return doomed
 
     def _detach(self, entries: list[Entry], invalid: bool = False) -> list[Entry]:
-        """Take entries out of the cache; returns those that are idle, to be closed. Under the lock."""
+        """Take entries out of the cache. Returns the idle ones, which are to be closed. Called under the lock."""
         doomed = []
         for entry in entries:
             entry.invalid = entry.invalid or invalid
@@ -539,13 +570,13 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             entry.cached = False
             self._detached.add(entry)
             owner = entry.owner
-            self._known.pop(owner.key, None)
+            self._known_buffers.pop(owner.key, None)
             if owner.view is None and owner.watch is None:
                 memory = (entry.start, entry.region.length)
-                self._known.pop(memory, None)
-                self._known.pop((memory, True), None)
+                self._known_buffers.pop(memory, None)
+                self._known_buffers.pop((memory, True), None)
             place = bisect_left(owner.starts, entry.start)
-            # One that has just taken its place may start there too.
+            # The entry that has just taken its place may start there too.
             while owner.entries[place] is not entry:
                 place += 1
             del owner.entries[place], owner.starts[place]
@@ -559,11 +590,11 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
     def _forget_if_empty(self, owner: Owner) -> None:
         if not owner.entries and self._owners.get(owner.key) is owner:
             del self._owners[owner.key]
-            # NumPy resizes no array that has weak references.
+            # NumPy does not resize an array that has weak references.
             owner.watch = None
 
     def _drop(self, entries: list[Entry]) -> None:
-        """Invalidate entries: their peers' access first (contract K.2.6)."""
+        """Invalidate entries. Their peers lose access first (contract K.2.6)."""
         with self._changed:
             doomed = self._detach(entries, invalid=True)
             grants = [grant for entry in entries for grant in entry.grants]
@@ -572,7 +603,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._close(doomed)
 
     def _close(self, doomed: list[Entry]) -> None:
-        """Deregister, without the lock. What a window of the program's own is bound to stays for the next time."""
+        """Deregister, without the lock. A region that carries a window of the program's own stays for the next time."""
         for entry in doomed:
             with self._changed:
                 if entry not in self._entries or entry.uses:
@@ -593,7 +624,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                 with self._changed:
                     self._held(entry.region, -1)
                     if self._owners.get(entry.owner.key) is not entry.owner:
-                        # The order of uses may refer to the entry for some time; its export ends now.
+                        # _order may refer to the entry for some time, but its export ends now.
                         entry.owner.view = None
             finally:
                 with self._changed:
@@ -601,14 +632,14 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                     self._changed.notify_all()
 
     def _wait_for_others(self) -> None:
-        """Wait until what other threads are deregistering now has gone."""
+        """Wait until other threads have deregistered what they are deregistering now."""
         with self._changed:
             closing = set(self._closing)
             while closing & self._closing:
                 self._changed.wait()
 
     def _reap(self) -> None:
-        """Do what callbacks and finalizers have marked."""
+        """Handle what callbacks and finalizers have marked."""
         while self._abandoned:
             try:
                 entry, grant, view = self._abandoned.popleft()
@@ -634,19 +665,19 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._close(doomed)
 
     def _on_memory_changed(self) -> None:
-        """The monitor has marked something; in the adapter's thread."""
+        """The monitor has marked something. Called in the adapter's thread."""
         with self._changed:
             watched = [entry for entry in self._entries if entry.cached and entry.watch is not None]
             changed = [entry for entry in watched if self._monitor.changed(entry.watch)]
         self._drop(changed)
 
     def _on_connection_ended(self, queue_pair: QueuePair) -> None:
-        """Takes no lock: it is called with locks held, in any thread."""
+        """Called with locks held, in any thread. So it takes no lock."""
         self._ended.append(queue_pair)
         self._reaper.wake()
 
     def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
-        """Release what is cached for a connection: before it is closed, and when it has ended (contract K.1.9)."""
+        """Release what is cached for a connection. Called before it is closed and when it has ended (contract K.1.9)."""
         if self._released:
             return
         with self._changed:
@@ -679,10 +710,10 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             marked.clear()
 
     def _held(self, region: MemoryRegion, change: int) -> None:
-        """One registration more or less; under the lock."""
+        """Count one registration more or less. Called under the lock."""
         self._counts.entries += change
         self._counts.bytes_pinned += change * region.length
-        self._over = self._counts.bytes_pinned > self.max_bytes or self._counts.entries > self.max_entries
+        self._over_bounds = self._counts.bytes_pinned > self.max_bytes or self._counts.entries > self.max_entries
 
     def _refuse_if_used(self) -> None:
         self._reap()
@@ -710,7 +741,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         with self._changed:
             self._entries.clear()
             self._detached.clear()
-            self._known.clear()
+            self._known_buffers.clear()
             self._exported.clear()
             self._order.clear()
             self._counts.entries = self._counts.bytes_pinned = 0

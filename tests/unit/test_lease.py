@@ -18,7 +18,7 @@ class LeaseFinder(_lease.LeaseFinder):
     """A cache of which only this part exists."""
 
     def __init__(self):
-        self._known = {}
+        self._known_buffers = {}
         self._lease_type = Lease
         self.released = []
 
@@ -44,10 +44,10 @@ class Lease(_lease.LeaseBase):
     __slots__ = ("__weakref__",)
     dropped = 0
 
-    def _used(self):
+    def _entry_in_use(self):
         raise ValueError("it was released")
 
-    def _dropped(self):
+    def _on_dropped(self):
         type(self).dropped += 1
 
 
@@ -59,7 +59,7 @@ def finder():
 def learn(finder, buffer, export=memoryview, subject=None, pointer=None, size=-1, key=None):
     entry = Entry()
     known = KnownBuffer(entry, ACCESS, export, subject, pointer, size)
-    finder._known[id(buffer) if key is None else key] = known
+    finder._known_buffers[id(buffer) if key is None else key] = known
     return entry
 
 
@@ -148,7 +148,7 @@ def test_the_cache_is_told_when_the_release_concerns_it(finder, over):
     buffer = bytearray(8)
     entry = learn(finder, buffer)
     lease = find(finder, buffer)
-    finder._over = over
+    finder._over_bounds = over
     entry.cached = over
     lease.release()
     assert finder.released == [entry]
@@ -161,7 +161,7 @@ def test_a_release_that_fails_is_one_all_the_same(finder):
 
     buffer = bytearray(8)
     entry = learn(finder, buffer)
-    finder._on_released, finder._over = fail, True
+    finder._on_released, finder._over_bounds = fail, True
     lease = find(finder, buffer)
     with pytest.raises(OSError, match="no"):
         lease.release()
@@ -191,7 +191,7 @@ def test_what_a_finalizer_raises_is_reported_and_nothing_else_is_lost(finder, mo
         raise OSError("no")
 
     reports = []
-    monkeypatch.setattr(Lease, "_dropped", fail)
+    monkeypatch.setattr(Lease, "_on_dropped", fail)
     monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(str(report.exc_value)))
     buffer = bytearray(8)
     learn(finder, buffer)
@@ -204,9 +204,9 @@ def test_cycles_are_collected(finder):
     entry = learn(finder, buffer)
     lease = find(finder, buffer)
     entry.cycle = (lease, finder)
-    watches = [weakref.ref(thing) for thing in (lease, entry, finder._known[id(buffer)])]
+    watches = [weakref.ref(thing) for thing in (lease, entry, finder._known_buffers[id(buffer)])]
     lease.release()
-    finder._known.clear()
+    finder._known_buffers.clear()
     del lease, entry
     gc.collect()
     assert [watch() for watch in watches] == [None, None, None]
@@ -214,7 +214,7 @@ def test_cycles_are_collected(finder):
 
 def test_nothing_is_left_of_many_uses(finder):
     buffer, closed = bytearray(8), memoryview(bytearray(8))
-    things = [buffer, learn(finder, buffer), finder, finder._known[id(buffer)], Lease, None]
+    things = [buffer, learn(finder, buffer), finder, finder._known_buffers[id(buffer)], Lease, None]
     learn(finder, closed)
     closed.release()
 
@@ -244,7 +244,7 @@ def test_wrong_calls_are_refused(finder):
     with pytest.raises(TypeError):
         known.__init__(Entry(), ACCESS, None, None, None, -1)
     for wrong in (object(), KnownBuffer.__new__(KnownBuffer)):
-        finder._known[(4096, 8)] = wrong
+        finder._known_buffers[(4096, 8)] = wrong
         assert find(finder, (4096, 8)) is None
     buffer = bytearray(8)
     learn(finder, buffer)
@@ -252,7 +252,7 @@ def test_wrong_calls_are_refused(finder):
         finder._lease_type = wrong
         assert find(finder, buffer) is None
     lease = Lease()
-    lease._span, lease._view = 5, 5
+    lease._range, lease._view = 5, 5
     with pytest.raises(AttributeError):
         lease.release()
     lease._view = None
