@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import ipaddress
 import json
+import sys
 import warnings
 
 import pytest
@@ -247,3 +248,14 @@ def test_many_connections_of_one_adapter(adapter, keep):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     for pair in [connect_pair(keep, adapter) for _ in range(4)]:
         assert_works(keep, pair)
+
+
+def test_what_only_the_other_system_has_is_unsupported(adapter):
+    lacks = ["port_state"] if sys.platform == "win32" else ["completion_port", "overlapped_file"]
+    for name in lacks:
+        with pytest.raises(ndpy.UnsupportedError) as caught:
+            getattr(adapter, name)
+        assert caught.value.operation == name
+    if sys.platform == "linux":
+        with pytest.raises(ndpy.UnsupportedError, match="overlapped file"):
+            adapter.create_completion_queue(8, overlapped_file=3)
