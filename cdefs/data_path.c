@@ -13,10 +13,10 @@
    queue pair's lock) and one writer of `retired` (the thread that holds the completion queue's lock); the two meet only in
    these counters.
 
-   A run of silent requests would never retire, so every half ring one of them is signaled; its completion is internal.
+   A run of silent requests would never retire. So one of them in half a ring is signaled, and its completion is internal.
 
-   Completions that have to be taken from the provider before anybody asks for them (closing a queue pair, arming) are
-   stored in the completion queue's own memory, where ndpy_poll looks first. */
+   Closing a queue pair and arming take completions from the provider before anybody asks for them. These are stored in the
+   completion queue's own memory, where ndpy_poll looks first. */
 
 /* ---- posting ---- */
 
