@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # an embedded Python does not look beside a test
 
-pytest.register_assert_rewrite("endings")
+pytest.register_assert_rewrite("early_disconnect")
 
 WINDOWS = sys.platform == "win32"
 SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
@@ -33,7 +33,7 @@ def share(full: int, part: int) -> int:
 
 
 if WINDOWS:
-    import nd2
+    import version2
     from consumer import Kit, make_pair
 
     @pytest.fixture
@@ -63,7 +63,7 @@ if WINDOWS:
     def own_library(tmp_path):
         """The DLL under a name of its own, so that its unloading does not depend on what else uses it."""
         path = tmp_path / "another.dll"
-        shutil.copy(nd2.DLL, path)
-        library = nd2.Library(path)
+        shutil.copy(version2.DLL, path)
+        library = version2.Library(path)
         yield library
         library.free()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any, NamedTuple
 
-import nd2
 import psutil
-from nd2 import IID, NULL, Interface, Kind, Mr, Op, Status, ffi, kernel32, raw
+import version2
+from version2 import IID, NULL, Interface, Kind, Mr, Op, Status, ffi, kernel32, raw
 
 DEADLINE_S = 60.0
 LOOPBACK = "127.0.0.1"
@@ -57,7 +57,7 @@ def wait_until(condition: Any, what: str, timeout_s: float = DEADLINE_S) -> None
         kernel32.Sleep(1)
 
 
-def wait_unloadable(library: nd2.Library) -> None:
+def wait_unloadable(library: version2.Library) -> None:
     wait_until(lambda: library.can_unload() == Status.SUCCESS, "DllCanUnloadNow gives S_OK after the last release")
 
 
@@ -76,9 +76,9 @@ def used_bytes() -> int:
 class Memory:
     """Pages of their own, so that protection and removal can be tested."""
 
-    def __init__(self, size: int, protection: int = nd2.PAGE_READWRITE) -> None:
+    def __init__(self, size: int, protection: int = version2.PAGE_READWRITE) -> None:
         self.size = size
-        self.pointer = kernel32.VirtualAlloc(NULL, size, nd2.MEM_COMMIT_RESERVE, protection)
+        self.pointer = kernel32.VirtualAlloc(NULL, size, version2.MEM_COMMIT_RESERVE, protection)
         assert self.pointer != NULL
         self.address = int(ffi.cast("uintptr_t", self.pointer))
 
@@ -89,7 +89,7 @@ class Memory:
 
     def free(self) -> None:
         if self.pointer != NULL:
-            kernel32.VirtualFree(self.pointer, 0, nd2.MEM_RELEASE)
+            kernel32.VirtualFree(self.pointer, 0, version2.MEM_RELEASE)
             self.pointer = NULL
 
 
@@ -145,7 +145,7 @@ def get_results(cq: Interface, count: int) -> list[Completion]:
     return [
         Completion(
             Kind(array[i].RequestType),
-            nd2.status(array[i].Status),
+            version2.status(array[i].Status),
             int(ffi.cast("uintptr_t", array[i].RequestContext)),
             array[i].BytesTransferred,
             int(ffi.cast("uintptr_t", array[i].QueuePairContext)),
@@ -180,7 +180,7 @@ def address_list(owner: Interface) -> list[str]:
     for i in range(count):
         where = int(ffi.cast("uintptr_t", entries[i].lpSockaddr))
         assert start + 8 + 16 * count <= where <= start + size[0] - entries[i].iSockaddrLength
-        found.append(nd2.parse_sockaddr(bytes(ffi.buffer(entries[i].lpSockaddr, entries[i].iSockaddrLength)))[0])
+        found.append(version2.parse_sockaddr(bytes(ffi.buffer(entries[i].lpSockaddr, entries[i].iSockaddrLength)))[0])
     return found
 
 
@@ -189,7 +189,7 @@ def get_address(owner: Interface, method: str) -> tuple[str, int]:
     size = ffi.new("uint32_t *", 28)
     data = ffi.new("char[28]")
     assert getattr(owner, method)(data, size) == Status.SUCCESS
-    return nd2.parse_sockaddr(bytes(ffi.buffer(data, size[0])))
+    return version2.parse_sockaddr(bytes(ffi.buffer(data, size[0])))
 
 
 def private_data(connector: Interface) -> bytes:
@@ -205,7 +205,7 @@ class Port:
     def __init__(self, file: Any, key: int = 0x1234) -> None:
         self.key = key
         self.handle = kernel32.CreateIoCompletionPort(file, NULL, key, 0)
-        assert self.handle not in (NULL, nd2.INVALID_HANDLE), nd2.last_error()
+        assert self.handle not in (NULL, version2.INVALID_HANDLE), version2.last_error()
 
     def add(self, file: Any, key: int) -> None:
         assert kernel32.CreateIoCompletionPort(file, self.handle, key, 0) == self.handle
@@ -233,7 +233,7 @@ class Node:
     @property
     def info(self) -> Any:
         info = ffi.new("ND2_ADAPTER_INFO *")
-        info.InfoVersion = nd2.ND_VERSION_2
+        info.InfoVersion = version2.ND_VERSION_2
         assert self.adapter.Query(info, ffi.new("uint32_t *", ffi.sizeof("ND2_ADAPTER_INFO"))) == Status.SUCCESS
         return info
 
@@ -273,14 +273,14 @@ class Node:
 
     def bound_connector(self) -> Interface:
         connector = self.connector()
-        address = nd2.sockaddr(self.address)
+        address = version2.sockaddr(self.address)
         assert connector.Bind(address, len(address)) == Status.SUCCESS
         return connector
 
     def listener(self, port: int = 0, backlog: int = 0, file: Any = None) -> Interface:
         """A listening one on this node's address."""
         listener = self.create("Listener", file or self.file)
-        address = nd2.sockaddr(self.address, port)
+        address = version2.sockaddr(self.address, port)
         assert listener.Bind(address, len(address)) == Status.SUCCESS
         assert listener.Listen(backlog) == Status.SUCCESS
         return listener
@@ -326,8 +326,8 @@ class Node:
 class Kit:
     """Owns what a test makes."""
 
-    def __init__(self, library: nd2.Library | None = None) -> None:
-        self.library = library or nd2.softnd()
+    def __init__(self, library: version2.Library | None = None) -> None:
+        self.library = library or version2.softnd()
         self.provider = self.library.provider()
         self.kept: list[Any] = []
         self._closing: list[Any] = []
@@ -347,7 +347,7 @@ class Kit:
         self.kept.clear()
 
     def open_adapter(self, address: str = LOOPBACK) -> tuple[Any, Interface | None]:
-        name = nd2.sockaddr(address)
+        name = version2.sockaddr(address)
         number = ffi.new("uint64_t *")
         code = self.provider.ResolveAddress(name, len(name), number)
         if code != Status.SUCCESS:
@@ -385,7 +385,7 @@ class Kit:
 
 def connect(kit: Kit, connector: Interface, qp: Interface, to: tuple[str, int], limits=(16, 16), data=b"") -> Request:
     """Start Connect; a connector that is not bound binds itself (H.2.6)."""
-    address = nd2.sockaddr(*to)
+    address = version2.sockaddr(*to)
     buffer = ffi.new("char[]", data) if data else NULL
     kit.kept += [address, buffer]
     return kit.issue(connector, "Connect", qp, address, len(address), *limits, buffer, len(data))

@@ -341,15 +341,15 @@ def parse_terminate(payload: bytes) -> Terminate:
 
 
 # Between two softnd ends (softnd/README.md, "On the wire").
-GREETING = 0x736F66746E640001
-WORD_STAG, LAST_WORD_STAG = 0xFFFFFF00, 0xFFFFFF01
+SOFTND_READ_OFFSET = 0x736F66746E640001
+RECEIPT_STAG, FINAL_RECEIPT_STAG = 0xFFFFFF00, 0xFFFFFF01
 
 
-class Word(NamedTuple):
-    """How many bytes of this end's stream the peer has taken; `last`: it leaves."""
+class Receipt(NamedTuple):
+    """How many bytes of this end's stream the peer has taken. The `final` one says that it takes no more."""
 
     taken: int
-    last: bool
+    final: bool
 
 
 # --- An end of a connection that keeps to the rules -------------------------------------------------
@@ -416,8 +416,8 @@ class Endpoint:
         self._stags = itertools.count(0x1001)
         self.rtr_taken = False
         self.taken = 0  # bytes of the stream, the start-up among them
-        self.greeted = False  # the peer made itself known as one that words are for
-        self.words: list[Word] = []
+        self.identified_as_softnd = False  # the peer's first Read said that it is softnd
+        self.receipts: list[Receipt] = []
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Endpoint:
@@ -556,10 +556,10 @@ class Endpoint:
         payload = Terminate(layer, type, code, header, length=length).encode()
         self._send_untagged(Opcode.TERMINATE, Queue.TERMINATE, payload)
 
-    def tell(self, taken: int | None = None, *, last: bool = False) -> None:
-        """A word in softnd's manner: so many bytes of the peer's stream were taken."""
+    def send_receipt(self, taken: int | None = None, *, final: bool = False) -> None:
+        """Send a receipt, as softnd does: this many bytes of the peer's stream were taken."""
         offset = self.taken if taken is None else taken
-        self.send_raw(tagged(Opcode.WRITE, LAST_WORD_STAG if last else WORD_STAG, offset, b""))
+        self.send_raw(tagged(Opcode.WRITE, FINAL_RECEIPT_STAG if final else RECEIPT_STAG, offset, b""))
 
     def receive(self) -> Message:
         self.run_until(lambda: bool(self.messages))
@@ -631,8 +631,8 @@ class Endpoint:
     def _take_write(self, segment: Segment) -> None:
         size = len(segment.payload)
         if size == 0:  # its tag is not looked at (RFC 5040, 5.2.1)
-            if segment.stag in (WORD_STAG, LAST_WORD_STAG):
-                self.words.append(Word(segment.offset, segment.stag == LAST_WORD_STAG))
+            if segment.stag in (RECEIPT_STAG, FINAL_RECEIPT_STAG):
+                self.receipts.append(Receipt(segment.offset, segment.stag == FINAL_RECEIPT_STAG))
             self.rtr_taken = True
             return
         region = self._region(segment.stag)
@@ -678,7 +678,7 @@ class Endpoint:
             raise ProtocolError(f"a Read Request of {len(request)} bytes")
         sink_stag, sink_offset, size, source_stag, source_offset = READ_REQUEST.unpack(request)
         data = b""
-        self.greeted |= size == 0 and sink_offset == GREETING
+        self.identified_as_softnd |= size == 0 and sink_offset == SOFTND_READ_OFFSET
         if size:
             region = self._region(source_stag)
             at = region.place(source_offset, size, Rights.READ)

@@ -8,11 +8,11 @@ import shutil
 import socket
 import threading
 
-import nd2
 import psutil
 import pytest
+import version2
 from consumer import Kit, address_list, make_pair, sges, wait_unloadable
-from nd2 import IID, NULL, Interface, Library, Status, ffi, query_interface, sockaddr
+from version2 import IID, NULL, Interface, Library, Status, ffi, query_interface, sockaddr
 
 
 def test_a_2_4_both_exports_are_there(own_library):
@@ -22,7 +22,7 @@ def test_a_2_4_both_exports_are_there(own_library):
 
 def test_a_2_5_several_threads_may_load_at_once(tmp_path):
     path = tmp_path / "many.dll"
-    shutil.copy(nd2.DLL, path)
+    shutil.copy(version2.DLL, path)
     loaded, failed = [], []
 
     def load():
@@ -45,24 +45,24 @@ def test_a_2_5_several_threads_may_load_at_once(tmp_path):
         library.free()
 
 
-@pytest.mark.parametrize("clsid", [nd2.IID_unknown, IID["IND2Provider"], nd2.guid("0" * 32)])
+@pytest.mark.parametrize("clsid", [version2.IID_unknown, IID["IND2Provider"], version2.guid("0" * 32)])
 def test_a_3_1_the_provider_itself_answers_for_any_class(clsid):
-    code, pointer = nd2.softnd().class_object(IID["IND2Provider"], clsid)
+    code, pointer = version2.softnd().class_object(IID["IND2Provider"], clsid)
     assert code == Status.SUCCESS
     provider = Interface("IND2Provider", pointer)
     assert address_list(provider)
     assert provider.release() == 0
 
 
-@pytest.mark.parametrize("iid", [nd2.IID_unknown, IID["IND2Adapter"], IID["IND2QueuePair"]])
+@pytest.mark.parametrize("iid", [version2.IID_unknown, IID["IND2Adapter"], IID["IND2QueuePair"]])
 def test_a_3_3_an_unsupported_interface_gives_a_failure_and_null(iid):
-    code, pointer = nd2.softnd().class_object(iid)
+    code, pointer = version2.softnd().class_object(iid)
     assert code in (Status.E_NOINTERFACE, Status.CLASS_E_CLASSNOTAVAILABLE)
     assert pointer == NULL
 
 
 def test_a_3_4_provider_objects_count_their_references_independently():
-    first, second = nd2.softnd().provider(), nd2.softnd().provider()
+    first, second = version2.softnd().provider(), version2.softnd().provider()
     assert first.AddRef() == 2
     assert first.Release() == 1
     assert first.release() == 0
@@ -129,7 +129,7 @@ def test_a_3_6_query_interface_answers_unknown_own_and_overlapped_only(node):
             base.release()
         else:
             assert (code, pointer) == (Status.E_NOINTERFACE, NULL), name
-        for other in [nd2.IID_unknown, *(IID[o] for o in objects if o != name)]:
+        for other in [version2.IID_unknown, *(IID[o] for o in objects if o != name)]:
             assert query_interface(thing, other) == (Status.E_NOINTERFACE, NULL), name
 
 
@@ -137,7 +137,7 @@ def _bases(name):
     found = []
     while name:
         found.append(name)
-        name = nd2._INTERFACES[name][0]
+        name = version2._INTERFACES[name][0]
     return found
 
 
@@ -330,7 +330,7 @@ def test_a_6_5_another_interface_than_the_adapters_is_refused(kit):
     number = ffi.new("uint64_t *")
     assert kit.provider.ResolveAddress(name, len(name), number) == Status.SUCCESS
     out = ffi.new("void **", ffi.cast("void *", 0xDEAD))
-    assert kit.provider.OpenAdapter(nd2.IID_unknown, number[0], out) == Status.E_NOINTERFACE
+    assert kit.provider.OpenAdapter(version2.IID_unknown, number[0], out) == Status.E_NOINTERFACE
     assert out[0] == NULL
 
 

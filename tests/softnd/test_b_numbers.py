@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import nd2
 import pytest
-from nd2 import NULL, AdapterFlag, Status, ffi
+import version2
+from version2 import NULL, AdapterFlag, Status, ffi
 
 SIZE = 96
 
 
-def query(node, version=nd2.ND_VERSION_2, given=SIZE, room=SIZE + 64):
+def query(node, version=version2.ND_VERSION_2, given=SIZE, room=SIZE + 64):
     """(status, size, bytes) of Query."""
     data = ffi.new("unsigned char[]", b"\xa5" * (room + 1))
     ffi.cast("uint32_t *", data)[0] = version
@@ -47,15 +47,15 @@ def test_b_1_2_warnings_count_as_failed_and_pending_does_not():
     ],
 )
 def test_b_4_2_the_tables_of_these_tests_have_the_contracts_slots(interface, slots):
-    assert len(nd2.ORDER[interface]) == slots
+    assert len(version2.ORDER[interface]) == slots
     assert ffi.sizeof(f"{interface}_methods") == slots * 8
 
 
 def test_b_3_1_a_window_answers_the_shared_identifier_with_four_slots(node):
     window = node.window()
-    code, again = nd2.query_interface(window, nd2.IID_INDMemoryWindow)
+    code, again = version2.query_interface(window, version2.IID_INDMemoryWindow)
     assert code == Status.SUCCESS
-    assert isinstance(nd2.Interface("IND2MemoryWindow", again).GetRemoteToken(), int)
+    assert isinstance(version2.Interface("IND2MemoryWindow", again).GetRemoteToken(), int)
     window.Release()
 
 
@@ -94,7 +94,7 @@ def test_b_7_2_exactly_the_structure_or_more_succeeds(node, given):
     assert data[SIZE:] == b"\xa5" * 64
 
 
-@pytest.mark.parametrize("version", [1, nd2.ND_VERSION_2])
+@pytest.mark.parametrize("version", [1, version2.ND_VERSION_2])
 def test_b_7_3_m_2_both_versions_are_accepted_and_returned(node, version):
     code, _, data = query(node, version=version)
     assert code == Status.SUCCESS

@@ -6,11 +6,11 @@ import random
 import threading
 import time
 
-import nd2
 import pytest
+import version2
 from conftest import share
 from consumer import Memory, Port, accept, connect, get_address, make_pair, open_handles, pointer, wait_until
-from nd2 import NOTIFY_ANY, NULL, Mr, Status, ffi, kernel32
+from version2 import NOTIFY_ANY, NULL, Mr, Status, ffi, kernel32
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_c_1_6_the_port_may_come_after_the_objects_and_after_listen(kit, node):
     listener = node.listener(file=file)
     port = Port(file)
     overlapped = kit.overlapped()
-    assert listener.GetConnectionRequest(nd2.raw(connector), overlapped) == Status.PENDING
+    assert listener.GetConnectionRequest(version2.raw(connector), overlapped) == Status.PENDING
     assert port.get(0) is None
     active = node.bound_connector()
     qp = node.qp(node.cq())
@@ -243,11 +243,11 @@ def test_c_3_7_win32_sees_the_completion_too(kit, node, memory):
     request = kit.issue(cq, "Notify", NOTIFY_ANY)
     size = ffi.new("uint32_t *")
     assert not kernel32.GetOverlappedResult(node.file, request.overlapped, size, 0)
-    assert nd2.last_error() == 996  # ERROR_IO_INCOMPLETE
+    assert version2.last_error() == 996  # ERROR_IO_INCOMPLETE
     cq.CancelOverlappedRequests()
     request.result()
     assert not kernel32.GetOverlappedResult(node.file, request.overlapped, size, 0)
-    assert nd2.last_error() != 996
+    assert version2.last_error() != 996
     mr = node.mr()
     request = register(kit, mr, memory)
     assert request.result() == Status.SUCCESS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-import nd2
 import pytest
+import version2
 from conftest import share
 from consumer import (
     Memory,
@@ -20,7 +20,7 @@ from consumer import (
     sges,
     take,
 )
-from nd2 import NULL, PAGE, Kind, Mr, Op, Status, ffi, kernel32
+from version2 import NULL, PAGE, Kind, Mr, Op, Status, ffi, kernel32
 
 
 @pytest.fixture
@@ -106,14 +106,14 @@ def test_d_2_3_invalid_memory_is_an_access_violation(kit, node, memory, case):
     elif case == "partly unmapped":
         pages = Memory(4 * PAGE)
         kit.on_close(pages.free)
-        pages.protect(nd2.PAGE_NOACCESS, 2 * PAGE, PAGE)
+        pages.protect(version2.PAGE_NOACCESS, 2 * PAGE, PAGE)
         where, size = pages.address, 4 * PAGE
     elif case == "wraps":
         where, size = 0xFFFFFFFFFFFFF000, 0x2000
     elif case == "null with a size":
         where, size = 0, PAGE
     else:
-        memory.protect(nd2.PAGE_NOACCESS)
+        memory.protect(version2.PAGE_NOACCESS)
         where, size = memory.address, memory.size
     for flags in (0, Mr.EVERYTHING):
         mr = node.mr()
@@ -123,7 +123,7 @@ def test_d_2_3_invalid_memory_is_an_access_violation(kit, node, memory, case):
 
 @pytest.mark.parametrize("flags", [Mr.LOCAL_WRITE, Mr.REMOTE_WRITE])
 def test_d_2_3_local_write_on_read_only_pages_is_an_access_violation(kit, node, memory, flags):
-    memory.protect(nd2.PAGE_READONLY)
+    memory.protect(version2.PAGE_READONLY)
     assert kit.do(node.mr(), "Register", memory.pointer, memory.size, flags) == Status.ACCESS_VIOLATION
     assert kit.do(node.mr(), "Register", memory.pointer, memory.size, Mr.REMOTE_READ) == Status.SUCCESS
 
@@ -424,7 +424,7 @@ def test_d_6_2_a_bound_window_makes_deregister_busy_inline(kit, pair):
     event = kit.event()
     overlapped = kit.overlapped(event)
     assert passive.region.mr.Deregister(overlapped) == Status.DEVICE_BUSY
-    assert kernel32.WaitForSingleObject(event, 100) == nd2.WAIT_TIMEOUT
+    assert kernel32.WaitForSingleObject(event, 100) == version2.WAIT_TIMEOUT
     assert (passive.region.local, passive.region.remote) == tokens
     active.region.put(0, b"still")
     active.write(active.region.sge(0, 5), to=passive.region.address, token=window.GetRemoteToken())
@@ -478,7 +478,7 @@ def test_d_6_6_a_receive_whose_region_is_gone_touches_nothing(kit, pair):
     region = active.node.region(memory)
     active.receive(region.sge(), context=4)
     assert kit.do(region.mr, "Deregister") == Status.SUCCESS
-    memory.protect(nd2.PAGE_NOACCESS)
+    memory.protect(version2.PAGE_NOACCESS)
     kit.on_close(memory.free)
     passive.send(passive.region.sge(0, 64), context=5)
     done = active.one()
@@ -493,7 +493,7 @@ def test_d_memory_that_is_gone_while_registered_is_a_violation_not_a_crash(kit, 
     kit.on_close(memory.free)
     owner = passive if use.startswith("peer's") else active
     region = owner.node.region(memory)
-    memory.protect(nd2.PAGE_NOACCESS)  # freed pages could become somebody else's at once
+    memory.protect(version2.PAGE_NOACCESS)  # freed pages could become somebody else's at once
     if use == "send":
         passive.receive(passive.region.sge())
         active.send(region.sge())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from consumer import Side, establish, make_pair, no_completion, pointer
-from nd2 import NULL, Kind, Mr, Op, Status, raw
+from version2 import NULL, Kind, Mr, Op, Status, raw
 
 
 def ended(side):

@@ -18,7 +18,7 @@ from consumer import (
     take,
     wait_until,
 )
-from nd2 import NOTIFY_ANY, NULL, Kind, Op, Status, ffi
+from version2 import NOTIFY_ANY, NULL, Kind, Op, Status, ffi
 
 LIMITS = "MaxReceiveQueueDepth", "MaxInitiatorQueueDepth", "MaxReceiveSge", "MaxInitiatorSge", "MaxInlineDataSize"
 

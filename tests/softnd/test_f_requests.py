@@ -7,7 +7,7 @@ import time
 
 import pytest
 from consumer import Memory, brief, make_pair, no_completion, one_way, wait_until
-from nd2 import PAGE, Kind, Op, Status, ffi
+from version2 import PAGE, Kind, Op, Status, ffi
 
 # F.3 The requests
 

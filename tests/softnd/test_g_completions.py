@@ -20,7 +20,7 @@ from consumer import (
     take,
     wait_until,
 )
-from nd2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op, Status, ffi, kernel32
+from version2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op, Status, ffi, kernel32
 
 
 class Source:

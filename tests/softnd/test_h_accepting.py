@@ -8,6 +8,7 @@ import time
 
 import pytest
 from conftest import share
+from connection_attempt import ConnectionAttempt, check_transfer, limits_of, reject
 from consumer import (
     Kit,
     Side,
@@ -20,8 +21,7 @@ from consumer import (
     private_data,
     wait_until,
 )
-from meeting import Meeting, limits_of, reject, works
-from nd2 import NULL, Kind, Status, ffi
+from version2 import NULL, Kind, Status, ffi
 
 IPV6 = "::1"
 
@@ -30,35 +30,35 @@ IPV6 = "::1"
 
 
 def test_h_5_1_complete_connect_only_from_offered(kit):
-    meeting = Meeting(kit)
+    attempt = ConnectionAttempt(kit)
     invalid = Status.CONNECTION_INVALID
-    assert kit.do(meeting.active.node.connector(), "CompleteConnect") == invalid
-    assert kit.do(meeting.active.connector, "CompleteConnect") == invalid
-    assert kit.do(meeting.passive.connector, "CompleteConnect") == invalid
-    meeting.offer()
-    meeting.complete()
-    assert kit.do(meeting.active.connector, "CompleteConnect") == invalid
+    assert kit.do(attempt.active.node.connector(), "CompleteConnect") == invalid
+    assert kit.do(attempt.active.connector, "CompleteConnect") == invalid
+    assert kit.do(attempt.passive.connector, "CompleteConnect") == invalid
+    attempt.offer()
+    attempt.complete()
+    assert kit.do(attempt.active.connector, "CompleteConnect") == invalid
 
 
 def test_h_5_3_a_queue_pair_of_another_adapter_is_refused(kit):
-    meeting = Meeting(kit)
-    wrong = accept(kit, meeting.passive.connector, meeting.active.qp)
+    attempt = ConnectionAttempt(kit)
+    wrong = accept(kit, attempt.passive.connector, attempt.active.qp)
     assert wrong.result().failed
-    assert accept(kit, meeting.passive.connector, None).result().failed
-    meeting.offer()
-    meeting.complete()
+    assert accept(kit, attempt.passive.connector, None).result().failed
+    attempt.offer()
+    attempt.complete()
 
 
 def test_h_5_4_m_18_argument_errors_of_accept_leave_the_state(kit):
-    meeting = Meeting(kit)
-    passive = meeting.passive
+    attempt = ConnectionAttempt(kit)
+    passive = attempt.passive
     too_long = accept(kit, passive.connector, passive.qp, data=b"x" * (passive.node.info.MaxCalleeData + 1))
     assert too_long.result() == Status.INVALID_BUFFER_SIZE
     bad = kit.issue(passive.connector, "Accept", passive.qp, 1, 1, NULL, 4)
     assert bad.result() == Status.ACCESS_VIOLATION
-    assert meeting.connecting.pending()
-    meeting.offer()
-    meeting.complete()
+    assert attempt.connecting.pending()
+    attempt.offer()
+    attempt.complete()
 
 
 def test_h_5_4_a_connected_queue_pair_is_refused(kit, pair):
@@ -78,88 +78,88 @@ def test_h_5_4_accept_in_another_state_is_refused(kit, pair):
     assert accept(kit, side.connector, side.qp).result() == Status.CONNECTION_INVALID
     fresh = passive.node.qp(passive.cq)
     assert accept(kit, passive.connector, fresh).result() == Status.CONNECTION_INVALID
-    works(active, passive)
+    check_transfer(active, passive)
 
 
 def test_h_5_4_a_queue_pair_released_while_accepting(kit):
-    meeting = Meeting(kit)
-    meeting.offer()
-    meeting.passive.qp.release()
-    assert meeting.accepting.result() == Status.CANCELED
+    attempt = ConnectionAttempt(kit)
+    attempt.offer()
+    attempt.passive.qp.release()
+    assert attempt.accepting.result() == Status.CANCELED
 
 
 def test_h_5_5_accept_succeeds_though_the_active_side_disconnects_at_once(kit):
     for _ in range(20):
-        meeting = Meeting(kit)
-        meeting.offer()
-        kit.issue(meeting.active.connector, "CompleteConnect")
-        kit.issue(meeting.active.connector, "Disconnect")
-        assert meeting.accepting.result() in (Status.SUCCESS,)
+        attempt = ConnectionAttempt(kit)
+        attempt.offer()
+        kit.issue(attempt.active.connector, "CompleteConnect")
+        kit.issue(attempt.active.connector, "Disconnect")
+        assert attempt.accepting.result() in (Status.SUCCESS,)
 
 
 def test_h_5_7_data_may_arrive_before_accept_was_observed(kit):
-    meeting = Meeting(kit)
-    passive, active = meeting.passive, meeting.active
+    attempt = ConnectionAttempt(kit)
+    passive, active = attempt.passive, attempt.active
     passive.receive(passive.region.sge(0, 8), context=1)
-    meeting.offer()
+    attempt.offer()
     assert kit.do(active.connector, "CompleteConnect") == Status.SUCCESS
     active.send(active.region.sge(0, 8))
     assert passive.one().status == Status.SUCCESS
     assert active.one().status == Status.SUCCESS
-    assert meeting.accepting.result() == Status.SUCCESS
+    assert attempt.accepting.result() == Status.SUCCESS
 
 
 # H.6 Reject
 
 
 def test_h_6_1_a_passive_reject_refuses_with_data(kit):
-    meeting = Meeting(kit)
-    data = os.urandom(meeting.passive.node.info.MaxCalleeData)
-    assert reject(meeting.passive.connector, data) == Status.SUCCESS
-    assert meeting.connecting.result() == Status.CONNECTION_REFUSED
-    assert private_data(meeting.active.connector) == data
+    attempt = ConnectionAttempt(kit)
+    data = os.urandom(attempt.passive.node.info.MaxCalleeData)
+    assert reject(attempt.passive.connector, data) == Status.SUCCESS
+    assert attempt.connecting.result() == Status.CONNECTION_REFUSED
+    assert private_data(attempt.active.connector) == data
 
 
 def test_h_6_2_an_active_reject_refuses_the_accept(kit):
-    meeting = Meeting(kit)
-    meeting.offer()
-    assert reject(meeting.active.connector, b"no, thanks") == Status.SUCCESS
-    assert meeting.accepting.result() == Status.CONNECTION_REFUSED
+    attempt = ConnectionAttempt(kit)
+    attempt.offer()
+    assert reject(attempt.active.connector, b"no, thanks") == Status.SUCCESS
+    assert attempt.accepting.result() == Status.CONNECTION_REFUSED
 
 
 def test_h_6_3_errors_of_reject_leave_the_state(kit):
-    meeting = Meeting(kit)
-    connector = meeting.passive.connector
-    limit = meeting.passive.node.info.MaxCalleeData
+    attempt = ConnectionAttempt(kit)
+    connector = attempt.passive.connector
+    limit = attempt.passive.node.info.MaxCalleeData
     assert reject(connector, b"x" * (limit + 1)) == Status.INVALID_BUFFER_SIZE
     assert connector.Reject(NULL, 4) == Status.ACCESS_VIOLATION
     assert connector.Reject(ffi.cast("void *", 0x10), 4) == Status.ACCESS_VIOLATION
-    meeting.offer()
-    meeting.complete()
+    attempt.offer()
+    attempt.complete()
 
 
 def test_h_6_3_reject_in_another_state_is_refused(kit, pair):
     active, passive = pair
     for connector in (active.connector, passive.connector, active.node.connector(), active.node.bound_connector()):
         assert reject(connector) == Status.CONNECTION_INVALID
-    works(active, passive)
-    meeting = Meeting(kit)
-    assert reject(meeting.active.connector) == Status.CONNECTION_INVALID
-    meeting.offer()
-    meeting.complete()
+    check_transfer(active, passive)
+    attempt = ConnectionAttempt(kit)
+    assert reject(attempt.active.connector) == Status.CONNECTION_INVALID
+    attempt.offer()
+    attempt.complete()
 
 
 def test_h_6_3_reject_after_the_peer_has_gone_is_aborted(kit):
-    meeting = Meeting(kit)
-    meeting.active.connector.release()
+    attempt = ConnectionAttempt(kit)
+    attempt.active.connector.release()
     time.sleep(0.3)  # the passive side learns of it
-    assert reject(meeting.passive.connector) == Status.CONNECTION_ABORTED
+    assert reject(attempt.passive.connector) == Status.CONNECTION_ABORTED
 
 
 def test_h_6_4_releasing_a_requested_connector_refuses(kit):
-    meeting = Meeting(kit)
-    assert meeting.passive.connector.release() == 0
-    assert meeting.connecting.result() == Status.CONNECTION_REFUSED
+    attempt = ConnectionAttempt(kit)
+    assert attempt.passive.connector.release() == 0
+    assert attempt.connecting.result() == Status.CONNECTION_REFUSED
 
 
 # H.7 Queries
@@ -169,13 +169,13 @@ def test_h_7_1_private_data_when_there_can_be_none(kit, node):
     size = ffi.new("uint32_t *", 0)
     for connector in (node.connector(), node.bound_connector()):
         assert connector.GetPrivateData(NULL, size) == Status.CONNECTION_INVALID
-    meeting = Meeting(kit)
-    assert meeting.active.connector.GetPrivateData(NULL, size) == Status.CONNECTION_INVALID
+    attempt = ConnectionAttempt(kit)
+    assert attempt.active.connector.GetPrivateData(NULL, size) == Status.CONNECTION_INVALID
 
 
 def test_h_7_2_the_part_that_fits_is_copied(kit):
-    meeting = Meeting(kit, data=b"0123456789")
-    connector = meeting.passive.connector
+    attempt = ConnectionAttempt(kit, data=b"0123456789")
+    connector = attempt.passive.connector
     for given in range(10):
         data, size = ffi.new("char[]", b"#" * 12), ffi.new("uint32_t *", given)
         assert connector.GetPrivateData(data, size) == Status.BUFFER_OVERFLOW
@@ -189,51 +189,51 @@ def test_h_7_2_the_part_that_fits_is_copied(kit):
 
 
 def test_h_7_4_private_data_after_the_active_side_has_gone(kit):
-    meeting = Meeting(kit, data=b"mine")
-    meeting.active.connector.release()
+    attempt = ConnectionAttempt(kit, data=b"mine")
+    attempt.active.connector.release()
     size, data = ffi.new("uint32_t *", 64), ffi.new("char[64]")
     wait_until(
-        lambda: meeting.passive.connector.GetPrivateData(data, size) == Status.CONNECTION_ABORTED,
+        lambda: attempt.passive.connector.GetPrivateData(data, size) == Status.CONNECTION_ABORTED,
         "the passive side learns of it",
     )
 
 
 def test_h_7_5_read_limits_are_seen_from_the_caller(kit):
-    meeting = Meeting(kit, limits=(4, 7))
-    assert limits_of(meeting.passive.connector) == (7, 4)
-    meeting.offer(limits=(5, 3))
-    assert limits_of(meeting.active.connector) == (3, 5)
-    assert meeting.active.connector.GetReadLimits(NULL, NULL) == Status.SUCCESS
-    meeting.complete()
+    attempt = ConnectionAttempt(kit, limits=(4, 7))
+    assert limits_of(attempt.passive.connector) == (7, 4)
+    attempt.offer(limits=(5, 3))
+    assert limits_of(attempt.active.connector) == (3, 5)
+    assert attempt.active.connector.GetReadLimits(NULL, NULL) == Status.SUCCESS
+    attempt.complete()
 
 
 def test_h_7_6_read_limits_in_other_states(kit, pair):
     active, passive = pair
     out = ffi.new("uint32_t *")
-    meeting = Meeting(kit)
+    attempt = ConnectionAttempt(kit)
     for connector in (
         active.connector, passive.connector, active.node.connector(), active.node.bound_connector(),
-        meeting.active.connector,
+        attempt.active.connector,
     ):  # fmt: skip
         assert connector.GetReadLimits(out, out) == Status.CONNECTION_INVALID
 
 
 def test_h_7_7_h_7_8_addresses(kit):
-    meeting = Meeting(kit)
-    requested = meeting.passive.connector
-    mine = get_address(meeting.active.connector, "GetLocalAddress")
+    attempt = ConnectionAttempt(kit)
+    requested = attempt.passive.connector
+    mine = get_address(attempt.active.connector, "GetLocalAddress")
     assert get_address(requested, "GetPeerAddress") == mine
-    assert get_address(requested, "GetLocalAddress") == meeting.to
-    meeting.offer()
-    meeting.complete()
-    assert get_address(meeting.active.connector, "GetPeerAddress") == meeting.to
+    assert get_address(requested, "GetLocalAddress") == attempt.to
+    attempt.offer()
+    attempt.complete()
+    assert get_address(attempt.active.connector, "GetPeerAddress") == attempt.to
     assert get_address(requested, "GetPeerAddress") == mine
     for method in ("GetLocalAddress", "GetPeerAddress"):
         size, data = ffi.new("uint32_t *", 15), ffi.new("unsigned char[]", b"\xa5" * 28)
-        assert getattr(meeting.active.connector, method)(data, size) == Status.BUFFER_OVERFLOW
+        assert getattr(attempt.active.connector, method)(data, size) == Status.BUFFER_OVERFLOW
         assert (size[0], bytes(ffi.buffer(data, 28))) == (16, b"\xa5" * 28)
         size[0] = 0
-        assert getattr(meeting.active.connector, method)(NULL, size) == Status.BUFFER_OVERFLOW
+        assert getattr(attempt.active.connector, method)(NULL, size) == Status.BUFFER_OVERFLOW
 
 
 def test_h_7_7_addresses_of_an_idle_connector(node):
@@ -245,13 +245,13 @@ def test_h_7_7_addresses_of_an_idle_connector(node):
 def test_h_ipv6(kit):
     if IPV6 not in address_list(kit.provider):
         pytest.skip("this machine has no IPv6 loopback address")
-    meeting = Meeting(kit, address=IPV6, data=b"six")
-    assert private_data(meeting.passive.connector) == b"six"
-    assert get_address(meeting.passive.connector, "GetPeerAddress")[0] == IPV6
-    meeting.offer()
-    meeting.complete()
+    attempt = ConnectionAttempt(kit, address=IPV6, data=b"six")
+    assert private_data(attempt.passive.connector) == b"six"
+    assert get_address(attempt.passive.connector, "GetPeerAddress")[0] == IPV6
+    attempt.offer()
+    attempt.complete()
     size = ffi.new("uint32_t *", 27)
-    assert meeting.active.connector.GetPeerAddress(ffi.new("char[28]"), size) == Status.BUFFER_OVERFLOW
+    assert attempt.active.connector.GetPeerAddress(ffi.new("char[28]"), size) == Status.BUFFER_OVERFLOW
     assert size[0] == 28
 
 
@@ -268,13 +268,13 @@ def test_h_8_1_notify_disconnect_completes_when_the_peer_ends_it(kit, pair):
 
 
 def test_h_8_1_never_connected(kit):
-    meeting = Meeting(kit)
+    attempt = ConnectionAttempt(kit)
     invalid = Status.CONNECTION_INVALID
-    for connector in (meeting.active.connector, meeting.passive.connector, meeting.active.node.bound_connector()):
+    for connector in (attempt.active.connector, attempt.passive.connector, attempt.active.node.bound_connector()):
         assert kit.issue(connector, "NotifyDisconnect").returned == invalid
         assert kit.do(connector, "Disconnect") == invalid
-    meeting.offer()
-    meeting.complete()
+    attempt.offer()
+    attempt.complete()
 
 
 def test_h_8_2_after_the_peer_has_disconnected_it_completes_at_once(kit, pair):
@@ -352,8 +352,8 @@ def test_h_8_9_releasing_without_disconnect_looks_like_one(kit, pair, what):
 def test_h_8_10_both_ends_on_one_adapter_object(kit, node):
     active, passive = Side(node, 1), Side(node, 2)
     establish(active, passive)
-    works(active, passive)
-    works(passive, active)
+    check_transfer(active, passive)
+    check_transfer(passive, active)
 
 
 def test_h_many_threads_connect_at_once(kit):

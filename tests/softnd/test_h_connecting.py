@@ -7,6 +7,7 @@ import time
 
 import pytest
 from conftest import share
+from connection_attempt import ConnectionAttempt, bind, check_transfer, closed_port, limits_of, reject
 from consumer import (
     Side,
     address_list,
@@ -16,31 +17,30 @@ from consumer import (
     private_data,
     wait_until,
 )
-from meeting import Meeting, bind, closed_port, limits_of, reject, works
-from nd2 import NULL, Status, ffi, kernel32, sockaddr
+from version2 import NULL, Status, ffi, kernel32, sockaddr
 
 # H.1 Call order
 
 
 def test_h_1_1_connect_completes_with_accept_and_accept_with_complete_connect(kit):
-    meeting = Meeting(kit)
+    attempt = ConnectionAttempt(kit)
     time.sleep(0.2)
-    assert meeting.connecting.pending()
-    accepting = meeting.accept()
-    assert meeting.connecting.result() == Status.SUCCESS
+    assert attempt.connecting.pending()
+    accepting = attempt.accept()
+    assert attempt.connecting.result() == Status.SUCCESS
     time.sleep(0.2)
     assert accepting.pending()
-    meeting.complete()
+    attempt.complete()
 
 
 def test_h_1_2_slow_programs_are_waited_for(kit):
-    meeting = Meeting(kit)
+    attempt = ConnectionAttempt(kit)
     time.sleep(share(30, 2))
-    assert meeting.connecting.pending()
-    meeting.offer()
+    assert attempt.connecting.pending()
+    attempt.offer()
     time.sleep(share(30, 2))
-    assert meeting.accepting.pending()
-    meeting.complete()
+    assert attempt.accepting.pending()
+    attempt.complete()
 
 
 def test_h_1_3_the_passive_side_may_send_first(pair):
@@ -54,12 +54,12 @@ def test_h_1_3_the_passive_side_may_send_first(pair):
 
 
 def test_h_2_1_port_0_gives_an_ephemeral_port(kit):
-    meeting = Meeting(kit)
-    meeting.offer()
-    address, port = get_address(meeting.active.connector, "GetLocalAddress")
+    attempt = ConnectionAttempt(kit)
+    attempt.offer()
+    address, port = get_address(attempt.active.connector, "GetLocalAddress")
     assert address == "127.0.0.1"
     assert 49152 <= port <= 65535
-    meeting.complete()
+    attempt.complete()
 
 
 def test_h_2_1_a_fixed_local_port_is_seen_by_the_peer(kit):
@@ -78,13 +78,13 @@ def test_h_2_2_h_2_5_a_local_port_is_not_shared(node):
 
 
 def test_h_2_3_bind_while_connecting_or_offered_is_refused(kit):
-    meeting = Meeting(kit)
-    assert bind(meeting.active.connector, "127.0.0.1") == Status.ADDRESS_ALREADY_ASSOCIATED
-    assert meeting.connecting.pending()
-    meeting.offer()
-    assert bind(meeting.active.connector, "127.0.0.1") == Status.ADDRESS_ALREADY_ASSOCIATED
-    meeting.complete()
-    assert bind(meeting.active.connector, "127.0.0.1") == Status.ADDRESS_ALREADY_ASSOCIATED
+    attempt = ConnectionAttempt(kit)
+    assert bind(attempt.active.connector, "127.0.0.1") == Status.ADDRESS_ALREADY_ASSOCIATED
+    assert attempt.connecting.pending()
+    attempt.offer()
+    assert bind(attempt.active.connector, "127.0.0.1") == Status.ADDRESS_ALREADY_ASSOCIATED
+    attempt.complete()
+    assert bind(attempt.active.connector, "127.0.0.1") == Status.ADDRESS_ALREADY_ASSOCIATED
 
 
 def test_h_2_4_connect_works_whatever_a_second_bind_said(kit):
@@ -92,7 +92,7 @@ def test_h_2_4_connect_works_whatever_a_second_bind_said(kit):
     assert bind(active.connector, "127.0.0.1") == Status.SUCCESS
     bind(active.connector, "127.0.0.1")
     establish(active, passive)
-    works(active, passive)
+    check_transfer(active, passive)
 
 
 def test_h_2_4_after_a_failed_connect_the_same_address_binds_again(kit):
@@ -102,7 +102,7 @@ def test_h_2_4_after_a_failed_connect_the_same_address_binds_again(kit):
     assert connect(kit, active.connector, active.qp, closed_port(kit)).result() == Status.CONNECTION_REFUSED
     assert bind(active.connector, "127.0.0.1", port) == Status.SUCCESS
     establish(active, passive)
-    works(active, passive)
+    check_transfer(active, passive)
 
 
 def test_h_2_5_the_port_of_another_addresss_listener_binds(kit):
@@ -272,18 +272,18 @@ def test_h_3_9_what_get_connection_request_refuses(kit, pair):
 
 
 def test_h_3_10_closing_a_listener(kit):
-    meeting = Meeting(kit)
-    node, listener = meeting.passive.node, meeting.listener
+    attempt = ConnectionAttempt(kit)
+    node, listener = attempt.passive.node, attempt.listener
     waiting = kit.issue(listener, "GetConnectionRequest", node.connector())
     assert waiting.pending()
     other = Side(kit.node(), 9)
     assert listener.release() == 0
     assert kernel32.WaitForSingleObject(waiting.event, 10000) == 0
     assert node.connector().GetOverlappedResult(waiting.overlapped, 0) == Status.CANCELED
-    assert connect(kit, other.connector, other.qp, meeting.to).result() == Status.CONNECTION_REFUSED
-    assert get_address(node.listener(meeting.to[1]), "GetLocalAddress") == meeting.to, "the address is free"
-    meeting.offer()
-    meeting.complete()
+    assert connect(kit, other.connector, other.qp, attempt.to).result() == Status.CONNECTION_REFUSED
+    assert get_address(node.listener(attempt.to[1]), "GetLocalAddress") == attempt.to, "the address is free"
+    attempt.offer()
+    attempt.complete()
 
 
 def test_h_3_10_requests_in_the_backlog_are_refused_on_closing(kit):
@@ -323,13 +323,13 @@ def test_h_4_2_nobody_listens(kit):
 
 
 def test_h_4_2_a_rejection_comes_with_its_data_and_may_be_retried(kit):
-    meeting = Meeting(kit)
-    assert reject(meeting.passive.connector, b"not today") == Status.SUCCESS
-    assert meeting.connecting.result() == Status.CONNECTION_REFUSED
-    assert private_data(meeting.active.connector) == b"not today"
-    passive = Side(meeting.passive.node, 3)
-    establish(meeting.active, passive, meeting.listener)
-    works(meeting.active, passive)
+    attempt = ConnectionAttempt(kit)
+    assert reject(attempt.passive.connector, b"not today") == Status.SUCCESS
+    assert attempt.connecting.result() == Status.CONNECTION_REFUSED
+    assert private_data(attempt.active.connector) == b"not today"
+    passive = Side(attempt.passive.node, 3)
+    establish(attempt.active, passive, attempt.listener)
+    check_transfer(attempt.active, passive)
 
 
 def test_h_4_2_m_17_the_unspecified_address(kit):
@@ -348,7 +348,7 @@ def test_h_4_2_unusable_destinations(kit):
     assert connect(kit, side.connector, side.qp, ("::1", 5000)).result() == Status.INVALID_ADDRESS
     passive = Side(kit.node(), 2)
     establish(side, passive)
-    works(side, passive)
+    check_transfer(side, passive)
 
 
 def test_h_4_2_h_4_3_private_data_too_long_is_refused_inline_and_harmless(kit):
@@ -367,19 +367,19 @@ def test_h_4_2_h_4_3_private_data_too_long_is_refused_inline_and_harmless(kit):
 
 
 def test_h_4_2_h_4_7_a_second_connect_is_refused_and_the_first_unharmed(kit):
-    meeting = Meeting(kit)
-    active = meeting.active
+    attempt = ConnectionAttempt(kit)
+    active = attempt.active
     other = active.node.bound_connector()
     for connector in (active.connector, other):
-        assert connect(kit, connector, active.qp, meeting.to).result() == Status.CONNECTION_ACTIVE
-    meeting.offer()
+        assert connect(kit, connector, active.qp, attempt.to).result() == Status.CONNECTION_ACTIVE
+    attempt.offer()
     for connector in (active.connector, other):
-        assert connect(kit, connector, active.qp, meeting.to).result() == Status.CONNECTION_ACTIVE
-    assert meeting.accepting.pending()
-    meeting.complete()
+        assert connect(kit, connector, active.qp, attempt.to).result() == Status.CONNECTION_ACTIVE
+    assert attempt.accepting.pending()
+    attempt.complete()
     for connector in (active.connector, other):
-        assert connect(kit, connector, active.qp, meeting.to).result() == Status.CONNECTION_ACTIVE
-    works(active, meeting.passive)
+        assert connect(kit, connector, active.qp, attempt.to).result() == Status.CONNECTION_ACTIVE
+    check_transfer(active, attempt.passive)
 
 
 def test_h_4_2_a_queue_pair_of_another_adapter_is_refused(kit):
@@ -391,75 +391,75 @@ def test_h_4_2_a_queue_pair_of_another_adapter_is_refused(kit):
 
 
 def test_h_4_2_a_queue_pair_released_meanwhile(kit):
-    meeting = Meeting(kit)
-    meeting.active.qp.release()
-    assert meeting.connecting.result() == Status.CANCELED
+    attempt = ConnectionAttempt(kit)
+    attempt.active.qp.release()
+    assert attempt.connecting.result() == Status.CANCELED
 
 
 def test_h_4_5_exactly_the_limits_of_private_data(kit):
     node = kit.node()
     caller, callee = os.urandom(node.info.MaxCallerData), os.urandom(node.info.MaxCalleeData)
-    meeting = Meeting(kit, data=caller)
-    assert private_data(meeting.passive.connector) == caller
-    meeting.offer(data=callee)
-    assert private_data(meeting.active.connector) == callee
-    meeting.complete()
+    attempt = ConnectionAttempt(kit, data=caller)
+    assert private_data(attempt.passive.connector) == caller
+    attempt.offer(data=callee)
+    assert private_data(attempt.active.connector) == callee
+    attempt.complete()
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 56, 148])
 def test_h_4_5_h_7_1_h_7_3_private_data_of_any_size_arrive_exactly(kit, size):
     there, back = os.urandom(size), os.urandom(size)
-    meeting = Meeting(kit, data=there)
-    assert private_data(meeting.passive.connector) == there
-    meeting.offer(data=back)
-    assert private_data(meeting.active.connector) == back
+    attempt = ConnectionAttempt(kit, data=there)
+    assert private_data(attempt.passive.connector) == there
+    attempt.offer(data=back)
+    assert private_data(attempt.active.connector) == back
 
 
 def test_h_4_6_h_5_6_read_limits_above_the_adapters_are_lowered(kit):
     huge = 0xFFFFFFFF
-    meeting = Meeting(kit, limits=(huge, huge))
-    info = meeting.active.node.info
-    assert limits_of(meeting.passive.connector) == (info.MaxInboundReadLimit, info.MaxOutboundReadLimit)
-    meeting.offer(limits=(huge, huge))
-    assert limits_of(meeting.active.connector) == (info.MaxInboundReadLimit, info.MaxOutboundReadLimit)
-    meeting.complete()
+    attempt = ConnectionAttempt(kit, limits=(huge, huge))
+    info = attempt.active.node.info
+    assert limits_of(attempt.passive.connector) == (info.MaxInboundReadLimit, info.MaxOutboundReadLimit)
+    attempt.offer(limits=(huge, huge))
+    assert limits_of(attempt.active.connector) == (info.MaxInboundReadLimit, info.MaxOutboundReadLimit)
+    attempt.complete()
 
 
 @pytest.mark.parametrize("what", ["connector", "queue pair"])
 def test_h_4_8_h_6_2_releasing_while_offered_refuses_the_accept(kit, what):
-    meeting = Meeting(kit)
-    meeting.offer()
-    assert meeting.accepting.pending()
-    (meeting.active.connector if what == "connector" else meeting.active.qp).release()
-    assert meeting.accepting.result() == Status.CONNECTION_REFUSED
+    attempt = ConnectionAttempt(kit)
+    attempt.offer()
+    assert attempt.accepting.pending()
+    (attempt.active.connector if what == "connector" else attempt.active.qp).release()
+    assert attempt.accepting.result() == Status.CONNECTION_REFUSED
 
 
 @pytest.mark.parametrize("how", ["cancel", "release"])
 def test_h_4_9_h_5_4_abandoned_before_accept_is_aborted(kit, how):
-    meeting = Meeting(kit)
+    attempt = ConnectionAttempt(kit)
     if how == "cancel":
-        assert meeting.active.connector.CancelOverlappedRequests() == Status.SUCCESS
-        assert meeting.connecting.result() == Status.CANCELED
+        assert attempt.active.connector.CancelOverlappedRequests() == Status.SUCCESS
+        assert attempt.connecting.result() == Status.CANCELED
     else:
-        meeting.active.connector.release()
+        attempt.active.connector.release()
     time.sleep(0.3)  # the passive side learns of it
-    assert meeting.accept().result() == Status.CONNECTION_ABORTED
+    assert attempt.accept().result() == Status.CONNECTION_ABORTED
 
 
 def test_h_4_10_the_last_release_of_a_connector_returns_0(kit):
-    meeting = Meeting(kit)
-    other = meeting.active.node.connector()
+    attempt = ConnectionAttempt(kit)
+    other = attempt.active.node.connector()
     assert other.release() == 0
-    meeting.offer()
-    meeting.complete()
-    assert meeting.active.connector.release() == 0
-    assert meeting.passive.connector.release() == 0
+    attempt.offer()
+    attempt.complete()
+    assert attempt.active.connector.release() == 0
+    assert attempt.passive.connector.release() == 0
 
 
 @pytest.mark.parametrize("state", ["connecting", "requested", "offered", "accepting"])
 def test_h_4_10_in_every_state(kit, state):
-    meeting = Meeting(kit)
+    attempt = ConnectionAttempt(kit)
     if state in ("offered", "accepting"):
-        meeting.offer()
-    side = meeting.active if state in ("connecting", "offered") else meeting.passive
+        attempt.offer()
+    side = attempt.active if state in ("connecting", "offered") else attempt.passive
     assert side.connector.release() == 0

@@ -17,7 +17,7 @@ from conftest import SEED, share
 from consumer import Completion, Kit, Side, connect, take
 from hostile import mutate, mutate_fields
 from iwarp import Opcode, Queue, Rights, Startup
-from nd2 import Kind, Mr, Status
+from version2 import Kind, Mr, Status
 
 STREAMS = share(5_000, 150)
 GUARD = b"\xa5"

@@ -6,6 +6,7 @@ import os
 import time
 
 import pytest
+from connection_attempt import bind
 from consumer import (
     Kit,
     Node,
@@ -17,9 +18,8 @@ from consumer import (
     no_completion,
     raw,
 )
-from meeting import bind
-from nd2 import NULL, Kind, Status, sockaddr
 from peer import Peer
+from version2 import NULL, Kind, Status, sockaddr
 
 
 def serve(channel, action, count):
@@ -163,7 +163,7 @@ def test_h_5_4_m_16_two_processes_the_active_side_is_killed(kit, phase):
     listener = side.node.listener()
     arrived = kit.issue(listener, "GetConnectionRequest", side.connector)
     to = get_address(listener, "GetLocalAddress")
-    with Peer("test_h_processes", "vanish", to, phase) as peer:
+    with Peer("test_h_processes", "exit_after", to, phase) as peer:
         assert peer.receive() == "connecting"
         assert arrived.result() == Status.SUCCESS
         if phase == "offered":

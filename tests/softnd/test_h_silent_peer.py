@@ -12,12 +12,12 @@ import socket
 import time
 
 import iwarp
-import nd2
 import pytest
+import version2
 from consumer import Kit, Side, connect, establish, get_address, make_pair, wait_until
 from iwarp import Opcode, Startup
-from nd2 import Kind, Status, kernel32
 from test_h_hostile_answers import REPLY, Peer
+from version2 import Kind, Status, kernel32
 
 START_UP_S = 1.0
 # What a machine that is busy may add.
@@ -44,8 +44,8 @@ def kit(monkeypatch, tmp_path, held):
     statistics = tmp_path / "statistics"
     monkeypatch.setenv("SOFTND_START_UP_MS", str(int(START_UP_S * 1000)))
     monkeypatch.setenv("SOFTND_STATISTICS", str(statistics))
-    shutil.copy(nd2.DLL, tmp_path / "own.dll")
-    library = nd2.Library(tmp_path / "own.dll")
+    shutil.copy(version2.DLL, tmp_path / "own.dll")
+    library = version2.Library(tmp_path / "own.dll")
     kit = Kit(library)
     yield kit
     kit.close()
@@ -213,7 +213,7 @@ def connected_to(kit, side):
     peer.local = REPLY
     peer.socket.sendall(REQUEST)
     assert arrived.result() == Status.SUCCESS
-    accepting = kit.issue(side.connector, "Accept", side.qp, 1, 1, nd2.NULL, 0)
+    accepting = kit.issue(side.connector, "Accept", side.qp, 1, 1, version2.NULL, 0)
     peer._agree(peer._take_startup(reply=True))
     peer.read_start(0, 0, 0)
     assert accepting.result() == Status.SUCCESS

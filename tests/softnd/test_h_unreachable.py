@@ -8,7 +8,7 @@ import time
 
 import pytest
 from consumer import Side, accept, connect, get_address
-from nd2 import Status
+from version2 import Status
 
 PORT = 7174
 START_UP_S = 1.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 import consumer
-import nd1
 import pytest
+import version1
 from consumer import private_data, wait_until
-from consumer1 import (
+from consumer_version1 import (
     Node,
     Side,
     accept,
@@ -25,7 +25,7 @@ from consumer1 import (
     make_pair,
     swap,
 )
-from nd2 import IID, NULL, Status, ffi, parse_sockaddr, sockaddr
+from version2 import IID, NULL, Status, ffi, parse_sockaddr, sockaddr
 
 
 def arrive(kit, active, passive, **options):
@@ -77,7 +77,7 @@ def test_i_6_1_an_endpoint_goes_with_the_connector_that_made_it_only(kit):
     foreign = kit.own(endpoint(active.node.connector(), active.cq, active.cq))
     listen, to = passive.node.listen()
     name = sockaddr(*to)
-    request = issue(kit, active.connector, "Connect", foreign, name, len(name), nd1.TCP, 0, NULL, 0)
+    request = issue(kit, active.connector, "Connect", foreign, name, len(name), version1.TCP, 0, NULL, 0)
     assert request.returned == Status.INVALID_PARAMETER_1
     arrived = issue(kit, listen, "GetConnectionRequest", passive.connector)
     connecting = connect(active, to)
@@ -125,7 +125,7 @@ def test_i_6_1_no_reads_with_a_limit_of_0(kit):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-@pytest.mark.parametrize("protocol", [nd1.TCP, nd1.UDP])
+@pytest.mark.parametrize("protocol", [version1.TCP, version1.UDP])
 def test_i_6_2_connect_takes_the_port_in_the_address_and_a_local_port(kit, address, protocol):
     active, passive = Side(Node(kit, address)), Side(Node(kit, address))
     listen, to = passive.node.listen(protocol=protocol)
@@ -149,7 +149,7 @@ def test_i_6_2_what_connect_refuses(kit):
     _, to = passive.node.listen()
     name = sockaddr(*to)
 
-    def attempt(name=name, size=None, protocol=nd1.TCP, data=NULL, data_size=0):
+    def attempt(name=name, size=None, protocol=version1.TCP, data=NULL, data_size=0):
         size = len(name) if size is None else size
         return issue(
             kit, active.connector, "Connect", active.endpoint, name, size, protocol, 0, data, data_size
@@ -165,7 +165,7 @@ def test_i_6_2_what_connect_refuses(kit):
     for size in (limit + 1, 1 << 32, (1 << 64) - 1):
         assert attempt(data=buffer, data_size=size) == Status.INVALID_BUFFER_SIZE
     assert attempt(data_size=1) == Status.ACCESS_VIOLATION
-    code = active.connector.Connect(active.endpoint.pointer, name, len(name), nd1.TCP, 0, NULL, 0, NULL)
+    code = active.connector.Connect(active.endpoint.pointer, name, len(name), version1.TCP, 0, NULL, 0, NULL)
     assert code == Status.INVALID_PARAMETER
     establish(active, passive)  # none of that did any harm
 
@@ -176,7 +176,7 @@ def test_i_6_3_listen_assigns_a_port_or_takes_the_one_it_is_given(kit, address):
     first, (_, port) = node.listen()
     assert 49152 <= port <= 65535
     assigned = ffi.new("uint16_t *")
-    arguments = (0, nd1.TCP, swap(port), assigned)
+    arguments = (0, version1.TCP, swap(port), assigned)
     code, none = node.try_create("Listen", *arguments)
     assert (code, none) == (Status.SHARING_VIOLATION, None)
     assert first.release() == 0
@@ -184,12 +184,14 @@ def test_i_6_3_listen_assigns_a_port_or_takes_the_one_it_is_given(kit, address):
     assert code == Status.SUCCESS
     assert swap(assigned[0]) == port
     again.release()
-    assert node.try_create("Listen", 0, nd1.TCP, swap(port), NULL)[0] == Status.SUCCESS, "it need not be told again"
+    assert node.try_create("Listen", 0, version1.TCP, swap(port), NULL)[0] == Status.SUCCESS, (
+        "it need not be told again"
+    )
     for bad in (NULL, ffi.cast("uint16_t *", 8)):
-        assert node.try_create("Listen", 0, nd1.TCP, 0, bad) == (Status.INVALID_PARAMETER_4, None)
+        assert node.try_create("Listen", 0, version1.TCP, 0, bad) == (Status.INVALID_PARAMETER_4, None)
     for protocol in (0, 4, -1):
         assert node.try_create("Listen", 0, protocol, 0, assigned) == (Status.INVALID_PARAMETER_2, None)
-    assert node.adapter.Listen(0, nd1.TCP, 0, assigned, NULL).failed
+    assert node.adapter.Listen(0, version1.TCP, 0, assigned, NULL).failed
 
 
 def test_i_6_3_many_requests_wait_or_are_refused_over_the_backlog(kit):

@@ -6,12 +6,12 @@ import re
 import threading
 import time
 
-import nd1
-import nd2
 import pytest
+import version1
+import version2
 from conftest import share
 from consumer import Kit, Memory, Port, pointer, wait_until
-from consumer1 import (
+from consumer_version1 import (
     ALLOW_BOTH,
     UNTOUCHED,
     Node,
@@ -27,8 +27,8 @@ from consumer1 import (
     make_pair,
     result_of,
 )
-from nd2 import NULL, Op, Status, ffi, kernel32
 from peer import Peer
+from version2 import NULL, Op, Status, ffi, kernel32
 
 MADE_UP = [0, 1, 2, 0x100, 0x1000000, 0x7FFFFFFF, 0xFFFFFFFF, 1 << 32, 1 << 63, (1 << 64) - 1]
 
@@ -116,10 +116,10 @@ def test_i_2_2_a_release_writes_the_handle_at_once_and_nothing_later(monkeypatch
 def test_i_2_2_a_failure_leaves_the_handle_alone(kit):
     node = Node(kit)
     maximum = node.info.MaxRegistrationSize
-    pages, read_only = Memory(3 * 4096), Memory(4096, nd2.PAGE_READONLY)
+    pages, read_only = Memory(3 * 4096), Memory(4096, version2.PAGE_READONLY)
     kit.on_close(pages.free)
     kit.on_close(read_only.free)
-    pages.protect(nd2.PAGE_NOACCESS, 4096, 4096)
+    pages.protect(version2.PAGE_NOACCESS, 4096, 4096)
     address = pages.address
     violation = Status.ACCESS_VIOLATION
     cases = [
@@ -144,7 +144,7 @@ def test_i_2_2_a_failure_leaves_the_handle_alone(kit):
 
 def test_i_2_2_a_handle_that_cannot_be_written_ends_the_registration(kit):
     node = Node(kit)
-    buffer, page = ffi.new("char[64]"), Memory(4096, nd2.PAGE_READONLY)
+    buffer, page = ffi.new("char[64]"), Memory(4096, version2.PAGE_READONLY)
     kit.on_close(page.free)
     for bad in (NULL, ffi.cast("uintptr_t *", 8)):
         arguments = (pointer(address_of(buffer)), 64)
@@ -402,7 +402,7 @@ def test_i_3_5_the_descriptor_is_in_network_order(kit):
     window, _, made = passive.bound_window(0x123, 0x4567)
     base, length, token = fields(made)
     assert (base, length) == (passive.region.address + 0x123, 0x4567)
-    second = nd2.Interface("IND2MemoryWindow", window.pointer)
+    second = version2.Interface("IND2MemoryWindow", window.pointer)
     assert token == second.GetRemoteToken().to_bytes(4, "little"), "D.4.2: a token is in network order already"
 
 
@@ -479,5 +479,5 @@ def test_i_3_8_invalidating_a_window_that_is_not_bound(kit):
     assert passive.endpoint.Invalidate(passive.node.result(), window.pointer, 0x8) == Status.INVALID_PARAMETER_3
     result = passive.node.result()
     assert passive.endpoint.Invalidate(result, window.pointer, 0) == Status.SUCCESS
-    assert passive.one()[:2] == (address_of(result), nd1.INVALIDATION_ERROR)
+    assert passive.one()[:2] == (address_of(result), version1.INVALIDATION_ERROR)
     assert active.disconnect() == Status.SUCCESS

@@ -8,14 +8,14 @@ import threading
 import time
 
 import consumer
-import consumer1
+import consumer_version1
 import iwarp
-import nd1
-import nd2
 import pytest
+import version1
+import version2
 from conftest import share
 from consumer import Memory, get_results, used_bytes, wait_until
-from consumer1 import (
+from consumer_version1 import (
     UNTOUCHED,
     Node,
     Side,
@@ -32,7 +32,7 @@ from consumer1 import (
     sgl,
 )
 from iwarp import Rights, Startup
-from nd2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op, Status, ffi
+from version2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op, Status, ffi
 
 REPLY = Startup(reply=True, ird=16, ord=16, peer_to_peer=True, rtr=iwarp.Rtr.READ)
 
@@ -201,13 +201,15 @@ def test_i_4_2_a_window_that_the_peer_does_not_have_there(kit, what):
         passive.expect(result)
     elif what == "never bound":
         token = (
-            nd2.Interface("IND2MemoryWindow", passive.node.window()[0].pointer).GetRemoteToken().to_bytes(4, "little")
+            version2.Interface("IND2MemoryWindow", passive.node.window()[0].pointer)
+            .GetRemoteToken()
+            .to_bytes(4, "little")
         )
     else:
         token = b"\xff" * 4
     received = passive.receive(passive.region.sge())
     sent = active.send_and_invalidate(active.region.sge(0, 8), remote=descriptor(0, 0, token))
-    active.expect(sent, nd1.INVALIDATION_ERROR)
+    active.expect(sent, version1.INVALIDATION_ERROR)
     passive.expect(received, Status.INVALID_DEVICE_REQUEST)
     assert result_of(invalidated) == UNTOUCHED
 
@@ -228,7 +230,7 @@ def test_i_4_2_on_the_wire_it_is_iwarps_send_with_invalidate(kit):
         side.send_and_invalidate(remote=descriptor(0, 0, b"\x01\x02\x03\x04"))
         assert peer.receive() == iwarp.Message(b"", False, 0x01020304)
         results = []
-        peer.run_until(lambda: len(results) == 3 or results.extend(consumer1.get_results(side.cq, 1)))
+        peer.run_until(lambda: len(results) == 3 or results.extend(consumer_version1.get_results(side.cq, 1)))
         assert [done.status for done in results] == 3 * [Status.SUCCESS]
 
 
@@ -282,7 +284,7 @@ def test_i_4_3_small_data_are_taken_during_the_call(kit, method):
     out, granted = ffi.new("void **"), ffi.new("size_t *")
     cq = active.cq.pointer
     assert active.connector.CreateEndpoint(cq, cq, 1, 1, 1, 1, 0, 0, granted, out) == Status.SUCCESS
-    nd2.Interface("INDEndpoint", out[0]).release()
+    version2.Interface("INDEndpoint", out[0]).release()
     assert 0 < granted[0] <= limit
     data = bytes(i % 251 for i in range(granted[0]))
     active.region.put(0, data)
@@ -400,7 +402,7 @@ def test_i_4_5_a_request_outside_of_a_batch_goes_at_once(kit):
     passive.expect(received[0])
     mine = active.send()
     time.sleep(0.1)
-    assert not consumer1.get_results(passive.cq, 1), "softnd holds a batch back"
+    assert not consumer_version1.get_results(passive.cq, 1), "softnd holds a batch back"
     active.endpoint.SubmitRequestBatch()
     active.expect(mine)
     passive.expect(received[1])
@@ -455,12 +457,12 @@ def test_i_4_6_lengths_beyond_the_adapters(kit):
     limit = active.node.info.MaxOutboundLength
     for size in (limit + 1, 1 << 32, 1 << 40, (1 << 64) - 1):
         element = (active.region.address, size, active.region.handle)
-        assert active.try_send(element) == nd1.LOCAL_LENGTH
-        assert active.try_read(element, remote=huge) == nd1.LOCAL_LENGTH
-        assert active.try_write(element, remote=huge) == nd1.LOCAL_LENGTH
+        assert active.try_send(element) == version1.LOCAL_LENGTH
+        assert active.try_read(element, remote=huge) == version1.LOCAL_LENGTH
+        assert active.try_write(element, remote=huge) == version1.LOCAL_LENGTH
         assert active.endpoint.Receive(active.node.result(), sgl(element), 1).failed
     parts = [(active.region.address, limit // 2, active.region.handle)] * 3
-    assert active.try_send(*parts) == nd1.LOCAL_LENGTH
+    assert active.try_send(*parts) == version1.LOCAL_LENGTH
     many = [active.region.sge(0, 1)] * 17
     assert active.try_send(*many) == Status.DATA_OVERRUN, "F.2.6"
     five = [active.region.sge(0, 1)] * 5
@@ -525,7 +527,7 @@ def test_i_5_1_results_and_the_array_may_be_missing(kit):
         assert passive.endpoint.Receive(result, NULL, 0) == Status.SUCCESS
         active.send()
     active.take(3)
-    page.protect(nd2.PAGE_NOACCESS, 0, 4096)
+    page.protect(version2.PAGE_NOACCESS, 0, 4096)
     wait_until(lambda: passive.cq.GetResults(ffi.cast("ND_RESULT **", 8), 4) == 0, "nothing is given")
     assert passive.cq.GetResults(NULL, 4) == 0
     array = ffi.new("ND_RESULT *[8]")
@@ -555,7 +557,7 @@ def test_pointers_that_lead_nowhere_are_refused(kit):
         assert active.endpoint.SendAndInvalidate(result, NULL, 0, bad, 0) == Status.INVALID_PARAMETER_4
     page = Memory(8192)
     kit.on_close(page.free)
-    page.protect(nd2.PAGE_NOACCESS, 4096, 4096)
+    page.protect(version2.PAGE_NOACCESS, 4096, 4096)
     half = ffi.cast("ND_SGE *", page.address + 4096 - 24)
     assert active.endpoint.Send(result, half, 2, 0) == Status.ACCESS_VIOLATION
     assert result_of(result) == UNTOUCHED
@@ -622,7 +624,7 @@ def test_i_5_4_resize_takes_a_size(kit):
     assert made.Flush() == Status.SUCCESS
     assert cq.Resize(5) == Status.BUFFER_OVERFLOW
     assert cq.Resize(6) == Status.SUCCESS
-    done = consumer1.take(cq, 6)
+    done = consumer_version1.take(cq, 6)
     assert [(d.address, d.status) for d in done] == [(address_of(result), Status.CANCELED) for result in results]
 
 
@@ -636,7 +638,7 @@ def test_g_1_5_results_come_in_calls_of_any_size(kit):
     made.Flush()
     found = []
     for count in (0, 1, 31, 32, 33, 64, 65, 200):
-        found += consumer1.get_results(cq, count)
+        found += consumer_version1.get_results(cq, count)
     assert [d.address for d in found] == [address_of(result) for result in results]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import nd1
-import nd2
 import pytest
+import version1
+import version2
 from consumer import Kit, Port, address_list, wait_unloadable
-from consumer1 import (
+from consumer_version1 import (
     UNTOUCHED,
     Node,
     Side,
@@ -19,7 +19,7 @@ from consumer1 import (
     issue,
     make_pair,
 )
-from nd2 import IID, NOTIFY_ANY, NULL, ORDER, Interface, Status, ffi, query_interface, raw, sockaddr
+from version2 import IID, NOTIFY_ANY, NULL, ORDER, Interface, Status, ffi, query_interface, raw, sockaddr
 
 OVERLAPPED_OBJECTS = ["INDAdapter", "INDCompletionQueue", "INDConnector", "INDListen"]
 
@@ -28,7 +28,7 @@ def every_object(node):
     """One object of each kind of version 1, by interface."""
     side = Side(node)
     return {
-        "INDProvider": node.kit.own(nd1.provider(node.kit.library)),
+        "INDProvider": node.kit.own(version1.provider(node.kit.library)),
         "INDAdapter": node.adapter,
         "INDCompletionQueue": side.cq,
         "INDMemoryWindow": node.window()[0],
@@ -39,7 +39,7 @@ def every_object(node):
 
 
 def test_a_3_2_the_class_factory_makes_providers_and_may_go_first():
-    factory = nd1.class_factory(nd2.softnd())
+    factory = version1.class_factory(version2.softnd())
     made = []
     for _ in range(2):
         out = ffi.new("void **", ffi.cast("void *", 0xDEAD))
@@ -53,10 +53,10 @@ def test_a_3_2_the_class_factory_makes_providers_and_may_go_first():
 
 
 def test_a_3_3_what_the_factory_does_not_make(kit):
-    code, pointer = nd2.softnd().class_object(IID["INDProvider"])
+    code, pointer = version2.softnd().class_object(IID["INDProvider"])
     assert (code, pointer) == (Status.E_NOINTERFACE, NULL), "the provider comes from the factory only"
-    factory = kit.own(nd1.class_factory(nd2.softnd()))
-    for iid in (nd2.IID_unknown, IID["IND2Provider"], IID["INDAdapter"]):
+    factory = kit.own(version1.class_factory(version2.softnd()))
+    for iid in (version2.IID_unknown, IID["IND2Provider"], IID["INDAdapter"]):
         out = ffi.new("void **", ffi.cast("void *", 0xDEAD))
         assert factory.CreateInstance(NULL, iid, out) == Status.E_NOINTERFACE
         assert out[0] == NULL
@@ -85,7 +85,7 @@ def test_a_3_6_query_interface_answers_unknown_own_and_overlapped_only(kit):
 @pytest.mark.parametrize("kind", ["factory", "INDProvider", *sorted(set(OVERLAPPED_OBJECTS) | {"INDEndpoint"})])
 def test_a_4_3_any_object_keeps_the_library(own_library, kind):
     kit = Kit(own_library)
-    last = kit.own(nd1.class_factory(own_library)) if kind == "factory" else every_object(Node(kit))[kind]
+    last = kit.own(version1.class_factory(own_library)) if kind == "factory" else every_object(Node(kit))[kind]
     last.AddRef()
     kit.close()
     assert own_library.can_unload() == Status.S_FALSE
@@ -94,18 +94,18 @@ def test_a_4_3_any_object_keeps_the_library(own_library, kind):
 
 
 def test_a_4_3_a_locked_server_stays(own_library):
-    factory = nd1.class_factory(own_library)
+    factory = version1.class_factory(own_library)
     assert factory.LockServer(1) == Status.SUCCESS
     assert factory.release() == 0
     assert own_library.can_unload() == Status.S_FALSE
-    factory = nd1.class_factory(own_library)
+    factory = version1.class_factory(own_library)
     assert factory.LockServer(0) == Status.SUCCESS
     factory.release()
     wait_unloadable(own_library)
 
 
 def test_a_5_1_the_provider_lists_the_addresses_of_version_2(kit):
-    provider = kit.own(nd1.provider(kit.library))
+    provider = kit.own(version1.provider(kit.library))
     size = ffi.new("size_t *", 0)
     assert provider.QueryAddressList(NULL, size) == Status.BUFFER_OVERFLOW
     needed = size[0]
@@ -127,7 +127,7 @@ def open_adapter(provider, name, size=None):
 
 
 def test_a_6_8_an_adapter_is_opened_by_its_address(kit):
-    provider = kit.own(nd1.provider(kit.library))
+    provider = kit.own(version1.provider(kit.library))
     for name in (sockaddr("127.0.0.1"), sockaddr("127.0.0.1", 7471), sockaddr("::1", 9)):
         code, pointer = open_adapter(provider, name)
         assert code == Status.SUCCESS, "ports are ignored"
@@ -143,7 +143,7 @@ def test_a_6_8_an_adapter_is_opened_by_its_address(kit):
 
 @pytest.mark.parametrize(("only", "served"), [("1", {1}), ("2", {2}), (None, {1, 2})])
 def test_the_versions_that_are_served_can_be_chosen(monkeypatch, only, served):
-    library = nd2.softnd()
+    library = version2.softnd()
     if only:
         monkeypatch.setenv("SOFTND_VERSION", only)
     for version, name in ((1, "IClassFactory"), (2, "IND2Provider")):
@@ -323,7 +323,7 @@ def test_a_removed_adapter_gives_device_removed(monkeypatch, kit):
     assert active.node.try_create("CompletionQueue", 4) == (removed, None)
     assert active.node.try_create("Connector") == (removed, None)
     assert active.node.try_create("MemoryWindow", NULL) == (removed, None)
-    assert active.node.try_create("Listen", 0, nd1.TCP, 0, ffi.new("uint16_t *")) == (removed, None)
+    assert active.node.try_create("Listen", 0, version1.TCP, 0, ffi.new("uint16_t *")) == (removed, None)
     assert active.region.deregister() == Status.SUCCESS, "cleaning up works"
     for thing in (active.connector, active.endpoint, active.cq):
         assert thing.release() == 0
@@ -345,6 +345,6 @@ def test_other_things_are_refused_where_an_object_belongs(kit):
     name = sockaddr("127.0.0.1", 9)
     mine = kit.own(endpoint(node.connector(), cq, cq))  # of another connector
     for wrong in (NULL, ffi.cast("void *", 8), page, raw(cq), raw(mine), raw(second.qp(second.cq()))):
-        request = issue(kit, connector, "Connect", wrong, name, len(name), nd1.TCP, 0, NULL, 0)
+        request = issue(kit, connector, "Connect", wrong, name, len(name), version1.TCP, 0, NULL, 0)
         assert request.returned == Status.INVALID_PARAMETER_1
     assert Side(node).try_bind(cq)[0] == Status.INVALID_PARAMETER_3

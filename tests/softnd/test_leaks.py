@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
-import consumer1
-import nd1
+import consumer_version1
 import pytest
+import version1
 from conftest import share
 from consumer import (
     Kit,
@@ -22,7 +22,7 @@ from consumer import (
     used_bytes,
     wait_until,
 )
-from nd2 import IID, NOTIFY_ANY, NULL, Interface, Op, Status, ffi, kernel32, raw, sockaddr
+from version2 import IID, NOTIFY_ANY, NULL, Interface, Op, Status, ffi, kernel32, raw, sockaddr
 
 CYCLES = share(10_000, 500)
 
@@ -167,7 +167,7 @@ def cycles(kit, node, kind):
 
 def cycles_1(kit, kind):
     """The same for version 1."""
-    node = consumer1.Node(kit)
+    node = consumer_version1.Node(kit)
     cq, buffer = node.cq(), ffi.new("char[65536]")
     event = kit.event(manual=False)
     overlapped, out = kit.overlapped(event), ffi.new("void **")
@@ -189,12 +189,12 @@ def cycles_1(kit, kind):
         return made(f"IND{what}")
 
     def class_factory_and_provider():
-        factory = nd1.class_factory(kit.library)
+        factory = version1.class_factory(kit.library)
         assert factory.CreateInstance(NULL, IID["INDProvider"], out) == Status.SUCCESS
         assert (factory.release(), made("INDProvider").release()) == (0, 0)
 
     def adapter():
-        provider = nd1.provider(kit.library)
+        provider = version1.provider(kit.library)
         assert provider.OpenAdapter(name, len(name), out) == Status.SUCCESS
         assert (provider.release(), made("INDAdapter").release()) == (0, 0)
 
@@ -205,7 +205,7 @@ def cycles_1(kit, kind):
         assert do(node.adapter, "DeregisterMemory", handle[0]) == Status.SUCCESS
 
     def registrations_dropped():
-        provider = nd1.provider(kit.library)
+        provider = version1.provider(kit.library)
         assert provider.OpenAdapter(name, len(name), out) == Status.SUCCESS
         adapter = made("INDAdapter")
         for _ in range(3):
@@ -228,13 +228,13 @@ def cycles_1(kit, kind):
 
     def connector_and_endpoint():
         connector = create("Connector")
-        endpoint = consumer1.endpoint(connector, cq, cq)
+        endpoint = consumer_version1.endpoint(connector, cq, cq)
         assert endpoint.Receive(result, NULL, 0) == Status.SUCCESS
         assert (connector.release(), endpoint.release()) == (0, 0)
-        assert len(consumer1.get_results(cq, 4)) == 1
+        assert len(consumer_version1.get_results(cq, 4)) == 1
 
     def listening():
-        thing = create("Listen", 0, nd1.TCP, 0, ffi.new("uint16_t *"))
+        thing = create("Listen", 0, version1.TCP, 0, ffi.new("uint16_t *"))
         given = create("Connector")
         assert thing.GetConnectionRequest(given.pointer, overlapped) == Status.PENDING
         assert thing.release() == 0
@@ -246,9 +246,9 @@ def cycles_1(kit, kind):
 
     def connection():
         active, passive = create("Connector"), create("Connector")
-        ends = [consumer1.endpoint(connector, cq, cq, entries=4) for connector in (active, passive)]
+        ends = [consumer_version1.endpoint(connector, cq, cq, entries=4) for connector in (active, passive)]
         assert listen.GetConnectionRequest(passive.pointer, overlapped) == Status.PENDING
-        arguments = (ends[0].pointer, name, len(name), nd1.TCP, 0, NULL, 0)
+        arguments = (ends[0].pointer, name, len(name), version1.TCP, 0, NULL, 0)
         assert active.Connect(*arguments, waiting) == Status.PENDING
         assert kernel32.WaitForSingleObject(event, 20000) == 0
         assert passive.Accept(ends[1].pointer, NULL, 0, overlapped) == Status.PENDING
@@ -261,16 +261,16 @@ def cycles_1(kit, kind):
         where = ffi.cast("void *", registered.address)
         assert ends[1].Bind(result, registered.handle, thing.pointer, where, 64, 8, remote) == Status.SUCCESS
         assert ends[1].Receive(result, NULL, 0) == Status.SUCCESS
-        consumer1.take(cq, 1)
+        consumer_version1.take(cq, 1)
         silent = Op.SILENT_SUCCESS
         assert ends[0].SendAndInvalidate(result, NULL, 0, remote, silent) == Status.SUCCESS
-        consumer1.take(cq, 2)
+        consumer_version1.take(cq, 2)
         assert ends[0].Send(result, NULL, 0, silent) == Status.SUCCESS
         assert do(active, "Disconnect") == Status.SUCCESS
         assert do(passive, "Disconnect") == Status.SUCCESS
         for released in (active, passive, *ends, thing):
             assert released.release() == 0
-        consumer1.get_results(cq, 16)
+        consumer_version1.get_results(cq, 16)
 
     registered = node.register(4096)
     return locals()[kind]
@@ -352,7 +352,7 @@ def test_the_whole_life_over_and_over(kit):
 def test_i_the_whole_life_of_version_1_over_and_over():
     def life():
         own = Kit()
-        active, passive = consumer1.make_pair(own)
+        active, passive = consumer_version1.make_pair(own)
         _, invalidated, remote = passive.bound_window(0, 4096)
         active.expect(active.write(active.region.sge(0, 64), remote=remote))
         received = passive.receive(passive.region.sge(0, 64))

@@ -27,8 +27,8 @@ from consumer import (
     used_bytes,
     wait_until,
 )
-from nd2 import NOTIFY_ANY, Kind, Status, kernel32
 from peer import Peer
+from version2 import NOTIFY_ANY, Kind, Status, kernel32
 
 CONNECTIONS = 64
 TOTAL = share(1 << 30, 128 << 20)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from conftest import share
 from consumer import Region, accept, connect, get_address, get_results, pointer, sges, wait_until
-from nd2 import Kind, Mr, Op, Status, ffi, raw
+from version2 import Kind, Mr, Op, Status, ffi, raw
 
 BUFFERS, SIZE = 4, 16384
 OPERATIONS = share(100_000, 6_000)

@@ -2,7 +2,7 @@
 both sides, data verified.
 
 One VM serves all tests. In there run rping's servers, then rping as client of a softnd server for each
-size, then a client that trespasses, then the examples as clients of themselves under Windows Python, then partings.py, whose
+size, then a client that violates an access right, then the examples as clients of themselves under Windows Python, then early_disconnect_siw.py, whose
 conversations an end leaves at once. The VM is slow to start, so softnd's servers are up before it.
 """
 
@@ -31,7 +31,7 @@ from ndpy.softroce import tools
 SIZES = [64, 23, 10007, 65535]
 ROUNDS = 30
 VM_LIMIT_S = share(1200, 600)
-GUEST_PORTS = {name: 7174 + at for at, name in enumerate([*map(str, SIZES), "crc", "trespass"])}
+GUEST_PORTS = {name: 7174 + at for at, name in enumerate([*map(str, SIZES), "crc", "access_violation"])}
 # ndpy's examples, served in the VM; and served here under Windows Python.
 EXAMPLES = {
     "pingpong 64": ("pingpong.py", "server"),
@@ -39,9 +39,9 @@ EXAMPLES = {
     "file": ("file_server.py", "serve", "--once", "FILE"),
 }
 EXAMPLE_PORTS = {name: 7274 + at for at, name in enumerate(EXAMPLES)}
-PARTINGS = ROOT / "tests/softnd/partings.py"
-PARTINGS_PORT = 7374
-PARTINGS_COUNT = share(50, 3)  # of each of 23 conversations
+DISCONNECTS = ROOT / "tests/softnd/early_disconnect_siw.py"
+DISCONNECTS_PORT = 7374
+DISCONNECTS_COUNT = share(50, 3)  # of each of 23 conversations
 ROUND_TRIPS = 20
 SERVED = ROOT / "softnd/src/connector.c"
 
@@ -55,11 +55,11 @@ for port in {servers}; do rping -s -a 10.0.2.15 -p $port -S 65535 & done
 until [ $(rdma resource show cm_id | grep -c LISTEN) = {count} ]; do sleep 0.2; done
 echo rping servers are there
 {clients}
-echo begin: trespass
-{python} -B {trespass} {trespass_port}
-echo end: trespass $?
+echo begin: access_violation
+{python} -B {access_violation} {access_violation_port}
+echo end: access_violation $?
 {example_clients}
-{python} -B {partings} serve 10.0.2.15 {partings_port} 10.0.2.2 {own_partings_port} {partings_count} 2>&1 &
+{python} -B {disconnects} serve 10.0.2.15 {disconnects_port} 10.0.2.2 {own_disconnects_port} {disconnects_count} 2>&1 &
 until [ -e {done} ]; do sleep 0.5; done
 echo leaving
 """
@@ -177,12 +177,12 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
     done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; its /tmp is its own
     script = ROOT / "softnd/build" / f"siw-{os.getpid()}.sh"
     guest_ports = {**GUEST_PORTS, **EXAMPLE_PORTS}
-    partings_port, own_partings_port, *ports = free_ports(3 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
+    disconnects_port, own_disconnects_port, *ports = free_ports(3 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
     forwarded = dict(zip(guest_ports, ports, strict=False))
     ports = ports[len(guest_ports) :]
     own_ports = dict(zip(EXAMPLES, ports, strict=False))
     ports = ports[len(EXAMPLES) :]
-    names = [*map(str, SIZES), "trespass"]
+    names = [*map(str, SIZES), "access_violation"]
     clients = [_CLIENT.format(size=size, port=ports[at], rounds=ROUNDS) for at, size in enumerate(SIZES)]
     script.write_text(
         _GUEST.format(
@@ -197,12 +197,12 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             ),
             clients="".join(clients),
             python=sys.executable,
-            trespass=ROOT / "tests/softnd/trespass.py",
-            trespass_port=ports[-1],
-            partings=PARTINGS,
-            partings_port=PARTINGS_PORT,
-            own_partings_port=own_partings_port,
-            partings_count=PARTINGS_COUNT,
+            access_violation=ROOT / "tests/softnd/invalid_token_siw.py",
+            access_violation_port=ports[-1],
+            disconnects=DISCONNECTS,
+            disconnects_port=DISCONNECTS_PORT,
+            own_disconnects_port=own_disconnects_port,
+            disconnects_count=DISCONNECTS_COUNT,
             done=done,
         )
     )
@@ -213,7 +213,7 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
         servers = {}
         for name, its_port in zip(names, ports, strict=True):
             arguments = (hostile.dll(), "server", "127.0.0.1", its_port, 65535, 0)
-            environment = {"SOFTND_TRACE": str(trace)} if name == "trespass" else {}
+            environment = {"SOFTND_TRACE": str(trace)} if name == "access_violation" else {}
             process = WindowsProcess(program, *arguments, limit_s=VM_LIMIT_S + 60, **environment)
             servers[name] = stack.enter_context(process)
             assert servers[name].next_line().startswith("listening")
@@ -227,12 +227,15 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             assert "listening" in servers[name].next_line()
         command = [sys.executable, "-m", "ndpy", "softroce", "run"]
         command += [f"--forward={port}:{guest_ports[name]}" for name, port in forwarded.items()]
-        command.append(f"--forward={partings_port}:{PARTINGS_PORT}")
+        command.append(f"--forward={disconnects_port}:{DISCONNECTS_PORT}")
         command += ["--adapter", "siw", "--limit", str(VM_LIMIT_S), "--", "sh", str(script)]
         machine = Machine(command)
         try:
             yield Siw(
-                machine, {**forwarded, "partings": partings_port, "own partings": own_partings_port}, servers, trace
+                machine,
+                {**forwarded, "disconnects": disconnects_port, "own disconnects": own_disconnects_port},
+                servers,
+                trace,
             )
             done.touch()
             status = machine.process.wait(60)
@@ -261,15 +264,15 @@ def test_rping_client_on_siw_verifies_what_softnd_server_writes(siw, size):
     assert server.lines[1:] == [f"server: {ROUNDS} rounds verified"]
 
 
-def test_siw_ends_a_connection_that_trespasses_with_a_terminate_and_softnd_understands_it(siw):
-    lines = siw.softnd_client("trespass", "trespass", 64)
+def test_siw_ends_a_connection_that_violates_access_with_a_terminate_and_softnd_understands_it(siw):
+    lines = siw.softnd_client("access_violation", "access_violation", 64)
     # ND_ACCESS_VIOLATION can come only from what the Terminate says; ND_CANCELED would be a mere loss.
-    assert lines[1:] == ["trespass: write completed with 0xc0000005, receive with 0xc0000120"]
+    assert lines[1:] == ["access_violation: write completed with 0xc0000005, receive with 0xc0000120"]
 
 
-def test_softnd_ends_a_connection_that_trespasses_with_a_terminate_and_siw_understands_it(siw):
-    assert siw.machine.wait_for("end: trespass ") == "end: trespass 0"
-    server = siw.servers["trespass"]
+def test_softnd_ends_a_connection_that_violates_access_with_a_terminate_and_siw_understands_it(siw):
+    assert siw.machine.wait_for("end: access_violation ") == "end: access_violation 0"
+    server = siw.servers["access_violation"]
     assert server.finish() == 0
     assert server.lines[1:] == ["server: 0 rounds verified"]
     assert "terminating with 0x11100" in siw.trace.read_text()  # DDP, tagged buffer, invalid STag
@@ -309,55 +312,62 @@ def test_ndpy_on_siw_is_the_client_of_ndpy_on_windows(siw, name):
 
 
 @pytest.fixture(scope="module")
-def partings(siw) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-    """What became of the requests of softnd, and of siw, when partings.py ran between them."""
-    siw.machine.wait_for("partings: listening")
-    arguments = ("join", "softnd0", siw.ports["own partings"], "127.0.0.1", siw.ports["partings"], PARTINGS_COUNT)
-    with WindowsProcess(PARTINGS, *arguments, limit_s=VM_LIMIT_S, NDPY_PROVIDER=hostile.dll()) as process:
+def disconnects(siw) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
+    """What became of the requests of softnd, and of siw, when early_disconnect_siw.py ran between them."""
+    siw.machine.wait_for("early disconnects: listening")
+    arguments = (
+        "join",
+        "softnd0",
+        siw.ports["own disconnects"],
+        "127.0.0.1",
+        siw.ports["disconnects"],
+        DISCONNECTS_COUNT,
+    )
+    with WindowsProcess(DISCONNECTS, *arguments, limit_s=VM_LIMIT_S, NDPY_PROVIDER=hostile.dll()) as process:
         status = process.finish(VM_LIMIT_S)
     assert status == 0, (process.lines, siw.machine.lines[-20:])
     return json.loads(process.lines[-1]), json.loads(siw.machine.wait_for('{"exchange'))
 
 
-def test_f_5_4_what_siw_took_and_stayed_for_succeeds_though_softnd_leaves_at_once(partings):
-    softnd, siw = partings
+def test_f_5_4_what_siw_took_and_stayed_for_succeeds_though_softnd_leaves_at_once(disconnects):
+    softnd, siw = disconnects
     for what in ("read beyond", "write beyond", "write read-only"):
-        assert softnd[f"{what}, give"] == {"SEND SUCCESS": PARTINGS_COUNT, "RECEIVE CANCELED": PARTINGS_COUNT}
-    answered = {"SEND SUCCESS": 4 * PARTINGS_COUNT, "RECEIVE SUCCESS": PARTINGS_COUNT}
+        assert softnd[f"{what}, give"] == {"SEND SUCCESS": DISCONNECTS_COUNT, "RECEIVE CANCELED": DISCONNECTS_COUNT}
+    answered = {"SEND SUCCESS": 4 * DISCONNECTS_COUNT, "RECEIVE SUCCESS": DISCONNECTS_COUNT}
     assert softnd["answered burst, burst_until_answered"] == answered
-    assert siw["answered burst, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * PARTINGS_COUNT
+    assert siw["answered burst, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * DISCONNECTS_COUNT
 
 
-def test_programs_that_ask_for_no_reads_have_their_sends_acknowledged_by_siw(partings):
-    softnd, siw = partings
-    answered = {"SEND SUCCESS": 4 * PARTINGS_COUNT, "RECEIVE SUCCESS": PARTINGS_COUNT}
+def test_programs_that_ask_for_no_reads_have_their_sends_acknowledged_by_siw(disconnects):
+    softnd, siw = disconnects
+    answered = {"SEND SUCCESS": 4 * DISCONNECTS_COUNT, "RECEIVE SUCCESS": DISCONNECTS_COUNT}
     assert softnd["without reads, burst_until_answered"] == answered
-    assert siw["without reads, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * PARTINGS_COUNT
+    assert siw["without reads, take_burst_and_answer"]["RECEIVE SUCCESS"] == 4 * DISCONNECTS_COUNT
 
 
-def test_siw_takes_252_bytes_of_private_data_and_refuses_508(partings):
-    softnd, siw = partings
-    assert siw["private data that came"] == {"252": 2 * PARTINGS_COUNT}
+def test_siw_takes_252_bytes_of_private_data_and_refuses_508(disconnects):
+    softnd, siw = disconnects
+    assert siw["private data that came"] == {"252": 2 * DISCONNECTS_COUNT}
     assert softnd["all private data that softnd can send"] == {"refused": 1}
 
 
-def test_f_6_5_softnd_that_trespasses_on_siw_hears_of_it_and_keeps_what_it_took(partings):
-    softnd, _ = partings
-    both_roles = 2 * PARTINGS_COUNT
+def test_f_6_5_softnd_that_violates_access_on_siw_hears_of_it_and_keeps_what_it_took(disconnects):
+    softnd, _ = disconnects
+    both_roles = 2 * DISCONNECTS_COUNT
     assert softnd["read beyond, read_beyond"] == {"RECEIVE SUCCESS": both_roles, "READ REMOTE_ERROR": both_roles}
     for what in ("write beyond, write_beyond", "write read-only, write_read_only"):
         assert softnd[what] == {"RECEIVE SUCCESS": both_roles, "WRITE ACCESS_VIOLATION": both_roles}
 
 
-def test_softnd_takes_all_that_siw_sent_and_leaves(partings):
-    softnd, _ = partings
-    assert softnd["private data, take_one"] == {"RECEIVE SUCCESS": 2 * PARTINGS_COUNT}
-    assert softnd["burst, take_burst"] == {"RECEIVE SUCCESS": 2 * 4 * PARTINGS_COUNT}
+def test_softnd_takes_all_that_siw_sent_and_leaves(disconnects):
+    softnd, _ = disconnects
+    assert softnd["private data, take_one"] == {"RECEIVE SUCCESS": 2 * DISCONNECTS_COUNT}
+    assert softnd["burst, take_burst"] == {"RECEIVE SUCCESS": 2 * 4 * DISCONNECTS_COUNT}
 
 
-def test_what_siw_took_just_before_it_left_is_taken_or_canceled_never_anything_else(partings):
+def test_what_siw_took_just_before_it_left_is_taken_or_canceled_never_anything_else(disconnects):
     """siw leaves without the answers that its kernel still has to send, so a Send may be CANCELED that it took."""
-    softnd, siw = partings
+    softnd, siw = disconnects
     leaving = {
         what: softnd[what]
         for what in (
@@ -370,5 +380,5 @@ def test_what_siw_took_just_before_it_left_is_taken_or_canceled_never_anything_e
     for tally in leaving.values():
         assert {request.split()[1] for request in tally} <= {"SUCCESS", "CANCELED", "IO_TIMEOUT"}
     assert sum(tally.get("SEND SUCCESS", 0) for tally in leaving.values()) > 0
-    assert siw["private data, take_one"] == {"RECEIVE SUCCESS": PARTINGS_COUNT}
-    assert siw["burst, take_burst"] == {"RECEIVE SUCCESS": 4 * PARTINGS_COUNT}
+    assert siw["private data, take_one"] == {"RECEIVE SUCCESS": DISCONNECTS_COUNT}
+    assert siw["burst, take_burst"] == {"RECEIVE SUCCESS": 4 * DISCONNECTS_COUNT}

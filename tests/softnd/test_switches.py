@@ -8,8 +8,8 @@ import shutil
 import socket
 import time
 
-import nd2
 import pytest
+import version2
 from consumer import (
     Kit,
     Memory,
@@ -24,8 +24,8 @@ from consumer import (
     sges,
     wait_until,
 )
-from nd2 import NOTIFY_ANY, Kind, Mr, Status, ffi, kernel32
 from peer import Peer
+from version2 import NOTIFY_ANY, Kind, Mr, Status, ffi, kernel32
 
 
 def slow(action):
@@ -267,8 +267,8 @@ def test_d_6_7_statistics_tell_what_was_never_released(tmp_path, leak):
 def test_statistics_are_written_when_the_dll_is_unloaded(monkeypatch, tmp_path):
     statistics = tmp_path / "statistics.txt"
     monkeypatch.setenv("SOFTND_STATISTICS", str(statistics))
-    shutil.copy(nd2.DLL, tmp_path / "own.dll")
-    library = nd2.Library(tmp_path / "own.dll")
+    shutil.copy(version2.DLL, tmp_path / "own.dll")
+    library = version2.Library(tmp_path / "own.dll")
     kit = Kit(library)
     make_pair(kit)
     kit.close()

@@ -16,7 +16,7 @@
  * ends the window to write and is answered with the message "invalidated", "echo..." is sent back, "report SECRET" makes
  * a report, "quit SECRET" ends the program. Everything else is taken and left alone.
  */
-#include "nd.h"
+#include "networkdirect.h"
 
 #include <psapi.h>
 #include <stdio.h>

@@ -2,13 +2,13 @@
  *
  *   rping.exe DLL server ADDRESS PORT SIZE ROUNDS        SIZE: the most that a client may name; ROUNDS: unused
  *   rping.exe DLL client ADDRESS PORT SIZE ROUNDS
- *   rping.exe DLL trespass ADDRESS PORT SIZE ROUNDS      a client that writes through a wrong token in the end
+ *   rping.exe DLL access_violation ADDRESS PORT SIZE ROUNDS      a client that writes through a wrong token in the end
  *
  * Each round: the client names a source, the server reads it and says go on, the client names a sink, the server writes
  * there what it read and says go on. The data are what rping checks: a title with the number of the round, then
  * characters from 'A' to 'z' in turn, starting one further in each round.
  */
-#include "nd.h"
+#include "networkdirect.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,14 +158,14 @@ static void client(unsigned size, unsigned rounds)
 }
 
 /* No peer grants the token 0xFFFFFFFF, so it answers with a Terminate. */
-static void trespass(void)
+static void access_violation(void)
 {
     ND2_SGE sge = {source, 64, token};
     HRESULT status;
 
     check("Write", CALL(end.queue_pair, Write, NULL, &sge, 1, 0x1000, 0xFFFFFFFF, 0));
     status = wait_for(Nd2RequestTypeWrite);
-    printf("trespass: write completed with 0x%08lx, ", (unsigned long)status);
+    printf("access_violation: write completed with 0x%08lx, ", (unsigned long)status);
     printf("receive with 0x%08lx\n", (unsigned long)wait_for(Nd2RequestTypeReceive));
 }
 
@@ -209,7 +209,7 @@ int main(int count, char **arguments)
     const char *role;
 
     if (count != 7) {
-        fprintf(stderr, "rping DLL server|client|trespass ADDRESS PORT SIZE ROUNDS\n");
+        fprintf(stderr, "rping DLL server|client|access_violation ADDRESS PORT SIZE ROUNDS\n");
         return 2;
     }
     role = arguments[2];
@@ -233,8 +233,8 @@ int main(int count, char **arguments)
     } else {
         connect_to(&address);
         client(size, rounds);
-        if (!strcmp(role, "trespass"))
-            trespass();
+        if (!strcmp(role, "access_violation"))
+            access_violation();
     }
     finished(&end, end.connector, CALL(end.connector, Disconnect, &end.overlapped));
     close_end(&end);

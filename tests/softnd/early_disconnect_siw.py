@@ -1,7 +1,7 @@
 """Short conversations in which an end leaves as soon as it can, between ndpy on softnd and ndpy on siw.
 
-    partings.py serve ADAPTER PORT HOST PEER_PORT COUNT     takes part until the peer is done, then asks
-    partings.py join ADAPTER PORT HOST PEER_PORT COUNT      asks for COUNT of each, then takes part
+    early_disconnect_siw.py serve ADAPTER PORT HOST PEER_PORT COUNT     takes part until the peer is done, then asks
+    early_disconnect_siw.py join ADAPTER PORT HOST PEER_PORT COUNT      asks for COUNT of each, then takes part
 
 The last line says what became of the requests of this end:
 {"burst, take_burst": {"RECEIVE SUCCESS": 20}, ...}.
@@ -77,7 +77,7 @@ def give(end: End) -> None:
     end.outcome(1)
 
 
-def trespass(end: End, method: str, beyond: int) -> None:
+def access_violation(end: End, method: str, beyond: int) -> None:
     end.outcome(1)
     target = ndpy.RemoteMemory.from_bytes(bytes(end.inbox[:20]))
     target = ndpy.RemoteMemory(target.address + beyond, 64, target.token)
@@ -85,15 +85,15 @@ def trespass(end: End, method: str, beyond: int) -> None:
 
 
 def read_beyond(end: End) -> None:
-    trespass(end, "read", PAGE)
+    access_violation(end, "read", PAGE)
 
 
 def write_beyond(end: End) -> None:
-    trespass(end, "write", PAGE)
+    access_violation(end, "write", PAGE)
 
 
 def write_read_only(end: End) -> None:
-    trespass(end, "write", 0)
+    access_violation(end, "write", 0)
 
 
 def send_nothing(end: End) -> None:
@@ -155,7 +155,7 @@ class Program:
     def count(self, what: str, outcome: str) -> None:
         self.tallies.setdefault(what, collections.Counter())[outcome] += 1
 
-    def take_part(self, what: str, number: int, connect: Any) -> None:
+    def run_role(self, what: str, number: int, connect: Any) -> None:
         act, receives = CONVERSATIONS[what][number]
         with contextlib.ExitStack() as stack:
             self.end.renew(stack)
@@ -184,13 +184,13 @@ class Program:
                 connector.accept(queue_pair, private_data=data, timeout_s=LIMIT_S, **limits(what))
                 return connector
 
-            self.take_part(what, 1 - int(number), accept)
+            self.run_role(what, 1 - int(number), accept)
 
     def take_part_from_some_port(self, what: str, number: int, connect: Any) -> None:
         for _ in range(PORTS - 1):
             with contextlib.suppress(ndpy.AddressUnreachableError):
-                return self.take_part(what, number, connect)
-        return self.take_part(what, number, connect)
+                return self.run_role(what, number, connect)
+        return self.run_role(what, number, connect)
 
     def offer_too_much(self, to: tuple[str, int]) -> None:
         data = bytes(self.adapter.info.max_caller_data)
@@ -230,7 +230,7 @@ def main() -> None:
     role, name, port, host, peer_port, count = sys.argv[1:]
     with contextlib.ExitStack() as stack:
         program = Program(stack.enter_context(ndpy.open_adapter(name)), stack, int(port))
-        print("partings: listening", flush=True)
+        print("early disconnects: listening", flush=True)
         if role == "serve":
             program.serve()
         program.join((host, int(peer_port)), int(count))

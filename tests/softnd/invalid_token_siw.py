@@ -1,4 +1,4 @@
-"""In the VM: a client on siw that writes through a token that nobody gave it.  trespass.py PORT"""
+"""In the VM: a client on siw that writes through a token that nobody gave it.  invalid_token_siw.py PORT"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
         queue_pair.write(region, ndpy.RemoteMemory(0x1000, 64, 0x12345678))
         # siw completes the Write when TCP has it; the Receive ends when the peer ends the connection.
         (completion,) = received.wait(30)
-        print(f"trespass: the Receive completed with {completion.status.name}", flush=True)
+        print(f"access_violation: the Receive completed with {completion.status.name}", flush=True)
         if completion.status is not ndpy.Status.CANCELED:
             sys.exit(1)
 

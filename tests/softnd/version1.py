@@ -1,17 +1,17 @@
-"""NetworkDirect 1 as a program sees it, from the contract's tables B.3, B.5 and B.6; beside nd2, which has the statuses."""
+"""NetworkDirect 1 as a program sees it, from the contract's tables B.3, B.5 and B.6; beside version2, which has the statuses."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import nd2
-from nd2 import ffi
+import version2
+from version2 import ffi
 
-LOCAL_LENGTH = nd2.Status.DATA_OVERRUN  # B.1.4
-INVALIDATION_ERROR = nd2.Status.INVALID_DEVICE_REQUEST
+LOCAL_LENGTH = version2.Status.DATA_OVERRUN  # B.1.4
+INVALIDATION_ERROR = version2.Status.INVALID_DEVICE_REQUEST
 TCP, UDP = 6, 17
 
-_INTERFACES: nd2.Interfaces = {
+_INTERFACES: version2.Interfaces = {
     "IClassFactory": (
         "IUnknown",
         "00000001-0000-0000-C000-000000000046",
@@ -154,19 +154,19 @@ typedef struct {
 } ND_ADAPTER_INFO1;
 """)
 ffi.cdef("typedef struct { uint64_t Base, Length; uint32_t Token; } ND_MW_DESCRIPTOR;", packed=True)
-nd2.declare(_INTERFACES)
+version2.declare(_INTERFACES)
 
 
-def class_factory(library: nd2.Library) -> nd2.Interface:
-    code, pointer = library.class_object(nd2.IID["IClassFactory"])
-    assert code == nd2.Status.SUCCESS, code
-    return nd2.Interface("IClassFactory", pointer)
+def class_factory(library: version2.Library) -> version2.Interface:
+    code, pointer = library.class_object(version2.IID["IClassFactory"])
+    assert code == version2.Status.SUCCESS, code
+    return version2.Interface("IClassFactory", pointer)
 
 
-def provider(library: nd2.Library) -> nd2.Interface:
+def provider(library: version2.Library) -> version2.Interface:
     """A.3.2: the class factory, an instance, and the factory is released."""
     factory = class_factory(library)
     out: Any = ffi.new("void **")
-    assert factory.CreateInstance(ffi.NULL, nd2.IID["INDProvider"], out) == nd2.Status.SUCCESS
+    assert factory.CreateInstance(ffi.NULL, version2.IID["INDProvider"], out) == version2.Status.SUCCESS
     factory.release()
-    return nd2.Interface("INDProvider", out[0])
+    return version2.Interface("INDProvider", out[0])

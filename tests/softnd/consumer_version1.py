@@ -11,10 +11,10 @@ import time
 from typing import Any, NamedTuple
 
 import consumer
-import nd1
-import nd2
+import version1
+import version2
 from consumer import DEADLINE_S, LOOPBACK, Kit, Memory, pointer
-from nd2 import NULL, Interface, Op, Status, ffi, kernel32, raw
+from version2 import NULL, Interface, Op, Status, ffi, kernel32, raw
 
 UNTOUCHED = 0x5A5A5A5A
 
@@ -33,7 +33,7 @@ def address_of(cdata: Any) -> int:
 
 def result_of(cdata: Any) -> Any:
     """The status in an ND_RESULT; UNTOUCHED when nothing was written."""
-    return nd2.status(cdata.Status)
+    return version2.status(cdata.Status)
 
 
 class Request(consumer.Request):
@@ -120,7 +120,7 @@ def take(cq: Interface, count: int, timeout_s: float = DEADLINE_S) -> list[Done]
 def get_address(connector: Interface, method: str) -> tuple[str, int]:
     size, data = ffi.new("size_t *", 28), ffi.new("char[28]")
     assert getattr(connector, method)(data, size) == Status.SUCCESS
-    return nd2.parse_sockaddr(bytes(ffi.buffer(data, size[0])))
+    return version2.parse_sockaddr(bytes(ffi.buffer(data, size[0])))
 
 
 def connection_data(connector: Interface) -> tuple[int, int, bytes]:
@@ -136,8 +136,8 @@ class Node:
 
     def __init__(self, kit: Kit, address: str = LOOPBACK) -> None:
         self.kit, self.address = kit, address
-        provider = nd1.provider(kit.library)
-        name, out = nd2.sockaddr(address), ffi.new("void **")
+        provider = version1.provider(kit.library)
+        name, out = version2.sockaddr(address), ffi.new("void **")
         code = provider.OpenAdapter(name, len(name), out)
         provider.release()
         assert code == Status.SUCCESS, code
@@ -181,7 +181,9 @@ class Node:
         result = self.result()
         return self.create("MemoryWindow", result), result
 
-    def listen(self, port: int = 0, backlog: int = 0, protocol: int = nd1.TCP) -> tuple[Interface, tuple[str, int]]:
+    def listen(
+        self, port: int = 0, backlog: int = 0, protocol: int = version1.TCP
+    ) -> tuple[Interface, tuple[str, int]]:
         """A listening object and where it listens."""
         assigned = ffi.new("uint16_t *")
         made = self.create("Listen", backlog, protocol, swap(port), assigned)
@@ -308,9 +310,9 @@ def endpoint(
 
 
 def connect(
-    side: Side, to: tuple[str, int], data: bytes = b"", local_port: int = 0, protocol: int = nd1.TCP
+    side: Side, to: tuple[str, int], data: bytes = b"", local_port: int = 0, protocol: int = version1.TCP
 ) -> Request:
-    address, buffer = nd2.sockaddr(*to), ffi.new("char[]", data) if data else NULL
+    address, buffer = version2.sockaddr(*to), ffi.new("char[]", data) if data else NULL
     side.kit.kept += [address, buffer]
     where = (address, len(address), protocol, swap(local_port))
     return issue(side.kit, side.connector, "Connect", side.endpoint, *where, buffer, len(data))

@@ -9,10 +9,10 @@ from consumer import (
     connect,
     get_address,
 )
-from nd2 import NULL, Status, ffi, sockaddr
+from version2 import NULL, Status, ffi, sockaddr
 
 
-class Meeting:
+class ConnectionAttempt:
     """A Connect that has arrived at a listener and awaits the passive side's word."""
 
     def __init__(self, kit: Kit, *, limits=(16, 16), data: bytes = b"", address: str = "127.0.0.1") -> None:
@@ -36,10 +36,10 @@ class Meeting:
     def complete(self):
         assert self.kit.do(self.active.connector, "CompleteConnect") == Status.SUCCESS
         assert self.accepting.result() == Status.SUCCESS
-        works(self.active, self.passive)
+        check_transfer(self.active, self.passive)
 
 
-def works(active, passive):
+def check_transfer(active, passive):
     passive.receive(passive.region.sge(0, 64), context=1)
     active.region.put(0, b"works")
     active.send(active.region.sge(0, 5), context=2)

@@ -16,7 +16,7 @@ from consumer import (
     pointer,
     take,
 )
-from nd2 import NOTIFY_ANY, NULL, Kind, Mr, Op, Status, raw
+from version2 import NOTIFY_ANY, NULL, Kind, Mr, Op, Status, raw
 
 # F.6 Errors
 

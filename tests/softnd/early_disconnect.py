@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import consumer
-import consumer1
-import nd2
+import consumer_version1
+import version2
 from consumer import DEADLINE_S, Kit
-from nd2 import Op, Status, kernel32
+from version2 import Op, Status, kernel32
 
 PAGE = 4096
 LARGEST_PRIVATE_DATA = 508
 
 
 @contextlib.contextmanager
-def passing(kit: Kit) -> Iterator[None]:
+def released_at_end(kit: Kit) -> Iterator[None]:
     """What is made in this block is released at its end."""
     closing, kept = len(kit._closing), len(kit.kept)
     try:
@@ -84,11 +84,11 @@ class End:
         return [self.region.sge(offset, size)] if size else []
 
     def window(self, size: int, flags: int) -> bytes:
-        """The description of a window over the beginning of the memory, for trespass()."""
+        """The description of a window over the beginning of the memory, for access_violation()."""
         window = self.side.bound_window(2 * PAGE, size, flags)
         return b"%d %d " % (self.region.address + 2 * PAGE, window.GetRemoteToken())
 
-    def trespass(self, window: bytes, how: str, beyond: int) -> int:
+    def access_violation(self, window: bytes, how: str, beyond: int) -> int:
         """Read or Write through the window, from `beyond` on."""
         number = self._number()
         address, token = (int(word) for word in window.split()[:2])
@@ -117,59 +117,59 @@ class End:
         assert self.issue(self.connector, "Disconnect").result() == Status.SUCCESS
 
 
-class End1(End):
+class EndVersion1(End):
     """One end of version 1."""
 
     version = 1
 
     def make_side(self, **options: Any) -> Any:
-        return consumer1.Side(self.node, limits=self.limits, **options)
+        return consumer_version1.Side(self.node, limits=self.limits, **options)
 
     def issue(self, interface: Any, method: str, *arguments: Any) -> Any:
-        return consumer1.issue(self.kit, interface, method, *arguments)
+        return consumer_version1.issue(self.kit, interface, method, *arguments)
 
     def connect(self, to: tuple[str, int], data: bytes) -> None:
-        assert consumer1.connect(self.side, to, data).result() == Status.SUCCESS
+        assert consumer_version1.connect(self.side, to, data).result() == Status.SUCCESS
         assert self.issue(self.connector, "CompleteConnect").result() == Status.SUCCESS
 
     def accept(self, data: bytes) -> None:
-        assert consumer1.accept(self.side, data).result() == Status.SUCCESS
+        assert consumer_version1.accept(self.side, data).result() == Status.SUCCESS
 
     def private_data(self) -> bytes:
-        return consumer1.connection_data(self.connector)[2]
+        return consumer_version1.connection_data(self.connector)[2]
 
     def release_queue_pair(self) -> None:
         self.side.endpoint.release()
 
     def receive(self, size: int = PAGE, offset: int = PAGE) -> int:
-        return consumer1.address_of(self.side.receive(*self._elements(offset, size)))
+        return consumer_version1.address_of(self.side.receive(*self._elements(offset, size)))
 
     def send(self, size: int = PAGE) -> int:
-        return consumer1.address_of(self.side.send(*self._elements(0, size)))
+        return consumer_version1.address_of(self.side.send(*self._elements(0, size)))
 
     def window(self, size: int, flags: int) -> bytes:
         *_, made = self.side.bound_window(2 * PAGE, size, flags)
-        base, _, token = consumer1.fields(made)
+        base, _, token = consumer_version1.fields(made)
         return b"%d %d " % (base, int.from_bytes(token, "little"))
 
-    def trespass(self, window: bytes, how: str, beyond: int) -> int:
+    def access_violation(self, window: bytes, how: str, beyond: int) -> int:
         # Its own side would refuse what is outside of the window: a greater one is claimed.
         base, token = (int(word) for word in window.split()[:2])
-        claimed = consumer1.descriptor(base, 3 * PAGE, token.to_bytes(4, "little"))
+        claimed = consumer_version1.descriptor(base, 3 * PAGE, token.to_bytes(4, "little"))
         post = self.side.read if how == "read" else self.side.write
-        return consumer1.address_of(post(self.region.sge(0, 64), remote=claimed, offset=beyond))
+        return consumer_version1.address_of(post(self.region.sge(0, 64), remote=claimed, offset=beyond))
 
     def _collect(self) -> list[tuple[int, Any]]:
-        return [(done.address, done.status) for done in consumer1.get_results(self.side.cq, 16)]
+        return [(done.address, done.status) for done in consumer_version1.get_results(self.side.cq, 16)]
 
 
-class Party:
+class Participant:
     """A program that takes part in many conversations, one after the other."""
 
-    def __init__(self, version: int, library: nd2.Library | None = None) -> None:
+    def __init__(self, version: int, library: version2.Library | None = None) -> None:
         self.kit = Kit(library)
         self.version = version
-        node = consumer.Node if version == 2 else consumer1.Node
+        node = consumer.Node if version == 2 else consumer_version1.Node
         self.node: Any = node(self.kit, consumer.LOOPBACK)
         self.listener: Any = None
 
@@ -181,12 +181,12 @@ class Party:
         return to
 
     @contextlib.contextmanager
-    def meet(
+    def connected(
         self, to: tuple[str, int] | None, data: bytes, limits: tuple[int, int], prepare: Callable[[End], None]
     ) -> Iterator[End]:
         """An end that is connected: to that address or, without one, by who comes."""
-        with passing(self.kit):
-            end = (End if self.version == 2 else End1)(self.node, limits)
+        with released_at_end(self.kit):
+            end = (End if self.version == 2 else EndVersion1)(self.node, limits)
             prepare(end)
             if to is None:
                 asked = end.issue(self.listener, "GetConnectionRequest", end.connector)
@@ -233,7 +233,7 @@ def give_a_token(flags: int) -> Callable[[End], None]:
 def misuse_the_token(how: str, beyond: int) -> Callable[[End], None]:
     def role(end: End) -> None:
         assert end.outcome(end.first) == Status.SUCCESS
-        refused = end.trespass(end.region.get(PAGE, 64), how, beyond)
+        refused = end.access_violation(end.region.get(PAGE, 64), how, beyond)
         assert end.outcome(refused) == Status.ACCESS_VIOLATION, f"the {how}: {end.outcome(refused)}"
         end.disconnect()
 
@@ -327,65 +327,65 @@ CONVERSATIONS: dict[str, tuple[Role, Role, tuple[int, int], bytes]] = {
 }  # fmt: skip
 
 
-def take_part(party: Party, name: str, role: int, to: tuple[str, int] | None, count: int) -> list[str]:
+def run_role(participant: Participant, name: str, role: int, to: tuple[str, int] | None, count: int) -> list[str]:
     """Has `count` conversations in the role 0 or 1; what went wrong, each at most once."""
     failures = []
     prepare, act = CONVERSATIONS[name][role]
     _, _, limits, data = CONVERSATIONS[name]
     for number in range(count):
         try:
-            with party.meet(to, data, limits, prepare) as end:
+            with participant.connected(to, data, limits, prepare) as end:
                 act(end)
         except AssertionError as error:
             failures.append(f"{name}, {number}, role {role}: {error}")
     return failures
 
 
-def play(channel: Any, role: int, to: list[Any] | None, count: int) -> None:
+def run_all(channel: Any, role: int, to: list[Any] | None, count: int) -> None:
     """One role in all conversations, in a process of its own (peer.py)."""
-    party = Party(2)
+    participant = Participant(2)
     if to is None:
-        channel.send(party.listen())
+        channel.send(participant.listen())
     failures = []
     for name in CONVERSATIONS:
-        failures += take_part(party, name, role, tuple(to) if to else None, count)
-    party.kit.close()
+        failures += run_role(participant, name, role, tuple(to) if to else None, count)
+    participant.kit.close()
     channel.send(failures)
 
 
-def vanish(channel: Any, count: int) -> None:
+def exit_after(channel: Any, count: int) -> None:
     """Takes part of a burst and is gone: its process ends without a word to the provider."""
-    party = Party(2)
-    channel.send(party.listen())
-    with party.meet(None, b"", (0, 0), post_receives) as end:
+    participant = Participant(2)
+    channel.send(participant.listen())
+    with participant.connected(None, b"", (0, 0), post_receives) as end:
         assert [end.outcome(number) for number in end.all[:count]] == [Status.SUCCESS] * count
         os._exit(0)
 
 
-def converse(name: str, active: int, versions: tuple[int, int], count: int, threads: int = 1) -> list[str]:
+def run_conversation(name: str, active: int, versions: tuple[int, int], count: int, threads: int = 1) -> list[str]:
     """Both roles in threads of this process; `active` is the role that connects. What went wrong."""
     failures: list[str] = []
     gate = threading.Barrier(2 * threads, timeout=DEADLINE_S)
 
     def run(role: int, channel: list[Any], known: threading.Event) -> None:
-        party = None
+        participant = None
         try:
-            party = Party(versions[role])
+            participant = Participant(versions[role])
             if role == active:
                 assert known.wait(DEADLINE_S)
                 to = channel[0]
             else:
-                channel.append(party.listen())
+                channel.append(participant.listen())
                 known.set()
                 to = None
             gate.wait()
-            failures.extend(take_part(party, name, role, to, count))
+            failures.extend(run_role(participant, name, role, to, count))
         except Exception as error:
             failures.append(f"role {role} ended: {error!r}")
             gate.abort()
         finally:
-            if party is not None:
-                party.kit.close()
+            if participant is not None:
+                participant.kit.close()
 
     workers = []
     for _ in range(threads):

@@ -1,4 +1,4 @@
-#include "nd.h"
+#include "networkdirect.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from ctypes import wintypes
 
-import nd2
+import version2
 
 kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
 ntdll = ctypes.WinDLL("ntdll")
@@ -55,9 +55,9 @@ def _module_of(address: int) -> int | None:
 
 
 @contextlib.contextmanager
-def asleep(library: nd2.Library) -> Iterator[None]:
+def suspended(library: version2.Library) -> Iterator[None]:
     """The threads that this DLL has started stand still."""
-    module = int(nd2.ffi.cast("uintptr_t", library.module))
+    module = int(version2.ffi.cast("uintptr_t", library.module))
     held = []
     for number in list(_threads()):
         handle = kernel32.OpenThread(_SUSPEND_AND_QUERY, False, number)

@@ -1,6 +1,6 @@
 """F.5.4, many times: a Send that was taken succeeds, whoever leaves first and however soon.
 
-The order of events is left to chance here, and forced in test_f_words.py.
+The order of events is left to chance here, and forced in test_f_receipts.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 
 import pytest
 from conftest import share
-from endings import BURST, CONVERSATIONS, END_TOGETHER, Party, converse, take_part
-from nd2 import Status
+from early_disconnect import BURST, CONVERSATIONS, END_TOGETHER, Participant, run_conversation, run_role
 from peer import Peer
+from version2 import Status
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -25,20 +25,20 @@ both_roles = pytest.mark.parametrize("active", [0, 1], ids=["first role connects
 @every_conversation
 @pytest.mark.parametrize("version", [2, 1])
 def test_f_5_4_who_takes_a_message_and_leaves_loses_none(name, version, active):
-    failures = converse(name, active, (version, version), share(1000, 10))
+    failures = run_conversation(name, active, (version, version), share(1000, 10))
     assert not failures, (len(failures), failures[:5])
 
 
 @every_conversation
 @pytest.mark.parametrize("versions", [(2, 1), (1, 2)], ids=["2 and 1", "1 and 2"])
 def test_f_5_4_between_versions(name, versions):
-    failures = converse(name, versions[1] % 2, versions, share(250, 5))
+    failures = run_conversation(name, versions[1] % 2, versions, share(250, 5))
     assert not failures, (len(failures), failures[:5])
 
 
 @pytest.mark.parametrize("threads", [2, 4])
 def test_f_5_4_both_leave_at_once_in_several_threads(threads):
-    failures = converse(END_TOGETHER, 0, (2, 2), share(1000, 20) // threads, threads)
+    failures = run_conversation(END_TOGETHER, 0, (2, 2), share(1000, 20) // threads, threads)
     assert not failures, (len(failures), failures[:5])
 
 
@@ -57,35 +57,35 @@ def busy_machine():
 @every_conversation
 def test_f_5_4_on_a_busy_machine(name):
     with busy_machine():
-        failures = converse(name, 0, (2, 2), share(100, 2), 2)
+        failures = run_conversation(name, 0, (2, 2), share(100, 2), 2)
     assert not failures, (len(failures), failures[:5])
 
 
 @both_roles
 def test_f_5_4_between_processes(active):
     count = share(250, 3)
-    party = Party(2)
+    participant = Participant(2)
     try:
-        to = None if active == 0 else party.listen()
-        with Peer("endings", "play", 1, to, count) as peer:
+        to = None if active == 0 else participant.listen()
+        with Peer("early_disconnect", "run_all", 1, to, count) as peer:
             to = tuple(peer.receive()) if active == 0 else None
-            failures = [fault for name in CONVERSATIONS for fault in take_part(party, name, 0, to, count)]
+            failures = [fault for name in CONVERSATIONS for fault in run_role(participant, name, 0, to, count)]
             failures += peer.receive(300)
             assert not failures, (len(failures), failures[:5])
             assert peer.finish() == 0
     finally:
-        party.kit.close()
+        participant.kit.close()
 
 
 @pytest.mark.parametrize("taken", [1, BURST])
 def test_f_5_4_the_receivers_process_ends_at_once(taken):
     for _ in range(share(20, 1)):
-        party = Party(2)
-        with Peer("endings", "vanish", taken) as peer:
+        participant = Participant(2)
+        with Peer("early_disconnect", "exit_after", taken) as peer:
             to = tuple(peer.receive())
-            with party.meet(to, b"", (0, 0), lambda end: None) as end:
+            with participant.connected(to, b"", (0, 0), lambda end: None) as end:
                 sent = [end.send(64) for _ in range(BURST)]
                 outcomes = [end.outcome(number) for number in sent]
                 assert outcomes[:taken] == [Status.SUCCESS] * taken, outcomes
             assert peer.finish() == 0
-        party.kit.close()
+        participant.kit.close()
