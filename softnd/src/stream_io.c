@@ -50,9 +50,9 @@ void stream_take(struct stream *stream, size_t size)
  * posted. Until then `sending` stays set and nothing more is sent. */
 static void send_failed(struct stream *stream, DWORD error)
 {
-    bool hears = stream->receiving || stream->in.end < stream->in.size;
+    bool can_receive = stream->receiving || stream->in.end < stream->in.size;
 
-    if (stream->phase != STREAM_ESTABLISHED || stream->peer_closed || !hears) {
+    if (stream->phase != STREAM_ESTABLISHED || stream->peer_closed || !can_receive) {
         stream->sending = false;
         stream_connection_lost(stream, error);
         return;

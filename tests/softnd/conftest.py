@@ -1,4 +1,4 @@
-"""Fixtures of softnd's tests. Those that load the DLL run under Windows or Wine, the others anywhere."""
+"""Fixtures of softnd's tests. Fixtures that load the DLL run under Windows or Wine, the others anywhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # an embedded Python does not look beside a test
+sys.path.insert(0, str(Path(__file__).parent))  # an embedded Python does not search a test's folder
 
 pytest.register_assert_rewrite("early_disconnect")
 
@@ -28,7 +28,7 @@ else:
 
 
 def share(full: int, part: int) -> int:
-    """A count: full with NDPY_STRESS=1, otherwise a share of it."""
+    """A count: `full` with NDPY_STRESS=1, otherwise `part`."""
     return full if STRESS else part
 
 
@@ -38,7 +38,7 @@ if WINDOWS:
 
     @pytest.fixture
     def kit():
-        """Owns what the test makes; at the end everything is released."""
+        """Owns what the test creates and releases it at the end."""
         kit = Kit()
         yield kit
         kit.close()
@@ -55,13 +55,13 @@ if WINDOWS:
 
     @pytest.fixture
     def rng():
-        """A random generator whose seed is shown with a failure; NDPY_TEST_SEED sets another one."""
+        """A random generator. A failure shows its seed; NDPY_TEST_SEED sets another one."""
         print(f"seed {SEED} (NDPY_TEST_SEED)")
         return random.Random(SEED)
 
     @pytest.fixture
     def own_library(tmp_path):
-        """The DLL under a name of its own, so that its unloading does not depend on what else uses it."""
+        """The DLL under its own name, so that other users of the DLL do not keep it loaded."""
         path = tmp_path / "another.dll"
         shutil.copy(version2.DLL, path)
         library = version2.Library(path)

@@ -1,4 +1,4 @@
-"""Connectors that meet: what the tests of section H share."""
+"""Connection attempts that the tests of section H share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from version2 import NULL, Status, ffi, sockaddr
 
 
 class ConnectionAttempt:
-    """A Connect that has arrived at a listener and awaits the passive side's word."""
+    """A Connect that has arrived at a listener and awaits the passive side's decision."""
 
     def __init__(self, kit: Kit, *, limits=(16, 16), data: bytes = b"", address: str = "127.0.0.1") -> None:
         self.kit = kit
@@ -29,7 +29,7 @@ class ConnectionAttempt:
         return self.accepting
 
     def offer(self, **arguments):
-        """Accept, and see Connect succeed."""
+        """Accept and check that Connect succeeds."""
         self.accept(**arguments)
         assert self.connecting.result() == Status.SUCCESS
 
@@ -52,7 +52,7 @@ def bind(thing, address, port=0):
 
 
 def closed_port(kit):
-    """A port on which nobody listens."""
+    """The address of a port on which nobody listens."""
     listener = kit.node().listener()
     address = get_address(listener, "GetLocalAddress")
     listener.release()

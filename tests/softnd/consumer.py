@@ -1,7 +1,7 @@
 """A NetworkDirect program in small pieces: requests with deadlines, regions, sides of a connection, ports.
 
-A Kit owns everything made through it and releases it in reverse order; memory that a provider may still
-write to stays alive until then.
+A Kit owns everything made through it and releases it in reverse order. It keeps memory alive while a provider may
+still write to it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Request:
         return self.interface.GetOverlappedResult(self.overlapped, 0)
 
     def result(self, timeout_s: float = DEADLINE_S) -> Any:
-        """The final status; nothing was started if the call itself failed."""
+        """Return the final status, or the status of the call if it started nothing."""
         if self.returned != Status.PENDING:
             return self.returned
         signalled = kernel32.WaitForSingleObject(self.event, int(timeout_s * 1000))
@@ -62,19 +62,19 @@ def wait_unloadable(library: version2.Library) -> None:
 
 
 def open_handles() -> int:
-    """How many handles this process has. Wine's own count of them is 0, so each number is tried."""
+    """Count the handles of this process. Wine's own count is 0, so this tries each number."""
     flags = ffi.new("uint32_t *")
     test = kernel32.GetHandleInformation
     return sum(test(ffi.cast("void *", number), flags) != 0 for number in range(4, 4 * 2048, 4))
 
 
 def used_bytes() -> int:
-    """The memory of this process that nobody else has."""
-    return int(psutil.Process().memory_info().vms)  # Wine's count of private bytes is not one
+    """Return the size of this process's private memory."""
+    return int(psutil.Process().memory_info().vms)  # Wine does not count private bytes
 
 
 class Memory:
-    """Pages of their own, so that protection and removal can be tested."""
+    """Pages that only this object uses, so that tests can protect and remove them."""
 
     def __init__(self, size: int, protection: int = version2.PAGE_READWRITE) -> None:
         self.size = size
@@ -94,7 +94,7 @@ class Memory:
 
 
 class Region:
-    """A registered buffer with both its tokens."""
+    """A registered buffer and its two tokens."""
 
     def __init__(self, mr: Interface, memory: Any, address: int, size: int) -> None:
         self.mr, self.memory, self.address, self.size = mr, memory, address, size
@@ -122,7 +122,7 @@ class Region:
 
 
 def sges(*elements: tuple[int, int, int]) -> Any:
-    """ND2_SGEs of (address, size, token)."""
+    """Return an array of ND2_SGE from (address, size, token) tuples."""
     if not elements:
         return NULL
     array = ffi.new("ND2_SGE[]", len(elements))
@@ -138,7 +138,7 @@ def pointer(value: int) -> Any:
 
 
 def get_results(cq: Interface, count: int) -> list[Completion]:
-    """One call of GetResults."""
+    """Call GetResults once."""
     array = ffi.new("ND2_RESULT[]", max(count, 1))
     got = cq.GetResults(array, count)
     assert got <= count
@@ -155,7 +155,7 @@ def get_results(cq: Interface, count: int) -> list[Completion]:
 
 
 def take(cq: Interface, count: int, timeout_s: float = DEADLINE_S) -> list[Completion]:
-    """Exactly `count` completions, within the deadline."""
+    """Return exactly `count` completions; fail after the deadline."""
     found: list[Completion] = []
     end = time.monotonic() + timeout_s
     while len(found) < count:
@@ -168,7 +168,7 @@ def take(cq: Interface, count: int, timeout_s: float = DEADLINE_S) -> list[Compl
 
 
 def address_list(owner: Interface) -> list[str]:
-    """The addresses of QueryAddressList."""
+    """Return the addresses of QueryAddressList."""
     size = ffi.new("uint32_t *", 0)
     assert owner.QueryAddressList(NULL, size) == Status.BUFFER_OVERFLOW
     data = ffi.new("char[]", size[0])
@@ -185,7 +185,7 @@ def address_list(owner: Interface) -> list[str]:
 
 
 def get_address(owner: Interface, method: str) -> tuple[str, int]:
-    """(address, port) of GetLocalAddress or GetPeerAddress."""
+    """Return (address, port) from GetLocalAddress or GetPeerAddress."""
     size = ffi.new("uint32_t *", 28)
     data = ffi.new("char[28]")
     assert getattr(owner, method)(data, size) == Status.SUCCESS
@@ -211,7 +211,7 @@ class Port:
         assert kernel32.CreateIoCompletionPort(file, self.handle, key, 0) == self.handle
 
     def get(self, timeout_s: float = DEADLINE_S) -> tuple[bool, Any, int] | None:
-        """(whether TRUE was returned, OVERLAPPED, key) of one packet; None if there is none in time."""
+        """Return (whether TRUE was returned, OVERLAPPED, key) of one packet, or None after the timeout."""
         size, key, overlapped = ffi.new("uint32_t *"), ffi.new("uintptr_t *"), ffi.new("OVERLAPPED **")
         good = kernel32.GetQueuedCompletionStatus(self.handle, size, key, overlapped, int(timeout_s * 1000))
         return None if overlapped[0] == NULL else (bool(good), overlapped[0], key[0])
@@ -221,7 +221,7 @@ class Port:
 
 
 class Node:
-    """One adapter object, an overlapped file, and what is made from them."""
+    """One adapter object, its overlapped file, and what is created from them."""
 
     def __init__(self, kit: Kit, address: str) -> None:
         self.kit, self.address = kit, address
@@ -244,7 +244,7 @@ class Node:
         return out[0]
 
     def try_create(self, what: str, *arguments: Any, name: str | None = None) -> tuple[Any, Interface | None]:
-        """(status, object or None) of Create...; the out pointer is null on failure."""
+        """Return (status, object or None) of Create...; after a failure the out pointer must be null."""
         name = name or f"IND2{what}"
         out = ffi.new("void **", ffi.cast("void *", 0xDEAD))
         code = getattr(self.adapter, f"Create{what}")(IID[name], *[raw(a) for a in arguments], out)
@@ -278,7 +278,7 @@ class Node:
         return connector
 
     def listener(self, port: int = 0, backlog: int = 0, file: Any = None) -> Interface:
-        """A listening one on this node's address."""
+        """Return a listener that listens on this node's address."""
         listener = self.create("Listener", file or self.file)
         address = version2.sockaddr(self.address, port)
         assert listener.Bind(address, len(address)) == Status.SUCCESS
@@ -309,7 +309,7 @@ class Node:
         return self.create("QueuePair", *arguments)
 
     def region(self, what: int | Memory | Region = 65536, flags: int = Mr.EVERYTHING) -> Region:
-        """Registered memory: of that size, those pages, or the same bytes as another region."""
+        """Register memory: a size, some pages, or the bytes of another region."""
         mr = self.mr()
         memory: Any
         if isinstance(what, int):
@@ -324,7 +324,7 @@ class Node:
 
 
 class Kit:
-    """Owns what a test makes."""
+    """Owns what a test creates."""
 
     def __init__(self, library: version2.Library | None = None) -> None:
         self.library = library or version2.softnd()
@@ -340,7 +340,7 @@ class Kit:
         return thing
 
     def close(self) -> None:
-        """Release everything, users before what they use."""
+        """Release everything; an object goes before what it uses."""
         while self._closing:
             self._closing.pop()()
         self.provider.release()
@@ -366,25 +366,25 @@ class Kit:
         return event
 
     def overlapped(self, event: Any = NULL) -> Any:
-        """An OVERLAPPED whose other fields hold garbage, as C.3.2 allows."""
+        """An OVERLAPPED with garbage in its other fields, which C.3.2 allows."""
         overlapped = ffi.new("OVERLAPPED *", (0x5A5A5A5A, 0x5A5A5A5A, 0x5A5A5A5A, 0x5A5A5A5A, event))
         self.kept.append(overlapped)
         return overlapped
 
     def issue(self, interface: Interface, method: str, *arguments: Any) -> Request:
-        """Start an overlapped request with an event of its own."""
+        """Start an overlapped request with its own event."""
         event = self.event()
         overlapped = self.overlapped(event)
         returned = getattr(interface, method)(*[raw(a) for a in arguments], overlapped)
         return Request(interface, overlapped, event, returned)
 
     def do(self, interface: Interface, method: str, *arguments: Any) -> Any:
-        """The final status of an overlapped request."""
+        """Return the final status of an overlapped request."""
         return self.issue(interface, method, *arguments).result()
 
 
 def connect(kit: Kit, connector: Interface, qp: Interface, to: tuple[str, int], limits=(16, 16), data=b"") -> Request:
-    """Start Connect; a connector that is not bound binds itself (H.2.6)."""
+    """Start Connect. An unbound connector binds itself (H.2.6)."""
     address = version2.sockaddr(*to)
     buffer = ffi.new("char[]", data) if data else NULL
     kit.kept += [address, buffer]
@@ -398,7 +398,7 @@ def accept(kit: Kit, connector: Interface, qp: Interface, limits=(16, 16), data=
 
 
 def _taken(post: Any) -> Any:
-    """The method for requests that must be taken; a refused one raises no completion (F.2.1)."""
+    """Return a method that requires success. A refused request causes no completion (F.2.1)."""
 
     def method(self: Side, *arguments: Any, **options: Any) -> Any:
         code = post(self, *arguments, **options)
@@ -411,7 +411,7 @@ def _taken(post: Any) -> Any:
 class Side:
     """One end of a connection, with a completion queue, a queue pair and 64 KiB of memory.
 
-    The try_ methods return what the queue pair said; the others insist on success.
+    The try_ methods return the queue pair's status; the other methods require success.
     """
 
     def __init__(
@@ -458,7 +458,7 @@ class Side:
     invalidate = _taken(try_invalidate)
 
     def send_when_free(self, *elements: tuple[int, int, int], context: int = 0, flags: int = 0) -> None:
-        """The queue is full while the thread that hears the acknowledgements gets no processor."""
+        """Send once a slot is free. The queue stays full while the thread that handles acknowledgements does not run."""
         wait_until(
             lambda: self.try_send(*elements, context=context, flags=flags) == Status.SUCCESS, "a slot becomes free"
         )
@@ -470,7 +470,7 @@ class Side:
         return take(self.cq, 1, timeout_s)[0]
 
     def bound_window(self, offset: int = 0, size: int | None = None, flags: int = 24, region: Any = None) -> Interface:
-        """A window over part of the region, bound through this side's queue pair."""
+        """Return a window over a range of the region, bound through this side's queue pair."""
         region = region or self.region
         window = self.node.window()
         size = region.size - offset if size is None else size
@@ -484,7 +484,7 @@ class Side:
 
 
 def establish(active: Side, passive: Side, listener: Interface | None = None, limits=(16, 16)) -> None:
-    """Connect the two sides with each other."""
+    """Connect the two sides."""
     kit = active.kit
     listener = listener or passive.node.listener()
     request = passive.kit.issue(listener, "GetConnectionRequest", passive.connector)
@@ -498,7 +498,7 @@ def establish(active: Side, passive: Side, listener: Interface | None = None, li
 
 
 def make_pair(kit: Kit, address: str = LOOPBACK, *, limits=(16, 16), **side: Any) -> tuple[Side, Side]:
-    """(active, passive), connected, on two adapter objects of this process."""
+    """Return (active, passive): two connected sides on two adapter objects of this process."""
     active = Side(kit.node(address), 0xA, **side)
     passive = Side(kit.node(address), 0xB, **side)
     establish(active, passive, limits=limits)
@@ -514,7 +514,7 @@ def brief(done):
 
 
 def one_way(active, passive, data, flags=0):
-    """Send data, check that they arrive."""
+    """Send data and check that they arrive."""
     active.region.put(0, data)
     assert passive.receive(passive.region.sge(0, 4096), context=1) == Status.SUCCESS
     assert active.send(active.region.sge(0, len(data)), context=2, flags=flags) == Status.SUCCESS

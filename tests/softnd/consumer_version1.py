@@ -1,7 +1,7 @@
-"""A NetworkDirect 1 program in small pieces; what both versions have in common is in consumer.
+"""A NetworkDirect 1 program in small pieces. consumer.py has what both versions share.
 
-A request is known by its ND_RESULT. Each posting method makes one, filled with what no request leaves there, keeps it
-with the Kit and gives it back; get_results and take give those that came out of the queue.
+An ND_RESULT identifies a request. Each posting method creates one and fills it with values that no request writes.
+The Kit keeps it, and the method returns it. get_results and take return the results that came out of the queue.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNTOUCHED = 0x5A5A5A5A
 
 
 class Done(NamedTuple):
-    """What came out of a completion queue: an ND_RESULT, by its address, and what was in it then."""
+    """An ND_RESULT from a completion queue: its address, and its content at that time."""
 
     address: int
     status: Any
@@ -32,19 +32,19 @@ def address_of(cdata: Any) -> int:
 
 
 def result_of(cdata: Any) -> Any:
-    """The status in an ND_RESULT; UNTOUCHED when nothing was written."""
+    """Return the status in an ND_RESULT, or UNTOUCHED if nothing was written."""
     return version2.status(cdata.Status)
 
 
 class Request(consumer.Request):
-    """An overlapped request of version 1, whose result has a byte count."""
+    """An overlapped request of version 1. Its result has a byte count."""
 
     def poll(self) -> Any:
         return self.interface.GetOverlappedResult(self.overlapped, ffi.new("size_t *"), 0)
 
 
 def issue(kit: Kit, interface: Interface, method: str, *arguments: Any, last: tuple[Any, ...] = ()) -> Request:
-    """Start an overlapped request with an event of its own; `last` follows the OVERLAPPED."""
+    """Start an overlapped request with its own event. `last` follows the OVERLAPPED."""
     event = kit.event()
     overlapped = kit.overlapped(event)
     returned = getattr(interface, method)(*[raw(a) for a in arguments], overlapped, *last)
@@ -73,7 +73,7 @@ class Registration:
 
 
 def sgl(*elements: tuple[int, int, int]) -> Any:
-    """ND_SGEs of (address, size, handle)."""
+    """Return an array of ND_SGE from (address, size, handle) tuples."""
     if not elements:
         return NULL
     array = ffi.new("ND_SGE[]", len(elements))
@@ -83,21 +83,21 @@ def sgl(*elements: tuple[int, int, int]) -> Any:
 
 
 def descriptor(base: int, length: int, token: bytes) -> Any:
-    """An ND_MW_DESCRIPTOR of numbers in host order."""
+    """Return an ND_MW_DESCRIPTOR for numbers in host order."""
     made = ffi.new("ND_MW_DESCRIPTOR *")
     ffi.buffer(made)[:] = struct.pack(">QQ", base, length) + token
     return made
 
 
 def fields(made: Any) -> tuple[int, int, bytes]:
-    """(base, length, token) of an ND_MW_DESCRIPTOR, the numbers in host order."""
+    """Return (base, length, token) of an ND_MW_DESCRIPTOR in host order."""
     data = bytes(ffi.buffer(made))
     assert len(data) == 20
     return *struct.unpack_from(">QQ", data), data[16:]
 
 
 def get_results(cq: Interface, count: int) -> list[Done]:
-    """One call of GetResults."""
+    """Call GetResults once."""
     array = ffi.new("ND_RESULT *[]", max(count, 1))
     got = cq.GetResults(array, count)
     assert got <= count
@@ -105,7 +105,7 @@ def get_results(cq: Interface, count: int) -> list[Done]:
 
 
 def take(cq: Interface, count: int, timeout_s: float = DEADLINE_S) -> list[Done]:
-    """Exactly `count` results, within the deadline."""
+    """Return exactly `count` results; fail after the deadline."""
     found: list[Done] = []
     end = time.monotonic() + timeout_s
     while len(found) < count:
@@ -124,7 +124,7 @@ def get_address(connector: Interface, method: str) -> tuple[str, int]:
 
 
 def connection_data(connector: Interface) -> tuple[int, int, bytes]:
-    """(inbound limit, outbound limit, private data)."""
+    """Return (inbound limit, outbound limit, private data)."""
     inbound, outbound = ffi.new("size_t *"), ffi.new("size_t *")
     size, data = ffi.new("size_t *", 1024), ffi.new("char[1024]")
     assert connector.GetConnectionData(inbound, outbound, data, size) == Status.SUCCESS
@@ -132,7 +132,7 @@ def connection_data(connector: Interface) -> tuple[int, int, bytes]:
 
 
 class Node:
-    """One adapter object, and what is made from it."""
+    """One adapter object and what is created from it."""
 
     def __init__(self, kit: Kit, address: str = LOOPBACK) -> None:
         self.kit, self.address = kit, address
@@ -171,20 +171,20 @@ class Node:
         return self.create("Connector")
 
     def result(self) -> Any:
-        """An ND_RESULT that nothing was written to."""
+        """Return an ND_RESULT that nothing has written to."""
         made = ffi.new("ND_RESULT *", (UNTOUCHED, UNTOUCHED))
         self.kit.kept.append(made)
         return made
 
     def window(self) -> tuple[Interface, Any]:
-        """A window, and the ND_RESULT that tells of the peer's invalidation."""
+        """Return a window and the ND_RESULT that its invalidation by the peer will write."""
         result = self.result()
         return self.create("MemoryWindow", result), result
 
     def listen(
         self, port: int = 0, backlog: int = 0, protocol: int = version1.TCP
     ) -> tuple[Interface, tuple[str, int]]:
-        """A listening object and where it listens."""
+        """Return a listening object and its address."""
         assigned = ffi.new("uint16_t *")
         made = self.create("Listen", backlog, protocol, swap(port), assigned)
         return made, (self.address, swap(assigned[0]))
@@ -211,7 +211,7 @@ class Node:
 
 
 def swap(port: int) -> int:
-    """A port between host and network order."""
+    """Convert a port between host and network order."""
     return int(struct.unpack("<H", struct.pack(">H", port))[0])
 
 
@@ -266,7 +266,7 @@ class Side:
     def try_bind(
         self, window: Any, offset: int = 0, size: int | None = None, flags: int = 24, region: Any = None
     ) -> tuple[Any, Any, Any]:
-        """(status, result, descriptor) of Bind to part of a registration."""
+        """Return (status, result, descriptor) of a Bind to a range of a registration."""
         region = region or self.region
         result, made = self.node.result(), ffi.new("ND_MW_DESCRIPTOR *")
         self.kit.kept.append(made)
@@ -275,7 +275,7 @@ class Side:
         return self.endpoint.Bind(result, region.handle, raw(window), where, size, flags, made), result, made
 
     def bound_window(self, offset: int = 0, size: int | None = None, flags: int = 24) -> tuple[Interface, Any, Any]:
-        """(window, its invalidate result, descriptor), bound."""
+        """Return (window, its invalidation result, descriptor) of a bound window."""
         window, invalidated = self.node.window()
         code, result, made = self.try_bind(window, offset, size, flags)
         assert code == Status.SUCCESS
@@ -289,7 +289,7 @@ class Side:
         return take(self.cq, 1, timeout_s)[0]
 
     def expect(self, result: Any, status: Any = Status.SUCCESS) -> Done:
-        """The next result is this one, with this status."""
+        """Check that the next result is this one, with this status."""
         done = self.one()
         assert (done.address, done.status) == (address_of(result), status)
         return done
@@ -341,7 +341,7 @@ def _issue(side: Any, interface: Interface, method: str, *arguments: Any) -> con
 
 
 def establish(active: Any, passive: Any, asked: bytes = b"", answered: bytes = b"") -> None:
-    """Connect two sides, each of version 1 or a consumer.Side of version 2, with each other."""
+    """Connect two sides. Each is of version 1 or a consumer.Side of version 2."""
     if isinstance(passive, Side):
         listen, to = passive.node.listen()
     else:
@@ -357,7 +357,7 @@ def establish(active: Any, passive: Any, asked: bytes = b"", answered: bytes = b
 
 
 def make_pair(kit: Kit, address: str = LOOPBACK, **side: Any) -> tuple[Side, Side]:
-    """(active, passive), connected, on two adapter objects of this process."""
+    """Return (active, passive): two connected sides on two adapter objects of this process."""
     active, passive = Side(Node(kit, address), **side), Side(Node(kit, address), **side)
     establish(active, passive)
     return active, passive

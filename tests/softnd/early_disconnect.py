@@ -1,7 +1,7 @@
-"""Short conversations whose ends leave at once: what every Send that was taken must survive (F.5.4).
+"""Short conversations whose ends disconnect at once. Every Send that was taken must still succeed (F.5.4).
 
-A conversation has two roles, which run in threads or processes of their own. Either role may be the side that
-connects, and a program of version 1 or 2. Each role checks its own completions and raises what it did not expect.
+A conversation has two roles, in two threads or processes. Either role may connect, and either may use version 1 or
+2. Each role checks its own completions and raises if one is unexpected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LARGEST_PRIVATE_DATA = 508
 
 @contextlib.contextmanager
 def released_at_end(kit: Kit) -> Iterator[None]:
-    """What is made in this block is released at its end."""
+    """Release at the end of the block what was created in it."""
     closing, kept = len(kit._closing), len(kit.kept)
     try:
         yield
@@ -36,7 +36,7 @@ def released_at_end(kit: Kit) -> Iterator[None]:
 
 
 class End:
-    """One end of a connection of version 2. A request is known by the number that posting it gave."""
+    """One end of a connection, in version 2. Posting a request returns a number that identifies it."""
 
     version = 2
 
@@ -84,12 +84,12 @@ class End:
         return [self.region.sge(offset, size)] if size else []
 
     def window(self, size: int, flags: int) -> bytes:
-        """The description of a window over the beginning of the memory, for access_violation()."""
+        """Return the description of a window over the beginning of the memory, for access_violation()."""
         window = self.side.bound_window(2 * PAGE, size, flags)
         return b"%d %d " % (self.region.address + 2 * PAGE, window.GetRemoteToken())
 
     def access_violation(self, window: bytes, how: str, beyond: int) -> int:
-        """Read or Write through the window, from `beyond` on."""
+        """Read or Write through the window, beginning `beyond` bytes into it."""
         number = self._number()
         address, token = (int(word) for word in window.split()[:2])
         post = self.side.read if how == "read" else self.side.write
@@ -118,7 +118,7 @@ class End:
 
 
 class EndVersion1(End):
-    """One end of version 1."""
+    """One end of a connection, in version 1."""
 
     version = 1
 
@@ -153,7 +153,7 @@ class EndVersion1(End):
         return b"%d %d " % (base, int.from_bytes(token, "little"))
 
     def access_violation(self, window: bytes, how: str, beyond: int) -> int:
-        # Its own side would refuse what is outside of the window: a greater one is claimed.
+        # This side would refuse an address outside of the window, so the descriptor claims a larger one.
         base, token = (int(word) for word in window.split()[:2])
         claimed = consumer_version1.descriptor(base, 3 * PAGE, token.to_bytes(4, "little"))
         post = self.side.read if how == "read" else self.side.write
@@ -164,7 +164,7 @@ class EndVersion1(End):
 
 
 class Participant:
-    """A program that takes part in many conversations, one after the other."""
+    """A program that takes part in many conversations, one after another."""
 
     def __init__(self, version: int, library: version2.Library | None = None) -> None:
         self.kit = Kit(library)
@@ -184,7 +184,7 @@ class Participant:
     def connected(
         self, to: tuple[str, int] | None, data: bytes, limits: tuple[int, int], prepare: Callable[[End], None]
     ) -> Iterator[End]:
-        """An end that is connected: to that address or, without one, by who comes."""
+        """Yield a connected end. It connects to `to`, or accepts whoever connects if `to` is None."""
         with released_at_end(self.kit):
             end = (End if self.version == 2 else EndVersion1)(self.node, limits)
             prepare(end)
@@ -198,7 +198,7 @@ class Participant:
             yield end
 
 
-# Each conversation: what it is called, and for its two roles: what to prepare, and what to do.
+# Name of each conversation, and for each of its two roles what to prepare and what to do.
 
 
 def post_a_receive(end: End) -> None:
@@ -210,7 +210,7 @@ def nothing(_: End) -> None:
 
 
 def exchange_and_leave(end: End) -> None:
-    """One message each way, then both leave."""
+    """One message each way, then both ends disconnect."""
     sent = end.send()
     assert end.outcome(end.first) == Status.SUCCESS
     end.disconnect()
@@ -328,7 +328,7 @@ CONVERSATIONS: dict[str, tuple[Role, Role, tuple[int, int], bytes]] = {
 
 
 def run_role(participant: Participant, name: str, role: int, to: tuple[str, int] | None, count: int) -> list[str]:
-    """Has `count` conversations in the role 0 or 1; what went wrong, each at most once."""
+    """Play role 0 or 1 in `count` conversations. Return the failures, at most one for each conversation."""
     failures = []
     prepare, act = CONVERSATIONS[name][role]
     _, _, limits, data = CONVERSATIONS[name]
@@ -342,7 +342,7 @@ def run_role(participant: Participant, name: str, role: int, to: tuple[str, int]
 
 
 def run_all(channel: Any, role: int, to: list[Any] | None, count: int) -> None:
-    """One role in all conversations, in a process of its own (peer.py)."""
+    """Play one role in all conversations, in its own process (peer.py)."""
     participant = Participant(2)
     if to is None:
         channel.send(participant.listen())
@@ -354,7 +354,7 @@ def run_all(channel: Any, role: int, to: list[Any] | None, count: int) -> None:
 
 
 def exit_after(channel: Any, count: int) -> None:
-    """Takes part of a burst and is gone: its process ends without a word to the provider."""
+    """Take some messages of a burst, then end the process without closing anything."""
     participant = Participant(2)
     channel.send(participant.listen())
     with participant.connected(None, b"", (0, 0), post_receives) as end:
@@ -363,7 +363,7 @@ def exit_after(channel: Any, count: int) -> None:
 
 
 def run_conversation(name: str, active: int, versions: tuple[int, int], count: int, threads: int = 1) -> list[str]:
-    """Both roles in threads of this process; `active` is the role that connects. What went wrong."""
+    """Play both roles in threads of this process; the role `active` connects. Return the failures."""
     failures: list[str] = []
     gate = threading.Barrier(2 * threads, timeout=DEADLINE_S)
 

@@ -1,10 +1,9 @@
-"""Short conversations in which an end leaves as soon as it can, between ndpy on softnd and ndpy on siw.
+"""Short conversations between ndpy on softnd and ndpy on siw. One end disconnects as soon as it can.
 
-    early_disconnect_siw.py serve ADAPTER PORT HOST PEER_PORT COUNT     takes part until the peer is done, then asks
-    early_disconnect_siw.py join ADAPTER PORT HOST PEER_PORT COUNT      asks for COUNT of each, then takes part
+    early_disconnect_siw.py serve ADAPTER PORT HOST PEER_PORT COUNT     answers until the peer is done, then asks
+    early_disconnect_siw.py join ADAPTER PORT HOST PEER_PORT COUNT      asks for COUNT of each, then answers
 
-The last line says what became of the requests of this end:
-{"burst, take_burst": {"RECEIVE SUCCESS": 20}, ...}.
+The last line counts the outcomes of this end's requests: {"burst, take_burst": {"RECEIVE SUCCESS": 20}, ...}.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ import ndpy
 LIMIT_S = 60.0
 PAGE = 4096
 BURST = 4
-CALLER_DATA, CALLEE_DATA = 56, 148  # what rdma_cm lets a program on siw send
-SIW_TAKES = 252  # bytes of private data
-PORTS = 10  # that rdma_cm may pick in a row though TCP still remembers their last connection
+CALLER_DATA, CALLEE_DATA = 56, 148  # the most that rdma_cm lets a program on siw send
+SIW_TAKES = 252  # bytes of private data that siw accepts
+PORTS = 10  # rdma_cm may pick this many ports in a row whose last connection TCP still remembers
 DONE = "done"
 
 
 class End:
-    """One end, with a page to send from and one to receive into."""
+    """One end, with one page to send from and one to receive into."""
 
     def __init__(self, adapter: Any, stack: contextlib.ExitStack) -> None:
         self.adapter = adapter
@@ -40,7 +39,7 @@ class End:
         self.base = self.posted = 0
 
     def renew(self, stack: contextlib.ExitStack) -> None:
-        """A queue pair for another conversation."""
+        """Create a queue pair for another conversation."""
         self.queue_pair = stack.enter_context(
             self.adapter.create_queue_pair(self.queue, receive_queue_depth=BURST + 1, initiator_queue_depth=BURST)
         )
@@ -125,7 +124,7 @@ def take_burst_and_answer(end: End) -> None:
     end.outcome(BURST + 1)
 
 
-# Who speaks first, the other, and how many Receives each posts.
+# What the role that speaks first does, what the other does, and how many Receives each posts.
 CONVERSATIONS = {
     "exchange": ((exchange, 1), (exchange, 1)),
     "read beyond": ((give, 1), (read_beyond, 1)),
@@ -144,7 +143,7 @@ def limits(what: str) -> dict[str, int]:
 
 
 class Program:
-    """Both sides of the conversations, and the tally of each part."""
+    """Plays both roles and counts the outcomes of each."""
 
     def __init__(self, adapter: Any, stack: contextlib.ExitStack, port: int) -> None:
         self.adapter = adapter
@@ -207,7 +206,7 @@ class Program:
         on_siw = self.adapter.info.name.startswith("siw")
         for what, parts in CONVERSATIONS.items():
             for number in (0, 1):
-                # An accepting softnd does not speak first to siw.
+                # On the accepting side, softnd does not speak first to siw.
                 if number == 1 and (parts[0] == parts[1] or on_siw):
                     continue
                 data = f"{what}/{number}".encode()

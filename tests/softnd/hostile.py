@@ -1,6 +1,6 @@
-"""What a hostile peer sends, and the program under Wine that it is sent to.
+"""What a hostile peer sends, and the program under Wine that receives it.
 
-Everything random comes from a generator that the caller seeds, so a stream is known by its seed.
+The caller seeds the generator of everything random, so a stream is identified by its seed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from iwarp import Endpoint, Opcode, Queue, Rtr, Startup
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "softnd/build/programs"
-SECRET = b"GUARD!@#"  # fills what is not granted
+SECRET = b"GUARD!@#"  # fills memory that is not granted
 OPEN_SIZE = 0x1000
 WINDOW_SIZE = 0x200
 READABLE = b"r" * WINDOW_SIZE
 READY_BY_READ = Startup(ird=4, ord=4, peer_to_peer=True, rtr=Rtr.READ)
 _GRANT = struct.Struct("<QQQ4s4s4s")
 
-# A round of the program under Wine takes milliseconds; what takes this long hangs.
+# A round of the program under Wine takes milliseconds. A round that takes this long hangs.
 LIMIT_S = 20.0
 
 
 def windows_program(name: str) -> Path:
-    """Builds the programs and the DLL if need be; skips where there is no Wine or no cross compiler."""
+    """Build the programs and the DLL if needed. Skip if Wine or the cross compiler is missing."""
     if not (ROOT / ".rig/wine/stamp").exists():
         pytest.skip("no Windows Python: make setup")
     if shutil.which("x86_64-w64-mingw32-gcc") is None:
@@ -53,9 +53,9 @@ def dll() -> str:
 
 
 class WindowsProcess:
-    """A program under Wine, its output line by line; one in Python with the Windows Python. Leaving the block ends it.
+    """A program under Wine and its output lines. A .py program runs in the Windows Python. Leaving the block ends it.
 
-    Wine's services begin with the first program and share its output, and one of them may crash at its beginning. Such a
+    Wine's services start with the first program and share its output. One of them may crash at its start. Such a
     message counts as the program's only if the program failed too.
     """
 
@@ -99,7 +99,7 @@ class WindowsProcess:
         return line
 
     def finish(self, limit_s: float = 60.0) -> int:
-        """Wait until it has ended and all its output is in `lines`; its exit status."""
+        """Wait until the program has ended and `lines` has all its output. Return its exit status."""
         status = self.process.wait(limit_s)
         self._reader.join(10)
         if status != 0:
@@ -121,7 +121,7 @@ class WindowsProcess:
 
 @dataclasses.dataclass(frozen=True)
 class Grant:
-    """What the target lets this connection do: addresses and tokens (as numbers in network order)."""
+    """What the target grants this connection: addresses and tokens (as numbers in network order)."""
 
     open: int
     writable: int
@@ -132,7 +132,7 @@ class Grant:
 
 
 class Target:
-    """hostile_target.exe: see its head for what it offers."""
+    """hostile_target.exe; its source says what it offers."""
 
     def __init__(self, process: WindowsProcess, address: str = "127.0.0.1") -> None:
         self.process, self.address = process, address
@@ -143,7 +143,7 @@ class Target:
         return iwarp.connect(self.address, self.port, limit_s=LIMIT_S)
 
     def join(self, start: Startup = READY_BY_READ) -> tuple[Endpoint, Grant]:
-        """A connection, set up as it should be, and what it was granted."""
+        """Return a connection that was set up correctly, and what it was granted."""
         endpoint = self.connect()
         try:
             endpoint.start(start)
@@ -159,7 +159,7 @@ class Target:
         return [json.loads(line) for line in self.process.lines if line.startswith('{"event"')]
 
     def report(self, endpoint: Endpoint) -> dict[str, Any]:
-        """Numbers of the program, asked for over a connection that keeps to the rules."""
+        """Ask the program for its counters, over a connection that keeps to the rules."""
         endpoint.send(b"report " + SECRET)
         while True:
             line = self.process.next_line()
@@ -175,12 +175,12 @@ class Target:
 
 
 def leaked(data: bytes) -> bool:
-    """Whether bytes that were not granted are among what came."""
+    """Whether received bytes include some that were not granted."""
     return any(SECRET[turn:] + SECRET[:turn] in data for turn in range(len(SECRET)))
 
 
 def run_out(endpoint: Endpoint) -> bytes:
-    """Say that nothing more comes and take what is left until the peer closes; TimeoutError if it does not."""
+    """End this end's stream and read until the peer closes. Raise TimeoutError if it does not."""
     taken = bytearray()
     endpoint.socket.settimeout(LIMIT_S)
     try:
@@ -197,7 +197,7 @@ def run_out(endpoint: Endpoint) -> bytes:
 
 
 def valid_frames(rng: random.Random, grant: Grant, crc: bool) -> list[bytes]:
-    """Some FPDUs that keep to the rules, after the one Read Request that made the connection ready."""
+    """Return some FPDUs that keep to the rules and follow the Read Request that made the connection ready."""
     frames: list[bytes] = []
     sends, reads = 0, 1
 
@@ -243,7 +243,7 @@ _INTERESTING = (b"\0", b"\xff", b"\x7f", b"\x80", b"\0\0\0\0", b"\xff\xff\xff\xf
 
 
 def mutate(rng: random.Random, data: bytes) -> bytes:
-    """A few bytes changed, put in, left out, doubled, or the end cut off."""
+    """Change, insert, omit or duplicate a few bytes, or cut the end off."""
     mutated = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         at = rng.randrange(len(mutated) + 1)
@@ -267,7 +267,7 @@ def mutate(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate_fields(rng: random.Random, frames: list[bytes], crc: bool) -> bytes:
-    """One header field of one FPDU changed, its CRC right again: what a CRC would otherwise hide."""
+    """Change one header field of one FPDU and correct its CRC, to test what a CRC would otherwise hide."""
     chosen = rng.randrange(len(frames))
     frame = bytearray(frames[chosen])
     (length,) = struct.unpack_from("!H", frame)
@@ -289,7 +289,7 @@ def mutate_fields(rng: random.Random, frames: list[bytes], crc: bool) -> bytes:
 
 
 def startup_stream(rng: random.Random) -> bytes:
-    """A start-up frame that is wrong or cut off in one way or another."""
+    """Return a start-up frame that is wrong or cut off in some way."""
     data = rng.randbytes(rng.choice((0, 3, 4, 20, 508, 512, 513, 600)))
     frame = iwarp.raw_startup(iwarp.REQUEST_KEY, rng.choice((0, 0x10, 0x40, 0x50)), rng.choice((1, 2)), data)
     kind = rng.randrange(5)

@@ -1,4 +1,4 @@
-"""In the VM: a client on siw that writes through a token that nobody gave it.  invalid_token_siw.py PORT"""
+"""In the VM: a client on siw that writes through a token that it was not given.  invalid_token_siw.py PORT"""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def main() -> None:
         queue_pair.receive(region)
         stack.enter_context(adapter.connect(queue_pair, ("10.0.2.2", int(sys.argv[1])), timeout_s=30))
         queue_pair.write(region, ndpy.RemoteMemory(0x1000, 64, 0x12345678))
-        # siw completes the Write when TCP has it; the Receive ends when the peer ends the connection.
+        # siw completes the Write when TCP has it. The Receive ends when the peer ends the connection.
         (completion,) = received.wait(30)
         print(f"access_violation: the Receive completed with {completion.status.name}", flush=True)
         if completion.status is not ndpy.Status.CANCELED:

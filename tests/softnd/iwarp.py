@@ -1,11 +1,11 @@
-"""An iWARP peer over plain sockets, for tests: MPA, DDP and RDMAP in Python, with nothing of softnd in it.
+"""An iWARP peer over plain sockets, for tests: MPA, DDP and RDMAP in Python, without any code of softnd.
 
 Sources: RFC 5044 (MPA), RFC 6581 (MPA revision 2), RFC 5041 (DDP), RFC 5040 (RDMAP), RFC 3720 (CRC32C).
 
-The upper half builds frames and segments from whatever it is told, right or wrong, so that a test can
-send anything. `Endpoint`, below, keeps to the rules: it counts messages, places what arrives in the
-memory that was exposed, answers Read Requests and raises ProtocolError for what a peer must not send.
-It runs in the caller's thread: bytes are taken only inside its methods.
+The upper half builds frames and segments from any arguments, right or wrong, so that a test can send anything.
+`Endpoint`, in the lower half, keeps to the rules. It counts messages, places what arrives in exposed memory and
+answers Read Requests. It raises ProtocolError for anything that a peer must not send. It runs in the caller's
+thread and reads bytes only inside its methods.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REQUEST_KEY = b"MPA ID Req Frame"
 REPLY_KEY = b"MPA ID Rep Frame"
 MAX_PRIVATE_DATA = 512
 
-# Of the flags byte of a start-up frame. S says that the four bytes of enhanced set-up follow (RFC 6581, 9).
+# Bits of the flags byte of a start-up frame. S: the four bytes of enhanced set-up follow (RFC 6581, 9).
 MARKERS, CRC, REJECT, ENHANCED = 0x80, 0x40, 0x20, 0x10
 
 LARGEST_ULPDU = 0xFFFF
@@ -40,7 +40,7 @@ _UNTAGGED = struct.Struct("!BBIIII")
 
 
 class ProtocolError(Exception):
-    """The peer sent what the RFCs do not allow."""
+    """The peer sent something that the RFCs forbid."""
 
 
 class ClosedError(Exception):
@@ -101,7 +101,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC of RFC 3720, 12.1; it goes to the wire with its least significant byte first."""
+    """The CRC of RFC 3720, 12.1. On the wire, its least significant byte comes first."""
     table, crc = _CRC_TABLE, 0xFFFFFFFF
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -113,7 +113,7 @@ def crc32c(data: bytes) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Startup:
-    """One start-up frame. ird, ord, peer_to_peer and rtr count only if `enhanced`."""
+    """One start-up frame. ird, ord, peer_to_peer and rtr are used only if `enhanced`."""
 
     reply: bool = False
     revision: int = 2
@@ -145,12 +145,12 @@ class Startup:
 
 
 def raw_startup(key: bytes, flags: int, revision: int, data: bytes, length: int | None = None) -> bytes:
-    """A start-up frame with any fields; `length` is what the frame says of `data`."""
+    """Return a start-up frame with any fields. `length` is the size of `data` that the frame claims."""
     return key + struct.pack("!BBH", flags, revision, len(data) if length is None else length) + data
 
 
 def decode_startup(data: bytes, *, reply: bool) -> tuple[Startup, int] | None:
-    """The frame at the beginning of `data` and its length, or None if more bytes are needed."""
+    """Return the frame at the beginning of `data` and its length, or None if bytes are missing."""
     key = REPLY_KEY if reply else REQUEST_KEY
     if not key.startswith(data[: len(key)]):
         raise ProtocolError(f"the key of a start-up frame is {data[:16]!r}")
@@ -198,7 +198,7 @@ def decode_startup(data: bytes, *, reply: bool) -> tuple[Startup, int] | None:
 
 
 def fpdu(ulpdu: bytes, *, crc: bool, length: int | None = None, checksum: int | None = None) -> bytes:
-    """RFC 5044, 4: length, ULPDU, pad to a multiple of four, CRC (zeros if it is not in use)."""
+    """RFC 5044, 4: length, ULPDU, padding to a multiple of four, CRC (zeros if CRCs are off)."""
     body = struct.pack("!H", len(ulpdu) if length is None else length) + ulpdu
     body += bytes(-len(body) % 4)
     if checksum is None:
@@ -207,7 +207,7 @@ def fpdu(ulpdu: bytes, *, crc: bool, length: int | None = None, checksum: int | 
 
 
 def fpdu_size(ulpdu_length: int) -> int:
-    """Bytes on the wire of an FPDU with a ULPDU of that length."""
+    """Return the size on the wire of an FPDU with a ULPDU of that length."""
     return ulpdu_length + 2 + -(ulpdu_length + 2) % 4 + 4
 
 
@@ -250,7 +250,7 @@ def untagged(
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """One DDP segment that arrived, parsed; the fields of the other kind are 0."""
+    """One parsed DDP segment. The fields of the other kind are 0."""
 
     opcode: Opcode
     last: bool
@@ -264,7 +264,7 @@ class Segment:
 
 
 def parse_segment(ulpdu: bytes) -> Segment:
-    """The segment in a ULPDU; every field that the RFCs fix is checked."""
+    """Parse the segment in a ULPDU. Every field that the RFCs fix is checked."""
     if len(ulpdu) < 2:
         raise ProtocolError(f"a ULPDU of {len(ulpdu)} bytes")
     ddp, rdmap = ulpdu[0], ulpdu[1]
@@ -298,7 +298,7 @@ def read_request(sink_stag: int, sink_offset: int, size: int, source_stag: int, 
 
 @dataclasses.dataclass(frozen=True)
 class Terminate:
-    """RFC 5040, 4.8. `header` is the DDP header of the segment that was refused, if it came along."""
+    """RFC 5040, 4.8. `header` is the DDP header of the refused segment, if the Terminate has it."""
 
     layer: int
     type: int
@@ -393,14 +393,14 @@ class _Read:
 class Endpoint:
     """One iWARP stream over a connected socket.
 
-    Call start() (active side) or await_start() and then answer() or reject() (passive side) first.
-    `limit_s` bounds every wait; TimeoutError says that it ran out.
+    First call start() on the active side, or await_start() and then answer() or reject() on the passive side.
+    `limit_s` bounds every wait; after it, TimeoutError is raised.
     """
 
     def __init__(self, connected: socket.socket, *, limit_s: float = 10.0, segment: int = 1 << 14) -> None:
         self.socket = connected
         self.limit_s = limit_s
-        self.segment = segment  # bytes of payload in one segment at most
+        self.segment = segment  # maximum payload of one segment
         self.crc = False
         self.peer: Startup | None = None
         self.local: Startup | None = None
@@ -415,7 +415,7 @@ class Endpoint:
         self._reads: deque[_Read] = deque()
         self._stags = itertools.count(0x1001)
         self.rtr_taken = False
-        self.taken = 0  # bytes of the stream, the start-up among them
+        self.taken = 0  # bytes of the stream, including the start-up
         self.identified_as_softnd = False  # the peer's first Read said that it is softnd
         self.receipts: list[Receipt] = []
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -430,7 +430,7 @@ class Endpoint:
         self.socket.close()
 
     def reset(self) -> None:
-        """End as a process does that dies with something unread."""
+        """End as TCP does for a process that dies with unread data."""
         linger = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         self.socket.close()
@@ -438,7 +438,7 @@ class Endpoint:
     # Set-up
 
     def start(self, request: Startup) -> Startup:
-        """Send the request, take the reply. A reply of revision 1 to a request of revision 2 is taken too."""
+        """Send the request and read the reply. A reply of revision 1 to a request of revision 2 is accepted too."""
         self.local = request
         self.socket.sendall(request.encode())
         reply = self._take_startup(reply=True)
@@ -501,7 +501,7 @@ class Endpoint:
     # Memory
 
     def expose(self, memory: bytearray, rights: Rights, base: int = 0) -> int:
-        """Let the peer use `memory`; returns its stag."""
+        """Let the peer use `memory`; return its STag."""
         stag = next(self._stags) << 8
         self.regions[stag] = Region(stag, memory, rights, base)
         return stag
@@ -530,7 +530,7 @@ class Endpoint:
             self.send_raw(tagged(Opcode.WRITE, stag, offset + at, piece, last=last))
 
     def read_start(self, stag: int, offset: int, size: int) -> None:
-        """Send a Read Request; read_finish() takes the answers in order."""
+        """Send a Read Request. read_finish() returns the answers in order."""
         read = _Read(size, next(self._stags) << 8)
         self._reads.append(read)
         self._send_untagged(Opcode.READ_REQUEST, Queue.READ_REQUEST, read_request(read.stag, 0, size, stag, offset))
@@ -547,7 +547,7 @@ class Endpoint:
         return self.read_finish()
 
     def flush(self) -> None:
-        """Take the answers of all Read Requests under way, the ready-to-receive one among them."""
+        """Read the answers of all Read Requests under way, including the ready-to-receive one."""
         while self._reads:
             self.read_finish()
 
@@ -575,7 +575,7 @@ class Endpoint:
             self._receive(deadline)
 
     def run_to_the_end(self) -> None:
-        """Take everything until the peer has closed the stream."""
+        """Handle everything until the peer has closed the stream."""
         with contextlib.suppress(ClosedError, ConnectionError):
             deadline = time.monotonic() + self.limit_s
             while True:
@@ -587,7 +587,7 @@ class Endpoint:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"nothing came in {self.limit_s:g} s")
-        # What is waited for may come about without anything that arrives.
+        # The condition may become true without any new data.
         if not select.select([self.socket], [], [], min(left, 0.05))[0]:
             return
         data = self.socket.recv(1 << 18)
@@ -630,7 +630,7 @@ class Endpoint:
 
     def _take_write(self, segment: Segment) -> None:
         size = len(segment.payload)
-        if size == 0:  # its tag is not looked at (RFC 5040, 5.2.1)
+        if size == 0:  # its tag is ignored (RFC 5040, 5.2.1)
             if segment.stag in (RECEIPT_STAG, FINAL_RECEIPT_STAG):
                 self.receipts.append(Receipt(segment.offset, segment.stag == FINAL_RECEIPT_STAG))
             self.rtr_taken = True
@@ -642,7 +642,7 @@ class Endpoint:
     def _take_read_response(self, segment: Segment) -> None:
         read = next((read for read in self._reads if not read.done), None)
         if read is None:
-            raise ProtocolError("a Read Response that nobody asked for")
+            raise ProtocolError("an unrequested Read Response")
         if segment.stag != read.stag or segment.offset != len(read.data):
             raise ProtocolError(f"a Read Response for {segment.stag:#x} at {segment.offset:#x}")
         read.data += segment.payload
@@ -690,7 +690,7 @@ class Endpoint:
 
 
 def connect(address: str, port: int, *, limit_s: float = 10.0) -> Endpoint:
-    """A stream to a listener; nothing is sent yet."""
+    """Connect a stream to a listener. Nothing is sent yet."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     connected = socket.socket(family)
     try:

@@ -1,8 +1,8 @@
-"""Another process of a test: runs a function of a test module, which talks with the test in lines of JSON.
+"""Another process of a test. It runs a function of a test module; both exchange lines of JSON.
 
     with Peer("test_h_processes", "server", 5) as peer: ... peer.receive() ... peer.send("go")
 
-calls server(channel, 5) there. `channel` has send and receive as well.
+This calls server(channel, 5) in the other process. `channel` has send and receive as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Channel:
     def receive(self) -> Any:
         line = sys.stdin.readline()
         if not line:
-            sys.exit(3)  # the test has gone
+            sys.exit(3)  # the test has ended
         return json.loads(line)
 
 
@@ -73,7 +73,7 @@ class Peer:
         self.process.wait(DEADLINE_S)
 
     def finish(self) -> int:
-        """The exit status of a peer that ends by itself."""
+        """Wait for a peer that ends by itself; return its exit status."""
         return self.process.wait(DEADLINE_S)
 
     def __enter__(self) -> Peer:

@@ -1,9 +1,10 @@
 """rping's conversation over iwarp.py, in both roles.
 
-The client names a source buffer with a Send of 16 bytes (address, key, size); the server reads it and
-sends 16 bytes as go-ahead; the client names a sink; the server writes there what it read and sends
-again. As a program it is a client of `rping -s -P`: `rping_wire.py ADDRESS PORT`, each start of the list
-below once, but for those of revision 1, which has no limits of Reads: siw then lets rping have none.
+The client names a source buffer with a Send of 16 bytes (address, key, size). The server reads it and sends 16
+bytes as go-ahead. Then the client names a sink. The server writes there what it read and sends again.
+
+As a program it is a client of `rping -s -P`: `rping_wire.py ADDRESS PORT`. It uses each start of the list below
+once, except those of revision 1. Revision 1 has no read limits, and siw then lets rping read nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _ADVERTISEMENT = struct.Struct("!QII")
 
 
 def pattern(number: int, size: int) -> bytes:
-    """What rping's client fills its source with: a title, letters that move on by one a round, a zero."""
+    """The bytes with which rping's client fills its source: a title, letters that shift by one each round, a zero."""
     title = f"rdma-ping-{number}: ".encode()
     letters = bytes(65 + (number + index) % 58 for index in range(size - len(title) - 1))
     return title + letters + b"\0"
@@ -29,7 +30,7 @@ def _advertise(endpoint: Endpoint, stag: int, offset: int, size: int) -> None:
 
 
 def client(endpoint: Endpoint, rounds: int, size: int) -> None:
-    """Run the rounds; raises if what comes back is not what was there to be read."""
+    """Run the rounds. Raise if the bytes that return differ from the source."""
     base = 0x7F0000001000
     source, sink = bytearray(size), bytearray(size)
     source_tag = endpoint.expose(source, Rights.READ, base)
@@ -46,7 +47,7 @@ def client(endpoint: Endpoint, rounds: int, size: int) -> None:
 
 
 def server(endpoint: Endpoint) -> list[bytes]:
-    """Serve until the peer closes; returns what was read in each round."""
+    """Serve until the peer closes. Return what was read in each round."""
     seen = []
     try:
         while True:

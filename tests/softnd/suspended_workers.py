@@ -1,4 +1,4 @@
-"""Holds softnd's own threads, as a busy machine does: what arrives meanwhile is not looked at."""
+"""Suspends softnd's own threads, as on a busy machine. Data that arrive meanwhile are not handled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Entry(ctypes.Structure):
 
 
 def _threads() -> Iterator[int]:
-    """The numbers of this process's threads."""
+    """Yield the ids of this process's threads."""
     snapshot = wintypes.HANDLE(kernel32.CreateToolhelp32Snapshot(_SNAPSHOT_THREADS, 0))
     entry = _Entry(ctypes.sizeof(_Entry))
     more = kernel32.Thread32First(snapshot, ctypes.byref(entry))
@@ -56,7 +56,7 @@ def _module_of(address: int) -> int | None:
 
 @contextlib.contextmanager
 def suspended(library: version2.Library) -> Iterator[None]:
-    """The threads that this DLL has started stand still."""
+    """Suspend the threads that this DLL has started."""
     module = int(version2.ffi.cast("uintptr_t", library.module))
     held = []
     for number in list(_threads()):

@@ -183,7 +183,7 @@ def test_a_4_3_no_thread_stays_after_the_last_release(own_library):
     assert passive.one().status == Status.SUCCESS
     kit.close()
     wait_unloadable(own_library)
-    # Freed and loaded again: nothing of the first load runs any more, or this crashes.
+    # Frees and loads the DLL again. This crashes if code of the first load still runs.
     own_library.free()
     again = Library(own_library.path)
     own_library.module = again.module

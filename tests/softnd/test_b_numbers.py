@@ -126,7 +126,7 @@ def test_b_7_5_limits_of_this_provider(node):
     assert info.MaxTransferLength >= 1 << 30
     assert min(info.MaxInitiatorSge, info.MaxReceiveSge, info.MaxReadSge) >= 16
     assert info.MaxReceiveQueueDepth >= 1024
-    # Programs that give credits for half of a depth, and advertise one less than it, lose none with an odd one.
+    # With an odd depth, programs that advertise one less and return credits for half of it lose none.
     assert info.MaxReceiveQueueDepth // 2 == (info.MaxReceiveQueueDepth - 1) // 2
     assert info.MaxCompletionQueueDepth >= 65536
     assert info.MaxInlineDataSize >= 236

@@ -35,7 +35,7 @@ def test_c_1_1_each_file_is_another_handle(node):
 
 
 def test_c_1_2_no_event_on_the_handle_and_no_packet_for_inline_success(node):
-    # GetFileCompletionNotificationModes does not exist; NtQueryInformationFile class 41 tells the modes.
+    # GetFileCompletionNotificationModes does not exist; NtQueryInformationFile class 41 returns the modes.
     ffi_nt = ffi.dlopen("ntdll.dll")
     ffi.cdef(
         "int32_t NtQueryInformationFile(void *, void *, void *, uint32_t, uint32_t);",
@@ -43,7 +43,7 @@ def test_c_1_2_no_event_on_the_handle_and_no_packet_for_inline_success(node):
     )
     block, modes = ffi.new("uintptr_t[2]"), ffi.new("uint32_t *")
     if ffi_nt.NtQueryInformationFile(node.file, block, modes, 4, 41) < 0:
-        pytest.skip("this Windows does not tell the notification modes")
+        pytest.skip("this Windows does not report the notification modes")
     assert modes[0] & 3 == 3
 
 
@@ -452,7 +452,7 @@ def test_c_5_7_the_last_release_cancels_and_touches_nothing_later(kit, node, kin
     assert request.pending()
     assert thing.release() == 0
     assert kernel32.WaitForSingleObject(request.event, 10000) == 0
-    # Another object of the adapter answers for the structure (C.4.8).
+    # Another object of the adapter can read the result from the structure (C.4.8).
     assert node.mr().GetOverlappedResult(request.overlapped, 0) == Status.CANCELED
     pattern = bytes(range(32))
     ffi.buffer(request.overlapped)[:] = pattern

@@ -1,4 +1,4 @@
-"""The errors of TCP that no loopback can show, and what Connect makes of them (H.4.2)."""
+"""TCP errors that loopback cannot cause, and the status of Connect for each (H.4.2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ REFUSED, ABORTED, TIMEOUT = 0xC0000236, 0xC0000241, 0xC00000B5
 NETWORK, HOST = 0xC000023C, 0xC000023D
 BAD_ADDRESS, IN_USE, REMOVED = 0xC0000141, 0xC000020A, 0xC00002B6
 
-# Winsock's numbers (WSAE...) from 10000, else those of winerror.h, with which overlapped operations end.
+# From 10000 on, Winsock's numbers (WSAE...); below, those of winerror.h, with which overlapped operations end.
 EXPECTED = {
     10061: REFUSED,  # WSAECONNREFUSED
     1225: REFUSED,  # ERROR_CONNECTION_REFUSED
@@ -19,20 +19,20 @@ EXPECTED = {
     1460: TIMEOUT,  # ERROR_TIMEOUT
     10050: NETWORK,  # WSAENETDOWN
     10051: NETWORK,  # WSAENETUNREACH
-    10022: NETWORK,  # WSAEINVAL, Wine's for a peer beyond loopback and a socket bound to it
+    10022: NETWORK,  # WSAEINVAL, Wine's error for a peer beyond loopback and a socket bound to loopback
     1231: NETWORK,  # ERROR_NETWORK_UNREACHABLE
     10064: HOST,  # WSAEHOSTDOWN
     10065: HOST,  # WSAEHOSTUNREACH
     1232: HOST,  # ERROR_HOST_UNREACHABLE
     10049: BAD_ADDRESS,  # WSAEADDRNOTAVAIL
-    1214: BAD_ADDRESS,  # ERROR_INVALID_NETNAME, for a name that is no address of a peer
+    1214: BAD_ADDRESS,  # ERROR_INVALID_NETNAME, for a name that is not a peer's address
     10048: IN_USE,  # WSAEADDRINUSE
     1227: IN_USE,  # ERROR_ADDRESS_ALREADY_ASSOCIATED
     1617: REMOVED,  # ERROR_DEVICE_REMOVED
     10053: ABORTED,  # WSAECONNABORTED
     10054: ABORTED,  # WSAECONNRESET
     1236: ABORTED,  # ERROR_CONNECTION_ABORTED
-    64: ABORTED,  # ERROR_NETNAME_DELETED, a reset under an overlapped operation
+    64: ABORTED,  # ERROR_NETNAME_DELETED, a reset during an overlapped operation
 }
 
 

@@ -31,14 +31,14 @@ def memory(kit):
 
 
 def ended(side):
-    """Whether the connection of this side has ended: a Receive posted now is cancelled."""
+    """Whether the connection of this side has ended: a Receive posted now is canceled."""
     side.receive(context=0xE0)
     done = side.one()
     return (done.kind, done.status, done.context) == (Kind.RECEIVE, Status.CANCELED, 0xE0)
 
 
 def alive(active, passive):
-    """Fail unless data still go through."""
+    """Check that data still arrive."""
     assert passive.receive(passive.region.sge(60000, 8), context=0xA1) == Status.SUCCESS
     assert active.send(active.region.sge(60000, 8), context=0xA2) == Status.SUCCESS
     assert [passive.one().status, active.one().status] == [Status.SUCCESS] * 2
@@ -493,7 +493,7 @@ def test_d_memory_that_is_gone_while_registered_is_a_violation_not_a_crash(kit, 
     kit.on_close(memory.free)
     owner = passive if use.startswith("peer's") else active
     region = owner.node.region(memory)
-    memory.protect(version2.PAGE_NOACCESS)  # freed pages could become somebody else's at once
+    memory.protect(version2.PAGE_NOACCESS)  # freed pages could be reused at once
     if use == "send":
         passive.receive(passive.region.sge())
         active.send(region.sge())

@@ -8,14 +8,14 @@ from version2 import NULL, Kind, Mr, Op, Status, raw
 
 
 def ended(side):
-    """Whether the connection of this side has ended: a Receive posted now is cancelled."""
+    """Whether the connection of this side has ended: a Receive posted now is canceled."""
     side.receive(context=0xE0)
     done = side.one()
     return (done.kind, done.status, done.context) == (Kind.RECEIVE, Status.CANCELED, 0xE0)
 
 
 def attempt(active, kind, address, token, size=16, data=b"attempted write!"):
-    """The status of one Read or Write of the peer."""
+    """Return the status of one Read or Write by the peer."""
     if kind == Kind.WRITE:
         active.region.put(0, (data * (size // len(data) + 1))[:size])
         assert active.write(active.region.sge(0, size), to=address, token=token) == Status.SUCCESS
@@ -281,7 +281,7 @@ def test_e_3_3_access_through_another_queue_pair_is_a_violation(kit, pair):
     assert attempt(other, Kind.WRITE, passive.region.address, token) == Status.ACCESS_VIOLATION
     assert passive.region.get(0, 16) == bytes(16)
     assert ended(beside)
-    # E.5.4: the connection that the window belongs to goes on.
+    # E.5.4: the connection that the window belongs to continues.
     assert attempt(active, Kind.WRITE, passive.region.address, token) == Status.SUCCESS
 
 

@@ -1,6 +1,6 @@
-"""F.5.4, many times: a Send that was taken succeeds, whoever leaves first and however soon.
+"""F.5.4, many times: a Send that was taken succeeds, whichever end disconnects first and however soon.
 
-The order of events is left to chance here, and forced in test_f_receipts.py.
+Here chance orders the events. test_f_receipts.py forces the order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def test_f_5_4_both_leave_at_once_in_several_threads(threads):
 
 @contextlib.contextmanager
 def busy_machine():
-    """Every processor has something else to do."""
+    """Keep every processor busy with something else."""
     burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
         yield

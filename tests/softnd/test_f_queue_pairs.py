@@ -1,4 +1,4 @@
-"""Section F of the contract, F.1 and F.2: making queue pairs, and what posting to them returns."""
+"""Section F of the contract, F.1 and F.2: creating queue pairs, and the status of posting to them."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_f_2_5_a_full_receive_queue_refuses_and_nothing_is_lost(kit):
 @pytest.mark.parametrize("flags", [0, Op.SILENT_SUCCESS])
 def test_f_2_5_a_full_initiator_queue_refuses_also_with_silent_requests(kit, flags):
     active, passive = make_pair(kit, depth=8)
-    # No Receive is posted, so the first Send holds up all the others.
+    # No Receive is posted, so the first Send blocks all the others.
     posted = 0
     while (code := active.try_send(active.region.sge(0, 4), context=posted, flags=flags)) == Status.SUCCESS:
         posted += 1

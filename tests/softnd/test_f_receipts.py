@@ -1,6 +1,6 @@
-"""F.5.4, event by event: how the two ends of a connection learn what was taken, with a peer in Python that decides the order.
+"""F.5.4, event by event: how each end learns what the other took. A peer in Python decides the order of events.
 
-The peer receipts how far it took, as softnd does, or is a foreign one, which only answers Reads.
+The peer either sends receipts, as softnd does, or is a foreign one, which only answers Reads.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from test_h_silent_peer import connected_to
 from version2 import Kind, Status, kernel32
 
 SUCCESS, CANCELED, IO_TIMEOUT = Status.SUCCESS, Status.CANCELED, Status.IO_TIMEOUT
-# Longer than an end that leaves waits for the peer, however busy the machine.
+# Longer than an end that disconnects waits for the peer, even on a busy machine.
 FINISH_LIMIT_S = 20.0
 
 
 class Counting(Peer):
-    """Knows how many messages came before the last Read Request."""
+    """Counts the messages before the last Read Request."""
 
     messages_before_read = 0
 
@@ -36,7 +36,7 @@ class Counting(Peer):
 
 
 class Conversation:
-    """A softnd side that connected to a peer in Python; every Read Request of a foreign peer's is held."""
+    """A softnd side that is connected to a peer in Python. A foreign peer holds back its answers to Reads."""
 
     def __init__(self, kit, listener, *, receipts: bool, crc: bool = False, limit: int = 16, **side) -> None:
         self.kit, self.receipts = kit, receipts
@@ -60,11 +60,11 @@ class Conversation:
             self.side.send(self.side.region.sge(0, size), context=number)
 
     def take(self, count: int) -> None:
-        """The peer takes as many messages."""
+        """Let the peer take this many messages."""
         self.peer.run_until(lambda: len(self.peer.messages) >= count)
 
     def acknowledge(self) -> None:
-        """The peer says that it took what came until now, in its way."""
+        """Let the peer acknowledge, in its own way, what it took so far."""
         if self.receipts:
             self.peer.send_receipt()
             return
@@ -73,20 +73,20 @@ class Conversation:
         self.peer.held.clear()
 
     def all_sent(self, count: int) -> None:
-        """The peer has the messages and, if it does not tell, the Read behind the last."""
+        """Wait until the peer has the messages and, if it sends no receipts, the Read behind the last one."""
         self.take(count)
         if not self.receipts:
             self.peer.run_until(lambda: self.peer.messages_before_read == count)
 
     def acknowledged_all(self, count: int) -> bool:
-        """Acknowledges whatever has come; whether that was all of so many messages."""
+        """Acknowledge what has arrived. Return whether that was exactly `count` messages."""
         came = len(self.peer.messages)
         acknowledged = came if self.receipts else self.peer.messages_before_read if self.peer.held else 0
         self.acknowledge()
         return acknowledged == count
 
     def ends(self) -> None:
-        """The peer has seen the end of what softnd sends."""
+        """Wait until the peer has seen the end of softnd's stream."""
         self.peer.run_to_the_end()
 
     def statuses(self, count: int, kind: Kind = Kind.SEND) -> list:
@@ -108,7 +108,7 @@ def listener():
 
 @pytest.fixture
 def converse(kit, listener):
-    """Makes a Conversation."""
+    """A function that creates a Conversation."""
     made = []
 
     def converse(**options) -> Conversation:
@@ -133,7 +133,7 @@ def test_sends_complete_by_the_peers_receipts_without_a_read(converse, crc):
     conversation.send(6)
     conversation.take(4)
     between = conversation.peer.taken
-    assert no_completion(conversation.side.cq), "nobody said that anything was taken"
+    assert no_completion(conversation.side.cq), "nothing was acknowledged"
     conversation.peer.send_receipt(between)
     assert conversation.statuses(4) == [SUCCESS] * 4
     conversation.take(6)
@@ -152,7 +152,7 @@ def test_a_write_completes_by_a_receipt_and_a_read_by_its_answer(converse):
     conversation.side.write(region.sge(0, 0), to=0, token=token, context=2)
     conversation.peer.hold(1)
     conversation.peer.rtr_taken = False
-    conversation.peer.run_until(lambda: conversation.peer.rtr_taken)  # the Write of nothing
+    conversation.peer.run_until(lambda: conversation.peer.rtr_taken)  # the Write of no bytes
     conversation.peer.send_receipt()
     assert brief(conversation.side.take(1)) == [(Kind.WRITE, SUCCESS, 0)]
     sink, offset, *_ = conversation.peer.held[0]
@@ -169,7 +169,7 @@ def test_a_receipt_comes_before_what_the_program_does_about_the_message(converse
     assert brief(conversation.side.take(1)) == [(Kind.RECEIVE, SUCCESS, 1)]
     conversation.side.send(conversation.side.region.sge(0, 1))
     conversation.take(1)
-    # The peer's first word was taken too, and is not worth a word by itself.
+    # The peer's first receipt was taken too, but causes no receipt of its own.
     assert conversation.peer.receipts[-1].taken == before + len(message)
 
 
@@ -185,7 +185,7 @@ def test_only_a_peer_that_made_itself_known_is_told(kit):
         assert peer.receipts == []
         request = iwarp.read_request(0x77, iwarp.SOFTND_READ_OFFSET, 0, 0, 0)
         peer._send_untagged(Opcode.READ_REQUEST, Queue.READ_REQUEST, request)
-        with pytest.raises(iwarp.ProtocolError, match="nobody asked for"):
+        with pytest.raises(iwarp.ProtocolError, match="unrequested"):
             peer.run_until(lambda: False)
         assert [receipt.final for receipt in peer.receipts] == [False], "the receipt precedes the answer"
 
@@ -210,7 +210,7 @@ def test_a_receipt_that_claims_what_still_waits_to_be_sent_is_refused(converse):
     region = conversation.side.node.region(8 << 20)
     for number in range(4):
         conversation.side.send(region.sge(), context=number)
-    # Nobody reads, so most of it cannot have been sent.
+    # The peer does not read, so most of it cannot have been sent.
     conversation.peer.send_receipt(4 * (8 << 20))
     statuses = conversation.statuses(4)
     assert SUCCESS not in statuses
@@ -226,7 +226,7 @@ def test_a_terminate_that_claims_what_still_waits_to_be_sent_is_refused(converse
     assert SUCCESS not in conversation.statuses(4)
 
 
-# The peer goes
+# The peer disconnects
 
 
 @both_peers
@@ -242,7 +242,7 @@ def test_what_was_taken_before_the_peer_left_succeeds_and_nothing_else(converse,
     if receipts:
         conversation.peer.send_receipt(final=True)
     conversation.peer.close()
-    # A foreign peer that leaves without an answer proves nothing, even if it took them.
+    # A foreign peer that disconnects without an answer proves nothing, even if it took them.
     statuses = conversation.statuses(3)
     assert statuses[0] in ((SUCCESS,) if receipts else (CANCELED, IO_TIMEOUT))
     assert statuses[1:] == [SUCCESS if receipts else CANCELED] * 2
@@ -282,7 +282,7 @@ def test_what_a_peer_took_before_it_died_succeeds_though_a_send_finds_the_connec
 
 @both_peers
 def test_a_message_that_nobody_receives_hides_no_reset(converse, receipts):
-    """Receiving stands still behind it."""
+    """Receiving stands still behind this message."""
     conversation = converse(receipts=receipts)
     conversation.peer.send(b"nobody receives it")
     with suspended_workers.suspended(conversation.kit.library):
@@ -315,7 +315,7 @@ def test_an_acknowledgement_before_a_terminate_counts(converse, receipts):
     conversation.ends()
 
 
-# This end goes
+# This end disconnects
 
 
 @both_peers
@@ -561,7 +561,7 @@ def test_a_released_connector_leaves_in_the_same_way(converse):
     assert conversation.statuses(2) == [SUCCESS] * 2
 
 
-# The four patterns of test_f_early_disconnect.py with this peer, which is gone as soon as it has acknowledged
+# The four patterns of test_f_early_disconnect.py with this peer, which disconnects as soon as it has acknowledged
 
 
 def exchange(conversation: Conversation) -> None:

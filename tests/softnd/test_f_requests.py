@@ -84,7 +84,7 @@ def test_f_3_5_a_receive_posted_in_time_takes_the_send(pair):
     assert passive.one().bytes == 4
     assert active.one().status == Status.SUCCESS
     assert passive.region.get(0, 4) == b"late"
-    # The time starts anew for each Send.
+    # The time limit starts again for each Send.
     for _ in range(3):
         active.send(active.region.sge(0, 4))
         time.sleep(1.2)

@@ -24,7 +24,7 @@ from version2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op
 
 
 class Source:
-    """A queue pair that was never connected: a Receive and a Flush make a completion at will."""
+    """A queue pair that was never connected. A Receive and a Flush create a completion whenever a test needs one."""
 
     def __init__(self, node, cq, context=0):
         self.cq, self.qp, self.number = cq, node.qp(cq, context=context), 0
@@ -151,7 +151,7 @@ def test_g_2_1_nothing_is_notified_unless_asked(kit, node):
     assert cq.Notify(NOTIFY_ANY, overlapped) == Status.PENDING
     source.add(3)
     assert port.get()[1] == overlapped
-    assert port.get(0.2) is None, "armed once, told once"
+    assert port.get(0.2) is None, "armed once, notified once"
     port.close()
 
 
@@ -479,7 +479,7 @@ def test_g_4_4_the_flag_says_that_resize_works(node):
 
 
 def shared(kit, count=2, **srq):
-    """(srq, region, [(active, passive)...]): all passive sides take from one shared queue."""
+    """Return (srq, region, [(active, passive)...]); all passive sides use one shared receive queue."""
     node = kit.node()
     queue = node.srq(**srq)
     region = node.region()
@@ -614,7 +614,7 @@ def test_g_6_7_an_empty_shared_queue_stalls_without_limit(kit):
         a.region.put(i, bytes([65 + i]))
         a.send(a.region.sge(i, 1), context=i)
     c.send(c.region.sge(0, 1), context=7)
-    time.sleep(5.5)  # longer than a Send without a Receive of its own may wait (F.3.5)
+    time.sleep(5.5)  # longer than a Send may wait for a Receive without a shared queue (F.3.5)
     assert no_completion(a.cq)
     assert no_completion(c.cq)
     for i in range(4):

@@ -1,4 +1,4 @@
-"""Section H of the contract, H.5 to H.8: accepting, rejecting, what a connector tells, and the end."""
+"""Section H of the contract, H.5 to H.8: accepting, rejecting, a connector's queries, and the end."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_h_6_3_reject_in_another_state_is_refused(kit, pair):
 def test_h_6_3_reject_after_the_peer_has_gone_is_aborted(kit):
     attempt = ConnectionAttempt(kit)
     attempt.active.connector.release()
-    time.sleep(0.3)  # the passive side learns of it
+    time.sleep(0.3)  # time for the passive side to learn of it
     assert reject(attempt.passive.connector) == Status.CONNECTION_ABORTED
 
 

@@ -130,7 +130,7 @@ def test_h_2_6_addresses_that_cannot_be_bound(node, kind):
 
 
 def test_h_2_6_connect_without_bind_binds_itself(pair):
-    active, passive = pair  # made without Bind
+    active, passive = pair  # they were created without Bind
     assert get_address(active.connector, "GetLocalAddress")[0] == "127.0.0.1"
     assert get_address(active.connector, "GetLocalAddress") == get_address(passive.connector, "GetPeerAddress")
 
@@ -442,7 +442,7 @@ def test_h_4_9_h_5_4_abandoned_before_accept_is_aborted(kit, how):
         assert attempt.connecting.result() == Status.CANCELED
     else:
         attempt.active.connector.release()
-    time.sleep(0.3)  # the passive side learns of it
+    time.sleep(0.3)  # time for the passive side to learn of it
     assert attempt.accept().result() == Status.CONNECTION_ABORTED
 
 

@@ -1,7 +1,8 @@
-"""A peer that the program connects to and that keeps to no rule: start-up replies, answers to Reads, Terminates.
+"""A peer that the program connects to and that breaks every rule: start-up replies, answers to Reads, Terminates.
 
-The peer is Python in this process. What it does must end the requests with a failure, change no byte but those that a
-Read asked for, and leave the provider usable. The other role, a hostile peer that connects, is test_hostile_peer.py.
+The peer is Python in this process. Whatever it does, the requests must end with a failure, no byte may change
+except those that a Read asked for, and the provider must stay usable. test_hostile_peer.py has the other role, a
+hostile peer that connects.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.timeout(share(1800, 120))
 
 
 class Peer(iwarp.Endpoint):
-    """Keeps Read Requests instead of answering them, once told to."""
+    """Keeps Read Requests unanswered once `holding` is set."""
 
     def __init__(self, connected: socket.socket) -> None:
         super().__init__(connected)
@@ -48,7 +49,7 @@ class Peer(iwarp.Endpoint):
 
 
 class Victim:
-    """A program with one connection to the peer, and memory of which only the middle may change."""
+    """A program with one connection to the peer. Only the middle of its memory may change."""
 
     def __init__(self, kit: Kit, listener: socket.socket, crc: bool = False) -> None:
         node = kit.node()
@@ -66,7 +67,7 @@ class Victim:
         self.peer.holding = True
 
     def read(self) -> tuple[int, int, int, int, int]:
-        """Starts a Read into the middle; what the peer was asked for."""
+        """Start a Read into the middle. Return the request that the peer got."""
         element = self.region.sge(SINK, SIZE)
         assert self.side.read(element, at=0x1000, token=0x1234) == Status.SUCCESS
         (request,) = self.peer.hold(1)
@@ -93,7 +94,7 @@ def victim(kit, listener, request):
 
 
 def answer(data=b"x" * SIZE, *, stag=0, offset=0, last=True, opcode=RESPONSE):
-    """An answer to the Read, with its tag and offset changed by so much."""
+    """Return an answer to the Read, with its tag and offset changed by these amounts."""
     return lambda request: iwarp.tagged(
         opcode, request[0] + stag & 0xFFFFFFFF, request[1] + offset & 2**64 - 1, data, last=last
     )
@@ -181,14 +182,14 @@ def test_answer_that_is_cut_off_ends_the_read(victim):
     victim.peer.socket.sendall(frame[:-5])
     victim.peer.close()
     assert victim.side.one().status.failed
-    assert victim.region.get() == GUARD * REGION  # an FPDU is placed whole
+    assert victim.region.get() == GUARD * REGION  # an FPDU is placed completely or not at all
 
 
 # Requests under way
 
 
 def start_all(victim: Victim) -> list[tuple[int, int, int, int, int]]:
-    """A Read, a Send and a Write; the Read Requests that the peer has then, acknowledgements among them."""
+    """Start a Read, a Send and a Write. Return the peer's Read Requests, including acknowledgements."""
     side, region = victim.side, victim.region
     memory = bytearray(64)
     token = victim.peer.expose(memory, Rights.WRITE)
@@ -230,7 +231,7 @@ def end_all(victim: Victim, stream: bytes) -> list[Completion]:
 
 @contextlib.contextmanager
 def fresh(listener: socket.socket, crc: bool):
-    """A victim of its own, released with everything that belongs to it."""
+    """Return a new victim. It is released with everything that belongs to it."""
     kit = Kit()
     try:
         victim = Victim(kit, listener, crc)
@@ -276,7 +277,7 @@ def test_mutated_answers_end_all_requests_and_reach_only_the_sink(listener):
 
 
 class Replies:
-    """Answers every connection with the same bytes and then says that nothing more comes."""
+    """Answers every connection with the same bytes, then ends its stream."""
 
     def __init__(self, listener: socket.socket, data: bytes) -> None:
         self.connections = 0

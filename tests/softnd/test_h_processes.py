@@ -1,4 +1,4 @@
-"""Connections between two processes, one of which may vanish, and what a program's own port is told of a connection."""
+"""Connections between two processes, one of which may vanish, and the packets that a program's own port gets."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_h_5_4_m_16_two_processes_the_active_side_is_killed(kit, phase):
             assert peer.receive() == "offered"
         peer.kill()
         if phase == "connecting":
-            time.sleep(0.3)  # the passive side learns of it
+            time.sleep(0.3)  # time for the passive side to learn of it
             accepting = accept(kit, side.connector, side.qp)
         assert accepting.result() == Status.CONNECTION_ABORTED
 

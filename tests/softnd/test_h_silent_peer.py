@@ -1,6 +1,6 @@
-"""Peers that fall silent: before, within and after the start-up. The peers are Python in this process.
+"""Peers that fall silent before, within and after the start-up. The peers are Python in this process.
 
-The provider is a copy of the DLL that the test unloads in the end, so that whatever a silent peer holds on to shows.
+The provider is a copy of the DLL. The test unloads it at the end, so that anything a silent peer keeps alive shows.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from test_h_hostile_answers import REPLY, Peer
 from version2 import Kind, Status, kernel32
 
 START_UP_S = 1.0
-# What a machine that is busy may add.
+# What a busy machine may add.
 LATE_S = 20.0
-# A second, and what a busy machine may add; without the bound it took six.
+# One second, plus what a busy machine may add. Without the bound it took six seconds.
 LAST_RELEASE_S = 4.0
 
 REQUEST = Startup(ird=1, ord=1, peer_to_peer=True, rtr=iwarp.Rtr.READ, private_data=b"twenty bytes of data").encode()
 ANSWER = Startup(reply=True, ird=1, ord=1, peer_to_peer=True, rtr=iwarp.Rtr.READ, private_data=b"good").encode()
-# Ends of a start-up frame: in the key, before its length, within the enhanced data, in the private data.
+# Where start-up frames are cut: in the key, before the length, in the enhanced data, in the private data.
 CUTS = (1, 15, 19, 22, -1)
 
 
 @pytest.fixture
 def held():
-    """Connections that stay open, unread, until the provider has gone."""
+    """Connections that stay open and unread until the provider is gone."""
     with contextlib.ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def kit(monkeypatch, tmp_path, held):
-    """With a provider of its own that is unloaded at the end, when nothing may be left."""
+    """A Kit with its own provider, which must be unloadable at the end."""
     statistics = tmp_path / "statistics"
     monkeypatch.setenv("SOFTND_START_UP_MS", str(int(START_UP_S * 1000)))
     monkeypatch.setenv("SOFTND_STATISTICS", str(statistics))
@@ -58,7 +58,7 @@ def kit(monkeypatch, tmp_path, held):
 
 @pytest.fixture
 def neighbours(kit):
-    """A connection that must go on working."""
+    """A connection that must continue to work."""
     active, passive = make_pair(kit)
     yield active, passive
     exchange(active, passive)
@@ -81,7 +81,7 @@ def exchange(active, passive):
 
 
 def closed_by_the_other_end(connection):
-    """Waits for it; what came before is of no interest."""
+    """Wait until the other end closes; ignore what comes before."""
     connection.settimeout(START_UP_S + LATE_S)
     with contextlib.suppress(ConnectionError):
         while connection.recv(1 << 16):
@@ -137,7 +137,7 @@ def test_h_4_2_half_a_reply_is_a_timeout_and_no_reply_is_waited_for(kit, neighbo
         for side, connecting, peer in attempts[1:]:
             assert connecting.result() == Status.IO_TIMEOUT
             closed_by_the_other_end(peer.socket)
-            # H.4.4: with the same connector and queue pair.
+            # H.4.4: again with the same connector and queue pair.
             again = connect(kit, side.connector, side.qp, listener.getsockname()[:2])
             with Peer(listener.accept()[0]) as peer:
                 peer.await_start()
@@ -192,7 +192,7 @@ def test_h_8_7_a_peer_that_falls_silent_within_a_segment_holds_up_nothing(
     held.enter_context(peer)
     peer.socket.sendall(half_a_send(peer.crc))
     side.write(side.region.sge(0, 8), to=0x1000, token=0x1234, context=8)
-    # Longer than the start-up may take: that time does not count any more.
+    # Longer than the start-up may take. That limit no longer applies.
     deadline = time.monotonic() + START_UP_S * 1.5
     while time.monotonic() < deadline:
         exchange(*neighbours)
@@ -206,7 +206,7 @@ def test_h_8_7_a_peer_that_falls_silent_within_a_segment_holds_up_nothing(
 
 
 def connected_to(kit, side):
-    """A peer in Python that connected to this side."""
+    """Return a peer in Python that connected to this side."""
     listener = side.node.listener()
     arrived = kit.issue(listener, "GetConnectionRequest", side.connector)
     peer = Peer(socket.create_connection(get_address(listener, "GetLocalAddress")))

@@ -1,4 +1,7 @@
-"""Connect where nobody can answer (H.4.2). No packet leaves loopback: the kernel has no way there from 127.0.0.1 or ::1."""
+"""Connect to addresses where nobody can answer (H.4.2).
+
+No packet leaves loopback: the kernel has no route there from 127.0.0.1 or ::1.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ START_UP_S = 1.0
 
 
 def connects_to_a_listener(kit, side, node):
-    """H.4.4: a failed attempt leaves connector and queue pair as they were."""
+    """H.4.4: check that a failed attempt left connector and queue pair usable."""
     listener, passive = node.listener(), Side(node, 2)
     arrived = kit.issue(listener, "GetConnectionRequest", passive.connector)
     again = connect(kit, side.connector, side.qp, get_address(listener, "GetLocalAddress"))
@@ -32,7 +35,7 @@ def connects_to_a_listener(kit, side, node):
         ("127.0.0.1", "127.255.255.255"),
         ("127.0.0.1", "255.255.255.255"),
         ("127.0.0.1", "224.0.0.1"),
-        ("127.0.0.1", "198.51.100.1"),  # RFC 5737: a network for documentation
+        ("127.0.0.1", "198.51.100.1"),  # RFC 5737: reserved for documentation
         ("::1", "ff02::1"),
     ],
     ids=["broadcast on loopback", "broadcast", "multicast", "beyond loopback", "IPv6 multicast"],
@@ -52,7 +55,7 @@ def test_h_4_2_nobody_answers_is_a_timeout_and_may_be_retried(kit, monkeypatch):
     node = kit.node()
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        # A queue that is full does not answer.
+        # A full backlog does not answer.
         for _ in range(4):
             filling = stack.enter_context(socket.socket())
             filling.setblocking(False)

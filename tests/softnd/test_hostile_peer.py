@@ -1,7 +1,7 @@
-"""A peer that keeps to no rule, against softnd under Wine: it reaches nothing that was not granted.
+"""A peer that breaks every rule, against softnd under Wine. It reaches nothing that was not granted.
 
-The target checks all memory around what it granted after every connection, and the test looks for the
-secret that fills this memory in everything that it receives. NDPY_STRESS=1 sends 100,000 streams.
+After every connection, the target checks all memory around what it granted. The test searches everything that it
+receives for the secret in this memory. NDPY_STRESS=1 sends 100,000 streams.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S = share(5400, 600)
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 60)
 
-# Layer, type, code of RFC 5040, 4.8, and RFC 5041, 8.2. Several layers can be the first to see some errors.
+# Layer, type and code from RFC 5040, 4.8, and RFC 5041, 8.2. More than one layer may detect some of the errors.
 INVALID_STAG = {(1, 1, 0), (0, 1, 0)}
 BOUNDS = {(1, 1, 1), (0, 1, 1)}
 WRAP = {(1, 1, 3), (0, 1, 4)} | BOUNDS
@@ -60,7 +60,7 @@ def target(tmp_path_factory, request):
 
 @pytest.fixture
 def neighbour(target):
-    """A connection that keeps to the rules, which must go on working."""
+    """A connection that keeps to the rules and must continue to work."""
     endpoint, grant = target.join()
     yield endpoint, grant
     work_together(endpoint, grant, b"in the end")
@@ -74,7 +74,7 @@ def work_together(endpoint: Endpoint, grant: Grant, text: bytes) -> None:
     assert endpoint.receive().data == b"echo" + text
 
 
-# Each sends one thing that is not allowed, in a connection of its own. The last element: what a Terminate may say.
+# Each entry sends one forbidden thing, on its own connection. The last element lists what a Terminate may say.
 
 WRITE, READ, SEND = Opcode.WRITE, Opcode.READ_REQUEST, Opcode.SEND
 
@@ -233,7 +233,7 @@ def test_what_is_not_allowed_ends_this_connection_and_no_other(target, neighbour
         if not errors:
             assert not leaked(run_out(endpoint))
             return
-        # Closed without that we close: a refusal is no reason to wait for us.
+        # The target closes although this end does not: it need not wait for us after a refusal.
         endpoint.run_to_the_end()
         assert endpoint.terminated is not None
         assert endpoint.terminated.error in errors
@@ -333,7 +333,7 @@ def send_stream(target: Target, number: int) -> None:
 
 
 class Senders:
-    """Threads that share the numbers of the streams; the first failure of one stops them all."""
+    """Threads that share the numbers of the streams. The first failure stops them all."""
 
     def __init__(self, target: Target, numbers: range) -> None:
         self._target = target
@@ -365,7 +365,7 @@ class Senders:
 
 def test_mutated_streams_reach_nothing_leave_nothing_and_disturb_nobody(target, neighbour, request):
     endpoint, grant = neighbour
-    # The others share all but the socket's address or the receives with the first.
+    # The others differ from the first only in the socket's address or in where Receives come from.
     streams = STREAMS if "ipv4" in request.node.name else STREAMS // 5
     warm_up = streams // 4
     numbers: list[dict] = []

@@ -29,7 +29,7 @@ from version2 import IID, NULL, Status, ffi, parse_sockaddr, sockaddr
 
 
 def arrive(kit, active, passive, **options):
-    """(listening object, Connect under way): the passive side's connector has the request."""
+    """Return (listening object, Connect under way); the passive side's connector has the request."""
     listen, to = passive.node.listen()
     arrived = issue(kit, listen, "GetConnectionRequest", passive.connector)
     connecting = connect(active, to, **options)
@@ -167,7 +167,7 @@ def test_i_6_2_what_connect_refuses(kit):
     assert attempt(data_size=1) == Status.ACCESS_VIOLATION
     code = active.connector.Connect(active.endpoint.pointer, name, len(name), version1.TCP, 0, NULL, 0, NULL)
     assert code == Status.INVALID_PARAMETER
-    establish(active, passive)  # none of that did any harm
+    establish(active, passive)  # none of these calls did any harm
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
@@ -185,7 +185,7 @@ def test_i_6_3_listen_assigns_a_port_or_takes_the_one_it_is_given(kit, address):
     assert swap(assigned[0]) == port
     again.release()
     assert node.try_create("Listen", 0, version1.TCP, swap(port), NULL)[0] == Status.SUCCESS, (
-        "it need not be told again"
+        "the port needs no second notice"
     )
     for bad in (NULL, ffi.cast("uint16_t *", 8)):
         assert node.try_create("Listen", 0, version1.TCP, 0, bad) == (Status.INVALID_PARAMETER_4, None)
@@ -390,7 +390,7 @@ def test_delays_apply_to_every_overlapped_call(monkeypatch, kit):
     passive.receive()
 
     def late(request, since=None):
-        """The request completes, and no earlier than the delay after `since`."""
+        """Check that the request completes, and not before `since` plus the delay."""
         since = time.monotonic() if since is None else since
         assert request.result() == Status.SUCCESS
         assert time.monotonic() - since >= 0.05
@@ -430,7 +430,7 @@ def test_delayed_cancels(monkeypatch, kit):
 
 @pytest.mark.parametrize("active_version", [1, 2])
 def test_the_two_versions_talk_to_each_other(kit, active_version):
-    """Private data, limits, messages both ways, and each reads and writes the other's memory."""
+    """Private data, limits and messages go both ways, and each side reads and writes the other's memory."""
     first, second = Side(Node(kit), limits=(6, 7)), consumer.Side(kit.node(), 0xB)
     if active_version == 2:
         listen, to = first.node.listen()
@@ -468,7 +468,7 @@ def test_the_two_versions_talk_to_each_other(kit, active_version):
     assert first.expect(received).bytes == 200
     assert first.region.get(1000, 200) == bytes(range(200))
 
-    # Version 1 uses version 2's region and window, version 2 uses version 1's window.
+    # Version 1 uses version 2's region and window. Version 2 uses version 1's window.
     region, window = second.region, second.bound_window(4096, 4096)
     for base, length, token in (
         (region.address, region.size, region.remote),

@@ -236,7 +236,7 @@ def test_i_2_7_memory_that_goes_while_registered_is_a_violation(kit):
     where = pages.address
     pages.free()
     passive.receive(passive.region.sge())
-    for size in (100, 8192):  # taken at once, and later
+    for size in (100, 8192):  # copied at once, and sent later
         done = active.send((where, size, handle[0]))
         if size == 100:
             active.expect(done, Status.ACCESS_VIOLATION)
@@ -369,7 +369,7 @@ def test_i_3_3_a_window_belongs_to_one_endpoint_at_a_time(kit):
     window, _, remote = first.bound_window(0, 4096)
     peers[1].expect(peers[1].read(peers[1].region.sge(0, 8), remote=remote), Status.ACCESS_VIOLATION)
     peers[0].expect(peers[0].read(peers[0].region.sge(0, 8), remote=remote))
-    # After invalidation it is another endpoint's.
+    # After the invalidation, another endpoint uses it.
     result = node.result()
     assert first.endpoint.Invalidate(result, window.pointer, 0) == Status.SUCCESS
     first.expect(result)

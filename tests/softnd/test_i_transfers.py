@@ -1,4 +1,4 @@
-"""Version 1: data transfer and the identity of completions (sections I.4 and I.5)."""
+"""Version 1: data transfer and how completions identify requests (sections I.4 and I.5)."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_i_4_2_send_and_invalidate_ends_the_peers_window_and_tells_it(kit, size,
     notified = issue(kit, passive.cq, "Notify", NOTIFY_SOLICITED)
     sent = active.send_and_invalidate(active.region.sge(0, size), remote=remote, flags=solicit)
     assert active.expect(sent).bytes == size
-    # The window's result comes first: who has seen the Receive may let the window go.
+    # The window's result comes first, because a program that has seen the Receive may release the window.
     done = passive.take(2)
     assert [entry.address for entry in done] == [address_of(invalidated), address_of(received)]
     assert [entry.status for entry in done] == [Status.SUCCESS] * 2
@@ -145,7 +145,7 @@ def test_i_4_2_send_and_invalidate_ends_the_peers_window_and_tells_it(kit, size,
         assert notified.result() == Status.SUCCESS
     else:
         assert notified.pending()
-    # The window is free, for this endpoint and the same or another range.
+    # The window is free again, for this endpoint and the same or another range.
     code, result, again = passive.try_bind(window, 64, 64)
     assert code == Status.SUCCESS
     passive.expect(result)
@@ -179,7 +179,7 @@ def test_i_4_2_a_window_may_go_with_its_result_before_the_result_is_fetched(kit)
     active.expect(active.send_and_invalidate(remote=remote))
     wait_until(lambda: place.Status == 0, "the window's result is written")
     assert window.release() == 0
-    place.Status = UNTOUCHED  # the memory serves something else now
+    place.Status = UNTOUCHED  # the memory is used for something else now
     array = ffi.new("ND_RESULT *[2]")
     wait_until(lambda: passive.cq.GetResults(array, 1) == 1, "the window's result is reported")
     assert (address_of(array[0]), result_of(place)) == (page.address, UNTOUCHED)
@@ -269,7 +269,7 @@ def test_i_4_2_the_window_of_a_version_2_program_becomes_invalid(kit):
     assert (done.kind, done.status, done.context, done.bytes) == (Kind.RECEIVE, Status.SUCCESS, 7, 8)
     passive.bind(passive.region, window, passive.region.address, 64)
     assert passive.one().status == Status.SUCCESS, "it can be bound again"
-    assert not get_results(passive.cq, 1), "version 2 has nothing that would tell of it"
+    assert not get_results(passive.cq, 1), "version 2 reports nothing for it"
     active.expect(active.write(active.region.sge(0, 64), remote=remote), Status.ACCESS_VIOLATION)
 
 
@@ -290,7 +290,7 @@ def test_i_4_3_small_data_are_taken_during_the_call(kit, method):
     active.region.put(0, data)
     passive.receive(passive.region.sge())
     more = {} if method == "send" else {"remote": remote}
-    active.endpoint.StartRequestBatch()  # so that it cannot have gone before the bytes change
+    active.endpoint.StartRequestBatch()  # so that it cannot be sent before the bytes change
     posted = getattr(active, method)(active.region.sge(0, granted[0]), **more)
     active.region.put(0, b"\xff" * len(data))
     active.endpoint.SubmitRequestBatch()
@@ -325,7 +325,7 @@ def test_i_4_4_a_fenced_send_takes_what_the_read_brought(kit, rng):
     active, passive = make_pair(kit)
     _, _, remote = passive.bound_window(0, 8192)
     for i in range(50):
-        size = rng.choice((1, 100, 236, 4000))  # small ones would otherwise be taken during the call
+        size = rng.choice((1, 100, 236, 4000))  # small data would otherwise be copied during the call
         data = rng.randbytes(size)
         passive.region.put(0, data)
         active.region.put(0, b"\0" * size)
@@ -385,13 +385,13 @@ def test_i_4_5_a_batch_goes_when_it_is_submitted_at_the_latest(kit):
     received = passive.receive()
     active.expect(active.send())  # a request outside a batch needs no Submit
     passive.expect(received)
-    active.endpoint.SubmitRequestBatch()  # without a batch: nothing
+    active.endpoint.SubmitRequestBatch()  # does nothing without a batch
 
 
 def test_i_4_5_a_request_outside_of_a_batch_goes_at_once(kit):
     active, passive = make_pair(kit)
     received = [passive.receive() for _ in range(2)]
-    time.sleep(0.4)  # what the start-up still had to do is done
+    time.sleep(0.4)  # the start-up has nothing left to do
     active.endpoint.StartRequestBatch()
     posted = []
     other = threading.Thread(target=lambda: posted.append(active.send()))
@@ -533,7 +533,7 @@ def test_i_5_1_results_and_the_array_may_be_missing(kit):
     array = ffi.new("ND_RESULT *[8]")
     found = []
     wait_until(lambda: found.extend(array[0 : passive.cq.GetResults(array, 8)]) or len(found) == 3, "nothing is lost")
-    assert found == results, "the pointers tell, although two of them cannot be written"
+    assert found == results, "the pointers identify the requests, although two results cannot be written"
     assert results[2].Status == 0
     page.free()
     for bad in (NULL, ffi.cast("ND_RESULT *", 8), ffi.cast("ND_RESULT *", page.address)):

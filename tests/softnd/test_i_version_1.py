@@ -1,4 +1,4 @@
-"""Version 1: how its provider is had, the shape of its objects, the adapter's file (sections A, B.5 and I.1)."""
+"""Version 1: how to get its provider, the shape of its objects, the adapter's file (sections A, B.5 and I.1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creating and releasing each kind of object, over and over, leaves handles and memory where they were."""
+"""Creating and releasing each kind of object many times leaves the numbers of handles and bytes unchanged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 class Cheap:
-    """Overlapped requests without anything kept for each of them."""
+    """Overlapped requests that keep nothing alive."""
 
     def __init__(self, kit):
         self.event = kit.event(manual=False)
@@ -45,7 +45,7 @@ class Cheap:
 
 
 def make(node, what, *arguments, name=None):
-    """Create without the Kit's bookkeeping."""
+    """Create an object without the Kit's bookkeeping."""
     name = name or f"IND2{what}"
     out = ffi.new("void **")
     code = getattr(node.adapter, f"Create{what}")(IID[name], *[raw(a) for a in arguments], out)
@@ -54,7 +54,7 @@ def make(node, what, *arguments, name=None):
 
 
 def cycles(kit, node, kind):
-    """A function that creates and releases one object, used in between as far as that is quick."""
+    """Return functions that each create an object, use it as far as that is quick, and release it."""
     do = Cheap(kit)
     memory = Memory(1 << 16)
     kit.on_close(memory.free)
@@ -256,7 +256,7 @@ def cycles_1(kit, kind):
         assert active.CompleteConnect(waiting) == Status.PENDING
         assert kernel32.WaitForSingleObject(later, 20000) == 0
         assert kernel32.WaitForSingleObject(event, 20000) == 0
-        # A window that the peer invalidates, and messages whose success nobody is told of.
+        # A window that the peer invalidates, and messages that succeed silently.
         thing, remote = create("MemoryWindow", result), ffi.new("ND_MW_DESCRIPTOR *")
         where = ffi.cast("void *", registered.address)
         assert ends[1].Bind(result, registered.handle, thing.pointer, where, 64, 8, remote) == Status.SUCCESS

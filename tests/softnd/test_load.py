@@ -1,6 +1,6 @@
 """Many connections at once between two processes, in both directions, and the death of a process under load.
 
-NDPY_STRESS=1 moves 1 GiB over 64 connections; otherwise it is a share of it.
+NDPY_STRESS=1 moves 1 GiB over 64 connections. Without it, the test moves a share of that.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ CONNECTIONS = 64
 TOTAL = share(1 << 30, 128 << 20)
 MESSAGE = 128 << 10
 SLOTS = 2  # to send from
-RING = 4  # to receive into: who sends message n has seen n - 2, which was sent when n - 4 had been checked
+RING = 4  # to receive into: the sender of message n has seen n - 2, which was sent after n - 4 was checked
 
 pytestmark = pytest.mark.timeout(900)
 
 
 def content(direction: int, connection: int, number: int) -> bytes:
-    """The bytes of one message; every one is another."""
+    """The bytes of one message. No two messages are equal."""
     seed = f"{SEED} {direction} {connection} {number}".encode()
     block = hashlib.sha256(seed).digest() * 32  # 1 KiB
     return seed.ljust(64, b".") + (block * (MESSAGE // len(block)))[64:]
 
 
 class Stream:
-    """One connection's traffic: sends in half of the messages, writes announced by a small send in the others."""
+    """One connection's traffic. Half of the messages are Sends. The others are Writes that a small Send announces."""
 
     def __init__(self, side: Side, connection: int, direction: int, messages: int) -> None:
         self.side, self.connection, self.direction, self.messages = side, connection, direction, messages
         self.sent = self.finished = self.received = 0
         self.remote: tuple[int, int] = (0, 0)
-        # The region: SLOTS to send from, RING to receive into, RING for the peer to write to.
+        # The region has SLOTS to send from, RING to receive into, and RING for the peer's Writes.
         for number in range(RING):
             self.post(number)
 
@@ -62,7 +62,7 @@ class Stream:
         assert self.side.receive(element, context=number) == Status.SUCCESS
 
     def push(self) -> None:
-        """Send what there is room for."""
+        """Send as much as there is room for."""
         while self.sent < self.messages and self.sent < min(self.finished, self.received) + SLOTS:
             slot, number = self.sent % SLOTS, self.sent
             data = content(self.direction, self.connection, number)
@@ -106,7 +106,7 @@ class Stream:
 
 
 def pump(kit: Kit, cq, streams: list[Stream], limit_s: float) -> None:
-    """Handle completions until all streams are over, waiting by notification."""
+    """Handle completions until all streams have ended. Wait by notification."""
     event = kit.event(manual=False)
     overlapped = kit.overlapped(event)
     end = time.monotonic() + limit_s
@@ -194,7 +194,7 @@ def test_many_connections_lose_and_double_nothing(kit):
 
 
 def still_open(connector) -> bool:
-    """Whether the machine under Wine says that both sockets of a connection are open."""
+    """Whether the system under Wine reports both sockets of a connection as open."""
     ports = [f":{get_address(connector, method)[1]:04X}" for method in ("GetLocalAddress", "GetPeerAddress")]
     table = Path("Z:/proc/net/tcp")
     lines = [line.split()[1:4] for line in table.read_text().splitlines()[1:]] if table.exists() else []
@@ -203,12 +203,15 @@ def still_open(connector) -> bool:
 
 
 def end_of_all(streams: list[Stream], gone: list[Request]) -> None:
-    """The peer's death ends every connection. Wine's server now and then keeps a socket of a killed process open:
-    no provider can tell such a peer from a silent one, so those connections, few, are ended from here."""
+    """Check that the peer's death ends every connection.
+
+    Now and then, Wine's server keeps a socket of a killed process open. No provider can distinguish such a peer
+    from a silent one, so this ends those few connections from here.
+    """
     kept = 0
     for stream, request in zip(streams, gone, strict=True):
         if kernel32.WaitForSingleObject(request.event, 3000) != 0:
-            assert still_open(stream.side.connector), "the peer's socket is closed, and nobody was told"
+            assert still_open(stream.side.connector), "the peer's socket is closed, without any notice"
             kept += 1
             assert stream.side.disconnect() == Status.SUCCESS
         else:
@@ -218,7 +221,7 @@ def end_of_all(streams: list[Stream], gone: list[Request]) -> None:
 
 def test_a_killed_peer_frees_everything_of_its_connections(kit):
     connections, rounds = share(16, 8), share(20, 1)
-    kit.node()  # keeps the provider's threads
+    kit.node()  # keeps the provider's threads alive
     measured = []
     for _ in range(rounds + 1):
         own = Kit()
@@ -234,12 +237,12 @@ def test_a_killed_peer_frees_everything_of_its_connections(kit):
             gone = [own.issue(stream.side.connector, "NotifyDisconnect") for stream in streams]
             peer.kill()
             end_of_all(streams, gone)
-            # Every request ends: what was posted and not finished is completed, once.
+            # Every request ends: what was posted and has not finished completes, once.
             posted = {s.side.context: [s.sent - s.finished, RING] for s in streams}
 
             def all_ended(posted=posted, cq=cq):
                 for done in get_results(cq, 64):
-                    if done.kind == Kind.WRITE:  # silent, so only failures are told
+                    if done.kind == Kind.WRITE:  # silent, so only failures complete
                         assert done.status != Status.SUCCESS
                         continue
                     posted[done.queue_pair][done.kind == Kind.RECEIVE] -= 1

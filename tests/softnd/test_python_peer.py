@@ -1,4 +1,4 @@
-"""softnd's client under Wine against iwarp.py as server, on the loopback: set-ups that siw never chooses."""
+"""softnd's client under Wine with iwarp.py as server on the loopback: set-ups that siw never chooses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class StaleEndpoint(Endpoint):
-    """Answers Reads of no bytes with bytes that nobody asked for, as siw does when it is busy."""
+    """Answers Reads of no bytes with unrequested bytes, as siw does when it is busy."""
 
     def _answer_read(self, request: bytes) -> None:
         sink_stag, sink_offset, size, _, _ = iwarp.READ_REQUEST.unpack(request)
@@ -33,7 +33,7 @@ class StaleEndpoint(Endpoint):
 
 
 class Server:
-    """Takes connections one after the other, each with the next of the answers; None closes without one."""
+    """Accepts connections one after another, each with the next of the answers. None closes without an answer."""
 
     def __init__(self, answers: list[Startup | None], kind: type[Endpoint] = Endpoint) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
 """Random operations from both ends of several connections, compared with a model of two memories.
 
-One side initiates at a time, so what must happen is certain: the model carries every request out when it
-is posted, and afterwards all completions and both memories must be the model's. A seed and the number of
-the step are printed with a failure. NDPY_STRESS=1 makes 100,000 operations.
+Only one side initiates at a time, so the result is certain. The model executes every request when it is posted.
+Afterwards, all completions and both memories must equal the model's. A failure prints the seed and the number of
+the step. NDPY_STRESS=1 makes 100,000 operations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Registered:
 
 
 class Window:
-    """A window of the model; end is the end it is bound through, None when invalid."""
+    """A window of the model. `end` is the end that it is bound through, or None."""
 
     def __init__(self, real):
         self.real, self.end = real, None
@@ -41,7 +41,7 @@ class Window:
 
 
 class Machine:
-    """An adapter object with its memory, twice: the real one and the model's."""
+    """An adapter object and its memory, the real one and the model's."""
 
     def __init__(self, kit, rng):
         self.kit, self.rng, self.node = kit, rng, kit.node()
@@ -63,7 +63,7 @@ class Machine:
         size = self.rng.randint(1, SIZE - start)
         if flags is None:
             flags = self.rng.randrange(16)
-            flags |= flags >> 2 & 1  # remote write contains local write
+            flags |= flags >> 2 & 1  # remote write implies local write
         mr = self.node.mr()
         address = self.base[buffer] + start
         assert self.kit.do(mr, "Register", pointer(address), size, flags) == Status.SUCCESS
@@ -80,7 +80,7 @@ class Machine:
             region.real.mr.release()
 
     def elements(self, total, write, most=4):
-        """Elements of together `total` bytes, and where they lie in the model; None if there is no region for it."""
+        """Return elements of `total` bytes altogether and their places in the model, or None if no region fits."""
         rng = self.rng
         usable = [r for r in self.regions if not write or r.flags & 1]
         if not usable:
@@ -139,7 +139,7 @@ class End:
                 window.end = None
 
     def check(self):
-        """All completions are the model's, in order."""
+        """Check that all completions equal the model's, in order."""
         count = len(self.expected) + len(self.arrived)
         done = []
 
@@ -161,7 +161,7 @@ class End:
 
 
 class Link:
-    """A connection between the two machines, made anew whenever it ends."""
+    """A connection between the two machines, made again whenever it ends."""
 
     def __init__(self, world, number):
         self.world, self.number = world, number
@@ -185,7 +185,7 @@ class Link:
         assert accepting.result() == Status.SUCCESS
 
     def end(self):
-        """The connection has ended: everything posted is cancelled."""
+        """The connection has ended: everything posted is canceled."""
         self.dead = True
         for end in self.ends:
             for context, places in end.receives:
@@ -220,7 +220,7 @@ class World:
         self.operations = 0
         self.log: list[tuple] = []
 
-    # What a program does apart from requests
+    # Actions of a program other than requests
 
     def registrations(self):
         machine = self.rng.choice(self.machines)
@@ -274,7 +274,7 @@ class World:
         return Op.SILENT_SUCCESS if not last and self.rng.random() < 0.4 else Op.NONE
 
     def note(self, link, end, kind, context, flags, status=Status.SUCCESS, details=()):
-        """The completion that must come, and what an error ends."""
+        """Note the completion that must follow, and what an error ends."""
         if link.dead:
             status = Status.CANCELED
         self.log.append((kind.name, int(end.number), context, str(flags), status, *details))
@@ -285,7 +285,7 @@ class World:
     def send(self, link, end, other, fence, last):
         rng = self.rng
         flags = self.flags(last) | fence | (Op.SOLICIT if rng.random() < 0.2 else 0)
-        # Inline bytes are taken by the call, before a Read on the way may change them.
+        # The call copies inline bytes, before a Read under way may change them.
         inline = not fence and rng.random() < 0.3
         size = rng.randint(0, 236 if inline else rng.choice([16, 1000, SIZE]))
         elements, places, size = end.machine.elements(size, write=False)
@@ -306,7 +306,7 @@ class World:
             self.note(link, end, Kind.SEND, context, flags, Status.DATA_OVERRUN)
             other.arrived.append((Status.BUFFER_OVERFLOW, theirs, None))
             link.end()
-            # Which bytes a refused message left in the Receive is not said: start again from what is there.
+            # The contract does not say which bytes a refused message leaves in the Receive, so the model copies them.
             self.resync = other.machine
         else:
             details = ([p[:3] for p in places], [p[:3] for p in sink])
@@ -316,7 +316,7 @@ class World:
         return True
 
     def target(self, end, other, write):
-        """(granted, token, address, size, places) of something at the other machine to read or write."""
+        """Return (granted, token, address, size, places) of something on the other machine to read or write."""
         rng, machine = self.rng, other.machine
         window = rng.choice(machine.windows)
         region = rng.choice(machine.regions)

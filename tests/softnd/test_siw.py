@@ -1,9 +1,9 @@
-"""softnd under Wine and Linux's siw in a VM, through QEMU's user network: rping's conversation, and ndpy's examples on
-both sides, data verified.
+"""softnd under Wine and Linux's siw in a VM, through QEMU's user network.
 
-One VM serves all tests. In there run rping's servers, then rping as client of a softnd server for each
-size, then a client that violates an access right, then the examples as clients of themselves under Windows Python, then early_disconnect_siw.py, whose
-conversations an end leaves at once. The VM is slow to start, so softnd's servers are up before it.
+rping's conversation and ndpy's examples run between them, and all data are verified. One VM serves all tests. The
+guest runs, in this order: rping's servers; rping as client of a softnd server for each size; a client that violates
+an access right; the examples as clients of servers under Windows Python; early_disconnect_siw.py. The VM is slow to
+start, so softnd's servers start before it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SIZES = [64, 23, 10007, 65535]
 ROUNDS = 30
 VM_LIMIT_S = share(1200, 600)
 GUEST_PORTS = {name: 7174 + at for at, name in enumerate([*map(str, SIZES), "crc", "access_violation"])}
-# ndpy's examples, served in the VM; and served here under Windows Python.
+# ndpy's examples: those served in the VM, and those served here under Windows Python.
 EXAMPLES = {
     "pingpong 64": ("pingpong.py", "server"),
     "pingpong 100000": ("pingpong.py", "server"),
@@ -47,8 +47,8 @@ SERVED = ROOT / "softnd/src/connector.c"
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
 
-# The kernel listens for siw, so only the connection manager's table shows when.
-# A server for each client: rping's option for several now and then leaves one of them without an answer.
+# The kernel listens for siw, so only the connection manager's table shows when it is ready. Each client has its own
+# server: rping's option for several clients sometimes leaves one of them without an answer.
 _GUEST = """
 for port in {servers}; do rping -s -a 10.0.2.15 -p $port -S 65535 & done
 {example_servers}
@@ -80,20 +80,20 @@ echo end: example {name} $?
 
 
 def example(name: str) -> tuple[Path, list[str]]:
-    """The program and the arguments that make it a server."""
+    """Return the program and the arguments that make it a server."""
     program, *arguments = EXAMPLES[name]
     return ROOT / "examples" / program, [str(SERVED) if word == "FILE" else word for word in arguments]
 
 
 def client_of(name: str, host: str) -> list[str]:
-    """The arguments of the client."""
+    """Return the arguments of the client."""
     if name == "file":
         return ["fetch", host]
     return ["client", host, "--size", name.split()[1], "--count", str(ROUND_TRIPS)]
 
 
 def example_in_vm(name: str, arguments: list[str], port: int, template: str) -> str:
-    """The lines of the guest's script that run it."""
+    """Return the lines of the guest's script that run it."""
     command = shlex.join([str(example(name)[0]), *arguments])
     return template.format(
         python=sys.executable, program=command, port=port, name=name, log=f"example-{name.replace(' ', '-')}"
@@ -107,7 +107,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Machine:
-    """The VM, its output line by line."""
+    """The VM and its output lines."""
 
     def __init__(self, command: list[str]) -> None:
         self.lines: list[str] = []
@@ -129,7 +129,7 @@ class Machine:
             self._changed.notify_all()
 
     def wait_for(self, beginning: str) -> str:
-        """The line that begins so."""
+        """Return the first line that begins with the text."""
 
         def found() -> str | None:
             return next((line for line in self.lines if line.startswith(beginning)), None)
@@ -145,18 +145,18 @@ class Machine:
 
 
 class Siw:
-    """The VM and the servers that softnd holds ready for it."""
+    """The VM and softnd's servers for it."""
 
     def __init__(
         self, machine: Machine, ports: dict[str, int], servers: dict[str, WindowsProcess], trace: Path
     ) -> None:
         self.machine = machine
-        self.ports = ports  # of this machine, that lead to rping's servers
+        self.ports = ports  # ports of this machine that lead to rping's servers
         self.servers = servers
         self.trace = trace
 
     def softnd_client(self, name: str, role: str, size: int, **environment: str) -> list[str]:
-        """Runs softnd's client against rping's server in the VM; its output."""
+        """Run softnd's client against rping's server in the VM; return its output."""
         self.machine.wait_for("rping servers are there")
         arguments = (hostile.dll(), role, "127.0.0.1", self.ports[name], size, ROUNDS)
         with WindowsProcess(hostile.PROGRAMS / "rping.exe", *arguments, limit_s=120, **environment) as process:
@@ -174,7 +174,7 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
         pytest.skip("no kernel here has siw: make setup")
     program = hostile.windows_program("rping")
     folder = tmp_path_factory.mktemp("siw")
-    done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; its /tmp is its own
+    done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; the VM has its own /tmp
     script = ROOT / "softnd/build" / f"siw-{os.getpid()}.sh"
     guest_ports = {**GUEST_PORTS, **EXAMPLE_PORTS}
     disconnects_port, own_disconnects_port, *ports = free_ports(3 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
@@ -243,7 +243,7 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
             if machine.process.poll() is None:
                 machine.process.send_signal(signal.SIGTERM)
                 machine.process.wait(60)
-    assert status == 0, "\n".join(machine.lines[-20:])  # 123: the VM's kernel log shows trouble
+    assert status == 0, "\n".join(machine.lines[-20:])  # 123: the VM's kernel log shows an error
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -266,7 +266,7 @@ def test_rping_client_on_siw_verifies_what_softnd_server_writes(siw, size):
 
 def test_siw_ends_a_connection_that_violates_access_with_a_terminate_and_softnd_understands_it(siw):
     lines = siw.softnd_client("access_violation", "access_violation", 64)
-    # ND_ACCESS_VIOLATION can come only from what the Terminate says; ND_CANCELED would be a mere loss.
+    # ND_ACCESS_VIOLATION can come only from the Terminate. A mere loss gives ND_CANCELED.
     assert lines[1:] == ["access_violation: write completed with 0xc0000005, receive with 0xc0000120"]
 
 
@@ -279,7 +279,7 @@ def test_softnd_ends_a_connection_that_violates_access_with_a_terminate_and_siw_
 
 
 def assert_verified(name: str, lines: list[str]) -> None:
-    """What the client of an example says when all bytes were right."""
+    """Check that the client of an example found all bytes right."""
     text = "\n".join(lines)
     if name == "file":
         assert f"SHA-256 verified: {hashlib.sha256(SERVED.read_bytes()).hexdigest()}" in text
@@ -313,7 +313,7 @@ def test_ndpy_on_siw_is_the_client_of_ndpy_on_windows(siw, name):
 
 @pytest.fixture(scope="module")
 def disconnects(siw) -> tuple[dict[str, dict[str, int]], dict[str, dict[str, int]]]:
-    """What became of the requests of softnd, and of siw, when early_disconnect_siw.py ran between them."""
+    """The outcomes of the requests of softnd and of siw when early_disconnect_siw.py ran between them."""
     siw.machine.wait_for("early disconnects: listening")
     arguments = (
         "join",
@@ -366,7 +366,7 @@ def test_softnd_takes_all_that_siw_sent_and_leaves(disconnects):
 
 
 def test_what_siw_took_just_before_it_left_is_taken_or_canceled_never_anything_else(disconnects):
-    """siw leaves without the answers that its kernel still has to send, so a Send may be CANCELED that it took."""
+    """siw closes without the answers that its kernel still has to send. So a Send that it took may be CANCELED."""
     softnd, siw = disconnects
     leaving = {
         what: softnd[what]

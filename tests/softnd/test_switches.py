@@ -1,4 +1,4 @@
-"""The switches for tests, which are environment variables, and the statistics at the end."""
+"""The switches for tests, which are environment variables, and the final statistics."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_the_trace_says_how_much_private_data_a_request_without_a_reply_had(tmp_
 
 
 def two_refused_requests(channel):
-    """The peer closes without an answer to revision 2, and again to revision 1."""
+    """The peer closes instead of answering revision 2, and again instead of answering revision 1."""
     with contextlib.closing(Kit()) as kit, socket.create_server(("127.0.0.1", 0)) as listening:
         side = Side(kit.node(), 1)
         connecting = connect(kit, side.connector, side.qp, listening.getsockname(), data=bytes(508))

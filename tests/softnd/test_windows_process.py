@@ -1,4 +1,4 @@
-"""Whose a crash is that Wine tells of in the output of a program: the program's, or a service's of Wine."""
+"""Wine reports a crash in a program's output. Was it the program that crashed, or one of Wine's services?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.mark.parametrize(("status", "lines"), [(0, ["done"]), (5, ["done", MESSAGE])])
 def test_a_crash_is_the_programs_if_the_program_failed(tmp_path, status, lines):
-    hostile.windows_program("rping")  # skips where there is no Wine
+    hostile.windows_program("rping")  # skips if Wine is missing
     program = tmp_path / "program.py"
     program.write_text(f"print({MESSAGE!r}); print('done'); raise SystemExit({status})")
     with WindowsProcess(program, limit_s=60) as process:

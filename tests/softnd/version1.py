@@ -1,4 +1,4 @@
-"""NetworkDirect 1 as a program sees it, from the contract's tables B.3, B.5 and B.6; beside version2, which has the statuses."""
+"""NetworkDirect 1 as a program sees it, from the contract's tables B.3, B.5 and B.6. version2 has the statuses."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def class_factory(library: version2.Library) -> version2.Interface:
 
 
 def provider(library: version2.Library) -> version2.Interface:
-    """A.3.2: the class factory, an instance, and the factory is released."""
+    """A.3.2: create an instance through the class factory and release the factory."""
     factory = class_factory(library)
     out: Any = ffi.new("void **")
     assert factory.CreateInstance(ffi.NULL, version2.IID["INDProvider"], out) == version2.Status.SUCCESS

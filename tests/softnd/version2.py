@@ -1,7 +1,7 @@
-"""NetworkDirect 2 as a program sees it: numbers, layouts and the order of methods, straight on the COM interfaces.
+"""NetworkDirect 2 as a program sees it: numbers, layouts and the order of methods, directly on the COM interfaces.
 
-Everything here is written from the contract's tables B.1 to B.6, none of it from softnd's own header, so
-that a slip in either shows. `softnd()` loads the DLL named by SOFTND_DLL, or softnd/build/softnd.dll.
+Everything here comes from the contract's tables B.1 to B.6 and nothing from softnd's own header, so that an error
+in either shows. `softnd()` loads the DLL that SOFTND_DLL names, or softnd/build/softnd.dll.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ffi = cffi.FFI()
 
 
 class Status(enum.IntEnum):
-    """Every status of table B.1.3, those of B.1.5 that programs meet, and the COM values of B.1.7."""
+    """Every status of table B.1.3, the statuses of B.1.5 that programs meet, and the COM values of B.1.7."""
 
     SUCCESS = 0x00000000
     S_FALSE = 0x00000001
@@ -82,12 +82,12 @@ class Status(enum.IntEnum):
 
     @property
     def failed(self) -> bool:
-        """What the FAILED macro says."""
+        """The result of the FAILED macro."""
         return self.value >= 0x80000000
 
 
 def status(value: int) -> Status | int:
-    """The status behind a signed or unsigned 32-bit value."""
+    """Return the status of a signed or unsigned 32-bit value."""
     value &= 0xFFFFFFFF
     try:
         return Status(value)
@@ -142,7 +142,7 @@ class Kind(enum.IntEnum):
     WRITE = 5
 
 
-# B.3 and B.4: base, identifier, and what follows the base's methods.
+# B.3 and B.4: base, identifier, and the methods that follow those of the base.
 Interfaces = dict[str, tuple[str | None, str, list[tuple[str, str, str]]]]
 _INTERFACES: Interfaces = {
     "IUnknown": (
@@ -354,12 +354,12 @@ _methods: dict[str, list[str]] = {}
 
 
 def guid(text: str) -> Any:
-    """16 bytes of a GUID in memory."""
+    """Return the 16 bytes of a GUID in memory."""
     return ffi.new("unsigned char[16]", uuid.UUID(text).bytes_le)
 
 
 def declare(interfaces: Interfaces) -> None:
-    """Make the interfaces known to ffi, ORDER and IID."""
+    """Add the interfaces to ffi, ORDER and IID."""
     for name, (base, identifier, own) in interfaces.items():
         lines = list(_methods[base]) if base else []
         order = list(ORDER[base]) if base else []
@@ -391,7 +391,7 @@ IID_unknown = guid("12345678-9ABC-DEF0-1234-56789ABCDEF0")
 
 
 class Interface:
-    """A COM pointer. Its methods are called by name; an HRESULT comes back as a Status."""
+    """A COM pointer. Its methods are called by name. An HRESULT is returned as a Status."""
 
     def __init__(self, name: str, pointer: Any) -> None:
         self.name = name
@@ -416,7 +416,7 @@ class Interface:
         return call
 
     def release(self) -> int | None:
-        """Give back the reference that this wrapper holds; None if that was done before."""
+        """Release the reference of this wrapper. Return None if that was done before."""
         if not self.references:
             return None
         self.references = 0
@@ -429,14 +429,14 @@ class Interface:
 
 
 def raw(thing: Any) -> Any:
-    """The pointer that goes into a call for an interface, a cdata pointer or None."""
+    """Return the pointer to pass for an interface, a cdata pointer or None."""
     if thing is None:
         return NULL
     return thing.pointer if isinstance(thing, Interface) else thing
 
 
 def query_interface(thing: Interface, name_or_iid: Any) -> tuple[Any, Any]:
-    """(status, pointer) of QueryInterface."""
+    """Return (status, pointer) of QueryInterface."""
     out = ffi.new("void **", ffi.cast("void *", 0xDEAD))
     iid = IID[name_or_iid] if isinstance(name_or_iid, str) else name_or_iid
     return thing.QueryInterface(iid, out), out[0]
@@ -446,7 +446,7 @@ DLL = Path(os.environ.get("SOFTND_DLL") or Path(__file__).parents[2] / "softnd" 
 
 
 class Library:
-    """The provider's DLL, loaded by path as the catalogue's users load it."""
+    """The provider's DLL, loaded by path as users of the catalogue load it."""
 
     def __init__(self, path: Path | str = DLL) -> None:
         self.path = path
@@ -464,7 +464,7 @@ class Library:
         return ffi.cast(kind, address)
 
     def class_object(self, iid: Any = IID["IND2Provider"], clsid: Any = None) -> tuple[Any, Any]:
-        """(status, pointer) of DllGetClassObject."""
+        """Return (status, pointer) of DllGetClassObject."""
         out = ffi.new("void **", ffi.cast("void *", 0xDEAD))
         return status(self.get_class_object(clsid or IID_unknown, iid, out)), out[0]
 
@@ -484,7 +484,7 @@ _library: Library | None = None
 
 
 def softnd() -> Library:
-    """The DLL under test, loaded once."""
+    """Return the DLL under test, which is loaded once."""
     global _library
     if _library is None:
         _library = Library()
@@ -492,7 +492,7 @@ def softnd() -> Library:
 
 
 def sockaddr(address: str, port: int = 0, scope: int = 0) -> Any:
-    """A SOCKADDR in memory; its length is len() of it."""
+    """Return a SOCKADDR in memory; len() gives its length."""
     parsed = ipaddress.ip_address(address)
     packed_port = struct.pack(">H", port)
     if parsed.version == 4:
@@ -503,7 +503,7 @@ def sockaddr(address: str, port: int = 0, scope: int = 0) -> Any:
 
 
 def parse_sockaddr(data: bytes) -> tuple[str, int]:
-    """(address, port) of a SOCKADDR."""
+    """Return (address, port) of a SOCKADDR."""
     (family,) = struct.unpack_from("<H", data)
     (port,) = struct.unpack_from(">H", data, 2)
     if family == 2:
@@ -513,6 +513,6 @@ def parse_sockaddr(data: bytes) -> tuple[str, int]:
 
 
 def last_error() -> int:
-    """GetLastError as it was after the last call through cffi."""
+    """Return GetLastError after the last call through cffi."""
     code, _ = ffi.getwinerror()
     return int(code)

@@ -1,4 +1,4 @@
-/* Prints, for each error number that it is given, the status that Connect ends with: one JSON object. */
+/* Prints one JSON object: for each error number in its arguments, the status of Connect. */
 #include "../../../softnd/src/stream.h"
 
 #include <stdio.h>

@@ -1,20 +1,20 @@
-/* A listener for the hostile-peer test: everybody may connect, and says what was done to its memory.
+/* A listener for the hostile-peer test. Everybody may connect. It reports what was done to its memory.
  *
  *   hostile_target.exe DLL ADDRESS SECRET SECONDS own|shared
  *
- * Prints JSON lines: {"port": ...} first, a report when asked, and one at the end. SECRET, eight characters, fills all
- * memory around what is granted, so that the test finds it in whatever was read.
+ * It prints JSON lines: {"port": ...} first, a report on request, and one at the end. SECRET, eight characters, fills
+ * all memory around what is granted, so that the test finds it in anything that was read.
  *
- * Each connection has a slot with 64 KiB of its own. Granted to everybody: a region of 4 KiB, through its remote token.
- * Granted to the connection: a window to write and a window to read, 512 bytes each, inside of a region of 8 KiB that has
- * no remote rights. After the connection all other bytes must be as before, and those of the window to read too.
+ * Each connection has a slot with 64 KiB of its own. Everybody may use a region of 4 KiB through its remote token. The
+ * connection may use a window to write and a window to read, 512 bytes each, in a region of 8 KiB without remote
+ * rights. After the connection, all other bytes must be unchanged, and those of the window to read as well.
  *
- * "own": each queue pair has Receives of its own. "shared": all take theirs from one queue, and a connection's messages
- * lie in whichever slot's memory has a buffer.
+ * "own": each queue pair has its own Receives. "shared": all queue pairs use one shared receive queue, and a
+ * connection's messages may lie in the memory of any slot.
  *
- * The first message on a connection is ours: what is granted. What a peer may send then, up to 64 bytes: "invalidate"
- * ends the window to write and is answered with the message "invalidated", "echo..." is sent back, "report SECRET" makes
- * a report, "quit SECRET" ends the program. Everything else is taken and left alone.
+ * The target sends the first message on a connection: what is granted. The peer may then send up to 64 bytes.
+ * "invalidate" ends the window to write; the answer is the message "invalidated". "echo..." is sent back. "report
+ * SECRET" prints a report. "quit SECRET" ends the program. Any other message is taken and ignored.
  */
 #include "networkdirect.h"
 
@@ -38,7 +38,7 @@
 #define WRITABLE_AT (HIDDEN_AT + 0x400)
 #define READABLE_AT (HIDDEN_AT + 0x1000)
 #define WINDOW_SIZE 0x200
-#define RECEIVE_AT 0x8000 /* every other RECEIVE_SIZE bytes */
+#define RECEIVE_AT 0x8000 /* at multiples of 2 * RECEIVE_SIZE */
 #define RECEIVE_STEP (2 * RECEIVE_SIZE)
 #define SEND_AT 0xC000
 #define READABLE_FILL 'r'
@@ -64,10 +64,11 @@ struct slot {
     unsigned char *memory;
 };
 
-static struct end end; /* its file, completion queue and adapter; used before the loop to wait for single requests */
+/* its file, completion queue and adapter; before the loop, also used to wait for single requests */
+static struct end end;
 static struct slot slots[SLOTS];
 static IND2Listener *listener;
-static IND2SharedReceiveQueue *shared; /* NULL: none */
+static IND2SharedReceiveQueue *shared; /* NULL: not used */
 static struct operation notify = {.kind = NOTIFY};
 static char secret[SECRET_SIZE + 1];
 static unsigned long long connections, refused, violations, messages, failures;
@@ -76,7 +77,7 @@ static BOOL quitting, notify_pending;
 static void report(const char *event)
 {
     PROCESS_MEMORY_COUNTERS memory = {.cb = sizeof memory};
-    /* Wine does not count a process's handles, but gives out the lowest number that is free. */
+    /* Wine does not count a process's handles, but a new handle gets the lowest free number. */
     HANDLE next = CreateEventA(NULL, TRUE, FALSE, NULL);
 
     CloseHandle(next);
@@ -88,7 +89,7 @@ static void report(const char *event)
     fflush(stdout);
 }
 
-/* What may have changed: the open region, the window to write, the receive buffers. */
+/* The bytes that may have changed: the open region, the window to write, the receive buffers. */
 static BOOL may_change(unsigned at)
 {
     if (at >= OPEN_AT && at < OPEN_AT + OPEN_SIZE)
@@ -138,7 +139,7 @@ static HRESULT post_receive(struct slot *slot, unsigned number)
     return CALL(slot->queue_pair, Receive, sge.Buffer, &sge, 1);
 }
 
-/* A Receive that ended, well or not, goes back to the shared queue. */
+/* Returns a Receive that has ended, in whatever way, to the shared queue. */
 static void post_again(const unsigned char *buffer)
 {
     for (unsigned i = 0; i < SLOTS; i++) {
@@ -148,7 +149,7 @@ static void post_again(const unsigned char *buffer)
     }
 }
 
-/* A message that finds no room is left out: peers that do not take theirs have no claim to more. */
+/* Drops a message if there is no room for it: peers that do not take their messages have no claim to more. */
 static void send_message(struct slot *slot, const void *data, ULONG size)
 {
     unsigned char *place = slot->memory + SEND_AT + slot->sends++ % SENDS * SEND_SIZE;
@@ -227,7 +228,7 @@ static void offer(struct slot *slot)
           CALL(end.adapter, CreateMemoryWindow, &softnd_iid_IND2MemoryWindow, (void **)&slot->writable));
     check("CreateMemoryWindow",
           CALL(end.adapter, CreateMemoryWindow, &softnd_iid_IND2MemoryWindow, (void **)&slot->readable));
-    /* The peer may be gone already. */
+    /* The peer may already be gone. */
     if (CALL(slot->queue_pair, Bind, NULL, (IUnknown *)slot->hidden, (IUnknown *)slot->writable, memory + WRITABLE_AT,
              WINDOW_SIZE, ND_OP_FLAG_ALLOW_WRITE | ND_OP_FLAG_SILENT_SUCCESS) != ND_SUCCESS)
         return;
@@ -300,7 +301,7 @@ static void take_results(void)
             ULONG_PTR context = (ULONG_PTR)results[i].QueuePairContext;
             struct slot *slot = &slots[context % SLOTS];
 
-            /* What was left of a connection before is not of this one. */
+            /* An entry of an earlier connection does not belong to this one. */
             if (results[i].RequestType != Nd2RequestTypeReceive)
                 continue;
             if (context / SLOTS == slot->generation && slot->queue_pair && results[i].Status == ND_SUCCESS)
@@ -318,7 +319,7 @@ static void arm(void)
     if (status != ND_SUCCESS && status != ND_PENDING)
         die("Notify", status);
     notify_pending = TRUE;
-    take_results(); /* what came before it was armed */
+    take_results(); /* entries that arrived before it was armed */
 }
 
 static void handle(struct operation *operation)
@@ -373,7 +374,7 @@ static void close_slot(struct slot *slot)
 
 static void print_port(void)
 {
-    struct sockaddr_in6 bound; /* the port is at the same place for IPv4 */
+    struct sockaddr_in6 bound; /* for IPv4, the port is at the same offset */
     ULONG size = sizeof bound;
 
     check("GetLocalAddress", CALL(listener, GetLocalAddress, (struct sockaddr *)&bound, &size));
@@ -381,7 +382,7 @@ static void print_port(void)
     fflush(stdout);
 }
 
-/* Takes back all that is pending. */
+/* Dequeues everything that is pending. */
 static void drain(HANDLE port)
 {
     OVERLAPPED *overlapped;

@@ -45,7 +45,7 @@ struct sockaddr_in address_of(const char *host, const char *port)
     return address;
 }
 
-/* An IPv4 address lies at the beginning of the larger structure. */
+/* For IPv4, the address is at the beginning of the larger structure. */
 struct sockaddr_in6 any_address_of(const char *host, const char *port)
 {
     struct sockaddr_in6 address = {.sin6_family = AF_INET6};
@@ -151,7 +151,7 @@ void free_region(struct end *end, IND2MemoryRegion *region)
 
 HRESULT finished(struct end *end, void *object, HRESULT status)
 {
-    IND2Overlapped *source = object; /* its methods are the first of every interface that has requests */
+    IND2Overlapped *source = object; /* every interface with requests begins with these methods */
 
     return status == ND_PENDING ? CALL(source, GetOverlappedResult, &end->overlapped, TRUE) : status;
 }

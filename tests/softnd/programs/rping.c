@@ -1,12 +1,12 @@
-/* rping's conversation on NetworkDirect; the other end may be rdmacm-utils' rping on any iWARP adapter.
+/* rping's conversation on NetworkDirect. The other end may be rdmacm-utils' rping on any iWARP adapter.
  *
- *   rping.exe DLL server ADDRESS PORT SIZE ROUNDS        SIZE: the most that a client may name; ROUNDS: unused
+ *   rping.exe DLL server ADDRESS PORT SIZE ROUNDS            SIZE: the most that a client may name; ROUNDS: unused
  *   rping.exe DLL client ADDRESS PORT SIZE ROUNDS
- *   rping.exe DLL access_violation ADDRESS PORT SIZE ROUNDS      a client that writes through a wrong token in the end
+ *   rping.exe DLL access_violation ADDRESS PORT SIZE ROUNDS  a client that finally writes through a wrong token
  *
- * Each round: the client names a source, the server reads it and says go on, the client names a sink, the server writes
- * there what it read and says go on. The data are what rping checks: a title with the number of the round, then
- * characters from 'A' to 'z' in turn, starting one further in each round.
+ * In each round, the client names a source. The server reads it and sends a go-ahead. The client names a sink. The
+ * server writes there what it read and sends a go-ahead. The data are those that rping checks: a title with the number
+ * of the round, then the characters from 'A' to 'z' in turn, starting one later in each round.
  */
 #include "networkdirect.h"
 
@@ -53,7 +53,7 @@ static void post_receive(void)
     check("Receive", CALL(end.queue_pair, Receive, NULL, &sge, 1));
 }
 
-/* Takes completions until the one of `type` has come; returns its status. */
+/* Takes completions until one of `type` arrives. Returns its status. */
 static HRESULT wait_for(ND2_REQUEST_TYPE type)
 {
     for (;;) {
@@ -76,7 +76,7 @@ static HRESULT wait_for(ND2_REQUEST_TYPE type)
     }
 }
 
-/* What became of the Send. */
+/* Returns the status of the Send. */
 static HRESULT send_advertisement(const unsigned char *buffer, unsigned size)
 {
     ND2_SGE sge = {outbox, ADVERTISEMENT, token};
@@ -84,7 +84,7 @@ static HRESULT send_advertisement(const unsigned char *buffer, unsigned size)
 
     put32(outbox, (UINT32)(address >> 32));
     put32(outbox + 4, (UINT32)address);
-    memcpy(outbox + 8, &remote_token, 4); /* remote tokens are in network order as they are */
+    memcpy(outbox + 8, &remote_token, 4); /* remote tokens are already in network order */
     put32(outbox + 12, size);
     check("Send", CALL(end.queue_pair, Send, NULL, &sge, 1, 0));
     return wait_for(Nd2RequestTypeSend);
@@ -132,7 +132,7 @@ static void server(unsigned limit)
         check("Write", CALL(end.queue_pair, Write, NULL, &sge, 1, address, its_token, 0));
         check("Write completed", wait_for(Nd2RequestTypeWrite));
         rounds++;
-        /* A client that has got all it wants leaves without acknowledging this. */
+        /* A client that has all it wants disconnects without acknowledging this. */
         status = send_advertisement(outbox, 0);
         if (status != ND_CANCELED)
             check("Send completed", status);
@@ -157,7 +157,7 @@ static void client(unsigned size, unsigned rounds)
     printf("client: %u rounds of %u bytes verified\n", rounds, size);
 }
 
-/* No peer grants the token 0xFFFFFFFF, so it answers with a Terminate. */
+/* No peer grants the token 0xFFFFFFFF, so the peer answers with a Terminate. */
 static void access_violation(void)
 {
     ND2_SGE sge = {source, 64, token};
