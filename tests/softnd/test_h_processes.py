@@ -163,7 +163,7 @@ def test_h_5_4_m_16_two_processes_the_active_side_is_killed(kit, phase):
     listener = side.node.listener()
     arrived = kit.issue(listener, "GetConnectionRequest", side.connector)
     to = get_address(listener, "GetLocalAddress")
-    with Peer("test_h_processes", "exit_after", to, phase) as peer:
+    with Peer("test_h_processes", "vanish", to, phase) as peer:
         assert peer.receive() == "connecting"
         assert arrived.result() == Status.SUCCESS
         if phase == "offered":

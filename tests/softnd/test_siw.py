@@ -43,7 +43,7 @@ DISCONNECTS = ROOT / "tests/softnd/early_disconnect_siw.py"
 DISCONNECTS_PORT = 7374
 DISCONNECTS_COUNT = share(50, 3)  # of each of 23 conversations
 ROUND_TRIPS = 20
-SERVED = ROOT / "softnd/src/connector.c"
+SERVED = ROOT / "tests/softnd/iwarp.py"
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
 
