@@ -14,7 +14,6 @@ tests/verbs/programs has small C programs that show what the drivers do by thems
 from __future__ import annotations
 
 import enum
-import platform
 import re
 from dataclasses import dataclass
 
@@ -307,7 +306,11 @@ def differences(info: AdapterInfo, release: str | None = None) -> frozenset[Quir
 
     `first` is often only the oldest kernel that somebody looked at, so older kernels count too.
     """
-    release = platform.release() if release is None else release
+    if release is None:
+        # Imported here: `import ndpy` does without it.
+        import platform
+
+        release = platform.release()
     return frozenset(
         quirk for quirk in Quirk if quirk.value.is_of(info.driver, info.transport) and not quirk.value.is_past(release)
     )

@@ -55,6 +55,7 @@ TOOLS = {"cli", "softroce", "__main__"}
 # They stand on the public classes only, and alloc() on the platform too.
 ON_TOP = {"buffer", "ndk"}
 LIMIT_S = 0.1
+BARE_S = 0.015
 
 
 def module_of(path: Path) -> str:
@@ -263,10 +264,14 @@ def least_work(code: str, runs: int = 7) -> float:
 
 
 def test_import_takes_at_most_100_ms():
-    """More than a bare interpreter, the least of several runs each."""
+    """More than a bare interpreter, the least of several runs each, on a machine that starts that in BARE_S.
+
+    A slower or busier machine shows by the bare interpreter's own time.
+    """
     run("import ndpy")
-    cost = least_work("import ndpy") - least_work("pass")
-    print(f"import ndpy: {cost * 1000:.0f} ms")
+    bare = least_work("pass")
+    cost = (least_work("import ndpy") - bare) / max(1, bare / BARE_S)
+    print(f"import ndpy: {cost * 1000:.0f} ms; the bare interpreter: {bare * 1000:.0f} ms")
     assert cost <= LIMIT_S
 
 
