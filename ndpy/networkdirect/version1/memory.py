@@ -66,7 +66,7 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
 
     def _native_create(self) -> Any:
         # Here the provider notes that the peer has invalidated the window, as long as the window exists (contract I.3.1).
-        slot = lib.nd1_window_new(self._serial)
+        slot = lib.version1_window_new(self._serial)
         if slot == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create memory window")
         self._slot = ffi.gc(slot, lib.version1_window_free)
@@ -86,4 +86,4 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
 
     def _granted(self) -> RemoteMemory:
         """The memory and token of the last bind."""
-        return RemoteMemory.from_bytes(bytes(ffi.buffer(lib.nd1_window_descriptor(self._slot), 20)))
+        return RemoteMemory.from_bytes(bytes(ffi.buffer(lib.version1_window_descriptor(self._slot), 20)))
