@@ -1,4 +1,4 @@
-"""Adapters: finding, opening, what they say about themselves, and closing."""
+"""Adapters: how they are found, opened, described and closed."""
 
 from __future__ import annotations
 
@@ -83,10 +83,12 @@ def test_info_has_identity_limits_and_capabilities(adapter):
 
 
 def test_private_data_room_is_what_the_connection_managers_have(adapter):
-    """InfiniBand's manager: 92 bytes less the 36 of the IP addressing annex in a request; 148 in a rejection.
+    """The expected numbers come from the standards of the connection managers.
 
-    A reply has room for 196, but one limit stands for both (H.6.3). RFC 5044 allows 512; implementations give less, and
-    NetworkDirect does not say what is behind it.
+    InfiniBand: a request has 92 bytes, and the IP addressing annex takes 36 of them. A rejection has 148 bytes. A reply
+    has 196, but one limit covers both (H.6.3).
+    iWARP: RFC 5044 allows 512 bytes. Implementations allow fewer.
+    NetworkDirect does not say which transport it uses.
     """
     info = adapter.info
     if info.transport in ("iWARP", "NetworkDirect"):
@@ -188,7 +190,7 @@ def test_a_with_block_of_everything_closes_in_order(adapter_name):
 
 
 def test_the_exception_of_a_with_block_wins(adapter_name):
-    """An error inside must not be hidden by the children that it left open."""
+    """Open children must not hide an error that was raised inside the block."""
     with pytest.raises(KeyError, match="the reason"), warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         with ndpy.open_adapter(adapter_name) as adapter:

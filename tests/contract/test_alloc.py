@@ -95,7 +95,7 @@ def test_the_region_keeps_the_memory(pair, keep):
 
 
 def test_huge_pages_are_given_or_the_error_says_how_to_get_them(adapter):
-    """Both are right on a machine that nobody prepared; tests/verbs has the machine with huge pages."""
+    """Both are right on a machine that nobody prepared. tests/verbs prepares a machine with huge pages."""
     try:
         buffer = ndpy.alloc(10000, huge_pages=True)
     except ndpy.InsufficientResourcesError as error:

@@ -31,14 +31,14 @@ from ndpy.quirks import Quirk
 
 
 def message(pair, *, solicited: bool = False, context: int = 0) -> None:
-    """One empty message from client to server; the client's own completion is taken."""
+    """Send one empty message from client to server, and take the client's completion."""
     pair.server.queue_pair.receive([], context=context)
     pair.client.queue_pair.send([], flags=Flags.SOLICITED if solicited else 0)
     succeed(pair.client.cq)
 
 
 def still_running(pending) -> bool:
-    """Whether an operation has not ended after a while."""
+    """Whether an operation still runs after a while."""
     with pytest.raises(ndpy.TimeoutError):
         pending.result(QUIET_S)
     return not pending.done()
@@ -113,7 +113,7 @@ def test_g_1_9_threads_never_take_one_completion_twice(adapter, keep):
 
 
 def test_completions_can_be_kept(pair):
-    """What was polled stays readable after later polls."""
+    """A completion stays readable after later polls."""
     message(pair, context=1)
     (first,) = succeed(pair.server.cq)
     message(pair, context=2)
@@ -190,7 +190,7 @@ def test_many_threads_wait_and_each_completion_comes_once(pair):
     for thread in threads:
         thread.start()
     for context in range(30):
-        # The receive queue is shorter than the conversation, and a slot is free when its completion was taken.
+        # There are fewer receive slots than messages. A slot becomes free when its completion is taken.
         wait_until(lambda sent=context: len(taken) > sent - 8, "the waiting threads keep up")
         message(pair, context=context)
     for thread in threads:
@@ -390,7 +390,7 @@ def test_a_completion_that_comes_after_a_notification_was_given_up_is_told_by_th
     assert not cq.poll()
     assert cq.arm().cancel()
     message(pair)
-    # The provider's word for the one that was given up comes meanwhile.
+    # Meanwhile the provider answers the request that was given up.
     time.sleep(QUIET_S)
     cq.arm().result(DEADLINE_S)
     succeed(cq)
@@ -400,7 +400,7 @@ def test_a_completion_that_comes_after_a_notification_was_given_up_is_told_by_th
 
 
 def test_g_3_1_an_overrun_kills_the_queue(adapter, keep):
-    """The provider may have more room than was asked for, so the queue is filled until it says so."""
+    """The provider may give more room than was asked for, so the test fills the queue until it reports the overrun."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     server_cq = keep(adapter.create_completion_queue(1))
     client = create_end(keep, adapter, initiator_queue_depth=256)

@@ -43,7 +43,7 @@ def ends(adapter, keep):
 
 
 def offered(keep, adapter, client, server, **options):
-    """The server has accepted; the client has not completed yet."""
+    """Return an offer that the server has accepted and the client has not completed yet."""
     offer = ask(keep, adapter, client.queue_pair)
     accepting = offer.server.begin_accept(server.queue_pair, **options)
     offer.connecting.result(DEADLINE_S)
@@ -51,7 +51,7 @@ def offered(keep, adapter, client, server, **options):
 
 
 def assert_private_data(connector, data) -> None:
-    """What was sent, and perhaps the zero bytes of the transport (H.7.3)."""
+    """The private data must be `data`. The transport may add zero bytes (H.7.3)."""
     assert connector.private_data[: len(data)] == data
     assert not connector.private_data[len(data) :].strip(b"\0")
 
@@ -112,7 +112,7 @@ def test_h_1_2_a_slow_application_is_no_timeout(adapter, keep, ends):
 
 
 def test_what_a_server_sent_before_it_left_arrives(adapter, keep, ends):
-    """On iWARP a connection is up for the server as soon as it has accepted; with complete_connect() the client joins it."""
+    """On iWARP the server's connection is up as soon as it accepts. The client joins it with complete_connect()."""
     if ndpy.Capability.REFUSE_OFFER in adapter.info.capabilities:
         pytest.skip(f"on {adapter.info.name} a server cannot send before the client has completed the connection")
     client, server = ends
@@ -242,14 +242,14 @@ def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends):
 
 
 def test_h_4_2_an_address_nobody_has(adapter, keep, ends):
-    """On the adapter's own network, so that there is a route: no answer within some seconds."""
+    """The address is on the adapter's own network, so there is a route, but nobody answers."""
     address = host_of(adapter)
     neighbour = address.rpartition(":")[0] + ":77" if ":" in address else address.rpartition(".")[0] + ".77"
     connector = keep(adapter.create_connector())
     begin = time.monotonic()
     with pytest.raises((ndpy.AddressUnreachableError, ndpy.TimeoutError)):
         connector.connect(ends[0].queue_pair, (neighbour, 7000), timeout_s=3 * DEADLINE_S)
-    # The system gives up by itself, before the deadline.
+    # The system gives up on its own, before the deadline.
     assert time.monotonic() - begin < 2 * DEADLINE_S
 
 
@@ -480,7 +480,7 @@ def test_h_7_3_no_private_data_is_nothing(adapter, keep, ends):
 
 
 def test_h_7_5_read_limits_are_seen_from_the_caller(request, adapter, keep, ends):
-    """The contract's example: connect(4, 7) gives the server (7, 4), accept(5, 3) gives the client (3, 5)."""
+    """The contract's example: connect(4, 7) gives the server (7, 4), and accept(5, 3) gives the client (3, 5)."""
     expect_defect(request, adapter, Quirk.SIW_IGNORES_READ_LIMIT)
     info = adapter.info
     if min(info.max_inbound_read_limit, info.max_outbound_read_limit) < 7:
@@ -496,7 +496,7 @@ def test_h_7_5_read_limits_are_seen_from_the_caller(request, adapter, keep, ends
 
 
 def test_f_3_13_a_read_without_a_read_limit_is_invalid(adapter, keep, ends):
-    """Refused when posted, or completed as invalid; never left hanging."""
+    """The read is refused when it is posted, or it completes as invalid. It never hangs."""
     client, server = ends
     offer = ask(keep, adapter, client.queue_pair, outbound_read_limit=0)
     establish(offer, server.queue_pair)

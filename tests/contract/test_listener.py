@@ -30,7 +30,7 @@ def listener(adapter, keep):
 
 
 def start(keep, adapter, address, **options):
-    """A connection request on its way: connector and pending."""
+    """Start a connection request. Returns the connector and its pending operation."""
     end = create_end(keep, adapter)
     end.connector = keep(adapter.create_connector())
     return end, end.connector.begin_connect(end.queue_pair, address, **options)
@@ -240,7 +240,7 @@ def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep):
 
 
 def test_connections_outlive_the_listener(adapter, keep):
-    """connect_ends() closes its listener as soon as the connection stands."""
+    """connect_ends() closes its listener as soon as the connection is made."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter))
     send_message(keep, pair.client, pair.server, b"still")

@@ -40,7 +40,7 @@ EVERY_RIGHT = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.READ_SINK
 
 
 def sink_access(adapter) -> Access:
-    """What portable programs register the sink of a read with."""
+    """The rights that a portable program gives the sink of a read."""
     return Access.LOCAL_WRITE | Access.READ_SINK
 
 
@@ -203,7 +203,7 @@ def test_registrations_run_concurrently(adapter, keep):
 
 @pytest.mark.parametrize("length", [4096, 1 << 17])
 def test_64_registrations_are_under_way_at_once(adapter, length):
-    """More than the adapter makes at a time, in both sizes; each ends with a region of its own."""
+    """64 are more than the adapter makes at a time, at either length. Each one ends with a region of its own."""
     buffers = [bytearray(length + number) for number in range(64)]
     pendings = [adapter.begin_register(buffer, Access.REMOTE_READ) for buffer in buffers]
     regions = [pending.result(DEADLINE_S) for pending in pendings]
@@ -216,7 +216,10 @@ def test_64_registrations_are_under_way_at_once(adapter, length):
 
 
 def test_cancelling_and_closing_in_the_middle_lose_nothing(adapter_name, rng):
-    """What was cancelled leaves no region and frees its buffer; the rest are regions, which the adapter names when closed."""
+    """A cancelled registration leaves no region and frees its buffer.
+
+    The others become regions, and the adapter names them when it refuses to close.
+    """
     adapter = ndpy.open_adapter(adapter_name)
     buffers = [bytearray(1 << 17) for _ in range(32)]
     pendings = [adapter.begin_register(buffer) for buffer in buffers]
@@ -310,7 +313,7 @@ def let_the_peer_write_into(pair, keep, element, data):
     pair.client.queue_pair.write(memory(keep, pair.adapter, data), element.region.remote(start, element.length))
 
 
-# Within a page, all of one, over an edge, over many.
+# Part of a page, a whole page, bytes on both sides of a page boundary, and several pages.
 @pytest.mark.parametrize(("start", "length"), [(100, 200), (8192, 4096), (3 * 4096 - 7, 20), (4 * 4096 + 1, 3 * 4096)])
 @pytest.mark.parametrize("fill_it", [receive_into, read_into, let_the_peer_write_into])
 def test_memory_on_demand_that_was_never_touched_is_filled_and_sent_from(pair, keep, fill_it, start, length):
@@ -509,7 +512,7 @@ def test_d_3_6_a_sink_without_read_sink_works_where_it_is_not_required(pair, kee
 
 
 def test_d_3_6_where_read_sink_is_required_a_read_without_it_comes_whole_or_is_refused(pair, keep):
-    """The adapter may refuse it (contract J.11); it may not do it by halves."""
+    """The adapter may refuse the read (contract J.11). It may not do half of it."""
     require(pair.adapter, ndpy.Capability.READ_SINK_REQUIRED)
     source = memory(keep, pair.adapter, b"readable", Access.REMOTE_READ)
     sink = memory(keep, pair.adapter, b"original", Access.LOCAL_WRITE)
@@ -520,7 +523,7 @@ def test_d_3_6_where_read_sink_is_required_a_read_without_it_comes_whole_or_is_r
 
 
 def test_j_10_a_sink_of_reads_grants_the_peer_nothing_else(pair, keep):
-    """What a transport needs for the answer is not offered to the peer."""
+    """Even if a transport needs a remote right for the answer to a read, the peer gets none."""
     require(pair.adapter, ndpy.Capability.REGION_ACCESS)
     sink = memory(keep, pair.adapter, 8, sink_access(pair.adapter))
     with pytest.raises(ndpy.AccessViolationError):

@@ -1,4 +1,4 @@
-"""Memory windows: contract section E. What a peer must not do, it is told, and no byte changes."""
+"""Memory windows: contract section E. A peer that breaks the rules gets an error, and no byte changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def window(keep, adapter):
 
 @pytest.fixture
 def owner(keep, adapter):
-    """The owner's memory: 4096 bytes, with no remote right of its own (contract E.2.3)."""
+    """The owner's memory: 4096 bytes. The region itself grants no remote right (contract E.2.3)."""
     return memory(keep, adapter, b"original" * 512)
 
 
@@ -48,7 +48,7 @@ def local(keep, adapter):
 
 
 def assert_fatal(window_pair, keep, owner, context):
-    """The requester is told, no byte changed, and the connection has ended on both sides (E.5.1 to E.5.3)."""
+    """The requester gets an error, no byte changes, and the connection ends on both sides (E.5.1 to E.5.3)."""
     client = window_pair.client
     assert_refused(client, Operation.WRITE, context)
     assert contents(owner) == b"original" * 512
@@ -195,7 +195,7 @@ def test_e_2_7_binding_a_bound_window_ends_the_connection(window_pair, keep, win
 
 
 def test_e_2_8_the_token_is_there_when_bind_returns(window_pair, keep, window, owner, local):
-    """Bind and the send that carries the token are posted back to back; the peer can use it at once (E.2.9)."""
+    """The send that carries the token is posted right after the bind. The peer can use the token at once (E.2.9)."""
     client, server = window_pair
     inbox = memory(keep, window_pair.adapter, 20)
     client.queue_pair.receive(inbox)

@@ -29,12 +29,12 @@ from ndpy.ndk import Mdl, NdkAdapterFlags, NdkFlags, NdkMr, NtStatus
 from ndpy.quirks import Quirk
 
 PAGE = 4096
-# Adapters end small registrations inline and large ones through the callback, or do either with all.
+# Some adapters finish small registrations inline and large ones through the callback. Others treat all alike.
 LENGTHS = (1, PAGE, 1 << 20)
 
 
 class Callback:
-    """Notes what it is called with."""
+    """Records the arguments of its calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[object, NtStatus]] = []
@@ -48,7 +48,7 @@ class Callback:
 
 
 class ScriptedAdapter:
-    """An adapter whose registrations end when the test says so; all else is the real one's."""
+    """An adapter whose registrations end when the test says so. Everything else comes from the real adapter."""
 
     def __init__(self, adapter: ndpy.Adapter) -> None:
         self.adapter = adapter
@@ -80,7 +80,7 @@ def scripted(adapter):
 
 @pytest.fixture
 def mrs(adapter, keep):
-    """mrs() makes an object over the adapter; all are closed at the end."""
+    """mrs() makes an NdkMr over the adapter. All of them are closed at the end."""
 
     def make(over=adapter) -> NdkMr:
         mr: NdkMr = keep(NdkMr(over))
@@ -90,7 +90,7 @@ def mrs(adapter, keep):
 
 
 def final(mr: NdkMr, mdl: Mdl, length: int, flags: int = NdkFlags.ALLOW_LOCAL_WRITE) -> NtStatus:
-    """Register, and wait for the callback if it is pending."""
+    """Register, and wait for the callback if the call returns PENDING. Returns the final status."""
     callback = Callback()
     status = mr.register(mdl, length, flags, callback, mr)
     if status is NtStatus.PENDING:
@@ -257,7 +257,7 @@ def test_j_9_local_read_is_always_granted_and_remote_rights_as_asked(pair, keep,
 
 
 def test_j_10_a_region_with_read_sink_is_the_sink_of_a_read(pair, keep, mrs):
-    """With the local write that a sink needs (D.3.2); what else this transport needs, RDMA_READ_SINK stands for."""
+    """A sink needs local write (D.3.2). RDMA_READ_SINK adds whatever else the transport needs."""
     remote = expose(keep, pair.server, memory(keep, pair.adapter, b"readable", Access.REMOTE_READ))
     for others in (NdkFlags.ALLOW_LOCAL_WRITE, NdkFlags.ALLOW_REMOTE_WRITE, 0x3, 0x7):
         sink = registered(mrs(), bytearray(8), others | NdkFlags.RDMA_READ_SINK)
@@ -299,7 +299,7 @@ def test_statuses_have_the_values_of_the_header():
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_j_13_j_14_either_the_call_succeeds_or_one_callback_tells_of_it(mrs, length):
-    """SUCCESS: nothing is called. PENDING: one callback, with the context and the final status."""
+    """SUCCESS brings no callback. PENDING brings one, with the context and the final status."""
     mr, callback, context = mrs(), Callback(), object()
     status = mr.register(Mdl(bytearray(length)), length, NdkFlags.ALLOW_REMOTE_READ, callback, context)
     if status is NtStatus.PENDING:
@@ -364,7 +364,7 @@ def test_j_15_a_lack_of_resources_is_told_inline_and_through_the_callback(script
     scripted.fail(ndpy.InsufficientResourcesError("no memory left", operation="register"))
     assert callback.calls == [(1, NtStatus.INSUFFICIENT_RESOURCES)]
     assert mr.region is None
-    # Neither failure uses the object up.
+    # The object can still be used after both failures.
     assert mr.register(Mdl(bytearray(64)), 64, 0, callback, 2) is NtStatus.PENDING
     scripted.succeed()
     assert callback.calls[1:] == [(2, NtStatus.SUCCESS)]
@@ -382,7 +382,7 @@ def test_j_16_other_failures_have_their_status(adapter, scripted, mrs):
         assert mr.register(Mdl(bytearray(64)), 64, 0, callback) is NtStatus.PENDING
         scripted.fail(error)
         assert callback.calls == [(None, status)]
-    # Amid what is unmapped: a new mapping, such as one of Python's own, fills such a hole from its end.
+    # The middle of the unmapped range. A new mapping, such as one of Python's own, fills such a hole from its end.
     unmapped = ndpy.alloc(1 << 26)
     address = Mdl(unmapped).virtual_address + (1 << 25)
     del unmapped
@@ -523,7 +523,7 @@ def test_closing_when_it_has_just_succeeded_tells_cancelled_and_leaves_no_region
     mr, callback = NdkMr(scripted), Callback()
     assert mr.register(Mdl(bytearray(64)), 64, 0, callback, 3) is NtStatus.PENDING
     ((pending, *_),) = scripted.begun
-    # The adapter is done before it hears of the close.
+    # The adapter finishes before it sees the cancellation.
     monkeypatch.setattr(pending, "cancel", scripted.succeed)
     mr.close()
     assert callback.calls == [(3, NtStatus.CANCELLED)]

@@ -1,4 +1,4 @@
-"""Pending operations, as the begin_ calls return them."""
+"""Pending operations, which the begin_ calls return."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_an_idle_wait_on_a_queue_uses_no_processor_time(pair):
 
 @pytest.mark.parametrize("what", ["poller", "completion queue"])
 def test_other_threads_run_while_one_waits(poller, pair, what):
-    """The interpreter's lock is free during the wait: another thread counts, and then sends what ends the wait."""
+    """A wait releases the interpreter's lock. Another thread counts, and then sends the message that ends the wait."""
     call = pair.server.cq.wait
     if what == "poller":
         poller.add(pair.server.cq)
@@ -215,7 +215,7 @@ def test_other_threads_run_while_one_waits(poller, pair, what):
     waiter = threading.Thread(target=wait)
     waiter.start()
     assert begun.wait(DEADLINE_S)
-    # The thread sleeps in its wait by now. If it held the lock, this thread would come no further before the deadline.
+    # After this sleep the thread is in its wait. If it held the lock, this thread would stand still until the deadline.
     time.sleep(0.3)
     for _ in range(100_000):
         pass

@@ -1,4 +1,4 @@
-"""Queue pairs: contract F.1 to F.4. How their requests end: test_queue_pair_endings.py."""
+"""Queue pairs: contract F.1 to F.4. test_queue_pair_endings.py tests how their requests end."""
 
 from __future__ import annotations
 
@@ -299,7 +299,7 @@ def test_f_2_5_silent_requests_free_their_slots(pair_with, keep):
 
 
 def test_f_2_6_more_elements_than_the_adapter_has_are_refused(pair_with, keep):
-    """The test exceeds the adapter's limit, since a provider may grant more than was asked for (F.1.6)."""
+    """The test exceeds the adapter's limit, because a provider may grant more than was asked for (F.1.6)."""
     pair = pair_with()
     info = pair.adapter.info
     region = memory(keep, pair.adapter, 8, Access.REMOTE_WRITE)
@@ -426,7 +426,8 @@ def test_f_3_4_a_message_longer_than_its_receive_ends_the_connection(pair, keep)
     (sent,) = take(pair.client.cq)
     assert sent.context == 3
     if not differs(pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
-        # The decision of M.11, or where the responder's answer is not specific, the documentation's natural one.
+        # Contract M.11 decides for DATA_OVERRUN. Where the responder's answer is not specific, the send ends with
+        # REMOTE_ERROR, as the documentation suggests.
         assert sent.status in (Status.DATA_OVERRUN, Status.REMOTE_ERROR)
 
 
@@ -495,7 +496,7 @@ def test_f_3_8_writes_and_reads_raise_nothing_at_the_peer(pair, keep):
 
 
 def test_f_3_9_empty_reads_and_writes_succeed(pair, keep):
-    """Token and address are not looked at (E.5.5): an empty read proves that the peer's adapter is alive."""
+    """Nobody checks the token and the address (E.5.5). An empty read proves that the peer's adapter is alive."""
     local = memory(keep, pair.adapter, 8, SINK)
     nowhere = RemoteMemory(0, 0, 0)
     pair.client.queue_pair.read([], nowhere, context=1)
@@ -567,7 +568,7 @@ def test_f_4_1_cancelled_silent_requests_report(pair, keep):
 
 
 def test_f_4_2_a_read_fence_waits_for_the_reads_before(pair, keep):
-    """Read into a buffer, then a fenced send from it: the peer gets what was read."""
+    """A fenced send comes after a read into the same buffer. The peer gets the bytes that were read."""
     size = 100_000
     owner = memory(keep, pair.adapter, bytes(range(250)) * 400, Access.REMOTE_READ)
     remote = expose(keep, pair.server, owner)

@@ -1,4 +1,4 @@
-"""How requests of a queue pair end, in order, in errors, flushed, disconnected: contract F.5 to F.8."""
+"""How requests of a queue pair end: contract F.5 to F.8 on order, errors, flush and disconnect."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_f_8_5_a_queue_pair_has_one_connection_in_its_life(pair, keep):
 
 
 def test_f_8_5_after_a_failed_connect_the_queue_pair_is_as_it_was(adapter, keep):
-    """Its posted receives included."""
+    """The queue pair keeps its posted receives."""
 
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     require_reusable_queue_pairs(adapter)
@@ -243,7 +243,7 @@ def test_f_8_5_after_a_failed_connect_the_queue_pair_is_as_it_was(adapter, keep)
 
 
 def test_a_posted_request_keeps_its_memory(pair, keep):
-    """Everything that the program had is dropped; the message still arrives."""
+    """The program drops all its references. The message still arrives."""
     pair.server.queue_pair.receive(pair.adapter.register(bytearray(16))[4:12], context=3)
     with pytest.warns(ResourceWarning):
         gc.collect()

@@ -39,7 +39,7 @@ def test_k_1_1_release_keeps_the_buffer_registered(adapter, cache):
 
 @pytest.mark.parametrize("make", [ndpy.alloc, lambda length: mmap.mmap(-1, length)], ids=["alloc", "mmap"])
 def test_k_1_2_the_end_of_a_watched_owner_ends_its_registration(adapter, cache, make):
-    """Without another use of the cache: the adapter's thread deregisters."""
+    """The adapter's thread deregisters. The program need not use the cache again."""
     buffer = make(LENGTH)
     region = use(cache, buffer)
     del buffer
@@ -267,7 +267,7 @@ def test_k_1_9_closing_a_connection_releases_what_was_cached_for_it(keep, pair, 
 
 @pytest.mark.parametrize("who", ["this side", "the peer"])
 def test_k_1_9_the_end_of_a_connection_releases_what_was_cached_for_it(keep, pair, cache, who):
-    """Without another use of the cache: the adapter's thread does it."""
+    """The adapter's thread releases it. The program need not use the cache again."""
     buffers = [ndpy.alloc(LENGTH) for _ in range(3)]
     mine = use(cache, buffers[0], queue_pair=pair.server.queue_pair)
     anybodys = use(cache, buffers[1])
@@ -292,7 +292,7 @@ def test_k_1_9_what_a_closed_connection_still_uses_goes_on_release(pair, cache):
 
 
 def test_k_1_10_memory_that_went_without_notice_does_not_crash(pair, keep, cache):
-    """The caller broke its duty. Where pages are pinned the old bytes are sent, elsewhere the request fails."""
+    """The caller broke its duty. Where pages are pinned, the old bytes are sent. Elsewhere the request fails."""
     target = memory(keep, pair.adapter, LENGTH, WRITE)
     buffer = mmap.mmap(-1, LENGTH)
     view = memoryview(buffer)

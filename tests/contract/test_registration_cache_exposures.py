@@ -1,4 +1,4 @@
-"""The registration cache, buffers that a peer can reach, and only while it may: contract K.2."""
+"""The registration cache: buffers that a peer can reach only while they are exposed (contract K.2)."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_k_2_1_after_release_the_peer_cannot_reach_the_buffer(pair, keep, cache)
     with cache.remote(buffer, pair.server.queue_pair, READ | WRITE) as exposure:
         remote = exposure.remote()
         assert (remote.address, remote.length) == (address_of(buffer), LENGTH)
-        assert_works(keep, pair)  # a message behind the bind tells that it is done (contract E.2.9)
+        assert_works(keep, pair)  # A message posted after the bind proves that the bind is done (contract E.2.9).
         pair.client.queue_pair.write(local[:8], remote)
         succeed(pair.client.cq)
-        # On iWARP the client's completion does not say that the bytes are there; a read behind the write does.
+        # On iWARP the client's completion does not prove that the bytes have arrived. A read after the write does.
         assert read_from(pair, keep, remote[:16]) == b"intruderoriginal"
     assert exposure.revoked
     (region,) = [region for region in regions(pair.adapter) if region.address == address_of(buffer)]
@@ -55,25 +55,25 @@ def test_k_2_1_releasing_is_no_completion_of_the_program(pair, keep, cache):
 
 
 def test_k_2_1_requests_that_hold_up_the_queue_do_not_hold_up_the_release(pair_with, keep, cache):
-    """An invalidation would stand behind them: the window goes instead."""
+    """An invalidation would wait behind them, so the cache closes the window instead."""
     pair = pair_with(initiator_queue_depth=2)
     require(pair.adapter, ndpy.Capability.MEMORY_WINDOWS)
     buffer = ndpy.alloc(LENGTH)
     exposure = cache.remote(buffer, pair.server.queue_pair)
     remote = exposure.remote()
     pair.server.cq.poll()
-    # No receive is posted for it.
+    # The peer has posted no receive, so this send holds up the queue.
     pair.server.queue_pair.send([], context=1)
     exposure.release()
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), remote, context=2)
-    # Where nothing makes a sender wait for a receive, the connection has ended already.
+    # A transport on which a sender does not wait for a receive has already ended the connection.
     (completion,) = take(pair.client.cq)
     assert completion.status in (Status.ACCESS_VIOLATION, Status.CANCELED)
     assert bytes(buffer[:8]) == bytes(8)
 
 
 def test_k_2_1_a_release_behind_long_requests_takes_the_right_away(pair, keep, cache):
-    """The bind itself may not have been carried out yet; then the connection may end, and the peer gets in neither way."""
+    """The adapter may not have carried out the bind yet. The connection may end then. The peer never gets access."""
     require(pair.adapter, ndpy.Capability.MEMORY_WINDOWS)
     length = min(4 << 20, pair.adapter.info.max_transfer_length)
     source, target = memory(keep, pair.adapter, length), memory(keep, pair.adapter, length, WRITE)
@@ -87,7 +87,7 @@ def test_k_2_1_a_release_behind_long_requests_takes_the_right_away(pair, keep, c
     assert exposure.revoked
     pair.client.queue_pair.write(memory(keep, pair.adapter, b"intruder"), remote, context=2)
     (completion,) = take(pair.client.cq)
-    # A write on iWARP is complete before the peer has judged it.
+    # On iWARP a write completes before the peer has checked it.
     if not differs(pair.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT):
         assert completion.status in (Status.ACCESS_VIOLATION, Status.CANCELED)
     pair.client.connector.wait_disconnected(DEADLINE_S)
@@ -105,7 +105,7 @@ def test_k_2_1_a_program_that_never_polls_keeps_nothing_of_ended_exposures(pair,
 def test_k_2_1_completions_of_the_program_stay_for_it(pair, keep, cache):
     client, server = pair
     buffer = ndpy.alloc(LENGTH)
-    # The client sends first, as iWARP wants it.
+    # The client sends first, as iWARP demands.
     assert_works(keep, pair)
     for turn in range(5):
         client.queue_pair.receive(memory(keep, pair.adapter, 8))
@@ -145,7 +145,7 @@ def test_k_2_2_only_a_region_with_remote_rights_is_deregistered(pair, cache):
     windows = ndpy.Capability.MEMORY_WINDOWS in pair.adapter.info.capabilities
     with cache.remote(buffer, pair.server.queue_pair):
         assert len(regions(pair.adapter)) == before + (1 if windows else 2)
-    # What is left has no right for peers, and keeps the pages locked.
+    # The region that is left grants peers nothing. It keeps the pages locked.
     (left,) = [region for region in regions(pair.adapter) if region.address == address_of(buffer)]
     assert not left.access & ~Access.LOCAL_WRITE
 

@@ -1,6 +1,7 @@
-"""The registration cache under random use: beside an exact model, and by many threads at once with what must always hold.
+"""The registration cache under random use.
 
-NDPY_STRESS=1 makes it 100,000 steps; NDPY_TEST_SEED sets another seed.
+One test compares the cache with an exact model. The other uses it in many threads at once and checks what must always
+hold. NDPY_STRESS=1 raises the number of steps to 100,000. NDPY_TEST_SEED sets another seed.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ THREADS = 3
 
 
 class Refused(ndpy.ProviderError):
-    """A registration that the test has refused."""
+    """The test refuses a registration."""
 
 
 class Provider:
-    """The adapter's registering, with what is registered noted, and refusals on demand."""
+    """Wraps the adapter's registration: keeps a list of the registered regions, and refuses on demand."""
 
     def __init__(self, monkeypatch, adapter):
         self.ticks = itertools.count(1)
-        #: Each region that is registered, and when it came to be.
+        #: Each registered region, and the tick at which it was registered.
         self.live = {}
-        #: Failures to come, one for each call.
+        #: The failures of the next calls, one for each call.
         self.refusals = []
         self.chance = None
         plain = type(adapter)._register
@@ -59,7 +60,7 @@ class Provider:
                 if failure:
                     raise failure
             finally:
-                # Its frames would keep the buffers in a cycle.
+                # The frames of the exception would keep the buffers in a cycle.
                 del failure
             region = plain(adapter, buffer, access)
             self.live[region] = next(self.ticks)
@@ -99,7 +100,7 @@ KINDS = ("alloc", "mmap", "bytearray", "array", *(("numpy",) if numpy is not Non
 
 
 def within_deadline(work):
-    """Run work(); where everything stops are the stacks of all threads, if that takes too long."""
+    """Run work(). If it takes too long, print the stacks of all threads, and fail."""
     failures = []
 
     def run():
@@ -123,7 +124,7 @@ def within_deadline(work):
 
 @dataclass(eq=False)
 class Piece:
-    """What the model knows of a registration."""
+    """A registration in the model."""
 
     owner: Memory
     start: int
@@ -141,7 +142,7 @@ class Piece:
 
 @dataclass(eq=False)
 class Memory:
-    """An object with memory. exported: the cache can only see at a miss that nobody else has it any more."""
+    """An object with memory. exported: only at a miss can the cache see that nobody else refers to it."""
 
     kind: str
     units: int
@@ -157,7 +158,7 @@ class Memory:
 
 
 class Model:
-    """The rules of the cache, written down once more."""
+    """The rules of the cache, written a second time."""
 
     def __init__(self, max_bytes, max_entries):
         self.max_bytes = max_bytes
@@ -172,7 +173,7 @@ class Model:
         return sum(piece.length for piece in self.pieces)
 
     def leave(self, piece, reason=""):
-        """Out of the cache; gone as well, unless it is in use."""
+        """Take a piece out of the cache. It is deregistered too, unless it is in use."""
         if piece.cached:
             piece.cached = False
             if reason:
@@ -188,7 +189,7 @@ class Model:
             self.leave(piece, "evictions")
 
     def use(self, memory, start, end, rights, refusals):
-        """The piece that serves it, or None where the registration fails."""
+        """Return the piece that serves the request, or None if the registration fails."""
         self.tick += 1
         own = [piece for piece in self.pieces if piece.owner is memory and piece.cached]
         for piece in own:
@@ -266,7 +267,7 @@ class Worker:
             try:
                 result = (step(), None)
             except Exception as error:
-                # Its frames would keep the buffers.
+                # The frames of the exception would keep the buffers.
                 result = (None, error.with_traceback(None))
                 error.__context__ = error.__cause__ = None
             del step
@@ -289,7 +290,7 @@ class Worker:
 
 @pytest.mark.timeout(RUN_LIMIT_S + 60)
 def test_what_is_registered_is_what_the_model_says(adapter, provider, rng):
-    """One step after the other, each by any of several threads: every counter, each region, after each step."""
+    """The steps run one after another, each in a thread chosen at random. After each step every count must agree."""
     max_bytes, max_entries = 60 * UNIT, 9
     model = Model(max_bytes, max_entries)
     workers = [Worker() for _ in range(THREADS)]
@@ -400,7 +401,7 @@ def walk(cache, model, provider, rng, workers):
                 release()
             else:
                 rng.choices((use, drop, invalidate), (12, 2, 1))[0]()
-            # What only the adapter's thread does may come a moment later.
+            # The adapter's thread may do its part a moment later.
             wait_until(agrees, "the cache and the model agree")
     except BaseException:
         print("the last steps:", *log[-15:], sep="\n  ")
@@ -417,7 +418,7 @@ def walk(cache, model, provider, rng, workers):
 
 
 class Storm:
-    """Threads that use, share, invalidate and drop memory, while registrations are refused at random."""
+    """Threads use, share, invalidate and drop memory while registrations are refused at random."""
 
     def __init__(self, cache, provider, seed, steps):
         self.cache = cache
@@ -435,7 +436,7 @@ class Storm:
         return born, make_memory(rng.choice(KINDS), units), units
 
     def check(self):
-        """All threads stand still, but for the adapter's."""
+        """Compare the cache with what is registered. All threads but the adapter's stand still."""
         live = self.provider.live
 
         def agrees():
@@ -545,14 +546,14 @@ def test_threads_get_no_stale_region_and_leave_none(adapter, provider, rng, remo
         provider.chance = None
         storm.shared.clear()
         if not removed:
-            # A miss finds what nobody else refers to any more.
+            # At a miss the cache finds the memory that nobody else refers to.
             last = bytearray(1)
             cache.local(last).release()
             wait_until(lambda: cache.stats.entries == 1, "only the last one is registered")
             cache.invalidate(last)
             assert cache.stats.entries == 0
         storm.check()
-        # It is there in truth, and closing the adapter would cut librdmacm off from a device that has gone.
+        # The device is really there. Closing an adapter whose device is gone would cut librdmacm off from the device.
         fresh._defunct = None
 
     within_deadline(work)

@@ -20,7 +20,7 @@ def test_a_monitor_is_refused_where_the_system_has_none(adapter):
 
 
 def test_k_1_2_monitored_memory_is_found_until_it_is_unmapped(adapter, monitored):
-    """Without another use of the cache: the adapter's thread deregisters."""
+    """The adapter's thread deregisters. The program need not use the cache again."""
     address = map_raw(4 * LENGTH)
     region = use(monitored, (address, LENGTH))
     beside = use(monitored, (address + 2 * LENGTH, LENGTH))

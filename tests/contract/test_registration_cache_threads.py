@@ -1,4 +1,4 @@
-"""The registration cache in many threads, and never stale: the peer sees the bytes that are there now."""
+"""The registration cache in many threads. No entry is ever stale: the peer sees the bytes that are there now."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ndpy.memory import address_of
 
 
 def in_threads(count, work):
-    """Run work(number) in so many threads, started together; raise what one of them raised."""
+    """Run work(number) in `count` threads that start together. Raises the first exception of one of them."""
     failures = []
     start = threading.Barrier(count)
 
@@ -159,7 +159,7 @@ def numpy_filled(data):
 
 
 class RawMemory:
-    """Memory that only its address is known of."""
+    """Memory of which only the address is known."""
 
     def __init__(self, data):
         self.length = len(data)
@@ -181,9 +181,9 @@ MAKERS = {"alloc": alloc_filled, "mmap": mmap_filled, "numpy": numpy_filled, "ra
 @pytest.mark.timeout(900 if STRESS else 120)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_memory_mapped_anew_at_an_address_is_never_stale(request, keep, adapter, kind):
-    """Used through the cache, unmapped, mapped again: the peer sees the new bytes, whatever was at the address before.
+    """Memory is used through the cache, unmapped, and mapped again. The peer sees the new bytes.
 
-    The threads unmap and map at the same time, so that addresses go from one to another.
+    The threads map and unmap at the same time, so an address goes from one thread to another.
     """
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     cache = request.getfixturevalue("monitored" if kind == "monitored" else "cache")
@@ -204,7 +204,7 @@ def test_memory_mapped_anew_at_an_address_is_never_stale(request, keep, adapter,
                 part = (address, STALE_BYTES)
             else:
                 address = address_of(memoryview(buffer))
-                # The end and the middle of the memory; the request is the whole, or a part.
+                # The part leaves out bytes at both ends of the memory.
                 part = memoryview(buffer).cast("B")[16 * turn : STALE_BYTES - 16]
                 if kind == "raw":
                     part = (address, STALE_BYTES)
@@ -212,7 +212,7 @@ def test_memory_mapped_anew_at_an_address_is_never_stale(request, keep, adapter,
             seen.add(address)
             remote = remotes[number]
             for _ in range(2):
-                # Registered, and found.
+                # The first use registers, and the second one is a hit.
                 with cache.local(part, Access.NONE, raw=kind == "raw") as lease:
                     length = len(lease)
                     pair.client.queue_pair.write(lease[length - 16 : length], remote)

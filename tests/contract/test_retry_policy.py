@@ -36,7 +36,7 @@ def ends(adapter, keep):
 
 
 def send_before_the_receive(keep, source, sink):
-    """A message that finds no receive posted for some time; what it says when it has ended there."""
+    """Send a message, and post its receive LATE_S later. The message must arrive."""
     adapter = source.queue_pair.adapter
     source.queue_pair.send(memory(keep, adapter, b"early"), context=1)
     assert_quiet(source.cq, LATE_S)
@@ -51,7 +51,7 @@ def test_a_policy_of_connect_makes_the_clients_messages_wait(adapter, keep, ends
     client, server = ends
     connect_ends(keep, adapter, client, server, retry=PATIENT)
     send_before_the_receive(keep, client, server)
-    # It is the client's: what the server sends still fails.
+    # The policy is the client's alone. A message of the server still fails.
     server.queue_pair.send([], context=3)
     assert statuses(take(server.cq)) == [Status.IO_TIMEOUT]
 
@@ -78,7 +78,7 @@ def test_connect_and_complete_in_one_call_takes_a_policy(adapter, keep, ends):
 
 
 def test_no_retry_at_all_fails_at_once(adapter, keep, ends):
-    """It fails before a message that was sent earlier and is tried six times more, with the longest time between two."""
+    """It fails before an earlier message that is tried six times more, at the longest intervals."""
     client, server = ends
     other = create_end(keep, adapter, cq=client.cq), create_end(keep, adapter)
     for source, sink, policy in (

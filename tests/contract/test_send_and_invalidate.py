@@ -32,7 +32,7 @@ SINK = Access.LOCAL_WRITE | Access.READ_SINK
 
 @pytest.fixture
 def invalidating(window_pair, keep):
-    """Two connected ends; the client has sent a message, as iWARP wants it, so that either may send."""
+    """Two connected ends. The client has sent a message, as iWARP demands, so now either end may send."""
     require(window_pair.adapter, ndpy.Capability.SEND_INVALIDATE)
     send_message(keep, window_pair.client, window_pair.server, b"hello")
     return window_pair
@@ -65,7 +65,7 @@ def test_i_3_7_the_window_is_unbound_when_the_message_has_come(invalidating, kee
     with pytest.raises(ndpy.NdpyError):
         window.remote()
     assert_quiet(server.cq)
-    # Nothing holds the region any more.
+    # The region is no longer in use.
     owner.deregister(timeout_s=DEADLINE_S)
     assert_works(keep, invalidating)
 
@@ -92,7 +92,7 @@ def test_i_3_7_the_window_can_be_bound_again(invalidating, keep, owner):
         tokens.add(remote.token)
         client.queue_pair.write(memory(keep, invalidating.adapter, b"round %02d" % number), remote[:8])
         server.queue_pair.receive([])
-        # A slice lies in the same window.
+        # A slice of the descriptor names the same window.
         client.queue_pair.send_and_invalidate([], remote[8:16])
         succeed(client.cq, 2)
         succeed(server.cq)
@@ -217,7 +217,7 @@ def test_i_4_2_with_a_shared_receive_queue(keep, adapter):
 
 
 def test_i_4_2_a_window_of_another_connection_is_not_touched(request, invalidating, keep, owner):
-    """The descriptor has to name a window of the peer's end; with another one the connection ends."""
+    """The descriptor must name a window of the peer's end. Any other window ends the connection."""
     expect_defect(request, invalidating.adapter, Quirk.RXE_INVALIDATES_ANY_WINDOW)
     client, server = invalidating
     second = connect_pair(keep, invalidating.adapter)

@@ -32,7 +32,7 @@ def shared(keep, adapter):
 
 @pytest.fixture
 def pairs(keep, adapter, shared):
-    """Two connections whose server ends draw from the shared queue, each with its own completion queue."""
+    """Two connections. Both server ends take receives from the shared queue. Each has its own completion queue."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return [
         connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, srq=shared)) for _ in range(2)
