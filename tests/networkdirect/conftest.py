@@ -1,4 +1,4 @@
-"""Fixtures of the tests that need Windows. On other systems none of them is collected."""
+"""Fixtures for the tests that need Windows. Other systems collect none of these tests."""
 
 import sys
 
@@ -7,14 +7,14 @@ if sys.platform != "win32":
 else:
     from pathlib import Path
 
-    # An embedded Python does not import from the folder of a test.
+    # An embedded Python does not add a test's folder to sys.path.
     sys.path.insert(0, str(Path(__file__).parent))
 
     from helpers import STRESS
     from native_answers import native  # noqa: F401
     from own_softnd import softnd, version  # noqa: F401
 
-    # The files whose tests run with both versions.
+    # These files run their tests with both versions.
     _BOTH = {"test_cancelling", "test_closing_in_flight", "test_overlapped", "test_pollers", "test_removal"}
 
     def pytest_generate_tests(metafunc):

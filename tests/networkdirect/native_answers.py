@@ -1,4 +1,4 @@
-"""Answers that softnd never gives. A test replaces a function of the extension module or a method of a provider's object."""
+"""Answers that softnd never gives. A test replaces a native function, or a method of a native object."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-# All that use the module, since one that is imported later would keep a stand-in.
+# Import every module that uses `lib` now. A module imported later would keep the stand-in.
 from ndpy.networkdirect import adapter, allocation, native_calls, poller, softnd_installation
 from ndpy.networkdirect.version1 import adapter as version1
 
@@ -30,13 +30,13 @@ SLOTS = {
 
 
 class Native:
-    """Stands in for ndpy's `lib`. A function that is assigned to a name replaces the native one until it is deleted."""
+    """Stands in for ndpy's `lib`. A function assigned to a name replaces the native one until the name is deleted."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_lib, name)
 
     def answer(self, name: str, status: int) -> list[tuple[Any, ...]]:
-        """Have a function return a status and do nothing. Returns a list that gets the arguments of each call."""
+        """Make a native function do nothing and return this status. Returns a list of the arguments of each call."""
         calls: list[tuple[Any, ...]] = []
 
         def answering(*arguments: Any) -> int:
@@ -60,7 +60,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> Native:
 
 
 def signed(status: int) -> int:
-    """A status as a method returns it: a signed number."""
+    """A status as a native method returns it: as a signed number."""
     return status - (1 << 32) if status >> 31 else status
 
 
@@ -69,7 +69,7 @@ def interface_of(thing: Any) -> str:
 
 
 def original(thing: Any, method: str, *types: Any) -> Callable[..., int]:
-    """A provider's method, to be called from Python. types: of its arguments after the object."""
+    """A provider's method as a Python function. `types` are the types of its arguments after the object."""
     slot = SLOTS[interface_of(thing)][method]
     table = ffi.cast("void ***", thing)[0]
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, *types)
@@ -78,7 +78,10 @@ def original(thing: Any, method: str, *types: Any) -> Callable[..., int]:
 
 @contextlib.contextmanager
 def method(thing: Any, name: str, function: Callable[..., int], *types: Any) -> Iterator[None]:
-    """Have the data path call function(object, arguments of these types) as this method of one native object."""
+    """While this is open, the data path calls `function` instead of this method of one native object.
+
+    `types` are the types of its arguments after the object.
+    """
     at = ffi.cast("void ***", thing)
     before = at[0]
     table = ffi.new("void *[16]")
@@ -95,7 +98,7 @@ def method(thing: Any, name: str, function: Callable[..., int], *types: Any) -> 
 
 @contextlib.contextmanager
 def answering(thing: Any, name: str, status: int) -> Iterator[list[int]]:
-    """Have a method of one native object return a status and do nothing. Yields a list that grows with each call."""
+    """Make a method of one native object do nothing and return this status. Yields a list that grows with each call."""
     calls: list[int] = []
 
     def answer(_: Any) -> int:

@@ -1,6 +1,6 @@
-"""Points before and after each call of ndpy's extension module on Windows, over a softnd of the test's own; see walking.py.
+"""Points before and after each call of ndpy's native module on Windows; see walking.py. Each test has its own softnd.
 
-A test fails if a completion port is used after it was closed: its handle may be another file's by then.
+A test fails if a completion port is used after it was closed. Its handle may belong to another file by then.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def points(softnd: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
 
 
 class Scene:
-    """An adapter with a connected pair. A message arrives at the server, whose receives have contexts from 0."""
+    """An adapter with a connected pair. Messages arrive at the server, whose receives have contexts from 0."""
 
     def __init__(self, softnd: Any, **switches: object) -> None:
         self.keep = Keeper()
@@ -128,14 +128,14 @@ class Scene:
         self.renew()
 
     def renew(self) -> None:
-        """Begin a new turn. The messages of the last one have been taken."""
+        """Begin a new turn. All messages of the last turn must have been taken."""
         self.first = self.arrived
         while self._posted < self.arrived + 16:
             self.pair.server.queue_pair.receive([], context=self._posted)
             self._posted += 1
 
     def arrive(self) -> None:
-        """Send a message. It has arrived when its send has completed (contract F.5.4)."""
+        """Send a message. When its send has completed, the message has arrived (contract F.5.4)."""
         with self._sending:
             self.pair.client.queue_pair.send([])
             (sent,) = self.pair.client.cq.wait(DEADLINE_S)
@@ -143,7 +143,7 @@ class Scene:
             self.arrived += 1
 
     def check(self, *taken: Any) -> None:
-        """What was taken and what is left are all that arrived in this turn, each once."""
+        """Each message of this turn was taken once or is still in the queue."""
         contexts = [completion.context for completions in taken for completion in completions]
         # The send may complete a moment before the receive.
         deadline = time.monotonic() + DEADLINE_S
@@ -157,8 +157,11 @@ class Scene:
     def wait(
         self, points: Points, chosen: int, call: Callable[[], Any], action: Any, *, ends: bool = False
     ) -> Elsewhere:
-        """call(), a wait, in a watched thread. When it sleeps before its turn has come, first it is woken for nothing, then
-        a message arrives; after it, a message arrives unless the action brings what ends the wait."""
+        """Make the call, a wait, in a watched thread.
+
+        If it sleeps before the chosen point, first a wake-up without a message wakes it, then a message. If it sleeps
+        after the point, a message wakes it, unless the action itself ends the wait (`ends`).
+        """
 
         def asleep() -> None:
             if points.sleeps == 1 and not points.reached:

@@ -14,7 +14,7 @@ from ndpy import Flags
 
 
 class EndingCounts:
-    """How often each Pending has ended."""
+    """Counts how often each Pending ends."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -31,7 +31,7 @@ class EndingCounts:
         return pending
 
     def check(self) -> None:
-        """Every watched Pending ends, and only once."""
+        """Wait until every watched Pending has ended. None may end more than once."""
         wait_until(lambda: all(pending.done() for pending in self._pendings), "every request ends")
         counts = sorted(set(self._counts.values()))
         assert set(counts) <= {1}, f"a request ended more often than once: {counts}"
@@ -53,11 +53,11 @@ def pause(rng: random.Random, longest_s: float) -> None:
 
 
 def send_empty(pair: Pair, context: int = 0) -> None:
-    """Send an empty message from the client to the server, which receives it with this context."""
+    """Send an empty message from the client to the server. The server's receive has this context."""
     pair.server.queue_pair.receive([], context=context)
 
     def sent() -> bool:
-        # Polling frees the places of silent requests.
+        # Polling frees the slots of silent requests.
         pair.client.cq.poll()
         with contextlib.suppress(ndpy.QueueFullError):
             pair.client.queue_pair.send([], flags=Flags.SILENT_SUCCESS)

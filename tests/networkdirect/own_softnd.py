@@ -1,4 +1,4 @@
-"""A softnd for one test alone: a copy of its DLL, with the switches that the test sets. A leak fails the test."""
+"""A private softnd for one test: a copy of the DLL, with the switches that the test sets. A leak fails the test."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def open_handles() -> int:
 
 
 class OwnSoftnd:
-    """path: of the copy; version: of NetworkDirect. open(): an adapter of it, with these switches ("delay_cancel_ms=30")."""
+    """A copy of softnd's DLL, used with one version of NetworkDirect.
+
+    open() opens its adapter. Its keywords are softnd's switches, such as delay_cancel_ms=30.
+    """
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> None:
         self.path = path
@@ -61,7 +64,7 @@ class OwnSoftnd:
             return ndpy.open_adapter("127.0.0.1", provider=self.path, version=version or self.version)
 
     def close_while_registering(self, buffers: list[bytearray], **switches: object) -> list[ndpy.Pending]:
-        """Close an adapter while it registers these buffers. None has ended before. Returns the requests."""
+        """Close an adapter while it registers all of these buffers. Returns the requests."""
         delay_ms = 150
         while True:
             adapter = self.open(delay_registration_ms=delay_ms, **switches)
@@ -96,7 +99,7 @@ def leaks(text: str) -> list[str]:
 
 
 def warm_up(own: OwnSoftnd) -> None:
-    """Use it once per process, so that handles which stay (Winsock, the thread pool of Windows) are there before a count."""
+    """Use softnd once before handles are counted: Winsock and Windows' thread pool keep some handles."""
     global _warm
     if not _warm:
         own.open().close()
@@ -106,13 +109,13 @@ def warm_up(own: OwnSoftnd) -> None:
 
 @pytest.fixture
 def version() -> int:
-    """The version of NetworkDirect that the test and its child processes use softnd with."""
+    """The version of NetworkDirect that the test and its child processes use."""
     return 2
 
 
 @pytest.fixture
 def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> Iterator[OwnSoftnd]:
-    """A softnd of the test's own. At the end neither its handles nor its objects may be left."""
+    """A private softnd. The test fails if any of its handles or objects are left at the end."""
     statistics = tmp_path / "statistics.txt"
     monkeypatch.setenv("SOFTND_STATISTICS", str(statistics))
     monkeypatch.setenv("NDPY_PROVIDER_VERSION", str(version))
@@ -127,7 +130,7 @@ def softnd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: int) -> Ite
 
 @contextlib.contextmanager
 def opened(softnd: OwnSoftnd, **switches: object) -> Iterator[tuple[ndpy.Adapter, Keeper]]:
-    """(adapter, keep) of a softnd with these switches. At the end the kept objects close, then the adapter."""
+    """Open an adapter with these switches; yield (adapter, keep). The kept objects and the adapter close at the end."""
     keeper = Keeper()
     adapter = keeper(softnd.open(**switches))
     try:
@@ -137,7 +140,7 @@ def opened(softnd: OwnSoftnd, **switches: object) -> Iterator[tuple[ndpy.Adapter
 
 
 def keep_with_adapter(softnd: OwnSoftnd) -> Iterator[Keeper]:
-    """A fixture `keep` whose attribute `adapter` is an open adapter of the softnd."""
+    """The body of a fixture `keep` with an open adapter of this softnd in its attribute `adapter`."""
     with softnd.open() as adapter:
         keeper = Keeper()
         keeper.adapter = adapter  # type: ignore[attr-defined]
@@ -146,8 +149,8 @@ def keep_with_adapter(softnd: OwnSoftnd) -> Iterator[Keeper]:
 
 
 def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a Python program with the paths of this one."""
-    # An embedded Python looks neither in the working folder nor in PYTHONPATH.
+    """Run this code in a new Python process that has this one's sys.path."""
+    # An embedded Python searches neither the working folder nor PYTHONPATH.
     return create_process(
         lambda: subprocess.run(
             [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\n{code}"],
@@ -163,5 +166,5 @@ def child(code: str, timeout_s: float = 60, **environment: str) -> subprocess.Co
 
 
 def created(text: str, kind: str) -> int:
-    """How many objects of a kind were created, by softnd's statistics."""
+    """How many objects of this kind were created, according to softnd's statistics."""
     return sum(int(number) for number in re.findall(rf"^{kind}: (\d+) created", text, re.MULTILINE))

@@ -1,7 +1,7 @@
 """One end of a conversation between two processes: python peer_of_a_version.py VERSION serve|connect [PORT [take back]]
 
-The server shows memory through a window and waits for what the client says of it. The client writes through a slice of the
-window, reads back, and tells; its last word takes the window back if it was told so. Each side prints what it saw.
+The server exposes memory through a window. The client writes through a slice of the window, reads the bytes back, and
+sends a last message. With "take back" that message also invalidates the window. Each side prints what it saw.
 """
 
 import sys
@@ -40,7 +40,7 @@ def serve(adapter, cq, inbox, queue_pair):
         connector = listener.get_request(DEADLINE_S)
     assert connector.private_data == b"client of the window"
     connector.accept(queue_pair, private_data=b"server of the window", timeout_s=DEADLINE_S)
-    # iWARP's client speaks first.
+    # On iWARP the client must send first.
     take(cq)
     memory = adapter.register(bytearray(b"memory of the server".ljust(4096, b".")))
     window = adapter.create_memory_window()

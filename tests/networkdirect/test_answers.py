@@ -1,4 +1,4 @@
-"""Answers that the contract allows a provider and that softnd does not give, in either version."""
+"""Answers that the contract allows but that softnd does not give, in either version."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def keep(softnd):
 
 
 def endpoint(end):
-    """What the data path posts to."""
+    """The native object that the data path posts to."""
     queue_pair = end.queue_pair
     return queue_pair._endpoint if queue_pair.adapter.info.version == 1 else queue_pair._qp
 
@@ -65,14 +65,14 @@ MEANINGS = [
 
 @contextlib.contextmanager
 def ending(queue, version, statuses):
-    """Completions that the queue takes now have these statuses, one after the other."""
+    """While this is open, the completions that the queue takes get these statuses, one after the other."""
     given = iter(statuses)
     get_results = original(queue._cq, "GetResults", ctypes.c_void_p, ctypes.c_size_t)
 
     def results(thing, out, count) -> int:
         found = get_results(thing, out, count)
         for index in range(found):
-            # ND2_RESULTs, or pointers to ND_RESULTs; either begins with its status.
+            # The results are ND2_RESULTs, or pointers to ND_RESULTs. Either structure begins with its status.
             place = out + 32 * index if version == 2 else ctypes.c_void_p.from_address(out + 8 * index).value
             ctypes.c_uint32.from_address(place).value = next(given)
         return found
@@ -110,7 +110,7 @@ REFUSALS = [
 @BOTH
 @pytest.mark.parametrize("name", ["Send", "Receive", "Read", "Write", "Bind", "Invalidate"])
 def test_f_2_a_request_that_the_provider_refuses_is_none(keep, version, name):
-    """Its slot is free again, and a window is as it was."""
+    """The slot is free again, and a window is unchanged."""
     pair = connect_pair(keep, keep.adapter)
     region = memory(keep, keep.adapter, 64, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
     window, other = keep(keep.adapter.create_memory_window()), keep(keep.adapter.create_memory_window())
@@ -126,7 +126,7 @@ def test_f_2_a_request_that_the_provider_refuses_is_none(keep, version, name):
     }[name]
     for status, kind in REFUSALS:
         with answering(endpoint(pair.client), name, status) as calls:
-            # More often than there are slots.
+            # Try more often than there are slots.
             for _ in range(20):
                 with pytest.raises(kind) as caught:
                     post()
@@ -171,7 +171,7 @@ def test_a_request_of_windows_with_a_context_that_is_none_is_not_posted(keep, ve
 
 @BOTH
 def test_e_1_3_a_window_may_be_bound_again_behind_its_invalidation(keep, version):
-    """Requests of one queue pair are done in their order, so nobody has to wait between the two."""
+    """A queue pair executes its requests in order, so the program need not wait between the two."""
     pair = connect_pair(keep, keep.adapter)
     region, window = memory(keep, keep.adapter, 64), keep(keep.adapter.create_memory_window())
     bind(pair.client, window, region[0:32], Access.REMOTE_READ)
@@ -195,7 +195,7 @@ def test_a_bind_that_failed_leaves_the_window_unbound(keep, version):
     assert completion.status is Status.INVALID_REQUEST
     with pytest.raises(ndpy.NdpyError):
         window.remote()
-    # softnd has bound it all the same.
+    # softnd has bound the window in spite of this status.
     window.close()
     region.close()
 
@@ -230,7 +230,7 @@ def test_h_7_6_a_connection_whose_read_limits_are_not_told_is_none(keep, native)
     assert offer.client.state == "failed"
     with pytest.raises(ndpy.NotConnectedError):
         offer.client.complete_connect(DEADLINE_S)
-    # For the provider the queue pair is in a connection.
+    # The provider considers the queue pair connected.
     assert end.queue_pair.connector is None
     with pytest.raises(ndpy.ConnectionActiveError, match="one connection in its life"):
         keep(keep.adapter.create_connector()).begin_connect(end.queue_pair, offer.listener.address)
@@ -284,7 +284,10 @@ def test_a_region_that_is_closed_can_be_deregistered_again(keep, version):
 
 
 def lists(*entries):
-    """A getter of a SOCKET_ADDRESS_LIST (contract A.5): (bytes of the address or None for a null pointer, its length)."""
+    """A stand-in for a native function that fills a SOCKET_ADDRESS_LIST (contract A.5).
+
+    Each entry is (bytes of the address, or None for a null pointer; length of the address).
+    """
     head = 8 + 16 * len(entries)
     needed = head + 32 * len(entries)
 
@@ -338,7 +341,7 @@ def test_a_5_4_the_size_may_grow_from_call_to_call_and_not_without_end():
     assert caught.value.native == BUFFER_OVERFLOW
     assert len(asked) < 100
     asked.clear()
-    # One that does not say how much it needs gets more than nothing.
+    # If a provider does not say how much it needs, the next call still offers it a buffer.
     sizes = []
     with pytest.raises(ndpy.ProviderError):
         sized("get", lambda buffer, size: sizes.append(size[0]) or signed(BUFFER_OVERFLOW), "size_t *")
@@ -350,7 +353,7 @@ def test_a_5_4_the_size_may_grow_from_call_to_call_and_not_without_end():
 
 @BOTH
 def test_requests_that_have_ended_are_forgotten(keep, version):
-    """The adapter's thread refers to those only whose packets may come."""
+    """The adapter's thread refers only to requests whose packets may still come."""
     pair = connect_pair(keep, keep.adapter)
     begun = set(keep.adapter._events._requests)
     region = keep.adapter.begin_register(bytearray(64)).result(DEADLINE_S)
@@ -400,7 +403,7 @@ def test_resizing_a_queue_that_is_closed_meanwhile_is_refused(keep, version):
 
 @BOTH
 def test_whoever_comes_too_late_to_a_closed_queue_does_not_ask_the_provider(keep, version, native):
-    """Between the look at the queue and its lock another thread may close it."""
+    """Another thread may close the queue after this one has looked at it and before it gets the lock."""
     queue, poller = keep.adapter.create_completion_queue(8), keep(ndpy.Poller())
     poller.add(queue)
     calls = native.answer("IND2CompletionQueue_Notify" if version == 2 else "INDCompletionQueue_Notify", SUCCESS)
@@ -449,7 +452,7 @@ def test_a_poller_delivers_what_it_has_before_it_tells_of_another_queues_trouble
 
 @BOTH
 def test_a_bind_over_another_that_succeeds_counts(keep, version):
-    """The peer has invalidated the former one, which only the provider knows yet."""
+    """The peer has invalidated the earlier binding. So far only the provider knows that."""
     pair = connect_pair(keep, keep.adapter)
     first, second = memory(keep, keep.adapter, 64), memory(keep, keep.adapter, 64)
     window = keep(keep.adapter.create_memory_window())

@@ -1,4 +1,4 @@
-"""Notifications, and how a provider may answer them: at once, late, with a failure, or not at all."""
+"""Notifications, and the ways a provider may answer them: at once, late, with a failure, or never."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_c_2_1_a_notification_that_is_there_already_ends_arm_at_once(keep, versi
 
 @BOTH
 def test_g_2_a_completion_that_is_kept_ends_one_notification(keep, version):
-    """The provider has forgotten it by then; who arms again asks for the next one."""
+    """The provider has forgotten the completion by then. Arming again asks for the next one."""
     pair = connect_pair(keep, keep.adapter)
     queue = pair.server.cq
     for count in (1, 2):
@@ -62,7 +62,7 @@ def test_g_2_a_completion_that_is_kept_ends_one_notification(keep, version):
 
 @BOTH
 def test_a_queue_that_was_waited_for_in_vain_keeps_nothing(keep, version):
-    """The fixture counts handles at the end. The provider holds the notification when the wait is over."""
+    """The fixture counts handles at the end. The provider still holds the notification when the wait is over."""
     for _ in range(30):
         with keep.adapter.create_completion_queue(8) as queue:
             for _ in range(2):
@@ -72,7 +72,7 @@ def test_a_queue_that_was_waited_for_in_vain_keeps_nothing(keep, version):
 
 @BOTH
 def test_a_poller_is_told_of_completions_that_the_provider_knows_nothing_of(keep, version):
-    """In version 1 ndpy itself keeps the receives that were posted before there is a connection (contract I.6.1)."""
+    """In version 1 ndpy itself keeps receives that are posted before the connection (contract I.6.1)."""
     queue, poller = keep(keep.adapter.create_completion_queue(8)), keep(ndpy.Poller())
     queue_pair = keep(keep.adapter.create_queue_pair(queue, receive_queue_depth=4))
     poller.add(queue)
@@ -86,7 +86,7 @@ def test_a_poller_is_told_of_completions_that_the_provider_knows_nothing_of(keep
 
 @BOTH
 def test_packets_that_a_closed_poller_has_not_taken_keep_nothing(keep, version):
-    """The fixture counts handles at the end, and each notification has an event."""
+    """The fixture counts handles at the end. Each notification has an event, which is a handle."""
     for _ in range(30):
         queue = keep.adapter.create_completion_queue(8)
         with ndpy.Poller() as poller:
@@ -95,7 +95,7 @@ def test_packets_that_a_closed_poller_has_not_taken_keep_nothing(keep, version):
                 poller.wait(0)
             (request,) = queue._requests
             assert request.cancel()
-            # Its packet has been passed on when the adapter's thread has come to the next one.
+            # The next request's packet comes after this one's, so the thread has passed this one on.
             keep.adapter.begin_register(bytearray(8)).result(DEADLINE_S).close()
         queue.close()
 
@@ -163,7 +163,7 @@ def test_g_6_1_a_receive_that_a_shared_queue_refuses_is_none(keep, status):
 
 @BOTH
 def test_m_19_a_notification_that_the_provider_cancels_ends_with_its_status(keep, version, native):
-    """Another one may push it out."""
+    """For example, another notification may displace it."""
     queue = keep(keep.adapter.create_completion_queue(8))
     kind = "IND2Overlapped" if version == 2 else "INDOverlapped"
     pending = queue.arm()
@@ -205,7 +205,7 @@ def test_a_close_that_fails_after_some_requests_were_cancelled_costs_nobody_a_co
 
 
 def full(keep):
-    """A shared queue that is not short of receives, so that nothing ends its notification."""
+    """A shared queue with enough receives, so its notification does not end."""
     queue = keep(keep.adapter.create_shared_receive_queue(8, threshold=2))
     for _ in range(4):
         queue.receive([])
@@ -313,7 +313,7 @@ def test_a_queue_of_an_adapter_that_cannot_resize_says_so(keep, monkeypatch):
 
 @BOTH
 def test_g_1_a_resize_is_the_providers(keep, version, native):
-    """A queue that it does not make larger keeps its depth."""
+    """If the provider refuses to enlarge the queue, the depth stays the same."""
     queue = keep(keep.adapter.create_completion_queue(8))
     resize = "IND2CompletionQueue_Resize" if version == 2 else "INDCompletionQueue_Resize"
     calls = native.answer(resize, INSUFFICIENT_RESOURCES)
@@ -338,7 +338,7 @@ def test_c_1_5_a_program_with_its_own_port_is_told_when_no_packet_comes(keep, na
         pair.server.queue_pair.receive([])
         pair.client.queue_pair.send([])
     succeed(pair.client.cq, 2)
-    # One is taken from the provider with the other, and kept.
+    # ndpy takes both from the provider and keeps one of them.
     wait_until(lambda: queue._drain() == 2, "both have come")
     assert len(queue.poll(1)) == 1
     assert queue.notify() == 0

@@ -1,7 +1,7 @@
 """Requests that are cancelled while they complete.
 
-softnd's delays open the gaps. Each test has a softnd of its own, which leaves no object and no handle behind
-(own_softnd.py). NDPY_STRESS=1 asks for full counts.
+softnd's delays make these races likely. Each test has a private softnd and fails if an object or a handle is left
+(own_softnd.py). NDPY_STRESS=1 runs the full counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_c_5_a_cancelled_registration_ends_once_in_either_way(softnd, rng):
                 registered += 1
                 result.close()
         endings.check()
-        # Both happened, so that the race was one.
+        # Both outcomes occurred, so there was a race.
         assert canceled
         assert registered
         wait_until(lambda: not adapter._registering, "what was cancelled is gone")
@@ -103,7 +103,7 @@ def test_h_4_9_a_connect_that_was_cancelled_is_over_for_the_server_too(softnd):
         client, server = create_end(keep, adapter), create_end(keep, adapter)
         offer = ask(keep, adapter, client.queue_pair)
         assert offer.connecting.cancel()
-        # Not closed, which would end it as well.
+        # The client is still open. Closing it would end the connection too.
         assert not offer.client.closed
         with pytest.raises((ndpy.ConnectionAbortedError, ndpy.ConnectionRefusedError)):
             offer.server.accept(server.queue_pair, timeout_s=DEADLINE_S)

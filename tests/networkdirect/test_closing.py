@@ -1,4 +1,4 @@
-"""Closing, while another thread is in the middle of using what is closed."""
+"""Closing an object while another thread is using it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_
         return 0
 
     def look() -> None:
-        # As revoking an exposure does.
+        # Revoking an exposure makes this call.
         queue_pair._wait_until_ended(0)
         in_or_over.set()
 
@@ -66,7 +66,7 @@ def test_a_queue_pair_that_was_closed_at_the_last_moment_is_not_given_to_the_pro
 
     def close_then(queue_pair) -> None:
         take(queue_pair)
-        # What close() sees that comes just before.
+        # Simulates another thread that frees the queue pair and closes it at this point.
         queue_pair.connector = None
         queue_pair.close()
 
@@ -83,7 +83,7 @@ def test_a_connection_that_is_made_while_its_queue_pair_is_closed_does_not_use_i
     establish(offer, server.queue_pair)
     client.queue_pair.connector = None
     client.queue_pair.close()
-    # What the adapter's thread does that had taken the end of the last step before.
+    # The adapter's thread makes this call if it took the end of the last step before the close.
     client.queue_pair._begin_connection()
 
 
@@ -130,7 +130,7 @@ def test_closing_a_queue_pair_waits_for_what_the_provider_gives_back_late(keep, 
     drain = queue_pair._drain_queues
 
     def drain_late() -> None:
-        # The provider flushes in its own time.
+        # The provider takes its time to flush.
         looks.append(0)
         if len(looks) == 3:
             flush()

@@ -1,7 +1,7 @@
 """Objects that are closed, and processes that end, while requests are in flight.
 
-softnd's delays open the gaps. Each test has a softnd of its own, which leaves no object and no handle behind
-(own_softnd.py). NDPY_STRESS=1 asks for full counts.
+softnd's delays make these races likely. Each test has a private softnd and fails if an object or a handle is left
+(own_softnd.py). NDPY_STRESS=1 runs the full counts.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ def test_rejecting_an_offer_ends_the_complete_connect_that_was_begun(softnd):
 
 
 def test_an_end_that_is_handled_after_close_finds_nobody(softnd, monkeypatch):
-    """The adapter's thread has taken the end of a connect, and waits for the lock that closing holds."""
+    """The adapter's thread has taken the end of a connect. It waits for a lock that close() holds."""
     raised: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", raised.append)
     with opened(softnd) as (adapter, keep):
@@ -255,7 +255,7 @@ def test_an_end_that_is_handled_after_close_finds_nobody(softnd, monkeypatch):
             wait_until(lambda: not request.running, "the thread takes the end")
             client.close()
         assert isinstance(outcome(connecting), ndpy.CanceledError)
-        # What comes after it through the same thread has been handled.
+        # The thread handles one end after the other. Once this one is handled, the connect's end has been handled too.
         succeeded = adapter.begin_register(bytearray(64))
         succeeded.result(DEADLINE_S).close()
     assert not raised

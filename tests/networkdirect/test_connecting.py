@@ -1,4 +1,4 @@
-"""Connectors and listeners, where a provider refuses a step or answers it in an unusual way."""
+"""Connectors and listeners when a provider refuses a step or answers it in an unusual way."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_bind_ends_when_no_port_is_free(keep, native, monkeypatch):
     connector = keep(keep.adapter.create_connector())
     with pytest.raises(ndpy.AddressInUseError, match="no port of"):
         connector.bind((host_of(keep.adapter), 0))
-    # Each port once.
+    # Each port was tried once.
     assert len({bytes(packed) for _, packed, _ in calls}) == len(calls) == 8
     assert connector.state == "idle"
-    # Another failure is not one of the port.
+    # A failure that does not concern the port is not tried again with another port.
     calls = native.answer("IND2Connector_Bind", INTERNAL_ERROR)
     with pytest.raises(ndpy.ProviderError) as caught:
         connector.bind((host_of(keep.adapter), 0))
@@ -106,7 +106,7 @@ def test_a_connect_that_is_refused_at_once_changes_nothing(keep, version, native
 @BOTH
 @pytest.mark.parametrize(("status", "state"), [(0xC00000B5, "idle"), (0xC000023D, "idle"), (INTERNAL_ERROR, "failed")])
 def test_h_4_2_after_which_ends_of_connect_it_may_be_tried_again(keep, version, native, status, state):
-    """The provider's thread may not have come to it; an end that comes inline is one too (contract C.2.1)."""
+    """The request may end later in the provider's thread, or inline (contract C.2.1)."""
     end = create_end(keep, keep.adapter)
     connector = keep(keep.adapter.create_connector())
     result = "ndpy_request_result" if version == 2 else "version1_request_result"
@@ -135,7 +135,7 @@ def test_complete_connect_is_for_once(keep, version):
     offer = ask(keep, keep.adapter, client.queue_pair)
     accepting = offer.server.begin_accept(server.queue_pair)
     offer.connecting.result(DEADLINE_S)
-    # So that its end is not handled between the two.
+    # The lock keeps the adapter's thread from handling the end between the two calls.
     with offer.client._state_lock:
         completing = offer.client.begin_complete_connect()
         if not completing.done():
@@ -219,7 +219,7 @@ def test_an_accept_that_did_not_start_lets_the_queue_pair_go(keep, version, what
 
 @BOTH
 def test_an_accept_that_is_cancelled_takes_the_queue_pair_with_it(keep, version):
-    """The client may have got the offer, so messages may come."""
+    """The client may already have the offer, so messages may come."""
     client, server = ends(keep)
     offer = ask(keep, keep.adapter, client.queue_pair)
     accepting = offer.server.begin_accept(server.queue_pair)
@@ -270,7 +270,7 @@ def test_a_listener_that_cannot_ask_is_not_made(keep, version, native):
         assert (caught.value.operation, caught.value.native) == ("get_request", INSUFFICIENT_RESOURCES)
         del caught
         gc.collect()
-    # Nothing is left that somebody could have closed.
+    # The failed listen() leaves no open listener behind, so no ResourceWarning comes.
     assert [str(warning.message) for warning in told] == []
 
 
@@ -284,7 +284,7 @@ def test_h_3_a_place_to_listen_that_is_taken_leaves_nothing(keep, version):
 
 @BOTH
 def test_a_request_for_which_the_provider_has_no_room_is_told_to_those_who_wait(keep, version, native):
-    """The next one who asks finds the listener as it was."""
+    """The listener still works: the next call gets the next request."""
     listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
     asking = [listener.begin_get_request() for _ in range(3)]
     name = "IND2Listener_GetConnectionRequest" if version == 2 else "INDListen_GetConnectionRequest"
@@ -333,7 +333,7 @@ def test_a_failed_request_of_a_listener_is_told_to_one_who_waits(keep, version, 
 def test_h_3_11_requests_that_come_faster_than_they_are_taken_wait_with_the_provider(keep, version):
     listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
     clients = [(create_end(keep, keep.adapter), keep(keep.adapter.create_connector())) for _ in range(5)]
-    # The adapter's thread gets no further than the first.
+    # With this lock held, the adapter's thread gets no further than the first request.
     with listener._lifetime:
         for end, connector in clients:
             connector.begin_connect(end.queue_pair, listener.address)
@@ -371,7 +371,7 @@ def test_a_connection_that_came_while_the_listener_was_closed_is_refused(keep, v
 @pytest.mark.parametrize("version", [1])
 @pytest.mark.parametrize("inline", [True, False])
 def test_i_6_2_a_port_that_is_taken_is_another_choice(keep, native, inline):
-    """bind() cannot ask the provider in version 1; connect() finds out."""
+    """In version 1, bind() cannot ask the provider. connect() finds out that the port is taken."""
     client, server = ends(keep)
     listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
     connector = keep(keep.adapter.create_connector())
@@ -394,7 +394,7 @@ def test_i_6_2_a_port_that_is_taken_is_another_choice(keep, native, inline):
             given = real(target, request) & 0xFFFFFFFF
             return given if given == PENDING or not failures else failures.pop() - (1 << 32)
 
-        # A connect to a port where nobody listens ends soon; the last one is let through.
+        # A connect to a port where nobody listens ends soon. The last one gets its real result.
         native.version1_request_result = failing
     pending = connector.begin_connect(client.queue_pair, listener.address)
     with contextlib.suppress(ndpy.ProviderError):

@@ -1,6 +1,6 @@
-"""`ndpy doctor` and `ndpy softnd` on Windows: with softnd, with nothing, and with providers that are broken.
+"""`ndpy doctor` and `ndpy softnd` on Windows: with softnd, without a provider, and with broken providers.
 
-The broken ones are built by `make -C tests/networkdirect/providers`.
+`make -C tests/networkdirect/providers` builds the broken ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BROKEN = ROOT / "softnd/build/providers"
 
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NDPY_")}
-    # An embedded Python looks neither in the working folder nor in PYTHONPATH.
+    # An embedded Python searches neither the working folder nor PYTHONPATH.
     code = f"import sys; sys.path[:0] = {sys.path!r}; from ndpy.cli import main; main({list(words)!r})"
     return create_process(
         lambda: subprocess.run(
@@ -57,7 +57,7 @@ def doctor(**environment: str) -> tuple[int, dict[str, dict[str, str]]]:
 
 
 def examined(name: str, provider_id: str = windows._NO_ID, version: str = "") -> dict[str, findings.Finding]:
-    """What is found of one of the broken providers."""
+    """The findings about one of the broken providers."""
     path = BROKEN / f"{name}.dll"
     if not path.exists():
         pytest.skip("not built: make -C tests/networkdirect/providers")
@@ -178,7 +178,7 @@ def entry(path: Path, **values: object) -> winsock_catalogue.Entry:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Let the catalogue have these entries; Wine's cannot be changed."""
+    """Make the catalogue return these entries. Wine's catalogue cannot be changed."""
     monkeypatch.delenv("NDPY_PROVIDER", raising=False)
     return lambda *entries: monkeypatch.setattr(winsock_catalogue, "entries", lambda: list(entries))
 
@@ -218,11 +218,11 @@ def test_an_entry_that_is_nearly_right_is_told(registered):
     assert verdict(found["catalogue"]) == "FAIL"
 
 
-# ---- in this process, where a mistake can be seen ----
+# ---- in this process, where a mistake is visible ----
 
 
 def provided(path: Path, provider_id: str = windows._NO_ID, version: str = "") -> dict[str, findings.Finding]:
-    """What examine_dll() has found by a process of its own."""
+    """The findings that examine_dll() gets from a separate process, made in this one."""
     if not path.exists():
         pytest.skip("not built: make softnd, make -C tests/networkdirect/providers")
     return {each.check: each for each in windows.examine_provider("it", str(path), provider_id, version)}
@@ -235,7 +235,7 @@ def test_a_provider_of_both_versions_is_said_to_be_one():
         assert found["it version"].message.endswith(f"NetworkDirect {words}")
         assert "127.0.0.1" in found["it addresses"].message
         assert found["it addresses"].message.startswith(f"{1 if version == '' else 2} adapter(s)") or version
-    # A word that is no version does not choose one; opening says what is wrong with it.
+    # An unknown version chooses none. open_adapter() reports it.
     assert provided(SOFTND, version="two")["it version"] == provided(SOFTND)["it version"]
     assert provided(BROKEN / "UNLOADS.dll")["it version"].message.endswith("version 2")
     assert provided(BROKEN / "VERSION_1.dll")["it version"].message.endswith("version 1")
@@ -244,7 +244,7 @@ def test_a_provider_of_both_versions_is_said_to_be_one():
 def test_the_remedy_is_for_what_is_wrong():
     ours, drivers = windows._NO_ID, str(uuid.uuid4())
     for name, provider_id, version, remedy in (
-        # Another version of a DLL that was named can be used; a driver's entry is for one version.
+        # A DLL that was named can be used with its other version. A driver's entry is for one version only.
         ("UNLOADS", ours, "1", windows._OTHER_VERSION),
         ("VERSION_1", ours, "2", windows._OTHER_VERSION),
         ("UNLOADS", drivers, "1", windows._DRIVER),
@@ -418,7 +418,7 @@ def is_wine() -> bool:
 
 
 def test_wines_catalogue_cannot_be_changed_and_registering_says_so():
-    """Wine's WSCInstallProvider answers with success and does nothing."""
+    """Wine's WSCInstallProvider reports success and does nothing."""
     if not is_wine():
         pytest.skip("Windows' catalogue can be changed, and this test leaves it alone")
     done = command("softnd", "register", "--json")
@@ -428,7 +428,7 @@ def test_wines_catalogue_cannot_be_changed_and_registering_says_so():
 
 
 def test_a_registered_softnd_is_found_by_its_entry(tmp_path):
-    """On a Windows machine of one's own: NDPY_TEST_REGISTER=1, as an administrator."""
+    """Runs only with NDPY_TEST_REGISTER=1, as an administrator, on a Windows machine that you own."""
     if not os.environ.get("NDPY_TEST_REGISTER"):
         pytest.skip("changes the machine's catalogue; NDPY_TEST_REGISTER=1 allows that")
     path = Path(shutil.copy(SOFTND, tmp_path))

@@ -1,6 +1,6 @@
-"""A provider that gives its results inline, and one whose requests end in two phases (contract C.2.1, C.4.5).
+"""A provider that returns its results inline, and one whose requests end in two phases (contract C.2.1, C.4.5).
 
-Both are providers/inline_provider.c, over a softnd of its own.
+Both are providers/inline_provider.c, which uses a softnd of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ndpy.networkdirect.native_calls import PENDING, SUCCESS
 
 @pytest.fixture
 def inline(tmp_path, monkeypatch):
-    """inline(**settings): an adapter of the provider; it finds its softnd.dll in the folder above."""
+    """inline(**settings) opens an adapter of the provider, which loads softnd.dll from the folder above its own."""
     folder = tmp_path / "inline"
     folder.mkdir()
     shutil.copy(SOFTND, tmp_path / "softnd.dll")
@@ -39,7 +39,7 @@ def inline(tmp_path, monkeypatch):
 
 @pytest.fixture
 def statuses(monkeypatch):
-    """What requests were answered with when they were issued."""
+    """The statuses that the provider returned when requests were issued."""
     seen: list[int] = []
     issue = overlapped.Request.issue
 
@@ -63,7 +63,7 @@ def test_c_2_1_what_ended_inline_brings_no_packet(inline, statuses):
 
 
 def test_c_2_1_a_connection_whose_every_step_is_inline(inline, statuses):
-    """connect() and accept() wait within the provider, so each side has a thread."""
+    """connect() and accept() wait inside the provider, so each side has a thread."""
     keep = Keeper()
     adapter = keep(inline(others_ms=5000))
     ends = [create_end(keep, adapter) for _ in range(2)]
@@ -82,7 +82,8 @@ def test_c_2_1_a_connection_whose_every_step_is_inline(inline, statuses):
     client.complete_connect(DEADLINE_S)
     server.join(DEADLINE_S)
     (connector,) = served
-    # The two requests that watch for the end, and the one that the listener always has: before and after it took one.
+    # Four requests were pending: one on each side that waits for the end of the connection, and the listener's
+    # own, once before it took a request and once after.
     assert statuses.count(PENDING) == 4
     send_message(keep, ends[0], ends[1], b"inline")
     client.disconnect(DEADLINE_S)
@@ -133,7 +134,7 @@ def test_c_4_5_messages_pollers_and_closing(inline, settings):
 
 
 def test_c_4_5_closing_between_two_phases(inline):
-    """The first packet may be on its way when close() asks for the result and so begins the second phase."""
+    """The first packet may be on its way when close() asks for the result, which begins the second phase."""
     for _ in range(30 if STRESS else 10):
         keep = Keeper()
         adapter = keep(inline(phases=1))

@@ -1,4 +1,4 @@
-"""Ctrl-C, which ends no wait of Windows by itself."""
+"""Ctrl-C ends every wait, although no Windows wait ends by itself then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from own_softnd import SOFTND
 from processes import start_python
 
 WAITS = Path(__file__).with_name("waits.py")
-# More than a slice of a wait; the programs's waits are for a minute.
+# Longer than one slice of a wait. The program's waits last a minute.
 LIMIT_S = 20.0
 
 
@@ -26,7 +26,7 @@ def test_ctrl_c_ends_every_wait(monkeypatch, version):
             if line[2]:
                 break
             ended.append(line[1])
-            # It is to be in its wait; one that has not begun is interrupted all the same.
+            # Give the program time to begin its wait. If it has not begun, the interrupt still ends it.
             time.sleep(0.1)
             process.interrupt()
             process.wait_for(f"interrupted {re.escape(line[1])}\n", LIMIT_S)

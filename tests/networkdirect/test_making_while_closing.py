@@ -1,4 +1,4 @@
-"""Making something of an adapter, or adding a queue to a poller, while another thread closes it."""
+"""Making an object of an adapter, or adding a queue to a poller, while another thread closes either."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAKE = {
 
 
 def both(first, second, points, chosen):
-    """second comes at the chosen point of first, and after it if there is no such point."""
+    """Run `second` at the chosen point of `first`, or after `first` has ended. Returns the outcome of `second`."""
 
     def come() -> None:
         second.start()

@@ -1,4 +1,4 @@
-"""The kernel interface's model over a provider that really runs out, takes its time, and refuses."""
+"""The kernel interface's model over a provider that really runs out of resources, takes its time, and refuses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_j_11_a_provider_may_refuse_reads_into_regions_without_read_sink(softnd,
 
 
 def test_64_registrations_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(softnd):
-    """Of 5 ms each, since the machine may be busy and Wine's clock is coarse; `make bench-register` has 1 ms."""
+    """Each takes 5 ms, since the machine may be busy and Wine's clock is coarse. `make bench-register` uses 1 ms."""
     buffers = [bytearray(1 << 20) for _ in range(64)]
     ratios = []
     with opened(softnd, delay_registration_ms=5) as (adapter, _):
@@ -81,5 +81,5 @@ def test_64_registrations_at_once_take_at_most_0_7_of_the_time_of_one_after_the_
                 region.close()
             ratios.append((end - middle) / (middle - begin))
     print("ratios:", *(f"{ratio:.2f}" for ratio in ratios))
-    # Other programs make single runs slower; they make none quicker.
+    # Other programs make some runs slower. They make none faster.
     assert min(ratios) <= 0.7

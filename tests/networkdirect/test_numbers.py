@@ -1,4 +1,4 @@
-"""The extension module's names, sizes and numbers, and what each status becomes. Expected values are the contract's."""
+"""The extension module's names, sizes and numbers, and what each status means. Expected values are the contract's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ndpy.networkdirect.native_calls import ffi, lib, status_error, status_name
 
 CDEFS = Path(__file__).resolve().parent.parent.parent / "cdefs"
 
-# Contract B.3 and B.4: identifier, slots, and the interface's own methods from the slot after its base's last one.
+# Contract B.3 and B.4: identifier, number of slots, and the interface's own methods, which follow those of its base.
 INTERFACES = {
     "IUnknown": ("00000000-0000-0000-C000-000000000046", 3, "QueryInterface AddRef Release"),
     "IClassFactory": ("00000001-0000-0000-C000-000000000046", 5, "CreateInstance LockServer"),
@@ -221,7 +221,7 @@ LAYOUTS = {
 
 
 def parts() -> tuple[str, ...]:
-    """The files that cffi reads. The builder is not imported: it needs cffi's parser."""
+    """The files that cffi reads. This does not import the builder, which needs cffi's parser."""
     for node in ast.parse((CDEFS / "build_networkdirect.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARTS":
             found: tuple[str, ...] = ast.literal_eval(node.value)
@@ -230,7 +230,7 @@ def parts() -> tuple[str, ...]:
 
 
 def declarations() -> str:
-    """All that cffi was given, without comments."""
+    """The text of all declarations that cffi reads, without comments."""
     text = "\n".join((CDEFS / name).read_text() for name in parts())
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
@@ -240,7 +240,7 @@ def declared_types(*kinds: str) -> set[str]:
 
 
 def test_every_declared_name_can_be_reached():
-    """cffi finds a wrong declaration only at the first use of its name."""
+    """cffi notices a wrong declaration only when its name is first used."""
     names = set(dir(lib))
     for name in names:
         thing = getattr(lib, name)
@@ -309,7 +309,7 @@ def test_an_interface_that_is_none_has_no_identifier():
 
 
 def test_b_4_2_methods_stand_in_the_order_of_their_slots():
-    """build_networkdirect.py makes the tables of slots from these comments and declarations, in their order."""
+    """build_networkdirect.py makes the tables of slots from these comments and declarations, in this order."""
     table = "".join((CDEFS / name).read_text() for name in parts() if name.endswith("interfaces.h"))
     found = list(
         re.finditer(r"/\* interface (\w+)(?: : (\w+))?, (\d+) slots \{([0-9A-F-]+)\} \*/(.*?)(?=/\* interface|\Z)", table, re.DOTALL)
@@ -328,7 +328,7 @@ def test_b_4_2_methods_stand_in_the_order_of_their_slots():
 
 @pytest.mark.parametrize(("number", "name", "kind"), STATUSES, ids=[name for _, name, _ in STATUSES])
 def test_b_1_3_each_status_has_its_name_exception_and_sentence(number, name, kind):
-    # Statuses come as signed numbers.
+    # Native calls return a status as a signed number.
     for status in (number, number - (1 << 32)):
         error = status_error("register", status)
         assert type(error) is kind
@@ -374,7 +374,7 @@ def test_a_5_5_an_address_is_whole_or_none():
 
 
 def test_an_ipv6_address_is_laid_out_as_sockaddr_in6():
-    """Family, port and flow in the first 8 bytes, then the address, then the scope in the order of the machine."""
+    """Family, port and flow are the first 8 bytes. The address follows, then the scope in the machine's byte order."""
     packed = pack_resolved(socket.AF_INET6, ("fe80::1", 0x1234, 5, 7))
     assert packed == bytes.fromhex("1700 1234 00000005 fe80 000000000000 0000000000000001 07000000")
     assert unpack_address(packed) == ("fe80::1%7", 0x1234)

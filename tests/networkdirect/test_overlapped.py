@@ -1,6 +1,6 @@
-"""Overlapped requests: many at once, from many threads, used again, and gone when they have ended.
+"""Overlapped requests: many at once, from many threads, used again, and freed when they have ended.
 
-Each test has a softnd of its own, which leaves no object and no handle behind (own_softnd.py). NDPY_STRESS=1 asks for full
+Each test has a private softnd and fails if an object or a handle is left (own_softnd.py). NDPY_STRESS=1 runs the full
 counts.
 """
 
@@ -47,7 +47,7 @@ def test_an_operation_that_timed_out_says_so_in_its_own_words():
 
 
 def test_c_5_5_a_request_is_used_again_when_it_has_ended(softnd):
-    """A wait that timed out leaves its Notify armed for the next one: one request, and nothing missed."""
+    """A wait that times out leaves its Notify armed for the next wait. One request is enough, and nothing is missed."""
     with opened(softnd) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         for context in range(rounds(3000, 200)):
@@ -85,13 +85,13 @@ def test_a_thousand_registrations_in_flight(softnd, rng):
             endings.watch(region.begin_deregister())
         endings.check()
         assert not adapter._registering
-        # The buffers are free again: an exported one cannot change its size.
+        # The buffers are free again. While a bytearray is exported, its size cannot change.
         for buffer in buffers:
             buffer.append(0)
 
 
 def test_what_has_ended_keeps_no_event(softnd):
-    """Ended requests and their events go without the garbage collector."""
+    """Reference counts free ended requests and their events. The garbage collector is not needed."""
     with opened(softnd) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         srq = keep(adapter.create_shared_receive_queue(4, threshold=2)) if softnd.version == 2 else None
@@ -118,7 +118,7 @@ def test_what_has_ended_keeps_no_event(softnd):
 
 
 def test_many_threads_wait_arm_poll_and_close_at_once(softnd):
-    """Every thread ends as the API says, whatever the others do with the same queue."""
+    """Every thread ends as the API documents, whatever the others do with the same queue."""
     for turn in range(rounds(40, 4)):
         print(f"seed {SEED + turn} (NDPY_TEST_SEED)")
         rng = random.Random(SEED + turn)

@@ -1,4 +1,4 @@
-"""A program that waits on a completion port of its own: adapter.overlapped_file and CompletionQueue.notify()."""
+"""A program that waits on its own completion port, with adapter.overlapped_file and CompletionQueue.notify()."""
 
 import ctypes
 from ctypes import wintypes
@@ -25,7 +25,7 @@ kernel32.CloseHandle.argtypes = [wintypes.HANDLE]
 
 @pytest.fixture
 def port(adapter):
-    """A completion port for the adapter's overlapped file, with key 77."""
+    """The program's own completion port for the adapter's overlapped file, with key 77."""
     handle = kernel32.CreateIoCompletionPort(adapter.overlapped_file, None, 77, 0)
     assert handle, ctypes.get_last_error()
     yield handle
@@ -33,7 +33,7 @@ def port(adapter):
 
 
 def next_packet(port, timeout_ms=int(DEADLINE_S * 1000)):
-    """(key, address of the OVERLAPPED) of the next packet, None if none comes."""
+    """(key, address of the OVERLAPPED) of the next packet, or None if none comes in time."""
     size, key, overlapped = wintypes.DWORD(), ctypes.c_size_t(), ctypes.c_void_p()
     if not kernel32.GetQueuedCompletionStatus(port, size, key, overlapped, timeout_ms):
         assert overlapped.value is not None or ctypes.get_last_error() == WAIT_TIMEOUT

@@ -1,6 +1,6 @@
 """Pollers whose queues, wake-ups and threads come and go.
 
-Each test has a softnd of its own, which leaves no object and no handle behind (own_softnd.py). NDPY_STRESS=1 asks for full
+Each test has a private softnd and fails if an object or a handle is left (own_softnd.py). NDPY_STRESS=1 runs the full
 counts.
 """
 
@@ -94,7 +94,7 @@ def test_two_adapters_in_one_poller(softnd):
                 for queue, completions in poller.wait(DEADLINE_S):
                     seen[queue] += [completion.context for completion in completions]
         assert all(contexts == list(range(rounds(500, 50))) for contexts in seen.values())
-        # One adapter may go, and the poller serves the other.
+        # One adapter closes. The poller still serves the other one.
         own.close()
         send_empty(pairs[0], 9)
         ((queue, _),) = poller.wait(DEADLINE_S)
@@ -122,7 +122,7 @@ def test_closing_a_poller_that_waits_while_packets_come(softnd):
             poller.close()
             waiter.join(DEADLINE_S)
             assert not waiter.is_alive()
-            # Either the poller had it, or it is still there.
+            # The poller took it, or it is still in the queue.
             got = taken or take(pair.server.cq)
             assert [completion.context for completion in got] == [context]
 
@@ -152,5 +152,5 @@ def test_a_queue_that_fails_costs_the_others_of_its_poller_nothing(softnd, monke
                         failures += 1
                 assert taken == [context] * 2
             assert [completion.context for completion in take(pairs[1].server.cq)] == [context]
-            # Its failure was told once; adding it again has it looked at again.
+            # The queue's failure was reported once. After add() the poller looks at the queue again.
             poller.add(pairs[1].server.cq)

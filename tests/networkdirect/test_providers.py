@@ -1,6 +1,6 @@
-"""Which provider is loaded, what is said of one that cannot be used, and when it is unloaded.
+"""Which provider is loaded, the errors for an unusable one, and when a provider is unloaded.
 
-The DLLs are built by `make -C tests/networkdirect/providers`; each but softnd is named after what is wrong with it.
+`make -C tests/networkdirect/providers` builds the DLLs. Each except softnd is named after its defect.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ kernel32.GetModuleHandleW.argtypes = [wintypes.LPCWSTR]
 
 
 def mapped(path: Path) -> bool:
-    """Whether the process has this DLL."""
+    """Whether this process has loaded this DLL."""
     return kernel32.GetModuleHandleW(str(path)) is not None
 
 
 @pytest.fixture
 def copy_of(tmp_path):
-    """copy_of(name): a provider under a path of its own, so that its DLL is this test's only."""
+    """copy_of(name): a copy of a provider at a new path, so that only this test uses its DLL."""
 
     def copy(name: str, stem: str = "") -> Path:
         source = SOFTND if name == "softnd" else PROVIDERS / f"{name}.dll"
@@ -132,7 +132,7 @@ def test_a_dll_of_the_wrong_bitness_says_so(tmp_path, monkeypatch):
 
 
 def test_a_dll_that_windows_cannot_load_is_named_with_windows_number(tmp_path, monkeypatch):
-    """Its header is of a DLL that this process could load; it ends there."""
+    """The file has the header of a DLL for this process, and ends after the header."""
     path = tmp_path / "cut.dll"
     path.write_bytes((b"MZ" + bytes(58) + struct.pack("<I", 64)) + b"PE\0\0" + struct.pack("<H", 0x8664) + bytes(64))
     for attempt in ways_to_open(path, monkeypatch):
@@ -182,7 +182,7 @@ def test_b_7_2_a_provider_whose_structure_is_larger_is_asked_again(copy_of, nati
     ],
 )
 def test_an_adapter_is_as_its_interface_is(monkeypatch, statistics, wanted):
-    """What Windows tells no state of is taken for up."""
+    """If Windows reports no state for an interface, it counts as up."""
     own = {"loopback": ["127.0.0.1"], "radio": ["00-11-22", "192.0.2.7"], "wire": ["fe80::9%3", "192.0.2.9"]}
     address, state = namedtuple("address", "address"), namedtuple("state", "isup mtu")
     monkeypatch.setattr(
@@ -193,7 +193,7 @@ def test_an_adapter_is_as_its_interface_is(monkeypatch, statistics, wanted):
     )
     assert adapter_info._interface_of(("192.0.2.9",)) == wanted
     assert adapter_info._interface_of(("fe80::9%11",)) == wanted
-    # It is on every machine.
+    # Every machine has this address, so it names no interface.
     assert adapter_info._interface_of(("127.0.0.1",)) == (None, 0, True)
     assert adapter_info._interface_of(("198.51.100.1",)) == (None, 0, True)
 
@@ -272,7 +272,7 @@ def test_a_4_1_a_provider_that_can_be_unloaded_is_gone_after_the_last_close(copy
     second.close()
     assert not mapped(path)
     assert str(path) not in Provider._loaded
-    # And it can be loaded again.
+    # It can be loaded again.
     with ndpy.open_adapter(provider=path):
         assert mapped(path)
     assert not mapped(path)
@@ -295,7 +295,7 @@ def test_listing_leaves_no_provider_behind(copy_of):
 
 @pytest.mark.parametrize("version", [2, 1])
 def test_a_4_2_listing_holds_no_object_of_the_provider(copy_of, version):
-    """softnd counts the references to its own."""
+    """softnd says that it can be unloaded only when nobody refers to its objects."""
     path = copy_of("softnd")
 
     def listed_without_a_trace() -> bool:
@@ -362,7 +362,7 @@ def test_many_threads_load_and_unload_one_provider(copy_of):
 
 
 def registered(monkeypatch, *entries: tuple[Path, int]) -> None:
-    """Let the catalogue have these DLLs, each registered for a version; Wine's cannot be changed."""
+    """Make the catalogue contain these DLLs, each registered for a version. Wine's catalogue cannot be changed."""
     monkeypatch.delenv("NDPY_PROVIDER", raising=False)
     found = [
         winsock_catalogue.Entry(
@@ -385,7 +385,7 @@ def test_a_3_2_a_dll_of_version_1_only_has_an_adapter_at_each_address(copy_of, m
     assert seen(ndpy.list_adapters()) == wanted
     with ndpy.open_adapter("127.0.0.2") as adapter:
         assert (adapter.info.name, adapter.info.version) == ("old1", 1)
-        # Its structure is larger than ND_ADAPTER_INFO1 (B.7.2), and says 64 everywhere.
+        # The provider's structure is larger than ND_ADAPTER_INFO1 (B.7.2). It has 64 in every field.
         assert adapter.info.max_registration_size == adapter.info.max_callee_data == 64
         assert (adapter.info.max_inline_data_size, adapter.info.max_shared_receive_queue_depth) == (0, 0)
         assert ndpy.Capability.REGION_ACCESS not in adapter.info.capabilities
@@ -431,7 +431,7 @@ def test_a_version_that_there_is_not_is_refused(copy_of, monkeypatch):
 
 def test_a_1_3_the_catalogue_says_which_version_an_entry_is_of(copy_of, monkeypatch):
     two, one, both = copy_of("UNLOADS", "two"), copy_of("VERSION_1", "one"), copy_of("softnd", "both")
-    # Stale entries: the DLL does not serve the version that it is registered for.
+    # Stale entries: neither DLL serves the version that it is registered for.
     registered(monkeypatch, (one, 2), (two, 1))
     assert ndpy.list_adapters() == []
     registered(monkeypatch, (one, 1))
@@ -458,7 +458,7 @@ def test_a_7_2_version_1_serves_the_addresses_that_version_2_does_not(copy_of, m
 
 
 def test_a_1_4_an_entry_of_version_1_without_the_flag_is_found(copy_of, monkeypatch):
-    """Winsock's own hidden entries are left out by their socket type and flags; what remains has to open an adapter."""
+    """Socket type and flags exclude Winsock's own hidden entries. Any other entry must be able to open an adapter."""
     path = copy_of("VERSION_1", "old")
     common = {"protocol": 0, "protocol_max_offset": 0, "address_family": 23}
     protocols = [

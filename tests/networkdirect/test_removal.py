@@ -1,4 +1,4 @@
-"""An adapter that goes away: everything says so, whoever waits is told, and everything can be closed."""
+"""An adapter that is removed: every call says so, all threads that wait are told, and everything can be closed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ndpy import Access
 
 @pytest.fixture
 def removed(softnd):
-    """remove(prepare) gives what prepare(adapter, keep) made, after the adapter has gone; all is closed at the end."""
+    """remove(prepare) removes the adapter and returns what prepare(adapter, keep) made. It closes all at the end."""
     keeper = Keeper()
 
     def remove(prepare, **switches):
         adapter = keeper(softnd.open(remove_after_requests=50, **switches))
-        # Version 1 brings receives to the provider when there is a connection.
+        # In version 1 the provider gets receives only when there is a connection.
         spare = connect_pair(keeper, adapter, receive_queue_depth=64)
         made = prepare(adapter, keeper)
         with pytest.raises(ndpy.DeviceRemovedError):
@@ -32,7 +32,7 @@ def removed(softnd):
 
 
 def peers(softnd, adapter, keep):
-    """An end on the adapter, connected to one on an adapter that stays."""
+    """An end on the adapter. Its peer is on another adapter, which is not removed."""
     other = keep(softnd.open())
     end, far = create_end(keep, adapter), create_end(keep, other)
     listener = keep(other.listen((host_of(other), 0)))
@@ -81,7 +81,7 @@ def test_b_7_7_every_class_says_that_the_adapter_has_gone(softnd, removed):
     ]
     if softnd.version == 2:
         calls += [
-            # In version 1 a queue pair is the provider's when it is connected.
+            # In version 1 the provider hears of a queue pair only when it connects.
             lambda: adapter.create_queue_pair(cq),
             lambda: adapter.create_shared_receive_queue(8),
             lambda: made["srq"].receive(region),
@@ -93,7 +93,7 @@ def test_b_7_7_every_class_says_that_the_adapter_has_gone(softnd, removed):
             pytest.fail(f"call {number}")
     with contextlib.suppress(ndpy.DeviceRemovedError):
         end.connector.disconnect(DEADLINE_S)
-    # The peer sees an ordinary end.
+    # To the peer this is an ordinary end of the connection.
     made["far"].connector.wait_disconnected(DEADLINE_S)
 
 
@@ -144,7 +144,7 @@ def test_all_who_wait_are_told(softnd, removed):
     for thread in threads:
         thread.join(DEADLINE_S)
     assert not any(thread.is_alive() for thread in threads)
-    # For who watched a connection it is the connection's end.
+    # A thread that waits for the end of a connection may see an ordinary end.
     assert len(ended) == (9 if softnd.version == 2 else 8)
     assert [what for what in ended if what is not ndpy.DeviceRemovedError] in ([], [None])
 
@@ -172,7 +172,7 @@ def test_registrations_in_flight_end(softnd, removed):
 
     keep, pendings = removed(prepare, delay_registration_ms=200)
     for pending in pendings:
-        # The switch that delays them has decided on them before.
+        # softnd chose their results before the removal. Its switch only delays them.
         with contextlib.suppress(ndpy.DeviceRemovedError):
             keep(pending.result(DEADLINE_S))
 

@@ -1,4 +1,4 @@
-"""Windows, the C library or the extension module has none left: who asked is told, and nothing stays behind."""
+"""When Windows, the C library or the extension module runs out of something, the caller is told and nothing leaks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_without_memory_an_object_is_not_made_and_leaves_nothing(keep, version, 
     function, make = MADE[what]
     queue = keep(keep.adapter.create_completion_queue(8))
     setattr(native, function, lambda *arguments: ffi.NULL)
-    # softnd counts what it has made, and tells at the end what is left of it.
+    # softnd counts the objects it makes. At the end it reports those that are left.
     with pytest.raises(ndpy.InsufficientResourcesError, match=r"out of memory|no event"):
         make(keep.adapter, queue)
     delattr(native, function)
@@ -195,7 +195,7 @@ def test_a_system_without_large_pages_says_so(native):
     with pytest.raises(ndpy.UnsupportedError, match="MEM_LARGE_PAGES") as caught:
         ndpy.alloc(10, huge_pages=True)
     assert caught.value.native == 87
-    # Without large pages the number is no word about them.
+    # If large pages were not requested, the same number says nothing about them.
     with pytest.raises(ndpy.InsufficientResourcesError) as caught:
         ndpy.alloc(10, numa_node=0)
     assert caught.value.native == 87
@@ -238,13 +238,13 @@ def test_a_register_that_is_interrupted_lets_go_of_the_buffer(keep, version, nat
     buffer = bytearray(64)
     with pytest.raises(KeyboardInterrupt):
         keep.adapter.register(buffer)
-    # A bytearray that is exported cannot grow.
+    # While a bytearray is exported, it cannot grow.
     buffer.extend(b"more")
 
 
 @BOTH
 def test_d_6_7_a_register_that_is_interrupted_while_it_waits_leaves_nothing_registered(softnd, version, native):
-    """The provider may make it all the same; in version 1 it always does."""
+    """The provider may still complete the registration. In version 1 it always does."""
     with softnd.open(delay_registration_ms=300) as adapter:
         wait, called = native.WaitForSingleObject, []
 
@@ -271,7 +271,7 @@ def test_c_5_a_cancelled_request_that_the_provider_keeps_is_waited_for_so_long(k
     with pytest.raises(ndpy.DeviceBusyError, match=r"within 0\.1 s"):
         queue.close()
     assert not queue.closed
-    # Nobody is told of a close that failed.
+    # A close that fails does not end the Pending.
     assert not pending.done()
     request._cancel = cancel
     queue.close()
@@ -294,7 +294,7 @@ def test_d_2_a_registration_that_fails_later_says_why_and_lets_go_of_the_buffer(
         if given == 0x103 or not once:
             return given
         once.clear()
-        # What softnd has made.
+        # Deregister the region that softnd has made.
         region = ffi.cast("struct IND2MemoryRegion *", target)
         run("deregister", Request(region), lambda overlapped: native.IND2MemoryRegion_Deregister(region, overlapped))
         return status - (1 << 32)

@@ -1,7 +1,7 @@
-"""ndpy over a provider of version 1: contract section I from the client's side. What both versions have in common is in
-tests/contract, which runs over version 1 with NDPY_PROVIDER_VERSION=1.
+"""ndpy over a provider of version 1: contract section I, from the client's side.
 
-Each test has a softnd of its own; when it ends, softnd has no object left, and the process no handle (own_softnd.py).
+tests/contract covers what both versions share. With NDPY_PROVIDER_VERSION=1 it runs over version 1. Each test here has
+a private softnd and fails if an object or a handle is left (own_softnd.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def version():
 
 
 def unused(softnd) -> bool:
-    """Whether no adapter of it is open any more."""
+    """Whether none of its adapters is open any more."""
     provider = Provider._loaded.get(str(softnd.path))
     return provider is None or provider._users == 0
 
@@ -106,13 +106,13 @@ def test_i_2_6_each_registration_has_its_own_handle(softnd):
 
 
 def test_i_2_2_the_handle_may_be_written_when_nobody_waits_any_more(softnd):
-    """The provider writes it 60 ms later. Until then the memory that it was told is its own."""
+    """The provider writes the handle 60 ms later. Until then ndpy must not free the memory for it."""
     with opened(softnd, delay_registration_ms=60) as (adapter, _):
         for _ in range(rounds(20, 3)):
             for _ in range(50):
                 adapter.begin_register(bytearray(64))
             gc.collect()
-            # Freed memory of that size would be given out here.
+            # If the memory was freed, the allocator returns it here.
             junk = [lib.ndpy_request_new(number, ffi.NULL, 1) for number in range(50)]
             for request in junk:
                 ffi.memmove(request, b"\xa5" * 40, 40)
@@ -124,7 +124,7 @@ def test_i_2_2_the_handle_may_be_written_when_nobody_waits_any_more(softnd):
 
 
 def test_i_2_2_a_cancelled_registration_leaves_the_others_alone(softnd):
-    """They are requests of one object, the adapter; cancelling that would cancel all."""
+    """All of them are requests of one object, the adapter. Cancelling them there would cancel every one."""
     with opened(softnd, delay_registration_ms=500) as (adapter, keep):
         pendings = [adapter.begin_register(bytearray(64)) for _ in range(20)]
         for pending in pendings[::2]:
@@ -134,7 +134,7 @@ def test_i_2_2_a_cancelled_registration_leaves_the_others_alone(softnd):
         for pending in pendings[::2]:
             with pytest.raises(ndpy.CanceledError):
                 pending.result(0)
-        # What came to be all the same has been deregistered; the fixture counts what softnd still has.
+        # If the provider completed some in spite of the cancel, ndpy has deregistered them. The fixture counts the rest.
         wait_until(lambda: not adapter._registering, "what was cancelled is gone")
         keep(adapter.register(bytearray(64), timeout_s=DEADLINE_S))
 
@@ -162,7 +162,7 @@ def test_i_2_2_an_adapter_closed_while_registering_waits_for_the_provider(softnd
 
 @pytest.mark.parametrize("registering", [0, 3])
 def test_i_2_2_closing_an_adapter_asks_the_provider_to_end_its_registrations(softnd, native, registering):
-    """They are requests of the adapter itself, and softnd may have made them by then."""
+    """They are requests of the adapter itself. softnd may have completed them by then."""
     adapter = softnd.open(delay_registration_ms=50)
     this, cancelled, cancel = adapter._native, [], native.INDOverlapped_CancelOverlappedRequests
 
@@ -184,7 +184,7 @@ def test_i_2_2_an_adapter_dropped_while_registering_is_released(softnd):
     buffers = [bytearray(64) for _ in range(20)]
     for buffer in buffers:
         adapter.begin_register(buffer)
-    # A recorded warning would keep what it is about.
+    # A recorded warning would keep its object alive.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         del adapter
@@ -200,7 +200,7 @@ def test_i_2_8_deregistering_under_a_window_is_refused_and_harmless(softnd):
         bind(pair.server, keep(adapter.create_memory_window()), owner)
         with pytest.raises(ndpy.DeviceBusyError):
             owner.close()
-        # The provider says so too.
+        # The provider refuses it too.
         with pytest.raises(ndpy.DeviceBusyError):
             ndpy.networkdirect.overlapped.run(
                 "deregister", ndpy.networkdirect.overlapped.Request(adapter._native), owner._deregister
@@ -251,10 +251,10 @@ def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):
     assert window_of(piece) == (150, remote.to_bytes())
     assert window_of(remote[:100]) == (0, remote.to_bytes())
     assert window_of(remote[900:]) == (900, remote.to_bytes())
-    # What crosses the wire is a descriptor of its own.
+    # On the wire, a slice is a descriptor of its own.
     assert piece.to_bytes() == RemoteMemory(0x7000 + 150, 100, 0x01020304).to_bytes()
     assert window_of(RemoteMemory.from_bytes(piece.to_bytes())) == (0, piece.to_bytes())
-    # What a program changes counts.
+    # After the program changes a field, the new value counts.
     piece.token ^= 1
     assert window_of(piece) == (150, RemoteMemory(0x7000, 1000, 0x01020305).to_bytes())
     piece.address -= 1000
@@ -280,7 +280,7 @@ def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):
 
 @pytest.mark.parametrize("delay_ms", [0, 5])
 def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, rng, delay_ms):
-    """The place for the provider's word outlives the window, since the word may be on its way."""
+    """The provider may still report the invalidation, so the memory for its report outlives the window."""
     with opened(softnd, delay_completions_ms=delay_ms) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         owner = memory(keep, adapter, 64)
@@ -298,7 +298,7 @@ def test_i_3_1_windows_closed_while_the_peer_invalidates_them(softnd, rng, delay
             take(pair.client.cq)
             (received,) = take(pair.server.cq)
             if not received.ok:
-                # Closed before the message came: it named no window any more, which ends the connection.
+                # The window was closed before the message came. The message named no window, which ends the connection.
                 pair.server.connector.wait_disconnected(DEADLINE_S)
                 pair = connect_pair(keep, adapter)
         owner.deregister(timeout_s=DEADLINE_S)
@@ -332,7 +332,7 @@ def test_i_4_2_a_provider_that_does_not_have_it(softnd, monkeypatch):
             with pytest.raises(ndpy.UnsupportedError, match="E_NOTIMPL") as caught:
                 pair.client.queue_pair.send_and_invalidate([], remote)
         assert (caught.value.operation, caught.value.native) == ("send_and_invalidate", 0x80004001)
-        # One that sends and does not invalidate leaves the window to its owner.
+        # A message that does not invalidate leaves the window to its owner.
         pair.server.queue_pair.receive([])
         pair.client.queue_pair.send([])
         succeed(pair.server.cq)
@@ -345,7 +345,7 @@ def test_i_4_2_a_provider_that_does_not_have_it(softnd, monkeypatch):
 
 
 def test_a_bind_over_a_binding_that_the_peer_has_ended_counts(softnd):
-    """ndpy has not seen yet that the window is free; the provider knows, and binds it."""
+    """ndpy has not seen yet that the window is free. The provider knows it and binds the window."""
     with opened(softnd) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         first, second = memory(keep, adapter, 64), memory(keep, adapter, 64)
@@ -396,10 +396,10 @@ def test_i_5_2_silent_requests_leave_no_slot_behind(softnd, monkeypatch, depth, 
             assert queue_pair._in_flight() == 0
         begun = time.monotonic()
         queue_pair.close()
-        # Everything came back at once: nothing had to be waited for, and nothing stays with the queue.
+        # Every request had already come back. close() waits for nothing, and the queue keeps nothing.
         assert time.monotonic() - begun < DEADLINE_S
         assert cq._freed_with_queue == []
-        # The last ones may have been cancelled before their acknowledgement was looked at.
+        # The last ones may have been canceled before ndpy looked for their acknowledgement.
         assert {completion.status for completion in cq.poll()} <= {Status.CANCELED}
 
 
@@ -424,7 +424,7 @@ def test_i_5_1_many_silent_requests_use_the_same_memory(softnd):
 
 @pytest.mark.parametrize("how", ["closed", "dropped", "adapter dropped"])
 def test_i_5_1_slots_stay_until_the_provider_has_let_go(softnd, how):
-    """Receives and sends under way; completions are late. Nothing may be written to what was freed."""
+    """Receives and sends are under way, and completions are late. The provider may not write to freed memory."""
     for _ in range(rounds(20, 2)):
         keeper = Keeper()
         adapter = softnd.open(delay_completions_ms=20)
@@ -485,7 +485,7 @@ def test_i_6_1_receives_posted_before_there_is_an_endpoint(softnd):
 
 
 def test_i_6_1_an_attempt_that_failed_leaves_the_receives(softnd):
-    """The endpoint belongs to the connector that made it; the queue pair goes to another one."""
+    """The endpoint belongs to the connector that made it. The queue pair can go to another connector."""
     with opened(softnd) as (adapter, keep):
         client, server = create_end(keep, adapter), create_end(keep, adapter)
         inbox = memory(keep, adapter, 8)
@@ -534,7 +534,7 @@ def test_i_6_1_kept_receives_are_flushed_in_order(softnd):
         completions = take(end.cq, 16)
         assert contexts(completions) == list(range(16))
         assert statuses(completions) == [Status.CANCELED] * 16
-        # And it is as new.
+        # The queue pair can be connected again.
         pair = connect_ends(keep, adapter, end, create_end(keep, adapter))
         assert_works(keep, pair)
 
@@ -559,7 +559,7 @@ def test_i_6_2_the_local_port(softnd, monkeypatch):
         connecting = connector.begin_connect(client.queue_pair, listener.address)
         request = keep(listener.get_request(DEADLINE_S))
         assert request.peer_address == ("127.0.0.1", 50123)
-        # The port is taken: a choice of the program's is refused when it connects, one of ndpy's is made again.
+        # The port is taken. If the program chose it, connect() fails. If ndpy chose it, ndpy chooses another one.
         other, late = create_end(keep, adapter), keep(adapter.create_connector())
         late.bind(("127.0.0.1", 50123))
         with pytest.raises(ndpy.AddressInUseError):
@@ -597,7 +597,7 @@ def test_i_6_6_a_timeout_is_asked_again(softnd):
     with opened(softnd, connect_timeouts=3) as (adapter, keep):
         begun = time.monotonic()
         pair = connect_pair(keep, adapter)
-        # The provider answers at once each time; there is a pause between two attempts.
+        # The provider answers at once each time. ndpy pauses between two attempts.
         assert time.monotonic() - begun > 2 * version1_connection._PAUSE_S
         assert pair.client.connector._unanswered == 3
         assert_works(keep, pair)
@@ -627,7 +627,7 @@ def test_i_6_6_until_the_callers_time_is_over(softnd):
         with pytest.raises(ndpy.TimeoutError) as caught:
             connector.connect(end.queue_pair, ("127.0.0.1", 7471), timeout_s=0.5)
         assert 0.4 < time.monotonic() - begun < DEADLINE_S
-        # Both ends are named.
+        # The message names both ends.
         for word in ("127.0.0.1 port 7471", "answered 127.0.0.1 within 0.5 s", "ND_TIMEOUT"):
             assert word in str(caught.value)
         assert (caught.value.native, connector.state) == (0x102, "failed")
@@ -635,7 +635,7 @@ def test_i_6_6_until_the_callers_time_is_over(softnd):
         quiet = connector._unanswered
         time.sleep(0.3)
         assert connector._unanswered == quiet
-        # The queue pair is as it was.
+        # The queue pair is unchanged.
         assert (end.queue_pair.connector, end.cq.poll()) == (None, [])
 
 
@@ -671,7 +671,7 @@ def test_i_6_6_giving_up_between_two_attempts(softnd, how):
 
 @pytest.mark.parametrize(("server", "client"), [(1, 2), (2, 1), (1, 1)])
 def test_two_processes_of_either_version(server, client):
-    """The descriptor that one side sends is what the other reads."""
+    """Each side can read the descriptor that the other sends."""
     environment = {**os.environ, "NDPY_PROVIDER": str(SOFTND)}
 
     def start(*words: object) -> subprocess.Popen:
@@ -707,7 +707,7 @@ def test_two_processes_of_either_version(server, client):
                 process.kill()
                 process.communicate()
     assert used.splitlines() == ["read memory of the server", "back written by a client."]
-    # A message of version 2 cannot take the window back, and a provider of version 2 does not tell that one did.
+    # A message of version 2 cannot invalidate the window. A provider of version 2 does not report an invalidation.
     assert told.splitlines()[:2] == ["told that was all", "holds written by a client."]
     assert told.splitlines()[2] == f"bound {not (server == client == 1)}"
 

@@ -1,5 +1,7 @@
-"""wait(), Poller.wait(), arm(), close(), connect() and disconnect(), against all that may come at each point between two
-native calls, in the thread that calls and in the adapter's."""
+"""wait(), Poller.wait(), arm(), close(), connect() and disconnect(), each against other events.
+
+Each event comes at each point between two native calls, in the calling thread and in the adapter's thread.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def scene(softnd, points):
 
 
 def end_of(pending):
-    """How a Pending ended, or what was raised instead of it."""
+    """The value or the exception that a Pending ended with. An exception in its place is returned."""
     if isinstance(pending, ndpy.NdpyError):
         return pending
     try:
@@ -72,13 +74,13 @@ def test_g_2_no_completion_is_lost_or_seen_twice_whatever_comes_at_any_point_of_
             if not still:
                 break
             still[0].thread.join(5 * GRACE_S)
-            # Whoever has got nothing yet gets the next.
+            # A waiter that has got nothing yet gets the next message.
             if points.reached and still[0].thread.is_alive():
                 scene.arrive()
         taken = [waiter.result()]
         points.stop()
         if event == "arm" and others:
-            # It may have been armed after the wait had taken the first.
+            # arm() may have come after the wait had taken the first message.
             scene.arrive()
             assert end_of(others[0].result()) is None
         elif event == "poller":
@@ -217,7 +219,7 @@ def test_b_7_7_the_removal_of_the_device_at_any_point_ends_the_wait(softnd, poin
             assert isinstance(result, ndpy.DeviceRemovedError), result
             return points.reached
 
-    # The queue pair's close waits a second each time for what a removed adapter does not give back.
+    # On a removed adapter, the queue pair's close waits a second each time for requests that never come back.
     walk(run if STRESS else lambda number: run(4 * number), points, 8 if STRESS else 2)
 
 
@@ -271,7 +273,7 @@ def test_what_is_armed_ends_whatever_comes_at_any_point(scene, points, event, ro
             pending = arming.start().outcome()
             points.watch(scene.adapter._events._thread, chosen, come)
             if event == "close":
-                # Its end comes with the close.
+                # The notification ends only when the queue is closed.
                 scene.adapter._wake()
             else:
                 scene.arrive()
@@ -282,7 +284,7 @@ def test_what_is_armed_ends_whatever_comes_at_any_point(scene, points, event, ro
             queue.close()
             assert isinstance(end_of(pending), (ndpy.CanceledError, ndpy.ClosedError))
             return points.reached
-        # The first may have come before it was armed, or have been taken by the wait.
+        # The first message may have come before the queue was armed, or the wait may have taken it.
         for _ in range(2):
             scene.arrive()
         taken = [other.result() for other in others] if event == "wait" else []
@@ -370,7 +372,7 @@ def test_a_finalizer_that_wakes_the_adapters_thread_while_it_is_closed_uses_no_c
 
 
 class Connecting:
-    """Two unconnected ends of one adapter, with receives posted at both, and a listener; closed at the end."""
+    """Two unconnected ends of one adapter, each with posted receives, and a listener. close() closes them."""
 
     def __init__(self, adapter) -> None:
         self.adapter = adapter
@@ -394,7 +396,7 @@ class Connecting:
         return pending
 
     def serve(self) -> None:
-        """Take the request and accept it, as far as the client lets it."""
+        """Take the request and accept it. The client may have given up by then."""
         with contextlib.suppress(ndpy.NdpyError):
             self.accepted = self.keep(self.listener.get_request(WAIT_S))
             try:
@@ -458,7 +460,7 @@ def test_connect_ends_whatever_comes_at_any_point_of_it(softnd, points, event, r
             thread = caller.thread if role == "caller" else adapter._events._thread
             points.watch(thread, chosen, lambda: scene.come(points, event))
             result = caller.start().outcome()
-            # softnd's own word for a peer that does not answer has its number.
+            # A TimeoutError from softnd has softnd's status. One without a status would be ndpy's own deadline.
             assert not isinstance(result, ndpy.TimeoutError) or result.native, result
             state = scene.connector.state
             reached = points.reached
@@ -492,7 +494,7 @@ def test_disconnect_ends_whatever_comes_at_any_point_of_it(softnd, points, event
             reached = points.reached
             points.stop()
             allowed = [ndpy.CanceledError, ndpy.ClosedError]
-            # What another thread does may have been first.
+            # Another thread may have been first.
             allowed += [ndpy.NotConnectedError] if event == "disconnect" else []
             assert result is None or (reached and isinstance(result, tuple(allowed))), result
             if result is None and not scene.connector.closed:

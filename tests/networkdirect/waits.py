@@ -1,6 +1,6 @@
-"""Waits in each way there is, in the main thread; an interrupt ends the wait, and everything still works after it.
+"""Waits of every kind, in the main thread. An interrupt ends each wait, and everything still works afterwards.
 
-python waits.py, with NDPY_PROVIDER set. It says on standard output what it waits for, and what ended it.
+Run it as `python waits.py`, with NDPY_PROVIDER set. It prints what it waits for, and what was interrupted.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# An embedded Python looks neither in the working folder nor in PYTHONPATH.
+# An embedded Python searches neither the working folder nor PYTHONPATH.
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
 
 from helpers import Keeper, connect_pair, create_end, host_of  # noqa: E402

@@ -1,14 +1,17 @@
-/* A provider that gives every result inline if it is there in time (contract C.2.1). It is softnd, loaded from the folder
-   above, whose tables of methods are changed in memory: each overlapped method gets an OVERLAPPED of this DLL's own, is
-   waited for, and answers with the final status. What takes longer is pending, and completes the caller's OVERLAPPED
-   through a pipe whose end the caller holds as its overlapped file.
+/* A provider that returns each result inline if it is ready in time (contract C.2.1). It loads softnd from the folder
+   above and changes softnd's tables of methods in memory. Each overlapped method gets an OVERLAPPED of this DLL, waits
+   for it, and returns the final status. A request that takes longer is pending. Its end completes the caller's
+   OVERLAPPED through a pipe. The caller holds one end of that pipe as its overlapped file.
 
-   Environment, read when an adapter is opened:
-     INLINE_WAIT_MS      for what ends by itself: Register, Deregister, CompleteConnect, Disconnect (5000)
-     INLINE_OTHERS_MS    for what waits for somebody: Connect, Accept, GetConnectionRequest, NotifyDisconnect, Notify (0);
-                         beyond 100 not for NotifyDisconnect and GetConnectionRequest, which ndpy always has under way
-     INLINE_PHASES       1: nothing is inline, and what succeeded is pending once more when its result is asked for (C.4.5)
-     INLINE_BUSY         the first so many Deregister end with ND_DEVICE_BUSY, later */
+   Environment variables, read when an adapter is opened, with their defaults:
+     INLINE_WAIT_MS      how long to wait for requests that end by themselves: Register, Deregister, CompleteConnect,
+                         Disconnect (5000)
+     INLINE_OTHERS_MS    how long to wait for requests that need another party: Connect, Accept, GetConnectionRequest,
+                         NotifyDisconnect, Notify (0). Above 100 it does not apply to NotifyDisconnect and
+                         GetConnectionRequest, which ndpy always has under way.
+     INLINE_PHASES       1: nothing is inline. A request that succeeded is pending once more when its result is read
+                         (C.4.5).
+     INLINE_BUSY         this many Deregister requests, the first ones, end later with ND_DEVICE_BUSY (0) */
 
 #include "../../../softnd/version2.h"
 
@@ -72,7 +75,7 @@ static uint32_t number(const char *name, uint32_t otherwise)
     return length > 0 && length < sizeof text ? (uint32_t)strtoul(text, NULL, 10) : otherwise;
 }
 
-/* Keeps the table as it was, and lets its methods lead here. */
+/* Keep a copy of the table, and put the replacement into its slot. */
 static void patch(void *kept, const void *methods, size_t size, size_t slot, void *replacement)
 {
     void **at = (void **)(uintptr_t)methods + slot;
@@ -222,7 +225,7 @@ static HRESULT STDMETHODCALLTYPE result(IND2Overlapped *self, OVERLAPPED *theirs
     return (HRESULT)theirs->Offset;
 }
 
-/* All of softnd's classes read the status from the OVERLAPPED. */
+/* The classes of softnd all read the status from the OVERLAPPED, so any of them will do. */
 static HRESULT inner_result(struct request *request)
 {
     return connector.GetOverlappedResult != NULL
@@ -369,7 +372,7 @@ static HANDLE inner_file(HANDLE client)
     return file == NULL ? client : file->inner;
 }
 
-/* Methods that a table has, which all classes of overlapped requests share. */
+/* Record the object's file and patch GetOverlappedResult, which all classes of overlapped requests have. */
 #define MADE(kept, type, object, client)                                        \
     do {                                                                        \
         own(object, file_of(client));                                           \
@@ -467,7 +470,7 @@ EXPORT HRESULT STDMETHODCALLTYPE DllGetClassObject(REFCLSID class_id, REFIID iid
     return status;
 }
 
-/* softnd's tables lead here for ever. */
+/* softnd's tables point into this DLL until the process ends, so it can never be unloaded. */
 EXPORT HRESULT STDMETHODCALLTYPE DllCanUnloadNow(void)
 {
     return S_FALSE;

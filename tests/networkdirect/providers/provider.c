@@ -1,5 +1,5 @@
-/* A provider DLL of the kind that the macro says, broken in one way or with two adapters that can be opened and no more;
-   see the Makefile. */
+/* A provider DLL. The macro selects its kind: broken in one way, or with two adapters that can only be opened. See the
+   Makefile. */
 
 #include <winsock2.h>
 #include <ws2tcpip.h>
@@ -10,7 +10,7 @@
 
 #define EXPORT __declspec(dllexport)
 
-/* Version 1 has sizes of 64 bits where version 2 has 32. */
+/* Sizes have 64 bits in version 1 and 32 in version 2. */
 #if defined(VERSION_1) || defined(VERSION_1_NO_PROVIDER) || defined(VERSION_1_NULL_PROVIDER) || \
     defined(VERSION_1_NO_OPEN) || defined(VERSION_1_OPEN_NULL) || defined(VERSION_1_NO_QUERY) || defined(VERSION_1_NO_FILE)
 #define ONLY_VERSION_1
@@ -19,7 +19,7 @@ typedef SIZE_T length;
 typedef ULONG length;
 #endif
 
-/* An object whose methods all exist and which is never freed. It stands for IND2Provider, INDProvider and IClassFactory. */
+/* An object whose methods all exist. It is never freed. It stands for IND2Provider, INDProvider and IClassFactory. */
 struct object {
     const void *const *methods;
 };
@@ -37,7 +37,7 @@ static ULONG STDMETHODCALLTYPE count(struct object *self)
     return 1;
 }
 
-/* IND2Provider::QueryAddressList of a provider without adapters: a list of none is one number of 8 bytes with padding. */
+/* IND2Provider::QueryAddressList of a provider without adapters. An empty list is a number, with padding 8 bytes long. */
 static HRESULT STDMETHODCALLTYPE addresses(struct object *self, void *list, length *size)
 {
     (void)self;
@@ -107,7 +107,7 @@ static HANDLE STDMETHODCALLTYPE adapter_file(struct object *self)
 #endif
 }
 
-/* Everything up to 64, in a structure that is larger than ND_ADAPTER_INFO1. */
+/* Reports 64 in every field, in a structure that is larger than ND_ADAPTER_INFO1. */
 static HRESULT STDMETHODCALLTYPE query_adapter(struct object *self, ULONG version, SIZE_T *info, SIZE_T *size)
 {
     (void)self;
@@ -171,7 +171,7 @@ static HRESULT STDMETHODCALLTYPE query_adapter(struct object *self, uint32_t *in
     (void)info, (void)size;
     return (HRESULT)0xC00000A3;
 #else
-    /* Everything up to 64. */
+    /* Report 64 in every field. */
     memset(info + 1, 0, 92);
     for (int i = 2; i < 23; i++)
         info[i] = 64;
