@@ -1,8 +1,7 @@
-"""The cffi module ndpy._networkdirect: NetworkDirect 2 and 1 from their tables in networkdirect/interfaces.h and
-networkdirect/version1/interfaces.h, and the Win32 calls.
+"""The cffi module ndpy._networkdirect: NetworkDirect 2 and 1, and the Win32 calls.
 
-The tables are the one place that names a method: its vtable, its interface's identifier and the thunk that calls it are
-made from there.
+The tables in networkdirect/interfaces.h and networkdirect/version1/interfaces.h are the only place that names a method.
+Its vtable, its interface's identifier and the thunk that calls it are made from them.
 """
 
 import re
@@ -23,7 +22,7 @@ def read(name: str) -> str:
 
 
 def thunks(table: str) -> str:
-    """C for every interface of a table: its vtable, checked for its number of slots, and one function per method."""
+    """The C code for each interface of a table: a vtable, a check of its number of slots, and a function per method."""
     parts: list[str] = []
     entries: list[str] = []
     methods: dict[str, list[str]] = {}
@@ -58,7 +57,7 @@ def thunks(table: str) -> str:
 
 def source() -> str:
     table = read("networkdirect/interfaces.h") + read("networkdirect/version1/interfaces.h")
-    # Only the types: the calls themselves are the Windows headers'.
+    # Keep only the types. The Windows headers declare the calls.
     win32_types = re.sub(r"^[\w ]+\*?\w+\([^;]*\);\n", "", read("networkdirect/win32.h"), flags=re.MULTILINE)
     return f"""
 #define WIN32_LEAN_AND_MEAN
@@ -106,5 +105,5 @@ ffibuilder.set_source(
 )
 
 if __name__ == "__main__":
-    # For a compiler that is not setuptools': the C file's path is the argument.
+    # For a compiler that setuptools does not run. The argument is the path of the C file.
     ffibuilder.emit_c_code(sys.argv[1])

@@ -1,7 +1,8 @@
 """The cffi module ndpy._verbs: libibverbs and librdmacm, declared from their headers, opened at run time.
 
-One table: each function that verbs/ibverbs.h and verbs/rdmacm.h declare becomes a pointer that loader.c fills, required
-unless its declaration is marked optional. The names are then macros for those pointers, so that nothing is linked.
+Each function that verbs/ibverbs.h and verbs/rdmacm.h declare becomes a pointer, and loader.c fills it. The function is
+required unless its declaration is marked optional. Its name becomes a macro for the pointer, so the module links to no
+library.
 """
 
 import re
@@ -17,7 +18,7 @@ def read(name: str) -> str:
 
 
 def symbols(library: str) -> list[tuple[str, str, int]]:
-    """(library, name, required) of every function that a declaration file has."""
+    """Every function that a declaration file declares, as (library, name, required)."""
     found = re.findall(r"^[^/\n]*?\b(\w+)\((?:[^;]*)\);(.*)$", read(f"verbs/{library}.h"), re.MULTILINE)
     return [(library, name, int("optional" not in remark)) for name, remark in found]
 

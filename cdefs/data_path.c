@@ -1,22 +1,23 @@
-/* Posting and polling, once for all providers.
+/* Posting and polling. All providers share this file.
 
-   A provider's own data_path.c includes rings.c, then defines what follows, then includes this file:
-     native_element, native_token, native_remote    types of an element, of its token, and of what names a peer's memory
+   A provider's own data_path.c includes rings.c, defines the names below, and then includes this file:
+     native_element, native_token, native_remote    types of an element, of its token, and of a peer's memory
      struct native_request, native_data_request()   a request in the provider's words
      native_post(), native_receive(), native_receive_shared()
      struct native_result, native_poll(), native_slot(), native_queue_pair(), status_of(), native_vendor_status(),
      native_bytes(), native_received(), translate_status()
 
-   Each direction of a queue pair is a ring of slots; the provider gets the address of a request's slot as its context and
-   gives it back with the completion. Requests of one direction complete in order, so a completion retires every slot up to
-   its own, the silent (unsignaled) ones before it included. A ring has one writer of `posted` (the thread that holds the
-   queue pair's lock) and one writer of `retired` (the thread that holds the completion queue's lock); the two meet only in
-   these counters.
+   Each direction of a queue pair is a ring of slots. The provider gets the address of a request's slot as the
+   request's context, and returns it with the completion. Requests of one direction complete in order. So a
+   completion retires every slot up to its own, including the silent (unsignaled) ones before it. A ring has one
+   writer of `posted`: the thread that holds the queue pair's lock. It has one writer of `retired`: the thread that
+   holds the completion queue's lock. The two threads share only these counters.
 
-   A run of silent requests would never retire. So one of them in half a ring is signaled, and its completion is internal.
+   Silent requests alone would never retire. So every half ring of them has one that is signaled. Its completion is
+   internal.
 
-   Closing a queue pair and arming take completions from the provider before anybody asks for them. These are stored in the
-   completion queue's own memory, where ndpy_poll looks first. */
+   Closing a queue pair takes completions from the provider before anybody polls for them. So does arming a
+   completion queue. They are stored in the completion queue's own memory, where ndpy_poll looks first. */
 
 /* ---- posting ---- */
 
@@ -189,7 +190,7 @@ static void translate(const struct native_result *result, struct ndpy_completion
             out->retired = 0;
             return;
         }
-        /* A provider that breaks the order: this one was retired by a later request's completion. */
+        /* If a provider breaks the order, a later request's completion has already retired this slot. */
         out->retired = newly > 0 ? (uint32_t)newly : 0;
         if (slot->flags & NDPY_SILENT_SUCCESS ? out->status == NDPY_SUCCESS : slot->flags & NDPY_MARKER)
             out->flags = NDPY_INTERNAL;

@@ -1,7 +1,7 @@
-/* The extension module ndpy._lease: a hit of the registration cache and the end of a lease, without a Python frame.
+/* The extension module ndpy._lease: a hit in the registration cache, and the end of a lease, without a Python frame.
  *
- * A hit takes no lock of the cache. It keeps the interpreter's lock between its look at Entry.cached and the count of the
- * use. Whoever closes an entry clears `cached` before it looks at `uses`. So one of the two sees the other.
+ * A hit takes no lock of the cache. It holds the interpreter's lock while it reads Entry.cached and counts the use.
+ * Code that closes an entry clears `cached` before it reads `uses`. So one of the two sees the other.
  */
 
 #ifndef Py_LIMITED_API
@@ -17,24 +17,24 @@ typedef struct {
     PyObject_HEAD
     Py_ssize_t uses; /* how many leases and exposures it has */
     long long used;  /* the number of its last use */
-    char cached;     /* whether others may still find it */
+    char cached;     /* whether a look-up may still find it */
 } Entry;
 
-/* A buffer object whose entry was found before. */
+/* A buffer that was looked up before, and its entry. */
 typedef struct {
     PyObject_HEAD
     PyObject *entry;
-    PyObject *export;  /* a function that makes what keeps the buffer in place; None if the buffer does that itself */
+    PyObject *export;  /* a function; its result keeps the buffer in place. None if the buffer does that itself */
     PyObject *subject; /* the argument of export; None for the buffer */
-    PyObject *pointer; /* what the export must be equal to; None if the buffer's memory cannot be replaced */
+    PyObject *pointer; /* the export must equal this; None if the buffer's memory cannot be replaced */
     Py_ssize_t size;   /* the length that the export must have; -1 for any */
-    long rights;       /* the most that may be asked for */
+    long rights;       /* a lease may ask for these rights only */
 } KnownBuffer;
 
 /* The part of a cache that a hit needs. */
 typedef struct {
     PyObject_HEAD
-    /* A dict of KnownBuffer: by the buffer's identity, by (address, length), or by ((address, length), True) if raw. */
+    /* A dict of KnownBuffer. A key is the buffer's identity, (address, length), or ((address, length), True) if raw. */
     PyObject *known_buffers;
     PyObject *lease_type; /* a subclass of Lease */
     PyObject *defunct;    /* None while the cache is open */
@@ -43,7 +43,8 @@ typedef struct {
     char over_bounds; /* whether more is registered than the bounds allow */
 } Cache;
 
-/* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: the export, NULL or None after release. */
+/* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: the export, NULL or None after
+   release. */
 typedef struct {
     PyObject_HEAD
     PyObject *cache;
@@ -176,7 +177,7 @@ static PyType_Spec known_spec = {"ndpy._lease.KnownBuffer", sizeof(KnownBuffer),
 
 /* ---- Cache ---- */
 
-/* A new reference. NULL without an error for a buffer that is not known. */
+/* Returns a new reference. Returns NULL without an error for an unknown buffer. */
 static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
 {
     PyObject *key, *found;
@@ -196,7 +197,7 @@ static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
     return (KnownBuffer *)found;
 }
 
-/* 1 if the buffer has the same memory as before, 0 if not, -1 with an error. */
+/* Returns 1 if the buffer has the same memory as before, 0 if not, -1 with an error. */
 static int still_there(const KnownBuffer *known, PyObject *view)
 {
     int equal = 1;
@@ -209,7 +210,7 @@ static int still_there(const KnownBuffer *known, PyObject *view)
     return equal;
 }
 
-/* A new lease that counts as no use yet. NULL, without an error for a miss. */
+/* Returns a new lease, which does not count as a use yet. Returns NULL without an error for a miss. */
 static Lease *prepare(const Cache *cache, const KnownBuffer *known, PyObject *buffer, long access)
 {
     PyObject *view, *subject = known->subject == Py_None ? buffer : known->subject;
@@ -229,7 +230,7 @@ static Lease *prepare(const Cache *cache, const KnownBuffer *known, PyObject *bu
     return lease;
 }
 
-/* The lease of a hit. NULL, without an error for a miss. */
+/* Returns the lease of a hit. Returns NULL without an error for a miss. */
 static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
 {
     KnownBuffer *known = cache->known_buffers ? look_up(cache->known_buffers, buffer, raw) : NULL;
@@ -255,7 +256,7 @@ static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
 
 enum { BUFFER, ACCESS, QUEUE_PAIR, RAW, ARGUMENTS };
 
-/* The arguments of local(), borrowed. NULL for an argument that was not given. */
+/* Sorts the arguments of local() into `given`, as borrowed references. An argument that the caller omits stays NULL. */
 static int take_arguments(PyObject *const *arguments, Py_ssize_t count, PyObject *keywords, PyObject **given)
 {
     static const char *const names[] = {"buffer", "access", "queue_pair", "raw"};
@@ -295,7 +296,7 @@ static PyObject *cache_local(PyObject *self, PyObject *const *arguments, Py_ssiz
     if (given[RAW]) raw = PyObject_IsTrue(given[RAW]);
     if (raw < 0) return NULL;
     if (given[ACCESS]) access = PyLong_AsLong(given[ACCESS]);
-    /* An argument of a wrong type or size, here or below, is left to _local(), which can say what is wrong. */
+    /* If an argument has a wrong type or size, here or below, call _local(). It can say what is wrong. */
     if (access == -1 && PyErr_Occurred()) {
         PyErr_Clear();
     } else if (queue_pair == Py_None) {
@@ -420,7 +421,7 @@ static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
     else
         result = PyObject_CallMethod(lease->cache, "_on_released", "O", found);
     Py_DECREF(found);
-    /* The memory goes last: its region may have been deregistered just now. */
+    /* Release the memory last: its region may have been deregistered just now. */
     Py_DECREF(view);
     return result;
 }

@@ -1,5 +1,5 @@
-/* What all shims and the Python side agree on. It has plain declarations only, since cffi reads this file as it is.
-   The numbers are those of ndpy/flags.py. A test compares the two. */
+/* The interface of all shims to Python. It has plain declarations only, because cffi reads this file without a
+   preprocessor. The numbers are those of ndpy/flags.py. A test compares the two. */
 
 enum ndpy_operation {
     NDPY_RECEIVE = 0,
@@ -8,7 +8,7 @@ enum ndpy_operation {
     NDPY_INVALIDATE = 3,
     NDPY_READ = 4,
     NDPY_WRITE = 5,
-    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* of Python's Operation; here a receive with NDPY_WRITTEN */
+    NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* only in Python's Operation; in C a receive with NDPY_WRITTEN */
     NDPY_SEND_AND_INVALIDATE = 16   /* only for posting: it completes as a send */
 };
 
@@ -35,7 +35,8 @@ enum ndpy_flag {
 /* Flags of a slot beside enum ndpy_flag. NDPY_UNWRITABLE: the receive's memory may not be written to. */
 enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
-    NDPY_MARKER = 0x200         /* a request of ndpy's own. Its completion is internal; with SILENT_SUCCESS a failure is the program's. */
+    NDPY_MARKER = 0x200         /* ndpy posted this request. Its completion is internal. With SILENT_SUCCESS the
+                                   program gets its failure. */
 };
 
 /* Why a post was refused before the provider saw it. Any other number except 0 is the provider's own. */
@@ -53,16 +54,16 @@ enum ndpy_connection {
     NDPY_NEVER_CONNECTED = 0,
     NDPY_CONNECTED = 1,
     NDPY_ENDED = 2,
-    NDPY_ENDED_UNPOSTED = 3     /* as ENDED, but the provider would never complete what is posted now */
+    NDPY_ENDED_UNPOSTED = 3     /* ENDED, and the provider would never complete a new request */
 };
 
 enum ndpy_completion_flag {
     NDPY_INTERNAL = 1,          /* not for the program: it only retires requests */
     NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot */
-    NDPY_INVALIDATED = 4,       /* the peer has invalidated the window whose token vendor_status is. If it is internal and
-                                   FROM_SHARED_QUEUE, it is of no queue pair, and slot is the window's number. */
-    NDPY_IMMEDIATE = 8,         /* a receive with immediate data, which vendor_status is */
-    NDPY_WRITTEN = 16           /* with IMMEDIATE: of a peer's write, which left the receive's own memory alone */
+    NDPY_INVALIDATED = 4,       /* the peer has invalidated a window; vendor_status is its token. With INTERNAL and
+                                   FROM_SHARED_QUEUE there is no queue pair, and slot is the window's number. */
+    NDPY_IMMEDIATE = 8,         /* a receive with immediate data; vendor_status is this data */
+    NDPY_WRITTEN = 16           /* with IMMEDIATE: the peer wrote elsewhere, not to the receive's own memory */
 };
 
 /* A scatter/gather element: the layout of ibv_sge and of ND2_SGE. */
@@ -72,7 +73,7 @@ struct ndpy_element {
     uint32_t token;
 };
 
-/* 48 bytes. retired: how many requests of this queue end with this one, silent ones before it included. */
+/* 48 bytes. retired: how many requests this completion ends, including the silent ones before it. */
 struct ndpy_completion {
     uint64_t context;
     uint64_t nbytes;
@@ -92,15 +93,16 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
     uint64_t max_length);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
-/* Refuse reads, because the peer serves none. */
+/* Refuse to post reads, because the peer does not serve them. */
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
-/* Silent requests that succeeded leave no trace until a later completion. In the error state, post a request that is
-   flushed behind them. Returns whether it was posted, which takes a place in the initiator queue. */
+/* Silent requests that succeeded leave no trace until a later completion. So in the error state, post a request that
+   the provider flushes behind them. Returns whether it was posted. It takes a place in the initiator queue. */
 int ndpy_post_marker(struct ndpy_queue_pair *qp);
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
-/* How many initiator requests were posted, modulo 2**32. And whether the first `count` of these have ended: 0 not yet, 1 all
-   of them have succeeded, -1 some request has failed. */
+/* How many initiator requests were posted, modulo 2**32. */
 uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp);
+/* Whether the first `count` of these have ended. 0: not yet. 1: all of them have succeeded. -1: some request has
+   failed. */
 int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count);
 
 struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
@@ -123,17 +125,19 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
 /* Store everything that the provider has in the queue's own memory, where ndpy_poll looks first.
    Returns how many completions for the program were added, or minus an errno. */
 int ndpy_drain(struct ndpy_completion_queue *cq);
-/* Takes stored completions up to the first that is for the program; returns how many. */
+/* Take the stored completions before the first one that is for the program. Returns how many. */
 int ndpy_poll_internal(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
 /* How many stored completions are for the program. */
 uint32_t ndpy_undelivered(struct ndpy_completion_queue *cq);
-/* The place, counted from 1, of the first failed completion among these, apart from the first `first`; 0 if none has failed. */
+/* Skip the first `first` of these, and find the first one that failed. Returns its place among all of these, counted
+   from 1, or 0 if none failed. */
 uint32_t ndpy_undelivered_failure(struct ndpy_completion_queue *cq, uint32_t first);
-/* How many stored completions are of queue pair `number`, internal ones included. */
+/* How many stored completions belong to queue pair `number`, including internal ones. */
 uint32_t ndpy_stored_of(struct ndpy_completion_queue *cq, uint32_t number);
-/* Give stored completions of a shared receive queue another queue pair number, because the provider may use theirs again.
-   Returns how many. */
+/* Give stored completions of a shared receive queue another queue pair number, because the provider may reuse the
+   old one. Returns how many. */
 uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_number, uint32_t number);
-/* End what is left in one direction of a queue pair with NDPY_CANCELED. Only after the provider let go of it.
-   A silent request that has left no completion by then has succeeded. Returns how many, or minus an errno. */
+/* End the remaining requests of one direction of a queue pair with NDPY_CANCELED. Call this only after the provider
+   has let go of the queue pair. A silent request without a completion has succeeded by then. Returns how many
+   requests ended, or minus an errno. */
 int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq);

@@ -1,4 +1,5 @@
-/* What all providers share: the rings of posted requests, and the completions that a queue stores (see data_path.c).
+/* The rings of posted requests, and the completions that a queue stores (see data_path.c). All providers share this
+   file.
 
    A provider's own data_path.c defines NATIVE_CANCELED and then includes this file once. */
 
@@ -137,7 +138,7 @@ static inline struct ndpy_slot *ring_next(struct ndpy_ring *ring)
     return slot;
 }
 
-/* Before the provider sees the request, because its completion may be polled before the post returns. */
+/* Call this before the provider sees the request: its completion may be polled before the post returns. */
 static inline void ring_commit(struct ndpy_ring *ring)
 {
     atomic_fetch_add_explicit(&ring->posted, 1, memory_order_release);

@@ -4,16 +4,17 @@
 
 #define NDPY_POLL_BATCH 32
 
-/* native_post(): the request was taken, but the provider will not complete it. ndpy_cancel_rest ends it. */
+/* A result of native_post(): the request counts as posted, but the provider will not complete it. ndpy_cancel_rest
+   ends it. */
 #define NATIVE_NEVER_COMPLETES (-100)
 
 struct ndpy_ring;
 
 struct ndpy_slot {
-    struct ndpy_ring *ring;      /* NULL: a slot of a shared receive queue */
+    struct ndpy_ring *ring;      /* NULL in a shared receive queue */
     uint64_t context;
     uint64_t nbytes;
-    uint32_t sequence;           /* of the ring; the index of a shared queue's slot */
+    uint32_t sequence;           /* number of the request in its ring; in a shared queue, the slot's index */
     uint16_t operation;
     uint16_t flags;
 };
@@ -21,7 +22,7 @@ struct ndpy_slot {
 struct ndpy_ring {
     atomic_uint posted;
     atomic_uint retired;
-    atomic_uint failed;         /* whether a request has failed; then all later ones fail */
+    atomic_uint failed;         /* whether a request has failed; all later ones fail too */
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
@@ -52,11 +53,11 @@ struct ndpy_shared_queue {
 
 struct ndpy_completion_queue {
     void *native;
-    struct ndpy_completion *stored;     /* taken from the provider, or made here, before anybody asked for it */
+    struct ndpy_completion *stored;     /* completions taken from the provider, or made here, before a poll */
     uint32_t stored_capacity;
     uint32_t stored_head;
     uint32_t stored_count;
-    uint32_t undelivered;       /* those of them that are for the program */
+    uint32_t undelivered;       /* how many of these are for the program */
 };
 
 _Static_assert(sizeof(struct ndpy_completion) == 48, "the Python side unpacks 48 bytes");

@@ -1,16 +1,16 @@
-/* What the data paths of both versions of NetworkDirect have alike: results, windows, and the data path itself.
+/* The data path of NetworkDirect. Both versions share this file.
 
-   A version's data_path.c includes this file after its own functions of the provider. struct native_request then has the
-   fields that ndpy_post_bind() below fills in. */
+   A version's data_path.c includes this file after its own functions of the provider. struct native_request then has
+   the fields that ndpy_post_bind() below fills in. */
 
-/* A result has no details of an error. */
+/* Results of NetworkDirect have no details of an error. */
 static uint32_t native_vendor_status(const struct native_result *result)
 {
     (void)result;
     return 0;
 }
 
-/* A receive's result has nothing beside its length. */
+/* The result of a receive has only a length. */
 static void native_received(const struct native_result *result, struct ndpy_completion *out)
 {
     (void)result;

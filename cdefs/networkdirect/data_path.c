@@ -1,5 +1,6 @@
-/* The data path's part for NetworkDirect 2 (see ../data_path.c). With a completion the provider hands back the contexts of
-   the request and of its queue pair. These are the address of the slot, and the number that Python knows the queue pair by. */
+/* The NetworkDirect 2 part of the data path (see ../data_path.c). With a completion the provider returns two
+   contexts. The request's context is the address of its slot. The queue pair's context is the number of the queue
+   pair in Python. */
 
 #include "../rings.h"
 
@@ -73,7 +74,7 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
     out->remote_token = swap_token(remote_token);
 }
 
-/* A provider's refusal as enum ndpy_refusal, where that has the same reason. */
+/* Translate a provider's refusal to enum ndpy_refusal, if that has the same reason. */
 static inline int refusal(int32_t status)
 {
     switch ((uint32_t)status) {

@@ -1,8 +1,8 @@
 /* NetworkDirect 2 as tables: structures, numbers, and the methods of each interface in the order of its vtable.
 
-   cffi reads this file as it is. build_networkdirect.py makes the vtable, the identifier and one thunk per method from it: a comment
-   "interface NAME : BASE, N slots {identifier}" opens an interface, and each declaration after it is its next method.
-   Statuses are HRESULTs; void pointers stand for any interface and for GUIDs. */
+   cffi reads this file as it is. build_networkdirect.py makes the vtable, the identifier and one thunk per method
+   from it. A comment "interface NAME : BASE, N slots {identifier}" opens an interface. Each declaration after it is
+   its next method. Statuses are HRESULTs. Void pointers stand for any interface and for GUIDs. */
 
 struct nd_overlapped {          /* OVERLAPPED */
     uintptr_t internal;

@@ -1,4 +1,4 @@
-/* Provider DLLs: the Winsock catalogue that names them, and what they export. */
+/* Provider DLLs: the Winsock catalogue that names them, and their exports. */
 
 struct ndpy_library {
     HMODULE module;

@@ -1,10 +1,12 @@
 /* Overlapped requests and the port on which they complete.
 
-   A provider writes to an OVERLAPPED until its request has completed (contract C.3.1), and the packet of the completion
-   points to it. So the structure counts its users: the Python object, and the request from its start to its packet.
+   A provider writes to an OVERLAPPED until its request has completed (contract C.3.1), and the packet of the
+   completion points to it. So the structure counts its users: the Python object, and the request from its start to
+   its packet.
 
-   The adapter's thread waits in ndpy_take_packets without the interpreter's lock. It passes the packets for a poller on to
-   the poller's own port. So any number of pollers can wait for queues whose file has only the adapter's port. */
+   The adapter's thread waits in ndpy_take_packets without the interpreter's lock. It passes packets for a poller on
+   to the poller's own port. So any number of pollers can wait for these queues, although their file has only the
+   adapter's port. */
 
 /* Held while a packet is passed on, so that nobody closes the port that it goes to. */
 static SRWLOCK forwarding = SRWLOCK_INIT;
@@ -38,7 +40,7 @@ struct ndpy_request *ndpy_request_new(uint64_t key, void *forward, int quiet)
 void ndpy_request_start(struct ndpy_request *request)
 {
     InterlockedIncrement(&request->references);
-    /* The provider sets this when it accepts the request. Until then nobody may take the request for ended. */
+    /* The provider sets this when it accepts the request. Set it now, so that the request never looks ended before. */
     request->overlapped.internal = STATUS_PENDING;
     request->overlapped.internal_high = 0;
     request->overlapped.offset = 0;

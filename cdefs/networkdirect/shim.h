@@ -1,31 +1,32 @@
-/* What loader.c, requests.c and data_path.c offer to Python. Functions return a Win32 error number unless they say otherwise. */
+/* The functions of loader.c, requests.c and data_path.c that Python calls. They return a Win32 error number unless a
+   comment says otherwise. */
 
-/* Writes up to `count` entries of the Winsock catalogue, hidden ones included. Returns how many entries there are, or minus
-   the Winsock error. Source: WSCEnumProtocols. */
+/* Writes up to `count` entries of the Winsock catalogue, including hidden ones. Returns how many entries there are,
+   or minus the Winsock error. Source: WSCEnumProtocols. */
 int ndpy_protocols(struct nd_protocol *out, int count);
-/* The path of a catalogue entry's DLL, environment variables expanded, in a buffer of `size` characters. */
+/* Writes the path of a catalogue entry's DLL to a buffer of `size` characters. Expands environment variables. */
 uint32_t ndpy_provider_path(const unsigned char *provider_id, wchar_t *path, uint32_t size);
-/* Adds or removes a catalogue entry. For administrators. Source: WSCInstallProvider, WSCDeinstallProvider. */
+/* Adds or removes a catalogue entry. Only administrators may. Source: WSCInstallProvider, WSCDeinstallProvider. */
 uint32_t ndpy_install_provider(const unsigned char *provider_id, const wchar_t *path, const struct nd_protocol *protocol);
 uint32_t ndpy_deinstall_provider(const unsigned char *provider_id);
 
-/* Loads a provider's DLL. Returns NULL on failure: *error has the reason, and if *error is 0, *missing names an export that the
-   DLL lacks. */
+/* Loads a provider's DLL. Returns NULL on failure. Then *error has the reason. If *error is 0, the DLL lacks the
+   export that *missing names. */
 struct ndpy_library *ndpy_load_provider(const wchar_t *path, uint32_t *error, const char **missing);
 int32_t ndpy_get_class_object(struct ndpy_library *library, const unsigned char *class_id, const void *iid, void **object);
-/* What DllCanUnloadNow returns; S_OK is 0. */
+/* Returns the result of DllCanUnloadNow. S_OK is 0. */
 int32_t ndpy_can_unload(struct ndpy_library *library);
 void ndpy_unload_provider(struct ndpy_library *library);
 
 /* The identifier of an interface by its name. NULL if no interface has this name. */
 const void *ndpy_iid(const char *name);
 
-/* One overlapped request. It outlives both its owner and the provider's use: whoever is last frees it.
+/* One overlapped request. Its owner and the provider use it. Whoever finishes last frees it.
 
-   key: handed back with the packet.
+   key: comes back with the packet.
    forward: a completion port that gets the packet instead of the adapter's thread, or NULL.
    quiet: completion sets the event and queues no packet.
-   region: where a provider of version 1 writes the handle of what it registers, at any time until the request has ended
+   region: a provider of version 1 writes the handle of a new registration here, at any time until the request has ended
    (contract I.2.2). */
 struct ndpy_request {
     struct nd_overlapped overlapped;
@@ -39,22 +40,23 @@ struct ndpy_request {
 struct ndpy_request *ndpy_request_new(uint64_t key, void *forward, int quiet);
 /* Call this before the request is given to a provider. The provider counts as a user until the packet is taken. */
 void ndpy_request_start(struct ndpy_request *request);
-/* No packet will come, because the request was refused, ended inline, or its event was waited for. */
+/* Call this when no packet will come: the request was refused, it ended inline, or somebody waited for its event. */
 void ndpy_request_stop(struct ndpy_request *request);
 void ndpy_request_drop(struct ndpy_request *request);
-/* The request's result, STATUS_PENDING while it runs. When asked after the end, a provider may start another phase and return
-   STATUS_PENDING once more (contract C.4.5). Then another packet comes, and counts as another use. */
+/* The request's result, STATUS_PENDING while it runs. A provider that is asked after the end may start another
+   phase, and return STATUS_PENDING once more (contract C.4.5). Then another packet comes, and counts as another use. */
 int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request);
 int32_t version1_request_result(struct INDOverlapped *target, struct ndpy_request *request);
-/* The port in `forward` is about to be closed. */
+/* Call this before the port in `forward` is closed. */
 void ndpy_request_detach(struct ndpy_request *request);
 
 struct ndpy_packet {
     uint64_t key;
     struct ndpy_request *request;   /* NULL: posted by ndpy_post_packet */
 };
-/* Takes up to `count` packets of a port, waiting up to timeout_ms (0xFFFFFFFF: for ever). Packets with a `forward` of their own
-   are passed on there, and this goes on waiting. Returns the number of packets, 0 after the time, or minus an error. */
+/* Takes up to `count` packets of a port, waiting up to timeout_ms (0xFFFFFFFF: for ever). Passes a packet that has a
+   `forward` on to that port, and goes on waiting. Returns the number of packets, 0 after the timeout, or minus an
+   error. */
 int ndpy_take_packets(void *port, struct ndpy_packet *out, uint32_t count, uint32_t timeout_ms);
 int32_t ndpy_post_packet(void *port, uint64_t key);
 

@@ -7,7 +7,7 @@ struct nd_overlapped_entry {    /* OVERLAPPED_ENTRY */
     uint32_t bytes;
 };
 
-/* WSAPROTOCOL_INFOW, flattened; the provider's GUID as 16 bytes in memory order. */
+/* WSAPROTOCOL_INFOW, flattened. The provider's GUID is 16 bytes in memory order. */
 struct nd_protocol {
     uint32_t service_flags;
     uint32_t provider_flags;

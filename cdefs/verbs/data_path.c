@@ -1,4 +1,4 @@
-/* The data path's part for verbs (see ../data_path.c). */
+/* The verbs part of the data path (see ../data_path.c). */
 
 #include <arpa/inet.h>
 
@@ -79,7 +79,7 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     return error == ENOTCONN && qp->fences_all ? NATIVE_NEVER_COMPLETES : error;
 }
 
-/* siw refuses a receive without elements, and takes one element of no bytes instead. */
+/* siw refuses a receive without elements, but takes one element of no bytes. */
 static struct ibv_sge empty_element;
 
 static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct ndpy_element *elements,
@@ -142,7 +142,7 @@ static uint32_t native_bytes(const struct native_result *result)
     return result->wc.byte_len;
 }
 
-/* What came beside the data: immediate data or an invalidated token. They share a field, since no message has both. */
+/* Pass on immediate data or an invalidated token. They share a field, because no message has both. */
 static void native_received(const struct native_result *result, struct ndpy_completion *out)
 {
     const struct ibv_wc *wc = &result->wc;
@@ -151,7 +151,7 @@ static void native_received(const struct native_result *result, struct ndpy_comp
         out->flags |= wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM ? NDPY_IMMEDIATE | NDPY_WRITTEN : NDPY_IMMEDIATE;
         out->vendor_status = ntohl(wc->imm_data);
     } else if (wc->wc_flags & (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK) && wc->invalidated_rkey) {
-        /* rxe passes on the kernel's number for IBV_WC_WITH_INV, which in libibverbs is a flag of datagrams. */
+        /* rxe passes on the kernel's number for IBV_WC_WITH_INV. In libibverbs this number is a flag of datagrams. */
         out->flags |= NDPY_INVALIDATED;
         out->vendor_status = wc->invalidated_rkey;
     }
@@ -173,7 +173,7 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     case IBV_WC_LOC_LEN_ERR:
         return operation == NDPY_RECEIVE ? NDPY_BUFFER_OVERFLOW : NDPY_DATA_OVERRUN;
     case IBV_WC_REM_INV_REQ_ERR:
-        /* What the responder reports for a send longer than its receive. */
+        /* The responder reports this for a send that is longer than its receive. */
         return operation == NDPY_SEND ? NDPY_DATA_OVERRUN : NDPY_REMOTE_ERROR;
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RNR_RETRY_EXC_ERR:
@@ -184,7 +184,7 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     case IBV_WC_REM_ABORT_ERR:
         return NDPY_REMOTE_ERROR;
     case IBV_WC_LOC_QP_OP_ERR:
-        /* What the software adapters report for a receive shorter than its message, and for an unknown local token. */
+        /* The software adapters report this for a receive shorter than its message, and for an unknown local token. */
         if (operation == NDPY_RECEIVE)
             return NDPY_BUFFER_OVERFLOW;
         return operation == NDPY_BIND || operation == NDPY_INVALIDATE ? NDPY_INVALID_REQUEST : NDPY_ACCESS_VIOLATION;

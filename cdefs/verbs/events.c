@@ -1,5 +1,7 @@
-/* Events, copied out and acknowledged in one step: an event that is not acknowledged makes destroying its object wait
-   for ever, and after the acknowledgement the object may be gone, so nothing of it is touched any more. */
+/* Events, and calls that Python cannot make by itself.
+
+   A function that takes an event copies it and acknowledges it in one step. While an event is not acknowledged,
+   destroying its object waits for ever. After the acknowledgement the object may be gone, so nothing touches it. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +24,7 @@ int ndpy_arm(struct ibv_cq *cq, int solicited_only)
     return ibv_req_notify_cq(cq, solicited_only);
 }
 
-/* The library's function fills the structure of its first version, a prefix of today's. */
+/* The library's function fills the first version of the structure, which is a prefix of today's. */
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out)
 {
     memset(out, 0, sizeof *out);
@@ -57,7 +59,7 @@ int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint
 
 int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected)
 {
-    /* ibv_query_device_ex() is inline and falls back on a function of the library, which nothing is linked to. */
+    /* ibv_query_device_ex() is inline. It may call a function of the library, but nothing here links to the library. */
     struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
     struct ibv_device_attr_ex attributes = {0};
     int error = extended ? extended->query_device_ex(context, NULL, &attributes, sizeof attributes) : EOPNOTSUPP;
@@ -166,7 +168,7 @@ int ndpy_cm_let_go(struct rdma_cm_id *id)
     null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0)
         return errno;
-    /* The library's structures stay valid; only the files behind their descriptors are another one. */
+    /* The library's structures stay valid. Only their descriptors change: they refer to /dev/null from now on. */
     if (dup3(null, id->verbs->cmd_fd, O_CLOEXEC) < 0 || dup3(null, id->verbs->async_fd, O_CLOEXEC) < 0)
         error = errno;
     close(null);

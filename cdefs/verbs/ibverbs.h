@@ -1,5 +1,5 @@
-/* The part of <infiniband/verbs.h> that Python uses, in that header's order. cffi reads this file; the C compiler
-   checks it against the header. Each function named here is looked up in libibverbs.so.1 when it is opened; one that
+/* The part of <infiniband/verbs.h> that Python uses, in that header's order. cffi reads this file, and the C compiler
+   checks it against the header. ndpy looks up each function of this file when it opens libibverbs.so.1. A function that
    older libraries lack is marked optional. */
 
 union ibv_gid {

@@ -1,5 +1,5 @@
-/* Opens libibverbs and librdmacm and fills one pointer for each symbol; NDPY_SYMBOLS is made by build_verbs.py
-   from ibverbs.h and rdmacm.h. Nothing is linked, so that the module loads on a machine without them. */
+/* Opens libibverbs and librdmacm and fills one pointer for each symbol. build_verbs.py makes NDPY_SYMBOLS from
+   ibverbs.h and rdmacm.h. The module links to neither library, so it loads on a machine without them. */
 
 #include <dlfcn.h>
 #include <stdio.h>

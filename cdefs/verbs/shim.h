@@ -1,18 +1,18 @@
-/* What loader.c, events.c, data_path.c and userfaultfd.c offer to Python. */
+/* The functions of loader.c, events.c, data_path.c and userfaultfd.c that Python calls. */
 
 /* Opens both libraries and looks up the symbols of ibverbs.h and rdmacm.h in them. Returns 0 on success. Otherwise 1
    (libibverbs) or 2 (librdmacm) says which one cannot be used, and `failed` has the reason. */
 int ndpy_load(const char *verbs_path, const char *rdmacm_path, char *failed, size_t failed_size);
 int ndpy_has_symbol(const char *name);
 
-/* Memory windows. These are static inline functions of the header, not symbols of the library. ndpy_alloc_window() returns NULL
-   and sets errno; ndpy_free_window() and ndpy_arm() return an errno. */
+/* These wrap static inline functions of the header, which are not symbols of the library. ndpy_alloc_window()
+   returns NULL and sets errno on failure. ndpy_free_window() and ndpy_arm() return an errno. */
 struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd);
 int ndpy_free_window(struct ibv_mw *window);
 int ndpy_arm(struct ibv_cq *cq, int solicited_only);
 
-/* Takes and acknowledges one asynchronous event. key: the context of the queue pair, completion queue or shared receive queue
-   that it is for, 0 for the device. Returns 0, or an errno; EAGAIN if there is no event. */
+/* Takes and acknowledges one asynchronous event. key: the context of the queue pair, completion queue or shared receive
+   queue that the event is about; 0 for the device. Returns 0 or an errno: EAGAIN if there is no event. */
 struct ndpy_async_event {
     uint64_t key;
     uint32_t type;
@@ -23,8 +23,8 @@ int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *
 /* Takes and acknowledges all events of a channel. Returns how many there were. */
 int ndpy_take_cq_events(struct ibv_comp_channel *channel);
 
-/* Copies and acknowledges one connection event. key: the context that the connection was created with. A CONNECT_REQUEST has
-   the listener's key in `listener`, and its new connection gets new_key. */
+/* Copies and acknowledges one connection event. key: the context that the connection was created with. A
+   CONNECT_REQUEST has the listener's key in `listener`, and its new connection gets new_key. */
 struct ndpy_cm_event {
     uint64_t key;
     uint64_t listener;
@@ -42,14 +42,15 @@ int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, str
 
 /* The name of the device that a connection is bound to, or "". */
 const char *ndpy_cm_device(struct rdma_cm_id *id);
-/* Closes librdmacm's own context of a removed device. librdmacm keeps one of every device open for the life of the process, and
-   some drivers (rxe) cannot remove a device that is open. Returns 0 or an errno. */
+/* Closes librdmacm's own context of a removed device. librdmacm keeps one of every device open for the life of the
+   process, and some drivers (rxe) cannot remove a device that is open. Returns 0 or an errno. */
 int ndpy_cm_let_go(struct rdma_cm_id *id);
-/* Copies a socket address of a connection into out, the other end's if peer is not 0. Returns its length. */
+/* Copies a socket address of a connection into out: its own, or the peer's if `peer` is not 0. Returns its length. */
 int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size);
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out);
-/* ibv_reg_mr(). The region is in `out`, so that it is not lost if a signal's handler raises as the call returns. nanoseconds:
-   how long the call took, without the wait for the interpreter's lock. Returns 0 or an errno. */
+/* ibv_reg_mr(). It writes the region to `out`, because a returned region would be lost if a signal handler raised as
+   the call returns. nanoseconds: how long the call took, without the wait for the interpreter's lock. Returns 0 or
+   an errno. */
 struct ndpy_registration {
     struct ibv_mr *region;
     uint64_t nanoseconds;
@@ -57,27 +58,28 @@ struct ndpy_registration {
 int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out);
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
     struct ndpy_registration *out);
-/* What a device can do with on-demand paging: ibv_odp_general_caps, and ibv_odp_transport_cap_bits of RC. Returns 0 or an
-   errno. */
+/* Asks what a device supports of on-demand paging: ibv_odp_general_caps, and ibv_odp_transport_cap_bits of RC.
+   Returns 0 or an errno. */
 int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected);
 
 /* The part of the data path that is not in ndpy_abi.h. */
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
     struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token);
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token);
-/* Fence every request except reads. Some providers would otherwise complete it ahead of a read that was posted before. */
+/* Fence every request except reads. Some providers would otherwise complete it ahead of a read that was posted
+   before. */
 void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp);
 
-/* userfaultfd.c: tells when watched memory has been unmapped, moved or emptied. Returns 0 or an errno: EPERM (not allowed),
-   ENOSYS (not in this kernel), EOPNOTSUPP (kernel too old). */
+/* userfaultfd.c: tells when watched memory has been unmapped, moved or emptied. Returns 0 or an errno: EPERM (not
+   allowed), ENOSYS (not in this kernel), EOPNOTSUPP (kernel too old). */
 int ndpy_monitor_start(void);
 int ndpy_monitor_takes_shared_memory(void);
-/* Watch whole pages; notify: an eventfd to be told of the first change, or -1. NULL with errno: EINVAL for memory of a
-   kind that cannot be watched, EBUSY for what another userfaultfd has. */
+/* Watch whole pages. notify: an eventfd that hears of the first change, or -1. Returns NULL and sets errno on failure:
+   EINVAL for a kind of memory that cannot be watched, EBUSY for memory that another userfaultfd has. */
 struct ndpy_watch;
 struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify);
-/* Whether any of it has changed, or may have: a change that another thread has begun is waited for. */
+/* Whether any of the memory has changed, or may have. Waits for a change that another thread has begun. */
 int ndpy_watch_changed(struct ndpy_watch *watch);
 void ndpy_unwatch(struct ndpy_watch *watch);
-/* After unwatching: when it returns, nobody writes to those eventfds any more. */
+/* Call this after unwatching. When it returns, nobody writes to the eventfds of those watches any more. */
 void ndpy_monitor_settle(void);

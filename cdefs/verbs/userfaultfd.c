@@ -1,19 +1,19 @@
-/* The monitor: tells when watched memory has been unmapped, moved or emptied, whoever did it.
+/* The monitor: tells when any code of this process has unmapped, moved or emptied watched memory.
 
-   Watched ranges are registered with one userfaultfd of the process, in write-protect mode with nothing ever
-   write-protected, so that no page fault comes this way. The kernel queues an event for every munmap, mremap, mmap with
-   MAP_FIXED and madvise that touches them and holds up the thread that called it until the event has been read. That
-   thread may hold any lock, malloc's and the GIL among them, so the reader here takes none and allocates nothing: it
-   marks what overlaps, and tells an eventfd.
+   The process has one userfaultfd. Watched ranges are registered with it in write-protect mode. No page is ever
+   write-protected, so no page fault comes this way. When a thread calls munmap, mremap, mmap with MAP_FIXED or madvise
+   on a watched range, the kernel queues an event. The thread then waits until the event has been read. It may hold any
+   lock, including malloc's and the GIL. So the reader takes no lock and allocates nothing. It marks the watches that
+   overlap, and writes to their eventfds.
 
-   What makes a look at a mark final:
-   - The kernel counts a change from before it takes effect until its event has been read, and refuses other ioctls with
-     EAGAIN meanwhile. So a range that another thread was given by mmap, in the moment between somebody's unmapping and
-     the end of that call, is not taken for the former one.
-   - An event that was read is not marked yet. `turn` is odd from before it is read until it is marked.
+   A watch without a mark means unchanged memory only when two things hold. settle() waits for both:
+   - No change is under way. The kernel counts a change from before it takes effect until its event has been read.
+     Meanwhile it refuses other ioctls with EAGAIN. Suppose that one thread is still in munmap, and another thread
+     already gets the same range from mmap. This check keeps the new memory from passing for the old.
+   - Every event that was read is marked. `turn` is odd from before an event is read until it is marked.
 
-   The userfaultfd stays open, and the reader runs, until the process ends: with a registered range and nobody reading,
-   munmap would wait for ever. */
+   The userfaultfd stays open, and the reader runs, until the process ends. If nobody read the events, munmap of a
+   registered range would wait for ever. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Older headers lack them. */
+/* Older headers lack these definitions. */
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif
@@ -67,11 +67,11 @@ static struct {
     int fd;
     int started;
     int shared_memory;
-    atomic_int broken;              /* nobody reads any more: everything counts as changed */
+    atomic_int broken;              /* the reader has stopped: everything counts as changed */
     atomic_uint turn;
     struct block *_Atomic blocks;
     struct ndpy_watch *free;
-    /* Among those who watch and unwatch; the reader does not take it. */
+    /* Held to watch and to unwatch. The reader does not take it. */
     pthread_mutex_t lock;
 } monitor = {.fd = -1, .lock = PTHREAD_MUTEX_INITIALIZER};
 
@@ -88,7 +88,7 @@ static void mark(uint64_t start, uint64_t end)
             if (atomic_exchange(&watch->changed, 1))
                 continue;
             notify = atomic_load(&watch->notify);
-            /* Full is as good: the other side has not looked yet. */
+            /* The write fails if the counter is full. Then the eventfd is readable anyway. */
             if (notify >= 0 && write(notify, &one, sizeof one) < 0)
                 continue;
         }
@@ -120,8 +120,8 @@ static void *read_events(void *unused)
     return NULL;
 }
 
-/* A forked child's memory is not registered, and it has no reader. The parent's watches are of no use to it, and are not
-   used again, since the child may still refer to them. */
+/* A forked child has no reader, and its memory is not registered. So its copies of the parent's watches end here. They
+   are not reused, because objects in the child may still refer to them. */
 static void forget_in_child(void)
 {
     for (struct block *block = atomic_load(&monitor.blocks); block; block = atomic_load(&block->next))
@@ -144,7 +144,7 @@ static int open_userfaultfd(void)
 {
     int flags = O_CLOEXEC | O_NONBLOCK, device, fd, error;
 
-    /* Faults in the kernel would need a privilege; there are none here at all. */
+    /* To handle page faults in the kernel needs a privilege. No page faults come here, so give them up. */
     fd = (int)syscall(SYS_userfaultfd, flags | UFFD_USER_MODE_ONLY);
     if (fd < 0 && errno == EINVAL)
         fd = (int)syscall(SYS_userfaultfd, flags);
@@ -191,7 +191,7 @@ static int start(void)
 
     if (probe < 0)
         return errno;
-    /* Features are asked for on one descriptor and chosen on another. */
+    /* The first descriptor only asks which features exist. A second one chooses them. */
     error = ioctl(probe, UFFDIO_API, &api) ? errno : 0;
     close(probe);
     if (error)
@@ -234,7 +234,8 @@ int ndpy_monitor_takes_shared_memory(void)
     return monitor.shared_memory;
 }
 
-/* Wait until every change that has taken effect is marked, or the watch is. 0 if that is not known in the end. */
+/* Wait until every change that has taken effect is marked, or until `watch` is marked. Returns 1 then. Returns 0 if
+   this stays unknown. */
 static int settle(struct ndpy_watch *watch)
 {
     struct uffdio_writeprotect nothing = {.range = {.len = 0}};
@@ -244,14 +245,14 @@ static int settle(struct ndpy_watch *watch)
     for (int round = 0; !atomic_load(&monitor.broken); round++) {
         if (watch && atomic_load(&watch->changed))
             return 1;
-        /* A range of no bytes: EAGAIN while a change is under way, else EINVAL. */
+        /* The range is empty. The kernel answers EAGAIN while a change is under way, and otherwise EINVAL. */
         if (ioctl(monitor.fd, UFFDIO_WRITEPROTECT, &nothing) && errno != EAGAIN && !(atomic_load(&monitor.turn) & 1))
             return 1;
         if (round < YIELDS) {
             sched_yield();
             continue;
         }
-        /* Kernels before 6.13 count a move that failed half-way for ever. */
+        /* Give up: a kernel before 6.13 never stops counting a move that failed half-way. */
         if (waited > LONGEST_WAIT_NS)
             break;
         nanosleep(&pause, NULL);
@@ -287,13 +288,13 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify)
     struct ndpy_watch *watch;
     int error = 0;
 
-    /* What was at these addresses before is not to mark this one. */
+    /* Changes of earlier memory at these addresses must not mark the new watch. */
     settle(NULL);
     pthread_mutex_lock(&monitor.lock);
     while (!monitor.free) {
         struct block *block;
 
-        /* Nothing is allocated under the lock: malloc may give memory back to the system. */
+        /* Do not allocate under the lock: malloc may give memory back to the system. */
         pthread_mutex_unlock(&monitor.lock);
         block = calloc(1, sizeof *block);
         if (!block) {
@@ -309,7 +310,7 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify)
     atomic_store(&watch->changed, 0);
     atomic_store(&watch->start, start);
     atomic_store(&watch->end, end);
-    /* Now that the reader sees it, events may come. */
+    /* The reader sees the watch now, so events may come. */
     if (ioctl(monitor.fd, UFFDIO_REGISTER, &request)) {
         error = errno;
         give_back(watch);
@@ -322,11 +323,11 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify)
 
 int ndpy_watch_changed(struct ndpy_watch *watch)
 {
-    /* Not known is as good as changed. */
+    /* If it stays unknown, treat the memory as changed. */
     return !settle(watch) || atomic_load(&watch->changed);
 }
 
-/* The first part of [from, end) that no watch covers; 0 if there is none. */
+/* Find the first part of [*from, *to) that no watch covers. Returns 0 if watches cover all of it. */
 static int next_unwatched(uint64_t *from, uint64_t *to)
 {
     uint64_t end = *to;
@@ -354,14 +355,14 @@ static int next_unwatched(uint64_t *from, uint64_t *to)
 
 void ndpy_unwatch(struct ndpy_watch *watch)
 {
-    /* What has changed may be another's memory by now. */
+    /* After a change, these addresses may belong to other memory. Then do not unregister them. */
     int changed = ndpy_watch_changed(watch);
     uint64_t from, to, end;
 
     pthread_mutex_lock(&monitor.lock);
     from = atomic_load(&watch->start);
     to = end = atomic_load(&watch->end);
-    /* In a forked child, it has ended already. */
+    /* In a forked child, the watch has ended already. */
     if (end)
         give_back(watch);
     while (end && !changed && next_unwatched(&from, &to)) {

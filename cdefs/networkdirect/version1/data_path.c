@@ -1,6 +1,6 @@
-/* The data path's part for NetworkDirect 1 (see ../../data_path.c). A provider gets an ND_RESULT with each request and hands
-   it back with the completion. Here that is the first member of a structure that names the request's slot. Every slot has one,
-   which stays as long as the queue pair's rings (contract I.5). */
+/* The NetworkDirect 1 part of the data path (see ../../data_path.c). A provider gets the address of an ND_RESULT
+   with each request, and returns it with the completion. Each slot has a cell: an ND_RESULT, followed by the address
+   of the slot. So the result leads to the slot. The cells live as long as the queue pair's rings (contract I.5). */
 
 /* The extension module has two data paths. The functions of this one get names of their own. */
 #define native_request version1_request
@@ -54,7 +54,7 @@ struct version1_endpoint {
     struct INDEndpoint *native;
     struct version1_cell *initiator;
     struct version1_cell *receive;
-    /* Receives that were not given to a native endpoint: their elements and the number of these, by slot. */
+    /* Receives that wait for a native endpoint: for each slot, the number of elements and the elements. */
     int keeps;
     uint32_t max_receive_sge;
     uint32_t *kept_counts;
@@ -180,7 +180,7 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     const struct nd_sge *sge = (const struct nd_sge *)request->elements;
     uint32_t flags = slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED);
 
-    /* Version 1 has no such flag, and takes no memory that is not registered (contract I.4.3). */
+    /* Version 1 has no inline flag, and takes only registered memory (contract I.4.3). */
     if (slot->flags & NDPY_INLINE)
         return NDPY_INLINE_TOO_LONG;
     if (!signaled)

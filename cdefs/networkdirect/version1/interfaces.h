@@ -1,4 +1,5 @@
-/* NetworkDirect 1 as tables; see ../interfaces.h (contract B.5, B.6). ND_MR_HANDLE is void *, INT int32_t, DWORD uint32_t. */
+/* NetworkDirect 1 as tables; see ../interfaces.h (contract B.5, B.6). ND_MR_HANDLE is void *, INT int32_t, DWORD
+   uint32_t. */
 
 struct nd_adapter_info1 {       /* ND_ADAPTER_INFO1 */
     uint32_t vendor_id;

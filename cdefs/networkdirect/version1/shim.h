@@ -1,4 +1,4 @@
-/* The data path of version 1: functions that call the provider. What does not call it is that of ndpy_abi.h. */
+/* The data path of version 1: functions that call the provider. The other functions are those of ndpy_abi.h. */
 
 /* An element: the layout of ND_SGE. region: the registration's handle. */
 struct version1_element {
@@ -7,27 +7,28 @@ struct version1_element {
     uint64_t region;
 };
 
-/* A native endpoint belongs to one connector, but ndpy's queue pair belongs to no connector until it is connected. So this
-   structure stands for the endpoint before there is one. It keeps the receives that are posted until then, and posts them. */
+/* A native endpoint belongs to one connector, but ndpy's queue pair belongs to no connector until it is connected.
+   So this structure stands for the endpoint before there is one. It keeps the receives that are posted until then,
+   and posts them. */
 struct version1_endpoint *version1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth, uint32_t max_receive_sge);
 void version1_endpoint_free(struct version1_endpoint *endpoint);
-/* Frees both the queue pair and what stands for its endpoint. */
+/* Frees both the queue pair and its struct version1_endpoint. */
 void version1_queue_pair_free(struct ndpy_queue_pair *qp);
-/* From now on the queue pair works through this native endpoint, or through none if it is NULL. Receives that are kept stay
+/* From now on the queue pair works through this native endpoint, or through none if it is NULL. The kept receives stay
    here. */
 void version1_endpoint_use(struct version1_endpoint *endpoint, struct INDEndpoint *native);
-/* Posts the receives that are kept to the native endpoint. Returns 0, or the provider's number for the first one that it
-   refused; the queue pair cannot be used then. */
+/* Posts the kept receives to the native endpoint. Returns 0, or the provider's number for the first receive that it
+   refused. Then the queue pair cannot be used. */
 int version1_endpoint_post_kept(struct ndpy_queue_pair *qp);
 
-/* Where a provider reports that the peer has invalidated the window, and where it writes the window's descriptor. number: the
-   slot in the completion of such a report. */
+/* The memory of a window. The provider writes the window's descriptor here, and reports here that the peer has
+   invalidated the window. number: the slot in the completion of such a report. */
 struct version1_window *version1_window_new(uint32_t number);
 void version1_window_free(struct version1_window *window);
 struct nd_result *version1_window_result(struct version1_window *window);
 unsigned char *version1_window_descriptor(struct version1_window *window);
 
-/* As ndpy_post and so on. descriptor: the 20 bytes of a window, or NULL. offset: into that window. */
+/* Like ndpy_post and the others. descriptor: the 20 bytes of a window, or NULL. offset: into that window. */
 int version1_post_one(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context, uint64_t address,
     uint32_t length, uint64_t region, uint64_t offset, const unsigned char *descriptor);
 int version1_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
