@@ -1,4 +1,4 @@
-"""What happens to a program while its link or device goes away, run as a process of its own on a link of its own.
+"""A program whose link or device goes away. It runs in a process of its own, on a link of its own.
 
 python on_a_link.py removal|port ADAPTER NETDEV
 """
@@ -38,7 +38,7 @@ def say(*words: object) -> None:
 
 
 def expect_removed(what: str, call) -> None:
-    """The call raises DeviceRemovedError, and not after a while."""
+    """The call raises DeviceRemovedError within NOTICE_S."""
     begin = time.monotonic()
     try:
         result = call()
@@ -52,7 +52,7 @@ def expect_removed(what: str, call) -> None:
 
 
 def removal(name: str, netdev: str) -> None:
-    """The device is taken away while everything is in use."""
+    """The device is removed while everything is in use."""
     keep = Keeper()
     adapter = ndpy.open_adapter(name)
     pair: Pair = connect_pair(keep, adapter)
@@ -163,7 +163,7 @@ def port(name: str, netdev: str) -> None:
         wait_until(lambda: adapter.port_state == "down", "the event arrives", NOTICE_S)
         say(f"down after {time.monotonic() - begin:.1f} s")
         assert next(info.state for info in ndpy.list_adapters() if info.name == name) == "down"
-        # Whether messages still go to oneself is the driver's business; what is posted must end in any case.
+        # The driver decides whether messages to oneself still arrive. In any case each posted request must end.
         pair.server.queue_pair.receive(memory(keep, adapter, 8), context=1)
         pair.client.queue_pair.send(memory(keep, adapter, b"message!"), context=2)
         (completion,) = take(pair.client.cq, timeout_s=2 * DEADLINE_S)

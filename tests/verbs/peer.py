@@ -1,8 +1,8 @@
-"""The other process of a test, which dies or is interrupted when the test wants it.
+"""The other process of a test. The test decides when it dies or is interrupted.
 
     python peer.py ROLE ADAPTER [HOST PORT]
 
-It says on standard output how far it is, one line each, and runs until it is killed.
+It prints one line for each step, and runs until it is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def host_of(adapter: ndpy.Adapter) -> str:
 
 
 def serve(adapter: ndpy.Adapter) -> None:
-    """Accept one client, which gets memory to write to, and take its messages for ever."""
+    """Accept one client, give it memory to write to, and take its messages for ever."""
     cq = adapter.create_completion_queue(64)
     queue_pair = adapter.create_queue_pair(cq, receive_queue_depth=32)
     region = adapter.register(bytearray(SIZE), Access.REMOTE_READ | Access.REMOTE_WRITE)
@@ -45,7 +45,7 @@ def serve(adapter: ndpy.Adapter) -> None:
 
 
 def flood(adapter: ndpy.Adapter, host: str, port: str) -> None:
-    """Connect and send messages as fast as the server allows: 16 at first, and 8 more for each empty message of its."""
+    """Connect and send messages as fast as the server allows: 16 at first, then 8 for each empty message from it."""
     cq = adapter.create_completion_queue(64)
     queue_pair = adapter.create_queue_pair(cq)
     outbox = adapter.register(bytearray(SIZE), Access.NONE)
@@ -86,7 +86,7 @@ def ignore(adapter: ndpy.Adapter) -> None:
 
 
 def hold(adapter: ndpy.Adapter) -> None:
-    """One of everything, connected to itself, with a window bound and requests outstanding."""
+    """Hold one object of each kind: connected to itself, a window bound, and requests outstanding."""
     region = adapter.register(bytearray(SIZE))
     window = adapter.create_memory_window() if ndpy.Capability.MEMORY_WINDOWS in adapter.info.capabilities else None
     queues = [adapter.create_completion_queue(64) for _ in range(2)]
@@ -109,7 +109,7 @@ def hold(adapter: ndpy.Adapter) -> None:
 
 
 def wait(adapter: ndpy.Adapter) -> None:
-    """Wait in each way there is; an interrupt ends the wait, and everything still works after it."""
+    """Wait in each way there is. An interrupt ends each wait, and everything still works afterwards."""
     cq = adapter.create_completion_queue(8)
     queue_pair = adapter.create_queue_pair(cq)
     listener = adapter.listen((host_of(adapter), 0))

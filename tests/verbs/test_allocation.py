@@ -1,4 +1,4 @@
-"""alloc() on a machine with huge pages and NUMA: the VM has 16 huge pages, and the kernel at least one node."""
+"""alloc() on a machine with huge pages and NUMA. The VM has 16 huge pages, and the kernel has at least one node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def memory_info(name: str) -> int:
 
 
 def mapping_of(address: int) -> dict[str, str]:
-    """What /proc/self/smaps says of the mapping that has an address."""
+    """The entry in /proc/self/smaps for the mapping that contains this address."""
     found: dict[str, str] = {}
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -48,7 +48,7 @@ def huge_kib():
 
 
 def test_huge_pages_come_from_the_pool_and_go_back(pair, keep, huge_kib):
-    """At once: no first use can fail, and no byte of them is anything but 0."""
+    """alloc() takes them at once, so no first use can fail. Every byte is 0."""
     free = memory_info("HugePages_Free")
     huge = huge_kib << 10
     buffer = ndpy.alloc(huge + 1, huge_pages=True)

@@ -10,7 +10,7 @@ import sys
 import pytest
 from helpers import only_under_stress
 
-# What a machine may lack without anything being wrong with its adapter.
+# A machine may lack these although nothing is wrong with its adapter.
 TOLERATED = {"container", "huge pages", "locked memory", "pids control group", "memory control group", "libraries"}
 
 
@@ -58,7 +58,7 @@ def test_the_libraries_paths_are_told(findings):
 
 @only_under_stress
 def test_the_paths_mtu_of_1024_of_an_ethernet_of_1500_is_warned(adapter):
-    """On a software adapter, whose interface is nobody else's."""
+    """On a software adapter, since nobody else uses its interface."""
     netdev = adapter.info.netdev
     if adapter.info.driver != "rdma_rxe" or os.geteuid():
         pytest.skip("only root changes the MTU, and only of rxe's interface")

@@ -1,4 +1,4 @@
-"""What the driver does by itself, shown by small C programs on plain verbs, is what the table of differences says of it."""
+"""Small C programs on plain verbs show what the driver does. The table of differences must say the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections by endpoints, without a connection manager: what they are made with, and what is said when they fail."""
+"""Connections by endpoints, without a connection manager: how they are made, and the messages when they fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ends(adapter, keep):
 
 
 def connect(near, far, mtu_of_far=None, **options) -> None:
-    """mtu_of_far: what the near end is told of the far one; the far end is told nothing."""
+    """Connect both ends. `mtu_of_far` replaces the path MTU that the near end learns. The far end learns none."""
     endpoints = near.local_endpoint(), far.local_endpoint()
     near_is_told = endpoints[1] if mtu_of_far is None else dataclasses.replace(endpoints[1], mtu=mtu_of_far)
     near.connect_endpoint(near_is_told, **options)
@@ -62,7 +62,7 @@ def test_both_ends_are_named_when_the_peer_does_not_answer(adapter, ends):
 
 
 def test_the_path_mtu_is_named_when_a_peer_of_a_connector_does_not_answer(pair):
-    """Interfaces or switches on the way may carry less than the ports of both ends."""
+    """Interfaces or switches on the way may carry less than the ports at both ends."""
     skip_where(pair.adapter, Quirk.IWARP_NO_PATH_MTU)
     pair.client.queue_pair.send([])
     (completion,) = take(pair.client.cq)
@@ -83,7 +83,7 @@ def test_the_local_endpoint_stays_as_the_peer_knows_it(ends):
     queue_pair = ends[0].queue_pair
     told = queue_pair.local_endpoint()
     assert queue_pair.local_endpoint() == told
-    # What is asked for changes, and nothing else does.
+    # Only the requested field changes.
     assert queue_pair.local_endpoint(psn=5) == dataclasses.replace(told, psn=5)
     assert queue_pair.local_endpoint() == dataclasses.replace(told, psn=5)
     assert queue_pair.local_endpoint(gid_index=told.gid_index) == dataclasses.replace(told, psn=5)
@@ -112,7 +112,7 @@ def test_the_read_limits_of_connect_endpoint_can_be_chosen(adapter, keep, ends):
     endpoints = near.queue_pair.local_endpoint(), far.queue_pair.local_endpoint()
     near.queue_pair.connect_endpoint(endpoints[1], inbound_read_limit=3, outbound_read_limit=2)
     assert near.queue_pair.read_limits == (3, 2)
-    # The peer serves fewer than this end would have at once; and more than the adapter has are lowered.
+    # The peer serves fewer reads than this end would issue at once. A limit above the adapter's is lowered.
     modest = dataclasses.replace(endpoints[0], inbound_read_limit=3)
     far.queue_pair.connect_endpoint(modest, inbound_read_limit=1000)
     assert far.queue_pair.read_limits == (adapter.info.max_inbound_read_limit, 3)

@@ -1,4 +1,4 @@
-"""What a post and a poll cost: calls into the extension, and nothing for each field or completion."""
+"""What a post and a poll cost: calls into the extension, but none for each field or completion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NATIVE = {
 
 
 def native_calls(call: Callable[[], object]) -> list[str]:
-    """The functions of the extension that a call goes through."""
+    """The names of the extension's functions that run during the call."""
     seen: list[str] = []
 
     def note(_frame: object, event: str, function: object) -> None:
@@ -71,7 +71,7 @@ def test_completions_are_taken_in_one_go(adapter, keep, pair):
         completions = []
         calls = native_calls(lambda: completions.extend(pair.client.cq.poll(64)))  # noqa: B023
         assert calls == ["ndpy_poll"]
-        # Looking at a completion goes nowhere.
+        # Reading a completion's fields makes no native call.
         assert native_calls(lambda: [(c.status, c.context, c.nbytes, c.operation) for c in completions]) == []  # noqa: B023
         taken += [completion.context for completion in completions]
     assert taken == list(range(12))

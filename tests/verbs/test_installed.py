@@ -1,4 +1,4 @@
-"""What `pip install` gives, on an adapter: NDPY_INSTALLED names the ndpy command of an environment with the wheel in it."""
+"""The installed package on an adapter. NDPY_INSTALLED names the ndpy command of an environment with the wheel in it."""
 
 import os
 import subprocess

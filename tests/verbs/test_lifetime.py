@@ -36,13 +36,13 @@ from ndpy import Access, Status
 
 ORDERS = 400 if STRESS else 200
 CYCLES = 10_000 if STRESS else 150
-# What an allocator may keep; a leak of one 64-byte object a cycle is above it at 10,000 cycles.
+# An allocator may keep this many bytes. At 10,000 cycles, a leak of one 64-byte object a cycle is more.
 TOLERANCE = 600_000
 
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """Dropping without close() warns, which is the point here; collecting is about the test's objects only."""
+    """Silence the warnings about objects dropped without close(). The collector sees the test's objects only."""
     gc.collect()
     gc.freeze()
     with warnings.catch_warnings():
@@ -55,12 +55,12 @@ def quiet():
 
 
 def churn() -> list[bytearray]:
-    """Use memory that was freed, so that a write into it would show, or crash."""
+    """Use memory that was freed. A write into it would show, or crash."""
     return [bytearray(b"\xaa" * 65536) for _ in range(32)]
 
 
 def test_a_posted_receive_outlives_every_reference_to_its_memory(pair, keep):
-    """Buffer and region are dropped and collected; the message arrives and nothing else is written."""
+    """Buffer and region are dropped and collected. The message arrives, and nothing else is written."""
     size = 65536
     for number in range(8):
         pair.server.queue_pair.receive(pair.adapter.register(ndpy.alloc(size)), context=number)
@@ -109,7 +109,7 @@ def test_posted_reads_and_writes_outlive_their_memory(pair, keep):
 
 
 def test_a_dropped_buffer_is_released_after_its_completion(pair, keep):
-    """The reference goes with the completion: what was registered can be resized again."""
+    """The reference goes with the completion. Then the registered buffer can be resized again."""
     buffer = bytearray(64)
     pair.server.queue_pair.receive(pair.adapter.register(buffer)[0:8])
     gc.collect()
@@ -130,10 +130,10 @@ def test_a_dropped_buffer_is_released_after_its_completion(pair, keep):
 
 
 def test_a_closed_region_lets_go_of_its_buffer_at_once(adapter):
-    """Without waiting for the garbage collector: buffers can be large."""
+    """It does not wait for the garbage collector, since buffers can be large."""
 
     class Buffer(bytearray):
-        """A bytearray that can be referred to weakly."""
+        """A bytearray that allows weak references."""
 
     gc.disable()
     try:
@@ -148,7 +148,7 @@ def test_a_closed_region_lets_go_of_its_buffer_at_once(adapter):
 
 
 def test_a_dropped_queue_pair_lets_go_of_its_memory(adapter, keep):
-    """Its requests are cancelled; the memory is free when these completions are taken."""
+    """Its requests are cancelled. The memory is free when their completions have been taken."""
     buffer = bytearray(64)
     cq = keep(adapter.create_completion_queue(64))
     create_end(lambda thing: thing, adapter, cq=cq).queue_pair.receive(adapter.register(buffer), context=6)
@@ -171,7 +171,7 @@ def test_a_dropped_queue_pair_lets_go_of_its_memory(adapter, keep):
 
 
 def build(adapter: ndpy.Adapter) -> list[object]:
-    """One of everything, connected and with requests posted in both directions."""
+    """One object of each kind, connected, with requests posted in both directions."""
     things: list[object] = []
 
     def note(thing):
@@ -198,7 +198,7 @@ def build(adapter: ndpy.Adapter) -> list[object]:
 
 
 def unmade(adapter: ndpy.Adapter) -> list[object]:
-    """One of everything, nothing connected: cheap enough for many orders."""
+    """One object of each kind, not connected. They are cheap enough for many orders."""
     cq = adapter.create_completion_queue(8)
     queue_pair = adapter.create_queue_pair(cq, receive_queue_depth=4, initiator_queue_depth=4)
     region = adapter.register(bytearray(4096), Access.REMOTE_WRITE)
@@ -214,7 +214,7 @@ def unmade(adapter: ndpy.Adapter) -> list[object]:
 
 
 def take_apart(things: list[object], rng: random.Random) -> None:
-    """Close or drop everything in a random order; refusals of what is in use are fine, crashes are not."""
+    """Close or drop everything in a random order. Objects in use may refuse. Nothing may crash."""
     rng.shuffle(things)
     while things:
         thing = things.pop()
@@ -232,7 +232,7 @@ def take_apart(things: list[object], rng: random.Random) -> None:
 def assert_all_gone(before: dict[str, int], files: int) -> None:
 
     def collected() -> bool:
-        # What the adapter's thread closes after the first collection may be the last to refer to something else.
+        # Objects that the adapter's thread closes after the first collection may hold the last references to others.
         gc.collect()
         return kernel_resources() == before and open_files() <= files
 
@@ -240,7 +240,7 @@ def assert_all_gone(before: dict[str, int], files: int) -> None:
 
 
 def run_orders(adapter_name: str, make, count: int) -> None:
-    """Every eighth order takes an adapter of its own apart as well, since opening one takes its time."""
+    """Every eighth order has an adapter of its own and takes that apart too. Opening one takes time."""
     files = open_files()
     before = kernel_resources()
     shared = ndpy.open_adapter(adapter_name)
@@ -262,12 +262,12 @@ def run_orders(adapter_name: str, make, count: int) -> None:
 
 
 def test_dropping_and_closing_in_any_order(adapter_name):
-    """Hundreds of orders of everything that one adapter can have."""
+    """Hundreds of orders of all that one adapter can have."""
     run_orders(adapter_name, unmade, ORDERS)
 
 
 def test_dropping_and_closing_connections_in_any_order(adapter_name, adapter):
-    """The same with a connection in use, both ends of it."""
+    """The same with both ends of a connection that is in use."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     run_orders(adapter_name, build, ORDERS // 8)
 
@@ -301,7 +301,7 @@ def test_closing_twice_from_several_threads(adapter, rng):
 
 
 def test_an_interpreter_that_ends_with_everything_open(adapter_name):
-    """No hang and no crash at exit, whatever is still open."""
+    """The interpreter exits without a hang or a crash, whatever is still open."""
     import subprocess
     import sys
 
@@ -369,14 +369,14 @@ def cycle_window(adapter: ndpy.Adapter) -> None:
 CYCLED = {
     name.removeprefix("cycle_"): function for name, function in list(globals().items()) if name.startswith("cycle_")
 }
-# Each of these opens a device or tears a queue pair down, which takes milliseconds.
+# Each of these opens a device or tears down a queue pair, which takes milliseconds. The numbers divide CYCLES.
 SLOW = {"adapter": 10, "queue_pair": 3}
 
 
 def assert_no_leak(cycle, count: int) -> None:
     """Files, kernel resources and memory are the same after many cycles as after the first ones.
 
-    Resident memory can grow once by a huge page; what leaks grows every time.
+    Resident memory can grow once by a huge page. A leak grows every time.
     """
     for _ in range(max(20, count // 10)):
         cycle()
@@ -399,7 +399,7 @@ def assert_no_leak(cycle, count: int) -> None:
 @pytest.mark.timeout(3600 if STRESS else 120)
 @pytest.mark.parametrize("name", CYCLED)
 def test_cycles_of_create_and_close_leave_nothing(adapter, name):
-    """10,000 with NDPY_STRESS=1; some are slow, and get a share."""
+    """10,000 cycles with NDPY_STRESS=1. Otherwise fewer, and fewer still for slow ones."""
     count = CYCLES if STRESS else CYCLES // SLOW.get(name, 1)
     assert_no_leak(lambda: CYCLED[name](adapter), count)
 
@@ -449,7 +449,7 @@ def test_cycles_of_connections_leave_nothing(adapter):
                 if isinstance(thing, kind):
                     thing.close()
 
-    # The kernel keeps an identifier for a while after a connection (TIMEWAIT), not for the process.
+    # After a connection the kernel keeps an identifier for a while (TIMEWAIT). It does not belong to the process.
     assert_no_leak(cycle, 2000 if STRESS else 15)
 
 
@@ -457,7 +457,7 @@ def test_cycles_of_connections_leave_nothing(adapter):
 
 
 def test_threads_hammer_one_queue_pair(adapter, keep):
-    """Writes from several threads, completions taken by several others: each comes exactly once."""
+    """Several threads write, several others take completions. Each completion comes exactly once."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     pair = connect_pair(keep, adapter, initiator_queue_depth=32, cq_depth=64)
     owner = memory(keep, adapter, 4096, Access.REMOTE_WRITE)
@@ -574,7 +574,7 @@ def test_a_window_dropped_while_bound_stays_bound_until_its_queue_pair_ends(wind
 
 
 def test_kernel_resources_are_counted(adapter, keep):
-    """The counts that the leak tests compare do move."""
+    """The counts that the leak tests compare really change."""
     before = kernel_resources()
     memory(keep, adapter, 64)
     create_end(keep, adapter)

@@ -1,4 +1,4 @@
-"""The port going down and up, and the device being removed, on a link made for the purpose."""
+"""A port that goes down and up, and a device that is removed, on a link made for this purpose."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(*command: str, check: bool = True) -> None:
 
 @pytest.fixture
 def link(adapter_name):
-    """A link of the kind under test, with a veth pair of its own; the names of adapter and netdev."""
+    """The names (adapter, netdev) of a new link of the kind under test. It has its own veth pair."""
     if os.geteuid() or not Path("/dev/virtio-ports/ndpy.control").exists():
         pytest.skip("adds and removes network devices: only inside the VM of `ndpy softroce run`")
     driver = next(info.driver for info in ndpy.list_adapters() if info.name == adapter_name)
@@ -41,7 +41,7 @@ def link(adapter_name):
         )
         yield name, NETDEV
     finally:
-        # Both wait in the kernel until nobody uses the device, hence the limit.
+        # Both commands wait in the kernel until nobody uses the device, so they have a time limit.
         run("rdma", "link", "delete", name, check=False)
         run("ip", "link", "delete", NETDEV, check=False)
 
@@ -51,7 +51,7 @@ def on_a_link(what: str, link: tuple[str, str]) -> Process:
 
 
 def test_a_removed_device_makes_every_object_say_so_and_closing_lets_it_go(link):
-    """`rdma link delete` waits for the program, and ends once it has closed everything."""
+    """`rdma link delete` waits for the program. It ends once the program has closed everything."""
     with on_a_link("removal", link) as process:
         result = process.succeed(90)
     assert result.out.splitlines()[0] == "ready"

@@ -1,4 +1,4 @@
-"""The monitor of memory on this machine's kernel: what it is told of, when, and what it never holds up."""
+"""The monitor of memory on this machine's kernel: which changes it hears of, when, and that it blocks no call."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MAYMOVE = 1
 DEADLINE_S = 20.0
 
 libc = ctypes.CDLL(None, use_errno=True)
-# Calls through this one keep the GIL.
+# Calls through this library keep the GIL.
 libc_with_gil = ctypes.PyDLL(None)
 for library in (libc, libc_with_gil):
     library.mmap.restype = library.mremap.restype = ctypes.c_void_p
@@ -43,7 +43,7 @@ for library in (libc, libc_with_gil):
 
 
 class Events:
-    """Stands for the adapter's thread: calls the handler when asked to."""
+    """Stands in for the adapter's thread. The test calls the handler."""
 
     def watch(self, fd, handler):
         self.fd, self.handler = fd, handler
@@ -55,7 +55,7 @@ class Events:
 
 @pytest.fixture
 def told():
-    """What the monitor has told."""
+    """A list that gets an entry each time the monitor reports."""
     return []
 
 
@@ -72,7 +72,7 @@ def monitor(told):
 
 
 def map_pages(count=PAGES, flags=PRIVATE, address=None):
-    """The address of new memory, each page written to, or None where it cannot be had."""
+    """The address of new memory with each page written, or None if it cannot be mapped."""
     start = libc.mmap(address, count * PAGE, 3, flags, -1, 0)
     if start == ctypes.c_void_p(-1).value:
         return None
@@ -82,7 +82,7 @@ def map_pages(count=PAGES, flags=PRIVATE, address=None):
 
 
 def is_registered(address):
-    """Whether the kernel still reports changes of the page at an address."""
+    """Whether the kernel still reports changes of the page at this address."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, _, rest = line.partition("-")
@@ -107,7 +107,7 @@ CHANGES = {
 @pytest.mark.parametrize("flags", [PRIVATE, SHARED], ids=["private", "shared"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_is_known_when_the_call_that_made_it_returns(monitor, told, flags, change):
-    # Neighbours keep a larger mapping from having room to grow where it is.
+    # Neighbours on both sides leave a larger mapping no room to grow in place.
     start = map_pages(PAGES + 2, flags) + PAGE
     watch = monitor.watch(start + 100, start + PAGES * PAGE - 100)
     assert not monitor.changed(watch)
@@ -142,7 +142,7 @@ def test_the_thread_is_woken_by_a_change_and_sleeps_again_when_it_has_told_of_it
     assert told == [1]
     assert not awake()
     monitor.unwatch(watch)
-    # Children inherit nothing, and nothing waits for what has been read.
+    # Children do not inherit the descriptor, and reading it never blocks.
     assert not os.get_inheritable(fd)
     assert not os.get_blocking(fd)
 
@@ -158,7 +158,7 @@ def test_a_closed_monitor_tells_nothing_and_leaves_its_descriptor_to_others(told
     assert events.fd is None
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
-    # The thread had begun to handle an event.
+    # As if the thread had already begun to handle an event.
     events.handler()
     assert told == []
 
@@ -200,7 +200,7 @@ def test_a_range_is_watched_anew_after_a_change(monitor):
 
 
 def test_memory_given_to_another_thread_before_munmap_returns_is_not_taken_for_the_former(monitor):
-    """The kernel may give an address to somebody else while the call that freed it has not returned."""
+    """The kernel may give an address to another thread before the call that freed it has returned."""
     rounds, stale = 1500, []
     address = map_pages()
     wanted, done = threading.Semaphore(0), threading.Semaphore(0)

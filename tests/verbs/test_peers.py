@@ -1,4 +1,4 @@
-"""Peers that die, refuse, or never answer: an error within a stated time, no hang, nothing left behind."""
+"""Peers that die, refuse, or never answer. ndpy reports an error within a stated time. Nothing hangs or is left."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from processes import Process, start_python
 import ndpy
 from ndpy import Access, Operation, RemoteMemory, Status
 
-# What a program may count on: the peer's kernel says that it has gone, without any timeout of the transport.
+# A program may rely on this: the peer's kernel reports its end, without any timeout of the transport.
 NOTICE_S = 30.0
-# siw gives a connection attempt up after ten seconds, and a killed process cannot end before that.
+# siw gives up a connection attempt after ten seconds, and a killed process cannot end before that.
 END_S = 40.0
 
 
 @pytest.fixture
 def start(adapter):
-    """Start peer.py in a role on the adapter under test."""
+    """start(role, *arguments) starts peer.py on the adapter under test."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     def start_peer(role: str, *arguments: object) -> Process:
@@ -47,13 +47,13 @@ def address_of(server: Process) -> tuple[str, int]:
 
 
 def kill(process: Process) -> None:
-    """kill -9, by its number."""
+    """kill -9 by process ID."""
     process.popen.kill()
     assert process.finish(END_S).status == -9
 
 
 def test_a_server_killed_in_mid_transfer(adapter, keep, start):
-    """The oldest request fails, all others are cancelled, every one of them exactly once (F.6.6)."""
+    """The oldest request fails and all others are cancelled, each exactly once (F.6.6)."""
     local = memory(keep, adapter, 65536, Access.LOCAL_WRITE | Access.READ_SINK)
     end = create_end(keep, adapter)
     with start("serve") as server:
@@ -86,7 +86,7 @@ def test_a_server_killed_in_mid_transfer(adapter, keep, start):
 
 
 def test_a_client_killed_in_mid_transfer(adapter, keep, start):
-    """The server's receives are cancelled and the notification comes; another client is served afterwards."""
+    """The server's receives are cancelled and the notification comes. Afterwards another client is served."""
     listener = keep(adapter.listen((host_of(adapter), 0)))
     for _ in range(2):
         end = create_end(keep, adapter)
@@ -147,14 +147,14 @@ def test_a_client_killed_before_the_accept(adapter, keep, start):
     begin = time.monotonic()
     with pytest.raises((ndpy.ConnectionRefusedError, ndpy.ConnectionAbortedError, ndpy.TimeoutError)):
         connector.accept(end.queue_pair, timeout_s=NOTICE_S)
-        # On iWARP the server's side may be up before it hears that the client has gone.
+        # On iWARP the server's side may be established before it hears that the client has gone.
         connector.wait_disconnected(NOTICE_S)
         raise ndpy.ConnectionAbortedError("the connection has ended")
     assert time.monotonic() - begin < 2 * NOTICE_S
 
 
 def test_a_server_killed_with_a_request_pending(adapter, keep, start):
-    """Its kernel refuses the request."""
+    """The server's kernel refuses the request."""
     end = create_end(keep, adapter)
     with start("ignore") as server:
         connector = keep(adapter.create_connector())
@@ -181,7 +181,7 @@ def test_a_server_that_never_answers(adapter, keep, start):
 
 
 def test_a_process_killed_with_everything_open_ends_at_once(adapter, start):
-    """With a window bound too: rxe hangs for 51 s, and warns, if a queue pair goes before its window."""
+    """It has a window bound too. rxe hangs for 51 s, and warns, if a queue pair is destroyed before its window."""
     with start("hold") as process:
         process.wait_for("ready")
         pid = process.popen.pid
@@ -207,7 +207,7 @@ def test_ctrl_c_ends_every_wait(start):
 
 
 def test_a_queue_that_nobody_receives_on_times_out_between_processes(adapter, keep, start):
-    """The serving peer has 32 receives and takes messages as they come: many more than 32 arrive."""
+    """The serving peer posts 32 receives and takes messages as they come. Many more than 32 arrive."""
     require_acknowledged_sends(adapter)
     end = create_end(keep, adapter)
     outbox = memory(keep, adapter, 64)

@@ -60,7 +60,7 @@ print("goes on")
 
 
 def test_too_little_lockable_memory_names_limit_use_and_remedy(adapter):
-    """RLIMIT_MEMLOCK of 256 KiB, 64 KiB pinned, 1 MiB asked for, by a user without CAP_IPC_LOCK."""
+    """RLIMIT_MEMLOCK is 256 KiB, 64 KiB are pinned, and 1 MiB is asked for, by a user without CAP_IPC_LOCK."""
     if os.geteuid():
         pytest.skip("only root can become another user")
     done = subprocess.run(
@@ -74,13 +74,13 @@ def test_too_little_lockable_memory_names_limit_use_and_remedy(adapter):
     assert "262144" in message or "256 KiB" in message
     assert "65536" in message or "64 KiB" in message
     assert "ulimit -l" in message or "limits" in message
-    # The kernel interface's model has it inline and through the callback (contract J.15).
+    # The kernel interface's model returns the status inline, and through the callback (contract J.15).
     assert statuses == "0xc000009a 0x103 0xc000009a"
     assert last == "goes on"
 
 
 def test_partly_mapped_memory_is_refused(adapter):
-    """Two pages, of which the second is taken away."""
+    """Two pages. The second one is unmapped."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, *[ctypes.c_size_t] * 3, ctypes.c_int, ctypes.c_long]
@@ -98,7 +98,7 @@ def test_partly_mapped_memory_is_refused(adapter):
 
 
 def test_read_only_pages_cannot_be_written(adapter):
-    """Memory that Python does not own tells nothing of its protection; the provider finds out."""
+    """ndpy cannot see how memory that Python does not own is protected. The provider finds out."""
     pages = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ)
     libc = ctypes.CDLL(None)
     libc.mmap.restype = ctypes.c_void_p
@@ -108,7 +108,7 @@ def test_read_only_pages_cannot_be_written(adapter):
         adapter.register((address, mmap.PAGESIZE), Access.LOCAL_WRITE)
     with pytest.raises(ndpy.AccessViolationError):
         adapter.register(pages, Access.LOCAL_WRITE)
-    # The kernel cannot pin read-only pages of a shared mapping at all, those of a private one it can.
+    # The kernel can pin read-only pages of a private mapping, but not of a shared one.
     adapter.register((address, mmap.PAGESIZE), Access.NONE).close()
 
 
@@ -126,7 +126,7 @@ def exit_status(pid: int) -> int:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_cannot_use_what_it_inherits(adapter, keep, pair):
-    """Each use raises ClosedError that recommends spawn; closing is harmless; the parent goes on."""
+    """Each use raises ClosedError, which recommends spawn. Closing is harmless. The parent goes on."""
     region = memory(keep, adapter, 64)
     element = region[0:8]
     poller = keep(ndpy.Poller())
@@ -181,7 +181,7 @@ def test_a_forked_child_can_open_its_own(adapter, adapter_name):
 
 @pytest.mark.parametrize("what", ["completion queue", "poller", "pending"])
 def test_a_signal_that_raises_nothing_does_not_end_a_wait(pair, keep, what):
-    """The handler runs, and the deadline still holds."""
+    """The handler runs. The deadline still holds."""
     poller = keep(ndpy.Poller())
     poller.add(pair.server.cq)
     handled: list[int] = []
@@ -217,7 +217,7 @@ def test_wake_from_a_signal_handler(keep, adapter):
 
 
 def test_waiting_costs_no_processor_time_with_connections_open(adapter, pair):
-    """The adapter's own thread sleeps as well."""
+    """The adapter's own thread sleeps too."""
     time.sleep(0.3)
     before = time.process_time()
     time.sleep(1.0)

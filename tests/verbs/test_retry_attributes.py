@@ -1,4 +1,4 @@
-"""What a queue pair has been told of a RetryPolicy, as the driver reports it."""
+"""The RetryPolicy of a queue pair, as the driver reports it."""
 
 from __future__ import annotations
 

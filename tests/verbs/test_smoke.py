@@ -29,7 +29,7 @@ def smoke(*words, timeout=200):
 
 @contextlib.contextmanager
 def started(*words):
-    """A smoke command that is ended at the end, whatever happened."""
+    """Start a smoke command. It is ended at the end of the block, whatever happens."""
     process = subprocess.Popen(
         ndpy_command("smoke", *words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -43,7 +43,7 @@ def started(*words):
 
 
 def first_child(process, timeout_s=60):
-    """The peer of a running smoke test, once it is there."""
+    """The peer process of a running smoke test, once it exists."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         children = psutil.Process(process.pid).children()
@@ -54,7 +54,7 @@ def first_child(process, timeout_s=60):
 
 
 def until(process, word):
-    """Read lines up to the one with this word."""
+    """Read lines up to the one that contains this word."""
     for line in process.stdout:
         if word in line:
             return line

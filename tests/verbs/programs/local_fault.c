@@ -1,4 +1,5 @@
-/* A request with an unknown local key completes with an error of its own; those after it are flushed (IBA volume 1, 10.7.2). */
+/* A request with an unknown local key completes with an error of its own. Those after it are flushed (IBA volume 1,
+   10.7.2). */
 
 #include "two_ends.h"
 

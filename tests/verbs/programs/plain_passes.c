@@ -1,6 +1,6 @@
-/* A request for a notification of solicited messages passes over a plain message, and comes with a solicited one
-   (ibv_req_notify_cq(3)). With the word "armed" the queue was armed for any completion before, as a program leaves it that
-   armed, looked again and found something: that request is still good, and the plain message satisfies it. */
+/* A request for a notification of solicited messages ignores a plain message and answers to a solicited one
+   (ibv_req_notify_cq(3)). With the word "armed" the queue was armed for any completion before. A program leaves it like
+   that if it armed, looked again and found something. That request is still valid. The plain message satisfies it. */
 
 #include "two_ends.h"
 

@@ -1,7 +1,7 @@
-/* A write with an unknown remote key is answered with an error, which the requester completes with (ibv_poll_cq(3)). With the
-   word "hasty" the responder's program ends its queue pair as soon as it is told of IBV_EVENT_QP_ACCESS_ERR, in up to a
-   hundred rounds: a driver that tells before it has answered then does not answer, and the requester retries until it
-   gives up. */
+/* The responder answers a write with an unknown remote key with an error, and the requester completes with that error
+   (ibv_poll_cq(3)). With the word "hasty" the responder's program ends its queue pair as soon as it is told of
+   IBV_EVENT_QP_ACCESS_ERR, in up to a hundred rounds. If a driver reports this event before it has answered, it then
+   does not answer. The requester retries until it gives up. */
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -40,7 +40,7 @@ int main(int count, char **words)
     hasty = count == 3 && !strcmp(words[2], "hasty");
     check(count == 2 || hasty, "give the name of a device");
     open_two_ends(words[1]);
-    /* It spins, to be as quick as can be. */
+    /* Poll without sleeping, to be as quick as possible. */
     check(!hasty || !fcntl(context->async_fd, F_SETFL, O_NONBLOCK), "fcntl");
     check(!pthread_create(&watcher, NULL, watch, NULL), "pthread_create");
     region = pages(1, IBV_ACCESS_LOCAL_WRITE);

@@ -1,7 +1,8 @@
-/* Two connected RC queue pairs of one device, in one process, without librdmacm, for programs that show what a driver does.
+/* Two connected RC queue pairs of one device, in one process, without librdmacm. Used by programs that show how a
+   driver behaves.
 
-   A program's exit status says what it saw: 0, what the InfiniBand specification asks for; 1, something else, told in a
-   line; 2, it could not try. Every wait ends. */
+   The exit status of a program says what it saw. 0: it saw what the InfiniBand specification asks for. 1: it saw
+   something else, and printed a line about it. 2: it could not try. Every wait ends. */
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -99,7 +100,7 @@ static void make_ends(void)
     connect_end(&far, near.qp->qp_num, &gid, gid_index);
 }
 
-/* The device by its name; its last GID is an IPv4 or IPv6 address, or the only one. */
+/* Open the device with this name. Use its last GID that is an IPv4 or IPv6 address, or else its only GID. */
 static void open_two_ends(const char *name)
 {
     struct ibv_device **list = ibv_get_device_list(NULL);
@@ -135,7 +136,7 @@ static inline void receive(struct end *end)
     check(!ibv_post_recv(end->qp, &wr, &bad), "ibv_post_recv");
 }
 
-/* A send, or a write or read of what `remote` and `rkey` name. */
+/* Post a send, or a write to or a read of the memory at `remote` with `rkey`. */
 static inline void post(struct end *end, enum ibv_wr_opcode opcode, unsigned flags, struct ibv_sge *local, uint64_t remote,
     uint32_t rkey)
 {
@@ -155,7 +156,7 @@ static inline void end_natively(struct end *end)
     check(!ibv_modify_qp(end->qp, &state, IBV_QP_STATE), "ERR");
 }
 
-/* The next completion; its status is -1 when none came. */
+/* The next completion. Its status is -1 if none came. */
 static inline struct ibv_wc completion(struct end *end, int wait_ms)
 {
     struct ibv_wc wc;
