@@ -134,7 +134,7 @@ def test_i_2_2_a_cancelled_registration_leaves_the_others_alone(softnd):
         for pending in pendings[::2]:
             with pytest.raises(ndpy.CanceledError):
                 pending.result(0)
-        # If the provider completed some in spite of the cancel, ndpy has deregistered them. The fixture counts the rest.
+        # If the provider completed some in spite of the cancel, ndpy has deregistered them. The fixture counts leaks.
         wait_until(lambda: not adapter._registering, "what was cancelled is gone")
         keep(adapter.register(bytearray(64), timeout_s=DEADLINE_S))
 

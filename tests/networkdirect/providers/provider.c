@@ -37,7 +37,7 @@ static ULONG STDMETHODCALLTYPE count(struct object *self)
     return 1;
 }
 
-/* IND2Provider::QueryAddressList of a provider without adapters. An empty list is a number, with padding 8 bytes long. */
+/* IND2Provider::QueryAddressList of a provider without adapters. An empty list is a number and padding, 8 bytes. */
 static HRESULT STDMETHODCALLTYPE addresses(struct object *self, void *list, length *size)
 {
     (void)self;
