@@ -1,4 +1,4 @@
-"""Every example as its user runs it: two processes, their output, their exit status, and their failures."""
+"""Every example, run as its user runs it, in two processes. The tests check output, exit status and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLIENTS = {
 
 @pytest.fixture
 def host(adapter) -> str:
-    """The adapter's address; connections to it are made through the same adapter."""
+    """The adapter's address. Connections to it go through the same adapter."""
     return host_of(adapter)
 
 
@@ -152,7 +152,7 @@ def test_server_survives_a_killed_client_and_reuses_its_slots(start, host):
             server.wait_for(r"(?s)(came.*){3}")
             client.popen.kill()
             client.finish()
-        # Where there is no shared receive queue, the server refuses a client while it has no slots for it.
+        # Without a shared receive queue, the server refuses a client while it has no slots for it.
         server.wait_for(r"(?s)((left|failed).*){3}")
         with start("many_clients", "client", host, *options, 20, "--connections", 3) as client:
             client.succeed()
@@ -210,7 +210,7 @@ def test_help_tells_how_to_start_it(run_here, capsys, name):
 
 @pytest.fixture
 def run_here(monkeypatch):
-    """Run an example in this process, which is quicker; return what it gives to sys.exit()."""
+    """Run an example in this process, because that is quicker. Returns its argument to sys.exit()."""
 
     def run(name, *arguments):
         monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
