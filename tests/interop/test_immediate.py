@@ -1,4 +1,4 @@
-"""Messages and writes with immediate data, which a foreign peer on plain verbs sends (programs/immediate.c)."""
+"""Messages and writes with immediate data. A foreign peer on plain verbs sends them (programs/immediate.c)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ndpy import Access, Endpoint, Operation
 from ndpy.quirks import Quirk
 
 SOURCE = Path(__file__).parent / "programs/immediate.c"
-# All four bytes differ, so that a wrong byte order shows, and the highest bit is set.
+# All four bytes differ, so a wrong byte order shows. The highest bit is set.
 VALUE = 0x81020304
 
 
 class Sender:
-    """The foreign peer, connected to a queue pair of ours; `target` is what it may write to."""
+    """The foreign peer, connected to our queue pair. It may write to `target`."""
 
     def __init__(self, process: Process, queue_pair: ndpy.QueuePair, target: ndpy.MemoryRegion) -> None:
         local, remote = queue_pair.local_endpoint(), target.remote()
@@ -36,7 +36,7 @@ class Sender:
         self._process.popen.stdin.flush()
 
     def __call__(self, *words: object) -> None:
-        """One request, which succeeds."""
+        """Let the peer post one request, which must succeed."""
         self._say(*words)
         self._ended += 1
         self._process.wait_for(rf"(ended 0\n[^$]*){{{self._ended}}}")
@@ -118,7 +118,7 @@ def test_immediate_data_arrives_through_a_shared_receive_queue(adapter, keep, se
 
 
 def test_immediate_data_survives_a_completion_that_was_taken_early(adapter, keep, sender_to):
-    """Closing the queue pair takes what the adapter has, for whoever polls afterwards."""
+    """When the queue pair closes, it takes the adapter's completions and keeps them for the next poll."""
     target = memory(keep, adapter, 64, Access.REMOTE_WRITE)
     end = create_end(keep, adapter)
     end.queue_pair.receive([], context=9)

@@ -1,4 +1,4 @@
-"""rdma_server, rdma_client and ucmatose of rdmacm-utils: what they send is not lost, whatever the time."""
+"""rdma_server, rdma_client and ucmatose of rdmacm-utils: nothing that they send is lost, even if ndpy is late."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from processes import Process, free_port, start_program, wait_for_rdma_listener
 from ndpy import Status
 
 PACKAGE = "rdmacm-utils"
-# How long a message of theirs finds no receive posted; ndpy's own would give up after 0.7 s.
+# Their message finds no receive posted for this long. A message of ndpy's would give up after 0.7 s.
 LATE_S = 2.0
 SIZE = 16
 
@@ -39,7 +39,7 @@ def test_rdma_server_waits_for_a_receive_that_is_posted_late(adapter, keep, pyte
         connector = keep(adapter.connect(end.queue_pair, (host_of(adapter), port), timeout_s=DEADLINE_S))
         end.queue_pair.send(memory(keep, adapter, SIZE))
         succeed(end.cq)
-        # It answers at once.
+        # The server answers at once.
         assert_quiet(end.cq, LATE_S)
         end.queue_pair.receive(memory(keep, adapter, SIZE))
         (received,) = succeed(end.cq)
@@ -55,7 +55,7 @@ def test_rdma_client_waits_for_a_receive_that_is_posted_late(adapter, keep, pyte
     with start(pytestconfig, "rdma_client", "-s", listener.address[0], "-p", listener.address[1]) as client:
         connector = keep(listener.get_request(DEADLINE_S))
         connector.accept(end.queue_pair, timeout_s=DEADLINE_S)
-        # It sends at once.
+        # The client sends at once.
         assert_quiet(end.cq, LATE_S)
         end.queue_pair.receive(memory(keep, adapter, SIZE))
         (received,) = succeed(end.cq)
@@ -68,7 +68,7 @@ def test_rdma_client_waits_for_a_receive_that_is_posted_late(adapter, keep, pyte
 
 @pytest.mark.parametrize("attempt", sample(list(range(10)), 4))
 def test_connecting_to_a_server_that_accepts_and_leaves(adapter, keep, pytestconfig, attempt):
-    """ucmatose -C 0: no messages, and a disconnect right after the connection stands."""
+    """ucmatose -C 0 sends no messages, and disconnects as soon as the connection is made."""
     end = create_end(keep, adapter)
     end.queue_pair.receive([], context=1)
     port = free_port()

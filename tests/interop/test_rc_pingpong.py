@@ -26,7 +26,7 @@ def name(adapter) -> str:
 
 
 def routable_gids(adapter: ndpy.Adapter) -> list[ndpy.Gid]:
-    """What both ends of one machine can use; by rank, so that the first is what ndpy chooses by itself."""
+    """The GIDs that both ends on one machine can use, by rank. The first is the one that ndpy chooses by itself."""
     gids = [gid for gid in adapter.info.ports[0].gids if not gid.address.startswith("fe80")]
     return sorted(gids, key=lambda gid: (gid.type != "RoCE v2", gid.index))
 
@@ -111,7 +111,7 @@ def talk_to_their_server(config, adapter, name, ours, theirs):
 
 
 def check_both_know_both(ours, theirs):
-    """The addresses that the two print, in the same format, are each other's."""
+    """Both programs print the same two addresses in the same format, but in opposite order."""
 
     def addresses(text):
         return [line.split("address:")[1].split() for line in text.splitlines() if "address:" in line]

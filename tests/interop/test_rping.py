@@ -6,7 +6,7 @@ import pytest
 from helpers import STRESS, host_of, only_under_stress, sample
 from processes import free_port, start_example, start_program, wait_for_rdma_listener
 
-# rping's default size, its greatest and its least, and one that is no multiple of anything.
+# rping's default size, its greatest, its least, and a prime number.
 SIZES_AND_COUNTS = sample([(64, 10), (65535, 3), (23, 3), (10007, 3)], 1)
 
 
@@ -83,7 +83,7 @@ def test_our_server_ends_cleanly_when_the_rping_client_is_killed(adapter, pytest
             server.wait_for("server ping data: rdma-ping-3")
             client.popen.kill()
             result = server.finish()
-    # The death may be noticed between two rounds, which looks like a disconnect, or within one.
+    # Between two rounds the client's death looks like a disconnect. Within a round it is an error.
     assert result.status in (0, 1)
     assert "Traceback" not in result.err
     assert result.status == 0 or len(result.err.strip().splitlines()) == 1

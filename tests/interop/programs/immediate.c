@@ -1,10 +1,11 @@
-/* A peer on plain verbs that sends what ndpy does not: messages and writes with immediate data.
+/* A peer on plain verbs. It sends messages and writes with immediate data, which ndpy does not send.
 
        immediate DEVICE PORT GID_INDEX MTU
 
-   MTU is the path MTU's code. It prints "endpoint QPN PSN", reads "QPN PSN LID GID ADDRESS RKEY" of the other end (GID: 32
-   hexadecimal digits; ADDRESS and RKEY: memory that it may write to), and prints "connected". Then each line
-   "send LENGTH", "send_immediate LENGTH VALUE" or "write_immediate LENGTH VALUE" is one request; "ended STATUS" is its end. */
+   MTU is the path MTU's code. The program prints "endpoint QPN PSN". Then it reads "QPN PSN LID GID ADDRESS RKEY" of the
+   other end. GID has 32 hexadecimal digits. ADDRESS and RKEY name memory that the program may write to. Then it prints
+   "connected". Each further line is one request: "send LENGTH", "send_immediate LENGTH VALUE" or
+   "write_immediate LENGTH VALUE". When the request has ended, the program prints "ended STATUS". */
 
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
