@@ -1,11 +1,12 @@
-"""A busy server with the registration cache on, for SOAK_S seconds (600): memory and pinned bytes have to stay flat.
+"""A busy server uses the registration cache for SOAK_S seconds (600). Memory and pinned bytes must stay flat.
 
     python tests/soak/busy_server.py [ADAPTER]        (make soak)
 
-Clients expose memory that comes and goes and ask the server to read it; the server reads it into memory of its own and
-compares each byte with what the client's memory was given last. Connections are closed and made anew all the time. Exit
-status 0: all bytes were right, and after the first quarter of the time neither the process's memory nor what is pinned
-has grown.
+Clients expose memory that comes and goes, and ask the server to read it. The server reads it into its own memory and
+compares each byte with the one that the client wrote last. Connections are closed and made again all the time.
+
+Exit status 0 means that all bytes were right, and that after the first quarter of the time neither the memory of the
+process nor the number of pinned bytes grew.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from ndpy import Access
 SOAK_S = float(os.environ.get("SOAK_S", "600"))
 CLIENTS = 3
 REQUESTS_PER_CONNECTION = 200
-# Less than what is in use at one time or another, so that idle registrations give way.
+# The program at times uses more than this, so idle registrations must give way.
 MAX_BYTES = 1 << 20
 MAX_ENTRIES = 16
 SIZES = (512, 4096, 20_000, 65_536, 262_144)
 SAMPLES = 40
-# What an allocator and a set of caches may move about.
+# An allocator and some caches may change the resident memory by this much.
 RSS_SLACK = 3 << 20
 DESCRIPTOR = 20
 
 
 def pinned_by_kernel() -> int:
-    """Bytes that the kernel has pinned for this process; 0 where it does not say."""
+    """The bytes that the kernel has pinned for this process, or 0 if it does not say."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -59,7 +60,7 @@ def new_buffer(rng: random.Random):
 
 
 class Conversation:
-    """One client and the server's side of it, each in a thread, over one connection after another."""
+    """One client and the server's side of it. A thread runs both, over one connection after another."""
 
     def __init__(self, adapter, client_cache, server_cache, number):
         self.adapter = adapter
@@ -105,7 +106,7 @@ class Conversation:
             self.requests += 1
 
     def serve(self, server, messages, expected) -> None:
-        """Read what the client has exposed, and answer."""
+        """Read the memory that the client has exposed, check it, and answer."""
         take_well(server, 1)
         remote = ndpy.RemoteMemory.from_bytes(bytes(messages.buffer[:DESCRIPTOR]))
         # Some of the server's memory stays, some comes and goes.
@@ -175,10 +176,10 @@ def main() -> None:
 
 
 def judge(samples: list[tuple[int, int, int]]) -> None:
-    """Exit unless the last quarter of the samples is as the second was."""
+    """Exit with an error if the last quarter of the samples is higher than the second."""
     quarter = len(samples) // 4
     early, late = samples[quarter : 2 * quarter], samples[-quarter:]
-    # Each client may hold one exposure and one lease beyond what the bounds say.
+    # Each client may hold one exposure and one lease beyond the bounds of the caches.
     bound = 2 * MAX_BYTES + 2 * CLIENTS * max(SIZES)
     for name, column, slack in (("resident", 0, RSS_SLACK), ("registered", 1, 2 << 20), ("pinned", 2, 2 << 20)):
         first, last = (statistics.median(sample[column] for sample in part) for part in (early, late))
