@@ -1,4 +1,7 @@
-"""The changes of a C source that a mutation run makes, one at a time, by its tokens: the sources are formatted alike."""
+"""The changes of a C source that a mutation run makes, one at a time.
+
+They are found by tokens. That works because all sources are formatted alike.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ def c_changes(file: str, source: str) -> list[Change]:
             value_before = (
                 before_kind == "number" or before in (")", "]") or (before_kind == "word" and before not in _TYPE_WORDS)
             )
-            # `a *b` and `(type *)b` are no products, as this formatting shows.
+            # The formatting shows that `a *b` and `(type *)b` are not products.
             spaced = source[start - 1] in " \n" and source[end : end + 1] in " \n"
             if text in ("++", "--") or (value_before and spaced and after != ")"):
                 for new in _OPERATORS[text]:
@@ -117,10 +120,10 @@ def _position(source: str, offset: int) -> tuple[int, int]:
 
 
 class _Places:
-    """Which function and which of its blocks an offset is in. A label of a switch begins a block too."""
+    """Finds the function and the block that an offset is in. A label of a switch begins a block too."""
 
     def __init__(self, source: str) -> None:
-        #: (offset, line of the block, name of the function, in a loop), for every change of these.
+        #: (offset, line of the block, name of the function, in a loop), wherever one of these changes.
         self._marks: list[tuple[int, int, str, bool]] = []
         #: (offset at which code can be inserted, line of the block)
         self.beginnings: list[tuple[int, int]] = []
@@ -195,7 +198,7 @@ def counter_name(file: str) -> str:
 
 
 def c_with_counters(file: str, source: str) -> str:
-    """The source, in which every block first notes in an exported array that it ran."""
+    """Return the source with counters. Each block first records in an exported array that it ran."""
     name = counter_name(file)
     parts, last = [], 0
     for offset, line in sorted(_Places(source).beginnings):

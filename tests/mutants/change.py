@@ -1,4 +1,4 @@
-"""One change of one source."""
+"""One change of one source file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """start, end: line (from 1) and byte in it. statement: the line by which it is known whether a test runs it.
+    """A change of a source file.
 
-    in_function: it takes effect when a function runs, not when the module is imported.
+    start, end: the line, counted from 1, and the byte in that line.
+    statement: a test runs the change if it runs this line.
+    in_function: the change takes effect when a function runs, not when the module is imported.
     """
 
     file: str
@@ -36,7 +38,7 @@ def _short(text: str) -> str:
 
 
 def splice(lines: list[bytes], start: tuple[int, int], end: tuple[int, int], new: str | None) -> str:
-    """The whole text with `new` from start to end; without `new` what stands there now."""
+    """Return the whole text with `new` from start to end. If `new` is None, return only the text that stands there."""
     before = b"".join(lines[: start[0] - 1]) + lines[start[0] - 1][: start[1]]
     after = lines[end[0] - 1][end[1] :] + b"".join(lines[end[0] :])
     whole = b"".join(lines)

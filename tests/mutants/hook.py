@@ -1,7 +1,8 @@
-"""Modules from another text than their file's, in the process that tests them and in the programs that it starts.
+"""Imports modules from a changed text instead of their file, in the process that tests them and in programs it starts.
 
-MUTANT_OF_NDPY names a file that says which: worker.py writes it, and started/sitecustomize.py reads it in a new program.
-Tests that start a program without this test run's NDPY_* leave it in place.
+MUTANT_OF_NDPY names a file that lists these modules. worker.py writes the file, and in a new program
+started/sitecustomize.py reads it. A test that removes the NDPY_* variables before it starts a program leaves this
+variable in place.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class _Source(importlib.machinery.SourceFileLoader):
-    """A module from another text than its file's, perhaps with counters."""
+    """Loads a module from a given text instead of its file, perhaps with counters."""
 
     def __init__(self, name: str, path: str, text: str, counters: Any = None) -> None:
         super().__init__(name, path)
@@ -41,7 +42,13 @@ class _Source(importlib.machinery.SourceFileLoader):
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """sources: text by file; counted: files whose statements are counted, in `counters`; extension: (module, its path)."""
+    """Finds the modules that are changed or counted.
+
+    sources: the changed texts, by file.
+    counted: the files whose statements are counted.
+    counters: the folder of the counters.
+    extension: the name of the extension module, and the path from which it is loaded.
+    """
 
     def __init__(
         self,
@@ -82,7 +89,7 @@ def _shared(folder: Path, file: str) -> mmap.mmap:
 
 
 def activate(path: str) -> Finder:
-    """Import from now on what the file says."""
+    """From now on, import the changed modules that the file at `path` lists."""
     finder = Finder(**json.loads(Path(path).read_text(encoding="utf-8")))
     sys.meta_path.insert(0, finder)
     return finder

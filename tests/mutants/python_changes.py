@@ -32,7 +32,7 @@ _ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.BitAnd: ("&", "|"),
     ast.BitOr: ("|", "&"),
 }
-# What only people read, and what the compiler of types reads.
+# Only people read the results of _WORDS. _TYPES are for the type checker.
 _WORDS = {"__repr__", "__str__", "_describe"}
 _TYPES = {"cast", "TypeVar", "NewType", "overload"}
 _LOGGING = {"warn", "warning", "debug", "info", "log", "exception"}
@@ -60,7 +60,7 @@ class _Finder(ast.NodeVisitor):
 
     def _add(self, start: tuple[int, int], end: tuple[int, int], new: str, kind: str) -> None:
         old = self._text(start, end)
-        # The lines after it keep their numbers, by which what ran is known.
+        # The lines after the change keep their numbers. The recording knows lines by their numbers.
         lost = old.count("\n") - new.count("\n")
         if lost:
             new = f"({new}{chr(10) * lost})"
@@ -111,7 +111,7 @@ class _Finder(ast.NodeVisitor):
         self._function.pop()
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        # Changes of a class's own lines happen when it is made, so it is not part of a function's name.
+        # A class's own lines run when the class is created, so the class is not part of a function's name.
         for statement in node.body:
             self.visit(statement)
 
@@ -140,7 +140,7 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _drop_assignment(self, node: ast.AST) -> None:
-        # Without its first value an attribute is missing, which any use shows.
+        # In __init__ the attribute would be missing, and any use would show that.
         if self._function[-1:] != ["__init__"]:
             self._replace(node, "None", "assignment dropped")
 
@@ -225,7 +225,7 @@ class _Finder(ast.NodeVisitor):
         text = any(
             isinstance(side, (ast.JoinedStr, ast.Constant)) and not _number(side) for side in (node.left, node.right)
         )
-        # A module's own `|` joins types.
+        # Outside of functions, `|` joins types.
         if old and not text and not (old == "|" and not self._function):
             self._operator(node.left, node.right, old, new, "arithmetic")
         self.generic_visit(node)
@@ -264,7 +264,7 @@ def _end(node: ast.AST) -> tuple[int, int]:
 
 
 def with_counters(source: str, path: str) -> ast.Module:
-    """The module's code, in which every statement first notes in `__ran__` that its line ran."""
+    """Return the module's code with counters. Before each statement it records in `__ran__` that its line ran."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         for field in ("body", "orelse", "finalbody"):

@@ -1,8 +1,8 @@
-"""The mutation run: changes ndpy in one small place, runs the quick tests that run this place, and looks whether one fails.
+"""The mutation run changes one small place of ndpy, runs the quick tests of that place, and checks whether one fails.
 
     run.py [--count N] [--seed N] [--files GLOB ...] [--places unit softnd softnd1 rxe] [--json FILE]
 
-See README.md beside it.
+README.md in the same folder explains it.
 """
 
 from __future__ import annotations
@@ -42,18 +42,23 @@ C_SCOPE = (
     "cdefs/networkdirect/version1/data_path.c",
 )
 PLACES = ["unit", "softnd", "softnd1", "rxe"]
-# These examine a machine, a wheel or a provider's file from outside, or start many processes, which the VM takes minutes for.
+# Some of these examine a machine, a wheel or a provider's file from outside. The others start many processes, and that
+# takes minutes in the VM.
 _ELSEWHERE = ("test_smoke.py", "test_process.py", "test_installed.py", "test_monitor.py", "test_peers.py")
 WINDOWS_ONLY = ("ndpy/networkdirect/", "cdefs/networkdirect/")
 LINUX_ONLY = ("ndpy/verbs/", "cdefs/verbs/")
-# Of Windows, and tested on any system.
+# Modules for Windows that tests/unit tests on any system.
 _TESTED_ANYWHERE = tuple(
     f"ndpy/networkdirect/{name}.py" for name in ("dll_header", "softnd_installation", "winsock_catalogue")
 )
 
 
 class Place:
-    """Where tests run. budget_s: of tests by their time in the recording, for one change. slow: its factor of time limits."""
+    """A place where tests run.
+
+    budget_s: for one change, how many seconds of tests run, by their times in the recording.
+    slow: the factor for time limits.
+    """
 
     name: str
     extension: str
@@ -77,11 +82,11 @@ class Place:
         return {}
 
     def build(self, cdefs: Path, out: Path) -> str | None:
-        """Compile the extension module from a copy of cdefs/; the compiler's words if that fails."""
+        """Compile the extension module from a copy of cdefs/. Returns the compiler's errors, or None on success."""
         raise NotImplementedError
 
     def _emit(self, script: str, cdefs: Path) -> Path:
-        """cffi's part of the module, which includes the sources of cdefs/ and does not depend on them."""
+        """Let cffi write its part of the module. It includes the sources of cdefs/, so one text serves all changes."""
         out = STATE / f"{self.name}.c"
         if not self._emitted:
             code = "import sys, runpy; runpy.run_path(sys.argv[1])['ffibuilder'].emit_c_code(sys.argv[2])"
@@ -109,7 +114,7 @@ class Unit(Place):
 
     def paths(self) -> list[str]:
         names = [path.name for path in _tests("tests/unit") if path.name != "test_softroce_vm.py"]
-        # This one needs no adapter.
+        # test_monitor.py needs no adapter.
         return [*(f"tests/unit/{name}" for name in names), "tests/verbs/test_monitor.py"]
 
     def command(self, folder: Path) -> list[str]:
@@ -125,7 +130,7 @@ class Unit(Place):
 
 
 class Rxe(Unit):
-    """In the VM, whose boots are shared: a batch ends after some minutes and the next one goes on."""
+    """The VM. Others may wait to boot theirs, so a batch ends after some minutes, and the next one goes on."""
 
     name = "rxe"
     adapter = "rxe0"
@@ -146,7 +151,7 @@ class Rxe(Unit):
         ]
 
     def command(self, folder: Path) -> list[str]:
-        # Such as a queue of those who boot machines.
+        # VM_COMMAND may be a command that waits for its turn to boot a machine.
         before = shlex.split(os.environ.get("VM_COMMAND", ""))
         run = [".venv/bin/ndpy", "softroce", "run", "--vm", "--cpus", "1", "--adapter", "rxe"]
         return [*before, *run, "--limit", str(int(self.seconds) + 120), "--", *super().command(folder)]
@@ -203,7 +208,7 @@ def _tests(folder: str) -> list[Path]:
 
 def sources() -> dict[str, str]:
     paths = [path for pattern in (*SCOPE, *C_SCOPE) for path in sorted(ROOT.glob(pattern))]
-    # What `python -m` runs is not imported.
+    # `python -m` runs __main__.py, and nothing imports it.
     return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths if path.name != "__main__.py"}
 
 
@@ -212,7 +217,7 @@ def changes_of(file: str, source: str) -> list[Change]:
 
 
 def choose(by_file: dict[str, list[Change]], count: int, seed: int) -> list[Change]:
-    """A sample with three changes of each file, as far as it goes, and the rest in proportion to what a file has."""
+    """Choose a sample: three changes of each file if `count` allows, and others in proportion to the file's number."""
     rng = random.Random(seed)
     shuffled = {file: rng.sample(changes, len(changes)) for file, changes in by_file.items()}
     chosen = [change for changes in shuffled.values() for change in changes[:3]]
@@ -226,13 +231,16 @@ def choose(by_file: dict[str, list[Change]], count: int, seed: int) -> list[Chan
 
 
 class Recording:
-    """Which tests of a place run which lines, and how long each takes. Lines of a file that changed since are found again."""
+    """Which tests of a place run which lines, and how long each test takes.
+
+    If a file has changed since the recording, its unchanged lines are found again.
+    """
 
     def __init__(self, place: Place) -> None:
         self.path = STATE / f"recorded-{place.name}.json"
         data = json.loads(self.path.read_text()) if self.path.exists() else {}
         self.tests: dict[str, dict[str, Any]] = data.get("tests", {})
-        #: Of each recording: the lines that ran when the tests were imported, by file.
+        #: For each recording, the lines of each file that ran when the tests were imported.
         self.imported: dict[str, dict[str, list[int]]] = data.get("imported", {})
         self.files: dict[str, dict[str, str]] = data.get("files", {})
         self.key: str = data.get("key", "")
@@ -242,7 +250,7 @@ class Recording:
         self.path.write_text(json.dumps(data))
 
     def index(self, now: dict[str, str]) -> None:
-        """Turn it over: file -> line as it is numbered now -> tests."""
+        """Build the reverse index: file -> line as it is numbered now -> tests."""
         self.by_line: dict[str, dict[int, list[str]]] = {}
         self.by_file: dict[str, list[str]] = {}
         carried: dict[tuple[str, str], dict[int, int]] = {}
@@ -272,11 +280,12 @@ class Recording:
         found = by_line.get(change.statement)
         at_import = self.at_import.get(change.file, set())
         if change.statement in at_import:
-            # Any test may depend on it; rather one that runs a function of the file. Programs that tests start import it, too.
+            # Any test may depend on this line. Prefer the tests that run a function of the file. The line also runs in
+            # programs that tests start, because they import the file.
             others = {name for line, names in by_line.items() if line not in at_import for name in names}
             found = sorted(others) or [name for name, test in self.tests.items() if test["good"]]
         if found is None and change.statement in self.new_lines(change.file):
-            # A line that is new since: the nearest one before it.
+            # The line is newer than the recording. Take the tests of the nearest line before it.
             known = [line for line in by_line if line < change.statement]
             found = by_line[max(known)] if known else []
         return found or []
@@ -305,9 +314,10 @@ def _carry(old: str, new: str) -> dict[int, int]:
 
 
 def in_order(names: Iterable[str], tests: dict[str, dict[str, Any]], budget_s: float) -> list[str]:
-    """Those that run little and are quick first, a second of each function before its other parameters, while there is time.
+    """Order the tests, and keep as many as the budget allows.
 
-    A test that runs few lines is likely to be about them.
+    Quick tests that run few lines come first. A test that runs few lines is likely to be about them. After a second of
+    one function, its other parameters come last.
     """
     spent: dict[str, float] = {}
     ranked = []
@@ -335,7 +345,7 @@ def _run(place: Place, folder: Path, task: dict[str, Any]) -> None:
         try:
             process.wait()
         finally:
-            # It ends what it has started. After Ctrl-C it has had that signal itself.
+            # The process ends the programs that it started. After Ctrl-C it has already received that signal.
             process.terminate()
             process.wait()
 
@@ -361,7 +371,7 @@ def _key_of_tests(place: Place) -> str:
 
 
 def record(place: Place, now: dict[str, str], mode: str) -> Recording:
-    """Record the tests that are not recorded (mode "new"), or all; or leave it as it is ("none")."""
+    """Record tests. Mode "new" records those that are not recorded yet, "all" records all, and "none" records none."""
     recording = Recording(place)
     key = _key_of_tests(place)
     if mode == "all":
@@ -419,7 +429,7 @@ def say(text: str) -> None:
 
 
 class Fate:
-    """What became of a change."""
+    """The results of one change, by place."""
 
     def __init__(self, change: Change) -> None:
         self.change = change
@@ -437,7 +447,7 @@ class Fate:
 def run_place(
     place: Place, fates: list[Fate], recording: Recording, now: dict[str, str], controls: int, until: float
 ) -> list[str]:
-    """Run the changes that no place has noticed yet. Returns what failed without a change."""
+    """Run the changes that no place has noticed yet. Returns a line for each test that failed without a change."""
     seconds = {name: test["seconds"] for name, test in recording.tests.items()}
     lock = (STATE / f"{place.name}.lock").open("w")
     try:
@@ -459,7 +469,7 @@ def run_place(
         if not names:
             continue
         job: dict[str, Any] = {"id": f"{number:05}", "limits": limits(names), "sources": {}}
-        # What runs when the package is imported has run before the process forks.
+        # Code that runs at import has run before the process forks. A change of it needs a process of its own.
         job["cold"] = not change.in_function or change.statement in recording.at_import.get(change.file, ())
         text = change.apply(now[change.file])
         if change.file.endswith(".py"):
@@ -478,7 +488,7 @@ def run_place(
             job.update(cold=True, extension=[place.extension, built])
         jobs.append(job)
         by_id[job["id"]] = fate
-    # So that what a place did not get to is not the end of the alphabet.
+    # If time runs out, the changes that are left should not all come from the end of the alphabet.
     random.Random(len(jobs)).shuffle(jobs)
     false_alarms: dict[str, str] = {}
 
@@ -508,7 +518,8 @@ def run_place(
                 say(f"{place.name}: nothing ran; see {folder / 'worker.log'}")
                 break
 
-    # Runs without a change: some of the same tests, and at last each that noticed something. What fails then is not believed.
+    # Controls run without a change: first some of the same tests, and at the end each test that noticed a change. If a
+    # test fails in a control, it is not believed.
     rng = random.Random(len(jobs))
     some = rng.sample(jobs, min(controls, len(jobs)))
     run([*(control(f"{number}", list(job["limits"])[:30]) for number, job in enumerate(some)), *jobs])

@@ -1,9 +1,9 @@
-"""Runs tests on changed sources, where the tests run: on this system, in the VM, on a Windows Python under Wine.
+"""Runs tests on changed sources in the place of the tests: on this system, in the VM, or on Windows Python under Wine.
 
-    worker.py FOLDER     what FOLDER/task.json says; run.py writes it and reads FOLDER/results.jsonl
+    worker.py FOLDER     does what FOLDER/task.json says. run.py writes that file and reads FOLDER/results.jsonl
 
-Nothing is written into the sources: a changed module is compiled in the process that tests it. A change of a function's body is put
-into a process that has collected the tests already, which forks for each; any other one is imported by a process of its own.
+The sources stay as they are: a changed module is compiled in the process that tests it. A process that has collected
+the tests forks for each change of a function's body. Any other change gets a process of its own, which imports it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).resolve()
-# The Python of rig/wine.sh does not look beside the program.
+# The Python of rig/wine.sh does not search the program's folder for modules.
 sys.path.insert(0, str(HERE.parent))
 import hook  # noqa: E402
 from c_changes import counter_name  # noqa: E402
@@ -43,7 +43,7 @@ _COLD = 77
 
 
 def functions_of_package() -> dict[str, list[types.FunctionType]]:
-    """The functions of every module of the package that is imported, by file."""
+    """The functions of every imported module of the package, by file."""
     found: dict[str, list[types.FunctionType]] = {}
     package = str(ROOT / "ndpy") + os.sep
     for function in gc.get_objects():
@@ -53,7 +53,7 @@ def functions_of_package() -> dict[str, list[types.FunctionType]]:
 
 
 def swap_functions(functions: list[types.FunctionType], file: str, text: str) -> bool:
-    """Give them their code from another text of their file; False where that would not be the whole change."""
+    """Give functions the code of a changed text of their file. Returns False if that is not the whole change."""
     made: dict[tuple[str, int], list[types.CodeType]] = {}
 
     def collect(code: types.CodeType) -> None:
@@ -78,7 +78,7 @@ def swap_functions(functions: list[types.FunctionType], file: str, text: str) ->
 
 
 class Watch:
-    """Notes which test failed, and ends the process when one takes too long."""
+    """Records which test failed, and ends the process when a test takes too long."""
 
     def __init__(self, limits: dict[str, float], to_the_end: bool = False) -> None:
         self._limits = limits
@@ -138,7 +138,7 @@ def run_cold(task: dict[str, Any], job: dict[str, Any]) -> int:
 
 
 def announce(job: dict[str, Any]) -> str:
-    """Say to the programs that the tests start what is changed; returns the file that says it."""
+    """Write the file that tells programs of the tests which sources are changed. Returns its path."""
     path = Path(sys.argv[1]).resolve() / "logs" / f"{job['id']}.json"
     parts = {name: job[name] for name in ("sources", "counted", "counters", "extension") if job.get(name)}
     path.write_text(json.dumps(parts), encoding="utf-8")
@@ -147,7 +147,7 @@ def announce(job: dict[str, Any]) -> str:
 
 
 class ManyJobs:
-    """Forks for every job once the tests are collected."""
+    """After the tests are collected, forks for each job."""
 
     def __init__(self, worker: Worker, jobs: list[dict[str, Any]]) -> None:
         self._worker = worker
@@ -176,7 +176,7 @@ class ManyJobs:
 
 
 class Recorder:
-    """Runs tests with counters and notes what each runs and how long it takes."""
+    """Runs tests with counters. Records which lines each test runs and how long it takes."""
 
     def __init__(self, worker: Worker, finder: hook.Finder) -> None:
         self._worker = worker
@@ -247,7 +247,7 @@ class Worker:
 
     def run(self) -> None:
         if "known" in self.task:
-            # Not in self.folder: the VM's view of the checkout takes no shared mappings.
+            # self.folder cannot hold the counters: in the VM, the checkout does not allow shared mappings.
             counters = tempfile.mkdtemp()
             parts = {"counted": self.task["counted"], "counters": counters}
             finder = hook.activate(announce({"id": "counted", "extension": self.task["extension"], **parts}))
@@ -309,7 +309,7 @@ class Worker:
             ended, status = os.waitpid(process, os.WNOHANG)
             if not ended:
                 time.sleep(0.005)
-        # What it started as well.
+        # End the programs that the process started, too.
         with contextlib.suppress(OSError):
             os.killpg(process, 9)
         if not ended:
@@ -347,13 +347,13 @@ def _limit(job: dict[str, Any]) -> float:
 
 
 def arguments(task: dict[str, Any]) -> list[str]:
-    # What a test prints goes to its log as it comes.
+    # With -s, the output of a test goes to its log at once.
     return ["-q", "-s", "-p", "no:cacheprovider", *(["--adapter", task["adapter"]] if task["adapter"] else [])]
 
 
 def main() -> None:
     os.chdir(ROOT)
-    # A shell's background job ignores it, and some tests send it.
+    # Shells start background jobs with SIGINT ignored, and some tests send SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     worker = Worker(Path(sys.argv[1]).resolve())
     if len(sys.argv) > 2:

@@ -1,4 +1,4 @@
-"""Read by every Python program that a test of a mutation run starts, by PYTHONPATH."""
+"""Python imports this in every program that a test of a mutation run starts, because PYTHONPATH names the folder."""
 
 import os
 import sys
