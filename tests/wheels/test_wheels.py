@@ -1,6 +1,6 @@
-"""The files of a release: made once, each wheel installed into an empty environment and run from there.
+"""The files of a release. They are made once. Each wheel is installed into an empty environment and runs there.
 
-The checkout is on no path of those environments, and the dependencies in them are those that the wheel's metadata names.
+The checkout is on no path of these environments. Their dependencies are those that the wheel's metadata names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[2]
 WINDOWS_PYTHON = ROOT / ".rig/wine/python"
-# tests/verbs/test_installed.py runs the Linux environment in a virtual machine, so it is not a temporary one.
+# Not a temporary folder, because tests/verbs/test_installed.py runs the Linux environment in a virtual machine.
 PLACE = ROOT / ".rig/wheels"
 
 if sys.platform != "linux" or not (WINDOWS_PYTHON / "python.exe").exists():
@@ -33,16 +33,16 @@ if sys.platform != "linux" or not (WINDOWS_PYTHON / "python.exe").exists():
 
 VERBS_MODULE = "ndpy/_verbs.abi3.so"
 WINDOWS_MODULE = "ndpy/_networkdirect.pyd"
-# Of the registration cache, on both systems.
+# The modules of the registration cache.
 LINUX_LEASE, WINDOWS_LEASE = "ndpy/_lease.abi3.so", "ndpy/_lease.pyd"
 SOFTND = "ndpy/networkdirect/softnd.dll"
-# What Windows itself has, and the python3.dll of the interpreter.
+# The libraries of Windows itself, and the interpreter's python3.dll.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", "iphlpapi.dll", "python3.dll"}
 OBJDUMP = "x86_64-w64-mingw32-objdump"
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    # Neither the adapter of a test run nor the checkout may reach what is installed.
+    # The installed package must see neither the adapter of the test run nor the checkout.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "PYTHON"))}
     words = [str(word) for word in command]
     return subprocess.run(words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=110)
@@ -56,7 +56,7 @@ def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 
 @dataclass(frozen=True)
 class Release:
-    """The three files."""
+    """The three files of a release."""
 
     sdist: Path
     linux: Path
@@ -90,13 +90,13 @@ def version_of(wheel: Path) -> str:
 
 
 def install(wheel: Path, folder: Path, *options: str) -> None:
-    """Put a wheel into a folder as pip does, which refuses one whose tags do not fit."""
+    """Install a wheel into a folder with pip, which refuses a wheel whose tags do not fit."""
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-index", "--no-deps")
     output_of(*pip, "--target", folder, *options, wheel)
 
 
 def install_requirements(wheel: Path, folder: Path, source: Path, environment: dict[str, str]) -> None:
-    """Copy from `source` the distributions that the wheel requires in that environment, and those that they require."""
+    """Copy from `source` the distributions that the wheel requires in that environment, and their own requirements."""
     present = {canonicalize_name(found.metadata["Name"]): found for found in distributions(path=[str(source)])}
     done: set[str] = set()
 
@@ -134,7 +134,7 @@ def on_linux(release) -> Path:
 
 @pytest.fixture(scope="session")
 def on_windows(release) -> Path:
-    """The python.exe of a Windows Python which has the Windows wheel and nothing else."""
+    """The python.exe of a Windows Python that has only the Windows wheel and its requirements."""
     folder = PLACE / "windows"
     shutil.copytree(WINDOWS_PYTHON, folder / "python", ignore=shutil.ignore_patterns("Lib"))
     (paths,) = (folder / "python").glob("*._pth")
@@ -151,14 +151,14 @@ def on_windows(release) -> Path:
 
 
 def windows(python: Path, *arguments: str | Path, **variables: str) -> str:
-    """The output of a Windows Python that has to succeed, run in an empty folder."""
+    """Run a Windows Python in an empty folder. It must succeed. Returns its output."""
     empty = PLACE / "empty"
     empty.mkdir(exist_ok=True)
     return output_of(ROOT / "rig/wine-python", "--run", python, *arguments, cwd=empty, **variables)
 
 
 def installed_softnd(python: Path) -> str:
-    """The softnd.dll beside that Python's ndpy, as Windows names it."""
+    """The Windows path of the softnd.dll in that Python's ndpy."""
     path = python.parents[1] / "packages" / SOFTND
     return "Z:" + str(path).replace("/", "\\")
 
@@ -217,7 +217,7 @@ def test_source_archive_has_the_whole_project(release):
         pytest.skip("not a git checkout")
     with tarfile.open(release.sdist) as archive:
         packed = {name.partition("/")[2]: archive.getmember(name) for name in archive.getnames()}
-    # A name with a dot in front is for the repository alone.
+    # Files whose name begins with a dot belong to the repository alone.
     tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".") and (ROOT / name).exists()}
     assert tracked <= packed.keys()
     assert not [name for name in packed if name.endswith((".pyd", ".dll", ".so", ".o", ".pyc", ".whl"))]
@@ -264,7 +264,7 @@ def test_first_program_of_the_readme_runs_on_it(on_windows, tmp_path):
 
 
 def test_smoke_test_of_the_windows_wheel_passes_on_it(on_windows):
-    """With its peer, a second process; all of its checks with NDPY_STRESS=1 only."""
+    """Its peer is a second process. Without NDPY_STRESS=1 only some checks run."""
     some = [] if STRESS else ["--only", "send-receive", "--only", "windows"]
     softnd = installed_softnd(on_windows)
     output = windows(on_windows, "-m", "ndpy", "smoke", "softnd0", *some, NDPY_PROVIDER=softnd)
