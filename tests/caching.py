@@ -1,4 +1,4 @@
-"""What the tests of the registration cache share."""
+"""Functions that the tests of the registration cache share."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LENGTH = 4096
 
 
 def regions(adapter: ndpy.Adapter) -> list[ndpy.MemoryRegion]:
-    """Every region of the adapter that is registered."""
+    """All registered regions of the adapter."""
     return [child for child in adapter._open_children() if isinstance(child, ndpy.MemoryRegion)]
 
 
 def forbid_registering(monkeypatch, adapter):
-    """From now on a call of the provider that registers or deregisters fails the test."""
+    """From now on the test fails if something registers or deregisters a region."""
 
     def refuse(*_, **__):
         raise AssertionError("a region was registered or deregistered")
@@ -32,7 +32,7 @@ def forbid_registering(monkeypatch, adapter):
 
 
 def use(cache, buffer, access=Access.LOCAL_WRITE, **options):
-    """One use of a buffer; the region that served it."""
+    """Use a buffer once. Returns the region that served it."""
     with cache.local(buffer, access, **options) as lease:
         return lease.region
 
@@ -45,7 +45,7 @@ def write_to(pair, lease, remote, context=31):
 
 
 def read_from(pair, keep, remote):
-    """What the client reads from the server's memory."""
+    """Let the client read the server's memory. Returns the bytes."""
     sink = memory(keep, pair.adapter, remote.length, SINK)
     pair.client.queue_pair.read(sink, remote)
     succeed(pair.client.cq)
@@ -53,12 +53,12 @@ def read_from(pair, keep, remote):
 
 
 def wait_for_contents(region, data):
-    """On iWARP the bytes may come later than the completion of the write."""
+    """Wait until a region holds the data. On iWARP the bytes may arrive after the completion of the write."""
     wait_until(lambda: bytes(region.buffer) == data, f"{data!r} in the peer's memory")
 
 
 def map_raw(length, address=None):
-    """The address of new memory that Python knows nothing of, there if an address is given."""
+    """Map memory that Python does not know, at the address if one is given. Returns its address."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *3 * [ctypes.c_int], ctypes.c_long]

@@ -40,7 +40,7 @@ def adapter_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def adapter(adapter_name):
-    """An open adapter. At the end it is closed, which fails while an object of it is open."""
+    """An open adapter. It is closed at the end, and that fails if one of its objects is still open."""
     adapter = ndpy.open_adapter(adapter_name)
     yield adapter
     adapter.close()
@@ -48,7 +48,7 @@ def adapter(adapter_name):
 
 @pytest.fixture
 def keep(adapter):
-    """keep(thing) returns the thing, which is closed at the end. Users close before what they use."""
+    """keep(thing) returns the thing and closes it at the end. An object closes before the objects that it uses."""
     keeper = Keeper()
     yield keeper
     keeper.close()

@@ -1,4 +1,4 @@
-"""What tests expect of an adapter that is different: the expectations come from ndpy's table of differences."""
+"""What tests expect of an adapter that behaves differently. The expectations come from ndpy's table of differences."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ndpy.quirks import Quirk
 
 
 def differs(adapter: ndpy.Adapter, quirk: Quirk) -> bool:
-    """Whether the table says this of the adapter."""
+    """Whether the table lists this difference for the adapter."""
     return quirk in adapter._differences
 
 
 def skip_where(adapter: ndpy.Adapter, quirk: Quirk) -> None:
-    """Skip where the table says this of the adapter."""
+    """Skip if the table lists this difference for the adapter."""
     if differs(adapter, quirk):
         pytest.skip(f"{adapter.info.name}: {quirk.value.sentence}")
 
 
 def expect_defect(request: pytest.FixtureRequest, adapter: ndpy.Adapter, quirk: Quirk) -> None:
-    """Expect this test to fail where driver and kernel are known to have the defect; if it passes, that is a failure too.
+    """Expect this test to fail if driver and kernel are known to have the defect.
 
-    A test that would end the machine is skipped.
+    If it passes there, that is a failure too. A test that would bring the machine down is skipped.
     """
     defect = quirk.value
     if not differs(adapter, quirk) or not defect.is_in(platform.release()):

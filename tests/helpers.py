@@ -20,7 +20,7 @@ import ndpy.ndk
 from ndpy import Access, Operation, Status
 from ndpy.quirks import Quirk
 
-# Of a wait for something that takes no time of its own. Emulated machines are slow.
+# The deadline for something that should come at once. Emulated machines are slow.
 DEADLINE_S = 20.0
 # A test that expects nothing waits this long for a wrong completion.
 QUIET_S = 0.2
@@ -29,7 +29,7 @@ CLOCK_TICK_S = time.get_clock_info("monotonic").resolution
 
 T = TypeVar("T")
 
-# Of every random test, so that a failure can be repeated.
+# The seed of every random test, so that a failure can be repeated.
 SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
 
 STRESS = os.environ.get("NDPY_STRESS") == "1"
@@ -53,7 +53,7 @@ _CLOSING_ORDER = (
 
 
 class Keeper:
-    """Closes the objects that it was given. Users close before what they use."""
+    """Closes the objects that it was given. An object closes before the objects that it uses."""
 
     def __init__(self) -> None:
         self._things: list[Any] = []
@@ -100,17 +100,17 @@ class Pair:
 
 
 def sample(values: list[T], count: int) -> list[T]:
-    """All values with NDPY_STRESS=1, else the first few. An emulated machine starts processes slowly."""
+    """All values with NDPY_STRESS=1, else the first `count`. An emulated machine starts processes slowly."""
     return values if STRESS else values[:count]
 
 
 def rounds(full: int, quick: int) -> int:
-    """How often a test does it: `full` with NDPY_STRESS=1, else `quick`."""
+    """How often a test repeats its work: `full` with NDPY_STRESS=1, else `quick`."""
     return full if STRESS else quick
 
 
 def require(adapter: ndpy.Adapter, *capabilities: ndpy.Capability) -> None:
-    """Skip, naming the capability, unless the adapter claims all of them."""
+    """Skip unless the adapter claims all these capabilities. The reason names the missing one."""
     for capability in capabilities:
         if capability not in adapter.info.capabilities:
             pytest.skip(f"{adapter.info.name} does not claim {capability.name}")
@@ -122,7 +122,7 @@ def require_acknowledged_sends(adapter: ndpy.Adapter) -> None:
 
 
 def require_reusable_queue_pairs(adapter: ndpy.Adapter) -> None:
-    """Skip where the kernel moves a queue pair to its end with a refused connection."""
+    """Skip where a refused connection makes the kernel move the queue pair to its final state."""
     skip_where(adapter, Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP)
 
 
@@ -138,7 +138,7 @@ def host_of(adapter: ndpy.Adapter, version: int = 4) -> str:
 def memory(
     keep: Keeper, adapter: ndpy.Adapter, contents: int | bytes, access: Access = Access.LOCAL_WRITE
 ) -> ndpy.MemoryRegion:
-    """A registered bytearray of so many zero bytes, or with these contents."""
+    """A registered bytearray. It holds that many zero bytes, or the given bytes."""
     return keep(adapter.register(bytearray(contents), access))
 
 
@@ -267,8 +267,8 @@ def assert_works(keep: Keeper, pair: Pair) -> None:
 def assert_refused(end: End, operation: Operation, context: int) -> None:
     """The next completion of the requester is an access violation of this request (contract E.5.1).
 
-    On iWARP nothing answers a write, and what ends a connection says nothing of the request (RFC 5040); there
-    the request ends in whatever way, and the connection with it.
+    On iWARP nothing answers a write, and the message that ends the connection does not name the request (RFC 5040).
+    There a write may end in any way, a read must fail, and the connection must end.
     """
     (completion,) = take(end.cq)
     assert (completion.operation, completion.context) == (operation, context)
@@ -284,7 +284,7 @@ def assert_refused(end: End, operation: Operation, context: int) -> None:
 def bind(
     end: End, window: ndpy.MemoryWindow, memory: ndpy.MemoryRegion | ndpy.Sge, *access: Access
 ) -> ndpy.RemoteMemory:
-    """Bind a window and wait for it. Returns what the peer uses."""
+    """Bind a window and wait for it. Returns the descriptor for the peer."""
     end.queue_pair.bind(window, memory, *access, context=77)
     (completion,) = succeed(end.cq)
     assert (completion.operation, completion.context) == (Operation.BIND, 77)
@@ -292,8 +292,10 @@ def bind(
 
 
 def expose(keep: Keeper, owner: End, region: ndpy.MemoryRegion) -> ndpy.RemoteMemory:
-    """What the peer of `owner` needs to use all of a region with the region's rights: by the region itself, or through a
-    window where regions have no rights of their own."""
+    """Return the descriptor with which the peer of `owner` can use the whole region with the region's rights.
+
+    It names the region itself. If the adapter's regions have no rights of their own, it names a window.
+    """
     if ndpy.Capability.REGION_ACCESS in region.adapter.info.capabilities:
         return region.remote()
     window = keep(region.adapter.create_memory_window())

@@ -1,4 +1,4 @@
-"""Runs a program that gets SIGINT, which is what Ctrl-C sends, for every line of its standard input.
+"""Runs a program. Each line of its standard input sends it SIGINT, as Ctrl-C does.
 
 python interruptible.py PROGRAM ARGUMENTS. It works the same on every system, without a terminal or a console.
 """
@@ -11,7 +11,7 @@ import threading
 
 
 def interrupt() -> None:
-    # Where threads can be sent signals, the main thread gets it, as it does from a terminal, so that its wait ends.
+    # A terminal signals the main thread, so its wait ends. pthread_kill() does the same on systems that have it.
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
     else:

@@ -5,7 +5,7 @@
         ...
         result = server.finish()
 
-At the end of the block the process is killed if it still runs. No process is killed but those that were started here.
+At the end of the block the process is killed if it still runs. Only processes that were started here are killed.
 """
 
 from __future__ import annotations
@@ -36,12 +36,11 @@ _INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
 
-# Emulated machines start a Python process in seconds rather than in tenths of one.
+# An emulated machine takes seconds to start a Python process, not tenths of a second.
 DEADLINE_S = 60.0
-# Shorter, so that an example says itself which of its steps came to no end.
+# Shorter than the deadline, so the example itself says which of its steps did not end.
 STEP_LIMIT_S = 40
-# Wine's answer when a process that it starts ends before it runs, as happens on a busy machine. The program had no part
-# in it.
+# Wine's error when a process ends before its program runs. This happens on a busy machine. The program is not at fault.
 _ERROR_INTERNAL_ERROR = 1359
 _ATTEMPTS = 5
 
@@ -49,7 +48,7 @@ T = TypeVar("T")
 
 
 def create_process(create: Callable[[], T]) -> T:
-    """Return create(), which starts a process. Call it again where Wine could not start one."""
+    """Call create(), which starts a process. Call it again if Wine could not start one. Returns its result."""
     for attempt in range(1, _ATTEMPTS):
         try:
             return create()
@@ -128,7 +127,7 @@ class Process:
         return "\n".join([f"$ {' '.join(self.command)} (status {self.popen.returncode})", *parts])
 
     def wait_for(self, pattern: str, timeout_s: float = DEADLINE_S) -> re.Match[str]:
-        """Wait for a match in the standard output. The test fails at the deadline, and when the output ends without one."""
+        """Wait for a match in the standard output. The test fails at the deadline or at the end of the output."""
 
         def look() -> re.Match[str] | bool:
             found = re.search(pattern, self._texts["out"])
@@ -136,7 +135,7 @@ class Process:
 
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            # The readers tell of each line but not of their end, so look at that every 0.1 s.
+            # The readers report each line but not their own end, so check for their end every 0.1 s.
             while not (found := look()) and time.monotonic() < deadline:
                 self._changed.wait(0.1)
         if not isinstance(found, re.Match):
@@ -153,7 +152,7 @@ class Process:
     def _wait_until_asleep(self) -> None:
         """Wait until the main thread sleeps, for some seconds at most.
 
-        CPython looks for signals before it waits. One that comes between that and the system call does not end the wait.
+        CPython checks for signals before it waits. A signal between the check and the system call does not end the wait.
         """
         status = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/status")
         deadline = time.monotonic() + 5
@@ -202,7 +201,7 @@ def start_example(name: str, *arguments: str | int | Path) -> Process:
 
 
 def start_program(config: pytest.Config, name: str, package: str, *arguments: str | int) -> Process:
-    """Run a program of a system package. If it is not installed, the test is skipped, or fails if --adapter was given."""
+    """Run a program of a system package. If it is not installed, the test skips; with --adapter it fails."""
     path = shutil.which(name)
     if path is None:
         message = f"{name} is not installed; it is in the package {package}"
@@ -221,7 +220,7 @@ def free_port() -> int:
 
 
 def wait_for_rdma_listener(process: Process) -> None:
-    """Wait until the kernel knows a connection manager identifier of the process that listens."""
+    """Wait until the kernel lists a connection manager identifier on which the process listens."""
 
     def listens() -> bool:
         if process.popen.poll() is not None:

@@ -1,6 +1,6 @@
-"""C programs on plain verbs that tests run: each is compiled once and kept in .rig/programs.
+"""C programs on plain verbs that tests run. Each is compiled once and kept in .rig/programs.
 
-`python tests/programs.py` compiles all of them, which takes a second each here and five to ten in the emulated machine.
+`python tests/programs.py` compiles all of them. Each takes a second here, and five to ten in the emulated machine.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LIBRARIES = ("-libverbs", "-lpthread")
 
 
 def can_be_built() -> bool:
-    """Whether this machine has what compiling them needs."""
+    """Whether this machine has the compiler and the header that the programs need."""
     return bool(shutil.which("gcc")) and Path("/usr/include/infiniband/verbs.h").exists()
 
 
 def built(source: Path) -> Path:
-    """The compiled program. Skips the test where it cannot be compiled; fails where it does not compile."""
+    """Return the compiled program. The test skips without a compiler, and fails if the program does not compile."""
     if not can_be_built():
         pytest.skip("this needs gcc and libibverbs-dev")
     read = [source, *sorted(source.parent.glob("*.h"))]

@@ -169,7 +169,10 @@ class Calls:
 
 
 def walk(run: Callable[[int], bool], points: Points, least: int) -> None:
-    """Call run(0), run(1), … until one returns False: the thread has no such point. The test fails with fewer than `least`."""
+    """Call run(0), run(1), … until one returns False, because the thread has no such point.
+
+    The test fails if the thread has fewer than `least` points.
+    """
     chosen = 0
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A Winsock catalogue in memory, for any system, and entries for it."""
+"""A Winsock catalogue in memory, which works on any system, and entries for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TCP = dataclasses.replace(
 
 
 class Winsock:
-    """What cdefs/networkdirect/shim.h declares, over a list; error: what a change answers."""
+    """The catalogue's functions in cdefs/networkdirect/shim.h, over a list. A change returns `error`."""
 
     def __init__(self, ffi) -> None:
         self.ffi = ffi
@@ -82,7 +82,7 @@ class Winsock:
 
 
 def fake_winsock(monkeypatch: pytest.MonkeyPatch) -> Winsock:
-    """A catalogue with what every Windows has in it."""
+    """A catalogue with an entry that every Windows has: TCP."""
     header = (ROOT / "cdefs/networkdirect/win32.h").read_text()
     begin = header.index("struct nd_protocol {")
     ffi = cffi.FFI()
