@@ -152,8 +152,8 @@ class Process:
     def _wait_until_asleep(self) -> None:
         """Wait until the main thread sleeps, for some seconds at most.
 
-        CPython checks for signals before it waits. A signal that comes after this check, but before the system call, does
-        not end the wait.
+        CPython checks for signals before it waits. A signal that comes between this check and the
+        system call does not end the wait.
         """
         status = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/status")
         deadline = time.monotonic() + 5

@@ -3,8 +3,8 @@
        immediate DEVICE PORT GID_INDEX MTU
 
    MTU is the path MTU's code. The program prints "endpoint QPN PSN". Then it reads "QPN PSN LID GID ADDRESS RKEY" of
-   the other end. GID has 32 hexadecimal digits. ADDRESS and RKEY name memory that the program may write to. Then it prints
-   "connected". Each further line is one request: "send LENGTH", "send_immediate LENGTH VALUE" or
+   the other end. GID has 32 hexadecimal digits. ADDRESS and RKEY name memory that the program may write to. Then it
+   prints "connected". Each further line is one request: "send LENGTH", "send_immediate LENGTH VALUE" or
    "write_immediate LENGTH VALUE". When the request has ended, the program prints "ended STATUS". */
 
 #include <arpa/inet.h>
