@@ -68,7 +68,7 @@ class VerbsAdapter(Adapter):
         self._registering = RegistrationWorkers(info.name)
         self._background: set[threading.Thread] = set()
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
-        #: Their connections ended while the port was down. They tell their peers when it is active again.
+        #: Connectors whose connections ended while the port was down. They tell their peers when it is active again.
         self._waiting_for_port: SharedWeakSet[VerbsConnector] = SharedWeakSet()
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
@@ -95,7 +95,10 @@ class VerbsAdapter(Adapter):
         return check_pointer("open adapter", lib.rdma_create_event_channel(), explain)
 
     def _bind_sentinel(self) -> Any:
-        """The connection manager announces the removal of a device only to identifiers that are bound to it."""
+        """Bind an identifier to the device.
+
+        The connection manager announces the removal of a device only to identifiers that are bound to it.
+        """
         for address in self.info.addresses:
             identifier = new_identifier(self, self._serial)
             try:
@@ -138,11 +141,11 @@ class VerbsAdapter(Adapter):
     def _tell_when_port_is_active(self, connector: VerbsConnector) -> None:
         self._waiting_for_port.add(connector)
         if self.port_state == "active":
-            # It has become active meanwhile, and the thread may have handled that already.
+            # The port has become active meanwhile, and the thread may have handled this already.
             connector._on_port_active()
 
     def _in_background(self, call: Callable[[], Any]) -> None:
-        """Run a native call that may block for long. Closing the adapter waits for it."""
+        """Run a native call that may block for a long time. Closing the adapter waits for it."""
         background = self._background
 
         def run() -> None:
@@ -206,7 +209,7 @@ class VerbsAdapter(Adapter):
                 connector._on_first_message()
         elif kind in (lib.IBV_EVENT_QP_FATAL, lib.IBV_EVENT_QP_REQ_ERR, lib.IBV_EVENT_QP_ACCESS_ERR):
             queue_pair.failure = text(lib.ibv_event_type_str(kind))
-            # A peer's wrong access: rxe has yet to answer it, and ends the queue pair itself after that (see
+            # A peer had no right to an access. rxe still has to answer it, and then ends the queue pair itself (see
             # Quirk.RXE_ACCESS_EVENT_COMES_EARLY). iWARP has no such answer.
             answers = kind == lib.IBV_EVENT_QP_ACCESS_ERR and Quirk.IWARP_NO_ACKNOWLEDGEMENT not in self._differences
             queue_pair._end_connection(natively=not answers)

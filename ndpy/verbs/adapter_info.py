@@ -20,8 +20,8 @@ from ndpy.verbs.native_calls import check, ffi, lib, load, text
 
 _SYSFS = Path("/sys/class/infiniband")
 
-# The private data that rdma_cm carries: in a connection request, without the bytes that it uses itself; and in a reply or a
-# rejection, whichever is less.
+# How many bytes of private data rdma_cm carries. The first number is for a connection request, without the bytes that
+# rdma_cm uses itself. The second is for a reply or a rejection, whichever carries less.
 MAX_CALLER_DATA = 56
 MAX_CALLEE_DATA = 148
 
@@ -168,7 +168,7 @@ def _capabilities(attributes: Any, iwarp: bool) -> Capability:
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
         found |= Capability.MEMORY_WINDOWS
-        # Without windows, a peer would invalidate regions.
+        # Without windows, a peer could only invalidate regions.
         if attributes.device_cap_flags & lib.IBV_DEVICE_MEM_MGT_EXTENSIONS:
             found |= Capability.SEND_INVALIDATE
     if attributes.max_srq:
@@ -301,7 +301,7 @@ def _addresses(port: PortInfo) -> list[str]:
 
 
 class _Probed(NamedTuple):
-    """What verbs does not report. inline_size: the largest with which a queue pair can be made."""
+    """What verbs does not report. inline_size: the largest inline size that a queue pair can have."""
 
     inline_size: int
     capabilities: Capability
@@ -327,7 +327,10 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
 
 
 def _probe_registration(domain: Any) -> Capability:
-    """Try whether a region's rights can be changed, and whether dma-bufs are known: then a bad descriptor gives EBADF."""
+    """Try whether a region's rights can be changed, and whether dma-bufs are supported.
+
+    If they are, a bad descriptor gives EBADF.
+    """
     found = Capability.NONE
     with mmap.mmap(-1, mmap.PAGESIZE) as page, ffi.from_buffer(page) as start:
         region = lib.ibv_reg_mr(domain, start, mmap.PAGESIZE, lib.IBV_ACCESS_LOCAL_WRITE)
@@ -346,7 +349,7 @@ def _probe_registration(domain: Any) -> Capability:
 
 
 def _probe_inline(context: Any, domain: Any) -> int:
-    """Return the largest inline size with which a queue pair can be made."""
+    """Return the largest inline size that a queue pair can have."""
     queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
     if queue == ffi.NULL:
         return 0

@@ -1,4 +1,4 @@
-"""Socket addresses as Linux lays them out, and the rdma_cm identifiers that are bound to them."""
+"""Socket addresses in Linux's layout, and rdma_cm identifiers that are bound to them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pack_address(family: int, address: tuple[Any, ...]) -> Any:
 
 
 def unpack_address(identifier: Any, peer: bool) -> Address | None:
-    """The local (host, port) of a connection, or the peer's; None before there is one."""
+    """The local (host, port) of a connection, or the peer's. None before there is one."""
     data = ffi.new("unsigned char[28]")
     length = lib.ndpy_cm_address(identifier, int(peer), data, 28)
     raw = bytes(ffi.buffer(data, length))

@@ -1,8 +1,9 @@
 """ndpy.alloc() on Linux.
 
-A forked child and its parent share pages until one of them writes. Then the writer has a copy. If the parent writes, its
-adapter still uses the old page. Linux 5.12 and later copies pinned pages for the child at once. On older kernels the child
-does not get the memory (MADV_DONTFORK), unless libibverbs does that itself for registered memory (RDMAV_FORK_SAFE).
+A forked child and its parent share pages until one of them writes. Then the writer gets a copy. If the parent writes,
+its adapter still uses the old page. Linux 5.12 and later copies pinned pages for the child at once. On older kernels,
+alloc() hides its memory from the child (MADV_DONTFORK). It does not if libibverbs hides registered memory itself
+(RDMAV_FORK_SAFE).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NODES = Path("/sys/devices/system/node")
 
 def allocate(length: int, alignment: int, huge_pages: bool, numa_node: int | None) -> memoryview:
     page = _huge_page_size() if huge_pages else mmap.PAGESIZE
-    # A mapping begins at a page of its kind.
+    # A mapping begins at a page boundary, of huge pages if it has them.
     size = -(-(length + (alignment if alignment > page else 0)) // page) * page
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (_MAP_HUGETLB if huge_pages else 0)
     try:
@@ -96,7 +97,7 @@ def _is_shared_with_children() -> bool:
     except errors.ProviderNotFoundError:
         # No adapter will use the memory.
         return False
-    # A library without the symbol is old, and runs on a kernel of that age.
+    # A library without the symbol is old, so its kernel is probably old too.
     return not lib.ndpy_has_symbol(b"ibv_is_fork_initialized") or lib.ibv_is_fork_initialized() == lib.IBV_FORK_DISABLED
 
 
@@ -126,7 +127,7 @@ def _bind(number: int, memory: mmap.mmap, size: int, node: int) -> int:
     bits = 8 * ctypes.sizeof(ctypes.c_ulong)
     nodes: Any = (ctypes.c_ulong * (_MOST_NODES // bits))()
     nodes[node // bits] = 1 << (node % bits)
-    # The kernel uses one bit less than it is told.
+    # The kernel uses one bit less than this number.
     limit = _MOST_NODES + 1
     libc = ctypes.CDLL(None, use_errno=True)
     address = ctypes.c_void_p(address_of(memoryview(memory)))

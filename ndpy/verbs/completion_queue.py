@@ -1,8 +1,9 @@
 """Completion queues on completion channels.
 
-A channel has one event for all who wait, and it may come for a completion that is taken already. Whoever sees the channel
-readable first takes the events and acknowledges them in one C call, under the queue's lock: a waiting thread, a poller, or the
-adapter's thread for arm(). The channel is not readable for the others then, so that one tells them.
+A channel has one event for all who wait. The event may come for a completion that was taken before. A waiting thread, a
+poller, or the adapter's thread (for arm()) may see first that the channel is readable. The first one takes the events
+and acknowledges them in one C call, under the queue's lock. The channel is not readable for the others then, so the
+first one tells them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
 
 _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRITE))
-# Failures of which these drivers do not notify for SOLICITED.
+# Drivers with these quirks do not notify of some failures when armed for SOLICITED.
 _SILENT_FAILURES = {Quirk.RXE_SILENT_REQUEST_FAILURES, Quirk.RXE_SILENT_FLUSHED_RECEIVES}
 
 
@@ -84,13 +85,13 @@ class VerbsCompletionQueue(CompletionQueue):
         os.eventfd_write(waiter, 1)
 
     def _look(self) -> int:
-        # The drivers do not notify of all that satisfies SOLICITED.
+        # Drivers do not notify of every completion that satisfies SOLICITED.
         return self._drain()
 
     # ---- events of the channel ----
 
     def _on_event(self, waiter: int | None = None) -> None:
-        """The channel is readable: take its events and tell all others who wait for one. waiter: the caller's."""
+        """The channel is readable. Take its events, and tell everybody else who waits. waiter: the caller's own."""
         with self._lock:
             if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
                 return
@@ -98,7 +99,7 @@ class VerbsCompletionQueue(CompletionQueue):
         self._tell(ended, waiter)
 
     def _on_armed_event(self) -> None:
-        """The same, in the adapter's thread."""
+        """Do what _on_event() does, in the adapter's thread."""
         with self._lock:
             if self._channel is None or not self._armed:
                 return
@@ -108,7 +109,7 @@ class VerbsCompletionQueue(CompletionQueue):
         self._tell(ended)
 
     def _end_armed(self) -> list[Pending[None]]:
-        """What an event has ended. It may be late, of an earlier arming, and then the queue is armed again. Under the lock."""
+        """Return what an event has ended. Arm again if the event was for an earlier arming. Call under the lock."""
         kinds = self._armed_kinds()
         if not kinds:
             return []
@@ -140,18 +141,18 @@ class VerbsCompletionQueue(CompletionQueue):
         return False
 
     def _native_rearm(self) -> list[Pending[None]]:
-        # The close has acknowledged the events that were there.
+        # close() has acknowledged the events that were there.
         ended = self._end_armed()
         if self._armed:
             self._watch_channel()
         return ended
 
     def _watch_channel(self) -> None:
-        """Have the adapter's thread take the next event. Under the lock, since close() forgets the channel."""
+        """Have the adapter's thread take the next event. Call under the lock, because close() forgets the channel."""
         self._adapter._events.watch(self._channel.fd, self._on_armed_event, once=True)
 
     def _look_for_failures(self) -> bool:
-        """Whether somebody still waits for a failed completion of which the driver does not notify."""
+        """Look for failed completions that the driver did not notify of. Returns whether somebody still waits."""
         with self._lock:
             if self._native is None or Notify.SOLICITED not in self._armed_kinds():
                 return False
@@ -205,14 +206,14 @@ class VerbsCompletionQueue(CompletionQueue):
         return (*entry[:3], int(status), *entry[4:])
 
     def _is_own_fault(self, record: Any, posted: PostedRequests) -> bool:
-        """Whether a flushed request, the first to fail, failed by its own memory."""
+        """Whether a flushed request, the first to fail, failed because of its own memory."""
         queue_pair = posted.queue_pair()
         if queue_pair is None or queue_pair.connection_ended:
             return False
         return Quirk.RXE_FLUSHES_ITS_OWN_FAULT in self._adapter._differences and not _is_intact(record, sink=False)
 
     def _is_loss(self, record: Any, operation: int) -> bool:
-        """Whether a request that could not be sent failed by the loss of the connection, not by its memory."""
+        """Whether a request was not sent because the connection was lost, and not because of its memory."""
         differences = self._adapter._differences
         if Quirk.IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY in differences:
             return record is not None and _is_intact(record, operation == Operation.READ)
@@ -220,7 +221,7 @@ class VerbsCompletionQueue(CompletionQueue):
 
 
 def _is_intact(record: Any, sink: bool) -> bool:
-    """Whether all memory of a request is still registered, with the right to be written to if it is a sink."""
+    """Whether all memory of a request is still registered. sink: it must also be writable."""
     for element in record if isinstance(record, list) else [record]:
         region = getattr(element, "region", element)
         if not isinstance(region, MemoryRegion):

@@ -2,8 +2,8 @@
 
 All connections of an adapter report to one event channel. The adapter's thread reads it and calls the handlers here.
 
-librdmacm does not know the queue pair: its identifier has none. So connecting takes two steps, and ndpy moves the queue pair
-through its states, except on iWARP, where the kernel does that.
+librdmacm does not know the queue pair, because its identifier has none. So connecting takes two steps, and ndpy moves
+the queue pair through its states. On iWARP the kernel moves it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 _RESOLVE_MS = 4000
 _RETRY_COUNT = 7
-# How often a sender tries again when the peer has no receive posted, each time after the peer's timer. That takes 0.7 s with
-# the timer that ndpy sets, and 4 s with the longest one (contract F.3.5).
+# How often a sender tries again when the peer has not posted a receive. It waits for the peer's timer before each try.
+# All tries take 0.7 s with the timer that ndpy sets, and 4 s with the longest one (contract F.3.5).
 _RNR_RETRY_COUNT = 6
 _RNR_TIMER_123_MS = 27
 # Bits of rdma_init_qp_attr()'s mask that kernels leave set by mistake on InfiniBand.
@@ -45,17 +45,17 @@ class VerbsConnector(Connector):
         if key:
             self._serial = key
         self._id = identifier
-        #: The peer receives from a shared receive queue, so a message may wait without end (contract F.3.6).
+        #: The peer receives from a shared receive queue, so a message may wait for ever (contract F.3.6).
         self._peer_shares = False
         self._disconnect_sent = False
-        #: The peer has left before complete_connect(), where the connection is up before that call. What the peer sent has
-        #: arrived.
+        #: The peer left before complete_connect(), on a transport whose connection is up before that call. The peer's
+        #: messages have arrived.
         self._left_early = False
         self._differences = adapter._differences
         self._up_at_the_reply = Quirk.IWARP_UP_AT_THE_REPLY in self._differences
         self._kernel_moves_queue_pair = Quirk.IWARP_KERNEL_MOVES_QUEUE_PAIRS in self._differences
         self._offer_spends_queue_pair = self._up_at_the_reply
-        # The kernel has not moved it yet, and ndpy has.
+        # By then the kernel has not moved the queue pair yet, but ndpy has.
         self._refused_accept_spends_queue_pair = not self._kernel_moves_queue_pair
         self._opened()
 
@@ -109,7 +109,7 @@ class VerbsConnector(Connector):
         return pack_address(family, found[0][4])
 
     def _native_parameters(self) -> tuple[Any, Any]:
-        """What connect() or accept() asks for as a struct rdma_conn_param, and the memory that it points to."""
+        """The parameters of connect() or accept() as a struct rdma_conn_param, and the memory that this points to."""
         data, limits, _ = self._parameters
         queue_pair = self.queue_pair
         assert isinstance(queue_pair, VerbsQueuePair)
@@ -153,7 +153,7 @@ class VerbsConnector(Connector):
             self._on_disconnected()
 
     def _make_queue_pair_ready(self, queue_pair: VerbsQueuePair) -> None:
-        """Move it to INIT, ready to receive and ready to send, as the connection manager has agreed with the peer."""
+        """Move it to INIT, then ready to receive, then ready to send, with the values that both peers agreed on."""
         assert self._read_limits is not None
         retry = self._parameters.retry
         for state in (lib.IBV_QPS_INIT, lib.IBV_QPS_RTR, lib.IBV_QPS_RTS):
@@ -200,7 +200,7 @@ class VerbsConnector(Connector):
             check_errno("accept", lib.rdma_accept(self._id, parameters))
         except errors.ProviderError as error:
             if error.native in (errno.EINVAL, errno.ENOTCONN, errno.ECONNRESET):
-                # So the kernel says that the request's client has gone.
+                # With these errnos the kernel says that the client has gone.
                 raise errors.ConnectionAbortedError(
                     "the client has given up", operation="accept", native=error.native
                 ) from None
@@ -227,11 +227,14 @@ class VerbsConnector(Connector):
 
     def _native_on_failed_completion(self) -> None:
         self._flush_unless_the_queue_is_sent()
-        # If this fails now, disconnect() says so. Whoever polled gets the completions.
+        # If this fails now, disconnect() reports it. The thread that polled gets the completions.
         self._tell_peer()
 
     def _flush_unless_the_queue_is_sent(self) -> None:
-        """Some transports send what is queued before they disconnect, but not from a queue pair in the error state."""
+        """Flush the queue pair, unless this transport sends the queue before it disconnects.
+
+        It cannot send from a queue pair in the error state.
+        """
         if Quirk.IWARP_DISCONNECT_SENDS_THE_QUEUE not in self._differences and self.queue_pair is not None:
             self.queue_pair._end_connection()
 
@@ -239,7 +242,7 @@ class VerbsConnector(Connector):
         self._tell_peer()
 
     def _tell_peer(self) -> int:
-        """Tell the peer once that the connection is over; returns the errno if that failed."""
+        """Tell the peer once that the connection is over. Returns 0, or the errno of a failure."""
         if self._disconnect_sent:
             return 0
         self._disconnect_sent = True
@@ -267,7 +270,7 @@ class VerbsConnector(Connector):
     # ---- events ----
 
     def _on_first_message(self) -> None:
-        """A message came before the event that the connection is up. So the connection is up."""
+        """A message came before the event that says that the connection is up. So the connection is up."""
         with self._state_lock:
             if self._id is not None:
                 lib.rdma_notify(self._id, lib.IBV_EVENT_COMM_EST)
@@ -289,7 +292,7 @@ class VerbsConnector(Connector):
             lib.rdma_disconnect(self._id)
             self._on_disconnected()
         elif self._up_at_the_reply and kind in _ENDINGS and self._state == "offered":
-            # The peer may have sent messages and left. They count, so complete_connect() will succeed.
+            # The peer may have sent messages before it left. They count, so complete_connect() will succeed.
             lib.rdma_disconnect(self._id)
             self._left_early = True
         elif kind in _ENDINGS and self._has_transition(Event.LOST):
@@ -325,14 +328,14 @@ class VerbsConnector(Connector):
                 return
             error = self._attempt_error(event)
         except errors.NdpyError as failure:
-            # The traceback goes, since its frames refer to the error.
+            # Drop the traceback: its frames refer to the error.
             error = failure.with_traceback(None)
         if error is not None:
             spends = Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP in self._differences
             self._on_connect_failed(error, spent=spends and kind == lib.RDMA_CM_EVENT_REJECTED)
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
-        """The error that the event reports; None for an event that does not end the attempt."""
+        """The error that the event reports. None if the event does not end the attempt."""
         kind, status = event.type, event.status
         number = -status if status < 0 else status
         if kind == lib.RDMA_CM_EVENT_REJECTED:
@@ -369,7 +372,7 @@ class VerbsConnector(Connector):
         return errors.ConnectionRefusedError(message, operation=operation, native=number, native_name=name)
 
     def _unreachable(self, number: int) -> errors.NdpyError:
-        """The error for an attempt that no listener answered, from its errno."""
+        """The error for an attempt that no listener answered. number: its errno."""
         if number in (errno.ECONNREFUSED, errno.ECONNRESET):
             return errors.ConnectionRefusedError(
                 f"{self._target}: nobody listens there", operation="connect", native=number
@@ -397,7 +400,7 @@ class VerbsConnector(Connector):
         return errors.ConnectionAbortedError("the client has gone", operation="accept", native=number)
 
 
-# Errnos of rdma_connect() on iWARP, where the kernel opens a TCP connection and may know at once that nobody answers.
+# Errnos of rdma_connect() on iWARP. There the kernel opens a TCP connection, and may know at once that nobody answers.
 _NO_ANSWER = (
     errno.ECONNREFUSED,
     errno.ECONNRESET,

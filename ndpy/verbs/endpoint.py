@@ -1,4 +1,4 @@
-"""Connections without librdmacm: how a queue pair is reached, and what may be wrong with the path to its peer."""
+"""Connections without librdmacm: endpoints of queue pairs, and likely faults of the path to a peer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def rank(gid: Gid) -> tuple[int, int, int, int]:
-    """The order of preference: RoCE v2 before v1, routable before link-local, IPv4 before IPv6. The best is the smallest."""
+    """A sort key, smallest for the best GID: RoCE v2 before v1, routable before link-local, IPv4 before IPv6."""
     address = ipaddress.IPv6Address(gid.value)
     version = {"RoCE v2": 0, "InfiniBand": 0, "RoCE v1": 1}.get(gid.type, 2)
     return version, int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
@@ -73,7 +73,7 @@ _DEFAULTS = RetryPolicy(retry_count=7, rnr_retry_count=RetryPolicy.ENDLESS, min_
 
 
 def with_defaults(retry: RetryPolicy | None) -> RetryPolicy:
-    """The policy that connect_endpoint() uses: values of the program's own go before the defaults."""
+    """The policy that connect_endpoint() uses: the program's values, and defaults for the others."""
     chosen = {} if retry is None else {name: value for name, value in vars(retry).items() if value is not None}
     return dataclasses.replace(_DEFAULTS, **chosen)
 
@@ -152,7 +152,7 @@ def explain(
     connector: Connector | None,
     mtu: int,
 ) -> str:
-    """Describe the path that a request failed on, and the likely causes. "" if the status has nothing to do with the path.
+    """Describe the path that a request failed on, and the likely causes. "" if the path is not a likely cause.
 
     mtu: the path MTU of this end, 0 if there is none.
     """

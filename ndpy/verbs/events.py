@@ -1,4 +1,4 @@
-"""The thread of a verbs adapter waits for file descriptors, with epoll."""
+"""The thread of a verbs adapter. It waits for file descriptors with epoll."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from ndpy.adapter_thread import AdapterThread
 from ndpy.resource import Orphans
 
-# Seconds between two calls of the handlers that look for what no event tells.
+# Seconds between two calls of the handlers of look_regularly().
 _LOOK_S = 0.05
 
 
 class EventThread(AdapterThread):
-    """Calls handlers when their file descriptors are readable. Handlers are bound methods. The thread refers to them weakly."""
+    """Calls handlers when their file descriptors are readable. Handlers are bound methods, held by weak references."""
 
     def __init__(self, name: str, orphans: Orphans) -> None:
         super().__init__(name, orphans)
@@ -24,7 +24,7 @@ class EventThread(AdapterThread):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake, select.EPOLLIN)
         self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
-        #: Whoever holds this finds the same descriptors in the dictionary and in the epoll.
+        #: Under this lock, the dictionary and the epoll have the same descriptors.
         self._watching = threading.Lock()
         self._regular: list[weakref.WeakMethod[Callable[[], bool]]] = []
         self._start()
@@ -41,7 +41,7 @@ class EventThread(AdapterThread):
                 self._epoll.register(fd, mask)
 
     def look_regularly(self, handler: Callable[[], bool]) -> None:
-        """Call handler() now and then, until it returns False."""
+        """Call handler() regularly until it returns False. For changes without an event."""
         reference = weakref.WeakMethod(handler)
         with self._waking:
             if reference not in self._regular:
@@ -49,7 +49,7 @@ class EventThread(AdapterThread):
         self.wake()
 
     def forget(self, fd: int) -> None:
-        """Stop watching fd; harmless if it was not watched. Call this before closing fd."""
+        """Stop watching fd. Harmless if it was not watched. Call this before closing fd."""
         with self._watching:
             if self._handlers.pop(fd, None) is not None:
                 self._epoll.unregister(fd)

@@ -1,4 +1,4 @@
-"""Listeners over librdmacm. Their events come through the adapter's thread, as those of connectors do."""
+"""Listeners over librdmacm. Their events come through the adapter's thread, like the events of connectors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ndpy.verbs.adapter import CmEvent, VerbsAdapter
 
 
-# The kernel has a backlog of its own, of requests that the adapter's thread has not taken yet. Beyond it the kernel refuses
-# requests and tells nobody. So the kernel gets the largest backlog that it takes by default (net.rdma_ucm.max_backlog), and
-# requests are refused here.
+# The kernel has its own backlog of requests that the adapter's thread has not taken yet. When that is full, the kernel
+# refuses requests and tells nobody. So the kernel gets the largest backlog that it takes by default
+# (net.rdma_ucm.max_backlog), and ndpy refuses requests.
 _KERNEL_BACKLOG = 1024
 
 
@@ -27,7 +27,7 @@ class VerbsListener(Listener):
     def __init__(self, adapter: VerbsAdapter, address: Address, backlog: int) -> None:
         super().__init__(adapter, backlog)
         self._id = new_identifier(adapter, self._serial)
-        # Registered before the first request can come.
+        # The adapter must know the listener before the first request comes.
         self._opened()
         try:
             bind_identifier(adapter, self._id, listening_address(adapter.info.addresses, address))

@@ -109,10 +109,10 @@ def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Acc
 
 
 def _may_be_the_windows(number: int, access: Access) -> bool:
-    """Whether it may succeed without the right to bind windows.
+    """Whether registering may succeed without the right to bind windows.
 
-    To the kernel that right is a right to write, which pages mapped read-only cannot give. A driver may have windows for
-    pinned memory only.
+    For the kernel this right includes the right to write, and pages that are mapped read-only cannot give that. A
+    driver may have windows for pinned memory only.
     """
     if access & Access.ON_DEMAND:
         return number in (errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP)
@@ -128,7 +128,7 @@ def register_everything(adapter: VerbsAdapter, address: int, length: int, access
 
 
 def register_dmabuf(fd: int, offset: int) -> Callable[[VerbsAdapter, int, int, Access, Any], None]:
-    """A function that makes an ibv_mr of this part of a dma-buf, at the address that it is given."""
+    """Return a function that makes an ibv_mr of this part of a dma-buf, at the address that the function is given."""
 
     def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
         rights = native_access(access, Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE in adapter._differences)
@@ -196,7 +196,7 @@ class VerbsMemoryRegion(MemoryRegion):
 
 
 class VerbsMemoryWindow(MemoryWindow):
-    """The native window is allocated when it is bound, so that it is younger than its queue pair.
+    """bind() allocates the native window, so that the window is younger than its queue pair.
 
     When a process dies, the kernel frees the youngest object first. Some drivers must not destroy a queue pair while a
     window is bound to it (Quirk.RXE_WINDOW_OUTLIVES_QUEUE_PAIR).
@@ -205,7 +205,8 @@ class VerbsMemoryWindow(MemoryWindow):
     _adapter: VerbsAdapter
 
     def _native_create(self) -> Any:
-        #: Innermost. The queue pair frees the window too, and whoever takes the completion of a failed bind undoes it.
+        #: The innermost lock. Three may use the native window at once: this object, its queue pair, which frees it too,
+        #: and a thread that takes the completion of a failed bind.
         self._using = threading.Lock()
         self._born = 0
         self._key = 0
@@ -213,7 +214,7 @@ class VerbsMemoryWindow(MemoryWindow):
         return None
 
     def _prepare(self, queue_pair_serial: int) -> None:
-        """See to it that the native window is younger than the queue pair, and has a key left that it never had."""
+        """Make a new native window, unless this one is younger than the queue pair and has an unused key left."""
         if self._native is not None:
             if self._born > queue_pair_serial and (self._key + 1) & 0xFF != self._last_key & 0xFF:
                 return
@@ -223,16 +224,16 @@ class VerbsMemoryWindow(MemoryWindow):
         self._key = self._last_key = self._native.rkey
 
     def _next_key(self) -> int:
-        """The token for the next binding. The consumer chooses the low byte of an rkey, the provider the rest."""
+        """The token for the next binding. The program chooses the low byte of an rkey, and the provider the rest."""
         self._key = (self._key & ~0xFF) | ((self._key + 1) & 0xFF)
         return self._key
 
     def _return_key(self, key: int) -> None:
-        """The bind with this key, the last that _next_key() gave, was not posted."""
+        """Take back the last key that _next_key() gave: the bind with it was not posted."""
         self._key = (key & ~0xFF) | ((key - 1) & 0xFF)
 
     def _replace_key(self, present: int, key: int) -> None:
-        """The provider finds the window by another key than was thought when the bind was posted."""
+        """Correct the key by which the provider finds the window. It depends on what became of a posted bind."""
         with self._using:
             if self._native is not None and self._native.rkey == present:
                 self._native.rkey = key

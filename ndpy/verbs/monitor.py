@@ -50,7 +50,7 @@ class Monitor:
         self._on_change()
 
     def watch(self, start: int, end: int) -> Any:
-        """Watch the pages of a range from now on. Raises UnsupportedError, saying why, if the memory cannot be watched."""
+        """Watch the pages of a range from now on. Raises UnsupportedError, with the reason, if this is impossible."""
         first, last = start & -mmap.PAGESIZE, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
         refuse_mapped_files(first, last)
         watch = lib.ndpy_watch(first, last, self._fd)
@@ -85,7 +85,7 @@ def _unwatchable(start: int, end: int, reason: str, number: int = 0) -> errors.U
 
 
 def refuse_mapped_files(start: int, end: int) -> None:
-    """Raise UnsupportedError unless a range is anonymous memory. A file can be truncated, which brings no event."""
+    """Raise UnsupportedError unless a range is anonymous memory. Truncating a file causes no event."""
     for inode, name in _mappings(start, end):
         if inode and name != "/dev/zero (deleted)":
             raise _unwatchable(start, end, f"{name or 'a file'} is mapped there, which others can truncate")

@@ -1,4 +1,7 @@
-"""The compiled module that calls libibverbs and librdmacm, which it opens on first use, and the exceptions for failed calls."""
+"""The compiled module that calls libibverbs and librdmacm, and the exceptions for failed calls.
+
+load() opens the two libraries.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ndpy/platforms.py takes from verbs."""
+"""The names that ndpy/platforms.py imports from verbs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waiting for many completion queues with epoll, which has their channels' descriptors and an event descriptor for wake()."""
+"""Waiting for many completion queues with epoll. It watches their channels' descriptors, and an eventfd for wake()."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class VerbsPoller(Poller):
             with self._lock:
                 queue = self._by_fd.get(fd)
             if queue is not None:
-                # This marks the queue ready for all its pollers, this one included.
+                # This marks the queue ready for all its pollers, including this one.
                 queue._on_event()
         return bool(events)
 
@@ -62,7 +62,7 @@ class VerbsPoller(Poller):
         was_open = not self._closed
         super()._on_forked()
         if was_open:
-            # The child's copies.
+            # This closes only the child's copies.
             self._native_free()
 
     def _native_free(self) -> None:

@@ -1,7 +1,7 @@
 """RC queue pairs over verbs.
 
-The native queue pair is created without librdmacm and moved through its states here. So receives can be posted before there
-is a connection, and a refused connection leaves the queue pair as it was.
+This module creates the native queue pair without librdmacm, and moves it through its states. So receives can be posted
+before there is a connection, and a refused connection leaves the queue pair as it was.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class VerbsQueuePair(QueuePair):
     _ffi = ffi
     _post_one = staticmethod(lib.ndpy_post_one)
     _post_list = staticmethod(lib.ndpy_post)
-    # Kernels differ in what they call a bind of a bound window: an error of its own, or a flush.
+    # Some kernels report a bind of a bound window as a special error, and others as a flush.
     _status_if_forbidden = int(Status.INVALID_REQUEST)
-    # Above every native number, which has 24 bits and may be another queue pair's soon.
+    # Above every native number. A native number has 24 bits, and another queue pair may get it soon.
     _renumbered_from = 1 << 24
     receive_cq: VerbsCompletionQueue
     initiator_cq: VerbsCompletionQueue
@@ -64,7 +64,7 @@ class VerbsQueuePair(QueuePair):
         if Quirk.SIW_OVERTAKES_READS in self._adapter._differences:
             lib.ndpy_queue_pair_fence_all(self._native)
         self._initialise()
-        # Completions are sorted by it after the native queue pair has gone.
+        # Completions are sorted by this number, even after the native queue pair has gone.
         self._number = int(self._qp.qp_num)
 
     # Receives can only be posted from the state INIT on.
@@ -106,7 +106,7 @@ class VerbsQueuePair(QueuePair):
         lib.ndpy_queue_pair_set_connection(self._native, state)
 
     def _cancel_unless_flushed(self) -> bool:
-        """Cancel what the provider has not flushed by now, where it never will; returns whether it will not."""
+        """If the provider will never flush what is left, cancel it. Returns whether it was cancelled."""
         if self._native_completes_late_requests():
             return False
         self._drain_queues()
@@ -123,7 +123,7 @@ class VerbsQueuePair(QueuePair):
 
     def _native_flush(self) -> bool:
         if not self._never_connected:
-            # First: whoever takes a completion meanwhile judges it by this.
+            # Do this first: a thread that takes a completion meanwhile judges it by this.
             self._set_ended()
             check("flush", self._to_state(lib.IBV_QPS_ERR))
             self._tell_data_path()
@@ -143,7 +143,7 @@ class VerbsQueuePair(QueuePair):
         return super()._native_flush_limit_s()
 
     def _native_destroy(self) -> None:
-        # Freed before their queue pair (Quirk.RXE_WINDOW_OUTLIVES_QUEUE_PAIR).
+        # Free windows before their queue pair (Quirk.RXE_WINDOW_OUTLIVES_QUEUE_PAIR).
         for binding in list(self._bindings):
             binding.window._native_free()
             binding.end()
@@ -184,7 +184,7 @@ class VerbsQueuePair(QueuePair):
         )
 
     def _native_bind_posted(self, request: BindRequest) -> None:
-        # The provider finds the window by its present key, which posting a bind of type 2 does not change.
+        # The provider finds the window by its present key. Posting a bind of type 2 does not change this key.
         window = request.binding.window
         assert isinstance(window, VerbsMemoryWindow)
         with window._using:
@@ -199,7 +199,7 @@ class VerbsQueuePair(QueuePair):
         request.binding.window._replace_key(request.former_key, request.binding.token)  # type: ignore[attr-defined]
 
     def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
-        # Providers do not all check whose window it is. Each refuses a token that cannot exist.
+        # Not every provider checks whose window it is. But each one refuses a token that cannot exist.
         return int(lib.ndpy_post_invalidate(self._native, flags, context, 0 if binding is None else binding.token))
 
     # ---- connecting without librdmacm, and what went wrong ----

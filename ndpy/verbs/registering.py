@@ -1,14 +1,15 @@
-"""Registering in worker threads, where that is quicker than in the calling thread.
+"""Registering in worker threads, if that is quicker than in the calling thread.
 
 ibv_reg_mr() returns when the kernel has pinned the pages and the device knows them. That takes microseconds for a small
-buffer or a quick device, and milliseconds for a large buffer or a slow device. A hand-off to a thread takes some 50 us on a
-quick machine and milliseconds on an emulated one. Nobody knows beforehand which of the two is quicker, so QuickLengths
-measures both. begin_register() registers in the calling thread if that was no slower than a hand-off the last time, and
-leaves the rest to a few threads. A thread that waits for a registration that no worker has begun makes it itself. With a
-single processor the threads save no time; they only let begin_register() return.
+buffer or a quick device, and milliseconds for a large buffer or a slow device. A hand-off to a thread takes about 50 us
+on a quick machine, and milliseconds on an emulated one. Nobody knows beforehand which of the two is quicker, so
+QuickLengths measures both. begin_register() registers in the calling thread if that was no slower than a hand-off the
+last time. Otherwise it leaves the registration to a few worker threads. If a thread waits for a registration that no
+worker has begun, that thread makes it. With a single processor the workers save no time. They only let
+begin_register() return.
 
-The workers end with their adapter. They are daemons, so that the end of a program waits for no registration. A
-ThreadPoolExecutor would wait for it, and would hold the memory of a cancelled registration until a worker looks at it.
+The workers end with their adapter. They are daemons, so the end of a program does not wait for a registration. A
+ThreadPoolExecutor would wait. It would also hold the memory of a cancelled registration until a worker looks at it.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ if TYPE_CHECKING:
 _THREADS = 4
 # A registration below this length counts as quick until it has been measured.
 _SMALL = 1 << 16
-# What a hand-off takes until it has been measured, and the longest that begin_register() may take knowingly.
+# How long a hand-off takes, until it has been measured.
 _HAND_OFF_NS = 100_000
+# begin_register() registers nothing by itself that is known to take longer.
 _LONGEST_NS = 2_000_000
 
 _new = object.__new__
 
 
 class QuickLengths:
-    """Knows which lengths are registered sooner than handed off. It tells lengths apart by their number of bits."""
+    """Knows for which lengths registering is quicker than a hand-off. A length counts by its number of bits."""
 
     def __init__(self, processors: int) -> None:
         self._took_ns: dict[int, int] = {}
@@ -49,7 +51,10 @@ class QuickLengths:
         self.bits = set(range(_SMALL.bit_length()))
 
     def note_registration(self, length: int, nanoseconds: int) -> None:
-        """Only the last time counts: one that was slow by chance is tried again when a worker finds it quick."""
+        """Note how long a registration took. Only the last one counts.
+
+        A length that was slow by chance gets another try when a worker finds it quick.
+        """
         bits = length.bit_length()
         self._took_ns[bits] = nanoseconds
         if nanoseconds <= self._hand_off_ns and nanoseconds <= _LONGEST_NS:
@@ -58,7 +63,7 @@ class QuickLengths:
             self.bits.discard(bits)
 
     def note_hand_off(self, nanoseconds: int) -> None:
-        """An idle worker took so long to begin. The quickest count most: others waited for the interpreter's lock."""
+        """Note how long an idle worker took to begin. Quick ones count most: slow ones waited for the GIL."""
         if self._alone:
             return
         former = self._hand_off_ns
@@ -68,7 +73,7 @@ class QuickLengths:
 
 
 class QueuedRegistration(Pending["VerbsMemoryRegion"]):
-    """A registration that waits for a worker, or that a worker makes."""
+    """A registration that waits for a worker, or that a worker has begun."""
 
     def __init__(self, workers: RegistrationWorkers) -> None:
         super().__init__("register", lambda: workers.withdraw(self))
@@ -77,7 +82,7 @@ class QueuedRegistration(Pending["VerbsMemoryRegion"]):
         self.woken_ns = 0
 
     def _wait(self, timeout_s: float | None) -> None:
-        # A registration in this thread could not be given up at a deadline.
+        # This thread could not give up its own registration at a deadline.
         if timeout_s is None:
             self._workers.help(self)
         super()._wait(timeout_s)
@@ -86,8 +91,8 @@ class QueuedRegistration(Pending["VerbsMemoryRegion"]):
 class FinishedRegistration(Pending["VerbsMemoryRegion"]):
     """A registration that the calling thread has made.
 
-    It is made by object.__new__() and its region alone, in a fraction of the time of a Future. It gets a lock when
-    somebody asks for one.
+    object.__new__() makes it, and it gets nothing but its region. That takes a fraction of the time of a Future. It
+    gets a lock when somebody asks for one.
     """
 
     _operation = "register"
@@ -95,7 +100,7 @@ class FinishedRegistration(Pending["VerbsMemoryRegion"]):
     _exception = None
     _result: VerbsMemoryRegion
 
-    # setdefault(): two threads that ask at once get the same.
+    # With setdefault(), two threads that ask at once get the same object.
     @property
     def _condition(self) -> threading.Condition:  # type: ignore[override]
         made: threading.Condition = self.__dict__.setdefault("condition", threading.Condition())
@@ -111,7 +116,7 @@ class FinishedRegistration(Pending["VerbsMemoryRegion"]):
 
 
 class RegistrationWorkers:
-    """Up to _THREADS threads that register. Each is started when there is work for it; an idle one refers to no adapter."""
+    """Up to _THREADS threads that register. Each starts when there is work for it. An idle one refers to no adapter."""
 
     def __init__(self, adapter_name: str) -> None:
         self._adapter_name = adapter_name
@@ -141,7 +146,7 @@ class RegistrationWorkers:
                 raise errors.ClosedError(f"adapter {self._adapter_name} is being closed")
             self._waiting[registration] = region
             if self._idle:
-                # Counted here, so that the next registration finds another thread.
+                # Count it here, so that the next registration finds another thread.
                 self._idle -= 1
                 registration.woken_ns = time.monotonic_ns()
                 self._work.notify()
@@ -162,7 +167,10 @@ class RegistrationWorkers:
             self._threads.append(thread)
 
     def took(self, length: int, nanoseconds: int) -> None:
-        """A registration took so long. If several run at once, each counts for its part: they share a processor, or gain."""
+        """Note how long a registration took.
+
+        If several run at once, each counts for its part: they share a processor, or gain from each other.
+        """
         self.quick_lengths.note_registration(length, nanoseconds // max(1, len(self._running)))
 
     def help(self, registration: QueuedRegistration) -> None:
@@ -175,7 +183,7 @@ class RegistrationWorkers:
         self._register(registration, region)
 
     def withdraw(self, registration: QueuedRegistration) -> None:
-        """It was cancelled. Let go of its memory now, unless a worker has begun."""
+        """Let go of a cancelled registration's memory now, unless a worker has begun."""
         with self._lock:
             self._waiting.pop(registration, None)
 
@@ -236,13 +244,13 @@ class RegistrationWorkers:
                 thread.join()
 
     def start(self) -> None:
-        """Register again, since the adapter stays open."""
+        """Take registrations again after stop(), because the adapter stays open."""
         with self._lock:
             self._stopping = False
             self._idle = 0
 
     def abandon(self, error: Callable[[], errors.NdpyError]) -> None:
-        """In a forked child: end all registrations. No worker is here, and one of the parent's may hold the lock."""
+        """End all registrations in a forked child. It has no worker, and a worker of the parent may hold the lock."""
         self._renew_locks()
         for registration in [*self._waiting, *self._running]:
             registration.abandon(error())

@@ -37,7 +37,7 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
         attributes = ffi.new("struct ibv_srq_attr *")
         attributes.srq_limit = min(self._threshold, self.depth)
         check("arm", lib.ibv_modify_srq(self._srq, attributes, lib.IBV_SRQ_LIMIT))
-        # One event notifies all who wait.
+        # One event notifies everybody who waits.
         return object()
 
     def _on_limit(self) -> None:
