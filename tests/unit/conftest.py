@@ -1,4 +1,4 @@
-"""Fixtures of the tests without an adapter: the verbs provider without a device, and the points between its calls."""
+"""Fixtures for the tests without an adapter: a verbs provider without a device, and points between its calls."""
 
 import sys
 
@@ -12,7 +12,7 @@ if sys.platform == "linux":
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Note on the item that its test failed, for its fixtures."""
+    """Note on the item that its test failed. Its fixtures read that."""
     outcome = yield
     if call.when == "call":
         item.failed = outcome.get_result().failed

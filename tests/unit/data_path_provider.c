@@ -1,5 +1,5 @@
-/* What data_path_provider.py gives the data path in place of a provider: a queue pair, a shared receive queue and a completion
-   queue that note what they are asked and answer what the test sets. It knows the structures of verbs.h and no more. */
+/* The provider that data_path_provider.py gives to the data path: a queue pair, a shared receive queue and a completion
+   queue. They note each request and return what the test sets. This file knows only the structures of verbs.h. */
 
 #include <errno.h>
 #include <infiniband/verbs.h>
@@ -7,7 +7,7 @@
 
 #define MOST 256
 
-/* The last request that was posted, and how many were. */
+/* The last posted request, and the number of posted requests. */
 struct sent {
     uint64_t id;
     uint64_t address;
@@ -28,12 +28,12 @@ struct sent {
     uint32_t posted;
 } sent;
 
-/* What the next posts return, with errno. refuses_empty: of receives without elements. */
+/* Posts return post_result and set errno to post_errno. refuses_empty applies to receives without elements. */
 int32_t post_result;
 int32_t post_errno;
 int32_t refuses_empty;
 int32_t poll_error;
-/* How many results each call to poll asked for, summed up, and the number of calls. */
+/* The number of calls to poll. */
 int32_t polled;
 
 static struct ibv_wc results[MOST];
@@ -122,7 +122,7 @@ struct ibv_qp queue_pair = {.context = &context};
 struct ibv_srq shared_queue = {.context = &context};
 struct ibv_cq completion_queue = {.context = &context};
 
-/* The next result that a poll finds. */
+/* Store the next result that a poll finds. */
 void complete(uint64_t id, uint32_t opcode, uint32_t status, uint32_t bytes, uint32_t flags, uint32_t key)
 {
     results[(first + count++) % MOST] = (struct ibv_wc){.wr_id = id, .opcode = opcode, .status = status,

@@ -1,6 +1,6 @@
 """A provider that the test plays itself, beneath the data path in C (cdefs/data_path.c, rings.c, verbs/data_path.c).
 
-The provider's numbers are those of <infiniband/verbs.h>.
+The numbers of the provider are those of <infiniband/verbs.h>.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Sent(ctypes.Structure):
 
 
 class Provider:
-    """The native queue pair, shared receive queue and completion queue, and what is made on them."""
+    """A native queue pair, shared receive queue and completion queue, and the data path's objects that use them."""
 
     def __init__(self, path: Path) -> None:
         self.library = ctypes.CDLL(str(path))
@@ -109,13 +109,13 @@ class Provider:
         return self.keep(made, lib.ndpy_shared_queue_free)
 
     def complete(self, opcode: int = WC_SEND, status: int = 0, nbytes: int = 0, flags: int = 0, key: int = 0) -> int:
-        """The request posted last ends; its id."""
+        """Complete the request that was posted last. Returns its ID."""
         self.library.complete(self.sent.id, opcode, status, nbytes, flags, key)
         return int(self.sent.id)
 
     def poll(self, count: int = 64) -> list[Any]:
         out = ffi.new("struct ndpy_completion[]", max(count, 1))
-        # The program's memory holds what was there before.
+        # Fill the memory first, as a program's memory has old contents.
         ffi.memmove(out, b"\xaa" * ffi.sizeof(out), ffi.sizeof(out))
         done = lib.ndpy_poll(self.cq, out, count)
         assert done >= 0, done
@@ -146,7 +146,7 @@ def provider_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def provider(provider_path: Path, tmp_path: Path) -> Iterator[Provider]:
-    # A copy, so that each test has variables of its own.
+    # Load a copy of the library, so that each test has its own variables.
     provider = Provider(Path(shutil.copy(provider_path, tmp_path / "provider.so")))
     yield provider
     provider.free()

@@ -1,6 +1,6 @@
-/* The connection manager of the provider without a device. Steps succeed, and their events come at once unless the test
-   says which are to be left out; it can also push any event for any identifier. As librdmacm does, destroying an
-   identifier waits until its events are acknowledged, and drops those that nobody has taken. */
+/* The connection manager of the provider without a device. Steps succeed. Their events come at once, except those that
+   the test suppresses. The test can also push any event for any identifier. As in librdmacm, destroying an identifier
+   waits until its events are acknowledged, and drops events that nobody has taken. */
 
 #include "fake_verbs.h"
 
@@ -27,11 +27,11 @@ struct event {
     unsigned char data[56];
 };
 
-/* What the test sets. */
+/* The test sets these. */
 struct fake_connecting {
     int32_t iwarp;
-    int32_t silent;         /* bit of an event that does not come by itself, by its enum rdma_cm_event_type */
-    int32_t rejected;       /* read by the test: calls of rdma_reject() */
+    int32_t silent;         /* bits, by enum rdma_cm_event_type, of the events that do not come by themselves */
+    int32_t rejected;       /* the test reads this: number of calls of rdma_reject() */
 } fake_connecting;
 
 static struct ibv_context context_of_manager;
@@ -49,7 +49,7 @@ static struct identifier *with_key(uint64_t key)
     return id;
 }
 
-/* With the lock held. */
+/* Call with the lock held. */
 static void push(struct identifier *id, enum rdma_cm_event_type type, int status, struct identifier *listener)
 {
     struct event *made = calloc(1, sizeof *made);
@@ -85,9 +85,9 @@ static struct identifier *new_identifier(struct rdma_event_channel *channel, voi
     return made;
 }
 
-/* ---- what the test calls ---- */
+/* ---- functions for the test ---- */
 
-/* An event for the identifier with this context; 0 if there is none. */
+/* Push an event for the identifier with this context. Returns 0 if there is none. */
 int fake_connection_event(uint64_t key, int type, int status)
 {
     struct identifier *id;
@@ -100,14 +100,14 @@ int fake_connection_event(uint64_t key, int type, int status)
     return id != NULL;
 }
 
-/* The device's files that the library keeps open. */
+/* The files of the device that the library keeps open. */
 void fake_manager_files(int *files)
 {
     files[0] = context_of_manager.cmd_fd;
     files[1] = context_of_manager.async_fd;
 }
 
-/* A client asks the listener with this context, perhaps over another device. */
+/* A client asks the listener with this context for a connection. elsewhere: over another device. */
 int fake_connection_request(uint64_t key, int elsewhere)
 {
     struct identifier *listener, *id;
@@ -133,7 +133,7 @@ struct rdma_event_channel *rdma_create_event_channel(void)
 
     context_of_manager.device = &fake_device;
     if (!context_of_manager.async_fd) {
-        /* ndpy lets go of a removed device by putting other files behind these. */
+        /* When a device is removed, ndpy replaces the files behind these descriptors. */
         context_of_manager.async_fd = dup(STDIN_FILENO);
         context_of_manager.cmd_fd = dup(STDIN_FILENO);
     }
@@ -218,7 +218,7 @@ int rdma_destroy_id(struct rdma_cm_id *ibv)
     return 0;
 }
 
-/* One step of an identifier: the lock is held in between. */
+/* Begin one step of an identifier. Returns with the lock held. */
 static struct identifier *begin(const char *call, struct rdma_cm_id *ibv)
 {
     struct identifier *id = (struct identifier *)ibv;

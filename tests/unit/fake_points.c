@@ -1,4 +1,4 @@
-/* Points between native calls, faults, and pipes of pointers; see fake_verbs.h. */
+/* Points before and after native calls, faults, and pipes of pointers. See fake_verbs.h. */
 
 #include "fake_verbs.h"
 
@@ -25,7 +25,7 @@ void fake_fault(const char *call, const char *what)
         snprintf(fault, sizeof fault, "%s: %s", call, what);
 }
 
-/* The first fault since it was asked for last, "" if there was none. */
+/* The first fault since the last call of this, or "" if there was none. */
 void fake_take_fault(char *out, size_t size)
 {
     snprintf(out, size, "%s", fault);

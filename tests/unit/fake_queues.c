@@ -1,6 +1,7 @@
-/* Completion channels, completion queues and queue pairs of the provider without a device. Nothing completes by itself,
-   but for what a queue pair in the error state flushes; the test says when a posted request ends. As the real libraries
-   do, destroying a queue or a queue pair waits until its events are acknowledged, and drops those that nobody has taken. */
+/* Completion channels, completion queues and queue pairs of the provider without a device. The test says when a posted
+   request ends. Nothing else completes, except that a queue pair in the error state flushes its requests. As in the
+   real libraries, destroying a queue or a queue pair waits until its events are acknowledged, and drops those that
+   nobody has taken. */
 
 #include "fake_verbs.h"
 
@@ -26,14 +27,14 @@ struct queue {
 struct window {
     struct ibv_mw ibv;
     int alive;
-    uint32_t key;           /* as the device knows it */
+    uint32_t key;           /* the key that the device knows */
 };
 
 struct posted {
     uint64_t id;
     int silent;
-    struct window *window;  /* of a bind */
-    uint32_t key;           /* that the window is found by */
+    struct window *window;  /* for a bind */
+    uint32_t key;           /* the device looks for the window by this key */
     uint32_t new_key;
 };
 
@@ -44,10 +45,10 @@ struct queue_pair {
     struct {
         unsigned first, count;
         struct posted requests[MOST];
-    } sides[2];             /* initiator, receive */
+    } sides[2];             /* 0: initiator, 1: receive */
 };
 
-/* What the test sets: the errno of the next call of these, unless 0. */
+/* The test sets these. If it is not 0, the next such call fails with this errno. */
 struct fake_failures {
     int32_t poll;
     int32_t arm;
@@ -257,7 +258,7 @@ static void add(struct queue *queue, struct queue_pair *from, uint64_t id, enum 
         event(queue);
 }
 
-/* The queue will tell of nothing until it is armed again. */
+/* The queue raises no event until it is armed again. */
 void fake_disarm(struct ibv_cq *ibv)
 {
     pthread_mutex_lock(&fake_lock);
@@ -265,7 +266,7 @@ void fake_disarm(struct ibv_cq *ibv)
     pthread_mutex_unlock(&fake_lock);
 }
 
-/* An event although the queue may have nothing: for a completion that was taken before. */
+/* Raise an event for a completion that was taken before. */
 void fake_spurious_event(struct ibv_cq *ibv)
 {
     pthread_mutex_lock(&fake_lock);
@@ -310,7 +311,7 @@ static struct queue *queue_of(struct queue_pair *qp, int receive)
     return (struct queue *)(receive ? qp->ibv.recv_cq : qp->ibv.send_cq);
 }
 
-/* The oldest request of a side ends. */
+/* End the oldest request of one side. */
 static int end_one(struct queue_pair *qp, int receive, enum ibv_wc_status status, uint32_t bytes)
 {
     struct posted request;
@@ -320,7 +321,7 @@ static int end_one(struct queue_pair *qp, int receive, enum ibv_wc_status status
     qp->sides[receive].count--;
     request = qp->sides[receive].requests[qp->sides[receive].first++ % MOST];
     if (request.window && status == IBV_WC_SUCCESS) {
-        /* A device finds a window by the key that it has. */
+        /* A device finds a window by its key. */
         if (request.key == request.window->key)
             request.window->key = request.new_key;
         else
@@ -428,7 +429,7 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
     return error;
 }
 
-/* The oldest posted request of a queue pair's side ends; 0 if there is none. */
+/* End the oldest posted request of one side of a queue pair. Returns 0 if there is none. */
 int fake_complete(uint32_t number, int receive, int status, uint32_t bytes)
 {
     struct queue_pair *qp = queue_pairs[number % 4096];
@@ -473,7 +474,7 @@ struct pushed {
     struct queue_pair *qp;
 };
 
-/* number: of the queue pair concerned, 0 for the device or the port. */
+/* number: the queue pair concerned, or 0 for an event of the device or its port. */
 void fake_async_event(struct ibv_context *context, int type, uint32_t number)
 {
     struct pushed *made = calloc(1, sizeof *made);

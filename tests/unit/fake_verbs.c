@@ -1,7 +1,7 @@
-/* A verbs provider without a device, for what the software adapters of Linux do not have: it stands for libibverbs and
-   librdmacm, registers without pinning, and claims and refuses what the test sets. What it does not define itself is the
-   system libraries', which it is linked with. Here are the device and its memory; queues are in fake_queues.c, connections
-   in fake_connections.c, and what lets a test come between two native calls in fake_points.c. */
+/* A verbs provider without a device, for features that Linux's software adapters lack. It stands in for libibverbs and
+   librdmacm and registers without pinning. The test sets what it claims and what it refuses. It is linked with the
+   system's libraries, which provide everything that it does not define. This file has the device and its memory. Queues
+   are in fake_queues.c, connections in fake_connections.c, and the points between native calls in fake_points.c. */
 
 #include "fake_verbs.h"
 
@@ -9,24 +9,24 @@
 #undef ibv_query_port
 #undef ibv_reg_mr
 
-/* What the test sets. */
+/* The test sets these. */
 struct fake_settings {
     int32_t odp_general;
     int32_t odp_connected;
     int32_t fork_status;
-    int32_t rereg_result; /* of ibv_rereg_mr(), with rereg_errno */
+    int32_t rereg_result; /* ibv_rereg_mr() returns this, with rereg_errno */
     int32_t rereg_errno;
-    int32_t reg_errno; /* of ibv_reg_mr(), unless 0 */
+    int32_t reg_errno; /* if not 0, ibv_reg_mr() fails with this */
     int32_t reg_errno_windows; /* the same, for registrations that windows can be bound to */
-    int32_t dmabuf_errno; /* of ibv_reg_dmabuf_mr(), unless 0; a descriptor below 0 gives EBADF */
-    int32_t delay_us; /* of each registration */
+    int32_t dmabuf_errno; /* if not 0, ibv_reg_dmabuf_mr() fails with this; a descriptor below 0 gives EBADF */
+    int32_t delay_us; /* how long each registration takes */
     int32_t windows;
-    int32_t read_sge; /* elements of a read; 0: the driver does not say */
+    int32_t read_sge; /* maximum elements of a read; 0: the driver does not say */
     int32_t port_down;
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
     .dmabuf_errno = EOPNOTSUPP};
 
-/* What the test reads. The last call's arguments, and how many regions there are. */
+/* The test reads these: the arguments of the last call, and the number of regions. */
 struct fake_seen {
     uint64_t address;
     uint64_t length;
@@ -44,7 +44,7 @@ static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
 static int held;
 static uint32_t last_key;
 
-/* While it is held, registrations wait. */
+/* While hold is set, registrations wait. */
 void fake_hold(int hold)
 {
     pthread_mutex_lock(&fake_lock);

@@ -1,4 +1,4 @@
-/* What the files of the verbs provider without a device share. Each file's own part is called by the tests over ctypes. */
+/* Shared by the files of the verbs provider without a device. The tests call the functions of each file over ctypes. */
 
 #define _GNU_SOURCE
 
@@ -16,15 +16,15 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
-/* Before (after = 0) and after each native call. The test's function may do whatever another thread could do then. */
+/* Called before (after = 0) and after each native call. The test's function may do what another thread could do. */
 void fake_point(const char *call, int after);
 
-/* Objects are never freed, so that one that is used or destroyed after its end is noticed: what went wrong is in
-   fake_fault(), which the test asks for at the end. */
+/* Note a wrong use of an object. Objects are never freed, so a use after the end is noticed. At its end the
+   test asks for the first fault. */
 void fake_fault(const char *call, const char *what);
 int fake_check(const char *call, int alive);
 
-/* Objects that exist. */
+/* How many objects exist. */
 extern struct fake_counts {
     int32_t contexts;
     int32_t domains;
@@ -40,16 +40,16 @@ extern struct fake_counts {
 extern struct ibv_device fake_device;
 extern pthread_mutex_t fake_lock;
 
-/* A pipe that holds pointers: one end is read by ndpy. */
+/* Make a pipe that carries pointers. ndpy reads one end. */
 void fake_pipe(int *read_end, int *write_end);
 void fake_push(int write_end, void *pointer);
-/* NULL with errno if there is none. */
+/* The next pointer, or NULL with errno if there is none. */
 void *fake_pull(int read_end);
-/* Wait, with fake_lock held, until *left is 0; a fault after ten seconds. */
+/* Wait until *left is 0, with fake_lock held. After ten seconds it notes a fault. */
 void fake_wait_for(const char *call, const int *left);
 void fake_changed(void);
 
-/* fake_verbs.c: where events of a device are written to. */
+/* From fake_verbs.c: the descriptor to which events of a device are written. */
 int fake_async_end(struct ibv_context *context);
-/* fake_queues.c */
+/* From fake_queues.c. */
 void fake_fill_operations(struct ibv_context_ops *operations);

@@ -1,4 +1,4 @@
-"""A verbs provider without a device (fake_verbs.c). One test loads it in place of libibverbs and librdmacm."""
+"""A verbs provider without a device (fake_verbs.c). Each test loads its own in place of libibverbs and librdmacm."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Counts(ctypes.Structure):
     )
 
     def left(self) -> dict[str, int]:
-        """What exists."""
+        """The objects that still exist, with their numbers."""
         return {name: getattr(self, name) for name, _ in self._fields_ if name != "armed" and getattr(self, name)}
 
 
@@ -107,8 +107,13 @@ def _pointer(native: Any) -> ctypes.c_void_p:
 class FakeVerbs:
     """The provider of one test.
 
-    settings: how it behaves. seen: what it was asked. counts: its objects. failures: what fails next. connecting: which
-    events of connections come by themselves. Between hold() and release() registrations wait in ibv_reg_mr().
+    Attributes:
+        settings: how the provider behaves.
+        seen: the calls that it got.
+        counts: its objects.
+        failures: which calls fail next.
+        connecting: which events of connections come by themselves.
+    Between hold() and release(), registrations wait in ibv_reg_mr().
     """
 
     def __init__(self, path: Path, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +191,7 @@ class FakeVerbs:
         ctypes.c_void_p.in_dll(self._library, "fake_on_point").value = address
 
     def close_all(self) -> None:
-        """Close what a failed test left. Collected later, it would call the provider of another test."""
+        """Close the objects that a failed test left. Collected later, they would call another test's provider."""
         self.call_at_points(None)
         for adapter in list(self._adapters):
             for thing in [*sorted(adapter._open_children(), key=lambda child: child._release_order), adapter]:
@@ -206,7 +211,7 @@ class FakeVerbs:
         adapter_info._probed.clear()
         adapter = ndpy.open_adapter("fake0")
         self._adapters.add(adapter)
-        # Opening asks what the device can do.
+        # Opening has registered memory to find out what the device can do.
         self.seen.calls = self.seen.most_at_once = 0
         return adapter
 
@@ -231,7 +236,7 @@ def fake_verbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fake(
     fake_verbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Iterator[FakeVerbs]:
-    """The provider. At the end no object may be left, and none may have been used after its end."""
+    """The provider. At the end no object may exist, and none may have been used after its end."""
     copy = Path(shutil.copy(fake_verbs_path, tmp_path / "fake.so"))
     sysfs = tmp_path / "infiniband"
     sysfs.mkdir()
@@ -244,14 +249,14 @@ def fake(
     if getattr(request.node, "failed", False):
         fake.close_all()
     adapter_info._probed.clear()
-    # The next adapter finds the system's libraries again.
+    # The next adapter uses the system's libraries again.
     monkeypatch.undo()
     native_calls._loaded = False
     fake.call_at_points(None)
     fault = fake.fault()
     assert not fault, fault
     assert fake.seen.registered == 0
-    # A thread closes dropped objects.
+    # A thread closes dropped objects, which may take a moment.
     deadline = time.monotonic() + 30
     while fake.counts.left():
         assert time.monotonic() < deadline, fake.counts.left()

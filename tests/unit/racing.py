@@ -1,4 +1,4 @@
-"""Points between the native calls of ndpy.verbs, over the provider without a device; see walking.py.
+"""Points between the native calls of ndpy.verbs, over the provider without a device. See walking.py.
 
 There is one before and after each call of libibverbs and librdmacm (fake_verbs.py), of epoll, of poll, and of an event
 descriptor.
@@ -28,7 +28,7 @@ _OS = {name: name for name in ("eventfd_read", "eventfd_write", "close")}
 _EPOLL = {"poll": "sleep", **{name: f"epoll.{name}" for name in ("register", "modify", "unregister", "close")}}
 
 
-# What waiting for a queue raises after each of its losses.
+# The error that a wait for a queue raises after each kind of loss.
 LOSSES = {"removal": ndpy.DeviceRemovedError, "overrun": ndpy.CompletionQueueOverrunError}
 
 
@@ -79,7 +79,7 @@ class Queue:
         self.arrived += 1
 
     def lose(self, points: Points, how: str) -> None:
-        """The adapter's device or the queue is lost, as LOSSES names it; the adapter's thread hears of it."""
+        """Lose the adapter's device or the queue. LOSSES names the kinds. The adapter's thread notices the loss."""
         queue, adapter = self.queue, self.queue._adapter
         if how == "removal":
             self.fake.remove(adapter)
@@ -89,7 +89,7 @@ class Queue:
             points.elsewhere(lambda: soon(lambda: queue._overrun, "the queue knows"))
 
     def check(self, *taken: Any) -> None:
-        """What was taken and what is left are all that arrived, each once."""
+        """Each completion that arrived was taken once or is still in the queue."""
         left = self.queue.poll()
         contexts = [completion.context for completions in (*taken, left) for completion in completions]
         assert sorted(contexts) == list(range(self.arrived))

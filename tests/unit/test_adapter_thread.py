@@ -1,4 +1,4 @@
-"""The thread of an adapter: calls that are left to it, and its end."""
+"""The thread of an adapter: the calls that others leave to it, and its end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_call_that_raises_is_reported_and_ends_nothing(thread, monkeypatch):
 
 
 class Reader:
-    """Counts the bytes of a descriptor that is watched; the first one is too much."""
+    """Reads one byte for each event of a descriptor. The first one raises an exception."""
 
     def __init__(self, fd: int) -> None:
         self.fd, self.read = fd, 0

@@ -1,4 +1,4 @@
-"""docs/architecture.md: the files and identifiers that it names exist, where it says."""
+"""The files and identifiers that docs/architecture.md names exist where it says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_path(name: str) -> bool:
 
 
 def passages() -> list[tuple[list[str], list[str]]]:
-    """(paths, identifiers) of each paragraph, list item and table row. What has a blank in it is a command."""
+    """(paths, identifiers) of each paragraph, list item and table row. Names with a blank are commands, not included."""
     found = []
     for passage in re.split(r"\n\s*\n|\n(?=\s*(?:[-|]|\d+\.) )|\n(?=\|)", TEXT):
         names = [name for name in re.findall(r"`([^`]+)`", passage) if " " not in name]
@@ -55,7 +55,7 @@ def test_it_names_files_that_exist(path):
     sorted({(identifier, tuple(paths)) for paths, identifiers in passages() for identifier in identifiers}),
 )
 def test_it_names_identifiers_that_are_defined_in_the_files_beside_them(identifier, paths):
-    """Where a passage names no source, anywhere in ndpy/ and cdefs/."""
+    """If a passage names no source, the identifier may be anywhere in ndpy/ and cdefs/."""
     sources = [source for path in paths for source in files_below(path)] or SOURCES
     texts = [source.read_text() for source in sources]
     for part in identifier.removesuffix("()").split("."):

@@ -1,4 +1,4 @@
-"""Capabilities: a misspelt one is an error, never an absent one."""
+"""Capabilities. A misspelt one is an error and never counts as absent."""
 
 from __future__ import annotations
 

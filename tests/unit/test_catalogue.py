@@ -1,4 +1,4 @@
-"""The rules of the Winsock catalogue (contract A.1, A.2) and the header of a DLL; on any system."""
+"""The rules of the Winsock catalogue (contract A.1, A.2) and the header of a DLL. Runs on any system."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_dll_that_is_not_there_cannot_be_read(tmp_path):
 def test_the_processor_of_this_process_is_that_of_its_program(tmp_path, monkeypatch, pointer, name):
     monkeypatch.setattr(sys, "executable", image(tmp_path / "python.exe", 0xAA64))
     assert dll_header.own_machine() == "arm64"
-    # An embedded Python's program may be anybody's.
+    # Any program may embed Python.
     (tmp_path / "python.exe").write_bytes(b"#!")
     monkeypatch.setattr(dll_header.struct, "calcsize", lambda _: pointer)
     assert dll_header.own_machine() == name

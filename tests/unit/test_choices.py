@@ -1,4 +1,4 @@
-"""What is chosen where there are several: adapters, ports and GIDs; and what a failure of a path is explained with."""
+"""The choice among several adapters, ports or GIDs, and the explanation of a path's failure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def info(fake):
 
 
 def with_ports(info, *ports, **others):
-    """An adapter as far as endpoints look at it; it uses port 2."""
+    """A stand-in for an adapter with these ports. It has what endpoints look at, and uses port 2."""
     first = info.ports[0]
     made = tuple(dataclasses.replace(first, **{"number": number, **port}) for number, port in enumerate(ports, 1))
     info = dataclasses.replace(info, ports=made, **others)

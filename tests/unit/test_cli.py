@@ -1,4 +1,4 @@
-"""The command line where there is no adapter."""
+"""The command line without an adapter."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from ndpy.placement import parse_cpu_list, placement_warning
 
 @pytest.fixture
 def no_adapter(monkeypatch):
-    """As on a machine without any."""
+    """As on a machine without an adapter."""
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     monkeypatch.setattr("ndpy.list_adapters", lambda **_: [])
     monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
@@ -89,7 +89,7 @@ def test_cpu_lists():
 
 @pytest.fixture
 def nodes(tmp_path):
-    """Node 0 has no processor that any process may use, node 1 has all of them."""
+    """Node 0 has no processor that a process may use. Node 1 has all of them."""
     for node, processors in ((0, "100000-100001"), (1, "0-9999")):
         (tmp_path / f"node{node}").mkdir()
         (tmp_path / f"node{node}" / "cpulist").write_text(processors + "\n")

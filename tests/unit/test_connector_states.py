@@ -1,4 +1,4 @@
-"""Each event in each state of a connector, also where it is impossible: over a platform whose native steps do nothing.
+"""Each event in each state of a connector, even where it is impossible. The platform's native steps do nothing.
 
 The grid says what is expected, from contract H.1.4, H.4.2, H.6 and H.8. It has a row for each event and a column for each
 state. A word is the state that follows. An operation that is impossible raises NotConnectedError (N), ConnectionActiveError
@@ -51,7 +51,7 @@ def grid() -> dict[tuple[str, Event], str]:
 
 
 class StillConnector(Connector):
-    """Its native steps are noted, and nothing follows of them."""
+    """A connector whose native steps are noted and do nothing."""
 
     def __init__(self, adapter: ndpy.Adapter) -> None:
         super().__init__(adapter)
@@ -100,7 +100,7 @@ class StillConnector(Connector):
 
 
 class Scene:
-    """A connector with a queue pair, in the state asked for."""
+    """A connector with a queue pair, in the requested state."""
 
     def __init__(self, adapter: ndpy.Adapter, queue: ndpy.CompletionQueue, state: str) -> None:
         self.queue_pair = adapter.create_queue_pair(queue)
@@ -151,7 +151,7 @@ class Scene:
         self.connector._on_connect_failed(error)
 
     def look(self) -> tuple[Any, ...]:
-        """All that news may change."""
+        """Everything that late news could change."""
         connector, queue_pair = self.connector, self.queue_pair
         return (
             connector.state,
@@ -230,7 +230,7 @@ def test_the_documentation_of_the_states_agrees_with_the_table():
     assert documented == possible
 
 
-# ---- what happens on the way ----
+# ---- events on the way ----
 
 ENDINGS = [Event.REJECT, Event.CLOSE, Event.REFUSED, Event.LOST, Event.WITHDRAWN]
 
@@ -245,9 +245,9 @@ def test_an_attempt_that_ends_lets_the_queue_pair_go_and_ends_what_waits(scene, 
     begun = one.connector._pending
     one.pass_event(event)
     assert (one.connector.queue_pair, one.queue_pair.connector, one.connector._pending) == (None, None, None)
-    # Whoever withdraws ends it: a cancelled one ends itself.
+    # A cancelled request ends itself. Any other event ends it with an error.
     assert begun is None or event is Event.WITHDRAWN or begun.exception(0) is not None
-    # Messages may have come, so that the queue pair serves no other connection.
+    # Messages may have come, so the queue pair can serve no other connection.
     assert one.queue_pair.connection_ended == (state in ("completing", "accepting", "established"))
 
 

@@ -1,4 +1,4 @@
-"""Every clause that a test or a comment names exists in docs/contract."""
+"""docs/contract has every clause that a test or a comment names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CONTRACT = ROOT / "docs" / "contract"
-#: A.1, A.1.2 or M.3, at the start of a clause, of a heading or of a row.
+#: A clause number such as A.1, A.1.2 or M.3, at the start of a clause, a heading or a table row.
 DEFINED = re.compile(r"^(?:- \*\*|## |\| )([A-M](?:\.\d+)+)", re.MULTILINE)
 NAMED_BY_TEST = re.compile(r"\bdef test_([a-m])_(\d+)_(?:(\d+)_)?")
-#: Where the clauses have no number of their own beneath a heading's.
+#: In these sections the clauses have no number below the heading's.
 FLAT = "JM"
 NAMED_IN_TEXT = re.compile(r"\bcontract ([A-M](?:\.\d+)+)((?:(?:,| and| to) [A-M](?:\.\d+)+)*)")
 

@@ -1,4 +1,4 @@
-"""Completions in the data path in C: their status, their order, and those that it keeps."""
+"""Completions in the data path in C: their status, their order, and how the data path stores some of them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_receive_into_memory_that_may_not_be_written_fails_for_that(provider, 
 
 @pytest.mark.parametrize(("flag", "told"), [(WC_WITH_INV, True), (WC_IP_CSUM_OK, True), (0, False)])
 def test_a_receive_tells_which_window_its_message_took_back(provider, flag, told):
-    """rxe passes on the kernel's number for it, which is here a flag of datagrams."""
+    """rxe passes on the kernel's number for this flag. In libibverbs that number is a flag of datagrams."""
     qp = provider.queue_pair()
     assert post(qp, lib.NDPY_RECEIVE, 1) == 0
     provider.complete(WC_RECV, flags=flag, key=0x55)
@@ -125,7 +125,7 @@ def test_a_completion_out_of_order_ends_what_came_before_and_that_ends_nothing_a
 
 
 def test_a_completion_of_a_request_that_was_refused_is_internal_and_retires_nothing(provider):
-    """libsiw keeps a request that the kernel refused, and the kernel flushes it in the end."""
+    """libsiw keeps a request that the kernel has refused. In the end the kernel flushes it."""
     qp = provider.queue_pair()
     provider.set(post_result=errno.ENOMEM)
     assert post(qp, lib.NDPY_SEND, 1) == errno.ENOMEM
@@ -151,7 +151,7 @@ def test_whether_the_first_requests_have_ended_and_how(provider):
 
 
 def flood(provider: Provider, count: int) -> Any:
-    """So many requests that have ended, with their number as context."""
+    """This many requests that have ended. The context of each is its number."""
     qp = provider.queue_pair(depth=count)
     for number in range(count):
         assert post(qp, lib.NDPY_SEND, 1, context=number) == 0
@@ -221,7 +221,7 @@ def test_what_is_stored_stays_in_order_while_more_comes(provider):
 
 
 def hide_some(provider: Provider) -> Any:
-    """Stored: two internal ones, one for the program, an internal one."""
+    """Store four completions: two internal ones, one for the program, and an internal one."""
     qp = provider.queue_pair(depth=2)
     for internal in (True, True, False, True):
         assert post(qp, lib.NDPY_SEND, 1, flags=lib.NDPY_SILENT_SUCCESS if internal else 0) == 0

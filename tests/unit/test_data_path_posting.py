@@ -219,7 +219,7 @@ def test_what_the_provider_refuses_is_said_and_takes_no_place(provider, result, 
 
 
 def test_a_request_that_the_lost_connection_will_never_complete_is_cancelled_in_the_end(provider):
-    """siw knows of the connection's end before the connection manager has told it."""
+    """siw knows of the connection's end before the connection manager has reported it."""
     qp = provider.queue_pair()
     lib.ndpy_queue_pair_fence_all(qp)
     provider.set(post_result=errno.ENOTCONN)
@@ -227,7 +227,7 @@ def test_a_request_that_the_lost_connection_will_never_complete_is_cancelled_in_
     assert bind(qp, lib.NDPY_SILENT_SUCCESS | lib.NDPY_MARKER) == 0
     assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 2
     lost, marker = provider.poll()
-    # Silent or not, it did not succeed.
+    # Although it was silent, it completes, since it did not succeed.
     assert (lost.status, lost.flags, lost.operation) == (lib.NDPY_CANCELED, 0, lib.NDPY_SEND)
     assert marker.flags == lib.NDPY_INTERNAL
 
@@ -243,7 +243,7 @@ def test_after_an_end_that_completes_nothing_requests_are_kept_from_the_provider
 
 
 def test_a_receive_without_elements_gets_an_empty_one_where_the_provider_asks_for_it(provider):
-    """libsiw does."""
+    """libsiw asks for it."""
     qp, queue = provider.queue_pair(), provider.shared_queue()
     assert post(qp, lib.NDPY_RECEIVE) == 0
     assert provider.sent.elements == 0
@@ -267,7 +267,7 @@ def test_receives_of_a_shared_queue_are_limited_and_complete_as_its(provider):
         provider.complete(WC_RECV, nbytes=123)
     first, second = provider.poll()
     assert (first.context, second.context, first.slot, second.slot) == (CONTEXT + 3, CONTEXT, 3, 0)
-    # The provider's number of the queue pair: the slot belongs to none.
+    # The slot belongs to no queue pair. The number is the provider's number of the queue pair.
     assert (first.operation, first.nbytes, first.queue_pair, first.retired) == (lib.NDPY_RECEIVE, 123, 77, 0)
     assert first.flags == second.flags == lib.NDPY_FROM_SHARED_QUEUE
 
@@ -333,7 +333,7 @@ def test_there_is_no_marker_where_nothing_is_silent_or_no_place_is_left(provider
     assert lib.ndpy_post_marker(qp) == 0
     silent(qp, 1)
     assert lib.ndpy_post_marker(qp) == 1
-    # The run ended with it.
+    # The marker ended the run of silent requests.
     assert lib.ndpy_post_marker(qp) == 0
     silent(qp, 1)
     assert lib.ndpy_post_marker(qp) == 0

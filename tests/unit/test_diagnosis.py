@@ -1,4 +1,4 @@
-"""`ndpy doctor`: what it finds in a machine, faked where this one cannot be made to be so, and in this one."""
+"""The findings of `ndpy doctor`, on this machine and on faked ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ IPC_LOCK = 1 << 14
 
 @pytest.fixture
 def tree(tmp_path):
-    """Make files below a root; the root is returned."""
+    """Make files below a root. Returns the root."""
 
     def make(files: dict[str, str], root: Path = tmp_path) -> Path:
         for name, text in {"proc/sys/kernel/osrelease": KERNEL, **files}.items():
@@ -57,7 +57,7 @@ def verdicts(findings) -> set[str]:
     return {finding.verdict.value for finding in findings}
 
 
-# What a finding is, and examining where it can do no harm.
+# Findings, and examinations in a process of their own.
 
 
 @pytest.mark.parametrize(("verdict", "remedy"), [(Verdict.PASS, "x"), (Verdict.WARN, ""), (Verdict.FAIL, "")])
@@ -115,7 +115,7 @@ def test_what_the_libraries_print_is_a_warning(tmp_path, monkeypatch):
     assert (second.verdict, second.message) == (Verdict.WARN, "libibverbs: Warning: x")
 
 
-# Libraries, real ones and none.
+# Libraries, real and missing.
 
 
 def test_the_optional_symbols_are_those_that_the_header_marks():
@@ -294,7 +294,7 @@ def test_device_files_that_can_be_opened_pass(tree):
 def test_a_device_file_that_may_not_be_opened_fails(tree):
     if os.geteuid():
         pytest.skip("only root can become another user")
-    # pytest's folders are closed to others.
+    # Other users cannot enter pytest's folders.
     with tempfile.TemporaryDirectory() as folder:
         root = tree({**ADAPTER, **FILES}, Path(folder))
         for path in [root, *root.rglob("*")]:
@@ -577,7 +577,7 @@ def test_a_port_that_is_down_says_how_it_comes_up(tree, layer, words):
     [((10, 4), (20, 18), "a/"), ((10, 8), (20, 12), "a/b/"), ((10, 4), (10, 4), "a/b/"), ((30, 0), (20, 1), "a/")],
 )
 def test_of_the_limits_on_the_way_up_the_one_with_least_room_is_named(tree, own, above, tightest):
-    """(limit, in use) of the process's own control group and of the one above it."""
+    """Each pair is (limit, in use): for the process's own control group, and for the one above it."""
     files = {"proc/self/cgroup": "0::/a/b\n"}
     for folder, (limit, used) in (("a/b", own), ("a", above)):
         files |= {

@@ -25,7 +25,7 @@ from ndpy.unraisable import report
 
 @pytest.fixture
 def ignored() -> Iterator[list[Any]]:
-    """The exceptions that sys.unraisablehook got."""
+    """The exceptions that went to sys.unraisablehook."""
     seen: list[Any] = []
     former, sys.unraisablehook = sys.unraisablehook, lambda args: seen.append((args.exc_type, str(args.exc_value)))
     yield seen
@@ -123,12 +123,12 @@ def test_an_orphan_that_cannot_be_closed_keeps_no_other_from_it_and_is_tried_aga
         listed.close()
     assert [orphan.closed for orphan in orphans] == [False, True, True]
     assert listed.waiting() == orphans[:1]
-    # Not whenever something else is closed.
+    # They are not tried again whenever something else closes.
     assert not listed.may_have_some
     listed.close()
     assert len(orphans[0].failures) == 1
     with warnings.catch_warnings():
-        # Once is enough.
+        # The warning comes once only.
         warnings.simplefilter("error")
         listed.close(again=True)
         assert not orphans[0].closed
@@ -151,7 +151,7 @@ def test_a_warning_that_is_an_error_loses_no_orphan(adapter, orphans):
 
 
 def test_an_adapter_names_what_could_not_be_closed(adapter, orphans):
-    # Closing looks twice.
+    # Closing tries twice.
     orphans[0].failures = [ValueError("not now")] * 2
     given(adapter, orphans)
     with pytest.warns(ResourceWarning), pytest.raises(ndpy.DeviceBusyError, match="Orphan 0"):
@@ -161,7 +161,7 @@ def test_an_adapter_names_what_could_not_be_closed(adapter, orphans):
 
 
 def test_what_the_adapters_thread_cannot_handle_is_reported_and_ends_it_not(adapter, orphans, ignored):
-    """A warning that is an error is raised in the thread that warns."""
+    """If warnings are errors, the warning is raised in the thread that warns."""
     orphans[0].failures = [ValueError("not now")]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -228,7 +228,7 @@ class BusyCollector:
         garbage = Garbage()
         garbage.itself = garbage
         del garbage
-        # A call does nothing while another thread collects.
+        # While another thread collects, gc.collect() does nothing.
         deadline = time.monotonic() + DEADLINE_S
         while not self._inside.is_set() and time.monotonic() < deadline:
             gc.collect()
@@ -239,7 +239,7 @@ class BusyCollector:
 
 
 def close_at_last(adapter: Any) -> None:
-    """Close the adapter when the dropped objects have gone, also after a test that failed."""
+    """Close the adapter when the dropped objects have gone. It also works after a test that failed."""
 
     def closed() -> bool:
         gc.collect()
@@ -259,7 +259,7 @@ def busy_collector() -> Iterator[BusyCollector]:
 
 @pytest.fixture
 def dropped(fake, busy_collector) -> Iterator[Any]:
-    """An open adapter. Nobody refers to its connected queue pair, so only the garbage collector finds that."""
+    """An open adapter whose connected queue pair has no references. Only the garbage collector finds that."""
     adapter = Connected(fake).adapter
     yield adapter
     busy_collector.release()
@@ -296,7 +296,7 @@ def test_closing_does_not_wait_for_ever_for_a_thread_that_stays_in_a_collection(
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_an_adapter_closes_while_its_thread_handles_the_end_of_a_dropped_connection(fake):
-    """The thread refers to the connector as long as it handles the event."""
+    """While the thread handles the event, it refers to the connector."""
     fake.have_address()
     adapter = fake.open()
     queue = adapter.create_completion_queue(8)
@@ -372,7 +372,7 @@ def test_a_peer_is_told_of_the_end_when_the_link_is_back(fake):
 
 
 def test_a_peer_is_told_although_the_link_comes_back_while_the_connector_looks(fake):
-    """The link is seen to be down, and is back before the connector is noted."""
+    """The connector sees that the link is down. The link is back before the adapter notes the connector."""
     end = Connected(fake)
     told = []
     fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)

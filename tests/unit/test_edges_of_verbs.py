@@ -1,4 +1,4 @@
-"""What queues, queue pairs, windows and pollers of verbs do with wrong arguments and refusals: over a provider without a device."""
+"""Wrong arguments and refusals in verbs' queues, queue pairs, windows and pollers. The provider has no device."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_closing_the_adapter_waits_for_what_it_releases_in_the_background(fake):
     gate = threading.Event()
     adapter = fake.open()
     adapter._in_background(lambda: gate.wait(DEADLINE_S))
-    # Another one does not make it forget the first.
+    # A second release must not make it forget the first.
     adapter._in_background(lambda: None)
     closing = Elsewhere(adapter.close).start()
     closing.thread.join(0.1)
@@ -202,7 +202,7 @@ class _Handler:
 
 
 def test_a_descriptor_that_is_forgotten_is_out_of_the_epoll_although_it_stays_open():
-    """A forked child may hold it open, and the thread would spin."""
+    """Otherwise, if a forked child holds it open, the thread would spin."""
     events = EventThread("test", Orphans())
     reader, writer = os.pipe()
     handler = _Handler()
@@ -220,7 +220,7 @@ def test_a_descriptor_that_is_forgotten_is_out_of_the_epoll_although_it_stays_op
 
 
 def test_no_binding_of_a_window_has_the_token_of_an_earlier_one(fake, adapter, queue, connected):
-    """Only the low byte of a token is the program's: after 255 of them there is another native window."""
+    """The program controls only the low byte of a token. After 255 tokens, the window gets another native window."""
     tokens = []
     with adapter.create_memory_window() as window, adapter.register(bytearray(64), Access.LOCAL_WRITE) as region:
         for _ in range(600):
@@ -269,7 +269,7 @@ def test_a_listener_that_has_ended_takes_no_more_calls(fake, adapter, end):
 
 
 def test_an_adapter_that_is_dropped_frees_all_its_descriptors(fake):
-    """Its own thread closes it, and cannot wait for itself."""
+    """The adapter's own thread closes it. A thread cannot wait for itself."""
     with fake.open():
         pass
     before = len(os.listdir("/proc/self/fd"))
@@ -290,7 +290,7 @@ def test_a_closed_queue_pair_connects_to_no_endpoint(adapter, queue):
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_queue_pair_is_unused_or_used_up_after_a_failed_connect_endpoint(fake, adapter, queue, failing):
-    """From the first step on messages may come, and a receive may have been taken."""
+    """From the first step on, messages may come, so a receive may have been used."""
     ends = [Endpoint(lid=1, qp_number=number, psn=1, gid=bytes(16), mtu=1024) for number in (1, 2)]
     steps = []
 
@@ -355,7 +355,7 @@ def test_an_accept_that_is_given_up_ends_the_queue_pair(fake, adapter, queue):
 
 
 def test_a_disconnect_after_a_failure_waits_for_the_peer_which_was_told_before(fake, adapter, queue, connected):
-    """A second rdma_disconnect() is refused, as if there were nobody to wait for."""
+    """A second rdma_disconnect() is refused, which looks as if there were no peer to wait for."""
     connector = connected.connector
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_DISCONNECTED
     connected.receive([])
@@ -424,7 +424,7 @@ def test_a_native_address_has_port_flow_and_scope_in_their_places():
     ],
 )
 def test_an_address_is_told_as_it_can_be_given(monkeypatch, family, octets, port, scope, told):
-    """A link-local one with its interface, which others do not need."""
+    """A link-local address comes with its interface. Others need none."""
     packed = bytes(ffi.buffer(pack_address(family, (octets, port, 0, scope))))[: 16 if family == socket.AF_INET else 28]
 
     class Native:
@@ -527,7 +527,7 @@ def test_a_window_tells_what_it_is_bound_to(fake, adapter, queue, connected):
 @pytest.mark.parametrize("iwarp", [False, True])
 @pytest.mark.parametrize("how", ["reject", "close"])
 def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iwarp, how):
-    """There the connection stands already, which the queue pair had to be given to."""
+    """On iWARP the connection is already established, so the queue pair had to be given to it."""
     fake.have_address()
     if iwarp:
         fake.speak_iwarp()
@@ -553,7 +553,7 @@ def test_an_offer_that_is_turned_down_ends_the_queue_pair_on_iwarp_only(fake, iw
 
 
 def test_a_request_over_another_device_is_refused_and_forgotten(fake, adapter):
-    """The address may be on several; a connection of one device has no use for the memory of another."""
+    """Several devices may have the same address. A connection of one device cannot use another device's memory."""
     with adapter.listen(("127.0.0.1", 0)) as listener:
         before = fake.counts.identifiers
         fake.request(listener, elsewhere=True)
@@ -562,7 +562,7 @@ def test_a_request_over_another_device_is_refused_and_forgotten(fake, adapter):
         with pytest.raises(ndpy.TimeoutError):
             listener.get_request(0)
         assert fake.counts.identifiers == before
-        # Else its client would wait for an answer until it gives up. The other one was turned down by its close().
+        # Otherwise this client would wait for an answer until it gives up. The other one was turned down by close().
         assert fake.connecting.rejected == 2
 
 
@@ -581,5 +581,5 @@ def test_a_queue_pair_that_cannot_be_made_leaves_no_memory(fake, adapter, queue)
     before = _data_kib()
     for _ in range(400):
         fail()
-    # Its rings are 64 KiB; the provider's own, which it never frees, 16.
+    # ndpy's rings have 64 KiB. The provider's rings have 16 KiB, and it never frees them.
     assert _data_kib() - before < 400 * 32

@@ -1,4 +1,4 @@
-"""Endpoints, their bytes, and the one that a queue pair has."""
+"""Endpoints, their bytes, and the endpoint of a queue pair."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exceptions: their families, what they keep, and how they read."""
+"""The exceptions: their families, what they store, and how they read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import ndpy
 from ndpy import errors
 
-# From the manual pages: what an errno of a native call means to the program.
+# What an errno of a native call means to the program, from the manual pages.
 MEANINGS = {
     errno.ENOMEM: ndpy.InsufficientResourcesError,
     errno.EBUSY: ndpy.DeviceBusyError,

@@ -1,4 +1,4 @@
-"""The built extension module: every declared name and type, and that nothing of RDMA is linked."""
+"""The built extension module has every declared name and type, and is not linked with an RDMA library."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPAQUE = {"struct sockaddr", "struct ibv_async_event", "struct rdma_cm_event", "
 
 
 def declarations() -> str:
-    """All that cffi was given, without comments."""
+    """The text of all declarations that cffi reads, without comments."""
     names = ("ndpy_abi.h", "verbs/ibverbs.h", "verbs/rdmacm.h", "verbs/shim.h")
     text = "\n".join((CDEFS / name).read_text() for name in names)
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
@@ -36,7 +36,7 @@ def declared_functions() -> set[str]:
 
 
 def test_every_declared_name_can_be_reached():
-    """cffi finds a wrong declaration only at the first use of its name."""
+    """cffi notices a wrong declaration only when its name is first used."""
     names = dir(lib)
     for name in names:
         thing = getattr(lib, name)
@@ -50,7 +50,7 @@ def test_every_declared_type_has_a_size():
     typedefs, structs, unions = ffi.list_types()
     kinds = [*(f"struct {name}" for name in structs), *(f"union {name}" for name in unions), *typedefs]
     kinds = [name for name in kinds if not name.startswith(("struct $", "union $", "$"))]
-    # Types that only the C side knows are opaque, and so are those that stand behind pointers.
+    # Types that only the C side knows are opaque. So are types that are only used behind pointers.
     sized = {name for name in kinds if ffi.typeof(name).kind != "primitive" and has_size(name)}
     enums = {name for name in declared_types() if name.startswith("enum")}
     for name in enums:

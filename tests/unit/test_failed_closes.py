@@ -1,4 +1,4 @@
-"""A close that the system refuses loses nothing and can be repeated: over a provider without a device."""
+"""If the system refuses a close, nothing is lost and the close can be repeated. Uses a provider without a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ndpy.verbs.native_calls import lib
 
 
 class Refusing:
-    """The extension's functions, of which one fails."""
+    """The extension's functions. One of them fails."""
 
     def __init__(self, call: str, number: int) -> None:
         setattr(self, call, lambda *_: number)
@@ -63,7 +63,7 @@ def test_a_listener_whose_close_failed_serves_those_who_ask_it(fake, monkeypatch
 
 @pytest.mark.parametrize("early", [False, True])
 def test_a_close_of_a_queue_that_fails_costs_nobody_who_waits_for_it_a_completion(fake, monkeypatch, early):
-    """early: the completion comes before the close has acknowledged its event, so that only a look at the queue finds it."""
+    """early: the completion comes before the close acknowledges its event. Then only a look at the queue finds it."""
     adapter = fake.open()
     scene = Queue(fake, adapter, receives=4)
     scene.queue._users -= 1
@@ -99,7 +99,7 @@ def test_a_close_of_a_queue_that_fails_costs_nobody_who_waits_for_it_a_completio
 
 
 def test_closing_the_adapter_waits_for_all_that_threads_release_at_the_same_time(fake, monkeypatch):
-    """A second one comes when the first is noted and does not run yet."""
+    """The second release comes when the first is noted and does not run yet."""
     adapter, gate, first = fake.open(), threading.Event(), []
     start = threading.Thread.start
 

@@ -1,4 +1,4 @@
-"""What of verbs is told, woken and given back when something fails or ends: over a provider without a device."""
+"""Failures and ends on verbs: who is told, who is woken, and what is given back. Over a provider without a device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def queue_pair(adapter, queue):
         yield queue_pair
 
 
-# ---- memory and what cannot be had ----
+# ---- memory, and allocations that fail ----
 
 
 @pytest.mark.parametrize("alignment", [0, -1, -4096, 3, 6, 4097])
@@ -166,7 +166,7 @@ def test_a_library_is_told_with_its_folder_whatever_that_is_called(fake, tmp_pat
 
 
 def test_an_adapter_is_closed_at_once_although_a_cycle_keeps_what_was_dropped(fake):
-    """A queue pair and its connector refer to each other."""
+    """A queue pair and its connector refer to each other, and the garbage collector is off."""
     fake.have_address()
     adapter = fake.open()
     queue = adapter.create_completion_queue(8)
@@ -187,7 +187,7 @@ def test_an_adapter_is_closed_at_once_although_a_cycle_keeps_what_was_dropped(fa
 
 
 def test_the_files_of_a_removed_device_are_let_go_with_the_adapter(fake, tmp_path):
-    """The kernel waits for them before the device is gone, and librdmacm keeps its own open."""
+    """The kernel waits for these files before it removes the device. librdmacm keeps its own files open."""
     fake.have_address()
     adapter = fake.open()
     files = fake.files_of_manager()
@@ -204,7 +204,10 @@ def test_the_files_of_a_removed_device_are_let_go_with_the_adapter(fake, tmp_pat
 
 
 def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair, monkeypatch):
-    """Here each begins to sleep when all before it are done: one event stands for all that came, and one wake-up for one."""
+    """Each waiter begins to sleep only when all before it are done.
+
+    One event stands for all completions that came. One wake-up wakes one waiter.
+    """
     gates: dict[threading.Thread, threading.Event] = {}
 
     class Poll:
@@ -281,7 +284,7 @@ def test_a_poller_told_late_of_a_queue_that_it_has_no_more_leaves_it_alone(fake,
     queue_pair.receive([], context=7)
     poller.remove(queue)
     assert fake.complete(queue_pair)
-    # As an event that was being handled while it was removed.
+    # As if the poller had still been handling an event when the queue was removed.
     poller._mark_ready(queue)
     with pytest.raises(ndpy.TimeoutError):
         poller.wait(0)
@@ -343,7 +346,7 @@ def test_closing_a_connector_ends_the_queue_pair_of_a_connection_and_not_of_an_o
         assert state == "established"
 
 
-# ---- what is not one's own, or not there ----
+# ---- other owners' objects, and missing ones ----
 
 
 def test_objects_of_two_open_adapters_do_not_work_together(fake, adapter, queue, queue_pair):
@@ -387,7 +390,7 @@ def test_a_listener_tells_its_address_until_it_is_closed(adapter):
 
 
 def test_no_more_goes_from_a_cache_than_is_beyond_its_bounds(adapter):
-    """What is in use may be, and goes with its release; what is within stays."""
+    """Leases in use may exceed the bounds. Each excess entry goes with its release. Entries within the bounds stay."""
     with ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=2) as cache:
         leases = [cache.local(bytearray(4096)) for _ in range(4)]
         assert cache.stats.entries == 4

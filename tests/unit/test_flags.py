@@ -48,7 +48,7 @@ def test_python_and_c_agree(enumeration, prefix):
 
 
 def test_every_status_of_the_contract_has_a_name():
-    """Contract F.6.3, and what passes through unknown."""
+    """Contract F.6.3, and the statuses that pass through unknown."""
     assert {status.name for status in Status} == {
         "SUCCESS",
         "CANCELED",

@@ -1,4 +1,4 @@
-"""Objects that a forked child inherits. None hangs, whatever locks the parent's threads held, and none reaches the parent."""
+"""Objects that a forked child inherits. No use hangs or reaches the parent, whichever locks were held."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 
 
 def in_child(call: Callable[[], Any]) -> Any:
-    """Call it in a forked child. Returns the result as JSON brings it back. The test fails if the child hangs or dies."""
+    """Call it in a forked child. Returns the result, after a trip through JSON. Fails if the child hangs or dies."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -125,7 +125,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 def locks_of(world: World) -> dict[str, Any]:
-    """Each lock of ndpy that the child could meet, by the place where it is."""
+    """Each lock of ndpy that the child could meet, with the place where it was found."""
     found: dict[str, Any] = {}
     seen: set[int] = set()
 
@@ -160,7 +160,7 @@ class Holder:
 
     def _run(self) -> None:
         for lock in {id(lock): lock for lock in self._locks}.values():
-            # Some are another view of one that is held already.
+            # Some are another view of a lock that is already held.
             lock.acquire(timeout=0.05) if not isinstance(lock, threading.Condition) else lock.acquire(blocking=False)
         self._held.set()
         self._free.wait()
@@ -251,9 +251,9 @@ def test_a_child_hangs_nowhere_whatever_lock_another_thread_held(world):
     with Holder(list(locks.values())):
         assert in_child(lambda: use_everything(world)) == []
         left = in_child(lambda: (use_everything(world), still_held(locks_of(world)))[1])
-    # A Pending that has ended needs none.
+    # A Pending that has ended takes no lock.
     assert left == ["Pending, done._condition"]
-    # The parent goes on.
+    # The parent still works.
     assert world.queue.poll() == []
 
 
@@ -268,7 +268,7 @@ def test_a_child_may_open_an_adapter_of_its_own_although_another_thread_was_load
 
 
 def test_an_object_that_is_being_closed_can_be_closed_in_the_child(world):
-    """close() in the parent has released the object, and still holds the lock."""
+    """close() in the parent has released the object and still holds the lock."""
     region = world.adapter.register(bytearray(64))
     region.close()
     with Holder([region._lifetime]):
@@ -291,7 +291,7 @@ def test_a_childs_use_of_a_poller_does_not_reach_the_parents(world, use):
             return use == "add"
         return use != "add"
 
-    # What add() left to look at.
+    # add() made the poller look at the queue. Do that before the fork.
     with pytest.raises(ndpy.TimeoutError):
         world.poller.wait(0)
     assert in_child(touch)
@@ -322,7 +322,7 @@ def test_what_a_child_drops_does_not_wake_the_parents_thread(world, monkeypatch)
 
 
 def test_an_orphan_is_the_parents(world):
-    """An object that was dropped and is not closed yet: only the adapter's list of orphans has it."""
+    """A dropped object that is not closed yet. Only the adapter's list of orphans refers to it."""
     adapter = world.adapter
     wake, adapter._wake = adapter._wake, lambda: None
     region = adapter.register(bytearray(64))
@@ -363,7 +363,7 @@ def epolls() -> int:
 
 
 def test_a_child_lets_go_of_the_parents_epolls(fake):
-    """Through them it would keep what the parent has closed in the parent's epolls."""
+    """Otherwise the child would keep in the parent's epolls what the parent has closed."""
     gc.collect()
     before = epolls()
     poller = ndpy.Poller()

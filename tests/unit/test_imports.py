@@ -1,4 +1,4 @@
-"""What may import what, what `import ndpy` costs, and that it needs no RDMA library."""
+"""Which module may import which, how long `import ndpy` takes, and that it needs no RDMA library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGE = ROOT / "ndpy"
 
-# Every module of ndpy/ (not of its folders) is in one of these, and may import what is named behind it.
+# Each module directly in ndpy/ is in one of these sets. allowed() says what the modules of a set may import.
 LEAVES = {
     "addresses",
     "endpoint",
@@ -28,7 +28,7 @@ LEAVES = {
     "unraisable",
     "weak_set",
 }
-# The classes that users hold, and what they are made of.
+# The classes that users hold, and their parts.
 PUBLIC = {
     "adapter",
     "adapter_thread",
@@ -49,17 +49,17 @@ PUBLIC = {
 PLATFORMS = {"verbs": "_verbs", "networkdirect": "_networkdirect"}
 CACHE = {"cache", "_lease"}
 COMPILED = {"ndpy._lease", "ndpy._verbs", "ndpy._networkdirect"}
-# They choose what belongs to this system.
+# They choose the code for this system.
 CHOOSERS = {"platforms", "doctor"}
 TOOLS = {"cli", "softroce", "__main__"}
-# They stand on the public classes only, and alloc() on the platform too.
+# They use the public classes only. alloc() uses the platform too.
 ON_TOP = {"buffer", "ndk"}
 LIMIT_S = 0.1
 BARE_S = 0.015
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a module's file."""
+    """The dotted name of a module, from its file."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -74,9 +74,9 @@ IDS = [path.relative_to(PACKAGE).as_posix() for path in MODULES.values()]
 
 
 def imports_of(source: str) -> list[tuple[str, bool]]:
-    """(module, whether for annotations only) of every import of ndpy in a program, those inside of functions too.
+    """(module, whether for annotations only) of every import of ndpy in a program, including those inside functions.
 
-    A module that has been compiled counts too, such as ndpy._verbs.
+    Compiled modules such as ndpy._verbs count too.
     """
     found = []
 
@@ -106,7 +106,7 @@ IMPORTS = {module: imports_of(path.read_text(encoding="utf-8")) for module, path
 
 
 def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """The modules that reach themselves, in groups that reach each other."""
+    """Groups of modules that import themselves by way of each other."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -127,7 +127,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def test_no_module_imports_itself_by_way_of_others():
-    """At run time, with the imports inside of functions. What is for annotations only is in no run."""
+    """At run time, with the imports inside functions. Imports for annotations only do not happen at run time."""
     graph = {
         module: {target for target, typing_only in found if not typing_only and target in MODULES}
         for module, found in IMPORTS.items()
@@ -141,7 +141,7 @@ def test_the_checker_finds_circles():
 
 
 def allowed(source: str, target: str) -> bool:
-    """Whether a module of the folder `source` may import one of the folder `target`."""
+    """Whether a module of the folder `source` may import a module of the folder `target`."""
     if target in LEAVES:
         return True
     if source in LEAVES:
@@ -170,7 +170,7 @@ def test_imports_point_down_only(module):
         assert allowed(*ends), f"{module} imports {target}"
 
 
-# What the other modules of a folder may name in annotations, since it makes them or calls them.
+# The other modules of a folder may name these in annotations. These make objects of the others, or call them.
 MAKERS = {
     "verbs": {"adapter"},
     "networkdirect": {"adapter", "version1.adapter", "events"},
@@ -180,7 +180,7 @@ MAKERS = {
 
 
 def names_its_maker(source: str, target: str) -> bool:
-    """Whether a module's annotations may name a class whose module imports this one. The public classes name each other."""
+    """Whether a module's annotations may name a class whose module imports it. Public classes may name each other."""
     folder = folder_of(source)
     if folder in MAKERS:
         return target.removeprefix(f"ndpy.{folder}.") in MAKERS[folder]
@@ -200,7 +200,7 @@ def test_annotations_close_no_circle_but_those_of_classes_with_what_makes_them()
 
 
 def test_the_lists_name_what_exists_and_nothing_is_left_out():
-    """Compiled modules and what only Windows or Linux builds aside."""
+    """Compiled modules are left out. Some are built only on Windows or only on Linux."""
     named = LEAVES | PUBLIC | PLATFORMS.keys() | {"cache"} | CHOOSERS | TOOLS | ON_TOP
     assert named == {folder_of(module) for module in MODULES} - {""}
 
@@ -240,7 +240,7 @@ def test_the_checker_sees_imports_inside_of_functions_and_whose_they_are():
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    # The adapter of a test run must not reach the programs that a test starts.
+    # The adapter under test must not reach the programs that a test starts.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NDPY_")}
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -253,7 +253,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def least_work(code: str, runs: int = 7) -> float:
-    """Processor time, which other programs lengthen less than time."""
+    """The least processor time of several runs. Other programs affect it less than elapsed time."""
     times = []
     for _ in range(runs):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -264,9 +264,10 @@ def least_work(code: str, runs: int = 7) -> float:
 
 
 def test_import_takes_at_most_100_ms():
-    """More than a bare interpreter, the least of several runs each, on a machine that starts that in BARE_S.
+    """The limit is the time beyond that of a bare interpreter, each the least of several runs.
 
-    A slower or busier machine shows by the bare interpreter's own time.
+    It applies to a machine that starts the bare interpreter in BARE_S. On a slower or busier machine it grows with the
+    bare interpreter's time.
     """
     run("import ndpy")
     bare = least_work("pass")

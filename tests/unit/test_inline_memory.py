@@ -1,4 +1,4 @@
-"""Memory that is sent inline: nobody can resize or free it between the look at its address and the copy."""
+"""Memory that is sent inline. Nobody can resize or free it after the look at its address and before the copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def queue_pair(fake):
 
 
 def posting(queue_pair: Any, meanwhile: Any) -> None:
-    """Have meanwhile() called when the addresses have been taken, just before the native post."""
+    """Make the next posts call meanwhile() after they have taken the addresses, just before the native post."""
     for name in ("_post_one", "_post_list"):
         setattr(queue_pair, name, delayed(getattr(queue_pair, name), meanwhile))
 
@@ -60,7 +60,7 @@ def test_inline_memory_cannot_be_resized_before_it_was_copied(queue_pair, post, 
     assert refused
     if sent is not data and isinstance(sent, memoryview):
         sent.release()
-    # The adapter has copied it.
+    # The adapter has copied the data.
     data.extend(b"9")
 
 
@@ -92,7 +92,7 @@ def test_a_registered_buffer_cannot_be_resized_either_although_its_region_is_clo
     posting(queue_pair, close_and_resize)
     queue_pair.send(sent, flags=Flags.INLINE)
     assert refused
-    # The adapter has copied it.
+    # The adapter has copied the data.
     data.append(0)
 
 

@@ -1,4 +1,4 @@
-"""ndpy._lease, the part of the registration cache that is written in C: what it finds, keeps and lets go."""
+"""ndpy._lease, the C part of the registration cache: what it finds, what it keeps, and what it releases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ACCESS, SINK = int(Access.LOCAL_WRITE), int(Access.READ_SINK)
 
 
 class LeaseFinder(_lease.LeaseFinder):
-    """A cache of which only this part exists."""
+    """A cache that has only this part."""
 
     def __init__(self):
         self._known_buffers = {}
@@ -64,7 +64,7 @@ def learn(finder, buffer, export=memoryview, subject=None, pointer=None, size=-1
 
 
 def find(finder, buffer, access=ACCESS, raw=False):
-    """The lease of a hit, else None."""
+    """The lease if there is a hit, else None."""
     found = finder.local(buffer, access, raw=raw)
     return found if isinstance(found, Lease) else None
 
@@ -122,7 +122,7 @@ def test_ranges_are_found_by_their_value_and_by_whether_the_caller_watches_them(
     with find(finder, (4096, 8)), find(finder, (4096, 8), raw=True):
         assert (own.uses, raw.uses) == (1, 1)
     assert find(finder, (4096, 9)) is None
-    # It is for the rest of the cache to say what is wrong with it.
+    # The rest of the cache says what is wrong with it.
     assert find(finder, ([], 8)) is None
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_left_of_many_uses(finder):
     for _ in range(1000):
         everything()
     after = [sys.getrefcount(thing) for thing in things]
-    # None has references of its own, of which a few come and go.
+    # The last one is None, whose reference count changes for other reasons too.
     assert after[:-1] == before[:-1]
     assert abs(after[-1] - before[-1]) < 500
 

@@ -1,4 +1,7 @@
-"""Making something of an adapter that another thread closes: it is made and the adapter stays open, or ClosedError says so."""
+"""Making an object of an adapter while another thread closes the adapter. Either the object is made or it is refused.
+
+If it is made, the adapter stays open. If it is refused, ClosedError says so.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ MAKE: dict[str, Any] = {
 
 @pytest.fixture
 def making_points(fake: Any, points: Points, monkeypatch: pytest.MonkeyPatch) -> Points:
-    """Points also before and after a registration."""
+    """Points, with more before and after each registration."""
     monkeypatch.setattr(memory, "lib", _Calls(lib, points, {"ndpy_register": "ndpy_register"}))
     fake.have_address()
     return points
 
 
 def both(first: Elsewhere, second: Elsewhere, points: Points, chosen: int) -> None:
-    """second comes at the chosen point of first, and after it if there is no such point."""
+    """Run `second` at the chosen point of `first`, or after `first` has ended if it has no such point."""
 
     def come() -> None:
         second.start()
@@ -57,7 +60,7 @@ def check(fake: Any, adapter: Any, made: Any) -> None:
     elif not adapter.closed:
         made.close()
     else:
-        # It was closed with the adapter, or never was one of it.
+        # It was closed with the adapter, or the adapter never had it.
         assert made.closed
     adapter.close()
     assert not fake.counts.left()

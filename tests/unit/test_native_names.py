@@ -1,4 +1,4 @@
-"""The native functions and constants that ndpy uses are declared, also those of the system that this is not."""
+"""Every native function and constant that ndpy uses is declared, even those of the system that this is not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DECLARED_FOR = {
         "networkdirect/version1/shim.h",
     ),
 }
-# What the public classes use has to be declared for every platform.
+# Names that the public classes use must be declared for every platform.
 USES = [
     (platform, path)
     for platform in DECLARED_FOR

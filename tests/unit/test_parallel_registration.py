@@ -1,4 +1,4 @@
-"""begin_register() on verbs: threads, cancelling, closing, forking and Ctrl-C in the middle of it, over a fake provider."""
+"""begin_register() on verbs: threads, cancelling, closing, forking and Ctrl-C meanwhile. The provider is fake."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ndpy.verbs.memory import VerbsMemoryRegion
 from ndpy.verbs.registering import QuickLengths
 
 DEADLINE_S = 20.0
-# More than begin_register() registers at once.
+# Larger than begin_register() registers in the calling thread.
 LARGE = 1 << 16
 THREADS = 4
 
@@ -39,7 +39,7 @@ _former_threads: set[threading.Thread] = set()
 
 
 def threads() -> list[threading.Thread]:
-    """The threads that register for this test's adapters. A test that failed may have left others."""
+    """The threads that register for this test's adapters. Threads that a failed test left do not count."""
     return [
         thread for thread in threading.enumerate() if "fake0-register" in thread.name and thread not in _former_threads
     ]
@@ -53,7 +53,7 @@ def former_threads():
 
 @pytest.fixture(autouse=True)
 def slow_if_large(request, monkeypatch):
-    """The threads have all that is larger than 64 KiB, however quick the provider is; but for the tests of just that."""
+    """Hand everything above 64 KiB to the threads, however fast the provider is. Tests with `measured` are exempt."""
     if "measured" not in request.fixturenames:
         monkeypatch.setattr(QuickLengths, "note_registration", lambda self, length, nanoseconds: None)
         monkeypatch.setattr(QuickLengths, "note_hand_off", lambda self, nanoseconds: None)
@@ -61,7 +61,7 @@ def slow_if_large(request, monkeypatch):
 
 @pytest.fixture
 def measured() -> None:
-    """What was measured decides."""
+    """Let measurements decide what goes to the threads."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def adapter(fake):
 
 
 def held(fake, adapter, count: int) -> list[ndpy.Pending]:
-    """So many begun; the first four are in ibv_reg_mr(), the others wait."""
+    """Begin this many registrations. The first four are in ibv_reg_mr(), and the others wait."""
     fake.hold()
     pendings = [adapter.begin_register(bytearray(LARGE)) for _ in range(count)]
     wait_until(lambda: fake.seen.at_once == min(count, THREADS), "the threads register")
@@ -82,7 +82,7 @@ def held(fake, adapter, count: int) -> list[ndpy.Pending]:
 
 
 def is_free(buffer: bytearray) -> bool:
-    """Whether nobody holds its memory."""
+    """Whether nobody holds the buffer's memory."""
     try:
         buffer.append(0)
     except BufferError:
@@ -146,7 +146,7 @@ def test_what_took_no_longer_than_handing_over_is_made_at_once(measured):
     for _ in range(200):
         quick.note_hand_off(50_000_000)
     assert at_once(quick, 4096)
-    # Nothing that takes more than 2 ms is, however slow the threads are.
+    # Above 2 ms nothing is registered in the calling thread, however slow the threads are.
     quick.note_registration(4096, 2_000_001)
     assert not at_once(quick, 4096)
 
@@ -167,7 +167,7 @@ def test_a_provider_that_is_slow_for_all_lengths_is_left_to_the_threads(fake, ad
     assert not pending.done()
     assert len(threads()) == 1
     pending.result(DEADLINE_S).close()
-    # And when it is quick again, the next but one is made at once.
+    # When the provider is fast again, the second registration from now is made in the calling thread.
     fake.settings.delay_us = 0
     adapter.begin_register(bytearray(4096)).result(DEADLINE_S).close()
     last = adapter.begin_register(bytearray(4096))
@@ -215,7 +215,7 @@ def test_cancelled_before_a_thread_took_it_it_never_is_registered(fake, adapter)
     assert not any(is_free(buffer) for buffer in buffers)
     for pending in waiting:
         assert pending.cancel()
-    # Its memory is free now, not when a thread looks at it.
+    # The memory is free now. It need not wait until a thread looks.
     assert all(is_free(buffer) for buffer in buffers)
     fake.release()
     for pending in waiting:
@@ -272,7 +272,7 @@ def test_closing_the_adapter_cancels_what_is_under_way_and_waits_for_it(fake):
 
 
 def test_closing_after_cancelling_does_not_find_what_was_cancelled(fake):
-    """A region that comes to be after its cancelling is no open child of the adapter."""
+    """A region that is made after its request was cancelled is no open child of the adapter."""
     for _ in range(50):
         adapter = fake.open()
         pendings = [adapter.begin_register(bytearray(LARGE)) for _ in range(8)]
@@ -383,7 +383,7 @@ def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, ad
             region.close()
         ratios.append((end - middle) / (middle - begin))
         print(f"{middle - begin:.3f} s, {end - middle:.3f} s, {fake.seen.most_at_once} at once")
-        # Other programs make single runs slower; they make none quicker.
+        # Other programs make some runs slower. They make none faster.
         if ratios[-1] <= 0.7:
             break
     assert min(ratios) <= 0.7
@@ -391,7 +391,7 @@ def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, ad
 
 
 def test_many_threads_begin_cancel_and_close(fake, adapter):
-    """Each registration ends once, with a region or cancelled, and all regions can be closed."""
+    """Each registration ends once, with a region or as canceled. All regions can be closed."""
     fake.settings.delay_us = 50
     ended: list[ndpy.Pending] = []
     failures: list[BaseException] = []
@@ -505,14 +505,14 @@ def test_in_a_forked_child_what_is_under_way_ends_and_the_parents_goes_on(fake, 
 
 @pytest.mark.parametrize("how", ["registers itself", "waits for a thread", "registers alone"])
 def test_ctrl_c_in_the_middle_loses_nothing(fake, adapter, how):
-    """It comes while ibv_reg_mr() runs, whose region must not be lost."""
+    """It comes while ibv_reg_mr() runs. The region must not be lost."""
     pendings = held(fake, adapter, THREADS + (how == "registers itself"))
     calls = fake.seen.calls
 
     def interrupt() -> None:
         if how != "waits for a thread":
             wait_until(lambda: fake.seen.calls > calls, "the main thread registers")
-        # It has to be in its wait.
+        # Give the main thread time to begin its wait.
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.1)

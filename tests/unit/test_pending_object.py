@@ -1,4 +1,4 @@
-"""Pending by itself: ends once, tells everybody, can be awaited."""
+"""Pending by itself. It ends once, tells everybody who waits, and can be awaited."""
 
 from __future__ import annotations
 
@@ -176,11 +176,11 @@ def test_an_operation_that_outlives_its_loop_ends_quietly():
 
 
 class Memory:
-    """What a caller has in hand while it waits."""
+    """Memory that a caller refers to while it waits."""
 
 
 def refused() -> ndpy.NdpyError:
-    """An error that was raised, with another one before it, in frames that have memory in hand."""
+    """An error that was raised after another one, in frames that refer to memory."""
     memory = Memory()
     try:
         try:
@@ -193,7 +193,7 @@ def refused() -> ndpy.NdpyError:
 
 
 def wait_for(pending: Pending[int]) -> weakref.ref[Memory]:
-    """Wait with memory in hand, twice; what became of it."""
+    """Wait twice, in a frame that refers to memory. Returns a weak reference to that memory."""
     memory = Memory()
     for _ in range(2):
         with contextlib.suppress(Exception):
@@ -205,7 +205,7 @@ def wait_for(pending: Pending[int]) -> weakref.ref[Memory]:
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Only reference counts let go."""
+    """Only reference counts free objects here."""
     gc.collect()
     gc.disable()
     yield
@@ -268,7 +268,7 @@ def test_every_result_raises_an_exception_of_its_own_that_says_the_same():
 
 
 class Particular(Exception):
-    """Its constructor takes other arguments than it hands to Exception."""
+    """Its constructor takes other arguments than those it passes to Exception."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} and {second}")

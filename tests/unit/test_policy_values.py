@@ -1,4 +1,4 @@
-"""RetryPolicy refuses what a queue pair cannot be told."""
+"""RetryPolicy refuses values that a queue pair cannot have."""
 
 from __future__ import annotations
 

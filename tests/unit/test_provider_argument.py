@@ -1,4 +1,4 @@
-"""open_adapter(provider=...) where providers are not DLLs."""
+"""open_adapter(provider=...) on a system whose providers are not DLLs."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of what drivers do differently, and that nothing else in ndpy knows the drivers' names."""
+"""The table of differences between drivers. Nothing else in ndpy knows the drivers' names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ndpy import quirks
 from ndpy.quirks import Quirk
 
 PACKAGE = Path(quirks.__file__).parent
-# They make such adapters: to them a driver is a kernel module.
+# It makes such adapters. There a driver's name is that of a kernel module.
 MAKERS = {"softroce"}
 NAMES = {"rdma_rxe", "rxe", "siw", "softnd", "softnd.dll", "iWARP"}
 WAITING = {
@@ -27,7 +27,10 @@ def adapter(driver: str, transport: str) -> Any:
 
 
 def comparisons(source: str) -> list[str]:
-    """Where a program compares a driver's or a transport's name, as text: the members of AdapterInfo, or the names themselves."""
+    """The lines where a program compares the name of a driver or a transport as text.
+
+    That is a comparison of AdapterInfo.driver, or with one of the names.
+    """
     found = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Compare):

@@ -25,7 +25,7 @@ def armed(points, chosen, queue, action):
 
 
 def end_of(pending):
-    """The value or the exception that a Pending ended with; an exception in its place is returned."""
+    """The value or the exception that a Pending ended with. An exception in its place is returned."""
     if isinstance(pending, ndpy.NdpyError):
         return pending
     try:
@@ -34,7 +34,7 @@ def end_of(pending):
         return error
 
 
-# ---- what comes while arm() runs ----
+# ---- events while arm() runs ----
 
 
 def test_a_completion_that_comes_at_any_point_of_arm_ends_it(fake, adapter, points):
@@ -89,7 +89,7 @@ def test_a_wait_that_begins_at_any_point_of_arm_gets_the_completion_too(fake, ad
         pending = armed(points, chosen, scene.queue, wait)
         points.stop()
         taken = [waiter.result()] if points.reached else []
-        # The wait may have taken it before the queue was armed.
+        # The wait may have taken the completion before the queue was armed.
         scene.arrive()
         assert pending.result(WAIT_S) is None
         scene.check(*taken)
@@ -133,13 +133,13 @@ def test_the_loss_of_the_device_or_the_queue_at_any_point_of_arm_ends_it(fake, p
     walk(run, points, 6)
 
 
-# ---- what comes while the adapter's thread handles the event ----
+# ---- events while the adapter's thread handles the event ----
 
 
 def handled(points, chosen, scene, adapter, action):
-    """Arm, and bring a completion, with the action at the chosen point of the adapter's thread.
+    """Call arm(), then complete a request. Returns the Pending.
 
-    Returns the Pending.
+    The action runs at the chosen point of the adapter's thread.
     """
     pending = scene.queue.arm()
     points.watch(adapter._events._thread, chosen, action)
@@ -230,7 +230,7 @@ def test_closing_the_queue_at_any_point_of_the_event_ends_it(fake, adapter, poin
         scene.close()
         assert end_of(pending) is None or isinstance(end_of(pending), ndpy.CanceledError)
         assert scene.queue.closed
-        # The next queue's channel gets the same descriptor; nothing of the former may be left for it.
+        # The next queue's channel gets the same descriptor. Nothing may be left for the former one.
         again = Queue(fake, adapter)
         pending = again.queue.arm()
         again.arrive()
@@ -241,7 +241,7 @@ def test_closing_the_queue_at_any_point_of_the_event_ends_it(fake, adapter, poin
     walk(run, points, 8)
 
 
-# ---- what counts as told ----
+# ---- which completions notify ----
 
 
 def test_g_2_a_completion_that_came_before_arming_is_told_at_once_after_others_were_taken(fake, adapter):

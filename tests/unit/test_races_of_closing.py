@@ -1,4 +1,4 @@
-"""Races of close(): another thread is in the middle of using the object."""
+"""Races of close(). Another thread is using the object meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ndpy.verbs.native_calls import ffi, lib
 
 @pytest.fixture
 def inner_points(points, monkeypatch) -> Points:
-    """The calls of ndpy's own C code that free or use its memory are points too."""
+    """Points. The calls of ndpy's own C functions that free or use its memory are points too."""
     names = ("ndpy_queue_pair_free", "ndpy_free_window", "ndpy_alloc_window", "ndpy_post_bind")
     calls = _Calls(lib, points, {name: name for name in names})
     for module in (queue_pair, memory):
@@ -37,7 +37,7 @@ def adapter(fake):
 
 
 class Gate:
-    """Stops each thread that passes until it is opened."""
+    """Stops each thread that comes to it, until it is opened."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -58,14 +58,14 @@ class Gate:
 
 
 def ended(scene: Queue) -> Any:
-    """The queue pair of a scene, whose connection has ended."""
+    """The queue pair of a scene after its connection has ended."""
     scene.queue_pair._never_connected = False
     scene.queue_pair._end_connection()
     return scene.queue_pair
 
 
 def test_a_receive_on_an_ended_queue_pair_touches_nothing_that_close_has_freed(fake, adapter, points):
-    """It has posted, and goes on at any point of another thread's close()."""
+    """The receive has posted. It goes on at any point of another thread's close()."""
 
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter, receives=0)
@@ -93,7 +93,7 @@ def test_a_receive_on_an_ended_queue_pair_touches_nothing_that_close_has_freed(f
 
 
 def test_whoever_looks_at_the_requests_of_a_queue_pair_finds_nothing_that_close_has_freed(fake, adapter, inner_points):
-    """As revoking an exposure does, at any point of another thread's close()."""
+    """Revoking an exposure does this. It does so at any point of another thread's close()."""
 
     def run(chosen: int) -> bool:
         scene = Queue(fake, adapter)
@@ -157,7 +157,7 @@ def test_a_window_is_not_freed_while_it_is_being_bound(fake, adapter, inner_poin
         error = binding.start().outcome()
         inner_points.stop()
         del queue_pair.lib.ndpy_post_bind
-        # The window was there while it was bound, or was closed before.
+        # The window existed while it was bound, or it was closed before.
         assert posted == [1] or isinstance(error, ndpy.ClosedError)
         window.close()
         scene.queue_pair.close()
@@ -174,7 +174,7 @@ def test_a_connector_that_has_taken_a_queue_pair_just_before_its_close_does_not_
         scene = Queue(fake, adapter, receives=0)
         connector = adapter.create_connector()
         connector.connect(scene.queue_pair, ("127.0.0.1", 4711), timeout_s=DEADLINE_S)
-        # What close() sees that comes just before.
+        # Simulates another thread that frees the queue pair just before close() looks.
         scene.queue_pair.connector = None
         scene.queue_pair.close()
         with pytest.raises(ndpy.ClosedError):
@@ -221,7 +221,7 @@ def test_a_queue_that_is_closed_while_a_queue_pair_is_made_for_it_is_there_or_re
 
 
 class SharedQueues:
-    """Stands in for the extension's functions, with native shared receive queues, which fake_verbs.c lacks."""
+    """Stands in for the extension's functions. It has native shared receive queues, which fake_verbs.c lacks."""
 
     def __init__(self) -> None:
         self.destroyed = threading.Event()
@@ -272,7 +272,7 @@ def test_a_call_that_waited_for_the_close_of_a_shared_receive_queue_finds_it_clo
     srq._records = {0: [], 1: [], 2: []}
     with srq._lock:
         call = Elsewhere(srq.arm if use == "arm" else lambda: srq.modify(threshold=1)).start()
-        # It has looked, and waits for the lock.
+        # The call has looked at the queue and waits for the lock.
         call.thread.join(0.05)
         srq._defunct = srq._closed_error
     assert isinstance(call.outcome(), ndpy.ClosedError)
@@ -282,7 +282,7 @@ def test_a_call_that_waited_for_the_close_of_a_shared_receive_queue_finds_it_clo
 
 @pytest.mark.parametrize("depth", [4, 8])
 def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_receive(adapter, monkeypatch, depth):
-    """A thread that takes their completions gives the slots back at any time."""
+    """A thread that takes their completions may give the slots back at any time."""
     monkeypatch.setattr(shared_receive_queue, "lib", SharedQueues())
     monkeypatch.setattr(adapter, "info", dataclasses.replace(adapter.info, max_shared_receive_queue_depth=8))
     srq = shared_receive_queue.VerbsSharedReceiveQueue(adapter, 8, 1, 0)
@@ -291,7 +291,7 @@ def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_rec
         srq.receive([])
 
     class Records(dict):  # type: ignore[type-arg]
-        """A dict of the outstanding receives. While it is looked through, a receive ends."""
+        """A dict of the outstanding receives. While it is iterated, a receive ends."""
 
         def __iter__(self) -> Any:
             found = list(self.keys())

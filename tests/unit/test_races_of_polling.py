@@ -51,7 +51,7 @@ class Polled:
         self.first.arrive()
 
     def keep(self, ready) -> bool:
-        """Note what was delivered. Returns whether it was anything."""
+        """Note what was delivered. Returns whether anything was."""
         assert len({id(queue) for queue, _ in ready}) == len(ready)
         for queue, completions in ready:
             assert completions
@@ -135,7 +135,7 @@ def test_a_wait_of_the_queue_at_any_point_gets_completions_too(fake, adapter, po
             deadline = time.monotonic() + WAIT_S
             while other.thread.is_alive() and time.monotonic() < deadline:
                 other.thread.join(GRACE_S / 2)
-                # Whoever has got nothing yet gets the next, once all before it was taken.
+                # A waiter that has got nothing yet gets the next completion, once all before it were taken.
                 if points.reached and other.thread.is_alive() and scene.first.queue._taken == scene.first.arrived:
                     scene.arrive()
         scene.keep(first.result())
@@ -159,7 +159,7 @@ def test_a_queue_that_goes_at_any_point_leaves_the_others(fake, adapter, points,
             points.elsewhere(scene.second.close if end == "close" else lambda: scene.poller.remove(former))
             third.arrive()
 
-        # The queue that ends the wait.
+        # This queue ends the wait.
         third = Queue(fake, adapter)
         scene.taken[third.queue] = []
         scene.poller.add(third.queue)
@@ -210,7 +210,7 @@ def test_a_queue_that_is_added_while_it_is_closed_is_refused_or_removed(fake, ad
         adding.start().outcome()
         points.stop()
         third.queue.close()
-        # The next queue has the same descriptors.
+        # The next queue gets the same descriptors.
         fourth = Queue(fake, adapter)
         scene.taken[fourth.queue] = []
         scene.poller.add(fourth.queue)
@@ -248,7 +248,7 @@ def test_closing_the_poller_at_any_point_ends_the_wait(fake, adapter, points):
 
         result = scene.begin(points, chosen, close, ends=True).outcome()
         points.stop()
-        # What was taken is delivered all the same.
+        # Completions that were already taken are delivered in any case.
         assert isinstance(result, ndpy.ClosedError) or scene.keep(result)
         scene.check()
         scene.close()
@@ -271,7 +271,7 @@ def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(f
         scene.arrive = lose
         result = scene.begin(points, chosen, lose, ends=True).outcome()
         points.stop()
-        # It is told again when the queue itself has heard of it, and for each of its queue pairs.
+        # The loss is reported again when the queue itself notices it, and once for each of its queue pairs.
         for _ in range(5):
             if isinstance(result, ndpy.NdpyError):
                 assert isinstance(result, LOSSES[pulled])
@@ -292,7 +292,7 @@ def test_the_loss_of_a_queue_at_any_point_is_told_and_costs_the_others_nothing(f
 
 
 def test_one_removed_adapter_costs_the_other_queues_neither_completions_nor_turns(fake):
-    """The poller looks at its queues in any order, so there are many of them."""
+    """The poller looks at its queues in any order, so this uses many of them."""
     stays = fake.open()
     for _ in range(8):
         lost = fake.open()

@@ -14,7 +14,7 @@ from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
 
 import ndpy
 
-# A thread that sleeps although it should not is noticed sooner than by a hanging call.
+# If a thread sleeps when it should not, this limit shows it before the call counts as hanging.
 WAIT_S = DEADLINE_S / 2
 
 
@@ -163,7 +163,7 @@ def test_arming_at_any_point_and_waiting_both_hear_of_completions(fake, adapter,
         taken = [begin(points, chosen, scene, arm, ends=True).result()]
         points.stop()
         if arming:
-            # It may have been armed after the wait had taken the first.
+            # arm() may have come after the wait had taken the first completion.
             scene.arrive()
             arming[0].result().result(WAIT_S)
         scene.check(*taken)
@@ -188,7 +188,7 @@ def test_a_poller_that_waits_too_and_the_wait_both_get_completions(fake, adapter
         for other in (waiter, polling):
             while other.thread.is_alive() and scene.arrived < 15:
                 other.thread.join(GRACE_S / 2)
-                # Whoever has got nothing yet gets the next.
+                # A waiter that has got nothing yet gets the next completion.
                 if points.reached and other.thread.is_alive():
                     scene.arrive()
         taken = [waiter.result()]
@@ -210,7 +210,7 @@ def test_a_wait_arms_once_and_sleeps_once(fake, adapter, points):
     for _ in range(4):
         before = fake.counts.armed
         waiter = Elsewhere(lambda: scene.queue.wait(WAIT_S))
-        # It comes when the thread sleeps indeed, unless something has been left that wakes it at once.
+        # Complete a request once the thread really sleeps. If something left over wakes it at once, it sleeps twice.
         later = threading.Timer(GRACE_S, scene.arrive)
         points.watch(waiter.thread, -1, lambda: None, lambda later=later: points.sleeps > 1 or later.start())
         assert len(waiter.start().result()) == 1

@@ -1,5 +1,8 @@
-"""What only some verbs adapters have, over a fake provider that claims it: rereg, on-demand paging, dma-buf, iWARP's sinks, and
-memory that a forked child would take from the adapter."""
+"""Features that only some verbs adapters have, over a fake provider that claims them.
+
+They are rereg, on-demand paging, dma-buf, iWARP's read sinks, and memory that a forked child would take from the
+adapter.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def is_free(buffer: bytearray) -> bool:
     return True
 
 
-# ---- what is claimed ----
+# ---- claimed capabilities ----
 
 
 @pytest.mark.parametrize(
@@ -90,7 +93,7 @@ def test_a_region_gets_other_memory(fake):
             tokens = region.local_token, region.remote_token
             region.reregister(new)
             assert fake.seen.flags == lib.IBV_REREG_MR_CHANGE_TRANSLATION
-            # libibverbs refuses rights that are not to be changed.
+            # libibverbs refuses access rights in a call that does not change them.
             assert (fake.seen.address, fake.seen.length, fake.seen.access) == (address_of(new), 100, 0)
             assert (region.buffer, region.address, region.length) == (new, address_of(new), 100)
             assert region.access == Access.REMOTE_READ
@@ -141,7 +144,7 @@ def test_what_cannot_be_registered_leaves_the_region_as_it_was(fake):
 
 @pytest.mark.parametrize("result", ["INPUT", "DONT_FORK_NEW"])
 def test_a_refused_rereg_leaves_the_region_as_it_was(fake, result):
-    """ibv_rereg_mr(3): the old region is valid."""
+    """ibv_rereg_mr(3): the old region is still valid."""
     with fake.open(**REREG) as adapter:
         old, new = bytearray(64), bytearray(100)
         with adapter.register(old) as region:
@@ -167,7 +170,7 @@ def test_a_rereg_that_fails_to_let_children_have_the_old_memory_has_succeeded(fa
 
 @pytest.mark.parametrize("result", ["CMD", "CMD_AND_DO_FORK_NEW"])
 def test_a_rereg_that_fails_in_the_adapter_leaves_a_region_that_can_only_be_closed(fake, result):
-    """ibv_rereg_mr(3): the region must not be used, and still has to be deregistered."""
+    """ibv_rereg_mr(3): the region must not be used, but it must still be deregistered."""
     with fake.open(**REREG) as adapter:
         old, new = bytearray(64), bytearray(100)
         region = adapter.register(old, Access.REMOTE_READ)
@@ -178,7 +181,7 @@ def test_a_rereg_that_fails_in_the_adapter_leaves_a_region_that_can_only_be_clos
         for use in (region.remote, lambda: region.reregister(bytearray(8))):
             with pytest.raises(ndpy.ProviderError, match="close it and make a new one"):
                 use()
-        # The adapter may have either.
+        # The adapter may still use either buffer.
         assert not is_free(old)
         assert not is_free(new)
         assert fake.seen.registered == 1
@@ -258,13 +261,13 @@ def test_a_region_without_buffer_is_not_registered_again(fake):
 
 
 def test_j_11_on_iwarp_a_sink_gets_the_right_that_the_answer_needs(fake):
-    """A read's answer is a write to the sink's remote token (RFC 5040)."""
+    """The answer to a read is a write to the sink's remote token (RFC 5040)."""
     fake.speak_iwarp()
     with fake.open() as adapter:
         assert Capability.READ_SINK_REQUIRED in adapter.info.capabilities
         with adapter.register(bytearray(64), Access.LOCAL_WRITE | Access.READ_SINK) as region:
             assert fake.seen.access == LOCAL | WRITE
-            # For the peers it has no right all the same.
+            # Even so, peers have no right to it.
             with pytest.raises(ndpy.AccessViolationError):
                 region.remote()
         with adapter.register(bytearray(64)):
@@ -306,7 +309,7 @@ def test_a_single_byte_that_python_does_not_own_can_be_registered(fake):
 
 
 def is_kept_from_children(view: memoryview) -> bool:
-    """Whether the mapping has MADV_DONTFORK, as /proc/self/smaps says it ("dc")."""
+    """Whether the mapping has MADV_DONTFORK. /proc/self/smaps shows it as "dc"."""
     address = address_of(view)
     inside = False
     with open("/proc/self/smaps") as lines:

@@ -1,4 +1,4 @@
-"""RemoteMemory, and its 20 bytes that a Windows and a Linux peer read alike."""
+"""RemoteMemory and its 20 bytes, which Windows and Linux peers read alike."""
 
 from __future__ import annotations
 

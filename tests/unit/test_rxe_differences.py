@@ -1,6 +1,6 @@
-"""What ndpy does where rxe differs from other drivers, and one of its versions from another: over a provider without a device.
+"""ndpy's behaviour where rxe differs from other drivers, or one version of rxe from another. No device is needed.
 
-tests/verbs/programs shows on rxe itself what it does.
+tests/verbs/programs shows the behaviour of rxe itself.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def forged(region: ndpy.MemoryRegion) -> ndpy.Sge:
     return ndpy.Sge(region, region.address, 8, region.local_token ^ 0x5A00)
 
 
-# ---- requests that fail by their own memory ----
+# ---- requests that fail because of their own memory ----
 
 
 def flushed(fake, queue_pair, requests):
-    """The statuses when the provider flushes that many requests of the initiator queue."""
+    """The statuses of that many requests of the initiator queue when the provider flushes them."""
     for _ in range(requests):
         assert fake.complete(queue_pair, receive=False, status=lib.IBV_WC_WR_FLUSH_ERR)
     return [completion.status for completion in queue_pair.initiator_cq.poll()]
@@ -107,7 +107,7 @@ def test_a_failure_that_raises_no_event_notifies_for_solicited(fake, queue, queu
         armed.result(QUIET_S)
     assert fake.complete(queue_pair, status=lib.IBV_WC_WR_FLUSH_ERR)
     armed.result(DEADLINE_S)
-    # G.2.5: what has notified does not notify again.
+    # G.2.5: a completion that has notified does not notify again.
     again = queue.arm(Notify.SOLICITED)
     with pytest.raises(ndpy.TimeoutError):
         again.result(QUIET_S)
@@ -123,7 +123,7 @@ def test_nobody_looks_for_failures_when_none_waits_for_them(fake, queue, queue_p
 
 @pytest.mark.parametrize("kind", [Notify.ANY, Notify.SOLICITED])
 def test_a_late_event_of_an_earlier_arming_does_not_notify(fake, queue, queue_pair, kind):
-    """As after a wait() that armed and found its completion before the event came."""
+    """This happens if a wait() armed the queue and found its completion before the event came."""
     for _ in range(2):
         queue_pair.receive([])
     fake.complete(queue_pair)

@@ -1,4 +1,4 @@
-"""The control channel of the smoke test: bounded, with deadlines, and data only."""
+"""The control channel of the smoke test. It has size limits and deadlines, and carries only data."""
 
 import socket
 

@@ -17,7 +17,7 @@ BOUNDS = "windows/write-past-end"
 
 
 class FakeTestbed:
-    """As much of a testbed as the runner needs."""
+    """A testbed with only the parts that the runner needs."""
 
     def __init__(self):
         self.info = SimpleNamespace(driver="rdma_rxe", capabilities=Capability.NONE)

@@ -1,4 +1,4 @@
-"""Where softnd.dll is, its entry in the Winsock catalogue, and the commands; on any system."""
+"""The place of softnd.dll, its entry in the Winsock catalogue, and the commands. Runs on any system."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_softnds_entry_is_one_that_programs_find():
     made = softnd_installation.catalogue_entry()
     verdict = winsock_catalogue.judge(made)
     assert (verdict.version, verdict.families, verdict.problem) == (2, ("IPv4", "IPv6"), "")
-    # Contract A.1.2 to A.1.6 and M.1, in numbers.
+    # Contract A.1.2 to A.1.6 and M.1, as numbers.
     assert (made.service_flags, made.provider_flags, made.version, made.address_family) == (0x8E, 0x14, 0x20000, 23)
     assert (made.socket_type, made.protocol, made.protocol_max_offset) == (-1, 0, 0)
 
@@ -37,7 +37,7 @@ def test_softnds_entry_of_version_1_is_one_that_programs_find():
     assert (verdict.version, verdict.families, verdict.problem) == (1, ("IPv4", "IPv6"), "")
     assert made.version == 1
     assert made.provider_id != softnd_installation.catalogue_entry().provider_id
-    # `netsh winsock show catalog` tells the two apart.
+    # `netsh winsock show catalog` shows both, and must tell them apart.
     assert (softnd_installation.catalogue_entry().name, made.name) == (
         softnd_installation.NAME,
         f"{softnd_installation.NAME}, version 1",

@@ -106,7 +106,7 @@ def test_every_tool_has_a_package():
 
 
 def kernel_tree(root, version, *, rxe=True, siw="", image="vmlinuz"):
-    """siw: the folder of its module, "" for none."""
+    """Make the files of a kernel. siw: the folder of siw's module, or "" for none."""
     folder = root / "lib/modules" / version
     (folder / "kernel/drivers/infiniband/sw/rxe").mkdir(parents=True)
     if rxe:

@@ -1,4 +1,4 @@
-"""Boots of the VM that fail, with a stand-in for virtme-ng: a kernel that panics, hangs or does well, as each boot is told to."""
+"""Boots of the VM that fail. A stand-in for virtme-ng plays a kernel that panics, hangs or works, as told."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ from ndpy.softroce import SetupError, kvm, tools, vm
 if sys.platform != "linux":
     pytest.skip("the VM is run by Linux", allow_module_level=True)
 
-# Prints the console of this boot, which is the next file of the folder `boots`, and then does what that file's name says.
+# Prints the console of this boot, which is the next file in the folder `boots`. Then it does what the file's name says.
 STAND_IN = r"""
 import os, pathlib, re, socket, sys, time
 here = pathlib.Path(__file__).parent
@@ -54,7 +54,7 @@ WARNING = "[    1.0] WARNING: CPU: 1 PID: 2 at x.c:3\n[    1.1] ---[ end trace 0
 
 
 class Boots:
-    """What each boot does, what was said meanwhile, and how many boots were made."""
+    """The behaviour of each boot, the messages meanwhile, and the number of boots."""
 
     def __init__(self, folder):
         self.folder = folder

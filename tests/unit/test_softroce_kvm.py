@@ -1,4 +1,4 @@
-"""Whether KVM is used: QEMU starting with it says little."""
+"""The decision to use KVM. That QEMU starts with KVM proves little."""
 
 import shutil
 import sys
@@ -22,7 +22,7 @@ def qemu():
 
 @pytest.fixture
 def tries(monkeypatch, tmp_path):
-    """What the tries answer; how many there were is what has been taken from it. /dev/kvm can be opened."""
+    """The answers of the tries. Each try takes one from the list. /dev/kvm can be opened."""
     answers = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(kvm, "_DEVICE", "/dev/null")
@@ -45,7 +45,7 @@ def test_a_qemu_whose_program_does_not_end_is_given_up_and_ended(tmp_path, monke
 
 
 def test_a_qemu_that_only_starts_is_not_enough(tmp_path):
-    """It does what QEMU does with a KVM that it cannot use: it ends, with whatever status."""
+    """The stand-in ends with status 0 or 1, as QEMU does when it cannot use KVM."""
     for status in (0, 1):
         fake = tmp_path / f"qemu{status}"
         fake.write_text(f"#!/bin/sh\nexit {status}\n")
@@ -89,7 +89,7 @@ def test_an_answer_that_cannot_be_kept_or_read_is_found_out_again(tries, tmp_pat
 
 @pytest.fixture
 def boots(monkeypatch):
-    """Every boot with KVM fails, and the list says how each was tried."""
+    """Every boot with KVM fails. The list shows how each boot was tried."""
     seen = []
 
     def run_once(command, machine, limit_s, quick, environment):

@@ -1,4 +1,4 @@
-"""ndpy softroce with a real VM: each test boots one. What one boot can show stands in one test."""
+"""ndpy softroce with a real VM. Each test boots one, so one test checks all that one boot can show."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from ndpy.softroce import run as runner
 if sys.platform != "linux":
     pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
 
-# Longer than the VM's own limits, which a busy machine comes near.
+# Longer than the VM's own limits. A busy machine comes near those.
 BOOT_S = 400
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(BOOT_S + 100)]
 
@@ -56,8 +56,11 @@ def expected_output():
 
 
 def test_vm_passes_on_output_status_environment_folder_and_files(tmp_path):
-    """One boot: 10,000 lines unmangled and in order, both streams apart, status 37, no standard input,
-    the same environment, folder and arguments, files written back, links removed and made again."""
+    """One boot shows all of this.
+
+    Output: 10,000 lines unchanged and in order, both streams apart, status 37, no standard input. Environment, folder
+    and arguments are the same. Files are written back. Links are removed and made again.
+    """
     checkout = tmp_path / "a checkout"
     inner = checkout / "inner"
     inner.mkdir(parents=True)
@@ -105,7 +108,7 @@ def test_vm_passes_on_output_status_environment_folder_and_files(tmp_path):
 
 
 def test_vm_reports_trouble_in_the_kernel_log(tmp_path):
-    """The command passes, so the status says that it is the kernel that failed."""
+    """The command passes, so the status says that the kernel failed."""
     log = tmp_path / "log"
     script = 'echo "<4>WARNING: CPU: 0 PID: 1 at rxe_pool.c:1 __rxe_cleanup" >/dev/kmsg'
     done = run("--keep-log", str(log), "--", "sh", "-c", script)
@@ -122,7 +125,7 @@ def test_vm_that_panics_is_reported_with_its_last_words():
     assert "Kernel panic - not syncing: sysrq triggered crash" in done.stderr.decode()
 
 
-# A boot that finds no file system panics.
+# A boot without a file system panics.
 ONE_BOOT_WITHOUT_INIT = """#!{python}
 import os, pathlib, sys
 words = sys.argv[1:]
@@ -134,7 +137,7 @@ if "-append" in words: # QEMU is asked for its version too
     boots.open("a").write("x")
 os.execv("{qemu}", ["{qemu}", *words])
 """
-# A kernel says so on its console, and sets this bit, after an oops that it lives through.
+# A kernel that survives an oops prints this on its console and sets this bit.
 OOPS_OF_THE_SECOND_BOOT = """
 case $(wc -c <{folder}/boots) in 2)
     echo "<1>Oops: int3: 0000 [#1] SMP NOPTI" >/dev/kmsg
@@ -146,7 +149,7 @@ esac
 @only_under_stress
 @pytest.mark.timeout(3 * BOOT_S + 100)
 def test_vm_that_panics_or_has_an_oops_while_it_boots_is_booted_again(tmp_path, monkeypatch):
-    """Three boots: a panic, an oops after which the machine would run on, and none of it."""
+    """Three boots: a panic, an oops after which the machine would continue, and a good one."""
     qemu = tmp_path / "qemu-system-x86_64"
     qemu.write_text(ONE_BOOT_WITHOUT_INIT.format(python=sys.executable, qemu=tools.find("qemu-system-x86_64")))
     qemu.chmod(0o755)
@@ -167,8 +170,7 @@ def test_vm_that_panics_or_has_an_oops_while_it_boots_is_booted_again(tmp_path, 
 
 @only_under_stress
 def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed():
-    """Someone has rxe0 open, so its removal waits in the kernel and no signal reaches it: `down` gives
-    up, and so does the VM."""
+    """rxe0 is open, so its removal waits in the kernel and ignores signals. `down` gives up, and so does the VM."""
     script = f"""
         ibv_asyncwatch -d rxe0 & sleep 2
         {sys.executable} -m ndpy softroce down rxe0; echo down $?
@@ -185,7 +187,7 @@ def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed()
 
 @pytest.mark.parametrize("number", sample([signal.SIGKILL, signal.SIGINT], 1))
 def test_signal_ends_the_vm(number):
-    """SIGKILL too: the VM sees that its host's end is gone, and powers off."""
+    """This includes SIGKILL. The VM sees that the host's end has closed, and powers off."""
     with subprocess.Popen(
         arguments("--", "sh", "-c", "echo ready; sleep 600"),
         stdout=subprocess.PIPE,

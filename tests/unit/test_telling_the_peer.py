@@ -1,5 +1,4 @@
-"""The end of a connection, told to the peer once; and attempts that end while they are given up: over a provider without a
-device."""
+"""The peer is told once of the end of a connection. Some attempts end while they are given up. No device is needed."""
 
 from __future__ import annotations
 
@@ -44,13 +43,13 @@ def queue_pair(adapter, queue):
 
 @pytest.fixture
 def connector(adapter, queue_pair):
-    """Of a queue pair that it has connected."""
+    """The connector of a connected queue pair."""
     with adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) as connector:
         yield connector
 
 
 class Failing:
-    """The extension's functions, of which rdma_disconnect() fails."""
+    """The extension's functions. rdma_disconnect() fails."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(lib, name)
@@ -62,7 +61,7 @@ class Failing:
 
 @pytest.fixture
 def told(fake, connector):
-    """The calls of rdma_disconnect()."""
+    """A list of the calls of rdma_disconnect()."""
     told: list[bytes] = []
     fake.call_at_points(lambda name, after: told.append(name) if name == b"rdma_disconnect" and not after else None)
     return told
@@ -110,7 +109,7 @@ def test_completions_are_delivered_although_the_peer_cannot_be_told_of_a_failure
 
 
 def test_completions_are_delivered_although_the_connector_lets_go_of_the_queue_pair_meanwhile(fake, queue, connector):
-    """Between the look whether it has one and the use."""
+    """It lets go after the check that the queue pair has a connector, and before the use."""
     queue_pair = connector.queue_pair
 
     class LettingGo:
@@ -133,7 +132,7 @@ def test_completions_are_delivered_although_the_connector_lets_go_of_the_queue_p
 
 
 class Watched:
-    """A connector's lock; calls released() whenever it is free again."""
+    """A connector's lock. It calls released() each time it is free again."""
 
     def __init__(self, lock: Any, released: Any) -> None:
         self._lock, self._released, self._depth = lock, released, 0
@@ -151,7 +150,7 @@ class Watched:
 
 
 def test_an_attempt_that_succeeds_while_it_is_given_up_is_given_up_or_has_succeeded(fake, adapter, queue_pair):
-    """Whoever cancels comes as soon as the connector is free after the event."""
+    """The cancel comes as soon as the lock is free after the event."""
     with adapter.create_connector() as connector:
         answers: list[bool] = []
 
@@ -193,7 +192,7 @@ def test_a_queue_pair_that_a_connector_takes_meanwhile_is_connected_to_no_endpoi
     queue_pair._local = ends[0]
     with adapter.create_connector() as connector, queue_pair._lock:
         connecting = Elsewhere(lambda: queue_pair.connect_endpoint(ends[1])).start()
-        # It has looked, and waits for the lock.
+        # The call has looked and waits for the lock.
         connecting.thread.join(0.05)
         queue_pair.connector = connector
     assert isinstance(connecting.outcome(), ndpy.ConnectionActiveError)

@@ -1,4 +1,4 @@
-"""What is left of a queue pair's and a window's former use: over a provider without a device."""
+"""What remains of the former use of a queue pair or a window, over a provider without a device."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def queue(adapter):
 
 
 def refuse(fake, adapter, queue_pair):
-    """Nobody can use it for a connection, and nobody is asked to."""
+    """Neither connect nor accept takes this queue pair. No peer is asked."""
     before = fake.counts.identifiers
     with adapter.create_connector() as client:
         with pytest.raises(ndpy.ConnectionActiveError, match="one connection in its life"):
@@ -89,11 +89,11 @@ def test_h_4_a_queue_pair_that_a_refused_attempt_has_ended_is_refused(fake):
 
 
 def test_h_4_two_connectors_that_take_a_queue_pair_at_once_do_not_both_get_it(adapter, queue, monkeypatch):
-    """The second comes when the first has found it free."""
+    """The second one comes after the first has found the queue pair free."""
     others: list[Elsewhere] = []
 
     class Watched:
-        """What the first looks at last."""
+        """The attribute that the first one looks at last."""
 
         def __get__(self, queue_pair, kind):
             if not others:
@@ -118,7 +118,7 @@ def test_h_4_two_connectors_that_take_a_queue_pair_at_once_do_not_both_get_it(ad
 
 def test_a_queue_pair_that_was_connected_without_a_connector_is_refused(fake, adapter, queue):
     with adapter.create_queue_pair(queue) as queue_pair:
-        # The last step of connect_endpoint(), which needs a device.
+        # The last step of connect_endpoint(). The whole call needs a device.
         queue_pair._begin_connection()
         refuse(fake, adapter, queue_pair)
 
@@ -137,7 +137,7 @@ def test_what_connect_endpoint_says_that_it_raises_is_what_a_used_queue_pair_rai
 
 @pytest.mark.parametrize("failure", ["IBV_WC_MW_BIND_ERR", "IBV_WC_WR_FLUSH_ERR"])
 def test_e_2_a_window_whose_bind_failed_can_be_bound_again(fake, adapter, queue, failure):
-    """A device finds a window by its key, which a bind that failed has not changed.
+    """A device finds a window by its key. A failed bind does not change the key.
 
     A queue pair that is older than the native window uses that window again.
     """
@@ -156,13 +156,13 @@ def test_e_2_a_window_whose_bind_failed_can_be_bound_again(fake, adapter, queue,
 
 
 def test_e_2_a_bind_that_fails_before_its_post_returns_leaves_the_window_as_it_was(fake, adapter, queue, monkeypatch):
-    """Another thread takes the completion while the posting one is still under way."""
+    """Another thread takes the completion before the post returns."""
     queue_pairs_left = [adapter.create_queue_pair(queue) for _ in range(2)]
     connectors = [adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) for queue_pair in queue_pairs_left]
     polling: list[Elsewhere] = []
 
     class Late:
-        """The extension's functions, of which ndpy_post_bind() returns when its request has failed."""
+        """The extension's functions. ndpy_post_bind() returns only after its request has failed."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(lib, name)
@@ -176,7 +176,7 @@ def test_e_2_a_bind_that_fails_before_its_post_returns_leaves_the_window_as_it_w
                 time.sleep(0.001)
             return int(posted)
 
-    # The younger one first: the older one then uses its native window again.
+    # The younger one comes first. Then the older one uses the same native window again.
     failing, other = queue_pairs_left[1], queue_pairs_left[0]
     with adapter.create_memory_window() as window, adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region:
         with monkeypatch.context() as patched:
@@ -194,7 +194,7 @@ def test_e_2_a_bind_that_fails_before_its_post_returns_leaves_the_window_as_it_w
 
 
 def test_e_2_a_window_that_the_peer_has_invalidated_is_bound_again_although_nobody_was_told(fake, adapter, queue):
-    """The bind is posted before the message's completion is taken that says so."""
+    """The bind is posted before the program takes the message's completion, which reports the invalidation."""
     with (
         adapter.create_queue_pair(queue) as queue_pair,
         adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region,
@@ -210,7 +210,7 @@ def test_e_2_a_window_that_the_peer_has_invalidated_is_bound_again_although_nobo
                 assert (window.is_bound, window.length) == (True, memory.length)
                 tokens.append(window.remote_token)
             assert len(set(tokens)) == 3
-            # Taken late: it is about a binding that there is no more.
+            # The report is late. The binding that it concerns no longer exists.
             queue_pair._on_window_lost(tokens[0])
             assert window.is_bound
         connector.close()

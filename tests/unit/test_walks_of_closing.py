@@ -43,7 +43,7 @@ def gone(call):
 def test_using_a_queue_at_any_point_of_its_close_is_refused_or_is_done_before(fake, adapter, points, use):
     def run(chosen: int) -> bool:
         queue = adapter.create_completion_queue(64)
-        # What a thread has slept on is closed too.
+        # After a wait there is a descriptor that a thread has slept on. The close must close that too.
         with pytest.raises(ndpy.TimeoutError):
             queue.wait(0)
         calls = {
@@ -262,7 +262,7 @@ def test_a_close_that_a_waiting_thread_holds_up_loses_nothing(fake, adapter, mon
     scene.queue_pair.close()
     scene.queue.poll()
     armed = scene.queue.arm()
-    # As a thread does that is in the wait and does not get to run.
+    # As if a thread were in the wait and did not get to run.
     waiter = scene.queue._native_new_waiter()
     scene.queue._waiters.append(waiter)
     monkeypatch.setattr("ndpy.completion_queue._LEAVE_S", GRACE_S)

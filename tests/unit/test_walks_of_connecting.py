@@ -1,8 +1,8 @@
-"""connect(), accept() and disconnect(), against all that may come at each point between two native calls, in the thread
-that calls and in the adapter's.
+"""connect(), accept() and disconnect(), each against other events. The events come between native calls.
 
-Whatever comes: the call ends, with an exception of ndpy's or without; every Pending ends once; each posted receive
-completes once; and everything can be closed, once.
+Each event comes at each point between two native calls, in the calling thread and in the adapter's thread. Whatever
+comes, the call ends, with or without an exception of ndpy's. Every Pending ends once, each posted receive completes
+once, and everything can be closed once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ndpy.verbs.native_calls import lib
 WAIT_S = DEADLINE_S / 2
 SERVER = ("127.0.0.1", 4000)
 ROLES = ("caller", "adapter's thread")
-# Of which each ends an attempt, or a connection, or means nothing at that time.
+# Each of these ends an attempt, or ends a connection, or has no meaning at that time.
 EVENTS = [
     "ADDR_ERROR",
     "ROUTE_ERROR",
@@ -49,7 +49,7 @@ class Scene:
         self.ends: dict = {}
 
     def watch(self, role, chosen, event, call):
-        """call() in a thread; the event comes at the chosen point of it or of the adapter's thread."""
+        """Make the call in a thread. The event comes at the chosen point of that thread or of the adapter's thread."""
         caller = Elsewhere(call)
         thread = caller.thread if role == "caller" else self.adapter._events._thread
         self.points.watch(thread, chosen, lambda: self.come(event))
@@ -67,7 +67,7 @@ class Scene:
         elif event == "port":
             self.fake.device_event(self.adapter, lib.IBV_EVENT_PORT_ERR)
         elif event == "failure":
-            # Whoever takes a failed completion ends the connection.
+            # Taking a failed completion ends the connection.
             self.fake.complete(self.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
             self.points.elsewhere(lambda: self.taken.append(self.queue.queue.poll()))
         else:
@@ -85,7 +85,7 @@ class Scene:
         self.connector.close()
 
     def count(self, pending):
-        """How often it ends."""
+        """Count how often this Pending ends. Returns it."""
         self.ends[pending] = 0
 
         def ended(which) -> None:
@@ -95,7 +95,7 @@ class Scene:
         return pending
 
     def close(self) -> None:
-        """Close all, and look that nothing was lost or came twice."""
+        """Close all. Nothing may be lost or come twice."""
         self.connector.close()
         assert all(count == 1 for count in self.ends.values()), self.ends
         self.queue_pair.close()
@@ -111,7 +111,7 @@ def transport(request, fake):
     fake.have_address()
     if request.param == "iWARP":
         fake.speak_iwarp()
-    # It is asked what it can do now, and not for each point.
+    # Opening an adapter probes the device once. Done now, the probe adds no points to each turn.
     fake.open().close()
     return request.param
 
@@ -142,7 +142,7 @@ def test_what_comes_at_any_point_of_connect_ends_it_or_does_not_matter(fake, poi
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("event", ["cancel", "close connector", "close queue pair"])
 def test_an_attempt_that_is_given_up_at_any_point_ends_once(fake, points, transport, event, role):
-    """The server does not answer, so that only the adapter's thread has anything to do."""
+    """The server does not answer, so only the adapter's thread has anything to do."""
     fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_CONNECT_RESPONSE | 1 << lib.RDMA_CM_EVENT_ESTABLISHED
 
     def run(chosen: int) -> bool:
@@ -223,7 +223,7 @@ def test_what_comes_at_any_point_of_disconnect_does_not_keep_it_from_ending(fake
             assert watching.result(WAIT_S) is None
         else:
             allowed = (ndpy.CanceledError, ndpy.ClosedError, ndpy.DeviceRemovedError)
-            # What another thread does may have been first.
+            # Another thread may have been first.
             allowed += (ndpy.NotConnectedError,) if event == "disconnect" else ()
             assert result is None or isinstance(result, allowed), result
         scene.close()

@@ -17,7 +17,7 @@ class Thing:
 
 @pytest.fixture
 def switching():
-    """Threads take turns as often as they can."""
+    """Make threads take turns as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
