@@ -1,4 +1,4 @@
-/* Memory registered for on-demand paging is read and written at the place that the request names. The word "offset" means
+/* Memory registered for on-demand paging is read and written where the request says. The word "offset" means
    100 bytes into a page. "page" means the beginning of a page that the process never touched. "across" means over the
    edge of a page. */
 
