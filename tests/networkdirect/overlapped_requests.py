@@ -1,4 +1,4 @@
-"""Helpers of the tests whose requests are in flight while something else happens."""
+"""Helpers for tests whose requests are in flight while something else happens."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ def test_a_5_4_the_size_may_grow_from_call_to_call_and_not_without_end():
     assert min(sizes[1:]) >= 8
 
 
-# ---- what has ended ----
+# ---- requests that have ended ----
 
 
 @BOTH
@@ -367,7 +367,7 @@ def test_requests_that_have_ended_are_forgotten(keep, version):
     assert keep.adapter._events._requests == {}
 
 
-# ---- what another thread does meanwhile ----
+# ---- other threads ----
 
 
 @BOTH

@@ -356,7 +356,7 @@ static HRESULT STDMETHODCALLTYPE get_request(IND2Listener *self, IUnknown *given
     return started(request, listener.GetConnectionRequest(self, given, &request->own), others_ms > 100 ? 0 : others_ms);
 }
 
-/* ---- what makes objects ---- */
+/* ---- creating objects ---- */
 
 static HRESULT STDMETHODCALLTYPE create_file(IND2Adapter *self, HANDLE *out)
 {
