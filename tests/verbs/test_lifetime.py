@@ -369,7 +369,8 @@ def cycle_window(adapter: ndpy.Adapter) -> None:
 CYCLED = {
     name.removeprefix("cycle_"): function for name, function in list(globals().items()) if name.startswith("cycle_")
 }
-# Each of these opens a device or tears down a queue pair, which takes milliseconds. The numbers divide CYCLES.
+# Each of these opens a device or tears down a queue pair, which takes milliseconds. Without STRESS the numbers divide
+# CYCLES.
 SLOW = {"adapter": 10, "queue_pair": 3}
 
 
