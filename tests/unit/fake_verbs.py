@@ -144,7 +144,7 @@ class FakeVerbs:
         (self._sysfs / "fake0").mkdir(exist_ok=True)
         (self._sysfs / "fake0/parent").write_text("lo\n")
 
-    # ---- what comes from outside ----
+    # ---- events from outside ----
 
     def complete(self, queue_pair: Any, *, receive: bool = True, status: int = 0, nbytes: int = 0) -> bool:
         """Complete the oldest request of that side with this enum ibv_wc_status. Returns False if there is none."""

@@ -64,7 +64,7 @@ def adapter(fake: Any, points: Points) -> Iterator[Any]:
 
 
 class Queue:
-    """A completion queue, and a queue pair with posted receives whose contexts count from 0. arrive() completes the next."""
+    """A completion queue, and a queue pair with posted receives. Contexts count from 0. arrive() completes the next."""
 
     def __init__(self, fake: Any, adapter: Any, receives: int = 16) -> None:
         self.fake = fake

@@ -22,7 +22,7 @@ def is_path(name: str) -> bool:
 
 
 def passages() -> list[tuple[list[str], list[str]]]:
-    """(paths, identifiers) of each paragraph, list item and table row. Names with a blank are commands, not included."""
+    """(paths, identifiers) of each paragraph, list item and table row. Names with a blank are commands and left out."""
     found = []
     for passage in re.split(r"\n\s*\n|\n(?=\s*(?:[-|]|\d+\.) )|\n(?=\|)", TEXT):
         names = [name for name in re.findall(r"`([^`]+)`", passage) if " " not in name]

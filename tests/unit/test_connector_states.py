@@ -1,8 +1,9 @@
 """Each event in each state of a connector, even where it is impossible. The platform's native steps do nothing.
 
-The grid says what is expected, from contract H.1.4, H.4.2, H.6 and H.8. It has a row for each event and a column for each
-state. A word is the state that follows. An operation that is impossible raises NotConnectedError (N), ConnectionActiveError
-(A), or ConnectionAbortedError where the client has gone (G). News that comes too late changes nothing (-).
+The grid says what is expected, from contract H.1.4, H.4.2, H.6 and H.8. It has a row for each event and a column for
+each state. A word is the state that follows. An impossible operation raises NotConnectedError (N),
+ConnectionActiveError (A), or ConnectionAbortedError if the client has gone (G). News that comes too late changes
+nothing (-).
 """
 
 from __future__ import annotations

@@ -363,7 +363,7 @@ def epolls() -> int:
 
 
 def test_a_child_lets_go_of_the_parents_epolls(fake):
-    """Otherwise the child would keep in the parent's epolls what the parent has closed."""
+    """An inherited epoll would keep descriptors in the parent's epoll after the parent has closed them."""
     gc.collect()
     before = epolls()
     poller = ndpy.Poller()

@@ -172,7 +172,7 @@ def test_an_operation_that_outlives_its_loop_ends_quietly():
     assert pending.done()
 
 
-# ---- what a failure keeps ----
+# ---- memory and failures ----
 
 
 class Memory:
