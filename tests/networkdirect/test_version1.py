@@ -399,7 +399,7 @@ def test_i_5_2_silent_requests_leave_no_slot_behind(softnd, monkeypatch, depth, 
         # Every request had already come back. close() waits for nothing, and the queue keeps nothing.
         assert time.monotonic() - begun < DEADLINE_S
         assert cq._freed_with_queue == []
-        # The last ones may have been canceled before ndpy looked for their acknowledgement.
+        # The last ones may have been cancelled before ndpy looked for their acknowledgement.
         assert {completion.status for completion in cq.poll()} <= {Status.CANCELED}
 
 
