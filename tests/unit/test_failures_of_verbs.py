@@ -390,7 +390,7 @@ def test_a_listener_tells_its_address_until_it_is_closed(adapter):
 
 
 def test_no_more_goes_from_a_cache_than_is_beyond_its_bounds(adapter):
-    """Leases in use may exceed the bounds. Each excess entry goes with its release. Entries within the bounds stay."""
+    """Leases in use may exceed the bounds. An excess entry goes when it is released. The others stay."""
     with ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=2) as cache:
         leases = [cache.local(bytearray(4096)) for _ in range(4)]
         assert cache.stats.entries == 4

@@ -291,7 +291,7 @@ def test_a_childs_use_of_a_poller_does_not_reach_the_parents(world, use):
             return use == "add"
         return use != "add"
 
-    # add() made the poller look at the queue. Do that before the fork.
+    # After add() the poller looks at the queue once. It does so here, before the fork.
     with pytest.raises(ndpy.TimeoutError):
         world.poller.wait(0)
     assert in_child(touch)

@@ -170,7 +170,7 @@ def test_imports_point_down_only(module):
         assert allowed(*ends), f"{module} imports {target}"
 
 
-# The other modules of a folder may name these in annotations. These make objects of the others, or call them.
+# These modules make objects of the other modules' classes, or call them. Those may name these in annotations.
 MAKERS = {
     "verbs": {"adapter"},
     "networkdirect": {"adapter", "version1.adapter", "events"},

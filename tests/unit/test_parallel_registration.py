@@ -53,7 +53,7 @@ def former_threads():
 
 @pytest.fixture(autouse=True)
 def slow_if_large(request, monkeypatch):
-    """Hand everything above 64 KiB to the threads, however fast the provider is. Tests with `measured` are exempt."""
+    """Hand everything from 64 KiB up to the threads, however fast the provider is. Tests with `measured` are exempt."""
     if "measured" not in request.fixturenames:
         monkeypatch.setattr(QuickLengths, "note_registration", lambda self, length, nanoseconds: None)
         monkeypatch.setattr(QuickLengths, "note_hand_off", lambda self, nanoseconds: None)
@@ -391,7 +391,7 @@ def test_64_at_once_take_at_most_0_7_of_the_time_of_one_after_the_other(fake, ad
 
 
 def test_many_threads_begin_cancel_and_close(fake, adapter):
-    """Each registration ends once, with a region or as canceled. All regions can be closed."""
+    """Each registration ends once, with a region or as cancelled. All regions can be closed."""
     fake.settings.delay_us = 50
     ended: list[ndpy.Pending] = []
     failures: list[BaseException] = []

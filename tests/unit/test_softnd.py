@@ -37,7 +37,7 @@ def test_softnds_entry_of_version_1_is_one_that_programs_find():
     assert (verdict.version, verdict.families, verdict.problem) == (1, ("IPv4", "IPv6"), "")
     assert made.version == 1
     assert made.provider_id != softnd_installation.catalogue_entry().provider_id
-    # `netsh winsock show catalog` shows both, and must tell them apart.
+    # `netsh winsock show catalog` shows both. Their names tell them apart.
     assert (softnd_installation.catalogue_entry().name, made.name) == (
         softnd_installation.NAME,
         f"{softnd_installation.NAME}, version 1",

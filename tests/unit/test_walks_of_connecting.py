@@ -1,4 +1,4 @@
-"""connect(), accept() and disconnect(), each against other events. The events come between native calls.
+"""connect(), accept() and disconnect(), each against other events.
 
 Each event comes at each point between two native calls, in the calling thread and in the adapter's thread. Whatever
 comes, the call ends, with or without an exception of ndpy's. Every Pending ends once, each posted receive completes
