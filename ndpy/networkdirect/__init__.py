@@ -1,1 +1,4 @@
-"""The public classes over NetworkDirect providers. Importing the package loads nothing: parts of it work on any system."""
+"""The public classes over NetworkDirect providers.
+
+Importing the package loads nothing, so parts of it work on any system.
+"""

@@ -54,7 +54,7 @@ class NetworkDirectAdapterInfo(AdapterInfo):
         provider_path: the path of the provider's DLL.
         provider_id: the GUID of the provider's catalogue entry.
         version: the version of NetworkDirect, 1 or 2.
-        adapter_id: the provider's number of the adapter. 0 in version 1.
+        adapter_id: the provider's number for the adapter. 0 in version 1.
     """
 
     provider_path: str = ""
@@ -70,7 +70,7 @@ def query(native: Any) -> Any:
     info.info_version = lib.ND_VERSION_2
     status = lib.IND2Adapter_Query(native, info, size)
     if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
-        # The provider insists on a buffer for more than the structure has (contract B.7.2).
+        # The provider insists on a larger buffer than the structure (contract B.7.2).
         larger = ffi.new("unsigned char[]", size[0])
         info = ffi.cast("struct nd2_adapter_info *", larger)
         info.info_version = lib.ND_VERSION_2
@@ -84,7 +84,7 @@ def query(native: Any) -> Any:
 
 
 def asked_version(version: int | None) -> int | None:
-    """Return the version to use: the argument or, without it, NDPY_PROVIDER_VERSION. None if neither says."""
+    """Return the version to use: the argument, or else NDPY_PROVIDER_VERSION. None if neither is set."""
     if version is not None:
         if version not in (1, 2):
             raise ValueError(f"NetworkDirect has the versions 1 and 2, not {version!r}")
@@ -97,7 +97,10 @@ def asked_version(version: int | None) -> int | None:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A DLL that may have adapters. version: the catalogue entry's, None without an entry. named: the user named the DLL."""
+    """A DLL that may have adapters.
+
+    version: the catalogue entry's version; None without an entry. named: the user named the DLL.
+    """
 
     path: str
     provider_id: str
@@ -106,7 +109,7 @@ class Source:
 
 
 def sources(only: str | None) -> list[Source]:
-    """Return the one DLL or, without it, those of NDPY_PROVIDER or of the Winsock catalogue, version 2 first."""
+    """Return `only`, or the DLLs of NDPY_PROVIDER, or those of the Winsock catalogue with version 2 first."""
     paths = [only] if only is not None else os.environ.get("NDPY_PROVIDER", "").split(os.pathsep)
     named = [Source(path, NO_ID, None, True) for path in paths if path]
     if named:
@@ -117,10 +120,11 @@ def sources(only: str | None) -> list[Source]:
 
 
 def list_adapters(only: str | None = None, version: int | None = None) -> list[AdapterInfo]:
-    """List the adapters of all providers, or of one DLL. `version` is 1, 2 or, for both, None.
+    """List the adapters of all providers, or of one DLL.
 
-    A provider that serves both versions is used as version 2. A DLL that is named here or in NDPY_PROVIDER has to work. Stale
-    catalogue entries are skipped. So is an adapter of version 1 at an address that version 2 serves too.
+    `version` is 1, 2, or None for both. A provider that serves both versions is used as version 2. If the DLL was named
+    by `only` or by NDPY_PROVIDER, a failure raises. Stale catalogue entries are skipped. So is an adapter of version 1
+    at an address that version 2 serves too.
     """
     asked = asked_version(version)
     found: list[AdapterInfo] = []
@@ -155,7 +159,7 @@ def list_adapters(only: str | None = None, version: int | None = None) -> list[A
 
 
 def adapters_of(provider: Provider, version: int, provider_id: str) -> list[tuple[int, tuple[str, ...]]]:
-    """Return (number, addresses) of each adapter. Version 1 opens adapters by address, so each address counts as one."""
+    """Return (number, addresses) of each adapter. Version 1 opens adapters by address: each address is an adapter."""
     if version == 1:
         return [(0, (address,)) for address in sorted(version1.addresses(provider, provider_id), key=_rank)]
     return [
@@ -239,7 +243,7 @@ def _examine(
     finally:
         release(native)
     capabilities = Capability.MEMORY_WINDOWS | Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
-    # A client can cancel its request, and refuse what the server accepted (contract H.4.9, H.6.2).
+    # A client can cancel its request, and refuse a server's offer (contract H.4.9, H.6.2).
     capabilities |= Capability.REFUSE_OFFER
     for bit, capability in _CAPABILITIES:
         if info.adapter_flags & bit:

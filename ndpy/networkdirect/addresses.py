@@ -1,4 +1,4 @@
-"""Socket addresses as Windows lays them out in memory."""
+"""Socket addresses in Windows' memory layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pack_resolved(family: int, resolved: tuple[Any, ...]) -> bytes:
 
 
 def unpack_address(data: bytes) -> Address | None:
-    """Read (host, port) from a socket address; None if it is of another family or cut off (contract A.5.5)."""
+    """Read (host, port) from a socket address. None for another family or a truncated address (contract A.5.5)."""
     if len(data) < 16:
         return None
     family = struct.unpack_from("<H", data)[0]
@@ -49,7 +49,7 @@ def sized(operation: str, call: Callable[[Any, Any], int], size_type: str = "uin
     """Call a getter that takes a buffer and its size. The size may change between two calls (contract A.5).
 
     Parameters:
-        call: call(buffer, size) gives the status.
+        call: call(buffer, size) calls the getter and returns its status.
         size_type: the type of the size, "size_t *" in version 1.
     Returns: a buffer of the right size, or NULL if there is nothing.
     """

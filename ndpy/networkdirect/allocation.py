@@ -83,7 +83,7 @@ def _large_page_size() -> int:
 
 
 def _existing(node: int) -> int:
-    """The node, if it exists. Windows only prefers a node, and takes another one without an error."""
+    """Return the node. Raises if it does not exist: Windows would take another one without an error."""
     highest = ctypes.c_uint32()
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined, unused-ignore]
     kernel.GetNumaHighestNodeNumber(ctypes.byref(highest))
@@ -95,7 +95,7 @@ def _existing(node: int) -> int:
 
 
 def _enable_large_pages() -> None:
-    """Switch on SeLockMemoryPrivilege, which is off at first. Without it VirtualAlloc says what is missing."""
+    """Switch on SeLockMemoryPrivilege, which is off at first. If this fails, VirtualAlloc says what is missing."""
     security = ctypes.WinDLL("advapi32")  # type: ignore[attr-defined, unused-ignore]
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined, unused-ignore]
     token, process = ctypes.c_void_p(), ctypes.c_void_p(-1)
@@ -103,7 +103,7 @@ def _enable_large_pages() -> None:
         return
     identifier = ctypes.create_string_buffer(8)
     if security.LookupPrivilegeValueW(None, "SeLockMemoryPrivilege", identifier):
-        # TOKEN_PRIVILEGES of one: a count, the identifier, what to do.
+        # TOKEN_PRIVILEGES with one entry: the count, the identifier, the new state.
         wanted = struct.pack("<I8sI", 1, identifier.raw, _SE_PRIVILEGE_ENABLED)
         security.AdjustTokenPrivileges(token, False, wanted, 0, None, None)
     kernel.CloseHandle(token)

@@ -1,11 +1,12 @@
-"""Completion queues of NetworkDirect, and how their notifications come.
+"""Completion queues of NetworkDirect and their notifications.
 
-Any number of Notify requests may be outstanding, and each ends for the next completion (contract G.2). A waiting thread has a
-request of its own. It sets an event and brings no packet, so nothing stands between the provider and the thread. The packets of
-arm() come to the adapter's thread, and those of a poller to the poller's own port (poller.py).
+Any number of Notify requests may be outstanding, and each ends with the next completion (contract G.2). A waiting
+thread has its own request. When it ends, it sets an event and brings no packet, so nothing stands between the provider
+and the thread. The packets of arm() come to the adapter's thread, and those of a poller to the poller's own port
+(poller.py).
 
-A request that is not needed any more stays with the provider for the next one who waits or arms, because cancelling it would
-cancel all others as well.
+A request that is not needed any more stays with the provider, because cancelling it would cancel all others too. The
+next thread that waits or arms uses it.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     def __init__(self, adapter: NetworkDirectAdapter, depth: int, overlapped_file: int | None = None) -> None:
         super().__init__(adapter, depth)
         self._file = adapter._file if overlapped_file is None else ffi.cast("void *", overlapped_file)
-        #: Whether that file is for a completion port of the program's own, and the request of notify().
+        #: Whether that file reports to the program's own completion port.
         self._own_file = overlapped_file is not None
+        #: The request of notify().
         self._own_request: Request | None = None
         #: Every Notify that the provider may hold.
         self._requests: set[Request] = set()
-        #: Those of arm(), with what each was issued for. Somebody else may have given up the Pending.
+        #: The requests of arm(), and what each was issued for. Somebody may have given up the Pending meanwhile.
         self._arm_requests: dict[Request, tuple[Notify, Pending[None]]] = {}
-        #: What the provider may still refer to of closed queue pairs. It is freed with the queue.
+        #: Memory of closed queue pairs that the provider may still refer to. It is freed with the queue.
         self._freed_with_queue: list[Any] = []
         self._create()
 
@@ -87,7 +89,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     # ---- requests ----
 
     def _issue(self, kind: Notify, request: Request) -> bool:
-        """Issue a Notify; whether there are completions already. Under the lock."""
+        """Issue a Notify. Returns whether there are completions already. Call under the lock."""
         self._requests.add(request)
         status = request.issue(lambda overlapped: self._native_notify(int(kind), overlapped))
         if status == PENDING:
@@ -98,9 +100,9 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         return True
 
     def _check_end(self, request: Request, status: int) -> None:
-        """A Notify has ended; raise if that says something bad of the queue."""
+        """A Notify has ended. Raise if its status reports a fault of the queue."""
         self._requests.discard(request)
-        # A provider may cancel an older request when a newer one comes (contract M.19); then it is issued again.
+        # A provider may cancel an older request when a newer one comes (contract M.19). Then it is issued again.
         if status not in (SUCCESS, CANCELED):
             raise self._notify_error("wait", status)
 
@@ -121,7 +123,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         return wait_for_event(waiter.event, deadline)
 
     def _native_end_sleep(self, waiter: Request) -> Callable[[], errors.NdpyError] | None:
-        # _native_wake() sets the event too. Whether the provider did, its status tells.
+        # _native_wake() sets the event too. The status says whether the provider did.
         lib.ResetEvent(waiter.event)
         status = waiter.take()
         if status is None:
@@ -166,19 +168,20 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         return on_end
 
     def _on_arm_ended(self, request: Request, status: int) -> None:
-        """In the adapter's thread."""
+        """Called in the adapter's thread."""
         with self._lock:
             given_up = len(self._arm_requests) > len(self._armed)
             self._requests.discard(request)
             _, pending = self._arm_requests.pop(request, (None, None))
             armed = pending in self._armed
             if status == SUCCESS and self._native is not None:
-                # The provider tells of a completion once. What it told to nobody is stored here, for the next arm().
+                # The provider reports a completion once. If nobody waited for this report, store what is there for the
+                # next arm().
                 stored = self._drain() if given_up else int(self._native_undelivered(self._native))
                 if armed:
                     self._notified = max(self._notified, self._taken + min(stored, 1))
             if pending is None or not armed or (status == CANCELED and self._defunct is not None):
-                # Whoever closes the queue, or finds the adapter gone, ends it.
+                # The thread that closes the queue, or finds the adapter gone, ends it.
                 return
             del self._armed[pending]
         if status == SUCCESS:
@@ -190,7 +193,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             pending.fail(self._notify_error("arm", status))
 
     def _native_rearm(self) -> list[Pending[None]]:
-        # Some requests were cancelled, or ended while that was tried.
+        # Some requests were cancelled, or ended before they could be cancelled.
         self._drain()
         for request in [request for request in self._arm_requests if not request.running]:
             del self._arm_requests[request]

@@ -1,7 +1,7 @@
 """The native steps of connectors over NetworkDirect.
 
-Each step is an overlapped request. The adapter's thread learns of its end and calls the handler here. Each new connection gets
-one NotifyDisconnect at once, so that ndpy knows of its end although the program does not ask.
+Each step is an overlapped request. The adapter's thread learns of its end and calls a handler here. Each new connection
+gets one NotifyDisconnect at once, so that ndpy learns of its end even if the program does not ask.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _MAY_RETRY = (CONNECTION_REFUSED, IO_TIMEOUT, TIMEOUT, NETWORK_UNREACHABLE, HOST
 # No provider transports more bytes (contract H.7).
 _PRIVATE_DATA = 512
 
-# Where ports are chosen from (contract H.2.1).
+# The range of ports that ndpy chooses from (contract H.2.1).
 _FIRST_PORT = 49152
 _PORTS = 16384
 
 
 class NetworkDirectConnector(Connector):
     _adapter: NetworkDirectAdapter
-    #: The native interface, and the type of its sizes. Version 1 has others.
+    #: The native interface, and the type of its sizes. Version 1 replaces both.
     _interface = "IND2Connector"
     _size_type = "uint32_t *"
 
@@ -66,12 +66,12 @@ class NetworkDirectConnector(Connector):
         #: The native connector is bound, by bind() or by connect().
         self._bound = False
         self._addresses: dict[str, Address] = {}
-        #: Where connect() goes, as the provider takes it.
+        #: The address that connect() goes to, as the provider takes it.
         self._destination = b""
         self._opened()
 
     def _call(self, method: str, *arguments: Any) -> int:
-        """Call a method of the native connector; returns its status."""
+        """Call a method of the native connector. Returns its status."""
         return int(getattr(lib, f"{self._interface}_{method}")(self._native, *arguments))
 
     # ---- where version 1 differs ----
@@ -101,10 +101,10 @@ class NetworkDirectConnector(Connector):
         lib.IND2Overlapped_CancelOverlappedRequests(ffi.cast("struct IND2Overlapped *", self._native))
 
     def _prepare_connection(self, queue_pair: QueuePair, limits: ReadLimits) -> None:
-        """Before the queue pair is used to connect or accept."""
+        """Called before the queue pair is used to connect or accept."""
 
     def _expect_messages(self, queue_pair: QueuePair) -> None:
-        """Before the last step of this side, after which messages may come."""
+        """Called before the last step of this side. Messages may come after that step."""
 
     # ---- what can be asked ----
 
@@ -121,7 +121,7 @@ class NetworkDirectConnector(Connector):
         return None if data == ffi.NULL else unpack_address(bytes(ffi.buffer(data)))
 
     def _remember_addresses(self) -> None:
-        """Keep the addresses. Providers give them only while there is a connection, and ndpy also after it."""
+        """Keep the addresses. Providers give them only while there is a connection, but ndpy also afterwards."""
         for which in ("local", "peer"):
             address = self._query_address(which)
             if address is not None:
@@ -147,7 +147,8 @@ class NetworkDirectConnector(Connector):
 
         Parameters:
             call: call(overlapped) starts it.
-            on_end: on_end(connector, status) is called under the state lock when it ends: at once if it ended inline.
+            on_end: on_end(connector, status) is called under the state lock when the request ends. If the request ends
+                inline, that is at once.
         """
         owner = weakref.ref(self)
 
@@ -193,7 +194,7 @@ class NetworkDirectConnector(Connector):
         return host, port
 
     def _bind_to_some_port(self, host: str) -> int:
-        """Choose a port here, since providers do not say before connect() what they chose (contract H.7.7)."""
+        """Choose a port here, because providers do not tell their choice before connect() (contract H.7.7)."""
         start = random.randrange(_PORTS)
         for offset in range(_PORTS):
             port = _FIRST_PORT + (start + offset) % _PORTS
@@ -207,7 +208,7 @@ class NetworkDirectConnector(Connector):
     def _bind(self, address: Address) -> None:
         packed = pack_address(address)
         if self._bound:
-            # Providers differ in whether a bound connector can be bound again (contract H.2.4).
+            # Not every provider can bind a bound connector again (contract H.2.4).
             native = self._adapter._new_native_connector()
             release(self._native)
             self._native = native
@@ -244,7 +245,7 @@ class NetworkDirectConnector(Connector):
             limits = self._fetch_read_limits()
             self._remember_addresses()
         except errors.ProviderError as failure:
-            # The provider has put the queue pair into a connection. The traceback goes, since its frames refer to the error.
+            # The provider has put the queue pair into a connection. Drop the traceback: its frames refer to the error.
             self._on_connect_failed(failure.with_traceback(None), again=False, spent=True)
             return
         self._on_offered(self._private_data or b"", limits)
@@ -280,7 +281,7 @@ class NetworkDirectConnector(Connector):
                 "wait_disconnected", partial(self._call, "NotifyDisconnect"), NetworkDirectConnector._on_notified
             )
         except errors.ProviderError:
-            # It is over already.
+            # The connection is over already.
             self._on_disconnected(told=False)
 
     # ---- the passive side ----

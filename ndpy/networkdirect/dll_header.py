@@ -9,7 +9,7 @@ _MACHINES = {0x014C: "x86", 0x8664: "x64", 0xAA64: "arm64", 0x01C4: "arm"}
 
 
 def machine(path: str) -> str:
-    """Return the processor that a DLL or program is built for: "x64", "x86", "arm64", "arm", or its number in hexadecimal.
+    """Return the processor that a DLL or program is built for: "x64", "x86", "arm64", "arm", or a hexadecimal number.
 
     Raises OSError if the file cannot be read, and ValueError if it is not a Windows program or DLL.
     Source: the PE format.
@@ -35,7 +35,7 @@ def own_machine() -> str:
 
 
 def bitness(path: str) -> str:
-    """Return why this process cannot load the DLL: its processor, or that it is not a DLL. "" if neither stops it."""
+    """Return why this process cannot load the DLL: the wrong processor, or not a DLL. "" for neither."""
     try:
         built_for = machine(path)
     except OSError as error:

@@ -1,4 +1,7 @@
-"""The thread of a NetworkDirect adapter takes packets from its completion port. It waits without the interpreter's lock."""
+"""The thread of a NetworkDirect adapter.
+
+It takes packets from the adapter's completion port, and waits without the interpreter's lock.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,16 @@ class EventThread(AdapterThread):
         self._start()
 
     def add_file(self, file: Any) -> None:
-        """The packets of requests on this overlapped file come to this thread from now on."""
+        """Receive the packets of requests on this overlapped file from now on."""
         if lib.CreateIoCompletionPort(file, self.port, 0, 0) == ffi.NULL:
             raise win32_error("open adapter", lib.GetLastError(), "the overlapped file takes no completion port")
 
     def expect(self, request: Request) -> None:
-        """A packet of this request may come."""
+        """Note that a packet of this request may come."""
         self._requests[request.key] = request
 
     def forget(self, request: Request) -> None:
-        """The end of this request is known. A packet that still comes is ignored."""
+        """Ignore a later packet of this request, because its end is known."""
         self._requests.pop(request.key, None)
 
     def _native_turn(self) -> bool:

@@ -1,7 +1,7 @@
 """Listeners over NetworkDirect.
 
-A provider refuses requests beyond its backlog and tells nobody. So the provider gets no limit, and it has one native request
-at all times. Connection requests are queued, or refused and counted, in ndpy.listener.
+A provider refuses requests beyond its backlog and tells nobody. So ndpy gives the provider no limit, and always keeps
+one native request outstanding. ndpy.listener queues connection requests, or refuses and counts them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class NetworkDirectListener(Listener):
 
     def __init__(self, adapter: NetworkDirectAdapter, address: Address, backlog: int) -> None:
         super().__init__(adapter, backlog)
-        #: Native requests that the provider has, each with the native connector that it will fill. There is one, except after a
-        #: failure.
+        #: Native requests that the provider has. Each has the native connector that it will fill. There is one request,
+        #: except after a failure.
         self._requests: dict[Request, Any] = {}
         local = listening_address(adapter.info.addresses, address)
         self._native, self._address = self._listen(local, f"cannot listen at {local[0]} port {local[1]}")
@@ -40,7 +40,7 @@ class NetworkDirectListener(Listener):
             raise
 
     def _listen(self, local: Address, where: str) -> tuple[Any, Address]:
-        """Make a native listener; returns it and its address. where: for error messages."""
+        """Make a native listener. Returns it and its address. where: for error messages."""
         adapter = self._adapter
         packed = pack_address(local)
         native = create("listen", "IND2Listener", lib.IND2Adapter_CreateListener, adapter._native, adapter._file)
@@ -59,7 +59,7 @@ class NetworkDirectListener(Listener):
         return int(lib.IND2Listener_GetConnectionRequest(self._native, connector, overlapped))
 
     def _native_expect_request(self) -> None:
-        # The provider gets a connector to fill, unless it has one.
+        # Give the provider a connector to fill, unless it has one.
         owner = weakref.ref(self)
         while not self._requests:
             request = self._new_request(owner)
@@ -111,7 +111,8 @@ class NetworkDirectListener(Listener):
         requests = list(self._requests)
         late: list[Connector] = [
             self._adapter._connector_class(self._adapter, self._requests.pop(request))
-            # A request that came while the native one was cancelled is refused, as the queued ones are.
+            # A connection request may have come before the native request was cancelled. It is refused, like queued
+            # ones.
             for request, status in cancel_all(requests)
             if status == SUCCESS
         ]

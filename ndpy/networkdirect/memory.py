@@ -29,7 +29,7 @@ from ndpy.pending import Pending
 if TYPE_CHECKING:
     from ndpy.networkdirect.adapter import NetworkDirectAdapter
 
-# Longest wait for the adapter's thread to handle an end that it has taken.
+# The longest wait until the adapter's thread has handled an end that it has taken.
 _HANDLED_S = 10.0
 
 
@@ -138,7 +138,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
             registration[1].cancel()
 
     def _await_registration(self) -> None:
-        """After _cancel_registration(): wait until the provider has let go of the memory."""
+        """Wait until the provider has let go of the memory. Call this after _cancel_registration()."""
         registration = self._registration
         if registration is not None:
             request, _, handled = registration
@@ -179,7 +179,8 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         if request is None:
             return False
         status = request.wait()
-        # None: the adapter's thread took the result. It waits for the lock that is held here, and does the rest.
+        # None: the adapter's thread took the result. It waits for the lock that this thread holds, and then does the
+        # rest.
         if status is not None:
             request.finish(status)
             if self._native is not None:

@@ -36,7 +36,7 @@ NETWORK_UNREACHABLE = 0xC000023C
 HOST_UNREACHABLE = 0xC000023D
 DEVICE_REMOVED = 0xC00002B6
 
-# Table B.1.3, the statuses of B.1.5 and B.1.7: name, exception, what it means.
+# The statuses of table B.1.3, of B.1.5 and of B.1.7: name, exception, meaning.
 _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
     TIMEOUT: ("ND_TIMEOUT", errors.TimeoutError, "no answer in time"),
     BUFFER_OVERFLOW: ("ND_BUFFER_OVERFLOW", errors.ProviderError, "too small for what there is"),
@@ -115,7 +115,7 @@ def check(operation: str, status: int, message: str = "") -> None:
 
 
 def create(operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any) -> Any:
-    """Call a method that makes an object, function(native, IID of `interface`, *arguments, out), and return the object."""
+    """Make an object with function(native, IID of `interface`, *arguments, out), and return it."""
     out = ffi.new("void **")
     check(operation, function(native, lib.ndpy_iid(interface.encode()), *arguments, out))
     if out[0] == ffi.NULL:

@@ -1,11 +1,11 @@
-"""Overlapped requests. Each is issued once and ends once, and whoever learns of the end first takes it.
+"""Overlapped requests. Each is issued once and ends once. The thread that learns of the end first takes the result.
 
-If a provider accepts a request (ND_PENDING), one packet comes to the completion port of the file that its object was created
-on. No packet comes for a request that ended inline (contract C.2). ndpy asks for the result after the packet has come. The
-result may be that another phase began (C.4.5).
+If a provider accepts a request (ND_PENDING), one packet comes to the completion port of the file that its object was
+created on. No packet comes for a request that ended inline (contract C.2). ndpy asks for the result after the packet
+has come. The result may be that another phase began (C.4.5).
 
-Closing an object cancels its requests and takes their results. Only then is the object released. Packets that come later are
-ignored, and the structure that they point to lives until then (requests.c).
+Closing an object cancels its requests and takes their results. Only then is the object released. ndpy ignores packets
+that come later. The structure that a packet points to lives until the packet has come (requests.c).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _FOR_EVER = 0xFFFFFFFF
 _WAIT_TIMEOUT = 0x102
-# Ctrl-C sets a flag, which the main thread looks at between two calls. No wait of Windows ends for it.
+# Ctrl-C sets a flag, and the main thread looks at the flag between two calls. It ends no wait of Windows.
 _SLICE_MS = 200
 # How long a provider may take to end a request that was cancelled.
 _CANCEL_S = 10.0
@@ -47,7 +47,7 @@ def _nothing(target: Any) -> None:
 
 
 def next_wait(deadline: float | None) -> tuple[int, bool]:
-    """How long to wait now, since no wait in the main thread may be long.
+    """How long to wait now. No wait in the main thread may be long.
 
     Returns: milliseconds, and whether the deadline is reached after them.
     """
@@ -57,7 +57,7 @@ def next_wait(deadline: float | None) -> tuple[int, bool]:
 
 
 def wait_for_event(event: Any, deadline: float | None) -> bool:
-    """Wait until an event is set; False at the deadline. In the main thread Ctrl-C ends the wait."""
+    """Wait until an event is set. Returns False at the deadline. In the main thread Ctrl-C ends the wait."""
     while True:
         wait_ms, last = next_wait(deadline)
         if lib.WaitForSingleObject(event, wait_ms) != _WAIT_TIMEOUT:
@@ -86,8 +86,8 @@ class Request:
 
     Parameters:
         target: the object. Its GetOverlappedResult gives the result.
-        thread: the adapter's thread, whose port gets the packet. None for a request that only sets its event, and for one
-            whose packet goes to a port of the program's own.
+        thread: the adapter's thread, whose port gets the packet. None for a request that only sets its event, and for a
+            request whose packet goes to the program's own port.
         on_end: the thread calls on_end(status) without locks when the packet has come.
         forward: a completion port that gets the packet instead.
         quiet: no packet comes at all. None stands for "there is no thread".
@@ -125,7 +125,7 @@ class Request:
         self._native = ffi.gc(native, lib.ndpy_request_drop)
         self.overlapped = ffi.addressof(native, "overlapped")
         self._event = native.event
-        # The interface's type says which version it is of.
+        # The type of the interface says which version it belongs to.
         kind = ffi.typeof(target)
         if kind in _VERSION_1:
             self._target = ffi.cast("struct INDOverlapped *", target)
@@ -147,7 +147,7 @@ class Request:
 
     @property
     def region_handle(self) -> Any:
-        """Where version 1 writes the handle of the region that it registers. Valid as long as the provider may write to it."""
+        """Where version 1 writes the handle of a new region. Valid as long as the provider may write to it."""
         return ffi.addressof(self._native, "region")
 
     @property
@@ -158,7 +158,7 @@ class Request:
     def issue(self, call: Callable[[Any], int]) -> int:
         """Start the request with call(overlapped).
 
-        Returns: PENDING, or SUCCESS or the refusal. After the latter two nothing follows (contract C.2).
+        Returns: PENDING, SUCCESS, or the status of a refusal. Nothing follows after the last two (contract C.2).
         """
         with self._lock:
             self._running = True
@@ -177,7 +177,7 @@ class Request:
         return status
 
     def take(self) -> int | None:
-        """Take its status; None if the request runs or if somebody has taken its status before."""
+        """Take its status. None if the request still runs, or if somebody has taken its status before."""
         with self._lock:
             if not self._running:
                 return None
@@ -192,7 +192,7 @@ class Request:
         return status
 
     def wait(self, deadline: float | None = None) -> int | None:
-        """Wait for its end and take its status; None at the deadline, or if another thread took it."""
+        """Wait for its end and take its status. None at the deadline, or if another thread took the status."""
         while True:
             lib.ResetEvent(self._event)
             status = self.take()
@@ -204,8 +204,8 @@ class Request:
     def cancel(self) -> bool:
         """If this request runs, ask the provider to end all requests of the object.
 
-        A registration of version 1 runs on, since it has no object of its own. The object cannot go meanwhile: it is released
-        only after the end of its requests was taken.
+        A registration of version 1 runs on, because it has no object of its own. The object of a request cannot go
+        meanwhile. It is released only after all its requests have ended and somebody has taken their statuses.
 
         Returns: whether this request runs.
         """
@@ -215,7 +215,7 @@ class Request:
             return self._running
 
     def finish(self, status: int) -> None:
-        """Call on_end(status). Whoever took the status calls this."""
+        """Call on_end(status). The thread that took the status calls this."""
         on_end, self.on_end = self.on_end, None
         if on_end is not None:
             on_end(status)
@@ -225,14 +225,14 @@ class Request:
         self.on_end = None
 
     def detach(self) -> None:
-        """Stop forwarding its packet, since the port that gets it is being closed."""
+        """Stop forwarding its packet, because the port that gets it is being closed."""
         lib.ndpy_request_detach(self._native)
 
 
 def run(operation: str, request: Request, call: Callable[[Any], int], undo: Callable[[], None] | None = None) -> None:
     """Issue a request and wait for its end. Raises unless it succeeded.
 
-    Ctrl-C cancels the request and waits until it has ended. If it succeeded all the same, undo() is called.
+    Ctrl-C cancels the request and waits until it has ended. If the request has succeeded anyway, it calls undo().
     """
     status: int | None = request.issue(call)
     if status == PENDING:
@@ -247,9 +247,9 @@ def run(operation: str, request: Request, call: Callable[[Any], int], undo: Call
 
 
 def cancel_all(requests: list[Request]) -> list[tuple[Request, int]]:
-    """Cancel the requests of one object, and wait until the provider has ended each.
+    """Cancel the requests of one object, and wait until the provider has ended all of them.
 
-    Returns: the requests whose status was taken here, and the status.
+    Returns: the requests whose status this call took, each with its status.
     Raises:
         DeviceBusyError: the provider did not end one in time.
     """

@@ -1,4 +1,4 @@
-"""What ndpy/platforms.py takes from NetworkDirect."""
+"""The names that ndpy/platforms.py imports from NetworkDirect."""
 
 from __future__ import annotations
 

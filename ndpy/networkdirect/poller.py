@@ -1,7 +1,8 @@
 """Waiting for many completion queues on a completion port.
 
-The packets of a queue come to the completion port of its adapter. The adapter's thread passes those of a poller's requests on
-to the poller's own port. So a queue may be in several pollers, and a poller may have queues of several adapters.
+The packets of a queue come to the completion port of its adapter. Some of them are for a poller's requests. The
+adapter's thread passes these on to the poller's own port. So a queue may be in several pollers, and a poller may have
+queues of several adapters.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class NetworkDirectPoller(Poller):
         lib.ndpy_post_packet(self._port, 0)
 
     def _native_free(self) -> None:
-        # Packets that were passed on before the requests were detached. Until they are taken, the requests stay allocated.
+        # Take the packets that were passed on before their requests were detached. Until then the requests stay
+        # allocated.
         while (count := lib.ndpy_take_packets(self._port, self._packets, _BATCH, 0)) > 0:
             for index in range(count):
                 if self._packets[index].request != ffi.NULL:

@@ -1,4 +1,4 @@
-"""Loads a provider's DLL, and asks it what can be asked without an open adapter."""
+"""Loads a provider's DLL. Asks it for versions, adapters and addresses, and opens adapters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ndpy.networkdirect import dll_header
 from ndpy.networkdirect.addresses import address_list, pack_address, unpack_address
 from ndpy.networkdirect.native_calls import check, create, ffi, lib, release, win32_error
 
-# The class object of each version, which DllGetClassObject is asked for (contract A.3.1, A.3.2).
+# The class object of each version. DllGetClassObject gives it (contract A.3.1, A.3.2).
 _CLASS_OBJECTS = {2: "IND2Provider", 1: "IClassFactory"}
 
 # For a provider that is named by its path. It must not insist on an identifier of its own (contract A.3.1).
@@ -20,7 +20,10 @@ NO_ID = str(uuid.UUID(int=0))
 
 
 class Provider:
-    """A loaded provider DLL, which counts its users. It is unloaded after the last, if it says that it can be (contract A.4)."""
+    """A loaded provider DLL, and a count of its users.
+
+    When the last user drops it, it is unloaded if it says that it can be (contract A.4).
+    """
 
     _loaded: ClassVar[dict[str, Provider]] = {}
     _lock = threading.Lock()
@@ -47,7 +50,7 @@ class Provider:
             return provider
 
     def drop(self) -> None:
-        """Count one user less, and unload the DLL after the last."""
+        """Count one user less. Unload the DLL after the last one."""
         with self._lock:
             self._users -= 1
             if self._users == 0 and lib.ndpy_can_unload(self._library) == 0:
@@ -68,7 +71,7 @@ class Provider:
         return ffi.cast(f"struct {interface} *", out[0])
 
     def version(self, asked: int | None, provider_id: str = NO_ID) -> int:
-        """Return the version to use: the one asked for. If none is asked for, 2 if the provider serves it, or else 1.
+        """Return the version to use: the one that is asked for. Without one, 2 if the provider serves it, otherwise 1.
 
         Raises UnsupportedError if the provider serves only the other version, and ProviderError if it serves neither.
         """
@@ -98,7 +101,7 @@ class Provider:
         return True
 
     def adapters(self, provider_id: str = NO_ID) -> dict[int, list[str]]:
-        """Return the addresses of each adapter of version 2, by the provider's number of the adapter."""
+        """Return the addresses of each adapter of version 2. The keys are the provider's numbers for the adapters."""
         native = self.class_object("IND2Provider", provider_id)
         found: dict[int, list[str]] = {}
         try:

@@ -31,7 +31,7 @@ class NetworkDirectQueuePair(QueuePair):
 
     def _native_create(self) -> Any:
         limits = self.limits
-        # The completions of shared receive queues bring it back.
+        # Completions of a shared receive queue bring this number back.
         context = ffi.cast("void *", self._serial)
         initiator = (max(limits.initiator_queue_depth, 1), max(limits.max_initiator_sge, 1), limits.inline_data_size)
         if self.srq is None:
@@ -68,7 +68,7 @@ class NetworkDirectQueuePair(QueuePair):
         if self._all_ended:
             self._free_slots(native)
         else:
-            # The provider may name them as long as it has a queue to do it in.
+            # The provider may still name these slots in a completion queue, so free them with the queues.
             self._free_with_queues(ffi.gc(native, self._free_slots))
 
     def _free_with_queues(self, slots: Any) -> None:
@@ -76,7 +76,7 @@ class NetworkDirectQueuePair(QueuePair):
             queue._freed_with_queue.append(slots)
 
     def _unless_closed(self, call: Callable[[], int]) -> int:
-        """call(), which gives the native queue pair to a connector. CANCELED if it was closed."""
+        """Return call(), which gives the native queue pair to a connector. CANCELED if the queue pair was closed."""
         with self._lock:
             return CANCELED if self._qp is None else call()
 
@@ -85,7 +85,7 @@ class NetworkDirectQueuePair(QueuePair):
         self._set_ended()
 
     def _native_cancel_requests(self) -> int:
-        """Flush; returns the provider's status. The provider also cancels what is posted later (contract F.2.4)."""
+        """Flush. Returns the provider's status. The provider also cancels later requests (contract F.2.4)."""
         return int(lib.IND2QueuePair_Flush(self._qp))
 
     def _native_begin_flush(self) -> None:
@@ -119,7 +119,7 @@ class NetworkDirectQueuePair(QueuePair):
         )
 
     def _native_region_and_descriptor(self, binding: Binding) -> tuple[Any, Any]:
-        """How the provider knows the region, and where it writes the window's descriptor."""
+        """The provider's name for the region, and where the provider writes the window's descriptor."""
         return binding.region._native, ffi.NULL
 
     def _native_bind_posted(self, request: BindRequest) -> None:

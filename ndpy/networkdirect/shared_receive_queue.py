@@ -21,7 +21,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
     _post_shared = staticmethod(lib.ndpy_post_shared)
 
     def _native_create(self) -> Any:
-        #: Every Notify that the provider may hold, also those that nobody waits for any more.
+        #: Every Notify that the provider may hold, including those that nobody waits for any more.
         self._requests: set[Request] = set()
         return create(
             "create shared receive queue",
@@ -44,7 +44,7 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
 
     def _native_arm(self) -> Any:
         for request in self._requests:
-            # Its arm() was cancelled. A native cancel would have ended the requests of all others too.
+            # Its arm() was cancelled, but a native cancel would have ended all other requests too. So use it again.
             if request not in self._armed:
                 return request
         owner = weakref.ref(self)

@@ -1,4 +1,4 @@
-"""Finds softnd's DLL, and registers it in the Winsock catalogue, with one entry for each version of NetworkDirect.
+"""Finds softnd's DLL and registers it in the Winsock catalogue. Each version of NetworkDirect has its own entry.
 
 find() and catalogue_entry() work on any system. register() and unregister() change the catalogue of this machine.
 """
@@ -23,15 +23,15 @@ PROVIDER_ID = uuid.UUID("ec51208c-eea5-4ad2-84bb-6e8b078dd346")
 PROVIDER_IDS = {2: PROVIDER_ID, 1: uuid.UUID("45198134-8371-4076-ba0c-5da6b7899b19")}
 
 _AF_INET6 = 23
-# ERROR_ACCESS_DENIED, ERROR_ELEVATION_REQUIRED, WSAEACCES and WSANO_RECOVERY. Winsock gives the last if its part of the registry
-# may not be written.
+# ERROR_ACCESS_DENIED, ERROR_ELEVATION_REQUIRED, WSAEACCES and WSANO_RECOVERY. Winsock gives the last one if the user
+# may not write to its part of the registry.
 _NOT_ALLOWED = (5, 740, 10013, 11003)
 
 _HERE = Path(__file__).resolve().parent
 
 
 def find(package: Path = _HERE) -> Path:
-    """Return the path of softnd.dll: in the package, where the wheel for Windows has it, or in a checkout's softnd/build.
+    """Return the path of softnd.dll. The wheel for Windows has it in the package, and a checkout in softnd/build.
 
     Raises ProviderNotFoundError, which says how to get it.
     """
@@ -50,7 +50,10 @@ def find(package: Path = _HERE) -> Path:
 
 
 def catalogue_entry(version: int = 2) -> winsock_catalogue.WinsockProtocol:
-    """Return the entry that register() makes for a version (contract A.1.2 to A.1.6). IPv6's entry stands for both families."""
+    """Return the entry that register() makes for a version (contract A.1.2 to A.1.6).
+
+    An entry for IPv6 stands for both families.
+    """
     return winsock_catalogue.WinsockProtocol(
         name=NAME if version == 2 else f"{NAME}, version 1",
         provider_id=PROVIDER_IDS[version].bytes_le,
@@ -65,18 +68,18 @@ def catalogue_entry(version: int = 2) -> winsock_catalogue.WinsockProtocol:
 
 
 def registered(version: int = 2) -> winsock_catalogue.Entry | None:
-    """Return softnd's entry in the catalogue for a version. None if it has none."""
+    """Return softnd's entry in the catalogue for a version, or None."""
     _require_windows()
     provider_id = PROVIDER_IDS[version].bytes_le
     return next((entry for entry in winsock_catalogue.entries() if entry.provider_id == provider_id), None)
 
 
 def register(path: Path, say: Callable[[str], None] = lambda text: None) -> bool:
-    """Register the DLL, so that every NetworkDirect program of this machine finds it, with version 2 and with version 1.
+    """Register the DLL for versions 2 and 1, so that every NetworkDirect program of this machine finds it.
 
     Parameters:
         path: the DLL's path. The DLL has to stay there.
-        say: is called with each step, as text.
+        say: called with a text for each step.
     Returns: whether the catalogue was changed.
     Raises:
         PermissionError: the user is not an administrator.
@@ -107,7 +110,16 @@ def _register(path: Path, version: int, say: Callable[[str], None]) -> bool:
 
 
 def unregister(say: Callable[[str], None] = lambda text: None) -> bool:
-    """Remove softnd's entries, and return whether there was one. Raises as register() does. Source: WSCDeinstallProvider."""
+    """Remove softnd's entries.
+
+    Parameters:
+        say: called with a text for each step.
+    Returns: whether there was an entry.
+    Raises:
+        PermissionError: the user is not an administrator.
+        ProviderError: Winsock refuses for another reason.
+    Source: WSCDeinstallProvider.
+    """
     present = {version: entry for version in PROVIDER_IDS if (entry := registered(version)) is not None}
     for version, entry in present.items():
         say(f"removing the entry of version {version} for {entry.path or 'a DLL that is not told'}")

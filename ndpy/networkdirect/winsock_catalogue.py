@@ -1,7 +1,7 @@
 """The Winsock catalogue, in which NetworkDirect providers are registered.
 
-A provider is not a COM server. Programs find it by values in its catalogue entry, and all of them have to be right (contract
-A.1). judge() checks them, on any system; entries() applies it to the catalogue of this machine.
+A provider is not a COM server. Programs find it by values in its catalogue entry, and all of them have to be right
+(contract A.1). judge() checks them, on any system. entries() checks the catalogue of this machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SERVICE_FLAGS = 0x02 | 0x04 | 0x08 | 0x80
 PFL_HIDDEN = 0x04
 PFL_NETWORKDIRECT_PROVIDER = 0x10
 SOCKET_TYPE = -1
-# Microsoft's documentation says 2, its code compares with 0x20000 (contract A.1.3, M.1).
+# Microsoft's documentation says 2, but its code compares with 0x20000 (contract A.1.3, M.1).
 VERSIONS = {0x1: 1, 0x2: 2, 0x20000: 2}
 # A provider that serves both families registers once, for IPv6 (contract A.1.6).
 FAMILIES = {2: ("IPv4",), 23: ("IPv4", "IPv6")}
@@ -40,9 +40,9 @@ class WinsockProtocol:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What an entry's values say.
+    """The result of judge().
 
-    meant: the entry is for NetworkDirect, or was meant to be. version: 0 if the entry's is not a valid one.
+    meant: the entry is for NetworkDirect, or was meant to be. version: 0 if the entry has no valid version.
     problem: a sentence that names every wrong value; "" if all are right.
     """
 
@@ -88,11 +88,15 @@ def judge(entry: WinsockProtocol) -> Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A catalogue entry of a NetworkDirect provider, or of what was meant to be one.
+    """A catalogue entry that is, or was meant to be, for a NetworkDirect provider.
 
-    provider_id: the GUID's 16 bytes in memory order; `guid` has it as text. version: 1 or 2; 0 if the entry has neither.
-    families: "IPv4", "IPv6" or both. path: the DLL's, with environment variables expanded. problem: a sentence that says why
-    programs overlook the entry; "" if they use it.
+    Attributes:
+        name: the name in the catalogue.
+        provider_id: the GUID's 16 bytes in memory order. `guid` has it as text.
+        version: 1 or 2. 0 if the entry has neither.
+        families: "IPv4", "IPv6" or both.
+        path: the DLL's path, with environment variables expanded.
+        problem: a sentence that says why programs overlook the entry. "" if they use it.
     """
 
     name: str
@@ -108,7 +112,10 @@ class Entry:
 
 
 def once(found: list[Entry]) -> list[Entry]:
-    """Keep each GUID once, in the catalogue's order: its first entry without a problem, or else its first (contract A.1.7)."""
+    """Keep one entry of each GUID, in the catalogue's order (contract A.1.7).
+
+    That is the first entry without a problem. If all have problems, it is the first one.
+    """
     kept: dict[bytes, Entry] = {}
     for entry in found:
         known = kept.get(entry.provider_id)
@@ -121,7 +128,7 @@ def once(found: list[Entry]) -> list[Entry]:
 
 
 def entries() -> list[Entry]:
-    """Return the NetworkDirect entries of this machine's catalogue, and those that were meant to be; see Entry.problem.
+    """Return this machine's catalogue entries that are, or were meant to be, for NetworkDirect. See Entry.problem.
 
     Raises ProviderError if the catalogue cannot be read.
     Source: WSCEnumProtocols, WSCGetProviderPath.
@@ -174,7 +181,7 @@ def protocols() -> list[WinsockProtocol]:
 
 
 def provider_path(provider_id: bytes) -> tuple[str, str]:
-    """Return (path, "") of an entry's DLL, or ("", what is wrong)."""
+    """Return (path, "") for an entry's DLL, or ("", problem)."""
     from ndpy.networkdirect.native_calls import ffi, lib, win32_error
 
     buffer = ffi.new("wchar_t[]", _PATH_LENGTH)

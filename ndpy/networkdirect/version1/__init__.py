@@ -1,6 +1,6 @@
-"""What differs over a provider of NetworkDirect version 1 (contract section I).
+"""The differences of NetworkDirect version 1 (contract section I).
 
-An adapter is opened by an address and has one overlapped file. Registrations have a handle and no object, no rights and no
-token. A queue pair's native endpoint belongs to one connector, and is made when the two come together. Peers reach memory
-through windows only, each by a descriptor and an offset.
+An adapter is opened by an address and has one overlapped file. A registration has a handle, but no object, no rights
+and no token. A queue pair's native endpoint belongs to one connector, and is made when the two come together. Peers
+reach memory through windows only. They name it by a descriptor and an offset.
 """

@@ -53,7 +53,7 @@ class Version1Adapter(NetworkDirectAdapter):
         return create_version1("create connector", "INDConnector", lib.INDAdapter_CreateConnector, self._native)
 
     def _native_stop_registering(self) -> None:
-        # They are requests of the adapter itself.
+        # Registrations are requests of the adapter itself.
         if self._registering:
             lib.INDOverlapped_CancelOverlappedRequests(ffi.cast("struct INDOverlapped *", self._native))
         super()._native_stop_registering()

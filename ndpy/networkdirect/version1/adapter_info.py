@@ -1,4 +1,4 @@
-"""Asks a provider of version 1 for its addresses, and for what the adapter at one of them can do."""
+"""Asks a provider of version 1 for its addresses, and for the abilities of the adapter at each address."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ndpy.networkdirect.addresses import address_list, pack_address, unpack_addr
 from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi, lib, release
 from ndpy.networkdirect.provider_dll import Provider
 
-# ND_ADAPTER_INFO1 has no flags. Windows, CompleteConnect and Reject, SendAndInvalidate and Resize are part of the version. ndpy
-# assumes that an adapter can connect to itself. It does not assume that bytes arrive in order.
+# ND_ADAPTER_INFO1 has no flags. Every adapter of the version has windows, CompleteConnect and Reject, SendAndInvalidate
+# and Resize. ndpy assumes that an adapter can connect to itself. It does not assume that bytes arrive in order.
 _CAPABILITIES = (
     Capability.MEMORY_WINDOWS
     | Capability.REFUSE_OFFER
@@ -78,7 +78,7 @@ def _query(native: Any) -> Any:
     info = ffi.new("struct nd_adapter_info1 *")
     status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, info, size)
     if status & 0xFFFFFFFF == BUFFER_OVERFLOW:
-        # The provider insists on a buffer for more than the structure has.
+        # The provider insists on a larger buffer than the structure.
         larger = ffi.new("unsigned char[]", size[0])
         status = lib.INDAdapter_Query(native, lib.ND_VERSION_1, ffi.cast("struct nd_adapter_info1 *", larger), size)
         ffi.memmove(info, larger, ffi.sizeof("struct nd_adapter_info1"))
@@ -104,7 +104,7 @@ def examine(provider: Provider, provider_id: str, address: str) -> tuple[dict[st
         "max_receive_sge": info.max_inbound_sge,
         "max_read_sge": info.max_outbound_sge,
         "max_transfer_length": min(info.max_outbound_length, info.max_inbound_length),
-        # The provider decides what it inlines. No request can ask for it (contract I.4.3).
+        # The provider decides which requests it inlines. A request cannot ask for it (contract I.4.3).
         "max_inline_data_size": 0,
         "max_inbound_read_limit": info.max_inbound_read_limit,
         "max_outbound_read_limit": info.max_outbound_read_limit,

@@ -1,7 +1,9 @@
-"""Connectors of version 1. They have no Bind, so connect() says the local port. Read limits belong to the endpoint.
+"""Connectors of version 1.
 
-A provider may end a connect with ND_TIMEOUT, which is a success code, if the peer has not answered yet (contract I.6.6). Then
-ndpy connects again, until the program gives up.
+They have no Bind, so the native Connect takes the local port. Read limits belong to the endpoint.
+
+A provider may end a connect with ND_TIMEOUT, which is a success code, if the peer has not answered yet (contract
+I.6.6). Then ndpy connects again, until the program gives up.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ndpy.queue_pair import QueuePair
 if TYPE_CHECKING:
     from ndpy.networkdirect.version1.adapter import Version1Adapter
 
-#: IANA's number of TCP: connections have TCP's port numbers.
+#: IANA's number for TCP. Connections use TCP's port numbers.
 TCP = 6
 
 _PRIVATE_DATA = 512
@@ -60,7 +62,7 @@ class Version1Connector(NetworkDirectConnector):
         self._choices = 0
         self._issued = 0.0
         self._attempts = 0
-        #: How often the provider said that the peer has not answered this connect().
+        #: How often the provider said that the peer has not answered this connect() yet.
         self._unanswered = 0
         super().__init__(adapter, native)
 
@@ -152,7 +154,7 @@ class Version1Connector(NetworkDirectConnector):
             return
 
     def _another_port(self) -> bool:
-        """Choose a port once more, if bind() chose the last one; False if that cannot be."""
+        """Choose another port, if bind() chose the last one. Returns False if no other port may be tried."""
         if not self._choices:
             return False
         self._choices -= 1

@@ -1,4 +1,4 @@
-"""Listeners of version 1. The adapter makes one that listens already, at the adapter's address."""
+"""Listeners of version 1. A new native listener already listens, at the adapter's address."""
 
 from __future__ import annotations
 

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 class Version1MemoryRegion(NetworkDirectMemoryRegion):
-    """local_token is the registration's handle. The provider knows no rights (contract I.2.1). ndpy enforces local rights, and
-    remote rights come from windows."""
+    """A registration. local_token is its handle.
+
+    The provider knows no rights (contract I.2.1). So ndpy enforces local rights, and remote rights come from windows.
+    """
 
     _adapter: Version1Adapter
 
@@ -65,7 +67,7 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
     _adapter: Version1Adapter
 
     def _native_create(self) -> Any:
-        # Here the provider notes that the peer has invalidated the window, as long as the window exists (contract I.3.1).
+        # While the window exists, the provider notes in this slot that the peer has invalidated it (contract I.3.1).
         slot = lib.version1_window_new(self._serial)
         if slot == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create memory window")
@@ -81,7 +83,7 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
     def _native_free(self) -> None:
         super()._native_free()
         if self._binding is not None:
-            # The peer may have invalidated the window, and the completion that says so may be on its way.
+            # The peer may have invalidated the window, and the completion for that may be on its way.
             self._binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
 
     def _granted(self) -> RemoteMemory:

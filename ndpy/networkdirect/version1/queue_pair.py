@@ -1,8 +1,8 @@
 """Queue pairs of version 1.
 
-Here the native queue pair is an endpoint. One connector makes it, and it serves no other connector. So a queue pair has an
-endpoint from its connect() or accept() on. The data path keeps the receives that were posted before. It posts them to the
-endpoint at the last moment at which no message can have come: before CompleteConnect, and before Accept. So an attempt that
+The native queue pair is an endpoint. One connector makes it, and it serves no other connector. So a queue pair has an
+endpoint from its connect() or accept() on. The data path keeps the receives that are posted earlier. It posts them to
+the endpoint at the last moment before a message can come: before CompleteConnect, and before Accept. So an attempt that
 fails earlier leaves only an endpoint that was never used.
 """
 
@@ -37,7 +37,7 @@ _pack = _DESCRIPTOR.pack
 
 
 def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
-    """The offset and the descriptor of remote memory. A slice lies in the window that it was sliced from (contract I.4.1)."""
+    """The offset and descriptor of remote memory. A slice lies in the window that it was sliced from (contract I.4.1)."""
     whole = remote
     while True:
         try:
@@ -47,7 +47,7 @@ def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
     offset = remote.address - whole.address
     if 0 <= offset <= whole.length - remote.length:
         return offset, _pack(whole.address, whole.length, remote.token)
-    # The program has changed the slice since.
+    # The program has changed the slice since then.
     return 0, _pack(remote.address, remote.length, remote.token)
 
 
@@ -64,7 +64,8 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _native_create(self) -> Any:
         limits = self.limits
         self._endpoint: Any = None
-        #: Where the provider may still report that a window was invalidated, for windows that were closed while bound here.
+        #: Slots of windows that were closed while bound to this queue pair. The provider may still report there that
+        #: the peer has invalidated them.
         self._closed_windows: list[Any] = []
         #: Whether the receives were posted to the endpoint.
         self._in_use = False
@@ -102,7 +103,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
             lib.version1_endpoint_use(self._qp, endpoint)
 
     def _use_endpoint(self) -> None:
-        """Messages may come from now on: post the receives that were kept to the endpoint."""
+        """Post the kept receives to the endpoint, because messages may come from now on."""
         with self._lock:
             self._check()
             if self._in_use:
@@ -113,7 +114,8 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _leave_connector(self) -> None:
         """The attempt to connect, or the connection, is over.
 
-        The endpoint serves no other connector. If the receives were posted to it, the queue pair cannot be used any more.
+        The endpoint serves no other connector. If the receives were posted to it, the queue pair cannot be used any
+        more.
         """
         with self._lock:
             if self._qp is None:
@@ -134,7 +136,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         self._drop_endpoint()
         if self._native is None:
             lib.version1_endpoint_free(self._qp)
-        # Otherwise it is freed together with the slots.
+        # Otherwise _native_free_slots() frees it.
         self._qp = None
 
     def _native_free_slots(self, native: Any) -> None:
@@ -154,7 +156,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
 
     def _native_flush(self) -> bool:
         super()._native_flush()
-        # Without an endpoint there is no provider that tells of them.
+        # Without an endpoint, no provider reports their completions.
         return not self._in_use
 
     # ---- posting ----
@@ -186,7 +188,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         self._post_many(SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, descriptor, None)
 
     def _not_writable(self, operation: int, sges: Elements) -> errors.AccessViolationError:
-        # The provider would write: its registrations have no rights (contract I.2.1).
+        # The provider would write to it, because its registrations have no rights (contract I.2.1).
         self._check()
         for element in flatten(sges):
             self._require_same_adapter(getattr(element, "region", element), "the region")
@@ -210,7 +212,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
         return ffi.cast("void *", binding.region.local_token), lib.version1_window_descriptor(slot)
 
     def _native_bind_posted(self, request: BindRequest) -> None:
-        # Version 1 has no getter. Bind itself gives the descriptor, whose base need not be the buffer's address.
+        # Version 1 has no getter. Bind itself gives the descriptor. Its base may differ from the buffer's address.
         binding = request.binding
         granted = binding.window._granted()  # type: ignore[attr-defined]
         binding.address, binding.length, binding.token = granted.address, granted.length, granted.token
