@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator
 from ndpy.resource import Orphans
 from ndpy.unraisable import report
 
+# How long a resting thread waits. What is done meanwhile may run finalizers of the program, which may wait for this thread.
+_LONGEST_REST_S = 5.0
+
 
 class AdapterThread:
     """A platform supplies what the thread waits on: _native_turn(), _native_wake() and _native_free().
@@ -60,7 +63,8 @@ class AdapterThread:
     def resting(self, timeout_s: float) -> Iterator[None]:
         """While the block lasts, the thread handles no event. So it refers to none of the adapter's objects.
 
-        Waits for the handler that runs, up to timeout_s seconds. The block runs in any case.
+        Waits for the handler that runs, up to timeout_s seconds. The block runs in any case. If it lasts longer than
+        _LONGEST_REST_S seconds, the thread goes on.
         """
         if self.is_current() or not self._thread.is_alive():
             yield
@@ -71,10 +75,10 @@ class AdapterThread:
             rests.set()
             # Another thread may make the call.
             if self.is_current():
-                go_on.wait()
+                go_on.wait(_LONGEST_REST_S)
 
-        self.call_soon(rest)
         try:
+            self.call_soon(rest)
             rests.wait(timeout_s)
             yield
         finally:

@@ -14,6 +14,7 @@ if sys.platform != "linux":
 
 from racing import DEADLINE_S, GRACE_S, Elsewhere, soon
 
+from ndpy import adapter_thread
 from ndpy.resource import Orphans
 from ndpy.verbs.events import EventThread
 
@@ -166,6 +167,30 @@ def test_who_asks_a_busy_thread_to_rest_waits_for_a_limited_time(thread):
     go_on.set()
     thread.call_soon(lambda: made.append(2))
     soon(lambda: made == [1, 2], "the thread goes on")
+
+
+def test_what_is_done_while_a_thread_rests_can_wait_for_it(thread, monkeypatch):
+    """As a finalizer of the program may, which a garbage collection runs."""
+    monkeypatch.setattr(adapter_thread, "_LONGEST_REST_S", GRACE_S)
+    done = threading.Event()
+    with thread.resting(DEADLINE_S):
+        thread.call_soon(done.set)
+        assert done.wait(DEADLINE_S)
+
+
+def test_ctrl_c_while_a_thread_is_asked_to_rest_lets_it_go_on(thread, monkeypatch):
+    def wake() -> None:
+        type(thread).wake(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(thread, "wake", wake)
+        patch.setattr(adapter_thread, "_LONGEST_REST_S", None)
+        with pytest.raises(KeyboardInterrupt), thread.resting(DEADLINE_S):
+            pass
+    done = threading.Event()
+    thread.call_soon(done.set)
+    assert done.wait(DEADLINE_S)
 
 
 def test_a_thread_that_has_ended_or_that_asks_itself_does_not_rest():
