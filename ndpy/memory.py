@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import abc
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
-
-from _cffi_backend import FFI
 
 from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.flags import Access, Capability
@@ -17,9 +16,6 @@ from ndpy.resource import Resource, busy
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.queue_pair import QueuePair
-
-# Buffers need no declarations, so this is no platform's.
-_ffi: Any = FFI()
 
 _DESCRIPTOR = struct.Struct(">QQI")
 
@@ -543,17 +539,28 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
     return view, address_of(view), view.nbytes
 
 
+@functools.cache
+def _ffi() -> Any:
+    """An FFI without declarations, which buffers do not need. So no platform's module is needed."""
+    # Imported here: `ndpy doctor` says what to do if it is missing.
+    from _cffi_backend import FFI
+
+    return FFI()
+
+
 def address_of(view: memoryview) -> int:
     """The address of a contiguous view's first byte."""
-    return int(_ffi.cast("uintptr_t", _ffi.from_buffer(view)))
+    ffi = _ffi()
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
 
 
 def pointer_of(view: memoryview) -> Any:
     """The same as a pointer, which keeps nothing alive. What exporter() makes can be compared with it."""
-    return _ffi.cast("char *", _ffi.from_buffer(view))
+    ffi = _ffi()
+    return ffi.cast("char *", ffi.from_buffer(view))
 
 
 def exporter() -> Callable[[Any], Any]:
     """A function that exports a contiguous buffer. Its result has a length in bytes and keeps the memory in place."""
-    export: Callable[[Any], Any] = _ffi.from_buffer
+    export: Callable[[Any], Any] = _ffi().from_buffer
     return export

@@ -231,6 +231,14 @@ def test_without_its_extension_module_the_cache_says_what_to_do():
     assert "ProviderNotFoundError: ndpy's extension module for the registration cache" in done.stderr
 
 
+def test_without_cffi_the_doctor_says_what_to_do():
+    done = run(
+        "import sys; sys.modules['_cffi_backend'] = None; from ndpy.doctor import diagnose;"
+        "print(*(finding.verdict.name for finding in diagnose()))"
+    )
+    assert "FAIL" in done.stdout, done.stderr
+
+
 def test_the_checker_sees_imports_inside_of_functions_and_whose_they_are():
     sample = "def f():\n    from ndpy.verbs import adapter\n    import ndpy.cli\n    from ndpy import verbs, errors\n"
     assert imports_of(sample) == [
