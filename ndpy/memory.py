@@ -250,10 +250,15 @@ class MemoryRegion(Resource):
         """
         pending: Pending[None] = self._adapter._pending_type("deregister")
 
+        def stay_open() -> None:
+            self._mark_still_open()
+            if former is not None:
+                self._defunct = former
+
         def on_end(failure: NdpyError | None) -> None:
             with self._lifetime:
                 if failure is not None:
-                    self._mark_still_open()
+                    stay_open()
                 else:
                     self._let_go()
                     self._mark_closed()
@@ -267,14 +272,16 @@ class MemoryRegion(Resource):
                 pending.succeed(None)
                 return pending
             self._refuse_if_used()
-            self._defunct = self._closed_error
+            # It may be unusable already.
+            former, self._defunct = self._defunct, self._closed_error
             try:
                 under_way = self._native_begin_deregister(on_end)
-            except BaseException:
-                self._mark_still_open()
+            except NdpyError:
+                stay_open()
                 raise
-        if not under_way:
-            on_end(None)
+            if not under_way:
+                # Under the lock still: close() must not deregister once more.
+                on_end(None)
         return pending
 
     def _release(self) -> None:

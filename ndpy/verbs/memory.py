@@ -160,8 +160,14 @@ class VerbsMemoryRegion(MemoryRegion):
         return self._adapter._registering.begin(self)
 
     def _native_deregister(self) -> None:
-        check("deregister", lib.ibv_dereg_mr(self._native))
-        self._native = None
+        # Ctrl-C may come when the native region has gone. close() must not free it once more.
+        native, self._native = self._native, None
+        try:
+            if native is not None:
+                check("deregister", lib.ibv_dereg_mr(native))
+        except errors.NdpyError:
+            self._native = native
+            raise
 
     def _native_free(self) -> None:
         native, self._native = self._native, None

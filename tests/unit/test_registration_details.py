@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import sys
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from ndpy._verbs import ffi, lib
 
 import ndpy
 from ndpy import Access, Capability
+from ndpy.verbs import memory
 
 LOCAL, READ, WRITE = lib.IBV_ACCESS_LOCAL_WRITE, lib.IBV_ACCESS_REMOTE_READ, lib.IBV_ACCESS_REMOTE_WRITE
 BIND, ON_DEMAND = lib.IBV_ACCESS_MW_BIND, lib.IBV_ACCESS_ON_DEMAND
@@ -189,6 +191,49 @@ def test_a_rereg_that_fails_in_the_adapter_leaves_a_region_that_can_only_be_clos
         assert fake.seen.registered == 0
         assert is_free(old)
         assert is_free(new)
+
+
+def test_a_region_that_can_only_be_closed_stays_so_if_that_fails(fake, monkeypatch):
+    with fake.open(**REREG) as adapter:
+        region = adapter.register(bytearray(64), Access.REMOTE_READ)
+        fake.settings.rereg_result = lib.IBV_REREG_MR_ERR_CMD
+        with pytest.raises(ndpy.ProviderError):
+            region.reregister(bytearray(100))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "lib", Calls(ibv_dereg_mr=lambda native: errno.EBUSY))
+            with pytest.raises(ndpy.ProviderError):
+                region.deregister()
+        with pytest.raises(ndpy.ProviderError, match="close it and make a new one"):
+            region.remote()
+        region.close()
+
+
+class Calls:
+    """The extension's functions, but for some."""
+
+    def __init__(self, **calls: Any) -> None:
+        self.__dict__.update(calls)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
+
+
+@pytest.mark.parametrize("how", ["close", "deregister"])
+def test_ctrl_c_in_deregistering_leaves_a_region_that_can_be_closed(fake, monkeypatch, how):
+    def interrupted(native: Any) -> int:
+        lib.ibv_dereg_mr(native)
+        raise KeyboardInterrupt
+
+    buffer = bytearray(64)
+    with fake.open() as adapter:
+        region = adapter.register(buffer)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "lib", Calls(ibv_dereg_mr=interrupted))
+            with pytest.raises(KeyboardInterrupt):
+                getattr(region, how)()
+        region.close()
+        assert fake.seen.registered == 0
+        assert is_free(buffer)
 
 
 # ---- on demand ----
