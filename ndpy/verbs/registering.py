@@ -217,6 +217,12 @@ class RegistrationWorkers:
             except BaseException as error:
                 failure = error
             region._on_registered(registration, failure)
+        except BaseException as error:
+            if region._released:
+                # Ctrl-C came before anybody had the region.
+                region._let_go()
+                registration.fail(error)
+            raise
         finally:
             # It refers to this frame.
             del failure

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -534,6 +535,32 @@ def test_ctrl_c_in_the_middle_loses_nothing(fake, adapter, how):
             pendings[-1].result(0)
     gc.collect()
     wait_until(lambda: fake.seen.registered == 0, "no region is left")
+
+
+def test_ctrl_c_just_after_a_registration_leaves_no_region(fake, adapter, monkeypatch):
+    """It comes in the thread that helps, before anybody has the region."""
+    pendings = held(fake, adapter, THREADS + 1)
+    calls, own, handle = fake.seen.calls, threading.current_thread(), VerbsMemoryRegion._on_registered
+
+    def interrupted(region: VerbsMemoryRegion, *arguments: Any) -> None:
+        if threading.current_thread() is own:
+            raise KeyboardInterrupt
+        handle(region, *arguments)
+
+    def release() -> None:
+        wait_until(lambda: fake.seen.calls > calls, "the main thread registers")
+        fake.release()
+
+    monkeypatch.setattr(VerbsMemoryRegion, "_on_registered", interrupted)
+    releasing = Elsewhere(release).start()
+    with pytest.raises(KeyboardInterrupt):
+        pendings[-1].result()
+    releasing.result()
+    with pytest.raises(KeyboardInterrupt):
+        pendings[-1].result(0)
+    for pending in pendings[:THREADS]:
+        pending.result(DEADLINE_S).close()
+    assert fake.seen.registered == 0
 
 
 ENDING = """
