@@ -81,10 +81,12 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
         )
 
     def _native_free(self) -> None:
+        # Looked at once: whoever takes a completion may end it meanwhile.
+        binding = self._binding
         super()._native_free()
-        if self._binding is not None:
+        if binding is not None:
             # The peer may have invalidated the window, and the completion for that may be on its way.
-            self._binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
+            binding.queue_pair._closed_windows.append(self._slot)  # type: ignore[attr-defined]
 
     def _granted(self) -> RemoteMemory:
         """The memory and token of the last bind."""
