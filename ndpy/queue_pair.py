@@ -174,7 +174,7 @@ class QueuePair(WorkQueues):
         natively: False when the provider ends the queue pair by itself.
         """
         with self._lock:
-            if self._ended or self._native is None:
+            if self._ended or self._qp is None:
                 return
             self._set_ended()
             cancelled = self._native_end_connection(natively)
@@ -183,7 +183,7 @@ class QueuePair(WorkQueues):
 
     def _cancel_late_request(self, operation: int) -> None:
         with self._lock:
-            if self._native is None:
+            if self._qp is None:
                 return
             cancelled = self._native_cancel_late_request(operation)
         if cancelled:

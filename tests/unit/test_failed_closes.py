@@ -12,6 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from helpers import wait_until
 from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
@@ -95,6 +96,30 @@ def test_a_close_of_a_queue_that_fails_costs_nobody_who_waits_for_it_a_completio
     scene.queue.close()
     with pytest.raises(ndpy.CanceledError):
         last.result(0)
+    adapter.close()
+
+
+def test_an_overrun_is_told_to_all_after_a_close_of_a_queue_pair_that_failed_half_way(fake, monkeypatch):
+    """The native queue pair has gone, and what was left of it could not be stored."""
+    adapter = fake.open()
+    scene = Queue(fake, adapter, receives=4)
+
+    def refuse() -> None:
+        assert scene.queue_pair._qp is None
+        raise ndpy.InsufficientResourcesError("out of memory", operation="flush")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scene.queue_pair, "_cancel_rest", refuse)
+        with pytest.raises(ndpy.InsufficientResourcesError):
+            scene.queue_pair.close()
+    assert len(scene.queue.poll()) == 4
+    waiting = Elsewhere(lambda: scene.queue.wait(DEADLINE_S)).start()
+    wait_until(lambda: scene.queue._waiters, "a thread waits")
+    fake.overrun(scene.queue)
+    with pytest.raises(ndpy.CompletionQueueOverrunError):
+        waiting.result()
+    scene.queue_pair.close()
+    scene.queue.close()
     adapter.close()
 
 
