@@ -71,11 +71,11 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
 def command(adapter: str | None, verbose: bool, as_json: bool) -> None:
     """List the RDMA adapters of this machine, or only ADAPTER (a name or a local IP address).
 
-    Exit status 1 if there is none; the reason and the remedy are printed then.
+    If there is none, the command prints the reason and the remedy, and its exit status is 1.
     """
     try:
         found = ndpy.list_adapters()
-        # With no adapter at all this raises as well, saying what is missing.
+        # If there is no adapter at all, choose() raises and says what is missing.
         infos = [choose(found, adapter)] if adapter or not found else found
     except (ndpy.NdpyError, OSError) as error:
         if as_json:
@@ -87,7 +87,7 @@ def command(adapter: str | None, verbose: bool, as_json: bool) -> None:
     else:
         console = Console(highlight=False)
         if not console.is_terminal:
-            # A file or a pipe has no width; folded columns would break whoever reads it.
+            # A file or a pipe has no width. Folded columns would break the program that reads it.
             console = Console(highlight=False, width=200)
         console.print(_table(infos))
         if verbose:

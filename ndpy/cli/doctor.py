@@ -1,4 +1,4 @@
-"""`ndpy doctor`: what is right and wrong with RDMA on this machine, and what to do about it."""
+"""`ndpy doctor`: examines RDMA on this machine, and says how to repair what is wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold re
 
 
 def examine() -> list[Finding]:
-    """All findings, in the order in which they are best read."""
+    """All findings, in the best order for a reader."""
     return [_versions(), *doctor.diagnose(), *_choice()]
 
 
@@ -65,8 +65,8 @@ def _table(findings: list[Finding]) -> Table:
 def command(as_json: bool) -> None:
     """Examine this machine: libraries or providers, drivers, permissions, adapters, and limits of this process.
 
-    Every finding is PASS, WARN or FAIL, with a remedy where it is not PASS. Exit status 1 if there is a FAIL, else 0.
-    Works, and is most useful, where nothing else does.
+    Every finding is PASS, WARN or FAIL. A WARN or FAIL has a remedy. The exit status is 1 if there is a FAIL, else 0.
+    The command works even if nothing else works, and is most useful then.
     """
     findings = examine()
     if as_json:
