@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 # Plain integers: an operation on members of an IntFlag takes a microsecond.
 _ON_DEMAND = Access.ON_DEMAND.value
-# The bits that are no flag.
+# The bits that belong to no flag.
 _NO_ACCESS = ~functools.reduce(operator.or_, (int(flag) for flag in Access.__members__.values()))
 
 # How long close() waits for its turn to collect garbage.
@@ -43,9 +43,9 @@ _HANDLING_S = 1.0
 
 
 def _collect_garbage() -> None:
-    """Run a whole garbage collection that begins after this call; give up when the collector stays busy.
+    """Run a whole garbage collection that begins after this call. Give up if the collector stays busy.
 
-    gc.collect() returns at once, having done nothing, while another thread is inside a collection. That thread may stay
+    While another thread is inside a collection, gc.collect() returns at once and does nothing. That thread may stay
     there, in somebody's finalizer.
     """
     own = threading.get_ident()
@@ -70,14 +70,15 @@ def _collect_garbage() -> None:
 class Adapter(Resource):
     """An RDMA adapter, opened by open_adapter().
 
-    Objects that are made from it work together, and with those of no other adapter. It has one background thread, which
-    waits for connection and device events and costs nothing while there are none.
+    Objects that are made from it work together. They do not work with objects of another adapter. The adapter has one
+    background thread, which waits for connection and device events. It costs nothing while there are no events.
 
-    close() raises DeviceBusyError, with nothing lost, while objects made from it are open. It cancels registrations that
-    are under way. Objects that the program has dropped are closed first, if necessary by a garbage collection.
+    While objects that were made from it are open, close() raises DeviceBusyError and the adapter stays open. close()
+    cancels registrations that are under way. It first closes objects that the program has dropped, if necessary by a
+    garbage collection.
 
     Attributes:
-        info: what the adapter is and can do; see AdapterInfo.
+        info: the adapter's identity, limits and capabilities. See AdapterInfo.
     Source: IND2Adapter (contract section B); ibv_open_device(3).
     """
 
@@ -85,7 +86,7 @@ class Adapter(Resource):
     #: The result of an operation of this adapter. A platform may need another way to wait.
     _pending_type: ClassVar[type[Pending[Any]]] = Pending
 
-    #: The classes of what a platform's adapter makes.
+    #: The platform's classes for the objects that an adapter makes.
     _region_class: ClassVar[type[MemoryRegion]]
     _window_class: ClassVar[type[MemoryWindow]]
     _completion_queue_class: ClassVar[type[CompletionQueue]]
@@ -99,15 +100,15 @@ class Adapter(Resource):
 
     def __init__(self, info: AdapterInfo) -> None:
         self.info = info
-        #: What its driver and transport do differently.
+        #: The quirks of its driver and transport.
         self._differences = quirks.differences(info)
-        #: Serial numbers of open objects, and of calls that make objects. The collector clears weak references before it
-        #: calls finalizers. So an object that is about to be adopted is in here only.
+        #: Serial numbers of open objects, and of calls that make objects. The collector clears weak references before
+        #: it calls finalizers. So an object that is about to be adopted is in here only.
         self._open: set[int] = set()
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         #: The adapter's thread holds them too, so that it closes even the adapter itself after the program drops it.
         self._orphans = Orphans()
-        #: Set by close(): nothing more can be made.
+        #: Set by close(). From then on no object can be made.
         self._closing = False
         super().__init__(self)
         try:
@@ -129,17 +130,17 @@ class Adapter(Resource):
         The region keeps the buffer in place until it is closed.
 
         Parameters:
-            buffer: anything with the buffer protocol, 1 to info.max_registration_size bytes, at any address; or
+            buffer: any object with the buffer protocol, 1 to info.max_registration_size bytes, at any address. Or the
                 (address, length) of memory that the caller keeps.
-            access: see Access. Where info.capabilities lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces no
-                rights. Then ndpy itself refuses to receive or read into a region without LOCAL_WRITE. Remote rights have no
-                effect there: peers get theirs from windows, which any region can carry.
-            timeout_s: how long to wait; None for ever. A registration that takes longer is cancelled.
+            access: see Access. If info.capabilities lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces
+                no rights. Then ndpy itself refuses to receive or read into a region without LOCAL_WRITE. Remote rights
+                have no effect then: peers get rights from windows, and every region can have windows.
+            timeout_s: how long to wait. None waits for ever. A registration that takes longer is cancelled.
         Raises:
             InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
-            AccessViolationError: the buffer is read-only and is to be written, or the memory is not mapped.
+            AccessViolationError: a right needs to write, but the buffer is read-only. Or the memory is not mapped.
             LimitExceededError: the buffer is too long.
-            InsufficientResourcesError: the memory cannot be pinned. The message says why, and names the remedy.
+            InsufficientResourcesError: the memory cannot be pinned. The message gives the reason and the remedy.
             TimeoutError: the deadline passed.
         Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).
         """
@@ -156,19 +157,19 @@ class Adapter(Resource):
         return self._make(make)
 
     def begin_register(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> Pending[MemoryRegion]:
-        """Start to register. Many registrations may run at once, and take less time together than one after the other.
+        """Start to register. Many registrations may run at once. Together they take less time than one after the other.
 
-        Cancelling the Pending, or closing the adapter meanwhile, ends it with CanceledError and leaves no region.
+        If the Pending is cancelled, or the adapter is closed meanwhile, the Pending ends with CanceledError and there
+        is no region.
 
-        On Windows the provider's requests overlap. On Linux, where ibv_reg_mr(3) blocks, up to four worker threads
-        register; a thread that waits in result() without a deadline helps. A registration that is quicker than a hand-off
-        to a worker, as measured the last time and within 2 ms, is made before the call returns.
+        On Windows the provider's requests overlap. On Linux ibv_reg_mr(3) blocks, so up to four worker threads
+        register. A thread that waits in result() without a deadline helps. If the last such registration took at most 2
+        ms and no longer than a hand-off to a worker, this call registers before it returns.
 
         Parameters:
             buffer, access: see register().
         Returns: a Pending of the region.
-        Raises: what register() raises for a buffer or for rights that cannot be registered at all. Any other error ends the
-            Pending.
+        Raises: what register() raises for an impossible buffer or impossible rights. Any other error ends the Pending.
         """
         return self._make(lambda adapter: adapter._new_region(buffer, access)._native_begin_register())
 
@@ -177,7 +178,7 @@ class Adapter(Resource):
         return self._region_class(self, *self._memory(buffer, access))
 
     def _memory(self, buffer: Any, access: Access) -> tuple[Any, Any, int, int, Access]:
-        """Check what is to be registered. Returns (what keeps it in place, buffer, address, length, rights)."""
+        """Check memory and rights. Returns (object that keeps the memory in place, buffer, address, length, rights)."""
         self._check()
         access = self._known_access(access)
         owner, address, length = buffer_range(buffer, is_written(access))
@@ -188,7 +189,7 @@ class Adapter(Resource):
         return owner, buffer, address, length, access
 
     def _known_access(self, access: int) -> Access:
-        """The rights. Raises InvalidFlagsError for an unknown bit and UnsupportedError for a right that this adapter lacks."""
+        """Check rights. Raises InvalidFlagsError for an unknown bit, UnsupportedError for one without support here."""
         bits = int(access)
         if bits & _NO_ACCESS:
             raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
@@ -200,10 +201,11 @@ class Adapter(Resource):
         return Access(access)
 
     def register_implicit(self, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
-        """Make one region of all memory of the process, present and future. Nothing is pinned (implicit on-demand paging).
+        """Make one region of all memory of the process, present and future (implicit on-demand paging).
 
-        The region's address is 0, so its offsets are addresses: region[address:address + length] is an element of any
-        memory. The caller keeps that memory until the requests that use it have completed. The region's buffer is None.
+        No memory is pinned. The region's address is 0, so its offsets are addresses: region[address:address + length]
+        is an element of any memory. The caller keeps that memory until the requests that use it have completed. The
+        region's buffer is None.
 
         Parameters:
             access: see Access.
@@ -226,8 +228,8 @@ class Adapter(Resource):
         Parameters:
             fd: a descriptor of the dma-buf. The caller may close it afterwards.
             offset, length: the part of the dma-buf, in bytes.
-            iova: the address that elements and peers use for the first byte. It must have the same offset within a page as
-                `offset`.
+            iova: the address that elements and peers use for the first byte. It must have the same offset within a page
+                as `offset`.
             access: see Access.
         Raises:
             UnsupportedError: info.capabilities lacks DMABUF, as on every NetworkDirect adapter.
@@ -296,7 +298,7 @@ class Adapter(Resource):
         Parameters:
             depth: how many receives it holds, 1 to info.max_shared_receive_queue_depth.
             max_sge: the most elements of one receive, 1 to info.max_receive_sge.
-            threshold: see SharedReceiveQueue.arm(); 0 for none, at most depth.
+            threshold: 0 for none, at most depth. See SharedReceiveQueue.arm().
         Raises:
             LimitExceededError: a value is out of range.
             UnsupportedError: info.capabilities lacks SHARED_RECEIVE_QUEUES.
@@ -324,14 +326,14 @@ class Adapter(Resource):
         inline_data_size: int = 0,
         srq: SharedReceiveQueue | None = None,
     ) -> QueuePair:
-        """Make a queue pair, which is not connected yet.
+        """Make a queue pair. It is not connected yet.
 
         Parameters:
             receive_cq: takes the completions of receives.
-            initiator_cq: takes the completions of all other requests; None for receive_cq.
-            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: 0 to the limit of
-                that name in info.
-            srq: a shared receive queue, which takes the place of a receive queue of its own.
+            initiator_cq: takes the completions of all other requests. None for receive_cq.
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: 0 to the
+                limit of that name in info.
+            srq: a shared receive queue. Then the queue pair has no receive queue of its own.
         Raises:
             LimitExceededError: a value is out of range.
             ForeignObjectError: a queue belongs to another adapter.
@@ -372,18 +374,18 @@ class Adapter(Resource):
         """Listen for connections.
 
         Parameters:
-            address: (host, port). Host "" stands for every address of this adapter, port 0 for a free one.
-            backlog: how many requests may wait to be taken, 0 for no limit. Further ones are refused, see Listener.refused.
+            address: (host, port). Host "" stands for every address of this adapter, and port 0 for a free port.
+            backlog: how many requests may wait. 0 means no limit. Further requests are refused. See Listener.refused.
         Raises:
             AddressInUseError: the port is taken.
-            AddressUnreachableError: the address is not this adapter's.
+            AddressUnreachableError: the adapter does not have this address.
         Source: IND2Listener (contract H.2); rdma_listen(3).
         """
         self._check()
         return self._make(self._listener_class, address, backlog)
 
     def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
-        """Call kind(self, *arguments), and let nobody close the adapter meanwhile. Raises ClosedError after close() began."""
+        """Call kind(self, *arguments). The adapter stays open meanwhile. Raises ClosedError after close() began."""
         number = next(_serials)
         # close() sets _closing before it looks for numbers. So one of the two sees the other.
         self._open.add(number)
@@ -423,10 +425,10 @@ class Adapter(Resource):
 
     @property
     def overlapped_file(self) -> int:
-        """The handle of an overlapped file for a completion port of the program's own (CreateIoCompletionPort).
+        """The handle of an overlapped file for the program's own completion port (CreateIoCompletionPort).
 
-        A completion queue made on it reports to that port; see CompletionQueue.notify(). The file belongs to the adapter
-        and is closed with it.
+        A completion queue made on it reports to that port. See CompletionQueue.notify(). The file belongs to the
+        adapter and is closed with it.
 
         Raises:
             UnsupportedError: on Linux, and on NetworkDirect version 1, where an adapter has one file only.
@@ -450,8 +452,11 @@ class Adapter(Resource):
     ) -> Connector:
         """Connect a queue pair and complete the connection in one call.
 
-        Returns: the connector, which the caller closes.
-        Parameters and exceptions are those of Connector.connect() and complete_connect().
+        Parameters:
+            queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry: see Connector.connect().
+            timeout_s: how long each of the two steps may take. None waits for ever.
+        Returns: the connector. The caller closes it.
+        Raises: what Connector.connect() and Connector.complete_connect() raise.
         """
         connector = self.create_connector()
         try:
@@ -471,7 +476,7 @@ class Adapter(Resource):
         return connector
 
     def _open_children(self) -> list[Resource]:
-        """The objects that were made from this adapter and are open: a copy, which other threads do not change."""
+        """The open objects that were made from this adapter. Other threads do not change this list."""
         return [child for reference in self._children.valuerefs() if (child := reference()) is not None]
 
     def _refuse_if_used(self) -> None:
@@ -542,26 +547,29 @@ class Adapter(Resource):
 
     @abc.abstractmethod
     def _native_close(self) -> None:
-        """Stop the thread and free what _native_open() made, which may be a part of it."""
+        """Stop the thread and free everything that _native_open() made, even if it failed half-way."""
 
     @abc.abstractmethod
     def _native_stop_registering(self) -> None:
         """Cancel the registrations that are under way, and wait until the provider has let go of them."""
 
     def _native_resume_registering(self) -> None:
-        """The adapter stays open after all."""
+        """Allow registrations again, because the adapter stays open."""
 
     def _native_register_implicit(self, access: Access) -> MemoryRegion:
-        """Called only where info.capabilities has IMPLICIT_ON_DEMAND."""
+        """Called only if info.capabilities has IMPLICIT_ON_DEMAND."""
         raise NotImplementedError
 
     def _native_register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:
-        """Called only where info.capabilities has DMABUF."""
+        """Called only if info.capabilities has DMABUF."""
         raise NotImplementedError
 
     @abc.abstractmethod
     def _monitor(self, on_change: Callable[[], None]) -> Any:
-        """A monitor of memory for one cache (ndpy/cache/monitor.py); UnsupportedError, saying why, where there is none."""
+        """Make a monitor of memory for one cache (ndpy/cache/monitor.py).
+
+        Raises UnsupportedError, with the reason, if this system has none.
+        """
 
     def _native_port_state(self) -> str:
         raise self._lacks("port_state", "events of ports")

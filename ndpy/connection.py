@@ -1,8 +1,8 @@
 """Connectors: the two ends of a connection, from the first request to the end.
 
-The table in connection_states.py drives a connector. Every call of the program and all news from the adapter are an Event.
-_move() looks up the connector's state and the event, and goes where the table leads. The method that passes an event does what
-else belongs to it. A platform supplies the native steps and reports back through the _on_… methods.
+The table in connection_states.py drives a connector. Every call of the program is an Event, and so is everything that
+the adapter reports. _move() looks up the state and the event in the table, and sets the next state. The method that
+passes an event does the rest. A platform supplies the native steps, and reports back through the _on_… methods.
 
 All of it happens under the state lock. So a call finds the connector either before an event or after it.
 """
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.queue_pair import QueuePair
 
-# A connection stands, or is being made.
+# In these states there is a connection, or one is being made.
 _ACTIVE = ("connecting", "offered", "completing", "accepting", "established")
-# Messages may have come by now, so that the queue pair serves no other connection.
+# In these states messages may have come, so the queue pair can serve no other connection.
 _SPENDS_QUEUE_PAIR = ("completing", "accepting", "established", "disconnected")
 
 
 class Connector(Resource):
     """One end of a connection. Adapter.create_connector() makes the client's, and Listener.get_request() the server's.
 
-    A client calls connect(), and then complete_connect() to take the server's offer or reject() to refuse it. In between
-    it can read the server's private data. If it needs a certain local address, it calls bind() first. A server calls
-    accept() or reject().
+    A client calls connect(), and then complete_connect() to take the server's offer or reject() to refuse it. In
+    between it can read the server's private data. If it needs a certain local address, it calls bind() first. A server
+    calls accept() or reject().
 
-    These are the states, and what can be called in each besides close():
+    These are the states and the calls that each one allows. Every state allows close().
         idle: bind(), connect().
         bound: bind(), connect(). The local address is chosen.
         connecting: nothing until the server answers.
@@ -57,7 +57,7 @@ class Connector(Resource):
         established: disconnect(), wait_disconnected().
         disconnected: disconnect(), wait_disconnected().
         failed: nothing.
-    A connect() that fails leads back to idle or bound where it may be tried again, and else to failed.
+    If a connect() failed and may be tried again, the state is idle or bound afterwards. Otherwise it is failed.
 
     Source: IND2Connector (contract section H); rdma_cm(7).
     """
@@ -69,12 +69,12 @@ class Connector(Resource):
         self._state: State = "idle"
         self._state_lock = threading.RLock()
         self.queue_pair: QueuePair | None = None
-        #: What the peer said.
+        #: The peer's private data and read limits.
         self._private_data: bytes | None = None
         self._read_limits: ReadLimits | None = None
-        #: What the last connect() or accept() asks for.
+        #: The parameters of the last connect() or accept().
         self._parameters = ConnectionParameters()
-        #: Where connect() goes, for error messages.
+        #: The address that connect() goes to, for error messages.
         self._target = ""
         #: The address of bind(). It holds for every attempt.
         self._bound_to: Address | None = None
@@ -91,12 +91,12 @@ class Connector(Resource):
 
     @property
     def state(self) -> State:
-        """What has happened so far, as one of the words listed above."""
+        """The present state: one of the words that the class lists."""
         return self._state
 
     @property
     def private_data(self) -> bytes:
-        """What the peer sent with its connect, accept or reject; b"" if it sent nothing.
+        """The bytes that the peer sent with its connect, accept or reject. b"" if it sent none.
 
         InfiniBand and RoCE pad it with zero bytes.
 
@@ -110,7 +110,7 @@ class Connector(Resource):
 
     @property
     def read_limits(self) -> ReadLimits:
-        """What the peer asks for and offers, capped by this adapter. From the connection on, the limits that hold.
+        """The limits that the peer asks for and offers, capped by this adapter. Once connected, the limits that hold.
 
         Raises:
             NotConnectedError: the peer has not said its limits yet (contract H.7.5, H.7.6).
@@ -165,7 +165,7 @@ class Connector(Resource):
         raise kind(f"the connector is {self._state} and takes only {' or '.join(possible)}", operation=event.value)
 
     def _move(self, event: Event) -> bool:
-        """Go where the table leads; False if it has no row for this state and event."""
+        """Go to the next state. Returns False if the table has no row for this state and event."""
         if not self._has_transition(event):
             return False
         self._state = TRANSITIONS[self._state, event]
@@ -181,7 +181,7 @@ class Connector(Resource):
         Raises:
             AddressInUseError: another socket or connector has this address.
             AddressUnreachableError: this adapter does not have this address.
-            ConnectionActiveError, NotConnectedError: it is too late for this.
+            ConnectionActiveError, NotConnectedError: the connector's state does not allow this.
         Source: IND2Connector::Bind (contract H.2); rdma_bind_addr(3).
         """
         with self._state_lock:
@@ -208,18 +208,18 @@ class Connector(Resource):
             queue_pair: one that was never connected.
             address: (host, port) of the listener.
             private_data: up to info.max_caller_data bytes for the server.
-            inbound_read_limit, outbound_read_limit: reads at once, of the peer and of this side. None asks for the
-                adapter's limit. The adapter's limit replaces a larger number.
+            inbound_read_limit, outbound_read_limit: how many reads the peer and this side may have outstanding. None
+                asks for the adapter's limit. The adapter's limit replaces a larger number.
             retry: see RetryPolicy.
-            timeout_s: how long to wait; None waits for ever.
+            timeout_s: how long to wait. None waits for ever.
         Raises:
             ConnectionRefusedError: nobody listens there, or the server rejected the request. private_data says why.
             TimeoutError: there was no answer in time.
             AddressUnreachableError: there is no way from this adapter to the address.
             LimitExceededError: there is too much private data.
             ValueError: a read limit is negative or not a number.
-            ConnectionActiveError, NotConnectedError: it is too late for this.
-            UnsupportedError: there is a policy, and info.capabilities lacks RETRY_POLICY.
+            ConnectionActiveError, NotConnectedError: the state of the connector or queue pair does not allow this.
+            UnsupportedError: `retry` was given, but info.capabilities lacks RETRY_POLICY.
         Source: IND2Connector::Connect (contract H.4); rdma_connect(3).
         """
         pending = self.begin_connect(
@@ -245,7 +245,13 @@ class Connector(Resource):
         outbound_read_limit: int | None = None,
         retry: RetryPolicy | None = None,
     ) -> Pending[None]:
-        """Start connect(). Cancelling the result gives the attempt up."""
+        """Start connect().
+
+        Parameters:
+            queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry: see connect().
+        Returns: a Pending that ends when the server has accepted. Cancelling it gives up the attempt.
+        Raises: what connect() raises for wrong parameters or states. Any other error ends the Pending.
+        """
         max_length = self._adapter.info.max_caller_data
         parameters = self._check_parameters(
             "connect", private_data, max_length, inbound_read_limit, outbound_read_limit, retry
@@ -271,18 +277,18 @@ class Connector(Resource):
         return Event.REFUSED if self._bound_to is None else Event.REFUSED_WHEN_BOUND
 
     def _on_offered(self, private_data: bytes, limits: ReadLimits) -> None:
-        """The server has accepted, and says these limits."""
+        """The server has accepted, with these limits."""
         if self._move(Event.OFFERED):
             self._private_data = private_data
             self._read_limits = lower_limits(self._parameters.read_limits, limits)
             self._succeed_pending()
 
     def _on_connect_failed(self, error: errors.NdpyError, *, again: bool = True, spent: bool = False) -> None:
-        """connect() led to no offer.
+        """connect() has failed.
 
         Parameters:
             again: connector and queue pair can try again (contract H.4.2).
-            spent: the adapter has put the queue pair into a connection, so that it serves no other one.
+            spent: the adapter has put the queue pair into a connection, so it can serve no other one.
         """
         pending = self._end_attempt(self._refused if again else Event.LOST, spent=spent)
         if pending is not None:
@@ -291,6 +297,8 @@ class Connector(Resource):
     def complete_connect(self, timeout_s: float | None = None) -> None:
         """Take the server's offer. The queue pair is connected when this returns.
 
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
         Raises:
             NotConnectedError: there is no offer, or this was called before.
             ConnectionAbortedError: the server has gone.
@@ -300,7 +308,10 @@ class Connector(Resource):
         wait_or_cancel(self.begin_complete_connect(), timeout_s)
 
     def begin_complete_connect(self) -> Pending[None]:
-        """Start complete_connect(). Cancelling the result ends the wait, not the step."""
+        """Start complete_connect().
+
+        Returns: a Pending that ends when the queue pair is connected. Cancelling it ends the wait, but not the step.
+        """
         with self._state_lock:
             self._require_transition(Event.COMPLETE_CONNECT)
             pending = self._begin_pending("complete_connect")
@@ -316,7 +327,7 @@ class Connector(Resource):
     # ---- the passive side ----
 
     def _on_requested(self, private_data: bytes, limits: ReadLimits) -> None:
-        """A client asks, and says these limits."""
+        """A client asks for a connection, with these limits."""
         if self._move(Event.REQUESTED):
             self._private_data = private_data
             self._read_limits = cap_read_limits(self._adapter.info, *limits)
@@ -333,7 +344,7 @@ class Connector(Resource):
     ) -> None:
         """Accept the client's request, and wait until the client has completed the connection.
 
-        Post receives before, since messages may come before this returns.
+        Post receives before this call, because messages may come before it returns.
 
         Parameters:
             queue_pair: one that was never connected.
@@ -365,7 +376,13 @@ class Connector(Resource):
         outbound_read_limit: int | None = None,
         retry: RetryPolicy | None = None,
     ) -> Pending[None]:
-        """Start accept(). Cancelling the result abandons the connection."""
+        """Start accept().
+
+        Parameters:
+            queue_pair, private_data, inbound_read_limit, outbound_read_limit, retry: see accept().
+        Returns: a Pending that ends when the client has completed the connection. Cancelling it ends the attempt.
+        Raises: what accept() raises for wrong parameters or states. Any other error ends the Pending.
+        """
         max_length = self._adapter.info.max_callee_data
         parameters = self._check_parameters(
             "accept", private_data, max_length, inbound_read_limit, outbound_read_limit, retry
@@ -386,7 +403,7 @@ class Connector(Resource):
         return pending
 
     def reject(self, private_data: bytes = b"") -> None:
-        """Refuse the client's request, or as a client the server's offer.
+        """Refuse the client's request. As a client, refuse the server's offer.
 
         Parameters:
             private_data: up to info.max_callee_data bytes for the peer.
@@ -417,18 +434,17 @@ class Connector(Resource):
             self._succeed_pending()
 
     def _on_lost(self, error: errors.NdpyError) -> None:
-        """The peer refused, or vanished, before the connection was established."""
+        """The peer refused or vanished before the connection was established."""
         pending = self._end_attempt(Event.LOST)
         if pending is not None:
             pending.fail(error)
 
     def _end_attempt(self, event: Event, *, spent: bool | None = None) -> Pending[None] | None:
-        """Pass an event after which there is no connection: let go of the queue pair and of native resources.
+        """Pass an event that ends the attempt or the connection. Let go of the queue pair and of native resources.
 
         Parameters:
-            spent: whether the queue pair can serve no other connection. None decides by the state.
-        Returns:
-            What had not ended. The caller ends it.
+            spent: whether the queue pair can serve no other connection. None leaves that to the state.
+        Returns: the call that had not ended, or None. The caller ends it.
         """
         former, queue_pair = self._state, self.queue_pair
         if not self._move(event):
@@ -452,7 +468,7 @@ class Connector(Resource):
         return pending
 
     def _succeed_pending(self) -> None:
-        """End connect, complete_connect or accept. cancel() comes before this or after it, since both hold the state lock."""
+        """End connect, complete_connect or accept. cancel() needs the state lock too, so it comes before or after."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.succeed(None)
@@ -466,19 +482,24 @@ class Connector(Resource):
     # ---- the connection ----
 
     def disconnect(self, timeout_s: float | None = None) -> None:
-        """End the connection, and wait until the peer knows. Everything outstanding completes CANCELED.
+        """End the connection, and wait until the peer knows. All outstanding requests complete CANCELED.
 
-        This succeeds as well when the peer disconnected first.
+        This also succeeds if the peer disconnected first.
 
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
         Raises:
             NotConnectedError: there never was a connection, or this was called before.
-            TimeoutError: timeout_s has passed. The connection ends all the same.
+            TimeoutError: timeout_s has passed. The connection ends anyway.
         Source: IND2Connector::Disconnect (contract H.8); rdma_disconnect(3).
         """
         self.begin_disconnect().result(timeout_s)
 
     def begin_disconnect(self) -> Pending[None]:
-        """Start disconnect(). Cancelling the result ends the wait, not the disconnect."""
+        """Start disconnect().
+
+        Returns: a Pending that ends when the peer knows. Cancelling it ends only the wait. The connection ends anyway.
+        """
         with self._state_lock:
             self._require_transition(Event.DISCONNECT)
             if self._disconnect_called:
@@ -490,13 +511,13 @@ class Connector(Resource):
             try:
                 self._native_disconnect()
             except BaseException:
-                # It can be called again.
+                # disconnect() can be called again.
                 self._disconnect_called, self._pending_disconnect = False, None
                 raise
         return pending
 
     def _on_disconnected(self, *, told: bool = True) -> None:
-        """The connection is over, from whichever side. told: the peer knows, so that disconnect() has ended."""
+        """The connection is over, whichever side ended it. told: the peer knows, so disconnect() has ended."""
         if not self._has_transition(Event.ENDED):
             return
         if self.queue_pair is not None:
@@ -529,16 +550,22 @@ class Connector(Resource):
             pending.fail(errors.CanceledError("the queue pair was closed", operation=pending._operation))
 
     def wait_disconnected(self, timeout_s: float | None = None) -> None:
-        """Wait until the connection has ended, from whichever side.
+        """Wait until the connection has ended, whichever side ends it.
 
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
         Raises:
             NotConnectedError: there never was a connection.
-            TimeoutError: timeout_s has passed, and the connection stands.
+            TimeoutError: timeout_s has passed, and the connection still exists.
         """
         wait_or_cancel(self.begin_wait_disconnected(), timeout_s)
 
     def begin_wait_disconnected(self) -> Pending[None]:
-        """Ask for one notification of the connection's end. Source: IND2Connector::NotifyDisconnect (contract H.8)."""
+        """Start wait_disconnected().
+
+        Returns: a Pending that ends when the connection has ended.
+        Source: IND2Connector::NotifyDisconnect (contract H.8).
+        """
         with self._state_lock:
             self._require_transition(Event.WAIT_DISCONNECTED)
             pending = self._adapter._pending_type("wait_disconnected", lambda: self._stop_watching(pending))
@@ -596,7 +623,7 @@ class Connector(Resource):
         self._take_pending()
 
     def _take_pending(self) -> list[Pending[None]]:
-        """Everything that has not ended. The caller ends it."""
+        """Take all calls that have not ended. The caller ends them."""
         taken = [
             pending for pending in (self._pending, self._pending_disconnect, *self._watching) if pending is not None
         ]
@@ -642,27 +669,27 @@ class Connector(Resource):
 
     @abc.abstractmethod
     def _native_address(self, peer: bool) -> Address | None:
-        """The peer's address or this side's; None before there is one."""
+        """The peer's address or this side's. None before there is one."""
 
     @abc.abstractmethod
     def _native_bind(self, address: Address) -> Address:
-        """Choose the local address; returns it with the real port."""
+        """Choose the local address. Returns it with the real port."""
 
     @abc.abstractmethod
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
-        """Start to connect as _parameters say. Leads to _on_offered() or _on_connect_failed(); raises if refused."""
+        """Start to connect with _parameters. Leads to _on_offered() or _on_connect_failed(). Raises if refused."""
 
     def _native_no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
-        """What connect() raises instead of a TimeoutError. Not under the lock."""
+        """Return the error that connect() raises instead of a TimeoutError. Not called under the lock."""
         return error
 
     @abc.abstractmethod
     def _native_complete(self, queue_pair: QueuePair) -> None:
-        """Take the offer. Leads to _on_established() or _on_lost(); raises if refused."""
+        """Take the offer. Leads to _on_established() or _on_lost(). Raises if refused."""
 
     @abc.abstractmethod
     def _native_accept(self, queue_pair: QueuePair) -> None:
-        """Accept as _parameters say. Leads to _on_established() or _on_lost(); raises if refused."""
+        """Accept with _parameters. Leads to _on_established() or _on_lost(). Raises if refused."""
 
     def _native_established(self) -> None:
         """The connection was just made. The program does not know yet."""
@@ -672,7 +699,7 @@ class Connector(Resource):
         """Refuse the request or the offer."""
 
     def _native_forget_attempt(self) -> None:
-        """Free what only a failed connect() or a rejected request used."""
+        """Free the resources that only a failed connect() or a rejected request used."""
 
     @abc.abstractmethod
     def _native_withdraw(self, former: State) -> None:
@@ -680,17 +707,17 @@ class Connector(Resource):
 
     @abc.abstractmethod
     def _native_disconnect(self) -> None:
-        """Start to disconnect. Leads to _on_disconnected(); raises if the peer cannot be told now."""
+        """Start to disconnect. Leads to _on_disconnected(). Raises if the peer cannot be told now."""
 
     def _native_tell_peer(self) -> None:
-        """The connection ends because the connector or the queue pair is closed."""
+        """Tell the peer that the connection ends. The connector or the queue pair is being closed."""
 
     @abc.abstractmethod
     def _native_on_failed_completion(self) -> None:
         """A request of the established connection has failed."""
 
     def _native_end_requests(self) -> None:
-        """Have the provider let go of what it still does for this connector. Not under the state lock."""
+        """Have the provider end all requests of this connector. Not called under the state lock."""
 
     @abc.abstractmethod
     def _native_free(self) -> None:

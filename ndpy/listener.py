@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Listener(Resource):
     """Takes connection requests at an address of an adapter. Adapter.listen() makes one.
 
-    Requests that no get_request() waits for are queued, up to the backlog. The listener refuses more. `refused` counts the
-    refusals, and the next get_request() after the first one gives a RuntimeWarning.
+    If no get_request() waits for a request, the listener queues it. When the backlog is full, it refuses further
+    requests. `refused` counts the refusals, and the next get_request() after the first refusal gives a RuntimeWarning.
 
     Closing the listener refuses the queued requests. Connectors that get_request() has returned live on.
 
@@ -36,7 +36,7 @@ class Listener(Resource):
         if backlog < 0:
             raise ValueError(f"a backlog is 0 or more, not {backlog}")
         self._backlog = backlog
-        #: The oldest first. At most one of the two has entries.
+        #: Requests and calls, the oldest first. At most one of the two has entries.
         self._queued: deque[Connector] = deque()
         self._calls: deque[Pending[Connector]] = deque()
         self._refused = 0
@@ -50,7 +50,7 @@ class Listener(Resource):
 
     @property
     def address(self) -> Address:
-        """Where it listens, with the real port."""
+        """The (host, port) at which it listens. The port is never 0."""
         self._check()
         return self._address
 
@@ -65,8 +65,11 @@ class Listener(Resource):
         return self._refused
 
     def get_request(self, timeout_s: float | None = None) -> Connector:
-        """Wait for the next request. Its connector is in the state requested.
+        """Wait for the next request.
 
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
+        Returns: a connector in the state requested.
         Raises:
             TimeoutError: no request came within timeout_s seconds.
             CanceledError: the listener was closed meanwhile.
@@ -76,7 +79,10 @@ class Listener(Resource):
         return wait_or_cancel(self.begin_get_request(), timeout_s)
 
     def begin_get_request(self) -> Pending[Connector]:
-        """Start get_request(). Many may be outstanding. The oldest gets the next request."""
+        """Start get_request(). Many calls may be outstanding. The oldest one gets the next request.
+
+        Returns: a Pending of the connector.
+        """
         self._check()
         self._warn_of_refusals()
         pending: Pending[Connector] = self._adapter._pending_type("get_request", lambda: self._forget_call(pending))
@@ -142,7 +148,7 @@ class Listener(Resource):
         self._fail_calls(errors.CanceledError("the listener was closed", operation="get_request"))
 
     def _warn_of_refusals(self) -> None:
-        """Warn once, in a thread of the program, so that the program sees it. stacklevel: the caller's caller."""
+        """Warn once. Called in a thread of the program, so that the program sees the warning."""
         if self._refused and not self._warned:
             self._warned = True
             warnings.warn(
@@ -159,7 +165,7 @@ class Listener(Resource):
     # ---- what the platform does ----
 
     def _native_expect_request(self) -> None:
-        """Have the provider take the next request. Under the lifetime's lock."""
+        """Have the provider take the next request. Called under the lifetime's lock."""
 
     @abc.abstractmethod
     def _native_close(self) -> list[Connector]:

@@ -1,4 +1,4 @@
-"""Memory that an adapter can reach: regions and windows, elements of them, and the tokens that peers need."""
+"""Memory that an adapter can reach: regions, windows, their elements, and the tokens that peers need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sge:
         token: the region's local token (verbs: lkey).
     """
 
-    # _export: the export of a lease's buffer. Only elements of leases have it; a posted request keeps it alive.
+    # _export: the export of a lease's buffer. Only elements of leases have it. A posted request keeps it alive.
     __slots__ = ("_export", "address", "length", "region", "token")
 
     _export: Any
@@ -44,16 +44,16 @@ class Sge:
         return f"<Sge {self.length} bytes at {self.address:#x}>"
 
 
-#: What the posting calls take as local memory. An empty sequence stands for no bytes.
+#: The local memory that posting calls take. An empty sequence stands for no bytes.
 Elements = Union[Sge, "MemoryRegion", Sequence[Union[Sge, "MemoryRegion"]]]
 
 _Bytes = bytes | bytearray | memoryview
-#: What send and write take. With Flags.INLINE the memory need not be registered.
+#: The local memory that send() and write() take. With Flags.INLINE the memory need not be registered.
 InlineElements = Elements | _Bytes | Sequence[Union[Sge, "MemoryRegion", _Bytes]]
 
 
 def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
-    """The (offset, length) of a slice. Nothing is clamped: bytes that are not there cannot be sent."""
+    """The (offset, length) of a slice. Unlike Python's slices, it must be inside: missing bytes cannot be sent."""
     start = 0 if key.start is None else key.start
     stop = length if key.stop is None else key.stop
     if key.step not in (None, 1):
@@ -74,7 +74,7 @@ class RemoteMemory:
         token: grants access (verbs: rkey).
     """
 
-    # _sliced_from: what a slice was sliced from. Only slices have it.
+    # _sliced_from: the memory that a slice was made from. Only slices have it.
     __slots__ = ("_sliced_from", "address", "length", "token")
 
     _sliced_from: RemoteMemory
@@ -102,13 +102,15 @@ class RemoteMemory:
         return f"RemoteMemory(address={self.address:#x}, length={self.length}, token={self.token:#x})"
 
     def to_bytes(self) -> bytes:
-        """The 20 bytes to send to a peer: address, length and token in network order (ND_MW_DESCRIPTOR)."""
+        """Return the 20 bytes to send to a peer: address, length and token in network order (ND_MW_DESCRIPTOR)."""
         return _DESCRIPTOR.pack(self.address, self.length, self.token)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> RemoteMemory:
-        """Read what to_bytes() wrote.
+        """Make the object again from the bytes of to_bytes().
 
+        Parameters:
+            data: the 20 bytes.
         Raises:
             ValueError: there are not exactly 20 bytes, or the memory passes the end of the address space.
         """
@@ -129,7 +131,7 @@ _FOR_PEERS = (Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC).v
 
 
 def is_written(access: int) -> bool:
-    """Whether these rights let somebody write. Read-only memory cannot have them."""
+    """Whether these rights let somebody write to the memory. Read-only memory cannot have them."""
     return bool(int(access) & _WRITTEN)
 
 
@@ -139,11 +141,11 @@ class MemoryRegion(Resource):
     A slice of it is an Sge.
 
     Attributes:
-        buffer: what was registered; None for register_implicit() and register_dmabuf().
+        buffer: the registered buffer. None for register_implicit() and register_dmabuf().
         address, length: where the memory is, and its length in bytes.
         access: the rights that were given.
         local_token: the token of its elements (verbs: lkey).
-        remote_token: the token that grants a peer access (verbs: rkey); see remote().
+        remote_token: the token that grants a peer access (verbs: rkey). See remote().
     Source: IND2MemoryRegion (contract section D); ibv_reg_mr(3).
     """
 
@@ -151,7 +153,7 @@ class MemoryRegion(Resource):
 
     local_token: int
     remote_token: int
-    #: What keeps the memory in place until the region is closed: an export of the buffer, or None.
+    #: An export of the buffer, or None. It keeps the memory in place until the region is closed.
     _owner: Any
     #: None when there is nothing left to free.
     _native: Any = None
@@ -174,15 +176,17 @@ class MemoryRegion(Resource):
         return self.length
 
     def __getitem__(self, key: slice) -> Sge:
-        """The element of bytes start to stop. Raises ElementRangeError unless all of them are inside."""
+        """The element of the bytes from start to stop. Raises ElementRangeError unless all of them are inside."""
         offset, length = _bounds(key, self.length, "the region")
         return Sge(self, self.address + offset, length, self.local_token)
 
     def remote(self, offset: int = 0, length: int | None = None) -> RemoteMemory:
-        """What a peer needs to reach these bytes through the region's own rights, on any connection.
+        """Return what a peer needs to reach these bytes, on any connection.
+
+        The region's own rights say what the peer may do.
 
         Parameters:
-            offset, length: the part of the region, in bytes; None for all from the offset on.
+            offset, length: the part of the region, in bytes. A length of None stands for all bytes from the offset on.
         Raises:
             AccessViolationError: the region grants nothing to peers. Register it with a remote right, or use a window.
             UnsupportedError: info.capabilities lacks REGION_ACCESS. Use a window.
@@ -202,7 +206,7 @@ class MemoryRegion(Resource):
     # ---- registering ----
 
     def _register_now(self) -> None:
-        """Register and wait. Whatever is raised, Ctrl-C included, leaves no registration."""
+        """Register and wait. If this raises, even because of Ctrl-C, there is no registration."""
         try:
             self._native_register()
             self._opened()
@@ -217,7 +221,7 @@ class MemoryRegion(Resource):
             self._let_go()
             pending.fail(failure)
         elif not pending.succeed(self, prepare=self._opened):
-            # Cancelled meanwhile: it never was a region for anybody.
+            # It was cancelled meanwhile, so nobody gets the region.
             try:
                 self._native_deregister()
             except NdpyError:
@@ -229,10 +233,10 @@ class MemoryRegion(Resource):
     # ---- deregistering ----
 
     def deregister(self, *, timeout_s: float | None = None) -> None:
-        """Do what close() does, and wait for it.
+        """Do what close() does, and wait until it is done.
 
         Parameters:
-            timeout_s: how long to wait; None for ever.
+            timeout_s: how long to wait. None waits for ever.
         Raises:
             DeviceBusyError: a window is bound to the region. Nothing has changed (contract D.6.2).
             TimeoutError: the deadline passed. Deregistering goes on.
@@ -240,12 +244,13 @@ class MemoryRegion(Resource):
         self.begin_deregister().result(timeout_s)
 
     def begin_deregister(self) -> Pending[None]:
-        """Start to deregister. From now on the region cannot be used.
+        """Start to deregister. The region cannot be used from now on.
 
-        Returns: a Pending that ends when the adapter has let go of the memory. On Linux it has ended already.
+        Returns: a Pending that ends when the adapter has let go of the memory. On Linux it has ended when this returns.
         Raises:
             DeviceBusyError: a window is bound to the region. Nothing has changed.
-            ProviderError: the provider refused. The region is as usable as before. If it refuses later, the Pending raises.
+            ProviderError: the provider refused. The region can still be used. If the provider refuses later, the
+                Pending raises.
         Source: IND2MemoryRegion::Deregister (contract D.4); ibv_dereg_mr(3).
         """
         pending: Pending[None] = self._adapter._pending_type("deregister")
@@ -288,12 +293,12 @@ class MemoryRegion(Resource):
         if self._native_finish_deregister():
             return
         self._native_deregister()
-        # Before the buffer goes: who posts looks at the buffer first.
+        # Set this before the buffer goes, because a thread that posts looks at the buffer first.
         self._defunct = self._closed_error
         self._let_go()
 
     def _let_go(self) -> None:
-        """Free what is left of the native object, and then the buffer.
+        """Free the native object, if it is still there, and then the buffer.
 
         An exported memoryview keeps a bytearray from moving and an mmap from closing.
         """
@@ -305,18 +310,18 @@ class MemoryRegion(Resource):
     def reregister(self, buffer: Any = None, access: Access | None = None) -> None:
         """Give the region other memory, other rights, or both. This is quicker than a new region.
 
-        The tokens may change. Elements and remote() from before are not valid any more, and the requests that were posted
-        with them must have completed. Blocks as register() does.
+        The tokens may change. Earlier elements and results of remote() are not valid any more. Requests that were
+        posted with them must have completed before this call. It blocks like register().
 
         If this raises, the region is unchanged. The exception is a failure in the adapter: then only close() works, and
         every other call says so.
 
         Parameters:
-            buffer: the new memory, as for register(); None keeps the old.
-            access: the new rights; None keeps the old.
+            buffer: the new memory, as for register(). None keeps the old memory.
+            access: the new rights. None keeps the old rights.
         Raises:
-            UnsupportedError: info.capabilities lacks REREGISTRATION, as on every NetworkDirect adapter; or the region was not
-                made from a buffer.
+            UnsupportedError: info.capabilities lacks REREGISTRATION, as on every NetworkDirect adapter. Or the region
+                was not made from a buffer.
             DeviceBusyError: a window is bound to the region.
             Otherwise what register() raises.
         Source: ibv_rereg_mr(3).
@@ -354,19 +359,19 @@ class MemoryRegion(Resource):
 
     @abc.abstractmethod
     def _native_begin_register(self) -> Pending[Any]:
-        """Start to register; _on_registered() follows. The request holds the region until then."""
+        """Start to register. _on_registered() follows. The request holds the region until then."""
 
     @abc.abstractmethod
     def _native_deregister(self) -> None:
-        """Deregister and wait. Harmless where the adapter has been removed."""
+        """Deregister and wait. Harmless if the adapter has been removed."""
 
     def _native_begin_deregister(self, on_end: Callable[[NdpyError | None], None]) -> bool:
-        """Start to deregister. False if it has ended; else on_end(failure) follows, which takes the region's lock."""
+        """Start to deregister. False if it has ended. Otherwise on_end(failure) follows and takes the region's lock."""
         self._native_deregister()
         return False
 
     def _native_finish_deregister(self) -> bool:
-        """Wait for what _native_begin_deregister() began, and do what is left; False if nothing was begun."""
+        """Wait for the end of _native_begin_deregister(), and finish. Returns False if nothing was begun."""
         return False
 
     @abc.abstractmethod
@@ -374,9 +379,9 @@ class MemoryRegion(Resource):
         """Free the native object, registered or not. Harmless when repeated, and before the first registration."""
 
     def _native_reregister(self, owner: Any, memory: tuple[int, int] | None, access: Access | None) -> None:
-        """Give it this (address, length) or these rights, or both. Called only where info.capabilities has REREGISTRATION.
+        """Give it this (address, length) or these rights, or both. Called only if info.capabilities has REREGISTRATION.
 
-        owner: what keeps the new memory in place.
+        owner: the object that keeps the new memory in place.
         """
         raise NotImplementedError
 
@@ -413,7 +418,7 @@ class Binding:
         self.queue_pair._bindings.add(self)
 
     def end(self) -> None:
-        """Forget it. Harmless when repeated. A later binding of the same window stays."""
+        """Forget the binding. Harmless when repeated. A later binding of the same window stays."""
         if self.window._binding is self:
             self.window._binding = None
         self.region._bindings.discard(self)
@@ -423,9 +428,9 @@ class Binding:
 class MemoryWindow(Resource):
     """A revocable right of one peer to a part of a region (type 2), made by Adapter.create_memory_window().
 
-    A new window grants nothing. QueuePair.bind() gives it a range, rights, and a new token each time.
-    QueuePair.invalidate() takes them away, and so does close(). A bound window that the program drops stays bound until
-    its queue pair is closed.
+    A new window grants nothing. Each QueuePair.bind() gives it a range, rights, and a new token. QueuePair.invalidate()
+    takes them away, and so does close(). If the program drops a bound window, it stays bound until its queue pair is
+    closed.
 
     Source: IND2MemoryWindow (contract section E); ibv_alloc_mw(3), ibv_bind_mw(3).
     """
@@ -444,7 +449,7 @@ class MemoryWindow(Resource):
 
     @property
     def is_bound(self) -> bool:
-        """Whether a bind() was posted that has neither failed nor been invalidated."""
+        """Whether a bind() was posted that neither failed nor was invalidated."""
         return self._binding is not None
 
     @property
@@ -461,23 +466,31 @@ class MemoryWindow(Resource):
 
     @property
     def access(self) -> Access:
-        """The rights of the peer; NONE while it is not bound."""
+        """The rights of the peer. NONE while the window is not bound."""
         binding = self._binding
         return binding.access if binding else Access.NONE
 
     @property
     def length(self) -> int:
-        """How many bytes it covers; 0 while it is not bound."""
+        """How many bytes it covers. 0 while it is not bound."""
         binding = self._binding
         return binding.length if binding else 0
 
     @property
     def remote_token(self) -> int:
-        """The token of the present binding, valid as soon as bind() has returned. Raises NdpyError while it is not bound."""
+        """The token of the present binding, valid as soon as bind() has returned.
+
+        Raises:
+            NdpyError: the window is not bound.
+        """
         return self.remote().token
 
     def remote(self) -> RemoteMemory:
-        """What the peer needs to reach the window. Raises NdpyError while it is not bound."""
+        """Return what the peer needs to reach the window.
+
+        Raises:
+            NdpyError: the window is not bound.
+        """
         self._check()
         binding = self._binding
         if binding is None:
@@ -499,7 +512,7 @@ class MemoryWindow(Resource):
 
     @abc.abstractmethod
     def _native_create(self) -> Any:
-        """A new native window, or None if it is made when it is bound."""
+        """Make a native window. None if bind() makes it."""
 
     @abc.abstractmethod
     def _native_free(self) -> None:
@@ -507,13 +520,13 @@ class MemoryWindow(Resource):
 
 
 def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
-    """(object that keeps the memory in place, address, length) of a buffer, or of an (address, length) of the caller's.
+    """Return (object that keeps the memory in place, address, length) of a buffer or of an (address, length).
 
     Parameters:
-        writable: whether somebody is to write to it.
+        writable: whether somebody will write to it.
     Raises:
         InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
-        AccessViolationError: it is read-only and is to be written.
+        AccessViolationError: the buffer is read-only, but somebody will write to it.
     """
     if isinstance(buffer, tuple):
         if len(buffer) != 2 or not all(isinstance(part, int) for part in buffer):
@@ -562,12 +575,15 @@ def address_of(view: memoryview) -> int:
 
 
 def pointer_of(view: memoryview) -> Any:
-    """The same as a pointer, which keeps nothing alive. What exporter() makes can be compared with it."""
+    """The same address as a pointer. It keeps nothing alive, and can be compared with the results of exporter()."""
     ffi = _ffi()
     return ffi.cast("char *", ffi.from_buffer(view))
 
 
 def exporter() -> Callable[[Any], Any]:
-    """A function that exports a contiguous buffer. Its result has a length in bytes and keeps the memory in place."""
+    """Return a function that exports a contiguous buffer.
+
+    The function's result has a length in bytes and keeps the memory in place.
+    """
     export: Callable[[Any], Any] = _ffi().from_buffer
     return export

@@ -15,7 +15,7 @@ from ndpy.unraisable import report
 
 T = TypeVar("T")
 
-#: This process, for what was begun in it.
+#: Stands for this process. A Pending keeps it, to know in which process it began.
 _process = object()
 
 
@@ -28,13 +28,13 @@ in_child(_begin_process)
 
 
 class Pending(concurrent.futures.Future[T]):
-    """An operation that ends once, with a value or an exception. Safe from any thread; can be awaited.
+    """An operation that ends once, with a value or an exception. Any thread may use it, and it can be awaited.
 
-    It is a concurrent.futures.Future: wait(), as_completed() and asyncio.wrap_future() take it. Two things differ. An
-    operation that is under way can be cancelled: the adapter is asked to stop, and the operation ends with CanceledError
-    unless it had ended already. And each result() raises an exception of its own.
+    It is a concurrent.futures.Future: wait(), as_completed() and asyncio.wrap_future() take it. There are two
+    differences. First, an operation that is under way can be cancelled: ndpy asks the adapter to stop, and the
+    operation ends with CanceledError unless it has ended before. Second, each result() raises a new exception.
 
-    What the operation uses is released only when the adapter has let go of it.
+    The operation's memory and objects are released only when the adapter has let go of them.
     """
 
     _done_callbacks: list[Callable[[Any], object]]
@@ -56,8 +56,8 @@ class Pending(concurrent.futures.Future[T]):
         return f"<Pending {self._operation} {state}>"
 
     def done(self) -> bool:
-        """Whether it has ended, in whatever way."""
-        # Without the lock, which in a forked child may be held by a thread that is not there.
+        """Whether it has ended, with a value or an exception."""
+        # Do not take the lock. In a forked child, a thread that is not there may hold it.
         if self._state != FINISHED and self._process is not _process:
             self.abandon(
                 ClosedError(
@@ -76,7 +76,7 @@ class Pending(concurrent.futures.Future[T]):
         return self.done() and isinstance(self._exception, CanceledError)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait for the end; TimeoutError after timeout_s seconds."""
+        """Wait for the end. Raises TimeoutError after timeout_s seconds."""
         if self.done():
             return
         with self._condition:
@@ -84,9 +84,12 @@ class Pending(concurrent.futures.Future[T]):
                 raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
 
     def result(self, timeout_s: float | None = None) -> T:
-        """Wait for the end; return its value or raise its exception, a new one each time.
+        """Wait for the end. Return the value, or raise the exception, a new one each time.
 
-        Raises TimeoutError after timeout_s seconds (None waits for ever); the operation then goes on.
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
+        Raises:
+            TimeoutError: timeout_s has passed. The operation goes on.
         """
         self._wait(timeout_s)
         if self._exception is not None:
@@ -94,15 +97,21 @@ class Pending(concurrent.futures.Future[T]):
         return cast(T, self._result)
 
     def exception(self, timeout_s: float | None = None) -> BaseException | None:
-        """Wait for the end; return its exception, a new one each time, or None if it has a value.
+        """Wait for the end. Return the exception, a new one each time, or None if there is a value.
 
-        Raises TimeoutError after timeout_s seconds (None waits for ever); the operation then goes on.
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
+        Raises:
+            TimeoutError: timeout_s has passed. The operation goes on.
         """
         self._wait(timeout_s)
         return None if self._exception is None else _another(self._exception)
 
     def cancel(self) -> bool:
-        """Ask the operation to stop; True if it ended with CanceledError or had not ended by itself before."""
+        """Ask the operation to stop.
+
+        Returns: True if the operation has ended with CanceledError now. False if it ended by itself before.
+        """
         if self.done():
             return False
         cancel = self._cancel
@@ -112,10 +121,10 @@ class Pending(concurrent.futures.Future[T]):
         return self.cancelled()
 
     def add_done_callback(self, callback: Callable[[Pending[T]], object]) -> None:
-        """Call callback(self) at the end, in the thread that ends it; at once if it has ended.
+        """Call callback(self) when the operation ends, in the thread that ends it. If it has ended, call it at once.
 
-        The thread may hold locks of the objects concerned: pass the news on, and do the work elsewhere. What the callback
-        raises goes to sys.unraisablehook.
+        That thread may hold locks of the objects concerned. So the callback should only pass the news on, and leave the
+        work to another thread. An exception of the callback goes to sys.unraisablehook.
         """
         if not self.done():
             with self._condition:
@@ -131,19 +140,24 @@ class Pending(concurrent.futures.Future[T]):
             report(error, f"a callback of {self!r}")
 
     def succeed(self, value: T, prepare: Callable[[], object] | None = None) -> bool:
-        """End it with a value; False if it had ended before. For the implementation of an operation.
+        """End it with a value. For the implementation of an operation.
 
-        prepare: called before anybody sees the value, and not at all if it had ended.
+        Parameters:
+            prepare: called before anybody sees the value. Not called if the operation had ended before.
+        Returns: False if it had ended before.
         """
         return self._finish(value, None, prepare)
 
     def fail(self, error: BaseException) -> bool:
-        """End it with an exception; False if it had ended before. For the implementation of an operation."""
+        """End it with an exception. For the implementation of an operation.
+
+        Returns: False if it had ended before.
+        """
         _forget_frames(error)
         return self._finish(None, error)
 
     def abandon(self, error: BaseException) -> None:
-        """End it in a forked child, where nobody else will, without callbacks and without the lock, which may be held."""
+        """End it in a forked child, without callbacks and without the lock that the parent may hold."""
         self._process = _process
         self._condition = threading.Condition()
         self._waiters.clear()
@@ -165,7 +179,7 @@ class Pending(concurrent.futures.Future[T]):
                 waiter.add_result(self) if error is None else waiter.add_exception(self)
             callbacks = self._done_callbacks.copy()
             self._done_callbacks.clear()
-            # It refers to what the operation needed, which goes although somebody keeps the result.
+            # It refers to memory and objects of the operation. They must go even if somebody keeps the result.
             self._cancel = None
             self._condition.notify_all()
         for callback in callbacks:
@@ -183,7 +197,7 @@ class Pending(concurrent.futures.Future[T]):
                 ended.set_result(None)
 
         def on_done(_: Pending[T]) -> None:
-            # The loop may have been closed meanwhile; then nobody waits any more.
+            # The loop may have been closed meanwhile. Then nobody waits any more.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(wake)
 
@@ -196,13 +210,13 @@ class Pending(concurrent.futures.Future[T]):
         return self.result(0)
 
 
-# A traceback refers to frames, and they to all that was in use where the exception was raised and in every caller. So the
-# exception that a Pending keeps has none, and is never raised itself: a program's buffers would stay with the Pending,
-# and, where the program has that in a variable too, until the garbage collector runs.
+# A traceback refers to frames, and a frame refers to all its variables. With a traceback, a Pending would keep the
+# program's buffers. If the program has the Pending in a variable too, they would stay until the garbage collector runs.
+# So the exception in a Pending has no traceback, and result() raises a copy of it.
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Take the tracebacks away from an exception and from those that led to it."""
+    """Remove the tracebacks of an exception and of the exceptions that led to it."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -214,7 +228,7 @@ def _forget_frames(error: BaseException) -> None:
 
 
 def _another(error: BaseException) -> BaseException:
-    """An exception that says the same; the same one where its class cannot be copied."""
+    """A copy of an exception. The exception itself if it cannot be copied."""
     try:
         twin = copy.copy(error)
     except Exception:
@@ -225,7 +239,7 @@ def _another(error: BaseException) -> BaseException:
 
 
 def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
-    """The result of an operation that is to be given up when the wait for it ends early, by deadline or Ctrl-C."""
+    """Return the result of an operation. Cancel the operation if a deadline or Ctrl-C ends the wait early."""
     try:
         return pending.result(timeout_s)
     except TimeoutError:
@@ -234,5 +248,5 @@ def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
     except BaseException:
         pending.cancel()
         raise
-    # It ended by itself at the last moment.
+    # The operation ended by itself at the last moment.
     return pending.result(0)

@@ -17,16 +17,16 @@ P = TypeVar("P", bound="Poller")
 
 
 class Poller:
-    """Waits for any of its completion queues. They may be of several adapters.
+    """Waits for any of its completion queues. They may belong to several adapters.
 
-    One thread waits at a time. Any other thread may call add(), remove(), wake() and close(). Connections and device events need
-    no poller, since each adapter's own thread handles them.
+    Only one thread may wait at a time. Any other thread may call add(), remove(), wake() and close(). Connections and
+    device events need no poller, because each adapter's own thread handles them.
     """
 
-    # A queue is polled when it was added, when it delivered something, and when it had a notification. If it has nothing, it is
-    # armed and polled once more, because a notification comes only for completions after the arming.
+    # A queue is polled after it was added, after it delivered something, and after a notification. If it has nothing,
+    # it is armed and polled once more, because a notification comes only for completions after the arming.
 
-    #: The platform's class; ndpy/platforms.py says how to find it.
+    #: Returns the platform's class; ndpy/platforms.py sets it.
     _implementation: ClassVar[Callable[[], type[Any]]]
 
     def __new__(cls: type[P]) -> P:
@@ -35,32 +35,36 @@ class Poller:
         return super().__new__(cls)
 
     def __init__(self) -> None:
-        # Reentrant, so that a signal handler may call wake() in a thread that holds it.
+        # Reentrant, so that a signal handler may call wake() in a thread that holds the lock.
         self._lock = threading.RLock()
         self._closed = False
         self._forked = False
-        #: For each what _native_add() returned.
+        #: The queues, each with the result of _native_add().
         self._queues: dict[CompletionQueue, Any] = {}
-        #: Those to poll next.
+        #: The queues to poll next.
         self._maybe_ready: set[CompletionQueue] = set()
         self._woken = False
         self._waiters = 0
         tell(self)
 
     def _on_forked(self) -> None:
-        """In a forked child, where nothing may reach the parent's descriptors."""
+        """Close it in a forked child, without touching the parent's descriptors."""
         self._lock = threading.RLock()
         self._closed = self._forked = True
         self._queues, self._maybe_ready = {}, set()
 
     def add(self, completion_queue: CompletionQueue) -> None:
-        """Wait for this queue too. The next wait() delivers what it holds already. Does nothing if it was added before.
+        """Wait for this queue too. Harmless if it was added before.
 
+        The next wait() also delivers completions that the queue has already.
+
+        Parameters:
+            completion_queue: a queue of any adapter.
         Raises:
             ClosedError: the poller or the queue is closed.
             UnsupportedError: the queue was made with overlapped_file.
         """
-        # Under the queue's lock, because a queue that is being closed leaves its pollers when nobody can add it any more.
+        # Hold the queue's lock. A queue that is being closed leaves its pollers, and nobody may add it after that.
         with self._lock, completion_queue._lock:
             self._check()
             completion_queue._check()
@@ -70,7 +74,7 @@ class Poller:
         self._mark_ready(completion_queue)
 
     def remove(self, completion_queue: CompletionQueue) -> None:
-        """Wait for this queue no more. Does nothing if it was not added. Closing a queue removes it."""
+        """Stop waiting for this queue. Harmless if it was not added. Closing a queue removes it too."""
         with self._lock:
             if completion_queue not in self._queues:
                 return
@@ -80,15 +84,15 @@ class Poller:
                 completion_queue._pollers.discard(self)
 
     def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
-        """Wait until queues have completions, and take up to 64 of each.
+        """Wait until queues have completions, and take up to 64 from each queue.
 
         Parameters:
-            timeout_s: how long to wait; None is for ever.
-        Returns: the queues that have completions, each with these; an empty list after wake().
+            timeout_s: how long to wait. None waits for ever.
+        Returns: the queues that have completions, each with its completions. An empty list after wake().
         Raises:
-            TimeoutError: there were none in that time.
+            TimeoutError: there was no completion within timeout_s seconds.
             ClosedError: the poller was closed.
-            CompletionQueueOverrunError, DeviceRemovedError: of a queue, as from CompletionQueue.wait().
+            CompletionQueueOverrunError, DeviceRemovedError: a queue failed, as in CompletionQueue.wait().
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._lock:
@@ -98,7 +102,8 @@ class Poller:
             while True:
                 ready = self._collect()
                 with self._lock:
-                    # What was taken is delivered even if the poller was closed meanwhile, because nobody else gets it.
+                    # Deliver completions that were taken even if the poller was closed meanwhile. Nobody else gets
+                    # them.
                     if not ready:
                         self._check()
                     woken, self._woken = self._woken, False
@@ -124,10 +129,10 @@ class Poller:
                 if not completions and self._arm(queue):
                     completions = queue.poll()
             except ClosedError:
-                # It is being closed, which removes it.
+                # The queue is being closed, and that removes it.
                 continue
             except NdpyError:
-                # The others' completions are delivered first. The next wait() polls this one again and raises.
+                # Deliver the other queues' completions first. The next wait() polls this queue again and raises.
                 with self._lock:
                     self._maybe_ready |= candidates | ({queue} if ready else set())
                     self._maybe_ready &= self._queues.keys()
@@ -142,7 +147,7 @@ class Poller:
         return ready
 
     def _arm(self, queue: CompletionQueue) -> bool:
-        """Ask for a notification and look again; whether the queue has completions."""
+        """Ask for a notification and look again. Returns whether the queue has completions."""
         with self._lock:
             if queue not in self._queues:
                 return False
@@ -152,12 +157,12 @@ class Poller:
             satisfied = self._native_arm(queue, watched)
             waiting = queue._drain()
         if satisfied:
-            # Nothing is asked for, and another thread may have taken what satisfied it.
+            # No notification will come, and another thread may have taken the completion that satisfied this one.
             self._mark_ready(queue)
         return bool(waiting)
 
     def _mark_ready(self, queue: CompletionQueue) -> None:
-        """The queue may have completions of which no notification tells."""
+        """Poll the queue next. It may have completions for which no notification comes."""
         with self._lock:
             if not self._closed and queue in self._queues:
                 self._maybe_ready.add(queue)
@@ -171,20 +176,20 @@ class Poller:
                 self._native_wake()
 
     def fileno(self) -> int:
-        """The file descriptor of an epoll that is readable when wait() has something to do.
+        """Return the file descriptor of an epoll. It is readable when wait() has something to do.
 
         Raises:
-            UnsupportedError: on Windows; use completion_port.
+            UnsupportedError: on Windows. Use completion_port.
         """
         self._check()
         raise UnsupportedError("a poller has no file descriptor on Windows; use completion_port", operation="fileno")
 
     @property
     def completion_port(self) -> int:
-        """The handle of the completion port, for programs that wait for it together with what is theirs.
+        """The handle of the completion port, for programs that wait for it together with other things.
 
         Raises:
-            UnsupportedError: on Linux; use fileno().
+            UnsupportedError: on Linux. Use fileno().
         """
         self._check()
         raise UnsupportedError("a poller has no completion port on Linux; use fileno()", operation="completion_port")
@@ -198,14 +203,14 @@ class Poller:
             for queue in queues:
                 with queue._lock:
                     queue._pollers.discard(self)
-            # A thread that still waits frees what it waits on when it leaves.
+            # If a thread still waits, it frees the native object when it leaves.
             if self._waiters:
                 self._native_wake()
             else:
                 self._native_free()
 
     def _stop(self) -> list[CompletionQueue]:
-        """Wait for nothing any more; returns the queues that were added."""
+        """Stop waiting for queues. Returns the queues that were added."""
         self._closed = True
         queues, self._queues = self._queues, {}
         self._maybe_ready.clear()
@@ -214,7 +219,7 @@ class Poller:
         return list(queues)
 
     def __del__(self) -> None:
-        # Without the queues' locks, because the finalizer may run in a thread that holds one.
+        # Do not take the queues' locks: the finalizer may run in a thread that holds one.
         if not getattr(self, "_closed", True):
             self._stop()
             self._native_free()
@@ -243,19 +248,19 @@ class Poller:
     # ---- what the platform does ----
 
     def _native_add(self, queue: CompletionQueue) -> Any:
-        """Get ready for notifications of this queue; returns what _native_remove() needs. Under both locks."""
+        """Prepare for notifications of this queue. Returns what _native_remove() needs. Called under both locks."""
         raise NotImplementedError
 
     def _native_remove(self, queue: CompletionQueue, watched: Any) -> None:
-        """Get no more notifications of this queue."""
+        """Stop notifications of this queue."""
         raise NotImplementedError
 
     def _native_arm(self, queue: CompletionQueue, watched: Any) -> bool:
-        """Ask for one notification of the queue; whether it has completions already. Under the queue's lock."""
+        """Ask for one notification. Returns whether there are completions already. Called under the queue's lock."""
         raise NotImplementedError
 
     def _native_wait(self, deadline: float | None) -> bool:
-        """Wait for notifications or _native_wake(), and note which queues to poll; False at the deadline."""
+        """Wait for notifications or _native_wake(), and note which queues to poll. Returns False at the deadline."""
         raise NotImplementedError
 
     def _native_wake(self) -> None:
@@ -263,5 +268,5 @@ class Poller:
         raise NotImplementedError
 
     def _native_free(self) -> None:
-        """Free what the poller waits on."""
+        """Free the native object that the poller waits on."""
         raise NotImplementedError
