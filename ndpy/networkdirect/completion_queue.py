@@ -198,11 +198,14 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         for request in [request for request in self._arm_requests if not request.running]:
             del self._arm_requests[request]
         running = {pending for _, pending in self._arm_requests.values()}
-        ended = []
-        for pending, kind in list(self._armed.items()):
-            if pending not in running and self._native_arm(kind, pending):
-                del self._armed[pending]
-                ended.append(pending)
+        ended = [
+            pending
+            for pending, kind in self._armed.items()
+            if pending not in running and self._native_arm(kind, pending)
+        ]
+        # Only now: if one cannot be armed, the caller ends all.
+        for pending in ended:
+            del self._armed[pending]
         return ended
 
     # ---- a completion port of the program's own ----
