@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import threading
 import time
@@ -90,7 +91,9 @@ class QueuePair(WorkQueues):
             self._native = self._new_slots()
             self._native_set_up()
         except BaseException:
-            self._native_destroy()
+            # The first failure is the one to be told.
+            with contextlib.suppress(errors.ProviderError):
+                self._native_destroy()
             if self._native is not None:
                 self._native_free_slots(self._native)
             raise

@@ -19,6 +19,7 @@ import ndpy
 from ndpy.verbs import adapter as adapters
 from ndpy.verbs import completion_queue as completion_queues
 from ndpy.verbs import listener as listeners
+from ndpy.verbs import queue_pair as queue_pairs
 from ndpy.verbs.native_calls import lib
 
 
@@ -96,6 +97,20 @@ def test_a_close_of_a_queue_that_fails_costs_nobody_who_waits_for_it_a_completio
     scene.queue.close()
     with pytest.raises(ndpy.CanceledError):
         last.result(0)
+    adapter.close()
+
+
+def test_a_queue_pair_that_can_be_neither_set_up_nor_destroyed_says_why_it_cannot_be_set_up(fake, monkeypatch):
+    adapter = fake.open()
+    queue = adapter.create_completion_queue(8)
+    refusing = Refusing("ibv_modify_qp", errno.ENOMEM)
+    refusing.ibv_destroy_qp = lambda native: lib.ibv_destroy_qp(native) or errno.EIO
+    with monkeypatch.context() as patch:
+        patch.setattr(queue_pairs, "lib", refusing)
+        with pytest.raises(ndpy.InsufficientResourcesError) as caught:
+            adapter.create_queue_pair(queue)
+    assert (caught.value.operation, caught.value.native) == ("create queue pair", errno.ENOMEM)
+    queue.close()
     adapter.close()
 
 
