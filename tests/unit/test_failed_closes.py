@@ -33,6 +33,15 @@ class Refusing:
         return getattr(lib, name)
 
 
+def test_an_open_that_ends_at_its_first_step_raises_what_ended_it(fake, monkeypatch):
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adapters, "RegistrationWorkers", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fake.open()
+
+
 @pytest.mark.parametrize("call", ["ibv_dealloc_pd", "ibv_close_device"])
 def test_an_adapter_whose_close_failed_can_be_closed(fake, monkeypatch, call):
     adapter = fake.open()
