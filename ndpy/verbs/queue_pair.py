@@ -188,6 +188,9 @@ class VerbsQueuePair(QueuePair):
         window = request.binding.window
         assert isinstance(window, VerbsMemoryWindow)
         with window._using:
+            if window._native is None:
+                # The queue pair that it was bound to has been closed meanwhile.
+                return
             request.former_key = window._native.rkey
             if not (request.of_bound_window or request.failed):
                 window._native.rkey = request.binding.token

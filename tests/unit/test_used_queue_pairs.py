@@ -193,6 +193,36 @@ def test_e_2_a_bind_that_fails_before_its_post_returns_leaves_the_window_as_it_w
             resource.close()
 
 
+def test_e_2_a_window_can_lose_its_queue_pair_while_another_one_binds_it(fake, adapter, queue, monkeypatch):
+    """The queue pair that is closed frees the native window."""
+    former, other = (adapter.create_queue_pair(queue) for _ in range(2))
+    connectors = [adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) for queue_pair in (former, other)]
+
+    class Late:
+        """The extension's functions. The former queue pair is closed before ndpy_post_bind() returns."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def ndpy_post_bind(self, *arguments: Any) -> int:
+            posted = lib.ndpy_post_bind(*arguments)
+            Elsewhere(former.close).start().result()
+            return int(posted)
+
+    with adapter.create_memory_window() as window, adapter.register(bytearray(4096), Access.LOCAL_WRITE) as region:
+        former.bind(window, region)
+        fake.complete(former, receive=False, status=lib.IBV_WC_SUCCESS)
+        queue.wait(DEADLINE_S)
+        with monkeypatch.context() as patched:
+            patched.setattr(queue_pairs, "lib", Late())
+            other.bind(window, region)
+        fake.complete(other, receive=False, status=lib.IBV_WC_MW_BIND_ERR)
+        (failed,) = queue.wait(DEADLINE_S)
+        assert (failed.status, window.is_bound) == (Status.INVALID_REQUEST, False)
+        for resource in (*connectors, other):
+            resource.close()
+
+
 def test_e_2_a_window_that_the_peer_has_invalidated_is_bound_again_although_nobody_was_told(fake, adapter, queue):
     """The bind is posted before the program takes the message's completion, which reports the invalidation."""
     with (
