@@ -34,7 +34,7 @@ from ndpy.weak_set import SharedWeakSet
 
 
 class CmEvent(NamedTuple):
-    """A connection event, copied; see struct ndpy_cm_event."""
+    """A copy of a connection event. See struct ndpy_cm_event."""
 
     type: int
     status: int

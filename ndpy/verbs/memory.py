@@ -160,7 +160,7 @@ class VerbsMemoryRegion(MemoryRegion):
         return self._adapter._registering.begin(self)
 
     def _native_deregister(self) -> None:
-        # Ctrl-C may come when the native region has gone. close() must not free it once more.
+        # Ctrl-C may come after the native region has gone. close() must not free it a second time.
         native, self._native = self._native, None
         try:
             if native is not None:
@@ -239,7 +239,7 @@ class VerbsMemoryWindow(MemoryWindow):
         self._key = (key & ~0xFF) | ((key - 1) & 0xFF)
 
     def _replace_key(self, present: int, key: int) -> None:
-        """Correct the key by which the provider finds the window. It depends on what became of a posted bind."""
+        """Correct the key by which the provider finds the window. The result of a posted bind decides which it is."""
         with self._using:
             if self._native is not None and self._native.rkey == present:
                 self._native.rkey = key

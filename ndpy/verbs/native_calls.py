@@ -79,7 +79,7 @@ def check_errno(operation: str, result: int, message: str = "") -> None:
 
 
 def check_pointer(operation: str, pointer: Any, explain: Any = None) -> Any:
-    """Return the pointer. Raise if it is NULL; explain(errno) may return the exception."""
+    """Return the pointer. Raise if it is NULL. explain(errno) may return the exception."""
     if pointer == ffi.NULL:
         number = ffi.errno
         error: ProviderError | None = explain(number) if explain else None

@@ -38,7 +38,7 @@ class VerbsQueuePair(QueuePair):
     receive_cq: VerbsCompletionQueue
     initiator_cq: VerbsCompletionQueue
     _has_endpoints = True
-    #: The path MTU of the connection, whoever made it.
+    #: The path MTU of the connection, made with or without librdmacm.
     _path_mtu = 0
 
     # ---- creation and states ----

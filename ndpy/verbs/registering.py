@@ -34,7 +34,7 @@ _THREADS = 4
 _SMALL = 1 << 16
 # How long a hand-off takes, until it has been measured.
 _HAND_OFF_NS = 100_000
-# begin_register() registers nothing by itself that is known to take longer.
+# begin_register() leaves a registration to the workers if it took longer the last time.
 _LONGEST_NS = 2_000_000
 
 _new = object.__new__
@@ -205,7 +205,7 @@ class RegistrationWorkers:
             except Exception as error:
                 # The thread goes on: there may be more to register.
                 report(error, "the end of a registration")
-            # An idle thread keeps nothing of what it registered.
+            # An idle thread must not keep the last region.
             del registration, region
 
     def _register(self, registration: QueuedRegistration, region: VerbsMemoryRegion) -> None:
