@@ -63,7 +63,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         self._native = self._native_create()
 
     def _native_create(self) -> Any:
-        """The object that is asked to register."""
+        """Return the native object that registers the memory."""
         adapter = self._adapter
         return create(
             "register", "IND2MemoryRegion", lib.IND2Adapter_CreateMemoryRegion, adapter._native, adapter._file

@@ -126,7 +126,7 @@ def create(operation: str, interface: str, function: Callable[..., int], native:
 def create_version1(
     operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any, message: str = ""
 ) -> Any:
-    """Do the same with a method of version 1, which takes no IID. `message` is the text if the provider refuses."""
+    """Do what create() does, with a method of version 1. It takes no IID. message: the text if the provider refuses."""
     out = ffi.new("void **")
     check(operation, function(native, *arguments, out), message)
     if out[0] == ffi.NULL:

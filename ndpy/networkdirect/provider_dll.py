@@ -15,7 +15,7 @@ from ndpy.networkdirect.native_calls import check, create, ffi, lib, release, wi
 # The class object of each version. DllGetClassObject gives it (contract A.3.1, A.3.2).
 _CLASS_OBJECTS = {2: "IND2Provider", 1: "IClassFactory"}
 
-# For a provider that is named by its path. It must not insist on an identifier of its own (contract A.3.1).
+# The identifier for a provider that is named by its path. Such a provider must not insist on its own (contract A.3.1).
 NO_ID = str(uuid.UUID(int=0))
 
 
@@ -58,7 +58,7 @@ class Provider:
                 lib.ndpy_unload_provider(self._library)
 
     def class_object(self, interface: str, provider_id: str) -> Any:
-        """Return what DllGetClassObject gives: an IND2Provider, or the IClassFactory of version 1 (contract A.3)."""
+        """Call DllGetClassObject. Returns an IND2Provider, or the IClassFactory of version 1 (contract A.3)."""
         out = ffi.new("void **")
         status = lib.ndpy_get_class_object(
             self._library, uuid.UUID(provider_id).bytes_le, lib.ndpy_iid(interface.encode()), out

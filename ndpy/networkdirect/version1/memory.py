@@ -30,7 +30,7 @@ class Version1MemoryRegion(NetworkDirectMemoryRegion):
         self._native = self._deregistering = None
 
     def _request_register(self, overlapped: Any) -> int:
-        # The handle is written beside the OVERLAPPED, which stays until the provider has let go of both.
+        # The provider writes the handle beside the OVERLAPPED. Both stay until the provider has let go of them.
         handle = ffi.addressof(ffi.cast("struct ndpy_request *", overlapped), "region")
         return int(
             lib.INDAdapter_RegisterMemory(
@@ -81,7 +81,7 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
         )
 
     def _native_free(self) -> None:
-        # Looked at once: whoever takes a completion may end it meanwhile.
+        # Read it only once: a thread that takes a completion may end it meanwhile.
         binding = self._binding
         super()._native_free()
         if binding is not None:
