@@ -103,10 +103,11 @@ class Adapter(Resource):
         #: The quirks of its driver and transport.
         self._differences = quirks.differences(info)
         #: Serial numbers of open objects, and of calls that make objects. The collector clears weak references before
-        #: it calls finalizers. So an object that is about to be adopted is in here only.
+        #: it calls finalizers. So an object that is about to be adopted is only in here.
         self._open: set[int] = set()
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
-        #: The adapter's thread holds them too, so that it closes even the adapter itself after the program drops it.
+        #: Objects that the program dropped. The adapter's thread holds them too, so that it closes even the adapter
+        #: itself after the program drops it.
         self._orphans = Orphans()
         #: Set by close(). From then on no object can be made.
         self._closing = False
@@ -174,7 +175,7 @@ class Adapter(Resource):
         return self._make(lambda adapter: adapter._new_region(buffer, access)._native_begin_register())
 
     def _new_region(self, buffer: Any, access: Access) -> MemoryRegion:
-        """A region that has not been registered yet."""
+        """Make a region. It is not registered yet."""
         return self._region_class(self, *self._memory(buffer, access))
 
     def _memory(self, buffer: Any, access: Access) -> tuple[Any, Any, int, int, Access]:

@@ -580,7 +580,7 @@ class Connector(Resource):
         with self._state_lock, contextlib.suppress(ValueError):
             self._watching.remove(pending)
 
-    # ---- the queue pair, and what is asked for ----
+    # ---- the queue pair and the parameters ----
 
     def _take_queue_pair(self, queue_pair: QueuePair) -> None:
         self._require_same_adapter(queue_pair, "the queue pair")

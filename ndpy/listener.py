@@ -169,7 +169,7 @@ class Listener(Resource):
 
     @abc.abstractmethod
     def _native_close(self) -> list[Connector]:
-        """Stop listening and free what listened. Returns the requests that came meanwhile.
+        """Stop listening and free the native listener. Returns the requests that came meanwhile.
 
         If it raises, nothing has changed.
         """

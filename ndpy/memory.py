@@ -277,7 +277,7 @@ class MemoryRegion(Resource):
                 pending.succeed(None)
                 return pending
             self._refuse_if_used()
-            # It may be unusable already.
+            # The region may be unusable already. If this fails, it stays so.
             former, self._defunct = self._defunct, self._closed_error
             try:
                 under_way = self._native_begin_deregister(on_end)
@@ -285,7 +285,7 @@ class MemoryRegion(Resource):
                 stay_open()
                 raise
             if not under_way:
-                # Under the lock still: close() must not deregister once more.
+                # Do this before the lock is released: close() must not deregister a second time.
                 on_end(None)
         return pending
 
@@ -561,8 +561,8 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
 
 @functools.cache
 def _ffi() -> Any:
-    """An FFI without declarations, which buffers do not need. So no platform's module is needed."""
-    # Imported here: `ndpy doctor` says what to do if it is missing.
+    """Return an FFI without declarations. That is enough for buffers, so no platform's module is needed."""
+    # Import it here, so that `ndpy doctor` works without it and says what to do.
     from _cffi_backend import FFI
 
     return FFI()

@@ -68,7 +68,7 @@ class Pending(concurrent.futures.Future[T]):
         return self._state == FINISHED
 
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is still under way."""
         return not self.done()
 
     def cancelled(self) -> bool:
