@@ -16,7 +16,9 @@ from ndpy._verbs import ffi, lib
 
 from ndpy import _verbs
 
-CDEFS = Path(__file__).resolve().parent.parent.parent / "cdefs"
+ROOT = Path(__file__).resolve().parent.parent.parent
+CDEFS = ROOT / "cdefs"
+PACKAGE = ROOT / "ndpy"
 OPAQUE = {"struct sockaddr", "struct ibv_async_event", "struct rdma_cm_event", "struct _compat_ibv_port_attr"}
 
 
@@ -44,6 +46,17 @@ def test_every_declared_name_can_be_reached():
     assert len(names) > 150
     assert declared_functions() <= set(names)
     assert {"ibv_create_qp", "rdma_create_id", "ndpy_post_one", "ndpy_poll", "IBV_WC_SUCCESS"} <= set(names)
+
+
+@pytest.mark.parametrize("platform", ["verbs", "networkdirect"])
+def test_every_name_that_python_uses_is_declared(platform):
+    """Python finds a name that is not there only when it uses it, and the other system's module cannot be loaded here."""
+    headers = [CDEFS / "ndpy_abi.h", *(CDEFS / platform).rglob("*.h")]
+    text = re.sub(r"/\*.*?\*/", "", "\n".join(header.read_text() for header in headers), flags=re.DOTALL)
+    modules = [*PACKAGE.glob("*.py"), *(PACKAGE / platform).rglob("*.py")]
+    used = {name for module in modules for name in re.findall(r"\b_?lib\.(\w+)", module.read_text())}
+    assert len(used) > 50
+    assert used - set(re.findall(r"\w+", text)) == set()
 
 
 def test_every_declared_type_has_a_size():
