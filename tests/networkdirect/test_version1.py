@@ -203,7 +203,7 @@ def test_i_2_8_deregistering_under_a_window_is_refused_and_harmless(softnd):
         # The provider refuses it too.
         with pytest.raises(ndpy.DeviceBusyError):
             ndpy.networkdirect.overlapped.run(
-                "deregister", ndpy.networkdirect.overlapped.Request(adapter._native), owner._deregister
+                "deregister", ndpy.networkdirect.overlapped.Request(adapter._native), owner._request_deregister
             )
         assert_works(keep, pair)
 
