@@ -20,15 +20,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TypeVar
+from typing import IO
 
 import psutil
 import pytest
 from helpers import wait_until
+from starting import create_process
 
 import ndpy
 
@@ -40,24 +40,6 @@ EXAMPLES = ROOT / "examples"
 DEADLINE_S = 60.0
 # Shorter than the deadline, so the example itself says which of its steps did not end.
 STEP_LIMIT_S = 40
-# Wine's error when a process ends before its program runs. This happens on a busy machine. The program is not at fault.
-_ERROR_INTERNAL_ERROR = 1359
-_ATTEMPTS = 5
-
-T = TypeVar("T")
-
-
-def create_process(create: Callable[[], T]) -> T:
-    """Call create(), which starts a process. Call it again if Wine could not start one. Returns its result."""
-    for attempt in range(1, _ATTEMPTS):
-        try:
-            return create()
-        except OSError as error:
-            if getattr(error, "winerror", None) != _ERROR_INTERNAL_ERROR:
-                raise
-            print(f"attempt {attempt} to start a process: {error}")
-            time.sleep(attempt)
-    return create()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from helpers import DEADLINE_S, Keeper, wait_until
-from processes import create_process
+from starting import create_process
 
 import ndpy
 from ndpy.networkdirect.provider_dll import Provider

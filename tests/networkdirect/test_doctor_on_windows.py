@@ -21,7 +21,7 @@ import pytest
 if sys.platform != "win32":
     pytest.skip("NetworkDirect is Windows'", allow_module_level=True)
 
-from processes import create_process
+from starting import create_process
 
 import ndpy
 from ndpy.doctor import findings, windows

@@ -40,7 +40,7 @@ from helpers import (
     wait_until,
 )
 from own_softnd import SOFTND, opened
-from processes import create_process
+from starting import create_process
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status

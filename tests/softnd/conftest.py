@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # an embedded Python does not search a test's folder
+# An embedded Python does not search a test's folder. The folder above has starting.py.
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 pytest.register_assert_rewrite("early_disconnect")
 

@@ -39,11 +39,20 @@ class Peer:
     def __init__(self, module: str, function: str, *arguments: Any, **environment: str) -> None:
         import os
 
+        # The peer's end does not need it, and does not search the folder above.
+        from starting import create_process
+
         command = [sys.executable, __file__, module, function, json.dumps(arguments)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, **environment},
-        )  # fmt: skip
+        self.process = create_process(
+            lambda: subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **environment},
+            )
+        )
         self.output: list[str] = []
         self._lines: queue.Queue[Any] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -13,6 +13,7 @@ import pytest
 from conftest import share
 from early_disconnect import BURST, CONVERSATIONS, END_TOGETHER, Participant, run_conversation, run_role
 from peer import Peer
+from starting import create_process
 from version2 import Status
 
 pytestmark = pytest.mark.timeout(900)
@@ -45,8 +46,10 @@ def test_f_5_4_both_leave_at_once_in_several_threads(threads):
 @contextlib.contextmanager
 def busy_machine():
     """Keep every processor busy with something else."""
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    burners: list[subprocess.Popen[bytes]] = []
     try:
+        for _ in range(4):
+            burners.append(create_process(lambda: subprocess.Popen([sys.executable, "-c", "while True: pass"])))
         yield
     finally:
         for burner in burners:
