@@ -2,8 +2,8 @@
 # Runs all the tests, for `make test`, which sets the machine up first:
 #
 #   on this machine   tests/unit, tests/wheels
-#   under Wine        rig/test-softnd.sh and rig/test-windows.sh, in the background
-#   in a VM           the tests that need an adapter, on rxe0 and then on siw0; softnd's tests against siw; the VM's own tests
+#   in a VM           the tests that need an adapter, on rxe0 and then on siw0
+#   under Wine        rig/test-softnd.sh and rig/test-windows.sh, then the VM's own tests and softnd against siw: in the background
 #
 # NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. At the end, each part's time and slowest modules are printed.
 
@@ -44,20 +44,24 @@ has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapt
 # Built here, so that the parts that need softnd.dll do not build it at the same time.
 make -s -C softnd || exit 1
 
-# Programs under Wine wait more than they compute. So these tests run beside the others, until the end. Two emulated VMs at
-# the same time are much slower than one after the other on two processors: each takes three times as long.
+# Programs under Wine wait more than they compute. So these tests run beside the others. The parts that start short VMs come
+# after them: two emulated VMs at the same time are slow on two processors.
+vm_tests=tests/unit/test_softroce_vm.py
 {
     status=0
     rig/test-softnd.sh windows || status=1
     rig/test-windows.sh || status=1
     rig/test-softnd.sh peers || status=1
+    echo "== tests of the VM"
+    $python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-} || status=1
+    rig/test-softnd.sh siw || status=1
+    echo "== end (after $((($(date +%s) - started) / 60)) min)"
     exit $status
-} >$results/windows.log 2>&1 &
-windows=$!
+} >$results/background.log 2>&1 &
+background=$!
 # A background job of a shell ignores Ctrl-C.
-trap 'kill $windows; exit 130' INT TERM
+trap 'kill $background; exit 130' INT TERM
 
-vm_tests=tests/unit/test_softroce_vm.py
 begin "tests without an adapter"
 $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
@@ -65,9 +69,6 @@ report unit $?
 installed=$PWD/.rig/wheels/linux/bin/ndpy
 if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
 on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
-begin "tests of the VM"
-$python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-}
-report vm $?
 if ! has_siw; then
     echo "== no tests on siw0: this machine has no siw module"
 elif [ -n "${NDPY_STRESS:-}" ]; then
@@ -76,15 +77,11 @@ else
     # tests/verbs starts dozens of processes, which takes minutes in the VM.
     on_adapter siw siw0 tests/contract tests/interop
 fi
-begin "tests under Wine"
-wait $windows
+begin "tests in the background"
+wait $background
 status=$?
-cat $results/windows.log
-report windows $status
-# A VM and a provider under Wine that talk to each other: after the other tests under Wine, so that both are quick.
-begin "softnd and siw"
-rig/test-softnd.sh siw
-report softnd-siw $?
+cat $results/background.log
+report background $status
 
 $python rig/sum_results.py $results/*.xml
 begin "end"
