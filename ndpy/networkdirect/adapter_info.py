@@ -96,7 +96,7 @@ def asked_version(version: int | None) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ProviderCandidate:
     """A DLL that may have adapters.
 
     version: the catalogue entry's version; None without an entry. named: the user named the DLL.
@@ -108,15 +108,18 @@ class Source:
     named: bool
 
 
-def sources(only: str | None) -> list[Source]:
+def provider_candidates(only: str | None) -> list[ProviderCandidate]:
     """Return `only`, or the DLLs of NDPY_PROVIDER, or those of the Winsock catalogue with version 2 first."""
     paths = [only] if only is not None else os.environ.get("NDPY_PROVIDER", "").split(os.pathsep)
-    named = [Source(path, NO_ID, None, True) for path in paths if path]
+    named = [ProviderCandidate(path, NO_ID, None, True) for path in paths if path]
     if named:
         return named
     usable = [entry for entry in winsock_catalogue.entries() if not entry.problem]
     usable.sort(key=lambda entry: -entry.version)
-    return [Source(entry.path, str(uuid.UUID(bytes_le=entry.provider_id)), entry.version, False) for entry in usable]
+    return [
+        ProviderCandidate(entry.path, str(uuid.UUID(bytes_le=entry.provider_id)), entry.version, False)
+        for entry in usable
+    ]
 
 
 def list_adapters(only: str | None = None, version: int | None = None) -> list[AdapterInfo]:
@@ -130,28 +133,28 @@ def list_adapters(only: str | None = None, version: int | None = None) -> list[A
     found: list[AdapterInfo] = []
     counts: dict[str, int] = {}
     served: set[str] = set()
-    for source in sources(only):
-        if asked is not None and source.version not in (None, asked):
+    for candidate in provider_candidates(only):
+        if asked is not None and candidate.version not in (None, asked):
             continue
         try:
-            provider = Provider.use(source.path)
+            provider = Provider.use(candidate.path)
         except errors.ProviderNotFoundError:
-            if source.named:
+            if candidate.named:
                 raise
             continue
         try:
-            used = provider.version(source.version or asked, source.provider_id)
-            stem = pathlib.PureWindowsPath(source.path).stem.lower()
-            for adapter_id, addresses in adapters_of(provider, used, source.provider_id):
+            used = provider.version(candidate.version or asked, candidate.provider_id)
+            stem = pathlib.PureWindowsPath(candidate.path).stem.lower()
+            for adapter_id, addresses in adapters_of(provider, used, candidate.provider_id):
                 if used == 1 and not served.isdisjoint(addresses):
                     continue
                 index = counts.get(stem, 0)
                 counts[stem] = index + 1
-                found.append(_describe(provider, source.provider_id, used, adapter_id, addresses, f"{stem}{index}"))
+                found.append(_describe(provider, candidate.provider_id, used, adapter_id, addresses, f"{stem}{index}"))
                 if used == 2:
                     served.update(addresses)
         except errors.ProviderError:
-            if source.named:
+            if candidate.named:
                 raise
         finally:
             provider.drop()
