@@ -20,7 +20,6 @@ from consumer import DEADLINE_S, Kit
 from version2 import Op, Status, kernel32
 
 PAGE = 4096
-LARGEST_PRIVATE_DATA = 508
 
 
 @contextlib.contextmanager

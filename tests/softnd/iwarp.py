@@ -31,7 +31,6 @@ MAX_PRIVATE_DATA = 512
 # Bits of the flags byte of a start-up frame. S: the four bytes of enhanced set-up follow (RFC 6581, 9).
 MARKERS, CRC, REJECT, ENHANCED = 0x80, 0x40, 0x20, 0x10
 
-LARGEST_ULPDU = 0xFFFF
 TAGGED_HEADER = 14
 UNTAGGED_HEADER = 18
 READ_REQUEST = struct.Struct("!IQIIQ")  # sink tag, sink offset, size, source tag, source offset

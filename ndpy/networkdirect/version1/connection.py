@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 #: IANA's number for TCP. Connections use TCP's port numbers.
 TCP = 6
 
-_PRIVATE_DATA = 512
 # The shortest time from one connect to the next, for providers that answer at once.
 _PAUSE_S = 0.1
 _SHARING_VIOLATION = 0xC0000043
