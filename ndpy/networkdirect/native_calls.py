@@ -116,11 +116,7 @@ def check(operation: str, status: int, message: str = "") -> None:
 
 def create(operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any) -> Any:
     """Make an object with function(native, IID of `interface`, *arguments, out), and return it."""
-    out = ffi.new("void **")
-    check(operation, function(native, lib.ndpy_iid(interface.encode()), *arguments, out))
-    if out[0] == ffi.NULL:
-        raise errors.ProviderError(f"the provider says that it succeeded, and gave no {interface}", operation=operation)
-    return ffi.cast(f"struct {interface} *", out[0])
+    return create_version1(operation, interface, function, native, lib.ndpy_iid(interface.encode()), *arguments)
 
 
 def create_version1(
