@@ -82,4 +82,4 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify);
 int ndpy_watch_changed(struct ndpy_watch *watch);
 void ndpy_unwatch(struct ndpy_watch *watch);
 /* Call this after unwatching. When it returns, nobody writes to the eventfds of those watches any more. */
-void ndpy_monitor_settle(void);
+void ndpy_monitor_wait_for_reader(void);

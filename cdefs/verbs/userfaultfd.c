@@ -6,7 +6,7 @@
    lock, including malloc's and the GIL. So the reader takes no lock and allocates nothing. It marks the watches that
    overlap, and writes to their eventfds.
 
-   A watch without a mark means unchanged memory only when two things hold. settle() waits for both:
+   A watch without a mark means unchanged memory only when two things hold. wait_until_marked() waits for both:
    - No change is under way. The kernel counts a change from before it takes effect until its event has been read.
      Meanwhile it refuses other ioctls with EAGAIN. Suppose that one thread is still in munmap, and another thread
      already gets the same range from mmap. This check keeps the new memory from passing for the old.
@@ -236,7 +236,7 @@ int ndpy_monitor_takes_shared_memory(void)
 
 /* Wait until every change that has taken effect is marked, or until `watch` is marked. Returns 1 then. Returns 0 if
    this stays unknown. */
-static int settle(struct ndpy_watch *watch)
+static int wait_until_marked(struct ndpy_watch *watch)
 {
     struct uffdio_writeprotect nothing = {.range = {.len = 0}};
     struct timespec pause = {.tv_nsec = 50000};
@@ -289,7 +289,7 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify)
     int error = 0;
 
     /* Changes of earlier memory at these addresses must not mark the new watch. */
-    settle(NULL);
+    wait_until_marked(NULL);
     pthread_mutex_lock(&monitor.lock);
     while (!monitor.free) {
         struct block *block;
@@ -324,7 +324,7 @@ struct ndpy_watch *ndpy_watch(uint64_t start, uint64_t end, int notify)
 int ndpy_watch_changed(struct ndpy_watch *watch)
 {
     /* If it stays unknown, treat the memory as changed. */
-    return !settle(watch) || atomic_load(&watch->changed);
+    return !wait_until_marked(watch) || atomic_load(&watch->changed);
 }
 
 /* Find the first part of [*from, *to) that no watch covers. Returns 0 if watches cover all of it. */
@@ -375,7 +375,7 @@ void ndpy_unwatch(struct ndpy_watch *watch)
     pthread_mutex_unlock(&monitor.lock);
 }
 
-void ndpy_monitor_settle(void)
+void ndpy_monitor_wait_for_reader(void)
 {
     unsigned turn = atomic_load(&monitor.turn);
 

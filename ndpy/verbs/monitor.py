@@ -69,7 +69,7 @@ class Monitor:
 
     def close(self) -> None:
         """Call this after the last unwatch()."""
-        lib.ndpy_monitor_settle()
+        lib.ndpy_monitor_wait_for_reader()
         with self._lock:
             self._closed = True
             self._events.forget(self._fd)
