@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class _Source(importlib.machinery.SourceFileLoader):
+class _SourceTextLoader(importlib.machinery.SourceFileLoader):
     """Loads a module from a given text instead of its file, perhaps with counters."""
 
     def __init__(self, name: str, path: str, text: str, counters: Any = None) -> None:
@@ -41,7 +41,7 @@ class _Source(importlib.machinery.SourceFileLoader):
         super().exec_module(module)
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class ModuleFinder(importlib.abc.MetaPathFinder):
     """Finds the modules that are changed or counted.
 
     sources: the changed texts, by file.
@@ -74,7 +74,7 @@ class Finder(importlib.abc.MetaPathFinder):
         if file not in self._sources and counters is None:
             return None
         text = self._sources.get(file) or Path(spec.origin).read_text(encoding="utf-8")
-        spec.loader = _Source(name, spec.origin, text, counters)
+        spec.loader = _SourceTextLoader(name, spec.origin, text, counters)
         return spec
 
 
@@ -88,8 +88,8 @@ def _shared(folder: Path, file: str) -> mmap.mmap:
         return mmap.mmap(opened.fileno(), size)
 
 
-def activate(path: str) -> Finder:
+def activate(path: str) -> ModuleFinder:
     """From now on, import the changed modules that the file at `path` lists."""
-    finder = Finder(**json.loads(Path(path).read_text(encoding="utf-8")))
+    finder = ModuleFinder(**json.loads(Path(path).read_text(encoding="utf-8")))
     sys.meta_path.insert(0, finder)
     return finder

@@ -39,12 +39,12 @@ _LOGGING = {"warn", "warning", "debug", "info", "log", "exception"}
 
 
 def python_changes(file: str, source: str) -> list[Change]:
-    finder = _Finder(file, source)
+    finder = _ChangeFinder(file, source)
     finder.visit(ast.parse(source))
     return finder.found
 
 
-class _Finder(ast.NodeVisitor):
+class _ChangeFinder(ast.NodeVisitor):
     def __init__(self, file: str, source: str) -> None:
         self.file = file
         self.source = source

@@ -178,7 +178,7 @@ class ManyJobs:
 class Recorder:
     """Runs tests with counters. Records which lines each test runs and how long it takes."""
 
-    def __init__(self, worker: Worker, finder: hook.Finder) -> None:
+    def __init__(self, worker: Worker, finder: hook.ModuleFinder) -> None:
         self._worker = worker
         self._finder = finder
         self._c_counters: list[tuple[str, Any]] | None = None
@@ -284,7 +284,7 @@ class Worker:
                     process.kill()
                     process.wait()
                     status = -9
-            self._judge(job, status, began)
+            self._report_outcome(job, status, began)
 
     def _log(self, job: dict[str, Any]) -> Path:
         return self.folder / "logs" / f"{job['id']}.log"
@@ -315,9 +315,9 @@ class Worker:
         if not ended:
             os.waitpid(process, 0)
             status = 9
-        self._judge(job, os.waitstatus_to_exitcode(status), began)
+        self._report_outcome(job, os.waitstatus_to_exitcode(status), began)
 
-    def _judge(self, job: dict[str, Any], status: int, began: float) -> None:
+    def _report_outcome(self, job: dict[str, Any], status: int, began: float) -> None:
         text = self._log(job).read_bytes().decode("utf-8", "replace")
         test = ""
         for line in text.splitlines():
