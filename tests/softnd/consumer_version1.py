@@ -55,7 +55,7 @@ def do(kit: Kit, interface: Interface, method: str, *arguments: Any) -> Any:
     return issue(kit, interface, method, *arguments).result()
 
 
-class Registration:
+class MemoryRegion:
     """Registered memory."""
 
     def __init__(self, node: Node, memory: Any, address: int, size: int, handle: int) -> None:
@@ -195,7 +195,7 @@ class Node:
         request = issue(self.kit, self.adapter, "RegisterMemory", pointer(address), size, last=(handle,))
         return request, handle
 
-    def register(self, what: int | Memory | Registration = 65536) -> Registration:
+    def register(self, what: int | Memory | MemoryRegion = 65536) -> MemoryRegion:
         memory: Any
         if isinstance(what, int):
             memory = ffi.new("char[]", what)
@@ -205,7 +205,7 @@ class Node:
         self.kit.kept.append(memory)
         request, handle = self.start_registration(address, size)
         assert request.result() == Status.SUCCESS
-        made = Registration(self, memory, address, size, handle[0])
+        made = MemoryRegion(self, memory, address, size, handle[0])
         self.kit.on_close(lambda: self.adapter.references and made.deregister())
         return made
 

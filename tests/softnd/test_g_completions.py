@@ -23,7 +23,7 @@ from consumer import (
 from version2 import NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED, NULL, Kind, Op, Status, ffi, kernel32
 
 
-class Source:
+class CompletionGenerator:
     """A queue pair that was never connected. A Receive and a Flush create a completion whenever a test needs one."""
 
     def __init__(self, node, cq, context=0):
@@ -60,7 +60,7 @@ def test_g_1_2_m_13_the_maximum_itself_is_accepted(node):
 
 
 @pytest.mark.parametrize(("group", "affinity"), [(0, 0), (0, 1), (0, (1 << 64) - 1), (0, 1 << 63)])
-def test_g_1_3_an_affinity_is_a_wish(node, group, affinity):
+def test_g_1_3_an_affinity_is_a_preference(node, group, affinity):
     assert node.create("CompletionQueue", node.file, 4, group, affinity)
     assert node.create("SharedReceiveQueue", node.file, 4, 1, 0, group, affinity)
 
@@ -80,29 +80,29 @@ def test_g_1_4_g_5_4_the_affinity_can_be_asked_for(node, kind):
 def test_g_1_5_and_g_1_6_results_come_oldest_first_and_never_block(node):
     cq = node.cq(64)
     assert get_results(cq, 4) == []
-    source = Source(node, cq)
-    source.add(10)
+    generator = CompletionGenerator(node, cq)
+    generator.add(10)
     assert cq.GetResults(NULL, 0) == 0
     assert [d.context for d in get_results(cq, 4)] == [0, 1, 2, 3]
     assert [d.context for d in get_results(cq, 6)] == [4, 5, 6, 7, 8, 9]
     assert get_results(cq, 6) == []
-    source.add(3)
+    generator.add(3)
     assert [d.context for d in get_results(cq, 16)] == [10, 11, 12]
 
 
 def test_g_1_7_entries_of_a_destroyed_queue_pair_stay(node):
     cq = node.cq()
-    source = Source(node, cq, context=0x77)
-    source.add(5)
-    assert source.qp.release() == 0
+    generator = CompletionGenerator(node, cq, context=0x77)
+    generator.add(5)
+    assert generator.qp.release() == 0
     assert [(d.context, d.queue_pair, d.status) for d in take(cq, 5)] == [(i, 0x77, Status.CANCELED) for i in range(5)]
 
 
 def test_g_1_8_queue_pairs_interleave_and_each_keeps_its_order(node):
     cq = node.cq()
-    sources = [Source(node, cq, context=i) for i in range(3)]
+    generators = [CompletionGenerator(node, cq, context=i) for i in range(3)]
     for i in (0, 1, 2, 1, 0, 2, 2, 0):
-        sources[i].add()
+        generators[i].add()
     done = take(cq, 8)
     for i in range(3):
         mine = [d.context for d in done if d.queue_pair == i]
@@ -111,7 +111,7 @@ def test_g_1_8_queue_pairs_interleave_and_each_keeps_its_order(node):
 
 def test_g_1_9_several_threads_never_get_an_entry_twice(node):
     cq = node.cq(4096)
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     total = share(20000, 4000)
     got, lock, ended = [], threading.Lock(), threading.Event()
 
@@ -128,8 +128,8 @@ def test_g_1_9_several_threads_never_get_an_entry_twice(node):
     for thread in threads:
         thread.start()
     for _ in range(total // 50):
-        source.add(50)
-        wait_until(lambda: len(got) > source.number - 2000, "the collectors keep up")
+        generator.add(50)
+        wait_until(lambda: len(got) > generator.number - 2000, "the collectors keep up")
     ended.set()
     for thread in threads:
         thread.join(60)
@@ -143,13 +143,13 @@ def test_g_2_1_nothing_is_notified_unless_asked(kit, node):
     file = node.new_file()
     port = Port(file)
     cq = node.cq(file=file)
-    source = Source(node, cq)
-    source.add(3)
+    generator = CompletionGenerator(node, cq)
+    generator.add(3)
     assert port.get(0.2) is None
     take(cq, 3)
     overlapped = kit.overlapped()
     assert cq.Notify(NOTIFY_ANY, overlapped) == Status.PENDING
-    source.add(3)
+    generator.add(3)
     assert port.get()[1] == overlapped
     assert port.get(0.2) is None, "armed once, notified once"
     port.close()
@@ -162,9 +162,9 @@ def test_g_2_2_other_types_are_refused(kit, node, kind):
 
 def test_g_2_2_errors_is_not_satisfied_by_completions(kit, node):
     cq = node.cq()
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     request = notify(kit, cq, NOTIFY_ERRORS)
-    source.add(3)
+    generator.add(3)
     assert stays_pending(request)
 
 
@@ -207,9 +207,9 @@ def test_f_4_3_a_solicited_send_of_any_size(kit, size):
 @pytest.mark.parametrize("kind", [NOTIFY_ANY, NOTIFY_SOLICITED])
 def test_g_2_3_an_error_satisfies_any_and_solicited(kit, node, kind):
     cq = node.cq()
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     request = notify(kit, cq, kind)
-    source.add()
+    generator.add()
     assert request.result() == Status.SUCCESS
 
 
@@ -217,11 +217,11 @@ def test_g_2_4_m_19_the_next_event_completes_all_requests(kit, node):
     file = node.new_file()
     port = Port(file)
     cq = node.cq(file=file)
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     issued = [kit.overlapped() for _ in range(10)]
     for overlapped in issued:
         assert cq.Notify(NOTIFY_ANY, overlapped) == Status.PENDING
-    source.add()
+    generator.add()
     got = [port.get() for _ in range(10)]
     assert [packet[0] for packet in got] == [True] * 10
     assert sorted(int(ffi.cast("uintptr_t", packet[1])) for packet in got) == sorted(
@@ -233,13 +233,13 @@ def test_g_2_4_m_19_the_next_event_completes_all_requests(kit, node):
 
 def test_g_2_5_a_completion_that_notified_does_not_notify_again(kit, node):
     cq = node.cq()
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     request = notify(kit, cq)
-    source.add()
+    generator.add()
     assert request.result() == Status.SUCCESS
     again = notify(kit, cq)
     assert stays_pending(again)
-    source.add()
+    generator.add()
     assert again.result() == Status.SUCCESS
     assert len(take(cq, 2)) == 2
 
@@ -263,10 +263,10 @@ def test_g_2_6_solicited_does_not_lower_any(kit, pair):
 
 def test_g_2_7_no_wakeup_is_lost_between_draining_and_notify(kit, node):
     cq = node.cq()
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     for _ in range(20):
         assert get_results(cq, 4) == []
-        source.add()
+        generator.add()
         request = notify(kit, cq)
         assert request.result() == Status.SUCCESS
         assert len(get_results(cq, 4)) == 1
@@ -288,11 +288,11 @@ def test_g_2_7_solicited_looks_at_unfetched_solicited_entries_only(kit, pair):
 
 def test_g_2_8_the_sequence(kit, node):
     cq = node.cq()
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     request = notify(kit, cq)
     for _ in range(3):
         assert request.pending()
-        source.add()
+        generator.add()
         assert request.result() == Status.SUCCESS
         assert len(get_results(cq, 1)) == 1
         assert get_results(cq, 1) == []
@@ -302,7 +302,7 @@ def test_g_2_8_the_sequence(kit, node):
 
 def test_g_2_9_fetched_entries_never_notify(kit, node):
     cq = node.cq()
-    Source(node, cq).add(3)
+    CompletionGenerator(node, cq).add(3)
     take(cq, 3)
     assert stays_pending(notify(kit, cq))
 
@@ -380,13 +380,13 @@ def test_g_3_1_a_full_queue_is_dead(kit):
     establish(active, passive)
     before = notify(kit, cq, NOTIFY_ERRORS)
     gone = kit.issue(passive.connector, "NotifyDisconnect")
-    source = Source(node, cq)
-    source.add(60)
+    generator = CompletionGenerator(node, cq)
+    generator.add(60)
     assert before.result() == Status.BUFFER_OVERFLOW
     kept = get_results(cq, 64)
     assert 4 <= len(kept) < 60
     assert [d.context for d in kept] == list(range(len(kept))), "G.3.3: what was queued before is retrievable"
-    source.add(1)
+    generator.add(1)
     assert get_results(cq, 4) == [], "no further completions appear"
     for kind in (NOTIFY_ANY, NOTIFY_ERRORS, NOTIFY_SOLICITED):
         assert notify(kit, cq, kind).result() == Status.BUFFER_OVERFLOW
@@ -396,18 +396,18 @@ def test_g_3_1_a_full_queue_is_dead(kit):
 @pytest.mark.parametrize("depth", [1, 2, 3, 8, 100])
 def test_g_3_2_m_9_there_is_room_for_more_than_asked_for(node, depth):
     cq = node.cq(depth)
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     for _ in range(depth):
-        source.add()
+        generator.add()
     assert len(get_results(cq, depth + 8)) == depth
 
 
 def test_g_3_2_the_queue_goes_round_for_ever(node):
     cq = node.cq(3)
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     expected = 0
     for i in range(200):
-        source.add(i % 3 + 1)
+        generator.add(i % 3 + 1)
         for done in take(cq, i % 3 + 1):
             assert done.context == expected
             expected += 1
@@ -434,28 +434,28 @@ def test_g_4_1_resizing_loses_nothing_and_keeps_the_order(kit, pair):
 
 def test_g_4_1_an_armed_notification_survives(kit, node):
     cq = node.cq(8)
-    source = Source(node, cq)
+    generator = CompletionGenerator(node, cq)
     request = notify(kit, cq)
     assert cq.Resize(64) == Status.SUCCESS
     assert cq.Resize(4) == Status.SUCCESS
     assert request.pending()
-    source.add()
+    generator.add()
     assert request.result() == Status.SUCCESS
 
 
 def test_g_4_1_growing_makes_room(node):
     cq = node.cq(2)
     assert cq.Resize(500) == Status.SUCCESS
-    Source(node, cq).qp.release()
-    source = Source(node, cq)
+    CompletionGenerator(node, cq).qp.release()
+    generator = CompletionGenerator(node, cq)
     for _ in range(10):
-        source.add(50)
+        generator.add(50)
     assert [d.context for d in take(cq, 500)] == list(range(500))
 
 
 def test_g_4_2_fewer_than_queued_is_refused(node):
     cq = node.cq(64)
-    Source(node, cq).add(20)
+    CompletionGenerator(node, cq).add(20)
     for depth in (1, 10, 19):
         assert cq.Resize(depth) == Status.BUFFER_OVERFLOW
     assert cq.Resize(20) == Status.SUCCESS

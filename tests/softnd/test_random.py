@@ -18,7 +18,7 @@ OPERATIONS = share(100_000, 6_000)
 pytestmark = pytest.mark.timeout(3600)
 
 
-class Registered:
+class ModelRegion:
     """A region of the model."""
 
     def __init__(self, real, buffer, start, size, flags):
@@ -30,7 +30,7 @@ class Registered:
         return bool(self.flags & (4 if write else 2))
 
 
-class Window:
+class ModelWindow:
     """A window of the model. `end` is the end that it is bound through, or None."""
 
     def __init__(self, real):
@@ -51,8 +51,8 @@ class Machine:
         for real, model in zip(self.real, self.model, strict=True):
             model[:] = rng.randbytes(SIZE)
             ffi.buffer(real)[0:SIZE] = bytes(model)
-        self.regions: list[Registered] = []
-        self.windows = [Window(self.node.window()) for _ in range(6)]
+        self.regions: list[ModelRegion] = []
+        self.windows = [ModelWindow(self.node.window()) for _ in range(6)]
         self.stale: list[tuple[int, int]] = []
         for _ in range(4):
             self.register(Mr.EVERYTHING)
@@ -67,7 +67,7 @@ class Machine:
         mr = self.node.mr()
         address = self.base[buffer] + start
         assert self.kit.do(mr, "Register", pointer(address), size, flags) == Status.SUCCESS
-        self.regions.append(Registered(Region(mr, None, address, size), buffer, start, size, flags))
+        self.regions.append(ModelRegion(Region(mr, None, address, size), buffer, start, size, flags))
 
     def deregister(self, region):
         bound = any(w.end and w.region is region for w in self.windows)
