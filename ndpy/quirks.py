@@ -2,7 +2,7 @@
 
 Three readers use it:
 
-- ndpy's own code asks `Quirk.X in adapter._differences` and compares the name of no driver itself.
+- ndpy's own code asks `Quirk.X in adapter._differences`. It never compares names of drivers.
 - The smoke test calls a failure KNOWN if the table lists it for this driver, kernel and check. Any other failure is a FAIL.
 - The tests skip, or expect to fail, what the table says.
 
@@ -24,15 +24,17 @@ from ndpy.info import AdapterInfo
 class Difference:
     """One row of the table.
 
-    driver, transport: whose it is; one of the two, as AdapterInfo has it.
-    sentence: what they do, for reports. reference: where that is written down, or which code does it.
-    first, last: the kernels that have it, both included; () is open. If nobody knows which kernel brought it, first is the
-    oldest kernel on which it was seen.
-    checks: the checks of the smoke test that find it. symptom: a part of the reason with which they fail, so that another
-    failure of the same check is not taken for it.
-    spared: what ndpy does about it, "" for nothing.
-    programs: the programs of tests/verbs/programs that show it, each with its arguments.
-    deadly: to try it ends the machine.
+    Attributes:
+        sentence: what these adapters do, for reports.
+        reference: where that is written down, or which code does it.
+        driver, transport: the adapters that do it. One of the two is set, to a value of AdapterInfo.
+        first, last: the oldest and the newest kernel that has it. () if there is no limit. If nobody knows which kernel
+            brought it, `first` is the oldest kernel on which it was seen.
+        checks: the checks of the smoke test that find it.
+        symptom: a part of the reason with which these checks fail. A failure with another reason has another cause.
+        spared: how ndpy spares its users the effect. "" if it does not.
+        programs: the programs of tests/verbs/programs that show it, each with its arguments.
+        deadly: whether the machine crashes when somebody tries it.
     """
 
     sentence: str
@@ -296,18 +298,18 @@ class Quirk(enum.Enum):
 
 
 def kernel_version(release: str) -> tuple[int, ...]:
-    """The leading numbers of a kernel release: (6, 1, 0) of "6.1.0-50-amd64"."""
+    """Return the leading numbers of a kernel release: (6, 1, 0) for "6.1.0-50-amd64"."""
     match = re.match(r"\d+(\.\d+)*", release)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def differences(info: AdapterInfo, release: str | None = None) -> frozenset[Quirk]:
-    """What ndpy has to reckon with on an adapter, in this kernel or in another one.
+    """Return the entries that ndpy has to expect on an adapter, in this kernel or in the given one.
 
     `first` is often only the oldest kernel that somebody looked at, so older kernels count too.
     """
     if release is None:
-        # Imported here: `import ndpy` does without it.
+        # Imported here, because `import ndpy` does not need it.
         import platform
 
         release = platform.release()
@@ -316,21 +318,21 @@ def differences(info: AdapterInfo, release: str | None = None) -> frozenset[Quir
     )
 
 
-def _known(driver: str, release: str) -> list[Difference]:
-    """The driver's own entries in this kernel. An adapter without a driver of its own in the table has none."""
+def _entries_of(driver: str, release: str) -> list[Difference]:
+    """Return the entries of a driver for this kernel. The list is empty if the table does not name the driver."""
     return [quirk.value for quirk in Quirk if quirk.value.driver == driver and quirk.value.is_in(release)]
 
 
 def listed(driver: str, release: str, check: str) -> Difference | None:
-    """The defect of this driver in this kernel that the check of the smoke test would find."""
-    return next((known for known in _known(driver, release) if check in known.checks and not known.spared), None)
+    """Return the defect of this driver in this kernel that a check of the smoke test finds. None if there is none."""
+    return next((entry for entry in _entries_of(driver, release) if check in entry.checks and not entry.spared), None)
 
 
 def spared(driver: str, release: str, check: str) -> Difference | None:
-    """The defect of this driver in this kernel that the check would find if ndpy did not spare its users the effect."""
-    return next((known for known in _known(driver, release) if check in known.checks and known.spared), None)
+    """Return the defect that the check would find if ndpy did not spare its users the effect. None if there is none."""
+    return next((entry for entry in _entries_of(driver, release) if check in entry.checks and entry.spared), None)
 
 
 def shown_by(driver: str, release: str, program: str) -> Difference | None:
-    """The defect of this driver in this kernel that a program of tests/verbs/programs shows."""
-    return next((known for known in _known(driver, release) if program in known.programs), None)
+    """Return the defect of this driver in this kernel that a program of tests/verbs/programs shows, or None."""
+    return next((entry for entry in _entries_of(driver, release) if program in entry.programs), None)
