@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class CacheStats:
-    """What a cache has done since it was made, and what it holds now.
+    """Counts of what a cache has done since it was made, and of what is registered now.
 
     Attributes:
         hits: requests that found a region.
@@ -28,7 +28,7 @@ class CacheStats:
         registrations: regions that were registered.
         binds: windows that were bound.
         evictions: idle entries that were deregistered to make room.
-        invalidations: entries that were dropped because their memory went or was about to go.
+        invalidations: entries that were dropped because their memory was freed or changed, or because of invalidate().
         entries: regions that are registered now, including those in use.
         bytes_pinned: the sum of their lengths.
     """
@@ -52,8 +52,8 @@ class Entry(_lease.Entry):
 
     Attributes:
         uses: how many leases and exposures it has.
-        cached: whether others may still find it.
-        rights: the most that may be asked of it.
+        cached: whether requests can find it.
+        rights: the rights that a lease of it can have.
         used: the number of its last use. The smallest number is the least recent use.
         watch: the monitor's watch, or None.
     """
@@ -88,13 +88,18 @@ class Entry(_lease.Entry):
         self.watch = watch
         self.cached = True
         self.invalid = False
-        #: Serial numbers of the queue pairs that it was made for; None for all.
+        #: The serial numbers of the queue pairs that it was made for. None for all.
         self.queue_pairs = queue_pairs
         self.grants: set[Grant] = set()
 
 
 class Grant:
-    """A right of a peer: a bound window, or a region with remote rights. live: not revoked. ended: revoked completely."""
+    """A right of a peer: a bound window, or a region with remote rights.
+
+    Attributes:
+        live: whether nobody has begun to revoke it.
+        ended: whether it was revoked completely.
+    """
 
     __slots__ = ("ended", "entry", "live", "queue_pair", "region", "window")
 
@@ -112,9 +117,9 @@ class Grant:
 class Lease(_lease.LeaseBase):
     """Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.
 
-    lease[a:b] is an Sge of those bytes, lease[:] of all. The buffer can be neither freed nor resized until release(), nor
-    before the requests that were posted with lease[a:b] have completed. Call release() after that. The region may be
-    deregistered in release(); requests that are still under way then fail.
+    lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized until
+    release() is called and the requests that were posted with lease[a:b] have completed. Call release() after they have
+    completed, because it may deregister the region. Then requests that are still under way fail.
 
     Attributes:
         region: a region that covers the requested bytes, and perhaps more.
@@ -126,7 +131,7 @@ class Lease(_lease.LeaseBase):
     # Set by the cache.
     _cache: RegistrationCache
     _range: MemoryRange | KnownBuffer
-    #: The export of the buffer; None after release().
+    #: The export of the buffer. None after release().
     _view: Any
 
     @property
@@ -191,11 +196,11 @@ class Exposure(Lease):
 
     @property
     def revoked(self) -> bool:
-        """Whether the peer's right has ended: by release(), invalidate(), or with its queue pair."""
+        """Whether the peer's right has ended. release(), invalidate() and the end of the connection end it."""
         return not self._grant.live
 
     def remote(self) -> RemoteMemory:
-        """What the peer needs to reach the memory. Raises ClosedError when the right has ended."""
+        """Return the memory as the peer needs it. Raises ClosedError if the right has ended."""
         if self.revoked:
             raise errors.ClosedError(f"{self!r} was revoked; ask the cache again")
         return self._remote

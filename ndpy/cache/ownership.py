@@ -67,9 +67,9 @@ class KnownBuffer(_lease.KnownBuffer):
         entry: the entry.
         export: export(subject), or export(buffer) if the subject is None, makes what keeps the buffer in place. None if
             nothing has to.
-        pointer: the export must be equal to it, if the memory of the buffer may be replaced (mmap, NumPy array, monitored
-            memory). None if it cannot (memoryview, and objects of which the cache holds an export). A buffer that can shrink
-            in place (mmap) must have the same length as well.
+        pointer: the export must be equal to it. It is set if the memory of the buffer may be replaced (mmap, NumPy array,
+            monitored memory). None if it cannot be replaced (memoryview, and objects of which the cache has an export). A
+            buffer that can shrink in place (mmap) must have the same length too.
         reference: a weak reference whose callback forgets the buffer.
     """
 
@@ -93,7 +93,7 @@ class KnownBuffer(_lease.KnownBuffer):
 
 
 def _root(view: memoryview) -> tuple[Any, bool]:
-    """(the object that owns the memory of a view, or None; whether a weak reference to it tells of the memory's end)."""
+    """Return (the object that owns the memory of a view, or None; whether the memory ends when that object dies)."""
     found: Any = view.obj
     numpy = sys.modules.get("numpy")
     while numpy is not None and isinstance(found, numpy.ndarray):
@@ -108,15 +108,18 @@ def _root(view: memoryview) -> tuple[Any, bool]:
         except (TypeError, ValueError, BufferError):
             return found, False
         found = base
-    # alloc() makes an mmap or a buffer of cffi, whose memory lives as long as the object. Other objects may be resized (array,
-    # bytearray), or nobody knows.
+    # alloc() makes an mmap or a buffer of cffi. Their memory lives as long as the object. Other objects may be resized, such as
+    # an array or a bytearray, or nobody knows how long their memory lives.
     return found, isinstance(found, mmap.mmap) or type(found).__module__ == "_cffi_backend"
 
 
 class Owner:
-    """The owner of cached memory. A weak reference watches it, or an export keeps it from freeing and resizing.
+    """The owner of cached memory. A weak reference watches it, or an export keeps its memory in place.
 
-    The callback of the weak reference only marks. entries: what is cached of it, in ascending order, without overlaps.
+    The callback of the weak reference only marks the owner as dead.
+
+    Attributes:
+        entries: the entries in its memory, in ascending order, without overlaps.
     """
 
     __slots__ = ("dead", "entries", "key", "length", "starts", "view", "watch")
@@ -166,10 +169,12 @@ def _resizable_length(root: Any) -> int:
 def remember_buffer(
     buffer: Any, found: MemoryRange, entry: Any, known: dict[Any, KnownBuffer], changed: Callable[[Any], int] | None
 ) -> None:
-    """Remember which entry a buffer object was found in, for as long as that object lives.
+    """Remember the entry of a buffer object as long as that object lives.
 
-    An (address, length) is remembered by its value, together with whether the caller watches it, if it is the whole of an
-    entry. changed: Monitor.changed, if there is a monitor.
+    An (address, length) is remembered only if it is exactly an entry. The key is its value, and whether the caller watches
+    the memory (raw).
+
+    changed: Monitor.changed, or None if there is no monitor.
     """
     if entry.queue_pairs is not None:
         return
@@ -183,11 +188,11 @@ def remember_buffer(
         if changed is None or entry.watch is None:
             export = None
         else:
-            # 0 unless it has changed.
+            # The "export" is 0 unless the memory has changed.
             export, subject, pointer = changed, entry.watch, 0
     elif found.root is None or found.root is MONITORED:
         return
-    # An object of which the cache holds an export lives as long as it is cached.
+    # If the cache has an export of the object, the object lives as long as the entry.
     elif entry.owner.view is None or buffer is not found.root:
         try:
             reference = weakref.ref(buffer, lambda _: known.pop(key, None))

@@ -1,10 +1,10 @@
 """A cache of registrations. Memory stays registered between its uses, but only as long as it is the same memory.
 
-The cache hooks no function. A cached range goes with the object that owns its memory (ndpy/cache/ownership.py). The death of
-a watched owner marks its entries. An owner that can be resized is kept from it by an export. A monitor may watch memory that
-has no owner; it marks entries too.
+The cache hooks no function of the system. An entry ends with the object that owns its memory (ndpy/cache/ownership.py). When
+a watched owner dies, its entries are marked. If an owner can be resized, an export prevents that. A monitor may watch memory
+that has no owner, and marks entries too.
 
-A callback that marks may run in any thread, with any lock held. The reaper, which deregisters, runs at the next use of the
+A callback that marks may run in any thread, with any lock held. The reaper deregisters. It runs at the next use of the
 cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/lease.c) does not
 take that lock.
 """
@@ -32,7 +32,7 @@ from ndpy.resource import Resource, busy
 
 _REMOTE = Access.REMOTE_READ | Access.REMOTE_WRITE
 
-# How many owners one miss looks at. So its cost does not grow with the cache.
+# How many owners one miss examines. The limit keeps the cost of a miss from growing with the cache.
 _LOOKS = 64
 
 
@@ -49,7 +49,7 @@ class _Loading:
 
 
 class _Reaper:
-    """Makes the adapter's thread clear up for a cache. One call serves all marks that came before it."""
+    """Has the adapter's thread deregister for a cache. One call serves all marks that came before it."""
 
     def __init__(self, cache: RegistrationCache) -> None:
         self._thread = cache._adapter._events
@@ -57,7 +57,7 @@ class _Reaper:
         self._called = False
 
     def wake(self) -> None:
-        """Safe in callbacks and finalizers."""
+        """Start it. Safe in callbacks and finalizers."""
         if not self._called:
             self._called = True
             self._thread.call_soon(self._reap)
@@ -73,37 +73,37 @@ class _Reaper:
 
 
 class RegistrationCache(_lease.LeaseFinder, Resource):
-    """Registrations of an adapter that outlive their use. For programs that transfer from the same memory again and again.
+    """Keeps memory registered between its uses. For programs that transfer from the same memory again and again.
 
     A request finds a cached range if the range has the same owner, contains the request, and has sufficient rights. If the
-    request overlaps cached ranges otherwise, all of them are registered together, as one region with all their rights. That
-    region takes their place; those in use stay until they are released. If it would be longer than max_bytes or the adapter's
-    limit, the request alone takes their place. Ranges that only touch stay apart. Rights never widen on a region that
-    exists: nobody gets rights through the cache that were not asked for on that region.
+    request only overlaps cached ranges, or needs more rights, it and these ranges are registered together, as one region with
+    all their rights. The new region replaces the old ones. Those in use stay until they are released. If the new region would
+    be longer than max_bytes or the adapter's limit, only the request is registered instead. Ranges that only touch stay
+    apart. The rights of an existing region never change. So a region has only rights that a request for its memory had.
 
     Who owns the memory decides how long it stays:
 
     - A NumPy array, an mmap and the result of alloc() are watched. When the last reference to them goes, their registrations
-      go.
-    - Of any other object (bytearray, array, ctypes, bytes) the cache holds an export. The object cannot be resized while it
-      is cached (BufferError). When nothing else refers to it, a later miss drops it.
-    - Memory that no Python object owns, given as (address, length) or by a buffer that does not own it, needs monitor=True or
-      raw=True.
+      end.
+    - The cache has an export of any other object (bytearray, array, ctypes, bytes). The object cannot be resized while it is
+      cached (BufferError). When nothing else refers to it, a later miss drops it.
+    - Memory that no Python object owns needs monitor=True or raw=True. It comes as (address, length), or as a buffer that
+      does not own it.
 
-    invalidate(buffer) lets go at once. Call it before mmap.resize().
+    invalidate(buffer) ends the registrations at once. Call it before mmap.resize().
 
     Many threads may use the cache. If several want the same range, one registers it and the others wait. Close the cache
     before its adapter. close() raises DeviceBusyError while leases or exposures are in use.
 
     Parameters:
         adapter: makes the regions.
-        max_bytes, max_entries: how much stays registered, at least 1 each. Beyond that, the idle entry that was used least
-            recently is deregistered. Entries in use count, but are never refused or taken away. The bounds hold again when
-            they are released.
-        monitor: True if the system is to tell the cache when memory without an owner is unmapped, moved or emptied (munmap,
-            mremap, madvise, by any code). Its registrations are not found any more from then on. Only on Linux, and only for
-            anonymous memory, private or shared, the heap included. A mapped file is refused, since nothing tells of its
-            truncation. A call that unmaps watched memory takes some microseconds longer.
+        max_bytes, max_entries: the most that stays registered, at least 1 each. Beyond that, the idle entry that was used
+            least recently is deregistered. Entries in use count too, but they are never refused or taken away. If they
+            exceed the bounds, the bounds hold again when they are released.
+        monitor: whether the system tells the cache when any code unmaps, moves or empties memory without an owner (munmap,
+            mremap, madvise). From then on no request finds its registrations. Only on Linux, and only for anonymous memory,
+            private or shared, the heap included. A mapped file is refused, because truncating it causes no event. A call
+            that unmaps watched memory takes some microseconds longer.
     Raises:
         LimitExceededError: max_bytes or max_entries is less than 1.
         UnsupportedError: the system has no monitor, or does not permit it. The message names the reason and the remedy.
@@ -122,7 +122,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._windows_exist = Capability.MEMORY_WINDOWS in adapter.info.capabilities
         self._changed = threading.Condition(threading.Lock())
         self._owners: dict[int, Owner] = {}
-        #: Buffers that were found before, by identity. A record counts only while its entry is cached.
+        #: Buffers that were found before. The key is their identity. A record is valid only while its entry is cached.
         self._known_buffers = {}
         self._lease_type = Lease
         #: All entries that are registered, cached or only in use.
@@ -133,13 +133,13 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._closing: set[Entry] = set()
         #: Owners of which the cache holds an export. Each miss looks at some of them in turn.
         self._exported: deque[Owner] = deque()
-        #: A heap of (use, serial number, entry) of the cached entries. Later uses may have followed.
+        #: A heap of (use, serial number, entry) of the cached entries. An entry may have been used again since.
         self._order: list[tuple[int, int, Entry]] = []
         self._serials = itertools.count()
         self._loading: list[_Loading] = []
-        #: Windows that are not bound, by the serial number of the queue pair that they were bound through.
+        #: Windows that are not bound. The key is the serial number of the queue pair that they were bound through.
         self._windows: dict[int, list[MemoryWindow]] = {}
-        #: Added to by callbacks and finalizers, without the lock.
+        #: Callbacks and finalizers append to these, without the lock.
         self._dead: deque[Owner] = deque()
         self._abandoned: deque[tuple[Entry, Grant | None, Any]] = deque()
         self._ended: deque[QueuePair] = deque()
@@ -196,11 +196,11 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         """Let the peer of a connection reach memory until the exposure is released or the queue pair is closed.
 
         If the adapter has memory windows, one is bound to the cached region. This is a silent request, which takes a slot of
-        the initiator queue. A message with remote() can be posted right after it; the peer that gets the message can use the
-        memory. A token that takes another way may arrive before the adapter has bound the window.
+        the initiator queue. A message with remote() can be posted right after it. A peer that gets the message can use the
+        memory. A token that is sent another way may arrive before the adapter has bound the window.
 
         If the adapter has no windows, the range is registered once more with these rights. They hold on every connection
-        until release. The cached region keeps the pages locked.
+        until release().
 
         Parameters:
             buffer: as for local().
@@ -241,10 +241,10 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         return exposure
 
     def invalidate(self, memory: Any, length: int | None = None) -> None:
-        """Forget all registrations that overlap a range, since its memory is about to change or to go.
+        """Drop all registrations that overlap a range. Call this before the memory is freed, moved or resized.
 
-        Peers lose their access first. When this returns, idle registrations have gone, and the cache's exports with them.
-        Registrations in use are never handed out again, and end when they are released.
+        Peers lose their access first. When this returns, idle registrations have ended, and so have the cache's exports of
+        them. Registrations in use end when they are released. No later request finds them.
 
         Parameters:
             memory: a buffer, an (address, length), or an address.
@@ -270,7 +270,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         queue_pair._dependants.add(self)
 
     def _use(self, buffer: Any, request: MemoryRange, access: int, queue_pair: QueuePair | None) -> Entry:
-        """The entry for a range, with one more use. It is found, waited for, or registered."""
+        """Return the entry for a range, with one more use. Finds it, waits for another thread to register it, or registers it."""
         serial = None if queue_pair is None else queue_pair._serial
         missed = False
         while True:
@@ -348,7 +348,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
     def _prepare(
         self, loading: _Loading, request: MemoryRange, access: int
     ) -> tuple[tuple[int, int, int], list[Entry]]:
-        """(what to register, what to close before that). Called under the lock."""
+        """Return what to register, as (start, end, access), and the entries to close before. Called under the lock."""
         doomed = self._take_abandoned_owners()
         start, end = request.start, request.end
         owner = self._owners.get(id(request.root))
@@ -376,7 +376,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         try:
             return self._register_now((start, end - start), access)
         except errors.ProviderError:
-            # Ranges that can be registered one by one cannot always be registered together with all rights.
+            # Sometimes ranges can be registered one by one, but not together with all rights.
             if wanted == least:
                 raise
             return self._register_now((least[0], least[1] - least[0]), least[2])
@@ -475,7 +475,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         window.close()
 
     def _revoke(self, grant: Grant) -> None:
-        """Take a peer's right away, and end that use of the entry. If another thread is doing that, wait for it."""
+        """Take a peer's right away, and end its use of the entry. If another thread is doing that, wait for it."""
         if self._released:
             # This is a forked child, and the right is the parent's.
             return
@@ -520,7 +520,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._close(doomed)
 
     def _make_room(self, length: int, count: int) -> list[Entry]:
-        """Detach idle entries until there is room, the least recently used first. Called under the lock."""
+        """Detach idle entries, the least recently used first, until there is room. Called under the lock."""
         doomed: list[Entry] = []
         in_use = []
         held, number = self._counts.bytes_pinned + length, self._counts.entries + count
@@ -561,7 +561,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         return doomed
 
     def _detach(self, entries: list[Entry], invalid: bool = False) -> list[Entry]:
-        """Take entries out of the cache. Returns the idle ones, which are to be closed. Called under the lock."""
+        """Take entries out of the cache. Returns the idle ones, which the caller closes. Called under the lock."""
         doomed = []
         for entry in entries:
             entry.invalid = entry.invalid or invalid
@@ -576,7 +576,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                 self._known_buffers.pop(memory, None)
                 self._known_buffers.pop((memory, True), None)
             place = bisect_left(owner.starts, entry.start)
-            # The entry that has just taken its place may start there too.
+            # The entry that has just replaced it may have the same start.
             while owner.entries[place] is not entry:
                 place += 1
             del owner.entries[place], owner.starts[place]
@@ -603,7 +603,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._close(doomed)
 
     def _close(self, doomed: list[Entry]) -> None:
-        """Deregister, without the lock. A region that carries a window of the program's own stays for the next time."""
+        """Deregister, without the lock. A region to which the program has bound a window stays until the next try."""
         for entry in doomed:
             with self._changed:
                 if entry not in self._entries or entry.uses:
@@ -632,7 +632,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                     self._changed.notify_all()
 
     def _wait_for_others(self) -> None:
-        """Wait until other threads have deregistered what they are deregistering now."""
+        """Wait until other threads have finished the deregistrations that are under way now."""
         with self._changed:
             closing = set(self._closing)
             while closing & self._closing:
@@ -665,7 +665,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._close(doomed)
 
     def _on_memory_changed(self) -> None:
-        """The monitor has marked something. Called in the adapter's thread."""
+        """Drop the entries whose memory has changed. The adapter's thread calls this after the monitor has marked some."""
         with self._changed:
             watched = [entry for entry in self._entries if entry.cached and entry.watch is not None]
             changed = [entry for entry in watched if self._monitor.changed(entry.watch)]
@@ -677,7 +677,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         self._reaper.wake()
 
     def _on_queue_pair_closing(self, queue_pair: QueuePair) -> None:
-        """Release what is cached for a connection. Called before it is closed and when it has ended (contract K.1.9)."""
+        """Drop the entries and windows of a connection, before it is closed and when it has ended (contract K.1.9)."""
         if self._released:
             return
         with self._changed:
@@ -710,7 +710,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             marked.clear()
 
     def _held(self, region: MemoryRegion, change: int) -> None:
-        """Count one registration more or less. Called under the lock."""
+        """Add this region to the counts, or subtract it. Called under the lock."""
         self._counts.entries += change
         self._counts.bytes_pinned += change * region.length
         self._over_bounds = self._counts.bytes_pinned > self.max_bytes or self._counts.entries > self.max_entries
