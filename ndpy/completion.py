@@ -40,7 +40,7 @@ _MEANINGS: dict[Status, str] = {
 
 
 class PostedRequests:
-    """The requests of one queue pair that the adapter still works on: for each what it uses, oldest first.
+    """The requests of one queue pair that have not ended, oldest first. Each record keeps the memory that its request uses.
 
     It outlives the queue pair's object until the last completion of the queue pair has been taken.
     """
@@ -49,19 +49,20 @@ class PostedRequests:
 
     def __init__(self, queue_pair: QueuePair) -> None:
         self.queue_pair = weakref.ref(queue_pair)
-        #: Whether a request has failed. What fails then is a consequence of the first failure.
+        #: Whether a request has failed. Later failures are consequences of the first one.
         self.failed = False
         self.initiator: deque[Any] = deque()
         self.receive: deque[Any] = deque()
-        #: Once the queue pair is closed: how many of its completions each completion queue still stores, by serial number.
+        #: After the queue pair was closed: how many of its completions a completion queue still stores. The key is the serial
+        #: number of the completion queue.
         self.stored: dict[int, int] = {}
         #: The same for completions of a shared receive queue.
         self.stored_shared = 0
 
     def retire(self, entry: tuple[int, ...]) -> tuple[int, Any]:
-        """Forget the requests that a completion ends, silent ones included, and tell windows how their requests ended.
+        """Remove the records of the requests that a completion ends, with the silent ones before it. Update their windows.
 
-        Returns the status of the last one, which a window's request may correct, and what it used.
+        Returns the status and the record of the last request. The request of a window may correct the status.
         """
         records = self.receive if entry[2] == _RECEIVE else self.initiator
         status, record = entry[3], None
@@ -78,7 +79,7 @@ class PostedRequests:
 class Completion:
     """The result of one request. Its fields are decoded when they are read.
 
-    Fields:
+    Attributes:
         context: the value that was given with the request.
         operation: an Operation.
         status: a Status.

@@ -3,12 +3,12 @@
 A notification is one shot and comes only for completions after the arming. So whoever waits arms, looks again, and only then
 sleeps. Any number of threads, Pendings of arm() and pollers may wait for one queue:
 
-- A waiting thread has a waiter of its own, which is what it sleeps on and what others wake it by.
-- A Pending of arm() is ended by the thread of the adapter.
+- A waiting thread has a waiter of its own. It sleeps on the waiter, and others wake it through the waiter.
+- The adapter's thread ends a Pending of arm().
 - A poller has its own native waiting (poller.py).
 
-What has to be taken from the provider before the program asks for it is stored with the queue (_drain()). The provider has
-forgotten it then, so arm() counts which of it has ended a notification already.
+Sometimes completions have to be taken from the provider before the program asks for them. They are stored with the queue
+(_drain()). The provider has forgotten them then, so arm() counts which of them have ended a notification already.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ _WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _SUCCESS = int(Status.SUCCESS)
 _CANCELED = int(Status.CANCELED)
 
-# Room beyond the depth that was asked for: some silent requests are signaled, and their completions take a place too.
+# Room beyond the depth that the program asked for. Some silent requests are signaled, and their completions need a place too.
 _SLACK = 64
 
-# How long close() waits for the threads that wait on the queue.
+# How long close() waits until no thread waits for the queue.
 _LEAVE_S = 5.0
 
 _new = object.__new__
 
 
 class CompletionQueue(Resource):
-    """Where requests report, made by Adapter.create_completion_queue(). Safe from many threads.
+    """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
     If more completions arrive than the queue holds, it is overrun. The queue and its queue pairs are then unusable (contract
     G.3).
 
-    Fields:
-        depth: how many completions it was asked to hold.
+    Attributes:
+        depth: how many completions the program asked it to hold.
     Source: IND2CompletionQueue; ibv_create_cq(3).
     """
 
@@ -75,24 +75,24 @@ class CompletionQueue(Resource):
         super().__init__(adapter)
         self.depth = depth
         self._lock = threading.Lock()
-        #: The provider's queue, and the extension module's record of it; None before and after.
+        #: The provider's queue, and the extension module's record of it. None before the creation and after the close.
         self._cq: Any = None
         self._native: Any = None
-        #: By the serial number of the queue pair, until its last completion is taken.
+        #: The key is the queue pair's serial number. An entry stays until the queue pair's last completion is taken.
         self._posted_requests: dict[int, PostedRequests] = {}
-        #: By the provider's number of the queue pair, with the shared receive queue that the completions come from.
+        #: The key is the provider's number of the queue pair. The second value is the shared receive queue of the receives.
         self._shared_receivers: dict[int, tuple[PostedRequests, Any]] = {}
-        #: How many queue pairs report here.
+        #: How many queue pairs have their completions here.
         self._users = 0
-        #: Changed and read under the lock.
+        #: Use this only under the lock.
         self._pollers: weakref.WeakSet[Poller] = weakref.WeakSet()
-        #: What threads sleep on, and what is left for the next ones.
+        #: The waiters that threads sleep on, and those that are free for the next threads.
         self._waiters: list[Any] = []
         self._idle_waiters: list[Any] = []
         self._left = threading.Condition(self._lock)
-        #: What arm() gave out and has not ended, the oldest first.
+        #: The Pendings of arm() that have not ended, the oldest first.
         self._armed: dict[Pending[None], Notify] = {}
-        #: How many completions were taken since creation, and the place of the last one that ended a notification.
+        #: How many completions were taken since creation, and the number of the last one that ended a notification.
         self._taken = 0
         self._notified = 0
         self._overrun = False
@@ -115,7 +115,7 @@ class CompletionQueue(Resource):
         return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)
 
     def _make_room(self, count: int) -> None:
-        """Have an array for so many completions."""
+        """Make an array for this many completions."""
         self._entries = self._ffi.new("struct ndpy_completion[]", count)
         self._entries_view = memoryview(self._ffi.buffer(self._entries))
         self._entry_count = count
@@ -161,7 +161,7 @@ class CompletionQueue(Resource):
         return completions
 
     def _retire_silent_requests(self) -> None:
-        """Store what the provider has, and forget the silent requests that have ended. The rest is for poll()."""
+        """Store the provider's completions, and forget the silent requests that have ended. poll() takes the others."""
         failed: list[PostedRequests] = []
         with self._lock:
             if self._defunct is not None:
@@ -179,7 +179,7 @@ class CompletionQueue(Resource):
                 queue_pair._on_failed_completion()
 
     def _drain(self) -> int:
-        """Store what the provider has; returns how many completions the program can take. Under the lock."""
+        """Store the provider's completions. Returns how many the program can take. Under the lock."""
         added = self._native_drain(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
@@ -257,11 +257,11 @@ class CompletionQueue(Resource):
         No completion is missed, and none is seen twice. close() ends the wait.
 
         Parameters:
-            timeout_s: how long to wait; None is for ever.
+            timeout_s: how long to wait. None waits for ever.
             max_entries: how many completions to take at most.
-        Returns: the completions, oldest first; at least one.
+        Returns: at least one completion, the oldest first.
         Raises:
-            TimeoutError: there was none in that time.
+            TimeoutError: there was no completion within timeout_s seconds.
             ClosedError: the queue was closed.
             CompletionQueueOverrunError: more completions arrived than the queue holds.
             DeviceRemovedError: the adapter has gone.
@@ -304,24 +304,24 @@ class CompletionQueue(Resource):
             raise failure()
 
     def _wake_another_waiter(self) -> None:
-        """Some completions were taken; another waiting thread is to look for the rest."""
+        """Wake another waiting thread. It looks for the completions that this thread has left."""
         if self._waiters:
             with self._lock:
                 if self._waiters:
                     self._native_wake(self._waiters[0])
 
     def _wake_all(self) -> None:
-        """Completions were added without a notification, or the state changed: all are to look who wait in any way."""
+        """Wake everyone who waits. Completions came without a notification, or the state has changed."""
         with self._lock:
             ended = self._take_armed() if self._native is not None and self._look() else []
         self._tell(ended)
 
     def _look(self) -> int:
-        """How many completions the program can take, apart from those that the provider notifies of. Under the lock."""
+        """How many stored completions the program can take. The provider does not notify of these. Under the lock."""
         return int(self._native_undelivered(self._native))
 
     def _tell(self, ended: list[Pending[None]], waiter: Any = None) -> None:
-        """End these Pendings, and have all look who wait in any other way, but for the waiter that the caller has."""
+        """End these Pendings, and wake the waiting threads and pollers. `waiter` is the caller's own, which stays as it is."""
         for pending in ended:
             pending.succeed(None)
         with self._lock:
@@ -338,8 +338,8 @@ class CompletionQueue(Resource):
         """Ask for one notification of the next completion of a kind. A failed one satisfies ANY and SOLICITED.
 
         Completions that came after the queue was last found empty satisfy it at once. Those that ended an earlier notification
-        do not (contract G.2). On Linux a wait() may leave the queue armed for any completion; then the next plain message ends
-        a SOLICITED request too.
+        do not (contract G.2). On Linux a wait() may leave the queue armed for any completion. Then the next message that is
+        not solicited ends a SOLICITED request too.
 
         Returns: a Pending that ends with None.
         Raises:
@@ -363,7 +363,7 @@ class CompletionQueue(Resource):
             self._armed.pop(pending, None)
 
     def _take_armed(self) -> list[Pending[None]]:
-        """What is armed for completions, which it is not any more. Under the lock."""
+        """Remove the Pendings that completions end, and return them. Under the lock."""
         ended = [pending for pending, kind in self._armed.items() if kind is not Notify.ERRORS]
         for pending in ended:
             del self._armed[pending]
@@ -376,7 +376,7 @@ class CompletionQueue(Resource):
             pending.fail(failure())
 
     def _notify_of_stored(self) -> bool:
-        """Whether completions are stored that have ended no notification yet. They count as notified from now on."""
+        """Whether a stored completion has not ended a notification yet. From now on all stored ones count as notified."""
         last = self._taken + int(self._native_undelivered(self._native))
         if last <= max(self._notified, self._taken):
             return False
@@ -392,15 +392,15 @@ class CompletionQueue(Resource):
         raise self._unsupported("fileno", "has no file descriptor; use notify() or Poller.completion_port")
 
     def notify(self, kind: Notify = Notify.ANY) -> int:
-        """Ask for one packet on the program's own completion port. For a queue that was made with overlapped_file.
+        """Ask for one packet on the program's own completion port. The queue has to be made with overlapped_file.
 
         One packet is outstanding at a time.
 
         Returns: the address of the OVERLAPPED that the packet will carry, or 0 if there are completions already. Then no packet
             comes.
         Raises:
-            DeviceBusyError: the packet that was asked for before has not come.
-            UnsupportedError: on Linux, where fileno() serves such programs; and for a queue made without overlapped_file.
+            DeviceBusyError: the packet of an earlier call has not come yet.
+            UnsupportedError: on Linux, where fileno() serves such programs. Or the queue was made without overlapped_file.
         Source: IND2CompletionQueue::Notify (contract G.2).
         """
         raise self._unsupported("notify", "reports to no completion port; use fileno() or Poller.fileno()")
@@ -415,7 +415,7 @@ class CompletionQueue(Resource):
         """Change how many completions it holds, while it is in use (contract G.4).
 
         Raises:
-            LimitExceededError: depth is beyond the adapter's limit, or below the number of completions that wait.
+            LimitExceededError: depth is beyond the adapter's limit, or below the number of completions in the queue.
             UnsupportedError: the adapter lacks Capability.RESIZE_COMPLETION_QUEUE.
         Source: IND2CompletionQueue::Resize; ibv_resize_cq(3).
         """
@@ -461,7 +461,7 @@ class CompletionQueue(Resource):
     # ---- the end ----
 
     def _queue_pairs(self) -> list[Any]:
-        """Those that report here."""
+        """The queue pairs that have their completions here."""
         return [child for child in self._adapter._open_children() if self in getattr(child, "_completion_queues", ())]
 
     def _refuse_if_used(self) -> None:
@@ -473,7 +473,7 @@ class CompletionQueue(Resource):
             self._defunct = self._closed_error
             for waiter in self._waiters:
                 self._native_wake(waiter)
-            # What they sleep on is freed after this, and its number may be another's then.
+            # The waiters' handles are freed after this, and the system may give their numbers to others.
             have_left = self._left.wait_for(lambda: not self._waiters, _LEAVE_S)
             pollers = list(self._pollers) if have_left else []
         if not have_left:
@@ -483,7 +483,7 @@ class CompletionQueue(Resource):
             poller.remove(self)
         try:
             self._native_end_requests()
-            # A queue pair that was just closed may be telling this queue so in another thread.
+            # In another thread, a queue pair that was just closed may be waking this queue.
             with self._lock:
                 self._native_free()
         finally:
@@ -493,7 +493,7 @@ class CompletionQueue(Resource):
                 self._take_up_again(pollers)
 
     def _take_up_again(self, pollers: list[Poller]) -> None:
-        """A close has failed: whoever waited waits as before."""
+        """A close has failed. Pendings and pollers wait as before."""
         self._mark_still_open()
         ended: list[Pending[None]] = []
         if self._defunct is None:
@@ -525,46 +525,49 @@ class CompletionQueue(Resource):
 
     @abc.abstractmethod
     def _native_new_waiter(self) -> Any:
-        """Something for one thread at a time to sleep on, until _native_free(). Under the lock."""
+        """Make a waiter: a native object that one thread at a time sleeps on. _native_free() frees it. Under the lock."""
 
     @abc.abstractmethod
     def _native_arm_waiter(self, waiter: Any) -> bool:
-        """Ask for a notification that wakes this waiter; whether there are completions already. Under the lock."""
+        """Ask for a notification that wakes this waiter. Returns whether there are completions already. Under the lock."""
 
     @abc.abstractmethod
     def _native_sleep(self, waiter: Any, deadline: float | None) -> bool:
-        """Wait for the notification or _native_wake(); False at the deadline."""
+        """Wait for the notification or _native_wake(). Returns False at the deadline."""
 
     def _native_end_sleep(self, waiter: Any) -> Callable[[], errors.NdpyError] | None:
-        """Get the waiter ready for the next thread; what the notification said of the queue, if it is bad. Under the lock."""
+        """Prepare the waiter for the next thread. Under the lock.
+
+        Returns: None, or a function that makes the exception if the notification said that the queue has failed.
+        """
         return None
 
     @abc.abstractmethod
     def _native_wake(self, waiter: Any) -> None:
-        """Wake whoever sleeps on it, or the next one. Under the lock."""
+        """Wake the thread that sleeps on it, or else the next one that does. Under the lock."""
 
     @abc.abstractmethod
     def _native_arm(self, kind: Notify, pending: Pending[None]) -> bool:
-        """Ask for a notification that ends this Pending; whether it has ended already. Under the lock."""
+        """Ask for a notification that ends this Pending. Returns whether there are completions already. Under the lock."""
 
     @abc.abstractmethod
     def _native_rearm(self) -> list[Pending[None]]:
-        """Ask again for what is armed, after a close that failed; those that have ended meanwhile. Under the lock."""
+        """Ask for the notifications again after a close that failed. Returns the Pendings to end at once. Under the lock."""
 
     @abc.abstractmethod
     def _native_resize(self, depth: int) -> None:
-        """Under the lock."""
+        """Change the depth of the native queue. Under the lock."""
 
     def _refine_status(self, entry: tuple[int, ...], record: Any, posted: PostedRequests) -> tuple[int, ...]:
-        """The completion of a failed request, with a better status where more is known of the adapter than the driver says.
+        """Correct the status of a failed request's completion where the driver reports a wrong or imprecise one.
 
-        record: what the request used; None if that is not known.
+        record: the elements of the request, or None if they are not known.
         """
         return entry
 
     def _native_end_requests(self) -> None:
-        """Have the provider let go of what it was asked for."""
+        """Have the provider end the notifications that it was asked for."""
 
     @abc.abstractmethod
     def _native_free(self) -> None:
-        """Free what there is, and forget each thing as it is freed: _cq is not None if that failed. Under the lock."""
+        """Free the native objects, and set each to None once it is freed. If one fails, _cq is not None. Under the lock."""

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from ndpy.shared_receive_queue import SharedReceiveQueue
     from ndpy.window_requests import BindRequest
 
-# Longest wait for the provider to end the requests of a queue pair that is being closed.
+# How long close() waits for the provider to end the queue pair's requests.
 _FLUSH_S = 1.0
 
-# Longest wait for the requests before an invalidation of ndpy's own, and for the invalidation itself.
+# How long _revoke() waits for the earlier requests, and then for its invalidation.
 _IDLE_S = 0.02
 _REVOKE_S = 5.0
 
@@ -35,16 +35,17 @@ _REVOKE_S = 5.0
 class QueuePair(WorkQueues):
     """One end of a reliable connection, made by Adapter.create_queue_pair().
 
-    Requests are queued and return at once. How a request ended comes as a Completion with the same context, in the order of
-    posting. A posted request keeps its regions and their buffers alive until then, whatever the program drops.
+    A call that posts a request queues it and returns at once. A Completion with the same context reports its end.
+    Completions come in the order of posting. A posted request keeps its regions and their buffers alive until it ends,
+    whatever the program drops.
 
-    Fields:
+    Attributes:
         connector: the connector that it is connected through, or None.
-        limits: what it was created for; see QueuePairLimits.
+        limits: the depths and sizes that it was created with. See QueuePairLimits.
         srq: the shared receive queue that it takes its receives from, or None.
-        receive_cq, initiator_cq: where its requests report.
+        receive_cq, initiator_cq: the completion queues of its receives and of its other requests.
         context: free for the program.
-        failure: on Linux, the adapter's own word for an error of the queue pair itself; "" if there was none.
+        failure: on Linux, the adapter's word for an error of the queue pair itself. "" if there was none.
     Source: IND2QueuePair (contract section F); ibv_create_qp(3), ibv_post_send(3), ibv_post_recv(3).
     """
 
@@ -54,10 +55,10 @@ class QueuePair(WorkQueues):
     _qp: Any = None
     #: Whether it can be connected without a connection manager.
     _has_endpoints: ClassVar[bool] = False
-    #: What a bind or invalidate that the contract forbids completes with; None for the provider's own status.
+    #: The status of a bind or invalidate that the contract forbids. None: the provider's own status.
     _status_if_forbidden: ClassVar[int | None] = None
-    #: Added to the serial number for completions of a shared receive queue that are left when the queue pair is closed.
-    #: The sum has to differ from every `_number` of a queue pair that may be created later.
+    #: When the queue pair is closed, completions of a shared receive queue may be left. They then get a new number: this
+    #: one plus the serial number. The sum has to differ from every `_number` of a queue pair that may be created later.
     _renumbered_from: ClassVar[int] = 0
 
     def __init__(
@@ -74,24 +75,24 @@ class QueuePair(WorkQueues):
         self.context: Any = None
         self.connector: Connector | None = None
         self.failure = ""
-        #: The number that the provider gives back with completions of a shared receive queue.
+        #: The provider's completions of a shared receive queue carry this number.
         self._number = self._serial
         self._never_connected = True
-        #: What local_endpoint() returned last; and the two ends and the read limits of connect_endpoint().
+        #: The last result of local_endpoint(). The two ends and the read limits of connect_endpoint().
         self._local: Endpoint | None = None
         self._path: tuple[Endpoint, Endpoint] | None = None
         self._endpoint_limits: ReadLimits | None = None
         self._bindings: set[Binding] = set()
-        #: Whose _on_queue_pair_closing() is called before it is closed, and _on_connection_ended() when that happens.
+        #: Their _on_queue_pair_closing() is called before the close, and _on_connection_ended() when the connection ends.
         self._dependants: SharedWeakSet[Any] = SharedWeakSet()
-        #: The provider had ended every request when the native queue pair was destroyed.
+        #: Whether the provider had ended every request when the native queue pair was destroyed.
         self._all_ended = True
         self._qp = self._native_create()
         try:
             self._native = self._new_slots()
             self._native_set_up()
         except BaseException:
-            # The first failure is the one to be told.
+            # Report the first failure.
             with contextlib.suppress(errors.ProviderError):
                 self._native_destroy()
             if self._native is not None:
@@ -125,7 +126,7 @@ class QueuePair(WorkQueues):
 
     @property
     def connection_ended(self) -> bool:
-        """Whether it had a connection that has ended, or was flushed while it had one."""
+        """Whether its connection has ended. A flush() during the connection ends it too."""
         return self._ended
 
     @property
@@ -150,7 +151,7 @@ class QueuePair(WorkQueues):
     # ---- the connection ----
 
     def _begin_connection(self) -> None:
-        """The connection exists: initiator requests may be posted."""
+        """The connection exists. From now on initiator requests may be posted."""
         with self._lock:
             if self._native is not None:
                 self._set_connected()
@@ -172,7 +173,7 @@ class QueuePair(WorkQueues):
             dependant._on_connection_ended(self)
 
     def _end_connection(self, natively: bool = True) -> None:
-        """The connection is over: what is outstanding is cancelled, and what will be posted.
+        """The connection is over. Cancel the outstanding requests. Later requests are cancelled too.
 
         natively: False when the provider ends the queue pair by itself.
         """
@@ -193,9 +194,9 @@ class QueuePair(WorkQueues):
             self._wake_queues()
 
     def _on_failed_completion(self) -> None:
-        """A request failed, and was not merely cancelled. Called without locks held."""
+        """A request failed for another reason than a cancel. Called without locks held."""
         self._native_on_failed_completion()
-        # Looked at once: another thread may take it away.
+        # Read it only once, because another thread may set it to None.
         connector = self.connector
         if connector is not None:
             connector._on_failed_completion()
@@ -224,7 +225,7 @@ class QueuePair(WorkQueues):
 
     def _release(self) -> None:
         with self._lock:
-            # From here on no connector takes it.
+            # From now on no connector accepts this queue pair.
             self._defunct = self._closed_error
         connector = self.connector
         if connector is not None:
@@ -236,10 +237,10 @@ class QueuePair(WorkQueues):
                 self._native_destroy()
             self._drain_queues()
             self._cancel_rest()
-            # Only now: a bind that was just drained may have begun its binding.
+            # Not before the drain, because a drained bind may have begun its binding.
             for binding in list(self._bindings):
                 binding.end()
-            # Whoever gets the lock next finds neither of the two.
+            # From now on both _qp and _native are None for the threads that get the lock.
             native, self._native = self._native, None
         if self.srq is not None:
             self._leave_shared_queue(self.srq)
@@ -255,14 +256,14 @@ class QueuePair(WorkQueues):
         self._wake_queues()
 
     def _wait_until_given_back(self) -> None:
-        """Have the provider end what it holds, and wait for that for a limited time. Under the lock."""
+        """Have the provider end all requests, and wait for that for a limited time. Under the lock."""
         self._native_begin_flush()
         marked = self._never_connected or not self._native_completes_late_requests()
         deadline = time.monotonic() + self._native_flush_limit_s()
         pause = 0.0
         while True:
             self._drain_queues()
-            # What came back makes room for the marker.
+            # The requests that have ended make room for the marker.
             marked = marked or self._post_marker()
             if not self._in_flight() or time.monotonic() > deadline:
                 return
@@ -271,7 +272,7 @@ class QueuePair(WorkQueues):
             pause = min(2 * pause + 0.0002, 0.02)
 
     def _post_marker(self) -> bool:
-        """Silent requests that succeeded leave no trace. Post a request behind them if there are any, and room for it."""
+        """Post a request behind silent ones, if there are any and there is a slot. Its end shows that they have ended."""
         self._initiator_records.append(None)
         if self._native_post_marker(self._native):
             return True
@@ -289,7 +290,7 @@ class QueuePair(WorkQueues):
                 queue._drain()
 
     def _cancel_rest(self) -> None:
-        """End the requests that the provider never gave back. Only when it has let go of them."""
+        """Cancel the requests that the provider never completed. Call this only when it does not use them any more."""
         for receive, queue in ((1, self.receive_cq), (0, self.initiator_cq)):
             with queue._lock:
                 cancelled = self._lib.ndpy_cancel_rest(self._native, receive, queue._native)
@@ -309,7 +310,7 @@ class QueuePair(WorkQueues):
             srq._users -= 1
 
     def _wake_queues(self) -> None:
-        """Wake whoever waits for the queues: completions came without an event, or nothing will come any more."""
+        """Wake everyone who waits for the completion queues. Completions came without an event, or no more will come."""
         for queue in set(self._completion_queues):
             queue._wake_all()
 
@@ -354,7 +355,7 @@ class QueuePair(WorkQueues):
         window_requests.bind(self, window, memory, access, context, flags)
 
     def _expose(self, window: MemoryWindow, memory: Sge, access: Access) -> None:
-        """bind() with no completion for the program, unless it fails."""
+        """Do bind(). The program gets a completion only if it fails."""
         window_requests.bind(self, window, memory, access, 0, MARKER | Flags.SILENT_SUCCESS)
 
     def _refuse_marker(self, operation: Operation, flags: int) -> None:
@@ -380,10 +381,10 @@ class QueuePair(WorkQueues):
         window_requests.invalidate(self, window, context, flags)
 
     def _revoke(self, window: MemoryWindow) -> bool:
-        """Invalidate a window and wait until that has happened, with no completion for the program.
+        """Invalidate a window and wait for the end of that. The program gets no completion.
 
-        Returns False if that might take long: the connection has ended, or earlier requests are under way. Then closing the
-        window takes the peer's right away. Once an invalidate is posted, the window has to stay open for it.
+        Returns False if the connection has ended, or if earlier requests are still under way. Then closing the window takes
+        the peer's right away. Once an invalidate is posted, the window has to stay open until that has ended.
         """
         binding = window._binding
         if binding is None or binding.queue_pair is not self or self._wait_until_ended(_IDLE_S) != 1:
@@ -398,9 +399,9 @@ class QueuePair(WorkQueues):
         return True
 
     def _wait_until_ended(self, seconds: float) -> int:
-        """Wait until all that is posted now in the initiator queue has ended.
+        """Wait until all requests that are in the initiator queue now have ended.
 
-        Returns 1 if it has succeeded, -1 if some of it has failed, 0 at the deadline.
+        Returns 1 if all have succeeded, -1 if one has failed, 0 at the deadline.
         """
         deadline = time.monotonic() + seconds
         pause = 0.0
@@ -413,10 +414,10 @@ class QueuePair(WorkQueues):
                 state = -1 if gone else int(self._lib.ndpy_queue_pair_ended(self._native, last))
             if state or time.monotonic() > deadline:
                 break
-            # There is no event for one request of many.
+            # No event reports the end of a single request.
             time.sleep(pause)
             pause = min(2 * pause + 0.00002, 0.005)
-        # Other completions that came meanwhile are for those who wait for the queue.
+        # The waiting threads may take the other completions that came meanwhile.
         self.initiator_cq._wake_all()
         return state
 
@@ -545,18 +546,18 @@ class QueuePair(WorkQueues):
 
     @abc.abstractmethod
     def _native_free_slots(self, native: Any) -> None:
-        """Free what the provider knows requests by, as soon as no completion can name it. Not under the lock."""
+        """Free the memory of the request slots, as soon as no completion can refer to it. Not under the lock."""
 
     @abc.abstractmethod
     def _native_begin_flush(self) -> None:
-        """Ask the provider to end all requests, whether it can do that or not."""
+        """Ask the provider to end all requests. It may be unable to."""
 
     @abc.abstractmethod
     def _native_flush(self) -> bool:
-        """Do flush(); returns whether completions were added that no provider tells of."""
+        """Do flush(). Returns whether completions were added of which the provider does not notify."""
 
     def _native_post_marker(self, native: Any) -> int:
-        """Post a request that is flushed behind silent ones; returns whether it was posted."""
+        """Post a request behind silent ones. The flush ends it. Returns whether it was posted."""
         return int(self._lib.ndpy_post_marker(native))
 
     def _native_completes_late_requests(self) -> bool:
@@ -568,11 +569,11 @@ class QueuePair(WorkQueues):
         return _FLUSH_S
 
     def _native_end_connection(self, natively: bool) -> bool:
-        """Cancel what is outstanding; returns as _native_flush() does. A provider may have done it itself."""
+        """Cancel the outstanding requests. Returns as _native_flush() does. A provider may have done it itself."""
         return False
 
     def _native_cancel_late_request(self, operation: int) -> bool:
-        """Cancel a request that was posted after the end of the connection; returns as _native_flush() does.
+        """Cancel a request that was posted after the end of the connection. Returns as _native_flush() does.
 
         A provider may do it itself.
         """
@@ -592,28 +593,28 @@ class QueuePair(WorkQueues):
         raise NotImplementedError
 
     def _native_choose_token(self, window: MemoryWindow) -> int:
-        """The token for the window's next binding, where this side chooses it. Otherwise the bind brings it."""
+        """Return the token of the window's next binding, if this side chooses it. Otherwise the bind sets it."""
         return 0
 
     def _native_return_token(self, binding: Binding) -> None:
-        """The bind with this token was not posted."""
+        """The bind with this token was not posted, so the token is free again."""
 
     @abc.abstractmethod
     def _native_post_bind(self, binding: Binding, context: int, flags: int) -> int:
-        """Post a bind; returns as ndpy_post_bind() does."""
+        """Post a bind. Returns as ndpy_post_bind() does."""
 
     def _native_bind_posted(self, request: BindRequest) -> None:
         """The provider has taken the bind."""
 
     def _native_bind_failed(self, request: BindRequest) -> None:
-        """The provider has ended the bind, and the window is as it was. Not under the lock."""
+        """The bind has failed, and the window is as it was before. Not under the lock."""
 
     def _native_bind_took_effect(self, request: BindRequest) -> None:
-        """The bind of a window that seemed to be bound has succeeded. Not under the lock."""
+        """The bind has succeeded although the window seemed to be bound. Not under the lock."""
 
     @abc.abstractmethod
     def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
-        """Post an invalidate; binding is None if the window is not bound here. Returns as ndpy_post_invalidate() does."""
+        """Post an invalidate. binding is None if the window is not bound here. Returns as ndpy_post_invalidate() does."""
 
     @abc.abstractmethod
     def _explain(self, status: Status) -> str:

@@ -22,7 +22,7 @@ class SharedReceiveQueue(Resource):
     A message takes the oldest receive. The completion goes to receive_cq of the queue pair that the message came for. If the
     queue is empty, senders wait, and nothing fails.
 
-    Fields:
+    Attributes:
         depth: how many receives may be outstanding.
         max_sge: how many elements one receive may have.
     Source: IND2SharedReceiveQueue (contract G.5, G.6); ibv_create_srq(3).
@@ -30,7 +30,7 @@ class SharedReceiveQueue(Resource):
 
     _release_order = 25
 
-    #: The platform's extension module: what cdefs/ndpy_abi.h declares.
+    #: The platform's extension module, with the functions of cdefs/ndpy_abi.h.
     _lib: Any
     _ffi: Any
     _post_shared: Any
@@ -46,13 +46,13 @@ class SharedReceiveQueue(Resource):
         self._threshold = threshold
         self._lock = threading.Lock()
         self._users = 0
-        # Receives of several queue pairs complete in any order, so what they use is kept by slot.
+        # Receives of several queue pairs complete in any order, so their records are stored by slot.
         self._capacity = depth
         self._free = list(range(depth - 1, -1, -1))
         #: Slots beyond the present depth.
         self._unused: list[int] = []
         self._records: dict[int, Any] = {}
-        #: The notifications that the provider owes, by what the platform knows them by.
+        #: The notifications that have not come. The key is the result of _native_arm().
         self._armed: dict[Any, Pending[None]] = {}
         self._elements, self._elements_view = new_elements(self._ffi, "struct ndpy_element[]", max_sge)
         self._srq = self._native_create()
@@ -67,13 +67,13 @@ class SharedReceiveQueue(Resource):
         return self._adapter
 
     def receive(self, sges: Elements, *, context: int = 0) -> None:
-        """Post memory for one message to any of the queue pairs; see QueuePair.receive().
+        """Post memory for one message to any of the queue pairs. See QueuePair.receive().
 
         Parameters:
             sges: a region, a slice of one, or a sequence of them, up to max_sge.
             context: 0 to 2**64 - 1; comes back in the Completion.
         Raises:
-            QueueFullError: as many receives as the queue is deep are outstanding.
+            QueueFullError: `depth` receives are outstanding. Take completions, then try again.
             LimitExceededError, ForeignObjectError, ClosedError: as for QueuePair.receive().
         """
         elements = flatten(sges)
@@ -96,7 +96,7 @@ class SharedReceiveQueue(Resource):
             slot = self._free.pop()
             for index, triple in enumerate(triples):
                 ELEMENT.pack_into(self._elements_view, index * ELEMENT.size, *triple)
-            # Recorded first: its completion may be taken by another thread before the call returns.
+            # Record it first. Another thread may take the completion before the call returns.
             self._records[slot] = elements
             refused = self._post_shared(self._native, slot, context, self._elements, len(triples))
             if refused:
@@ -127,11 +127,11 @@ class SharedReceiveQueue(Resource):
         """Change the depth and the threshold of arm() (contract G.5.3).
 
         Parameters:
-            depth: 1 to info.max_shared_receive_queue_depth, and at most what the queue was created for; 0 keeps it.
-            threshold: see arm(); 0 keeps it.
+            depth: 1 to info.max_shared_receive_queue_depth, and at most the depth at the creation. 0 keeps the old depth.
+            threshold: see arm(). 0 keeps the old threshold.
         Raises:
-            LimitExceededError: the depth is beyond the adapter's limit, or below what is outstanding.
-            UnsupportedError: the depth is more than what the queue was created for.
+            LimitExceededError: the depth is beyond the adapter's limit, or below the number of outstanding receives.
+            UnsupportedError: the depth is more than the depth at the creation.
         """
         self._check()
         maximum = self._adapter.info.max_shared_receive_queue_depth
@@ -139,7 +139,7 @@ class SharedReceiveQueue(Resource):
             raise errors.LimitExceededError(f"a shared receive queue of this adapter holds 1 to {maximum}, not {depth}")
         with self._lock:
             self._check()
-            # Whoever takes completions gives slots back without the lock: there are only more free ones.
+            # A thread that takes completions frees slots without the lock. So there are only more free slots.
             outstanding = self.depth - len(self._free)
             if depth and depth < outstanding:
                 raise errors.LimitExceededError(f"{outstanding} receives are outstanding; the depth cannot be {depth}")
@@ -164,6 +164,8 @@ class SharedReceiveQueue(Resource):
         """Ask for one notification that fewer than `threshold` receives are outstanding (contract G.6.3).
 
         The threshold is that of create_shared_receive_queue() or modify().
+
+        Returns: a Pending that ends with None.
         Raises:
             InvalidFlagsError: the queue has no threshold.
         Source: IND2SharedReceiveQueue::Notify; ibv_modify_srq(3) with IBV_SRQ_LIMIT.
@@ -184,12 +186,12 @@ class SharedReceiveQueue(Resource):
         return pending
 
     def _disarm(self, pending: Pending[None]) -> None:
-        """cancel() of an arm(). The provider may notify all the same."""
+        """Cancel an arm(). The provider may still send the notification."""
         with self._lock:
             self._armed = {key: armed for key, armed in self._armed.items() if armed is not pending}
 
     def _end_armed(self, error: errors.NdpyError | None, key: Any = None) -> None:
-        """End the notification with this key, or all of them: well, or with an error."""
+        """End the Pending with this key, or all of them, with success or with the error."""
         with self._lock:
             if key is None:
                 ended, self._armed = list(self._armed.values()), {}
@@ -243,19 +245,19 @@ class SharedReceiveQueue(Resource):
 
     @abc.abstractmethod
     def _native_destroy(self) -> None:
-        """Destroy the native queue; raises if the system refuses."""
+        """Destroy the native queue. Raises if the system refuses."""
 
     @abc.abstractmethod
     def _native_modify(self, depth: int, threshold: int) -> None:
-        """Tell the provider of a new depth and threshold; 0 keeps one."""
+        """Tell the provider the new depth and threshold. 0 keeps the old one."""
 
     @abc.abstractmethod
     def _native_arm(self) -> Any:
         """Ask the provider for a notification. Returns its key, or None if there already are fewer receives."""
 
     def _native_cancel_notifications(self) -> None:
-        """Have the provider let go of what was asked for. Not under the lock."""
+        """Have the provider cancel the notifications that have not come. Not under the lock."""
 
     @abc.abstractmethod
     def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
-        """The exception for a number of the provider's own."""
+        """Return the exception for an error number of the provider."""

@@ -51,19 +51,19 @@ def is_writable(local: Any) -> bool:
 
 
 def operation_name(operation: int) -> str:
-    """The name of the method that posts it."""
+    """Return the name of the method that posts this operation."""
     return "send_and_invalidate" if operation == SEND_AND_INVALIDATE else Operation(operation).name.lower()
 
 
 def flatten(local: Any) -> list[Any]:
-    """Elements as a list. A region stands for all of its bytes, and a buffer (inline only) for itself."""
+    """Return the elements as a list. A region is an element with all of its bytes. So is a buffer, with INLINE only."""
     if isinstance(local, (Sge, MemoryRegion, bytes, bytearray, memoryview)):
         return [local]
     return list(local)
 
 
 def new_elements(ffi: Any, kind: str, count: int) -> tuple[Any, memoryview]:
-    """A native array of elements, and its bytes.
+    """Make a native array of elements. Returns it and a view of its bytes.
 
     The provider copies a posted list of elements during the call. So one array, used under a lock, serves all calls.
     """
@@ -73,7 +73,7 @@ def new_elements(ffi: Any, kind: str, count: int) -> tuple[Any, memoryview]:
 
 @dataclass(frozen=True)
 class QueuePairLimits:
-    """What a queue pair takes: requests outstanding, elements of one request, bytes sent inline."""
+    """The limits of a queue pair: outstanding requests, elements of one request, and bytes that are sent inline."""
 
     receive_queue_depth: int
     initiator_queue_depth: int
@@ -83,15 +83,15 @@ class QueuePairLimits:
 
 
 class WorkQueues(Resource):
-    """The two queues of a queue pair, and what is posted to them. Base of QueuePair."""
+    """The two queues of a queue pair, and the requests that are posted to them. Base of QueuePair."""
 
-    #: The platform's extension module: what cdefs/ndpy_abi.h declares.
+    #: The platform's extension module, with the functions of cdefs/ndpy_abi.h.
     _lib: Any
     _ffi: Any
     #: Its functions of the hot path.
     _post_one: Any
     _post_list: Any
-    #: struct ndpy_queue_pair. None before it exists, and from the release on.
+    #: struct ndpy_queue_pair. None before it exists and after the release.
     _native: Any
     _element_type = "struct ndpy_element[]"
     _element_layout = ELEMENT
@@ -100,9 +100,9 @@ class WorkQueues(Resource):
         super().__init__(adapter)
         self.limits = limits
         self.srq = srq
-        #: Guards the native queue pair and whatever is posted to it.
+        #: Guards the native queue pair and its posted requests.
         self._lock = threading.Lock()
-        #: The connection is over; what is posted is cancelled.
+        #: The connection is over. Requests that are posted now are cancelled.
         self._ended = False
         self._posted_requests = PostedRequests(self)  # type: ignore[arg-type]
         self._initiator_records = self._posted_requests.initiator
@@ -117,7 +117,7 @@ class WorkQueues(Resource):
 
     @abc.abstractmethod
     def _cancel_late_request(self, operation: int) -> None:
-        """A request was posted after the end of the connection: have it cancelled."""
+        """Have the provider cancel a request that was posted after the end of the connection."""
 
     def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0) -> None:
         """Send a message to the peer's oldest posted receive, and return as soon as it is queued.
@@ -246,14 +246,14 @@ class WorkQueues(Resource):
             self._post_many(operation, records, local, context, flags, address, token, remote)
             return
         region = local.region
-        # Kept until the provider has copied what is sent inline; another thread may close the region meanwhile.
+        # Keeps inline data alive until the provider has copied it. Another thread may close the region meanwhile.
         _owner = region._owner
         if region._defunct is not None or region._adapter is not self._adapter:
             self._require_same_adapter(region, "the region")
         with self._lock:
             if self._defunct is not None:
                 raise self._defunct()
-            # Recorded first: the completion may be taken by another thread before the call returns.
+            # Record it first. Another thread may take the completion before the call returns.
             records.append(local)
             try:
                 refused = self._post_one(
@@ -289,7 +289,7 @@ class WorkQueues(Resource):
         limit = limits.max_receive_sge if operation == RECEIVE else limits.max_initiator_sge
         if len(elements) > limit:
             raise self._refusal(operation, TOO_MANY_ELEMENTS, elements, flags)
-        # With an export, what is sent inline can be neither resized nor freed until the provider has copied it.
+        # An export keeps inline data from being resized or freed until the provider has copied it.
         exports: list[memoryview] | None = [] if inline else None
         try:
             triples = [self._element(element, exports) for element in elements]
@@ -385,7 +385,7 @@ class WorkQueues(Resource):
 
     @abc.abstractmethod
     def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
-        """The exception for a number of the provider's own."""
+        """Return the exception for an error number of the provider."""
 
     @staticmethod
     def _bad_argument(error: Exception, context: int, flags: int) -> Exception:
