@@ -34,16 +34,16 @@ class RetryPolicy:
     leaves them to its provider.
 
     Parameters:
-        retry_count: 0 to 7, tries when the peer's adapter does not answer. Without a policy 7.
-        rnr_retry_count: 0 to 7, tries when the peer has no receive posted; ENDLESS (7) never gives up. The peer's
-            min_rnr_timer is the time between two tries. Without a policy at most 6, so that a message that nobody
-            receives ends IO_TIMEOUT within 5 s; without end if the peer says that it has a shared receive queue.
-        min_rnr_timer: 0 to 31, the code of the time that the peer waits when it finds no receive posted here: 1 is
+        retry_count: 0 to 7. How often it tries again if the peer's adapter does not answer. Without a policy 7.
+        rnr_retry_count: 0 to 7. How often it tries again if the peer has no receive posted. ENDLESS (7) never gives up.
+            The peer's min_rnr_timer is the time between two tries. Without a policy it is at most 6, so that a message
+            that nobody receives ends IO_TIMEOUT within 5 s. But it is ENDLESS if the peer says that it has a shared
+            receive queue.
+        min_rnr_timer: 0 to 31. A code for the time that the peer waits if there is no receive posted here. 1 is
             0.01 ms, 12 is 0.64 ms, 18 is 5.12 ms, 24 is 40.96 ms, 27 is 122.88 ms, 31 is 491.52 ms, 0 is 655.36 ms.
             Without a policy 27.
-        ack_timeout: 0 to 31, the code of the time without an answer after which the adapter tries again: 4.096 us times
-            2**ack_timeout; 0 waits for ever. Adapters round the time up. Without a policy the connection manager
-            computes it.
+        ack_timeout: 0 to 31. The adapter tries again after 4.096 us times 2**ack_timeout without an answer. 0 waits for
+            ever. Adapters round the time up. Without a policy the connection manager computes it.
     Raises:
         ValueError: a value is out of range.
     Source: ibv_modify_qp(3), rdma_connect(3).

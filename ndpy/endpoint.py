@@ -1,4 +1,4 @@
-"""Endpoints: what one end of a connection has to know of the other, if no connection manager is used."""
+"""Endpoints: the data that one end of a connection needs of the other end, if there is no connection manager."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Endpoint:
     """One end of a connection. QueuePair.local_endpoint() makes it, and the other end's connect_endpoint() takes it.
 
     Parameters:
-        lid: InfiniBand's address; 0 on Ethernet.
+        lid: the address on InfiniBand. 0 on Ethernet.
         qp_number: the queue pair's number, 24 bits.
         psn: the sequence number of the first packet, 24 bits.
         gid: 16 bytes.

@@ -12,7 +12,7 @@ _NODES = Path("/sys/devices/system/node")
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """The processors of a list such as "0-3,8"."""
+    """Return the processors of a list such as "0-3,8"."""
     processors: set[int] = set()
     for part in text.strip().split(","):
         if part:
@@ -22,7 +22,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def placement_warning(info: AdapterInfo, nodes: Path = _NODES) -> str:
-    """A sentence if this process may use no processor of the adapter's NUMA node, else ""."""
+    """Return a warning if this process cannot use any processor of the adapter's NUMA node. Otherwise ""."""
     if info.numa_node is None:
         return ""
     try:

@@ -16,7 +16,7 @@ from ndpy.poller import Poller
 
 @functools.cache
 def implementation() -> Any:
-    """What implements the public classes on this platform; imported when it is first needed."""
+    """Return the module with the public classes of this platform. The first call imports it."""
     if sys.platform == "linux":
         from ndpy.verbs import platform as linux
 
@@ -28,7 +28,7 @@ def implementation() -> Any:
     raise ProviderNotFoundError(f"ndpy has no provider for {sys.platform}; it runs on Linux and Windows")
 
 
-# `Poller()` makes one before there is an adapter that could say which.
+# `Poller()` needs the platform's class before there is an adapter.
 Poller._implementation = staticmethod(lambda: implementation().Poller)
 
 

@@ -99,7 +99,9 @@ def asked_version(version: int | None) -> int | None:
 class ProviderCandidate:
     """A DLL that may have adapters.
 
-    version: the catalogue entry's version; None without an entry. named: the user named the DLL.
+    Attributes:
+        version: the version of the catalogue entry. None if there is no entry.
+        named: whether the user named the DLL.
     """
 
     path: str

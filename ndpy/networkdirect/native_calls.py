@@ -36,7 +36,7 @@ NETWORK_UNREACHABLE = 0xC000023C
 HOST_UNREACHABLE = 0xC000023D
 DEVICE_REMOVED = 0xC00002B6
 
-# The statuses of table B.1.3, of B.1.5 and of B.1.7: name, exception, meaning.
+# The statuses of B.1.3, B.1.5 and B.1.7: name, exception, meaning.
 _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
     TIMEOUT: ("ND_TIMEOUT", errors.TimeoutError, "no answer in time"),
     BUFFER_OVERFLOW: ("ND_BUFFER_OVERFLOW", errors.ProviderError, "too small for what there is"),
@@ -122,7 +122,10 @@ def create(operation: str, interface: str, function: Callable[..., int], native:
 def create_version1(
     operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any, message: str = ""
 ) -> Any:
-    """Do what create() does, with a method of version 1. It takes no IID. message: the text if the provider refuses."""
+    """Do what create() does, with a method that takes no IID, as in version 1.
+
+    message: the text of the exception if the provider refuses.
+    """
     out = ffi.new("void **")
     check(operation, function(native, *arguments, out), message)
     if out[0] == ffi.NULL:

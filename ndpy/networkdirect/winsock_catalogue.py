@@ -42,8 +42,10 @@ class WinsockProtocol:
 class Verdict:
     """The result of judge().
 
-    meant: the entry is for NetworkDirect, or was meant to be. version: 0 if the entry has no valid version.
-    problem: a sentence that names every wrong value; "" if all are right.
+    Attributes:
+        meant: whether the entry is, or was meant to be, for NetworkDirect.
+        version: 0 if the entry has no valid version.
+        problem: a sentence that names every wrong value. "" if all are right.
     """
 
     meant: bool

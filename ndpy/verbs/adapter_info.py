@@ -301,7 +301,7 @@ def _addresses(port: PortInfo) -> list[str]:
 
 
 class _Probed(NamedTuple):
-    """Properties that verbs does not report. inline_size: the largest inline size that a queue pair can have."""
+    """Properties that verbs does not report. inline_size is the largest inline size that a queue pair can have."""
 
     inline_size: int
     capabilities: Capability
