@@ -24,7 +24,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *entry;
-    PyObject *export;  /* a function; its result keeps the buffer in place. None if the buffer does that itself */
+    PyObject *export;  /* a function whose result keeps the buffer in place. None if the buffer stays in place by itself */
     PyObject *subject; /* the argument of export; None for the buffer */
     PyObject *pointer; /* the export must equal this; None if the buffer's memory cannot be replaced */
     Py_ssize_t size;   /* the length that the export must have; -1 for any */
@@ -87,8 +87,8 @@ static PyMemberDef entry_members[] = {
 };
 
 static PyMethodDef entry_methods[] = {
-    {"take", entry_take, METH_NOARGS, "Count one use more."},
-    {"give_back", entry_give_back, METH_NOARGS, "Count one use less."},
+    {"take", entry_take, METH_NOARGS, "Add one use."},
+    {"give_back", entry_give_back, METH_NOARGS, "Remove one use."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -323,7 +323,7 @@ PyDoc_STRVAR(local_doc,
     "    access: NONE, LOCAL_WRITE (1) or READ_SINK.\n"
     "    queue_pair: the connection that the memory is for. When it ends or is closed, regions that were used for it alone\n"
     "        are deregistered.\n"
-    "    raw: True if the caller calls invalidate() before the memory changes or goes; see the class.\n"
+    "    raw: True if the caller calls invalidate() before the memory is freed, moved or resized. See the class.\n"
     "Returns: a Lease.\n"
     "Raises:\n"
     "    InvalidFlagsError: other rights.\n"
@@ -371,7 +371,7 @@ static PyMemberDef cache_members[] = {
 
 static PyMethodDef cache_methods[] = {
     {"local", (PyCFunction)(void (*)(void))cache_local, METH_FASTCALL | METH_KEYWORDS, local_doc},
-    {"_next_use", cache_next_use, METH_NOARGS, "The number of a use that is not a hit."},
+    {"_next_use", cache_next_use, METH_NOARGS, "Return the number of a use that is not a hit."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -408,7 +408,7 @@ static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
         found = PyObject_GetAttrString(lease->range, "entry");
     if (!found) return NULL;
     if (!PyObject_TypeCheck(found, entry_base_type) || !PyObject_TypeCheck(lease->cache, cache_base_type)) {
-        PyErr_SetString(PyExc_TypeError, "the lease belongs to something else than a cache");
+        PyErr_SetString(PyExc_TypeError, "the lease does not belong to a cache");
         Py_DECREF(found);
         return NULL;
     }

@@ -203,7 +203,8 @@ static size_t take_startup(const uint8_t *data, size_t size, bool reply)
     uint8_t out[MPA_MAX_FRAME];
     size_t used, back;
 
-    /* One byte more at a time: a frame that is refused or complete stays so, and no byte past the end is read. */
+    /* Try each length. A longer prefix gives the same result once a frame is refused or complete. No byte past the end
+     * is read. */
     for (size_t length = 0; length <= size && length <= MPA_MAX_FRAME; length++) {
         uint8_t *copy = malloc(length ? length : 1);
         int result;

@@ -113,7 +113,7 @@ int main(int count, char **arguments)
         terminate(mode & 3);
         failed = save(arguments[1], mode);
     }
-    /* A Terminate alone: with messages in front, a changed length would move it out of step. */
+    /* A Terminate alone. If there were messages before it, a changed length would shift its beginning. */
     for (unsigned kind = 0; kind < 4 && !failed; kind++) {
         size = 0;
         stream[size++] = 0;

@@ -13,7 +13,7 @@
 #define MAX_TRANSFER_LENGTH (1u << 30)
 #define MAX_INLINE_DATA 236u
 #define MAX_READ_LIMIT 64u
-/* odd, so that programs which advertise one less and return credits for half of it lose none */
+/* Odd, so one less than this is even. Some programs use that depth, and return credits for half of it at a time. */
 #define MAX_QUEUE_DEPTH 1025u
 #define MAX_SHARED_QUEUE_DEPTH 4096u
 #define MAX_CQ_DEPTH 65536u

@@ -171,8 +171,7 @@ ULONG STDMETHODCALLTYPE cq_results(IND2CompletionQueue *self, ND2_RESULT *result
         cq->taken++;
     }
     ReleaseSRWLockExclusive(&cq->lock);
-    /* A program that finds nothing usually asks again at once. The workers need a processor before it can find
-     * something. */
+    /* A program that finds nothing usually asks again at once. Let a worker run, because only workers add results. */
     if (given == 0)
         SwitchToThread();
     return given;

@@ -185,8 +185,8 @@ void qp_send_rtr(struct queue_pair *queue_pair, struct stream *stream);
  * while its program accepts, until more data arrive. A peer that has sent its FIN may be gone: then TCP answers with a
  * reset. */
 void qp_send_empty_write(struct queue_pair *queue_pair, struct stream *stream);
-/* Whether it is time for qp_end. It is, if this end finishes, nothing is left to send, and the outcome of everything
- * sent is known. It also is after the peer's Terminate, and if the queue pair broke. */
+/* Whether it is time for qp_end: after the peer's Terminate, if the queue pair broke, or if this end finishes, has sent
+ * everything and knows the outcome of all of it. */
 bool qp_finished(struct queue_pair *queue_pair, bool idle, HRESULT *first);
 /* The functions from here on need the queue pair's lock as well. */
 /* Handles the peer's receipt. False if it claims more than was sent. */

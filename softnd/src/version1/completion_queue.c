@@ -17,8 +17,8 @@ static ND_RESULT *write_result(const ND2_RESULT *from)
 {
     ND_RESULT result = {.Status = from->Status, .BytesTransferred = from->BytesTransferred};
 
-    /* A window's result was written when the peer invalidated the window, which may be gone by now. If a request's
-     * result can no longer be written, that is its owner's loss: the pointer still identifies the request. */
+    /* A window's result was written when the peer invalidated the window. The window may be gone by now. If the memory
+     * of a request's result is gone, the program gets only the pointer, which still identifies the request. */
     if (from->RequestType != REQUEST_PEER_INVALIDATED)
         guarded_copy(from->RequestContext, &result, sizeof result);
     return from->RequestContext;
