@@ -241,7 +241,7 @@ class Adapter(Resource):
         self._require(Capability.DMABUF, "register dma-buf")
         if length < 1 or offset < 0 or iova < 0 or max(offset, iova) + length > 1 << 64:
             raise errors.InvalidBufferError(
-                f"{length} bytes at offset {offset} and iova {iova:#x} are no range of memory"
+                f"{length} bytes at offset {offset} and iova {iova:#x} are not a range of memory"
             )
         access = self._known_access(access)
         region: MemoryRegion = self._make(

@@ -41,9 +41,9 @@ def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
     """resolve() for a destination. Raises AddressUnreachableError for port 0 and the wildcard, too."""
     family, resolved = resolve(address)
     if resolved[1] == 0:
-        raise errors.AddressUnreachableError("nothing can listen at port 0", operation="connect")
+        raise errors.AddressUnreachableError("nobody can listen at port 0", operation="connect")
     if is_wildcard(resolved[0]):
-        raise errors.AddressUnreachableError(f"{resolved[0]} names no host to connect to", operation="connect")
+        raise errors.AddressUnreachableError(f"{resolved[0]} is not the address of one host", operation="connect")
     return family, resolved
 
 

@@ -113,11 +113,11 @@ class Connector(Resource):
         """The limits that the peer asks for and offers, capped by this adapter. Once connected, the limits that hold.
 
         Raises:
-            NotConnectedError: the peer has not said its limits yet (contract H.7.5, H.7.6).
+            NotConnectedError: the peer has not sent its limits yet (contract H.7.5, H.7.6).
         """
         self._check()
         if self._read_limits is None:
-            raise errors.NotConnectedError("the peer has not said its read limits yet", operation="read_limits")
+            raise errors.NotConnectedError("the peer has not sent its read limits yet", operation="read_limits")
         return self._read_limits
 
     @property

@@ -535,7 +535,7 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
         if not address:
             raise InvalidBufferError("address 0 cannot be registered")
         if length <= 0 or address < 0 or address + length > 1 << 64:
-            raise InvalidBufferError(f"{length} bytes at {address:#x} are no range of memory")
+            raise InvalidBufferError(f"{length} bytes at {address:#x} are not a range of memory")
         return buffer, address, length
     try:
         view = memoryview(buffer)

@@ -129,7 +129,7 @@ class Mdl:
             self.writable = True
             if self.byte_count < 1 or self.virtual_address < 0 or self.virtual_address + self.byte_count > 1 << 64:
                 raise errors.InvalidBufferError(
-                    f"{self.byte_count} bytes at {self.virtual_address:#x} are no range of memory"
+                    f"{self.byte_count} bytes at {self.virtual_address:#x} are not a range of memory"
                 )
         else:
             self.owner, self.virtual_address, self.byte_count = buffer_range(memory, False)

@@ -49,9 +49,9 @@ class MemoryRange:
         if self.root is None and not raw:
             if not monitored:
                 raise errors.UnsupportedError(
-                    f"nothing tells when the {self.length} bytes at {self.start:#x} go back to the system, since no Python "
-                    "object owns them; register them without the cache, or make the cache with monitor=True (Linux), or "
-                    "say raw=True and call invalidate() before they go",
+                    f"no Python object owns the {self.length} bytes at {self.start:#x}, so the cache does not learn when they "
+                    "are freed; register them without the cache, or make the cache with monitor=True (Linux), or pass "
+                    "raw=True and call invalidate() before they are freed",
                     operation="cache",
                 )
             self.root = MONITORED

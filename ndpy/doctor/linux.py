@@ -125,7 +125,7 @@ def examine_devices() -> list[Finding]:
         names = device_names()
     except (NdpyError, OSError) as error:
         message, remedy = split_remedy(str(error), "see the findings above")
-        return [failed("adapters", f"none could be looked for: {message}", remedy)]
+        return [failed("adapters", f"the adapters cannot be listed: {message}", remedy)]
     if not names:
         message, _, remedy = why_no_adapter().partition(": ")
         return [failed("adapters", message, remedy)]
@@ -218,7 +218,7 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
     if Quirk.IWARP_MANAGER_ONLY in differences(info):
         own = [entry.partition("%")[0] for entry in info.addresses]
         if any(not ipaddress.ip_address(entry).is_link_local for entry in own):
-            return passed(check, f"iWARP goes by the interface's addresses: {', '.join(own)}")
+            return passed(check, f"iWARP uses the interface's addresses: {', '.join(own)}")
         return warned(check, f"{netdev} has no address beyond the link", give)
     kinds = {kind: [gid for gid in port.gids if gid.type == kind] for kind in sorted({gid.type for gid in port.gids})}
     shown = ", ".join(

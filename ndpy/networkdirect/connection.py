@@ -254,8 +254,8 @@ class NetworkDirectConnector(Connector):
         messages = {
             CONNECTION_REFUSED: f"{self._target}: nobody listens there, or the listener rejected the request",
             IO_TIMEOUT: f"{self._target} does not answer; it is down, has no adapter at that address, or a firewall is between",
-            NETWORK_UNREACHABLE: f"there is no way to the network of {self._target} from {self._adapter.info.name}",
-            HOST_UNREACHABLE: f"there is no way to {self._target} from {self._adapter.info.name}",
+            NETWORK_UNREACHABLE: f"there is no route to the network of {self._target} from {self._adapter.info.name}",
+            HOST_UNREACHABLE: f"there is no route to {self._target} from {self._adapter.info.name}",
             CONNECTION_ABORTED: f"the connection to {self._target} broke while it was made",
         }
         return status_error("connect", IO_TIMEOUT if status == TIMEOUT else status, messages.get(status, ""))

@@ -74,8 +74,12 @@ _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
     0xC0000238: ("STATUS_ADDRESS_ALREADY_ASSOCIATED", errors.ConnectionActiveError, "it has an address already"),
     CONNECTION_INVALID: ("ND_CONNECTION_INVALID", errors.NotConnectedError, "not in a state that has a connection"),
     0xC000023B: ("ND_CONNECTION_ACTIVE", errors.ConnectionActiveError, "it is connecting or connected"),
-    NETWORK_UNREACHABLE: ("ND_NETWORK_UNREACHABLE", errors.AddressUnreachableError, "there is no way to that network"),
-    HOST_UNREACHABLE: ("ND_HOST_UNREACHABLE", errors.AddressUnreachableError, "there is no way to that host"),
+    NETWORK_UNREACHABLE: (
+        "ND_NETWORK_UNREACHABLE",
+        errors.AddressUnreachableError,
+        "there is no route to that network",
+    ),
+    HOST_UNREACHABLE: ("ND_HOST_UNREACHABLE", errors.AddressUnreachableError, "there is no route to that host"),
     CONNECTION_ABORTED: ("ND_CONNECTION_ABORTED", errors.ConnectionAbortedError, "the peer has gone"),
     DEVICE_REMOVED: ("ND_DEVICE_REMOVED", errors.DeviceRemovedError, "the adapter has gone"),
     0x80004001: ("E_NOTIMPL", errors.UnsupportedError, "the provider does not have this call"),
@@ -129,7 +133,7 @@ def create_version1(
     out = ffi.new("void **")
     check(operation, function(native, *arguments, out), message)
     if out[0] == ffi.NULL:
-        raise errors.ProviderError(f"the provider says that it succeeded, and gave no {interface}", operation=operation)
+        raise errors.ProviderError(f"the provider reports success, but gave no {interface}", operation=operation)
     return ffi.cast(f"struct {interface} *", out[0])
 
 

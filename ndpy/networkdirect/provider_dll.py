@@ -66,7 +66,7 @@ class Provider:
         check("load provider", status, f"{self.path} gives no {interface}")
         if out[0] == ffi.NULL:
             raise errors.ProviderError(
-                f"{self.path} says that it succeeded, and gave no {interface}", operation="load provider"
+                f"{self.path} reports success, but gave no {interface}", operation="load provider"
             )
         return ffi.cast(f"struct {interface} *", out[0])
 

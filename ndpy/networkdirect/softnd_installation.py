@@ -96,14 +96,14 @@ def _register(path: Path, version: int, say: Callable[[str], None]) -> bool:
     if present is not None and not present.problem and _same(present.path, path):
         return False
     if present is not None:
-        say(f"removing the entry of version {version} for {present.path or 'a DLL that is not told'}")
+        say(f"removing the entry of version {version} for {present.path or 'an unknown DLL'}")
         _deinstall(version)
     say(f"adding an entry of version {version} for {path}")
     _install(path, version)
     made = registered(version)
     if made is None or not _same(made.path, path):
         raise errors.ProviderError(
-            f"Winsock took the entry, but does not show it (Wine keeps no catalogue); set NDPY_PROVIDER={path} instead",
+            f"Winsock reports success, but does not show the entry (Wine keeps no catalogue); set NDPY_PROVIDER={path} instead",
             operation="WSCInstallProvider",
         )
     return True
@@ -122,11 +122,11 @@ def unregister(say: Callable[[str], None] = lambda text: None) -> bool:
     """
     present = {version: entry for version in PROVIDER_IDS if (entry := registered(version)) is not None}
     for version, entry in present.items():
-        say(f"removing the entry of version {version} for {entry.path or 'a DLL that is not told'}")
+        say(f"removing the entry of version {version} for {entry.path or 'an unknown DLL'}")
         _deinstall(version)
         if registered(version) is not None:
             raise errors.ProviderError(
-                "Winsock took the order, but still shows the entry", operation="WSCDeinstallProvider"
+                "Winsock reports success, but still shows the entry", operation="WSCDeinstallProvider"
             )
     say("done" if present else "the catalogue has no entry for softnd")
     return bool(present)

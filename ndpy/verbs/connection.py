@@ -379,7 +379,7 @@ class VerbsConnector(Connector):
             )
         if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
             return errors.AddressUnreachableError(
-                f"there is no way to {self._target}", operation="connect", native=number
+                f"there is no route to {self._target}", operation="connect", native=number
             )
         blocked = {"iWARP": ", or a firewall drops its TCP port", "RoCE": ", or UDP port 4791 is blocked"}
         return errors.TimeoutError(

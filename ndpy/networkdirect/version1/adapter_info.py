@@ -35,7 +35,7 @@ def _provider_object(provider: Provider, provider_id: str) -> Any:
         release(factory)
     if out[0] == ffi.NULL:
         raise errors.ProviderError(
-            f"{provider.path} says that it succeeded, and gave no INDProvider", operation="load provider"
+            f"{provider.path} reports success, but gave no INDProvider", operation="load provider"
         )
     return ffi.cast("struct INDProvider *", out[0])
 
@@ -62,9 +62,7 @@ def open_native(provider: Provider, provider_id: str, address: str) -> Any:
     try:
         check("open adapter", lib.INDProvider_OpenAdapter(native, packed, len(packed), out))
         if out[0] == ffi.NULL:
-            raise errors.ProviderError(
-                "the provider says that it succeeded, and gave no INDAdapter", operation="open adapter"
-            )
+            raise errors.ProviderError("the provider reports success, but gave no INDAdapter", operation="open adapter")
     except errors.ProviderError as failure:
         raise provider.named(failure) from None
     finally:

@@ -199,7 +199,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
     def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> errors.NdpyError:
         if refused == INLINE_TOO_LONG:
             return errors.UnsupportedError(
-                "NetworkDirect version 1 has no inline requests; its providers inline what they see fit. Register the bytes, "
+                "NetworkDirect version 1 has no inline requests, and its providers decide what to inline; register the bytes, "
                 "and leave out Flags.INLINE",
                 operation=operation_name(operation),
             )
