@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from ndpy.resource import Orphans
-from ndpy.unraisable import report
+from ndpy.unraisable import must_propagate, report
 
 # How long a resting thread waits. What is done meanwhile may run finalizers of the program, which may wait for this thread.
 _LONGEST_REST_S = 5.0
@@ -130,10 +130,12 @@ class AdapterThread(abc.ABC):
         self.make_calls()
 
     def _call(self, call: Callable[[], object], what: str) -> object:
-        """Make a call whose failure must not stop the events of all other objects; None if it raised."""
+        """Make a call. If it raises, report that and return None, because the events of other objects must go on."""
         try:
             return call()
-        except Exception as error:
+        except BaseException as error:
+            if must_propagate(error):
+                raise
             report(error, what)
             return None
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 
 from ndpy.errors import CanceledError, ClosedError, TimeoutError
 from ndpy.forking import in_child
-from ndpy.unraisable import report
+from ndpy.unraisable import must_propagate, report
 
 T = TypeVar("T")
 
@@ -124,7 +124,8 @@ class Pending(concurrent.futures.Future[T]):
         """Call callback(self) when the operation ends, in the thread that ends it. If it has ended, call it at once.
 
         That thread may hold locks of the objects concerned. So the callback should only pass the news on, and leave the
-        work to another thread. An exception of the callback goes to sys.unraisablehook.
+        work to another thread. An exception of the callback goes to sys.unraisablehook. Only Ctrl-C and sys.exit() in the
+        main thread are raised there.
         """
         if not self.done():
             with self._condition:
@@ -136,7 +137,9 @@ class Pending(concurrent.futures.Future[T]):
     def _call(self, callback: Callable[[Pending[T]], object]) -> None:
         try:
             callback(self)
-        except Exception as error:
+        except BaseException as error:
+            if must_propagate(error):
+                raise
             report(error, f"a callback of {self!r}")
 
     def succeed(self, value: T, prepare: Callable[[], object] | None = None) -> bool:

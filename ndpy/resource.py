@@ -242,7 +242,7 @@ class Orphans:
         """close() in the adapter's thread, which no exception may end. Exceptions go to sys.unraisablehook."""
         try:
             self.close()
-        except Exception as error:
+        except BaseException as error:
             report(error, "the thread of an adapter, which closes what was dropped")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 
 
@@ -36,3 +37,8 @@ def report(error: BaseException, where: str) -> None:
     # The exception's traceback refers to this frame, as the caller of the callback's frame.
     del error
     del subject, reference
+
+
+def must_propagate(error: BaseException) -> bool:
+    """Whether the exception is Ctrl-C or sys.exit() in the main thread. In a thread of ndpy it would only end that thread."""
+    return not isinstance(error, Exception) and threading.current_thread() is threading.main_thread()

@@ -202,7 +202,7 @@ class RegistrationWorkers:
                 self.quick_lengths.note_hand_off(time.monotonic_ns() - registration.woken_ns)
             try:
                 self._register(registration, region)
-            except Exception as error:
+            except BaseException as error:
                 # The thread goes on: there may be more to register.
                 report(error, "the end of a registration")
             # An idle thread must not keep the last region.

@@ -46,6 +46,28 @@ def test_a_call_that_raises_is_reported_and_ends_nothing(thread, monkeypatch):
     assert reported == [ZeroDivisionError]
 
 
+def test_sys_exit_in_a_call_is_reported_and_ends_nothing(thread, monkeypatch):
+    reported, done = [], threading.Event()
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
+    thread.call_soon(sys.exit)
+    thread.call_soon(done.set)
+    assert done.wait(DEADLINE_S)
+    assert reported == [SystemExit]
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_the_programs_thread_is_ended_by_a_call_that_it_makes_itself(thread, kind):
+    """A call that is left when the adapter is closed runs in the program's thread, and so may Ctrl-C."""
+
+    def interrupt() -> None:
+        raise kind
+
+    thread.stop()
+    thread._calls.append(interrupt)
+    with pytest.raises(kind):
+        thread.make_calls()
+
+
 class Reader:
     """Reads one byte for each event of a descriptor. The first one raises an exception."""
 

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
+import sys
 import threading
 import time
 import weakref
@@ -364,3 +365,18 @@ def test_what_a_callback_raises_is_reported_and_the_others_are_called(monkeypatc
     pending.add_done_callback(lambda _: 1 // 0)
     assert seen == [pending]
     assert [type(error) for error in reported] == [ZeroDivisionError] * 2
+
+
+def test_sys_exit_in_a_callback_is_reported_unless_it_is_the_main_thread(monkeypatch):
+    """In another thread it would keep that thread, which may be the adapter's, from telling the others."""
+    reported, seen = [], []
+    monkeypatch.setattr("sys.unraisablehook", lambda what: reported.append(type(what.exc_value)))
+    pending: Pending[int] = Pending("work")
+    pending.add_done_callback(lambda _: sys.exit())
+    pending.add_done_callback(seen.append)
+    thread = threading.Thread(target=pending.succeed, args=(1,))
+    thread.start()
+    thread.join()
+    assert (reported, seen) == ([SystemExit], [pending])
+    with pytest.raises(SystemExit):
+        pending.add_done_callback(lambda _: sys.exit())
