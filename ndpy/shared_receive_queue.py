@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -93,9 +94,13 @@ class SharedReceiveQueue(Resource):
             self._check()
             if not self._free:
                 raise self._refusal(QUEUE_FULL, 0)
+            try:
+                for index, triple in enumerate(triples):
+                    ELEMENT.pack_into(self._elements_view, index * ELEMENT.size, *triple)
+            except struct.error:
+                # Lengths have 32 bits.
+                raise self._refusal(TOO_LONG, len(elements)) from None
             slot = self._free.pop()
-            for index, triple in enumerate(triples):
-                ELEMENT.pack_into(self._elements_view, index * ELEMENT.size, *triple)
             # Record it first. Another thread may take the completion before the call returns.
             self._records[slot] = elements
             refused = self._post_shared(self._native, slot, context, self._elements, len(triples))

@@ -263,7 +263,7 @@ class WorkQueues(Resource):
                 records.pop()
                 # An exception keeps this frame.
                 _owner = None
-                raise self._bad_argument(error, context, flags) from None
+                raise self._misfit(error, operation, [local], local.length, context, flags) from None
             if refused:
                 records.pop()
         if refused:
@@ -300,8 +300,11 @@ class WorkQueues(Resource):
                 if self._defunct is not None:
                     raise self._defunct()
                 layout = self._element_layout
-                for index, triple in enumerate(triples):
-                    layout.pack_into(self._elements_view, index * layout.size, *triple)
+                try:
+                    for index, triple in enumerate(triples):
+                        layout.pack_into(self._elements_view, index * layout.size, *triple)
+                except struct.error as error:
+                    raise self._misfit(error, operation, elements, total, context, flags) from None
                 records.append(elements)
                 try:
                     refused = self._post_list(
@@ -386,6 +389,14 @@ class WorkQueues(Resource):
     @abc.abstractmethod
     def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
         """Return the exception for an error number of the provider."""
+
+    def _misfit(
+        self, error: Exception, operation: int, elements: list[Any], length: int, context: int, flags: int
+    ) -> Exception:
+        """The exception for a request of which a value does not fit its native field. Lengths have 32 bits."""
+        if length >> 32:
+            return self._refusal(operation, TOO_LONG, elements, flags)
+        return self._bad_argument(error, context, flags)
 
     @staticmethod
     def _bad_argument(error: Exception, context: int, flags: int) -> Exception:

@@ -31,6 +31,7 @@ from ndpy.verbs.addresses import pack_address
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.memory import native_access
 from ndpy.verbs.native_calls import ffi, lib
+from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 
 DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
@@ -492,6 +493,40 @@ def test_a_request_with_an_argument_that_does_not_fit_is_not_posted(fake, adapte
         assert len(records) == (
             connected.limits.receive_queue_depth if receive else connected.limits.initiator_queue_depth
         )
+
+
+@pytest.mark.parametrize("listed", [False, True], ids=["an element", "a list"])
+@pytest.mark.parametrize("operation", ["receive", "send", "read", "write"])
+def test_a_request_of_4_gib_is_too_long(adapter, connected, operation, listed):
+    """The length of a native element has 32 bits."""
+    length = 1 << 32
+    with adapter.register((4096, length), Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE) as region:
+        remote = [region.remote()] if operation in ("read", "write") else []
+        with pytest.raises(ndpy.LimitExceededError, match=f"{length} bytes"):
+            getattr(connected, operation)([region] if listed else region[:], *remote)
+        assert not connected._receive_records
+        assert not connected._initiator_records
+
+
+class SharedQueue(VerbsSharedReceiveQueue):
+    """A shared receive queue without a provider."""
+
+    _post_shared = staticmethod(lambda *request: 0)
+
+    def _native_create(self):
+        return ffi.NULL
+
+    def _native_destroy(self):
+        pass
+
+
+def test_a_shared_receive_of_4_gib_is_too_long_and_takes_no_place(adapter):
+    with SharedQueue(adapter, 1, 1, 0) as shared, adapter.register((4096, 1 << 32), Access.LOCAL_WRITE) as region:
+        with pytest.raises(ndpy.LimitExceededError):
+            shared.receive(region)
+        shared.receive(region[0:64])
+        with pytest.raises(ndpy.QueueFullError):
+            shared.receive(region[0:64])
 
 
 def test_what_is_known_of_an_adapter_can_be_written_as_json(adapter):
