@@ -180,8 +180,6 @@ class WorkQueues(Resource):
             NotConnectedError, QueueFullError and so on: as for send().
         Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.
         """
-        if type(sges) is Sge and sges.length > remote.length:
-            raise self._exceeds_remote(sges.length, remote)
         self._post(READ, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
 
     def write(self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
@@ -199,8 +197,6 @@ class WorkQueues(Resource):
             NotConnectedError, QueueFullError and so on: as for send().
         Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE.
         """
-        if type(sges) is Sge and sges.length > remote.length:
-            raise self._exceeds_remote(sges.length, remote)
         self._post(WRITE, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
 
     def send_and_invalidate(
@@ -245,6 +241,8 @@ class WorkQueues(Resource):
         if type(local) is not Sge:
             self._post_many(operation, records, local, context, flags, address, token, remote)
             return
+        if remote is not None and local.length > remote.length:
+            raise self._exceeds_remote(local.length, remote)
         region = local.region
         # Keeps inline data alive until the provider has copied it. Another thread may close the region meanwhile.
         _owner = region._owner

@@ -12,7 +12,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.memory import _DESCRIPTOR, Binding, Elements, InlineElements, RemoteMemory, Sge
+from ndpy.memory import _DESCRIPTOR, Binding, Elements, InlineElements, RemoteMemory
 from ndpy.networkdirect.native_calls import check, create_version1, ffi, lib, release
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
 from ndpy.window_requests import BindRequest
@@ -170,16 +170,12 @@ class Version1QueuePair(NetworkDirectQueuePair):
         self._post(RECEIVE, self._receive_records, sges, context, 0, 0, _NO_WINDOW)
 
     def read(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        if type(sges) is Sge and sges.length > remote.length:
-            raise self._exceeds_remote(sges.length, remote)
         if not is_writable(sges):
             raise self._not_writable(READ, sges)
         offset, descriptor = window_of(remote)
         self._post(READ, self._initiator_records, sges, context, flags, offset, descriptor, remote)
 
     def write(self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        if type(sges) is Sge and sges.length > remote.length:
-            raise self._exceeds_remote(sges.length, remote)
         offset, descriptor = window_of(remote)
         self._post(WRITE, self._initiator_records, sges, context, flags, offset, descriptor, remote)
 
