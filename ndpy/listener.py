@@ -141,11 +141,17 @@ class Listener(Resource):
         self._fail_calls(self._removed_error())
 
     def _release(self) -> None:
-        late = self._native_close()
-        queued, self._queued = self._queued, deque()
-        for connector in [*queued, *late]:
-            connector.close()
-        self._fail_calls(errors.CanceledError("the listener was closed", operation="get_request"))
+        # After Ctrl-C the program closes it again. So each entry stays in its list until it is done.
+        self._queued += self._native_close()
+        # A callback of a call that ends now may ask again.
+        self._defunct = self._closed_error
+        while self._queued:
+            self._queued[0].close()
+            self._queued.popleft()
+        error = errors.CanceledError("the listener was closed", operation="get_request")
+        while self._calls:
+            self._calls[0].fail(error)
+            self._calls.popleft()
 
     def _warn_of_refusals(self) -> None:
         """Warn once. Called in a thread of the program, so that the program sees the warning."""
@@ -169,7 +175,7 @@ class Listener(Resource):
 
     @abc.abstractmethod
     def _native_close(self) -> list[Connector]:
-        """Stop listening and free the native listener. Returns the requests that came meanwhile.
+        """Stop listening and free the native listener, unless that was done before. Returns the requests that came meanwhile.
 
         If it raises, nothing has changed.
         """

@@ -108,6 +108,8 @@ class NetworkDirectListener(Listener):
                 self._fail_calls(refusal)
 
     def _native_close(self) -> list[Connector]:
+        if self._native is None:
+            return []
         requests = list(self._requests)
         late: list[Connector] = [
             self._adapter._connector_class(self._adapter, self._requests.pop(request))
@@ -121,6 +123,6 @@ class NetworkDirectListener(Listener):
         for request in requests:
             request.ignore_end()
         self._requests.clear()
-        release(self._native)
-        self._native = None
+        native, self._native = self._native, None
+        release(native)
         return late

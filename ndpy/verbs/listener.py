@@ -54,5 +54,8 @@ class VerbsListener(Listener):
         self._on_request(connector)
 
     def _native_close(self) -> list[Connector]:
-        check("close listener", lib.rdma_destroy_id(self._id))
+        identifier, self._id = self._id, None
+        if identifier is not None and (result := lib.rdma_destroy_id(identifier)):
+            self._id = identifier
+            check("close listener", result)
         return []

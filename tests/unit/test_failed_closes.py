@@ -166,3 +166,43 @@ def test_closing_the_adapter_waits_for_all_that_threads_release_at_the_same_time
     assert closing.thread.is_alive()
     gate.set()
     closing.result()
+
+
+def test_a_listener_whose_close_was_interrupted_is_destroyed_once(fake, monkeypatch):
+    """Ctrl-C comes when the native listener has gone and the queued requests are refused."""
+    fake.have_address()
+    with fake.open() as adapter:
+        listener = adapter.listen(("127.0.0.1", 0))
+        for _ in range(2):
+            fake.request(listener)
+        wait_until(lambda: len(listener._queued) == 2, "two requests wait")
+        close = ndpy.Connector.close
+
+        def interrupted(connector: ndpy.Connector) -> None:
+            monkeypatch.setattr(ndpy.Connector, "close", close)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(ndpy.Connector, "close", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            listener.close()
+        listener.close()
+        assert listener.closed
+        assert fake.connecting.rejected == 2
+
+
+def test_a_callback_that_asks_a_closing_listener_again_is_told_that_it_is_closed(fake):
+    fake.have_address()
+    with fake.open() as adapter:
+        listener = adapter.listen(("127.0.0.1", 0))
+        outcomes: list[Any] = []
+
+        def ask_again(_: Any) -> None:
+            try:
+                outcomes.append(listener.begin_get_request())
+            except ndpy.NdpyError as error:
+                outcomes.append(error)
+
+        listener.begin_get_request().add_done_callback(ask_again)
+        listener.close()
+    (outcome,) = outcomes
+    assert isinstance(outcome, ndpy.ClosedError), outcome
