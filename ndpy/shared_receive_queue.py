@@ -229,9 +229,11 @@ class SharedReceiveQueue(Resource):
         try:
             self._native_cancel_notifications()
             with self._lock:
-                self._native_destroy()
-                self._lib.ndpy_shared_queue_free(self._native)
-                self._srq = self._native = None
+                if self._srq is not None:
+                    self._native_destroy()
+                native, self._native = self._native, None
+                if native is not None:
+                    self._lib.ndpy_shared_queue_free(native)
         except BaseException:
             if self._srq is not None:
                 self._mark_still_open()

@@ -246,9 +246,11 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         self._requests.clear()
         self._arm_requests.clear()
         self._idle_waiters.clear()
-        if self._cq is not None:
-            release(self._cq)
-        if self._native is not None:
-            lib.ndpy_completion_queue_free(self._native)
+        # Ctrl-C may come after the native queue has gone. Nobody may use it or free it a second time.
+        cq, native = self._cq, self._native
         self._cq = self._native = None
+        if cq is not None:
+            release(cq)
+        if native is not None:
+            lib.ndpy_completion_queue_free(native)
         self._freed_with_queue.clear()

@@ -61,8 +61,9 @@ class NetworkDirectQueuePair(QueuePair):
         )
 
     def _native_destroy(self) -> None:
-        release(self._qp)
-        self._qp = None
+        # Ctrl-C may come after the native queue pair has gone. Nobody may free it a second time.
+        qp, self._qp = self._qp, None
+        release(qp)
 
     def _native_free_slots(self, native: Any) -> None:
         if self._all_ended:

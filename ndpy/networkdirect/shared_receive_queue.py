@@ -37,7 +37,9 @@ class NetworkDirectSharedReceiveQueue(SharedReceiveQueue):
         )
 
     def _native_destroy(self) -> None:
-        release(self._srq)
+        # Ctrl-C may come after the native queue has gone. Nobody may free it a second time.
+        srq, self._srq = self._srq, None
+        release(srq)
 
     def _native_modify(self, depth: int, threshold: int) -> None:
         check("modify", lib.IND2SharedReceiveQueue_Modify(self._srq, depth, threshold))

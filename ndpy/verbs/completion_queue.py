@@ -177,14 +177,24 @@ class VerbsCompletionQueue(CompletionQueue):
         if self._cq is not None:
             self._adapter._events.forget(self._channel.fd)
             lib.ndpy_take_cq_events(self._channel)
-            check("close completion queue", lib.ibv_destroy_cq(self._cq))
-            self._cq = None
-        if self._native is not None:
-            lib.ndpy_completion_queue_free(self._native)
-            self._native = None
-        if self._channel is not None:
-            check("close completion queue", lib.ibv_destroy_comp_channel(self._channel))
-            self._channel = None
+        # Ctrl-C may come after a native object has gone. Nobody may use it or free it a second time.
+        cq, native = self._cq, self._native
+        self._cq = self._native = None
+        try:
+            if cq is not None:
+                check("close completion queue", lib.ibv_destroy_cq(cq))
+        except errors.NdpyError:
+            self._cq, self._native = cq, native
+            raise
+        if native is not None:
+            lib.ndpy_completion_queue_free(native)
+        channel, self._channel = self._channel, None
+        try:
+            if channel is not None:
+                check("close completion queue", lib.ibv_destroy_comp_channel(channel))
+        except errors.NdpyError:
+            self._channel = channel
+            raise
         while self._idle_waiters:
             os.close(self._idle_waiters.pop())
 

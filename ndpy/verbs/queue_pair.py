@@ -147,11 +147,13 @@ class VerbsQueuePair(QueuePair):
         for binding in list(self._bindings):
             binding.window._native_free()
             binding.end()
-        result = lib.ibv_destroy_qp(self._qp)
+        # Ctrl-C may come after the native queue pair has gone. Nobody may free it a second time.
+        qp, self._qp = self._qp, None
+        result = lib.ibv_destroy_qp(qp)
         if result:
+            self._qp = qp
             self._mark_still_open()
             check("close queue pair", result)
-        self._qp = None
 
     def _native_free_slots(self, native: Any) -> None:
         # The queue pair's completions went with it.

@@ -26,7 +26,13 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
         return check_pointer("create shared receive queue", lib.ibv_create_srq(self._adapter._domain, request))
 
     def _native_destroy(self) -> None:
-        check("close shared receive queue", lib.ibv_destroy_srq(self._srq))
+        # Ctrl-C may come after the native queue has gone. Nobody may free it a second time.
+        srq, self._srq = self._srq, None
+        try:
+            check("close shared receive queue", lib.ibv_destroy_srq(srq))
+        except errors.NdpyError:
+            self._srq = srq
+            raise
 
     def _native_modify(self, depth: int, threshold: int) -> None:
         """The provider's queue keeps the depth that it was made with. arm() sets its limit."""

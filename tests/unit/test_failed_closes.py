@@ -20,7 +20,8 @@ from ndpy.verbs import adapter as adapters
 from ndpy.verbs import completion_queue as completion_queues
 from ndpy.verbs import listener as listeners
 from ndpy.verbs import queue_pair as queue_pairs
-from ndpy.verbs.native_calls import lib
+from ndpy.verbs import shared_receive_queue as shared_queues
+from ndpy.verbs.native_calls import ffi, lib
 
 
 class Refusing:
@@ -107,6 +108,53 @@ def test_a_close_of_a_queue_that_fails_costs_nobody_who_waits_for_it_a_completio
     with pytest.raises(ndpy.CanceledError):
         last.result(0)
     adapter.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "call"), [(completion_queues, "ibv_destroy_cq"), (queue_pairs, "ibv_destroy_qp")], ids=["queue", "pair"]
+)
+def test_ctrl_c_when_a_native_object_has_gone_leaves_nothing_to_destroy_twice(fake, monkeypatch, module, call):
+    """An armed queue is looked at after a close that failed."""
+    adapter = fake.open()
+    scene = Queue(fake, adapter, receives=2)
+    if module is completion_queues:
+        scene.queue_pair.close()
+        scene.queue.poll()
+    armed = scene.queue.arm()
+
+    def interrupted(native: Any) -> int:
+        assert getattr(lib, call)(native) == 0
+        raise KeyboardInterrupt
+
+    calls = Refusing(call, 0)
+    setattr(calls, call, interrupted)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "lib", calls)
+        with pytest.raises(KeyboardInterrupt):
+            scene.close()
+    scene.close()
+    adapter.close()
+    if armed.exception(DEADLINE_S) is not None:
+        assert armed.cancelled()
+
+
+def test_ctrl_c_when_a_native_shared_receive_queue_has_gone_leaves_nothing_to_destroy_twice(fake, monkeypatch):
+    destroyed = []
+
+    def interrupted(native: Any) -> int:
+        destroyed.append(native)
+        raise KeyboardInterrupt
+
+    calls = Refusing("ibv_destroy_srq", 0)
+    calls.ibv_destroy_srq = interrupted
+    monkeypatch.setattr(shared_queues, "lib", calls)
+    monkeypatch.setattr(shared_queues.VerbsSharedReceiveQueue, "_native_create", lambda self: ffi.NULL)
+    with fake.open() as adapter:
+        shared = shared_queues.VerbsSharedReceiveQueue(adapter, 1, 1, 0)
+        with pytest.raises(KeyboardInterrupt):
+            shared.close()
+        shared.close()
+    assert destroyed == [ffi.NULL]
 
 
 def test_a_queue_pair_that_can_be_neither_set_up_nor_destroyed_says_why_it_cannot_be_set_up(fake, monkeypatch):
