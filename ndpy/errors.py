@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import errno as _errno
+import os as _os
 
 
 class NdpyError(Exception):
@@ -179,7 +180,5 @@ _BY_ERRNO: dict[int, type[ProviderError]] = {
 
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
     """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError."""
-    import os
-
     number = abs(number)
-    return _BY_ERRNO.get(number, ProviderError)(message or os.strerror(number), operation=operation, native=number)
+    return _BY_ERRNO.get(number, ProviderError)(message or _os.strerror(number), operation=operation, native=number)

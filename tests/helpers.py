@@ -259,7 +259,7 @@ def send_message(keep: Keeper, source: End, sink: End, data: bytes) -> None:
 
 
 def assert_works(keep: Keeper, pair: Pair) -> None:
-    """Send a message in each direction. The client sends first, as iWARP demands."""
+    """Send a message in each direction. The client sends first (Quirk.IWARP_CLIENT_SENDS_FIRST)."""
     send_message(keep, pair.client, pair.server, b"from the client")
     send_message(keep, pair.server, pair.client, b"from the server")
 

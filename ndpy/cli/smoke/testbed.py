@@ -375,7 +375,7 @@ class Testbed:
         """Connect this end, or a new one, to the peer. The peer posts `receives` receives of `size` bytes.
 
         offered: called between connect() and complete_connect().
-        send_first: send a message. On iWARP the peer may not send before the active side has.
+        send_first: send a message, because the peer may not send earlier (Quirk.IWARP_CLIENT_SENDS_FIRST).
         """
         end = end or self.new_end()
         listener, address = self.peer_listener(version)
