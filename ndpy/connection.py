@@ -642,20 +642,22 @@ class Connector(Resource):
         with self._state_lock:
             self._defunct = self._closed_error
             taken = self._take_pending()
+        message = "the connector was being closed"
         try:
-            self._native_end_requests()
-        except errors.DeviceBusyError:
-            self._mark_still_open()
+            try:
+                self._native_end_requests()
+            except BaseException:
+                self._mark_still_open()
+                raise
+            with self._state_lock:
+                if self._state == "established":
+                    self._native_tell_peer()
+                self._end_attempt(Event.CLOSE)
+                self._native_free()
+            message = "the connector was closed"
+        finally:
             for pending in taken:
-                pending.fail(errors.CanceledError("the connector was being closed", operation=pending._operation))
-            raise
-        with self._state_lock:
-            if self._state == "established":
-                self._native_tell_peer()
-            self._end_attempt(Event.CLOSE)
-            self._native_free()
-        for pending in taken:
-            pending.fail(errors.CanceledError("the connector was closed", operation=pending._operation))
+                pending.fail(errors.CanceledError(message, operation=pending._operation))
 
     def _describe(self) -> str:
         return f"Connector ({self._state})"

@@ -353,12 +353,13 @@ class NetworkDirectConnector(Connector):
             self._requests.clear()
         try:
             cancel_all(requests)
-        except errors.DeviceBusyError:
+        except BaseException:
             self._requests.update(requests)
             raise
         for request in requests:
             request.ignore_end()
 
     def _native_free(self) -> None:
-        release(self._native)
-        self._native = None
+        native, self._native = self._native, None
+        if native is not None:
+            release(native)

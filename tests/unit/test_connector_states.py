@@ -287,3 +287,21 @@ def test_a_complete_connect_that_is_cancelled_goes_on(scene):
     assert one.connector.state == "completing"
     one.connector._on_established()
     assert one.connector.state == "established"
+
+
+def test_a_close_that_is_interrupted_ends_what_waits_and_can_be_repeated(scene, monkeypatch):
+    """On Windows, Ctrl-C interrupts the wait for the provider."""
+    one = scene("established")
+    waiting = one.connector.begin_wait_disconnected()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one.connector, "_native_end_requests", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.connector.close()
+    assert isinstance(waiting.exception(1), ndpy.CanceledError)
+    assert (one.connector.closed, one.connector.state) == (False, "established")
+    one.connector.close()
+    assert (one.connector.closed, one.connector.steps) == (True, ["tell peer", "free"])
