@@ -388,9 +388,9 @@ class Adapter(Resource):
     def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
         """Call kind(self, *arguments). The adapter stays open meanwhile. Raises ClosedError after close() began."""
         number = next(_serials)
-        # close() sets _closing before it looks for numbers. So one of the two sees the other.
-        self._open.add(number)
         try:
+            # close() sets _closing before it looks for numbers. So one of the two sees the other.
+            self._open.add(number)
             self._check()
             if self._closing:
                 raise errors.ClosedError(f"{self._describe()} is being closed")

@@ -591,8 +591,8 @@ class Connector(Resource):
                     "the queue pair is or was connected; a queue pair has one connection in its life",
                     operation="connect",
                 )
-            queue_pair.connector = self
-        self.queue_pair = queue_pair
+            # Both at once: after Ctrl-C here, closing the connector lets the queue pair go.
+            queue_pair.connector, self.queue_pair = self, queue_pair
 
     def _release_queue_pair(self) -> None:
         if self.queue_pair is not None:

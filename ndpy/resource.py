@@ -88,8 +88,11 @@ class Resource(abc.ABC):
         self._defunct = lambda: ClosedError(message)
         self._released = True
         adapter = self._adapter
-        adapter._children.pop(self._serial, None)
-        adapter._open.discard(self._serial)
+        try:
+            adapter._children.pop(self._serial, None)
+        finally:
+            # Without this the adapter could never be closed.
+            adapter._open.discard(self._serial)
         if adapter is not self and adapter._orphans.may_have_some:
             # An orphan may have waited for this object.
             adapter._wake()

@@ -254,3 +254,57 @@ def test_a_callback_that_asks_a_closing_listener_again_is_told_that_it_is_closed
         listener.close()
     (outcome,) = outcomes
     assert isinstance(outcome, ndpy.ClosedError), outcome
+
+
+def test_a_queue_pair_whose_connect_was_interrupted_is_free_when_the_connector_is_closed(fake):
+    """Ctrl-C comes as soon as the queue pair's lock is free."""
+    fake.have_address()
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+    ):
+        lock = queue_pair._lock
+
+        class Interrupting:
+            def __enter__(self) -> None:
+                lock.acquire()
+
+            def __exit__(self, *_: Any) -> None:
+                lock.release()
+                queue_pair._lock = lock
+                raise KeyboardInterrupt
+
+        connector = adapter.create_connector()
+        queue_pair._lock = Interrupting()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            connector.begin_connect(queue_pair, ("127.0.0.1", 4000))
+        connector.close()
+        adapter.connect(queue_pair, ("127.0.0.1", 4000), timeout_s=DEADLINE_S).close()
+
+
+def test_an_adapter_can_be_closed_after_ctrl_c_between_two_steps(fake, monkeypatch):
+    """Ctrl-C comes while an object notes that it exists, or that it is gone."""
+    adapter = fake.open()
+    queue = adapter.create_completion_queue(8)
+
+    class Interrupting(set):  # type: ignore[type-arg]
+        def add(self, number: int) -> None:
+            super().add(number)
+            raise KeyboardInterrupt
+
+    plain = adapter._open
+    adapter._open = Interrupting(plain)
+    with pytest.raises(KeyboardInterrupt):
+        adapter.create_completion_queue(8)
+    adapter._open = set(adapter._open)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adapter._children, "pop", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            queue.close()
+    assert queue.closed
+    adapter.close()
