@@ -53,6 +53,8 @@ class QueuePair(WorkQueues):
 
     #: The native queue pair. None before it exists, and after it was destroyed.
     _qp: Any = None
+    #: The slots of a queue pair that is being closed: _native, until they are freed.
+    _slots: Any = None
     #: Whether it can be connected without a connection manager.
     _has_endpoints: ClassVar[bool] = False
     #: The status of a bind or invalidate that the contract forbids. None: the provider's own status.
@@ -87,26 +89,23 @@ class QueuePair(WorkQueues):
         self._dependants: SharedWeakSet[Any] = SharedWeakSet()
         #: Whether the provider had ended every request when the native queue pair was destroyed.
         self._all_ended = True
+        #: The queues that count it as a user. It leaves each of them once, even if Ctrl-C ends a close() half-way.
+        self._joined: set[CompletionQueue | SharedReceiveQueue] = set()
         self._qp = self._native_create()
         try:
             self._native = self._new_slots()
             self._native_set_up()
+            self._join_queues()
+            self._opened()
         except BaseException:
-            # Report the first failure.
-            with contextlib.suppress(errors.ProviderError):
-                self._native_destroy()
-            if self._native is not None:
-                self._native_free_slots(self._native)
+            if self._released:
+                # Report the first failure.
+                with contextlib.suppress(errors.ProviderError):
+                    self._native_destroy()
+                self._leave_queues()
+                if self._native is not None:
+                    self._native_free_slots(self._native)
             raise
-        for queue in set(self._completion_queues):
-            with queue._lock:
-                queue._posted_requests[self._serial] = self._posted_requests
-                queue._users += 1
-        if srq is not None:
-            with srq._lock:
-                srq._users += 1
-            receive_cq._shared_receivers[self._number] = (self._posted_requests, srq)
-        self._opened()
 
     def _new_slots(self) -> Any:
         limits = self.limits
@@ -235,24 +234,19 @@ class QueuePair(WorkQueues):
                 self._wait_until_given_back()
                 self._all_ended = not self._in_flight()
                 self._native_destroy()
-            self._drain_queues()
-            self._cancel_rest()
-            # Not before the drain, because a drained bind may have begun its binding.
-            for binding in list(self._bindings):
-                binding.end()
-            # From now on both _qp and _native are None for the threads that get the lock.
-            native, self._native = self._native, None
-        if self.srq is not None:
-            self._leave_shared_queue(self.srq)
-        for queue in set(self._completion_queues):
-            with queue._lock:
-                stored = self._lib.ndpy_stored_of(queue._native, self._serial)
-                if stored:
-                    self._posted_requests.stored[queue._serial] = stored
-                else:
-                    queue._posted_requests.pop(self._serial, None)
-                queue._users -= 1
-        self._native_free_slots(native)
+            # None if Ctrl-C ended an earlier close() further on.
+            if self._native is not None:
+                self._drain_queues()
+                self._cancel_rest()
+                # Not before the drain, because a drained bind may have begun its binding.
+                for binding in list(self._bindings):
+                    binding.end()
+                # From now on both _qp and _native are None for the threads that get the lock.
+                self._slots, self._native = self._native, None
+        self._leave_queues()
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            self._native_free_slots(slots)
         self._wake_queues()
 
     def _wait_until_given_back(self) -> None:
@@ -297,17 +291,45 @@ class QueuePair(WorkQueues):
                 if cancelled < 0:
                     raise errors.from_errno("flush", -cancelled)
 
+    def _join_queues(self) -> None:
+        for queue in set(self._completion_queues):
+            with queue._lock:
+                queue._posted_requests[self._serial] = self._posted_requests
+                queue._users += 1
+                self._joined.add(queue)
+        srq = self.srq
+        if srq is not None:
+            with srq._lock:
+                srq._users += 1
+                self._joined.add(srq)
+            self.receive_cq._shared_receivers[self._number] = (self._posted_requests, srq)
+
+    def _leave_queues(self) -> None:
+        """Leave the queues that were joined. Their completions of this queue pair stay with them."""
+        if self.srq is not None and self.srq in self._joined:
+            self._leave_shared_queue(self.srq)
+        for queue in set(self._completion_queues) & self._joined:
+            with queue._lock:
+                stored = self._lib.ndpy_stored_of(queue._native, self._serial)
+                if stored:
+                    self._posted_requests.stored[queue._serial] = stored
+                else:
+                    queue._posted_requests.pop(self._serial, None)
+                queue._users -= 1
+                self._joined.discard(queue)
+
     def _leave_shared_queue(self, srq: SharedReceiveQueue) -> None:
         queue = self.receive_cq
         with queue._lock:
             number = self._renumbered_from + self._serial
-            entry = queue._shared_receivers.pop(self._number)
+            entry = queue._shared_receivers.pop(self._number, (self._posted_requests, srq))
             stored = self._lib.ndpy_renumber_stored(queue._native, self._number, number)
             if stored:
                 self._posted_requests.stored_shared = stored
                 queue._shared_receivers[number] = entry
         with srq._lock:
             srq._users -= 1
+            self._joined.discard(srq)
 
     def _wake_queues(self) -> None:
         """Wake everyone who waits for the completion queues. Completions came without an event, or no more will come."""

@@ -1,0 +1,88 @@
+"""Ctrl-C at each point of a call. What the call used can still be used or closed. The provider has no device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from racing import Queue
+
+import ndpy
+
+FOLDER = os.path.dirname(ndpy.__file__)
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt at one of the points at which the interpreter looks at signals.
+
+    These are the beginning of a Python function and the return from a C function. In between there is no other one,
+    apart from the ends of loops.
+    """
+
+    def __init__(self, chosen: int) -> None:
+        self._left = chosen
+        self.where = ""
+
+    def _on_event(self, frame: Any, event: str, call: Any) -> None:
+        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(FOLDER):
+            return
+        if not self._left:
+            sys.setprofile(None)
+            self.where = f"{frame.f_code.co_name}, line {frame.f_lineno}, {event} {getattr(call, '__name__', '')}"
+            raise KeyboardInterrupt
+        self._left -= 1
+
+    def during(self, call: Callable[[], Any]) -> Any:
+        """The value of the call. None if it was interrupted."""
+        sys.setprofile(self._on_event)
+        try:
+            return call()
+        except KeyboardInterrupt:
+            return None
+        finally:
+            sys.setprofile(None)
+
+
+def walk(run: Callable[[CtrlC], None], least: int) -> None:
+    """Call run() with an interruption at the first point, the second one, and so on until there is none left."""
+    chosen = 0
+    while True:
+        interruption = CtrlC(chosen)
+        try:
+            run(interruption)
+        except BaseException:
+            print(f"at point {chosen}: {interruption.where}")
+            raise
+        if not interruption.where:
+            break
+        chosen += 1
+    assert chosen >= least, f"only {chosen} points"
+
+
+@pytest.fixture
+def adapter(fake):
+    with fake.open() as adapter:
+        yield adapter
+
+
+@pytest.mark.parametrize("kind", ["queue", "queue pair"])
+def test_what_is_interrupted_in_close_can_be_closed(fake, adapter, kind):
+    def run(interruption: CtrlC) -> None:
+        scene = Queue(fake, adapter, receives=2)
+        if kind == "queue":
+            scene.queue_pair.close()
+        resource = scene.queue if kind == "queue" else scene.queue_pair
+        interruption.during(resource.close)
+        resource.close()
+        scene.close()
+        assert (fake.counts.queue_pairs, fake.counts.queues, fake.counts.channels) == (0, 0, 0)
+        assert fake.fault() == ""
+
+    walk(run, 20 if kind == "queue" else 50)
