@@ -19,7 +19,7 @@ from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import RetryPolicy
 from ndpy.flags import Access, Capability
-from ndpy.forking import tell
+from ndpy.forking import renew_in_child
 from ndpy.info import AdapterInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, buffer_range, is_written
@@ -121,7 +121,7 @@ class Adapter(Resource):
 
     def _opened(self) -> None:
         self._released = False
-        tell(self)
+        renew_in_child(self)
 
     def register(
         self, buffer: Any, access: Access = Access.LOCAL_WRITE, *, timeout_s: float | None = None

@@ -242,7 +242,7 @@ class CompletionQueue(Resource):
 
     def _take_shared(self, entry: tuple[int, ...]) -> PostedRequests:
         posted, shared = self._shared_receivers[entry[6]]
-        shared._taken(entry[8])
+        shared._free_slot(entry[8])
         if posted.stored_shared:
             posted.stored_shared -= 1
             if not posted.stored_shared:
@@ -313,14 +313,14 @@ class CompletionQueue(Resource):
     def _wake_all(self) -> None:
         """Wake everyone who waits. Completions came without a notification, or the state has changed."""
         with self._lock:
-            ended = self._take_armed() if self._native is not None and self._look() else []
-        self._tell(ended)
+            ended = self._take_armed() if self._native is not None and self._count_stored() else []
+        self._end_and_wake(ended)
 
-    def _look(self) -> int:
+    def _count_stored(self) -> int:
         """How many stored completions the program can take. The provider does not notify of these. Under the lock."""
         return int(self._native_undelivered(self._native))
 
-    def _tell(self, ended: list[Pending[None]], waiter: Any = None) -> None:
+    def _end_and_wake(self, ended: list[Pending[None]], waiter: Any = None) -> None:
         """End these Pendings, and wake the waiting threads and pollers. `waiter` is the caller's own, which stays as it is."""
         for pending in ended:
             pending.succeed(None)
@@ -443,7 +443,7 @@ class CompletionQueue(Resource):
         for queue_pair in self._queue_pairs():
             queue_pair._end_connection()
             queue_pair._on_failed_completion()
-        self._tell([])
+        self._end_and_wake([])
 
     def _overrun_error(self, operation: str, native: int = 0, native_name: str = "") -> errors.ProviderError:
         return errors.CompletionQueueOverrunError(
@@ -456,7 +456,7 @@ class CompletionQueue(Resource):
 
     def _on_removed(self) -> None:
         self._fail_armed(self._removed_error)
-        self._tell([])
+        self._end_and_wake([])
 
     # ---- the end ----
 
@@ -477,7 +477,7 @@ class CompletionQueue(Resource):
             have_left = self._left.wait_for(lambda: not self._waiters, _LEAVE_S)
             pollers = list(self._pollers) if have_left else []
         if not have_left:
-            self._take_up_again([])
+            self._resume_waiting([])
             raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
         for poller in pollers:
             poller.remove(self)
@@ -490,9 +490,9 @@ class CompletionQueue(Resource):
             if self._cq is None:
                 self._fail_armed(lambda: errors.CanceledError("the completion queue was closed", operation="arm"))
             else:
-                self._take_up_again(pollers)
+                self._resume_waiting(pollers)
 
-    def _take_up_again(self, pollers: list[Poller]) -> None:
+    def _resume_waiting(self, pollers: list[Poller]) -> None:
         """A close has failed. Pendings and pollers wait as before."""
         self._mark_still_open()
         ended: list[Pending[None]] = []
@@ -502,7 +502,7 @@ class CompletionQueue(Resource):
                     ended = self._native_rearm()
             except errors.NdpyError as failure:
                 self._fail_armed(partial(copy.copy, failure))
-        self._tell(ended)
+        self._end_and_wake(ended)
         for poller in pollers:
             with contextlib.suppress(errors.NdpyError):
                 poller.add(self)

@@ -26,7 +26,7 @@ def in_child(call: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=call)
 
 
-def tell(thing: Inherited) -> None:
+def renew_in_child(thing: Inherited) -> None:
     """Have thing._on_forked() called in every forked child, as long as the thing lives."""
     _inherited.add(thing)
 

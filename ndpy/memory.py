@@ -212,13 +212,13 @@ class MemoryRegion(Resource):
             self._opened()
         except BaseException:
             if self._released:
-                self._let_go()
+                self._release_memory()
             raise
 
     def _on_registered(self, pending: Pending[Any], failure: BaseException | None) -> None:
         """A registration that was begun has ended."""
         if failure is not None:
-            self._let_go()
+            self._release_memory()
             pending.fail(failure)
         elif not pending.succeed(self, prepare=self._opened):
             # It was cancelled meanwhile, so nobody gets the region.
@@ -228,7 +228,7 @@ class MemoryRegion(Resource):
                 # Nobody refers to it, so the adapter closes it later.
                 self._opened()
             else:
-                self._let_go()
+                self._release_memory()
 
     # ---- deregistering ----
 
@@ -265,7 +265,7 @@ class MemoryRegion(Resource):
                 if failure is not None:
                     stay_open()
                 else:
-                    self._let_go()
+                    self._release_memory()
                     self._mark_closed()
             if failure is not None:
                 pending.fail(failure)
@@ -295,9 +295,9 @@ class MemoryRegion(Resource):
         self._native_deregister()
         # Set this before the buffer goes, because a thread that posts looks at the buffer first.
         self._defunct = self._closed_error
-        self._let_go()
+        self._release_memory()
 
-    def _let_go(self) -> None:
+    def _release_memory(self) -> None:
         """Free the native object, if it is still there, and then the buffer.
 
         An exported memoryview keeps a bytearray from moving and an mmap from closing.

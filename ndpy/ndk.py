@@ -28,7 +28,7 @@ from typing import Any
 from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.flags import Access, Capability
-from ndpy.forking import in_child, tell
+from ndpy.forking import in_child, renew_in_child
 from ndpy.memory import MemoryRegion, buffer_range
 from ndpy.pending import Pending
 from ndpy.unraisable import report
@@ -239,7 +239,7 @@ class NdkMr:
         self._state = _State.UNREGISTERED
         self._region: MemoryRegion | None = None
         self._registering: Pending[Any] | None = None
-        tell(self)
+        renew_in_child(self)
 
     def _on_forked(self) -> None:
         self._lock = threading.Lock()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from ndpy.completion import Completion
 from ndpy.completion_queue import CompletionQueue
 from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
-from ndpy.forking import tell
+from ndpy.forking import renew_in_child
 
 P = TypeVar("P", bound="Poller")
 
@@ -45,7 +45,7 @@ class Poller:
         self._maybe_ready: set[CompletionQueue] = set()
         self._woken = False
         self._waiters = 0
-        tell(self)
+        renew_in_child(self)
 
     def _on_forked(self) -> None:
         """Close it in a forked child, without touching the parent's descriptors."""

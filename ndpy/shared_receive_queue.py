@@ -105,10 +105,10 @@ class SharedReceiveQueue(Resource):
             self._records[slot] = elements
             refused = self._post_shared(self._native, slot, context, self._elements, len(triples))
             if refused:
-                self._taken(slot)
+                self._free_slot(slot)
                 raise self._refusal(refused, len(elements))
 
-    def _taken(self, slot: int) -> None:
+    def _free_slot(self, slot: int) -> None:
         """The receive in this slot has ended."""
         self._records.pop(slot, None)
         self._free.append(slot)

@@ -396,7 +396,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             region = self._adapter.register(memory, rights)
         with self._changed:
             self._counts.registrations += 1
-            self._held(region, 1)
+            self._count_region(region, 1)
         return region
 
     def _insert(
@@ -489,7 +489,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             if grant.region is not None:
                 grant.region.close()
                 with self._changed:
-                    self._held(grant.region, -1)
+                    self._count_region(grant.region, -1)
             elif grant.window is not None:
                 if grant.queue_pair._revoke(grant.window):
                     self._keep_window(grant.queue_pair, grant.window)
@@ -622,7 +622,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                 if entry.watch is not None:
                     self._monitor.unwatch(entry.watch)
                 with self._changed:
-                    self._held(entry.region, -1)
+                    self._count_region(entry.region, -1)
                     if self._owners.get(entry.owner.key) is not entry.owner:
                         # _order may refer to the entry for some time, but its export ends now.
                         entry.owner.view = None
@@ -709,7 +709,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         for marked in (self._dead, self._abandoned, self._ended):
             marked.clear()
 
-    def _held(self, region: MemoryRegion, change: int) -> None:
+    def _count_region(self, region: MemoryRegion, change: int) -> None:
         """Add this region to the counts, or subtract it. Called under the lock."""
         self._counts.entries += change
         self._counts.bytes_pinned += change * region.length

@@ -45,7 +45,7 @@ def unpack_address(data: bytes) -> Address | None:
     return None
 
 
-def sized(operation: str, call: Callable[[Any, Any], int], size_type: str = "uint32_t *") -> Any:
+def get_sized_buffer(operation: str, call: Callable[[Any, Any], int], size_type: str = "uint32_t *") -> Any:
     """Call a getter that takes a buffer and its size. The size may change between two calls (contract A.5).
 
     Parameters:
@@ -71,7 +71,7 @@ def sized(operation: str, call: Callable[[Any, Any], int], size_type: str = "uin
 
 def address_list(operation: str, call: Callable[[Any, Any], int], size_type: str = "uint32_t *") -> list[bytes]:
     """The socket addresses of a QueryAddressList (contract A.5)."""
-    buffer = sized(operation, call, size_type)
+    buffer = get_sized_buffer(operation, call, size_type)
     if buffer == ffi.NULL:
         return []
     count = int(ffi.cast("int32_t *", buffer)[0])

@@ -17,7 +17,7 @@ from ndpy.addresses import Address, listening_address, source_host
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits
 from ndpy.connection_states import Event, State
-from ndpy.networkdirect.addresses import pack_address, pack_resolved, sized, unpack_address
+from ndpy.networkdirect.addresses import get_sized_buffer, pack_address, pack_resolved, unpack_address
 from ndpy.networkdirect.native_calls import (
     BUFFER_OVERFLOW,
     CANCELED,
@@ -115,7 +115,7 @@ class NetworkDirectConnector(Connector):
     def _query_address(self, which: str) -> Address | None:
         method = "GetPeerAddress" if which == "peer" else "GetLocalAddress"
         try:
-            data = sized("address", lambda buffer, size: self._call(method, buffer, size), self._size_type)
+            data = get_sized_buffer("address", lambda buffer, size: self._call(method, buffer, size), self._size_type)
         except errors.ProviderError:
             return None
         return None if data == ffi.NULL else unpack_address(bytes(ffi.buffer(data)))

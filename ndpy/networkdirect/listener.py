@@ -13,7 +13,7 @@ from ndpy import errors
 from ndpy.addresses import Address, listening_address
 from ndpy.connection import Connector
 from ndpy.listener import Listener
-from ndpy.networkdirect.addresses import pack_address, sized, unpack_address
+from ndpy.networkdirect.addresses import get_sized_buffer, pack_address, unpack_address
 from ndpy.networkdirect.native_calls import PENDING, SUCCESS, check, create, ffi, lib, release, status_error
 from ndpy.networkdirect.overlapped import Request, cancel_all, request_error
 
@@ -47,7 +47,7 @@ class NetworkDirectListener(Listener):
         try:
             check("listen", lib.IND2Listener_Bind(native, packed, len(packed)), where)
             check("listen", lib.IND2Listener_Listen(native, 0), where)
-            data = sized("listen", lambda out, size: lib.IND2Listener_GetLocalAddress(native, out, size))
+            data = get_sized_buffer("listen", lambda out, size: lib.IND2Listener_GetLocalAddress(native, out, size))
             bound = unpack_address(bytes(ffi.buffer(data)))
             assert bound is not None
         except BaseException:

@@ -117,7 +117,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
         try:
             request = Request(self._native, self._adapter._events, on_end)
         except BaseException:
-            self._let_go()
+            self._release_memory()
             raise
         handled = threading.Event()
         self._registration = (request, pending, handled)
@@ -127,7 +127,7 @@ class NetworkDirectMemoryRegion(MemoryRegion):
             on_end(status)
         elif status != PENDING:
             self._adapter._registering.discard(self)
-            self._let_go()
+            self._release_memory()
             raise registration_error(status, self.address, self.length, self.access)
         return pending
 

@@ -42,7 +42,7 @@ _VERSION_1 = {
 _ADAPTER = ffi.typeof("struct INDAdapter *")
 
 
-def _nothing(target: Any) -> None:
+def _cancel_nothing(target: Any) -> None:
     """Do not cancel: cancelling one request of the adapter would cancel all."""
 
 
@@ -130,7 +130,7 @@ class Request:
         if kind in _VERSION_1:
             self._target = ffi.cast("struct INDOverlapped *", target)
             self._result = lib.version1_request_result
-            self._cancel = _nothing if kind == _ADAPTER else lib.INDOverlapped_CancelOverlappedRequests
+            self._cancel = _cancel_nothing if kind == _ADAPTER else lib.INDOverlapped_CancelOverlappedRequests
         else:
             self._target = ffi.cast("struct IND2Overlapped *", target)
             self._result = lib.ndpy_request_result

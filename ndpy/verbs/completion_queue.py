@@ -84,7 +84,7 @@ class VerbsCompletionQueue(CompletionQueue):
     def _native_wake(self, waiter: int) -> None:
         os.eventfd_write(waiter, 1)
 
-    def _look(self) -> int:
+    def _count_stored(self) -> int:
         # Drivers do not notify of every completion that satisfies SOLICITED.
         return self._drain()
 
@@ -96,7 +96,7 @@ class VerbsCompletionQueue(CompletionQueue):
             if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
                 return
             ended = self._end_armed()
-        self._tell(ended, waiter)
+        self._end_and_wake(ended, waiter)
 
     def _on_armed_event(self) -> None:
         """Do what _on_event() does, in the adapter's thread."""
@@ -106,7 +106,7 @@ class VerbsCompletionQueue(CompletionQueue):
             ended = self._end_armed() if lib.ndpy_take_cq_events(self._channel) else []
             if self._armed:
                 self._watch_channel()
-        self._tell(ended)
+        self._end_and_wake(ended)
 
     def _end_armed(self) -> list[Pending[None]]:
         """Return what an event has ended. Arm again if the event was for an earlier arming. Call under the lock."""
@@ -163,7 +163,7 @@ class VerbsCompletionQueue(CompletionQueue):
                 return True
             self._notified = self._taken + place
             ended = self._take_armed()
-        self._tell(ended)
+        self._end_and_wake(ended)
         return False
 
     # ---- changes and the end ----

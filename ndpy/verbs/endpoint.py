@@ -28,7 +28,7 @@ def rank(gid: Gid) -> tuple[int, int, int, int]:
     return version, int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
 
 
-def observe(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: int | None) -> Endpoint:
+def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: int | None) -> Endpoint:
     """The local endpoint of a queue pair."""
     port = active_port(adapter)
     if Quirk.IWARP_MANAGER_ONLY in adapter._differences:

@@ -66,7 +66,7 @@ class EventThread(AdapterThread):
                 self._on_woken()
             else:
                 self._handle(fd)
-        self._look()
+        self._call_regular_handlers()
         return not self._stopping
 
     def _native_wake(self) -> None:
@@ -76,7 +76,7 @@ class EventThread(AdapterThread):
         self._epoll.close()
         os.close(self._wake)
 
-    def _look(self) -> None:
+    def _call_regular_handlers(self) -> None:
         with self._waking:
             regular, self._regular = self._regular, []
         for reference in regular:

@@ -105,7 +105,7 @@ def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Acc
         number = lib.ndpy_register(adapter._domain, start, length, _rights(adapter, access, windows=False), out)
     if number:
         raise registration_error(number, address, length, access) or errors.from_errno("register", number)
-    adapter._registering.took(length, out.nanoseconds)
+    adapter._registering.note_duration(length, out.nanoseconds)
 
 
 def _may_be_the_windows(number: int, access: Access) -> bool:
@@ -188,13 +188,13 @@ class VerbsMemoryRegion(MemoryRegion):
         if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
             number = ffi.errno
             if result not in (lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW):
-                self._spoil(owner)
+                self._mark_unusable(owner)
             address, length = memory or (self.address, self.length)
             rights = self.access if access is None else access
             raise registration_error(number, address, length, rights) or errors.from_errno("reregister", number)
         self._read_tokens()
 
-    def _spoil(self, owner: Any) -> None:
+    def _mark_unusable(self, owner: Any) -> None:
         """The adapter may use the old memory, the new memory, or neither. Keep both. The region can only be closed."""
         self._owner = (self._owner, owner)
         message = f"{self._describe()} failed to be registered again and has no memory; close it and make a new one"

@@ -16,7 +16,14 @@ from ndpy.memory import Binding, MemoryWindow
 from ndpy.queue_pair import QueuePair
 from ndpy.quirks import Quirk
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
-from ndpy.verbs.endpoint import explain, make_ready_to_receive, make_ready_to_send, observe, path_mtu, with_defaults
+from ndpy.verbs.endpoint import (
+    explain,
+    local_endpoint_of,
+    make_ready_to_receive,
+    make_ready_to_send,
+    path_mtu,
+    with_defaults,
+)
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
 from ndpy.window_requests import BindRequest
@@ -210,7 +217,7 @@ class VerbsQueuePair(QueuePair):
     # ---- connecting without librdmacm, and what went wrong ----
 
     def _native_endpoint(self, gid_index: int | None, psn: int | None) -> Endpoint:
-        return observe(self._adapter, self._number, gid_index, psn)
+        return local_endpoint_of(self._adapter, self._number, gid_index, psn)
 
     def _native_connect_endpoint(
         self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy

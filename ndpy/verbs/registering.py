@@ -166,7 +166,7 @@ class RegistrationWorkers:
             thread.start()
             self._threads.append(thread)
 
-    def took(self, length: int, nanoseconds: int) -> None:
+    def note_duration(self, length: int, nanoseconds: int) -> None:
         """Note how long a registration took.
 
         If several run at once, each counts for its part: they share a processor, or gain from each other.
@@ -220,7 +220,7 @@ class RegistrationWorkers:
         except BaseException as error:
             if region._released:
                 # Ctrl-C came before anybody had the region.
-                region._let_go()
+                region._release_memory()
                 registration.fail(error)
             raise
         finally:

@@ -24,7 +24,7 @@ from own_softnd import keep_with_adapter
 
 import ndpy
 from ndpy import Access, Operation, Status
-from ndpy.networkdirect.addresses import address_list, sized
+from ndpy.networkdirect.addresses import address_list, get_sized_buffer
 from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
@@ -333,18 +333,18 @@ def test_a_5_4_the_size_may_grow_from_call_to_call_and_not_without_end():
 
         return get
 
-    assert bytes(ffi.buffer(sized("get", getter(4)))) == b"whole"
+    assert bytes(ffi.buffer(get_sized_buffer("get", getter(4)))) == b"whole"
     assert asked == [0, 10, 20, 30]
     asked.clear()
     with pytest.raises(ndpy.ProviderError, match="the size changes") as caught:
-        sized("get", getter(100))
+        get_sized_buffer("get", getter(100))
     assert caught.value.native == BUFFER_OVERFLOW
     assert len(asked) < 100
     asked.clear()
     # If a provider does not say how much it needs, the next call still offers it a buffer.
     sizes = []
     with pytest.raises(ndpy.ProviderError):
-        sized("get", lambda buffer, size: sizes.append(size[0]) or signed(BUFFER_OVERFLOW), "size_t *")
+        get_sized_buffer("get", lambda buffer, size: sizes.append(size[0]) or signed(BUFFER_OVERFLOW), "size_t *")
     assert min(sizes[1:]) >= 8
 
 

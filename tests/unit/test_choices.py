@@ -17,7 +17,7 @@ from ndpy import Status
 from ndpy.info import Gid
 from ndpy.platforms import choose
 from ndpy.quirks import differences
-from ndpy.verbs.endpoint import MTUS, Endpoint, active_port, explain, observe, path_mtu
+from ndpy.verbs.endpoint import MTUS, Endpoint, active_port, explain, local_endpoint_of, path_mtu
 from ndpy.verbs.native_calls import lib
 
 V1 = Gid(0, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v1", "192.0.2.1")
@@ -108,14 +108,14 @@ def test_an_endpoint_says_nothing_that_it_was_not_told():
 )
 def test_the_gid_is_the_best_or_the_one_that_is_asked_for(info, gids, best):
     adapter = with_ports(info, {"gids": ()}, {"gids": gids, "lid": 5, "mtu": 2048})
-    made = observe(adapter, 7, None, None)
+    made = local_endpoint_of(adapter, 7, None, None)
     assert (made.gid, made.gid_index, made.gid_type) == (best.value, best.index, best.type)
     assert (made.port, made.lid, made.mtu, made.qp_number) == (2, 5, 2048, 7)
     assert made.inbound_read_limit == info.max_inbound_read_limit
     for gid in gids:
-        assert observe(adapter, 7, gid.index, 0x1234567).gid == gid.value
-    assert observe(adapter, 7, None, 0x1234567).psn == 0x234567
-    numbers = {observe(adapter, 7, None, None).psn for _ in range(50)}
+        assert local_endpoint_of(adapter, 7, gid.index, 0x1234567).gid == gid.value
+    assert local_endpoint_of(adapter, 7, None, 0x1234567).psn == 0x234567
+    numbers = {local_endpoint_of(adapter, 7, None, None).psn for _ in range(50)}
     assert len(numbers) > 1
     assert max(numbers) < 1 << 24
 
@@ -123,18 +123,18 @@ def test_the_gid_is_the_best_or_the_one_that_is_asked_for(info, gids, best):
 def test_an_endpoint_that_cannot_be_says_what_there_is(info):
     adapter = with_ports(info, {}, {"gids": (V1, IPV4)})
     with pytest.raises(ndpy.AddressUnreachableError, match=r"index 7; it has 0 .*RoCE v1.*, 3 .*RoCE v2"):
-        observe(adapter, 7, 7, None)
+        local_endpoint_of(adapter, 7, 7, None)
     adapter = with_ports(info, {}, {"gids": ()})
     with pytest.raises(ndpy.AddressUnreachableError, match="index 0; it has none"):
-        observe(adapter, 7, 0, None)
+        local_endpoint_of(adapter, 7, 0, None)
     with pytest.raises(ndpy.AddressUnreachableError, match=r"give .* an IP address"):
-        observe(adapter, 7, None, None)
+        local_endpoint_of(adapter, 7, None, None)
     with pytest.raises(ndpy.UnsupportedError, match="librdmacm"):
-        observe(with_ports(info, {"gids": (IPV4,)}, transport="iWARP"), 7, None, None)
+        local_endpoint_of(with_ports(info, {"gids": (IPV4,)}, transport="iWARP"), 7, None, None)
 
 
 def test_infiniband_needs_no_gid(info):
-    made = observe(with_ports(info, {}, {"link_layer": "InfiniBand", "lid": 5}), 7, None, None)
+    made = local_endpoint_of(with_ports(info, {}, {"link_layer": "InfiniBand", "lid": 5}), 7, None, None)
     assert (made.lid, made.gid, made.gid_index, made.gid_type) == (5, bytes(16), 0, "")
 
 

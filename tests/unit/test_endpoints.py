@@ -50,13 +50,13 @@ def test_two_threads_that_ask_a_queue_pair_first_get_the_same_endpoint(request, 
     fake = request.getfixturevalue("fake")
     others = []
 
-    def observe(adapter, number, gid_index, psn):
+    def local_endpoint_of(adapter, number, gid_index, psn):
         endpoint = Endpoint(0, number, len(others), GID)
         others.append(Elsewhere(queue_pair.local_endpoint))
         others[-1].start().thread.join(0.05)
         return endpoint
 
-    monkeypatch.setattr(queue_pairs, "observe", observe)
+    monkeypatch.setattr(queue_pairs, "local_endpoint_of", local_endpoint_of)
     with (
         fake.open() as adapter,
         adapter.create_completion_queue(8) as queue,

@@ -113,7 +113,7 @@ def test_registrations_that_share_the_processor_are_judged_by_their_part_of_the_
     with monkeypatch.context() as patch:
         patch.setattr(registering.quick_lengths, "note_registration", lambda *measured: took.append(measured))
         patch.setattr(registering, "_running", {number: threading.current_thread() for number in range(count)})
-        registering.took(4096, 3000)
+        registering.note_duration(4096, 3000)
     assert took == [(4096, 3000 // count)]
 
 

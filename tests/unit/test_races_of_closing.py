@@ -295,11 +295,11 @@ def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_rec
 
         def __iter__(self) -> Any:
             found = list(self.keys())
-            srq._taken(found[0])
+            srq._free_slot(found[0])
             return iter(found)
 
     srq._records = Records(srq._records)
-    srq._native_modify = lambda *_: srq._taken(next(iter(srq._records.keys())))  # type: ignore[method-assign]
+    srq._native_modify = lambda *_: srq._free_slot(next(iter(srq._records.keys())))  # type: ignore[method-assign]
     srq.modify(depth)
     srq._records = dict(srq._records.items())
     free = depth - len(srq._records)

@@ -340,7 +340,7 @@ def test_a_poller_that_takes_a_queue_while_the_queue_tells_its_pollers_harms_nei
                 yield poller
 
     queue._pollers = Told(queue._pollers)
-    queue._tell([])
+    queue._end_and_wake([])
     adding[0].result()
     scene.arrive()
     assert [ready for ready, _ in late.wait(WAIT_S)] == [queue]
