@@ -128,8 +128,8 @@ def run(
       3. A small VM with the adapter rxe0 (192.0.2.1, 2001:db8::1) and, if its
          kernel has siw, siw0 (198.51.100.1, 2001:db8:1::1).
 
-    The VM sees the files of this machine. What it writes to the Git checkout around the working folder stays; without
-    a checkout, what it writes to the working folder.
+    The VM sees the files of this machine. Files that it writes to the Git checkout around the working folder are kept.
+    Without a checkout, files that it writes to the working folder are kept.
 
     The exit status is that of COMMAND, or one of these:
 

@@ -32,7 +32,7 @@ class Verdict(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """The result of one check. The remedy says what to do; it is "" for PASS, and for nothing else."""
+    """The result of one check. The remedy says what to do. Only a PASS has none, which is ""."""
 
     check: str
     verdict: Verdict
