@@ -322,7 +322,10 @@ class QueuePair(WorkQueues):
         queue = self.receive_cq
         with queue._lock:
             number = self._renumbered_from + self._serial
-            entry = queue._shared_receivers.pop(self._number, (self._posted_requests, srq))
+            entry = (self._posted_requests, srq)
+            # The provider may have given its number to another queue pair already. That one has no completions yet.
+            if queue._shared_receivers.get(self._number) == entry:
+                del queue._shared_receivers[self._number]
             stored = self._lib.ndpy_renumber_stored(queue._native, self._number, number)
             if stored:
                 self._posted_requests.stored_shared = stored

@@ -309,3 +309,34 @@ def test_receives_that_end_while_the_depth_is_changed_leave_each_slot_to_one_rec
     with pytest.raises(ndpy.QueueFullError):
         srq.receive([])
     srq.close()
+
+
+def test_a_queue_pair_that_gets_the_number_of_one_that_is_being_closed_keeps_its_receives(fake, adapter, monkeypatch):
+    """The provider may give the number away as soon as the native queue pair has gone."""
+    monkeypatch.setattr(shared_receive_queue, "lib", SharedQueues())
+    srq = shared_receive_queue.VerbsSharedReceiveQueue(adapter, 8, 1, 0)
+    queue = adapter.create_completion_queue(8)
+    former = adapter.create_queue_pair(queue, srq=srq)
+    number = former.number
+
+    class Successor(queue_pair.VerbsQueuePair):
+        def _native_set_up(self) -> None:
+            super()._native_set_up()
+            self._number = number
+
+    monkeypatch.setattr(adapter, "_queue_pair_class", Successor)
+    made = []
+    destroy = former._native_destroy
+
+    def destroy_and_reuse() -> None:
+        destroy()
+        made.append(adapter.create_queue_pair(queue, srq=srq))
+
+    monkeypatch.setattr(former, "_native_destroy", destroy_and_reuse)
+    former.close()
+    posted, _ = queue._shared_receivers[number]
+    assert posted.queue_pair() is made[0]
+    made[0].close()
+    assert not queue._shared_receivers
+    srq.close()
+    queue.close()
