@@ -21,10 +21,12 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
         AddressUnreachableError: the host name cannot be resolved.
     """
     try:
-        host, port = address[0], address[1]
-        port = int(port)
-    except (TypeError, ValueError, IndexError):
-        raise ValueError(f"an address is (host, port), not {address!r}") from None
+        host, port = address[0], int(address[1])
+    except (TypeError, ValueError, IndexError, OverflowError):
+        raise _malformed(address) from None
+    # The first characters of "192.0.2.1:4791" could be taken for a host and a port.
+    if isinstance(address, (str, bytes)) or not isinstance(host, str):
+        raise _malformed(address)
     if not 0 <= port <= 65535:
         raise ValueError(f"port {port} is not in 0 to 65535")
     try:
@@ -35,6 +37,10 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
             operation="resolve",
         ) from None
     return int(found[0][0]), found[0][4]
+
+
+def _malformed(address: object) -> ValueError:
+    return ValueError(f"an address is (host, port), not {address!r}")
 
 
 def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
@@ -80,9 +86,11 @@ def listening_address(addresses: Sequence[str], address: Address) -> Address:
     which would take requests for other adapters, too.
     """
     try:
-        host, port = address
-    except (TypeError, ValueError):
-        raise ValueError(f"an address is (host, port), not {address!r}") from None
+        host, port = address[0], address[1]
+    except (TypeError, IndexError):
+        raise _malformed(address) from None
+    if isinstance(address, (str, bytes)):
+        raise _malformed(address)
     if host in ("", "*"):
         has_ipv6 = any(":" in entry for entry in addresses)
         host = "::" if has_ipv6 and not any("." in entry for entry in addresses) else "0.0.0.0"

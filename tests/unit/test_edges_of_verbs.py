@@ -618,3 +618,20 @@ def test_a_queue_pair_that_cannot_be_made_leaves_no_memory(fake, adapter, queue)
         fail()
     # ndpy's rings have 64 KiB. The provider's rings have 16 KiB, and it never frees them.
     assert _data_kib() - before < 400 * 32
+
+
+@pytest.mark.parametrize(
+    "address", ["192.0.2.1:4791", "12", b"12", (None, 4791), (b"192.0.2.1", 1), ("::1", float("inf"))]
+)
+@pytest.mark.parametrize("call", ["connect", "bind", "listen"])
+def test_what_is_no_pair_of_host_and_port_is_refused_and_not_taken_apart(adapter, queue, call, address):
+    """The first two characters of a text are not its host and its port."""
+    with adapter.create_queue_pair(queue) as queue_pair, adapter.create_connector() as connector:
+        with pytest.raises(ValueError, match=r"an address is \(host, port\)"):
+            if call == "connect":
+                connector.begin_connect(queue_pair, address)
+            elif call == "bind":
+                connector.bind(address)
+            else:
+                adapter.listen(address)
+        assert connector.state == "idle"
