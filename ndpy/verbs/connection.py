@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.addresses import Address, source_host
+from ndpy.addresses import Address, listening_address, source_host
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.connection_states import Event, State
@@ -67,15 +67,16 @@ class VerbsConnector(Connector):
     # ---- the active side ----
 
     def _native_bind(self, address: Address) -> Address:
+        host, port = listening_address(self._adapter.info.addresses, address)
         identifier = new_identifier(self._adapter, self._serial)
         try:
-            bind_identifier(self._adapter, identifier, address)
+            bind_identifier(self._adapter, identifier, (host, port))
         except BaseException:
             lib.rdma_destroy_id(identifier)
             raise
         self._replace_identifier(identifier)
         bound = unpack_address(identifier, peer=False)
-        return address[0], bound[1] if bound else address[1]
+        return host, bound[1] if bound else port
 
     def _replace_identifier(self, identifier: Any) -> None:
         former, self._id = self._id, identifier

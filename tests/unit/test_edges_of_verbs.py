@@ -635,3 +635,12 @@ def test_what_is_no_pair_of_host_and_port_is_refused_and_not_taken_apart(adapter
             else:
                 adapter.listen(address)
         assert connector.state == "idle"
+
+
+def test_the_wildcard_can_be_bound_too(adapter, queue):
+    with adapter.create_connector() as connector, adapter.create_queue_pair(queue) as queue_pair:
+        connector.bind(("", 0))
+        host, port = connector.local_address
+        assert (host, connector.state) == ("127.0.0.1", "bound")
+        assert port
+        connector.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)
