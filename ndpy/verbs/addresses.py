@@ -38,7 +38,11 @@ def unpack_address(identifier: Any, peer: bool) -> Address | None:
         host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
         scope = int.from_bytes(raw[24:28], sys.byteorder)
         if scope and ipaddress.ip_address(host).is_link_local:
-            host += f"%{socket.if_indextoname(scope)}"
+            try:
+                host += f"%{socket.if_indextoname(scope)}"
+            except OSError:
+                # The interface has gone.
+                host += f"%{scope}"
         return host, int.from_bytes(raw[2:4], "big")
     return None
 

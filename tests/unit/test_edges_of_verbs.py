@@ -644,3 +644,16 @@ def test_the_wildcard_can_be_bound_too(adapter, queue):
         assert (host, connector.state) == ("127.0.0.1", "bound")
         assert port
         connector.connect(queue_pair, SERVER, timeout_s=DEADLINE_S)
+
+
+def test_an_address_is_told_although_its_interface_has_gone(monkeypatch):
+    packed = bytes(ffi.buffer(pack_address(socket.AF_INET6, ("fe80::1", 1, 0, 0x7FFFFFF0))))[:28]
+
+    class Native:
+        @staticmethod
+        def ndpy_cm_address(identifier, peer, data, size):
+            ffi.memmove(data, packed, len(packed))
+            return len(packed)
+
+    monkeypatch.setattr(addresses, "lib", Native)
+    assert addresses.unpack_address("identifier", False) == (f"fe80::1%{0x7FFFFFF0}", 1)
