@@ -247,6 +247,8 @@ class Poller:
 
     # ---- what the platform does ----
 
+    # These are not abstract, because type checkers would refuse `Poller()`, which makes the platform's class.
+
     def _native_add(self, queue: CompletionQueue) -> Any:
         """Prepare for notifications of this queue. Returns what _native_remove() needs. Called under both locks."""
         raise NotImplementedError
