@@ -279,25 +279,30 @@ class CompletionQueue(Resource):
 
     def _wait_for_notification(self, deadline: float | None) -> None:
         """Return when there may be completions."""
-        with self._lock:
-            self._check_usable()
-            waiter = self._idle_waiters.pop() if self._idle_waiters else self._native_new_waiter()
-            ready = True
-            try:
-                ready = self._native_arm_waiter(waiter) or bool(self._drain())
-            finally:
-                (self._idle_waiters if ready else self._waiters).append(waiter)
-            if ready:
-                return
-        in_time, failure = False, None
+        waiter, in_time, failure = None, False, None
+        # Ctrl-C may come between any two lines. close() waits until no thread waits any more.
         try:
+            with self._lock:
+                self._check_usable()
+                taken = self._idle_waiters.pop() if self._idle_waiters else self._native_new_waiter()
+                ready = True
+                try:
+                    ready = self._native_arm_waiter(taken) or bool(self._drain())
+                finally:
+                    if ready:
+                        self._idle_waiters.append(taken)
+                if ready:
+                    return
+                waiter = taken
+                self._waiters.append(waiter)
             in_time = self._native_sleep(waiter, deadline)
         finally:
-            with self._lock:
-                failure = self._native_end_sleep(waiter)
-                self._waiters.remove(waiter)
-                self._idle_waiters.append(waiter)
-                self._left.notify_all()
+            if waiter is not None:
+                with self._lock:
+                    self._waiters.remove(waiter)
+                    self._idle_waiters.append(waiter)
+                    failure = self._native_end_sleep(waiter)
+                    self._left.notify_all()
         if not in_time:
             raise errors.TimeoutError("no completion within the time allowed", operation="wait")
         if failure is not None:

@@ -86,3 +86,18 @@ def test_what_is_interrupted_in_close_can_be_closed(fake, adapter, kind):
         assert fake.fault() == ""
 
     walk(run, 20 if kind == "queue" else 50)
+
+
+def test_an_interrupted_wait_does_not_hold_up_the_close_of_its_queue(fake, adapter):
+    def wait(queue: ndpy.CompletionQueue) -> None:
+        with pytest.raises(ndpy.TimeoutError):
+            queue.wait(0)
+
+    def run(interruption: CtrlC) -> None:
+        queue = adapter.create_completion_queue(8)
+        interruption.during(lambda: wait(queue))
+        assert not queue._waiters
+        wait(queue)
+        queue.close()
+
+    walk(run, 30)
