@@ -147,17 +147,25 @@ class VerbsAdapter(Adapter):
 
     def _in_background(self, call: Callable[[], Any]) -> None:
         """Run a native call that may block for a long time. Closing the adapter waits for it."""
-        background = self._background
+        # Whichever thread comes first takes the call from the iterator.
+        background, left = self._background, iter((call,))
 
         def run() -> None:
             try:
-                call()
+                for todo in left:
+                    todo()
             finally:
                 background.discard(thread)
 
         thread = threading.Thread(target=run, name=f"ndpy-{self.info.name}-release", daemon=True)
         background.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException as error:
+            # The system starts no more threads, or Ctrl-C came. Make the call here, unless the thread makes it.
+            run()
+            if not isinstance(error, RuntimeError):
+                raise
 
     def _on_connection_events(self) -> None:
         event = self._cm_event

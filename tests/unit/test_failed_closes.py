@@ -308,3 +308,31 @@ def test_an_adapter_can_be_closed_after_ctrl_c_between_two_steps(fake, monkeypat
             queue.close()
     assert queue.closed
     adapter.close()
+
+
+@pytest.mark.parametrize("what", [RuntimeError("can't start new thread"), KeyboardInterrupt()], ids=repr)
+def test_an_attempt_is_given_up_although_no_thread_can_be_started_for_that(fake, monkeypatch, what):
+    fake.have_address()
+    fake.speak_iwarp()
+    fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_ESTABLISHED
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+        adapter.create_connector() as connector,
+    ):
+        pending = connector.begin_connect(queue_pair, ("127.0.0.1", 4000))
+
+        def refuse(thread: threading.Thread) -> None:
+            raise what
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+            if isinstance(what, KeyboardInterrupt):
+                with pytest.raises(KeyboardInterrupt):
+                    pending.cancel()
+                pending.cancel()
+            else:
+                assert pending.cancel()
+        assert pending.cancelled()
+        assert connector.state == "failed"
