@@ -58,6 +58,10 @@ _LEAVE_S = 5.0
 _new = object.__new__
 
 
+def _no_completion() -> errors.TimeoutError:
+    return errors.TimeoutError("no completion within the time allowed", operation="wait")
+
+
 class CompletionQueue(Resource):
     """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
@@ -258,9 +262,10 @@ class CompletionQueue(Resource):
 
         Parameters:
             timeout_s: how long to wait. None waits for ever.
-            max_entries: how many completions to take at most.
+            max_entries: how many completions to take at most. At least 1.
         Returns: at least one completion, the oldest first.
         Raises:
+            ValueError: max_entries is less than 1.
             TimeoutError: there was no completion within timeout_s seconds.
             ClosedError: the queue was closed.
             CompletionQueueOverrunError: more completions arrived than the queue holds.
@@ -269,6 +274,8 @@ class CompletionQueue(Resource):
         completions = self.poll(max_entries)
         if completions:
             return completions
+        if max_entries < 1:
+            raise ValueError(f"wait() takes at least one completion, not {max_entries}")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._wait_for_notification(deadline)
@@ -276,6 +283,9 @@ class CompletionQueue(Resource):
             if completions:
                 self._wake_another_waiter()
                 return completions
+            # Another thread has taken the completions, and may take the next ones too.
+            if deadline is not None and time.monotonic() >= deadline:
+                raise _no_completion()
 
     def _wait_for_notification(self, deadline: float | None) -> None:
         """Return when there may be completions."""
@@ -304,7 +314,7 @@ class CompletionQueue(Resource):
                     failure = self._native_end_sleep(waiter)
                     self._left.notify_all()
         if not in_time:
-            raise errors.TimeoutError("no completion within the time allowed", operation="wait")
+            raise _no_completion()
         if failure is not None:
             raise failure()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 import pytest
 
@@ -226,4 +227,41 @@ def test_a_thread_that_took_the_event_wakes_the_others_that_wait(fake, adapter, 
     for _ in waiters:
         scene.arrive()
     scene.check(*(waiter.result() for waiter in waiters))
+    scene.close()
+
+
+def test_a_wait_for_which_another_thread_leaves_nothing_ends_at_its_deadline(fake, adapter, points, monkeypatch):
+    """Whenever the wait has found a completion, the other thread is quicker."""
+    scene = Queue(fake, adapter)
+    notified = scene.queue._wait_for_notification
+    taken = []
+
+    def wait_and_lose(deadline):
+        scene.arrive()
+        notified(deadline)
+        taken.append(Elsewhere(scene.queue.poll).start().result())
+        assert scene.arrived < 16, "the wait goes on"
+        # Now the deadline has passed.
+        time.sleep(GRACE_S)
+
+    monkeypatch.setattr(scene.queue, "_wait_for_notification", wait_and_lose)
+    with pytest.raises(ndpy.TimeoutError):
+        scene.queue.wait(GRACE_S / 2)
+    scene.check(*taken)
+    scene.close()
+
+
+@pytest.mark.parametrize("completions", [0, 1])
+def test_a_wait_for_no_completion_is_refused(fake, adapter, points, completions):
+    scene = Queue(fake, adapter)
+    for _ in range(completions):
+        scene.arrive()
+    waiting = Elsewhere(lambda: scene.queue.wait(GRACE_S, 0)).start()
+    waiting.thread.join(WAIT_S)
+    if waiting.thread.is_alive():
+        scene.queue.poll()
+        pytest.fail("the wait has passed its deadline")
+    with pytest.raises(ValueError, match="at least one"):
+        waiting.result()
+    scene.check()
     scene.close()
