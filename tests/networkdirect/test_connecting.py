@@ -428,3 +428,21 @@ def test_i_6_2_a_port_that_the_program_named_is_not_exchanged(keep, native):
         connector.begin_connect(ends(keep)[0].queue_pair, (host_of(keep.adapter), 9))
     assert (len(calls), caught.value.native) == (1, SHARING_VIOLATION)
     assert connector.local_address[1] == 50000
+
+
+@pytest.mark.parametrize("version", [1])
+def test_i_6_6_a_next_try_without_memory_ends_the_connect(keep, monkeypatch):
+    """ndpy refuses it, so it has no status of the provider."""
+    listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
+    connector = keep(keep.adapter.create_connector())
+    pending = connector.begin_connect(create_end(keep, keep.adapter).queue_pair, listener.address)
+
+    def refuse() -> None:
+        raise ndpy.InsufficientResourcesError("no event", operation="overlapped request")
+
+    monkeypatch.setattr(connector, "_try", refuse)
+    with connector._state_lock:
+        connector._retry(connector._attempts)
+    with pytest.raises(ndpy.InsufficientResourcesError, match="no event"):
+        pending.result(DEADLINE_S)
+    assert connector.state == "failed"

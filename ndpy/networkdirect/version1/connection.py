@@ -192,7 +192,11 @@ class Version1Connector(NetworkDirectConnector):
         try:
             self._try()
         except errors.ProviderError as failure:
-            super()._on_connect_end(failure.native)
+            if failure.native:
+                super()._on_connect_end(failure.native)
+            else:
+                # ndpy itself refused. The number 0 would stand for success.
+                self._on_connect_failed(failure.with_traceback(None), again=False)
 
 
 def _some_port() -> int:
