@@ -250,7 +250,7 @@ class Connector(Resource):
         Parameters:
             queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry: see connect().
         Returns: a Pending that ends when the server has accepted. Cancelling it gives up the attempt.
-        Raises: what connect() raises for wrong parameters or states. Any other error ends the Pending.
+        Raises: what connect() raises, if that is known at once. A later error ends the Pending.
         """
         max_length = self._adapter.info.max_caller_data
         parameters = self._check_parameters(
@@ -267,8 +267,9 @@ class Connector(Resource):
             self._move(Event.CONNECT)
             try:
                 self._native_connect(queue_pair, family, resolved)
-            except BaseException:
-                self._end_attempt(self._refused)
+            except BaseException as error:
+                # After Ctrl-C the provider may be connecting.
+                self._end_attempt(self._refused if isinstance(error, Exception) else Event.WITHDRAWN)
                 raise
         return pending
 
@@ -381,7 +382,7 @@ class Connector(Resource):
         Parameters:
             queue_pair, private_data, inbound_read_limit, outbound_read_limit, retry: see accept().
         Returns: a Pending that ends when the client has completed the connection. Cancelling it ends the attempt.
-        Raises: what accept() raises for wrong parameters or states. Any other error ends the Pending.
+        Raises: what accept() raises, if that is known at once. A later error ends the Pending.
         """
         max_length = self._adapter.info.max_callee_data
         parameters = self._check_parameters(

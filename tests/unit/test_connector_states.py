@@ -305,3 +305,25 @@ def test_a_close_that_is_interrupted_ends_what_waits_and_can_be_repeated(scene, 
     assert (one.connector.closed, one.connector.state) == (False, "established")
     one.connector.close()
     assert (one.connector.closed, one.connector.steps) == (True, ["tell peer", "free"])
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "step"),
+    [
+        (ndpy.AddressUnreachableError("no way"), "idle", "forget attempt"),
+        # The provider may have begun to connect.
+        (KeyboardInterrupt(), "failed", ("withdraw", "connecting")),
+    ],
+    ids=["refused", "interrupted"],
+)
+def test_a_connect_that_did_not_return_is_taken_back(scene, monkeypatch, error, state, step):
+    one = scene("idle")
+
+    def connect(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(one.connector, "_native_connect", connect)
+    with pytest.raises(type(error)):
+        one.connector.begin_connect(one.queue_pair, SERVER)
+    assert (one.connector.state, one.connector.steps) == (state, [step])
+    assert (one.connector.queue_pair, one.queue_pair.connector) == (None, None)
