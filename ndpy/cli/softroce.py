@@ -31,6 +31,7 @@ def up(netdev: str | None) -> None:
     Needs root and a kernel with the module rdma_rxe.
     """
     try:
+        links.require_linux()
         name, made = links.up(netdev)
     except SetupError as error:
         raise click.ClickException(str(error)) from None
@@ -45,6 +46,7 @@ def down(names: tuple[str, ...]) -> None:
     Removes the adapters NAMES. Without NAMES, it removes those that `ndpy softroce up` created. Needs root.
     """
     try:
+        links.require_linux()
         removed = links.down(names)
     except SetupError as error:
         raise click.ClickException(str(error)) from None
@@ -143,9 +145,10 @@ def run(
     machine = vm.Machine(cpus, memory, kernel, adapters, icount, kvm, forwards if network else None)
     force_vm = force_vm or icount or network or kernel is not None
     request = runner.Request(words, limit, force_vm, adapter, machine, keep_log)
-    signal.signal(signal.SIGTERM, _terminated)
-    signal.signal(signal.SIGHUP, _terminated)
     try:
+        links.require_linux()
+        signal.signal(signal.SIGTERM, _terminated)
+        signal.signal(signal.SIGHUP, _terminated)
         status = runner.run(request, _say)
     except SetupError as error:
         _say(str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -113,6 +114,12 @@ def _check_netdev(netdev: str) -> None:
         raise SetupError(f"there is no network interface {netdev}, or it is down (remedy: ip link set {netdev} up)")
     if not entry.get("addr_info"):
         raise SetupError(f"{netdev} has no address (remedy: ip address add 192.0.2.1/24 dev {netdev})")
+
+
+def require_linux() -> None:
+    """Raise SetupError unless this is Linux."""
+    if platform.system() != "Linux":
+        raise SetupError("this works on Linux only. On Windows, `ndpy softnd` has a provider in software")
 
 
 def require_root() -> None:

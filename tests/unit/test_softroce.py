@@ -50,6 +50,19 @@ def test_command_is_required():
     assert invoke("run").exit_code == 2
 
 
+@pytest.mark.parametrize("words", [["up"], ["down"], ["run", "--", "true"]], ids=lambda words: words[0])
+def test_another_system_is_told_that_this_is_for_linux(monkeypatch, words):
+    """Windows has neither geteuid() nor SIGHUP."""
+    monkeypatch.setattr("platform.system", lambda: "Windows")
+    monkeypatch.delattr("os.geteuid")
+    monkeypatch.delattr("signal.SIGHUP")
+    result = CliRunner().invoke(main, ["softroce", *words])
+    assert "on Linux only" in result.output
+    assert "ndpy softnd" in result.output
+    assert result.exit_code == (125 if words[0] == "run" else 1)
+    assert isinstance(result.exception, SystemExit)
+
+
 def test_options_after_the_command_belong_to_the_command(monkeypatch):
     seen = []
     monkeypatch.setattr(runner, "run", lambda request, say: seen.append(request) or 0)
