@@ -95,10 +95,12 @@ class Poller:
             CompletionQueueOverrunError, DeviceRemovedError: a queue failed, as in CompletionQueue.wait().
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._lock:
-            self._check()
-            self._waiters += 1
+        counted = False
         try:
+            with self._lock:
+                self._check()
+                self._waiters += 1
+                counted = True
             while True:
                 ready = self._collect()
                 with self._lock:
@@ -112,38 +114,42 @@ class Poller:
                 if not self._native_wait(deadline):
                     raise TimeoutError("no completion within the time allowed", operation="wait")
         finally:
-            with self._lock:
-                self._waiters -= 1
-                if self._closed and not self._waiters:
-                    self._native_free()
+            if counted:
+                with self._lock:
+                    self._waiters -= 1
+                    if self._closed and not self._waiters:
+                        self._native_free()
 
     def _collect(self) -> list[tuple[CompletionQueue, list[Completion]]]:
-        with self._lock:
-            self._check()
-            candidates, self._maybe_ready = self._maybe_ready, set()
+        candidates: set[CompletionQueue] = set()
         ready: list[tuple[CompletionQueue, list[Completion]]] = []
-        while candidates:
-            queue = candidates.pop()
-            try:
-                completions = queue.poll()
-                if not completions and self._arm(queue):
+        try:
+            with self._lock:
+                self._check()
+                candidates, self._maybe_ready = self._maybe_ready, candidates
+            for queue in list(candidates):
+                try:
                     completions = queue.poll()
-            except ClosedError:
-                # The queue is being closed, and that removes it.
-                continue
-            except NdpyError:
-                # Deliver the other queues' completions first. The next wait() polls this queue again and raises.
-                with self._lock:
-                    self._maybe_ready |= candidates | ({queue} if ready else set())
-                    self._maybe_ready &= self._queues.keys()
-                if ready:
-                    return ready
-                raise
-            if completions:
-                ready.append((queue, completions))
-                with self._lock:
-                    if queue in self._queues:
-                        self._maybe_ready.add(queue)
+                    if not completions and self._arm(queue):
+                        completions = queue.poll()
+                except ClosedError:
+                    # The queue is being closed, and that removes it.
+                    completions = []
+                except NdpyError:
+                    # Deliver the other queues' completions first. The next wait() polls this queue again and raises.
+                    if ready:
+                        return ready
+                    candidates.discard(queue)
+                    raise
+                if completions:
+                    ready.append((queue, completions))
+                else:
+                    candidates.discard(queue)
+        finally:
+            # The next wait() polls the others, also after Ctrl-C.
+            with self._lock:
+                self._maybe_ready |= candidates
+                self._maybe_ready &= self._queues.keys()
         return ready
 
     def _arm(self, queue: CompletionQueue) -> bool:

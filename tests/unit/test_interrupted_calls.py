@@ -12,7 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import Queue
+from racing import DEADLINE_S, Queue
 
 import ndpy
 
@@ -99,5 +99,25 @@ def test_an_interrupted_wait_does_not_hold_up_the_close_of_its_queue(fake, adapt
         assert not queue._waiters
         wait(queue)
         queue.close()
+
+    walk(run, 30)
+
+
+def test_a_poller_misses_nothing_after_an_interrupted_wait(fake, adapter):
+    def run(interruption: CtrlC) -> None:
+        scenes = [Queue(fake, adapter), Queue(fake, adapter)]
+        poller = ndpy.Poller()
+        for scene in scenes:
+            poller.add(scene.queue)
+            scene.arrive()
+        interruption.during(lambda: poller.wait(DEADLINE_S))
+        for scene in scenes:
+            scene.arrive()
+        delivered = {queue for queue, _ in poller.wait(DEADLINE_S)}
+        assert delivered == {scene.queue for scene in scenes}
+        poller.close()
+        assert poller._epoll.closed
+        for scene in scenes:
+            scene.close()
 
     walk(run, 30)
