@@ -84,6 +84,8 @@ class Connector(Resource):
         #: The calls of wait_disconnected() that have not ended.
         self._watching: list[Pending[None]] = []
         self._disconnect_called = False
+        #: The calls that close() ends. After Ctrl-C the next close() ends the rest.
+        self._ending: list[Pending[None]] = []
 
     @property
     def adapter(self) -> Adapter:
@@ -642,7 +644,7 @@ class Connector(Resource):
     def _release(self) -> None:
         with self._state_lock:
             self._defunct = self._closed_error
-            taken = self._take_pending()
+            self._ending += self._take_pending()
         message = "the connector was being closed"
         try:
             try:
@@ -657,8 +659,10 @@ class Connector(Resource):
                 self._native_free()
             message = "the connector was closed"
         finally:
-            for pending in taken:
+            while self._ending:
+                pending = self._ending[0]
                 pending.fail(errors.CanceledError(message, operation=pending._operation))
+                del self._ending[0]
 
     def _describe(self) -> str:
         return f"Connector ({self._state})"

@@ -327,3 +327,19 @@ def test_a_connect_that_did_not_return_is_taken_back(scene, monkeypatch, error, 
         one.connector.begin_connect(one.queue_pair, SERVER)
     assert (one.connector.state, one.connector.steps) == (state, [step])
     assert (one.connector.queue_pair, one.queue_pair.connector) == (None, None)
+
+
+def test_ctrl_c_in_a_callback_while_close_ends_the_calls_keeps_none_waiting(scene):
+    one = scene("established")
+    waiting = [one.connector.begin_wait_disconnected() for _ in range(3)]
+
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    waiting[0].add_done_callback(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        one.connector.close()
+    one.connector.close()
+    assert one.connector.closed
+    assert all(isinstance(pending.exception(1), ndpy.CanceledError) for pending in waiting)
+    assert one.connector.steps.count("tell peer") == 1
