@@ -8,9 +8,11 @@ first one tells them.
 
 from __future__ import annotations
 
+import copy
 import os
 import select
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
@@ -92,21 +94,39 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def _on_event(self, waiter: int | None = None) -> None:
         """The channel is readable. Take its events, and tell everybody else who waits. waiter: the caller's own."""
-        with self._lock:
-            if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
-                return
-            ended = self._end_armed()
-        self._end_and_wake(ended, waiter)
+        ended: list[Pending[None]] = []
+        try:
+            with self._lock:
+                if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
+                    return
+                ended = self._end_armed()
+            self._end_and_wake(ended, waiter)
+        except errors.NdpyError as failure:
+            self._on_failed_event(failure, waiter)
+        except BaseException:
+            # Ctrl-C. The channel is not readable any more, so nobody else would look.
+            self._end_and_wake(ended)
+            self._wake_all()
+            raise
 
     def _on_armed_event(self) -> None:
         """Do what _on_event() does, in the adapter's thread."""
-        with self._lock:
-            if self._channel is None or not self._armed:
-                return
-            ended = self._end_armed() if lib.ndpy_take_cq_events(self._channel) else []
-            if self._armed:
-                self._watch_channel()
-        self._end_and_wake(ended)
+        try:
+            with self._lock:
+                if self._channel is None or not self._armed:
+                    return
+                ended = self._end_armed() if lib.ndpy_take_cq_events(self._channel) else []
+                if self._armed:
+                    self._watch_channel()
+        except errors.NdpyError as failure:
+            self._on_failed_event(failure)
+        else:
+            self._end_and_wake(ended)
+
+    def _on_failed_event(self, failure: errors.NdpyError, waiter: int | None = None) -> None:
+        """The provider failed after the events were taken. Fail what is armed, and have all others look."""
+        self._fail_armed(partial(copy.copy, failure))
+        self._end_and_wake([], waiter)
 
     def _end_armed(self) -> list[Pending[None]]:
         """Return what an event has ended. Arm again if the event was for an earlier arming. Call under the lock."""

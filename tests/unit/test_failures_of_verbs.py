@@ -234,6 +234,54 @@ def test_each_waiter_that_takes_one_wakes_the_next(fake, queue, queue_pair, monk
         assert [completion.context for completion in waiter.result()] == [context]
 
 
+@pytest.fixture
+def sleeper(queue):
+    """Whether a thread that waits for the queue would be woken now."""
+    waiter = queue._native_new_waiter()
+    queue._waiters.append(waiter)
+    yield lambda: bool(select.select([waiter], [], [], 0)[0])
+    queue._waiters.remove(waiter)
+    os.close(waiter)
+
+
+@pytest.mark.parametrize("taker", ["the adapter's thread", "a waiting thread"])
+def test_an_event_is_told_to_all_although_the_provider_fails(fake, adapter, queue, queue_pair, sleeper, taker):
+    queue_pair.receive([])
+    armed = queue.arm()
+    if taker == "a waiting thread":
+        adapter._events.forget(queue.fileno())
+    fake.failures.poll = 1
+    assert fake.complete(queue_pair)
+    if taker == "a waiting thread":
+        queue._on_event()
+    assert isinstance(armed.exception(DEADLINE_S), ndpy.ProviderError)
+    wait_until(sleeper, "the other thread is woken")
+    assert len(queue.poll()) == 1
+
+
+def test_an_event_whose_taker_is_interrupted_is_told_to_all(fake, adapter, queue, queue_pair, sleeper, monkeypatch):
+    queue_pair.receive([])
+    armed = queue.arm()
+    adapter._events.forget(queue.fileno())
+    assert fake.complete(queue_pair)
+
+    class Interrupted:
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+        def ndpy_take_cq_events(self, channel):
+            assert lib.ndpy_take_cq_events(channel) == 1
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(completion_queue, "lib", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            queue._on_event()
+    assert sleeper()
+    assert armed.done()
+    assert len(queue.poll()) == 1
+
+
 def test_a_waiter_hears_of_a_removal_although_the_queue_has_no_queue_pair(fake, adapter):
     queue = adapter.create_completion_queue(8)
     waiter = Elsewhere(queue.wait).start()
