@@ -316,9 +316,11 @@ class NdkMr:
 
         try:
             pending = self.adapter.begin_register(_memory(links, length), Access(int(flags)))
-        except errors.NdpyError as error:
+        except BaseException as error:
             _disclaim(chain)
             self._set(_State.UNREGISTERED)
+            if not isinstance(error, errors.NdpyError):
+                raise
             return _status_of(error)
         self._registering = pending
         pending.add_done_callback(on_end)
@@ -372,8 +374,10 @@ class NdkMr:
 
         try:
             pending = region.begin_deregister()
-        except errors.NdpyError as error:
+        except BaseException as error:
             self._set(_State.REGISTERED)
+            if not isinstance(error, errors.NdpyError):
+                raise
             return _status_of(error)
         pending.add_done_callback(on_end)
         return request.status()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ if sys.platform != "linux":
 from ndpy._verbs import ffi, lib
 
 import ndpy
-from ndpy import Access, Capability
+from ndpy import Access, Capability, ndk
 from ndpy.verbs import memory
 
 LOCAL, READ, WRITE = lib.IBV_ACCESS_LOCAL_WRITE, lib.IBV_ACCESS_REMOTE_READ, lib.IBV_ACCESS_REMOTE_WRITE
@@ -383,3 +384,35 @@ def test_memory_can_be_allocated_without_rdma_libraries(monkeypatch):
     monkeypatch.setenv("NDPY_LIBIBVERBS", "/nonexistent")
     assert not is_kept_from_children(ndpy.alloc(64))
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("step", ["register", "deregister"])
+def test_an_ndk_region_can_be_used_after_ctrl_c(fake, monkeypatch, step):
+    """The chain of MDLs is free again, too."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def unused(context: object, status: ndk.NtStatus) -> None:
+        raise AssertionError((context, status))
+
+    with fake.open() as adapter, ndk.NdkMr(adapter) as mr:
+        mdl, ended = ndk.Mdl(bytearray(4096)), threading.Event()
+        if step == "register":
+            with monkeypatch.context() as patch:
+                patch.setattr(adapter, "begin_register", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    mr.register(mdl, 4096, 0, unused)
+            mdl.next = None
+        if mr.register(mdl, 4096, 0, lambda *_: ended.set()) == ndk.NtStatus.PENDING:
+            assert ended.wait(20)
+        assert mr.region is not None
+        if step == "deregister":
+            with monkeypatch.context() as patch:
+                patch.setattr(mr.region, "begin_deregister", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    mr.deregister(unused)
+        ended.clear()
+        if mr.deregister(lambda *_: ended.set()) == ndk.NtStatus.PENDING:
+            assert ended.wait(20)
+        assert mr.region is None
