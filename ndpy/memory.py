@@ -343,6 +343,7 @@ class MemoryRegion(Resource):
             self.buffer, self.address, self.length, self.access = kept, address, length, rights
             self._writable = is_written(rights)
             self._owner = owner
+            self._mark_still_open()
 
     def _refuse_if_used(self) -> None:
         if self._bindings:
@@ -380,6 +381,8 @@ class MemoryRegion(Resource):
 
     def _native_reregister(self, owner: Any, memory: tuple[int, int] | None, access: Access | None) -> None:
         """Give it this (address, length) or these rights, or both. Called only if info.capabilities has REREGISTRATION.
+
+        It may mark the region as unusable until reregister() has noted the new memory.
 
         owner: the object that keeps the new memory in place.
         """

@@ -183,12 +183,16 @@ class VerbsMemoryRegion(MemoryRegion):
             native = _rights(self._adapter, access)
         # libibverbs refuses an address without CHANGE_TRANSLATION, and rights without CHANGE_ACCESS.
         address, length = memory or (0, 0)
+        former = self._owner
+        # Before the call: Ctrl-C may come when the adapter uses the new memory already. reregister() makes it usable again.
+        self._mark_unusable(owner)
         result = lib.ibv_rereg_mr(self._native, flags, ffi.NULL, ffi.cast("void *", address), length, native)
         # DO_FORK_OLD: the new region is valid, and the old memory stays hidden from forked children.
         if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
             number = ffi.errno
-            if result not in (lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW):
-                self._mark_unusable(owner)
+            if result in (lib.IBV_REREG_MR_ERR_INPUT, lib.IBV_REREG_MR_ERR_DONT_FORK_NEW):
+                self._owner = former
+                self._mark_still_open()
             address, length = memory or (self.address, self.length)
             rights = self.access if access is None else access
             raise registration_error(number, address, length, rights) or errors.from_errno("reregister", number)
@@ -197,7 +201,7 @@ class VerbsMemoryRegion(MemoryRegion):
     def _mark_unusable(self, owner: Any) -> None:
         """The adapter may use the old memory, the new memory, or neither. Keep both. The region can only be closed."""
         self._owner = (self._owner, owner)
-        message = f"{self._describe()} failed to be registered again and has no memory; close it and make a new one"
+        message = f"{self._describe()} was not registered again and has no memory; close it and make a new one"
         self._defunct = lambda: errors.ProviderError(message, operation="reregister")
 
 

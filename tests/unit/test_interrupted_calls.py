@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -121,3 +122,29 @@ def test_a_poller_misses_nothing_after_an_interrupted_wait(fake, adapter):
             scene.close()
 
     walk(run, 30)
+
+
+def is_free(buffer: bytearray) -> bool:
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+def test_an_interrupted_reregistration_frees_no_memory_that_the_adapter_may_use(fake):
+    def run(interruption: CtrlC) -> None:
+        old, new = bytearray(64), bytearray(100)
+        region = adapter.register(old, ndpy.Access.REMOTE_READ)
+        interruption.during(lambda: region.reregister(new))
+        with contextlib.suppress(ndpy.ProviderError):
+            # It can only be closed if it was interrupted in the middle.
+            remote = region.remote()
+            assert (remote.address, remote.length) == (fake.seen.address, fake.seen.length)
+        assert not is_free(new if fake.seen.length == 100 else old)
+        region.close()
+        assert is_free(old)
+        assert is_free(new)
+
+    with fake.open(rereg_result=0) as adapter:
+        walk(run, 20)
