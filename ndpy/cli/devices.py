@@ -64,7 +64,7 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
     return lines
 
 
-@click.command()
+@click.command(short_help="List the RDMA adapters of this machine.")
 @click.argument("adapter", required=False)
 @click.option("-v", "--verbose", is_flag=True, help="Show capabilities, ports, GIDs and limits as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")

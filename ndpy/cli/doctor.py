@@ -60,7 +60,7 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
-@click.command()
+@click.command(short_help="Find out what is wrong with RDMA on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list of objects.")
 def command(as_json: bool) -> None:
     """Examine this machine: libraries or providers, drivers, permissions, adapters, and limits of this process.

@@ -15,7 +15,7 @@ from ndpy.networkdirect import softnd_installation
 _AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 
 
-@click.group()
+@click.group(short_help="Use a NetworkDirect provider in software, on Windows.")
 def command() -> None:
     """Use softnd, a software NetworkDirect provider for Windows machines without RDMA hardware.
 

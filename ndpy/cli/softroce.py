@@ -18,7 +18,7 @@ def _say(text: str) -> None:
         click.echo(f"softroce: {line}", err=True)
 
 
-@click.group()
+@click.group(short_help="Create RDMA adapters in software, on Linux.")
 def command() -> None:
     """Create software RDMA adapters on Linux machines without RDMA hardware."""
 

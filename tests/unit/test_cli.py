@@ -33,6 +33,8 @@ def make_info(**changes) -> ndpy.AdapterInfo:
 def test_subcommands_are_listed():
     output = invoke("--help").output
     assert all(name in output for name in ("devices", "doctor", "smoke", "softroce"))
+    # Each is described by a whole sentence.
+    assert "..." not in output.partition("Commands:")[2]
 
 
 def test_devices_without_an_adapter_says_why_and_fails(no_adapter):
