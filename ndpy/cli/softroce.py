@@ -140,6 +140,8 @@ def run(
       124  COMMAND did not finish in time.
       125  No adapter could be provided, or the VM broke.
     """
+    if keep_log is not None and not keep_log.parent.is_dir():
+        raise click.UsageError(f"cannot write {keep_log.name}: there is no folder {keep_log.parent}")
     network = network or bool(forwards)
     adapters = (adapter,) if adapter else ("rxe", "siw")
     machine = vm.Machine(cpus, memory, kernel, adapters, icount, kvm, forwards if network else None)

@@ -295,6 +295,13 @@ def test_vm_that_breaks_after_the_command_passed_is_a_failure(no_adapter_here, m
     assert any("the last line" in text for text in said)
 
 
+def test_a_kernel_log_that_cannot_be_kept_is_refused_before_the_command_runs(adapter_here, tmp_path):
+    result = invoke("run", "--keep-log", str(tmp_path / "absent/log"), "--", "touch", str(tmp_path / "ran"))
+    assert result.exit_code == 2
+    assert f"there is no folder {tmp_path / 'absent'}" in result.output
+    assert not (tmp_path / "ran").exists()
+
+
 def test_kernel_log_is_kept_in_a_file(adapter_here, monkeypatch, tmp_path):
     monkeypatch.setattr(kernel_log.RunningKernel, "read", lambda self: collected("rdma_rxe: loaded"))
     file = tmp_path / "log"
