@@ -63,8 +63,8 @@ class NetworkDirectConnector(Connector):
         super().__init__(adapter)
         self._native = native if native is not None else adapter._new_native_connector()
         self._requests: set[Request] = set()
-        #: The native connector is bound, by bind() or by connect().
-        self._bound = False
+        #: Where the native connector is bound, by bind() or by connect().
+        self._bound_at: Address | None = None
         self._addresses: dict[str, Address] = {}
         #: The address that connect() goes to, as the provider takes it.
         self._destination = b""
@@ -207,21 +207,23 @@ class NetworkDirectConnector(Connector):
 
     def _bind(self, address: Address) -> None:
         packed = pack_address(address)
-        if self._bound:
+        if self._bound_at is not None:
             # Not every provider can bind a bound connector again (contract H.2.4).
             native = self._adapter._new_native_connector()
             release(self._native)
             self._native = native
-            self._bound = False
+            self._bound_at = None
         check("bind", self._call("Bind", packed, len(packed)))
-        self._bound = True
+        self._bound_at = address
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
         self._destination = pack_resolved(family, destination)
         try:
-            if not self._bound:
-                info = self._adapter.info
-                self._bind((source_host(info.name, info.addresses, destination[0]), 0))
+            info = self._adapter.info
+            local = self._bound_to or (source_host(info.name, info.addresses, destination[0]), 0)
+            # An earlier attempt or a bind() that failed may have left it bound elsewhere, or not at all.
+            if self._bound_at != local:
+                self._bind(local)
             self._prepare_connection(queue_pair, self._parameters.read_limits)
             self._start_attempt()
         except errors.ProviderError as failure:

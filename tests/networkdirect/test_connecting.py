@@ -66,6 +66,20 @@ def test_bind_ends_when_no_port_is_free(keep, native, monkeypatch):
     assert (len(calls), caught.value.native) == (1, INTERNAL_ERROR)
 
 
+def test_h_2_4_after_a_bind_that_fails_connect_comes_from_the_address_of_the_one_before(keep, native):
+    listener = keep(keep.adapter.listen((host_of(keep.adapter), 0)))
+    connector = keep(keep.adapter.create_connector())
+    connector.bind((host_of(keep.adapter), 0))
+    before = connector.local_address
+    native.answer("IND2Connector_Bind", SHARING_VIOLATION)
+    with pytest.raises(ndpy.AddressInUseError):
+        connector.bind((host_of(keep.adapter), 9))
+    del native.IND2Connector_Bind
+    assert (connector.state, connector.local_address) == ("bound", before)
+    connector.begin_connect(create_end(keep, keep.adapter).queue_pair, listener.address)
+    assert keep(listener.get_request(DEADLINE_S)).peer_address == before
+
+
 # ---- connect ----
 
 
