@@ -93,7 +93,8 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
     invalidate(buffer) ends the registrations at once. Call it before mmap.resize().
 
     Many threads may use the cache. If several want the same range, one registers it and the others wait. Close the cache
-    before its adapter. close() raises DeviceBusyError while leases or exposures are in use.
+    before its adapter. close() raises DeviceBusyError while leases or exposures are in use, or while another
+    thread registers.
 
     Parameters:
         adapter: makes the regions.
@@ -718,13 +719,23 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
     def _refuse_if_used(self) -> None:
         self._reap()
         with self._changed:
-            used = [f"{entry.uses} uses of {entry.region._describe()}" for entry in self._entries if entry.uses]
+            used = self._uses()
         if used:
             raise busy(self, used)
 
+    def _uses(self) -> list[str]:
+        """Descriptions of what is in use or being registered. Called under the lock."""
+        used = [f"{entry.uses} uses of {entry.region._describe()}" for entry in self._entries if entry.uses]
+        return used + [f"a registration of {loading.end - loading.start} bytes" for loading in self._loading]
+
     def _release(self) -> None:
         with self._changed:
+            # From now on nothing is found. Another thread may have found something just before.
             self._defunct = self._closed_error
+            used = self._uses()
+            if used:
+                self._mark_still_open()
+                raise busy(self, used)
             self._detach([entry for entry in self._entries if entry.cached])
             left = list(self._entries)
             windows = [window for pool in self._windows.values() for window in pool]
