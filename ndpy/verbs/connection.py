@@ -60,8 +60,11 @@ class VerbsConnector(Connector):
         self._opened()
 
     def _native_address(self, peer: bool) -> Address | None:
-        if self._id is None or (peer and self._state in ("idle", "bound")):
+        if peer and self._state in ("idle", "bound"):
             return None
+        if self._id is None:
+            # A failed attempt has freed the identifier. The next one is bound to the same address.
+            return None if peer else self._bound_to
         return unpack_address(self._id, peer)
 
     # ---- the active side ----

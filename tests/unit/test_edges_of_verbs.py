@@ -657,3 +657,17 @@ def test_an_address_is_told_although_its_interface_has_gone(monkeypatch):
 
     monkeypatch.setattr(addresses, "lib", Native)
     assert addresses.unpack_address("identifier", False) == (f"fe80::1%{0x7FFFFFF0}", 1)
+
+
+def test_a_bound_connector_tells_its_address_after_an_attempt_that_failed_too(fake, adapter, queue):
+    fake.connecting.silent = 1 << lib.RDMA_CM_EVENT_CONNECT_RESPONSE
+    with adapter.create_connector() as connector, adapter.create_queue_pair(queue) as queue_pair:
+        connector.bind(("127.0.0.1", 0))
+        bound = connector.local_address
+        connecting = connector.begin_connect(queue_pair, SERVER)
+        assert fake.connection_event(connector, lib.RDMA_CM_EVENT_REJECTED, 28)
+        with pytest.raises(ndpy.ConnectionRefusedError):
+            connecting.result(DEADLINE_S)
+        assert (connector.state, connector.local_address) == ("bound", bound)
+        with pytest.raises(ndpy.NotConnectedError):
+            _ = connector.peer_address
