@@ -109,6 +109,23 @@ def test_what_cannot_be_closed_fails_the_check():
     assert "it hangs" in outcome.results[0].reason
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_peer_whose_answer_makes_no_sense_costs_one_check():
+    """Anybody may answer at --peer HOST. Here the answer to "reset" has no "failures"."""
+    testbed = FakeTestbed()
+
+    def end_check():
+        testbed.end_check = list
+        raise KeyError("failures")
+
+    testbed.end_check = end_check
+    outcome, _, worker = run(make_check(lambda testbed: "fine"), make_check(lambda testbed: "fine"), testbed=testbed)
+    assert [result.verdict for result in outcome.results] == [Verdict.FAIL, Verdict.PASS]
+    assert outcome.results[0].reason == "cleaning up: KeyError: 'failures'"
+    assert testbed.lost == ["KeyError: 'failures'"]
+    assert not worker.stuck
+
+
 def test_a_check_that_never_returns_does_not_hold_up_the_run(monkeypatch):
     monkeypatch.setattr(runner, "_CLOSING_S", 0.1)
     monkeypatch.setattr(runner, "_STUCK_S", 0.1)

@@ -110,6 +110,11 @@ class Runner:
         except (PeerLost, PeerRefused) as error:
             testbed.lose_peer(str(error))
             failures = [] if lost else [str(error)]
+        except Exception as error:
+            # For example, the peer's answer is malformed.
+            reason = f"{type(error).__name__}: {error}"
+            testbed.lose_peer(reason)
+            failures = [reason]
         if failures:
             reasons = [result.reason] if result.verdict is Verdict.FAIL else []
             result = Result(check, Verdict.FAIL, "\n".join([*reasons, "cleaning up: " + "; ".join(failures)]))
