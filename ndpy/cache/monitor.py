@@ -22,4 +22,4 @@ class Monitor(Protocol):
         """End a watch."""
 
     def close(self) -> None:
-        """End the monitor. Call it after the last unwatch()."""
+        """End the monitor. Call it after the last unwatch(). Harmless when repeated."""

@@ -496,13 +496,16 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                     self._keep_window(grant.queue_pair, grant.window)
                 else:
                     grant.window.close()
-            with self._changed:
-                grant.entry.grants.discard(grant)
-            self._release_use(grant.entry)
         finally:
-            with self._changed:
-                grant.ended = True
-                self._changed.notify_all()
+            # Even if the adapter refuses. A window that is still bound keeps its region from being closed.
+            try:
+                with self._changed:
+                    grant.entry.grants.discard(grant)
+                self._release_use(grant.entry)
+            finally:
+                with self._changed:
+                    grant.ended = True
+                    self._changed.notify_all()
 
     # ---- letting go ----
 
@@ -612,25 +615,33 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                 self._entries.discard(entry)
                 self._detached.discard(entry)
                 self._closing.add(entry)
+            stays = False
             try:
                 entry.region.close()
             except errors.DeviceBusyError:
+                stays = True
                 with self._changed:
                     self._entries.add(entry)
                     self._detached.add(entry)
                     self._dead.append(entry.owner)
-            else:
-                if entry.watch is not None:
-                    self._monitor.unwatch(entry.watch)
-                with self._changed:
-                    self._count_region(entry.region, -1)
-                    if self._owners.get(entry.owner.key) is not entry.owner:
-                        # _order may refer to the entry for some time, but its export ends now.
-                        entry.owner.view = None
             finally:
+                # If the adapter has refused, the cache forgets the region, and the adapter's thread tries again.
+                if not stays:
+                    self._unwatch(entry)
                 with self._changed:
+                    if not stays:
+                        self._count_region(entry.region, -1)
+                        if self._owners.get(entry.owner.key) is not entry.owner:
+                            # _order may refer to the entry for some time, but its export ends now.
+                            entry.owner.view = None
                     self._closing.discard(entry)
                     self._changed.notify_all()
+
+    def _unwatch(self, entry: Entry) -> None:
+        """End its watch, once: the monitor may have given it to another cache after that."""
+        watch, entry.watch = entry.watch, None
+        if watch is not None:
+            self._monitor.unwatch(watch)
 
     def _wait_for_others(self) -> None:
         """Wait until other threads have finished the deregistrations that are under way now."""
@@ -745,8 +756,7 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
             window.close()
         for entry in left:
             entry.region.close()
-            if entry.watch is not None:
-                self._monitor.unwatch(entry.watch)
+            self._unwatch(entry)
         if self._monitor is not None:
             self._monitor.close()
         with self._changed:

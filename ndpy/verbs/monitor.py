@@ -68,9 +68,11 @@ class Monitor:
         return watch
 
     def close(self) -> None:
-        """Call this after the last unwatch()."""
+        """Call this after the last unwatch(). Harmless when repeated."""
         lib.ndpy_monitor_wait_for_reader()
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             self._events.forget(self._fd)
             os.close(self._fd)

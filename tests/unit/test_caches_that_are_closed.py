@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,11 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from helpers import wait_until
-from racing import Elsewhere
+from racing import DEADLINE_S, Elsewhere
 
 import ndpy
+from ndpy.verbs import memory
+from ndpy.verbs.native_calls import lib
 
 
 @pytest.fixture
@@ -63,3 +67,77 @@ def test_a_lease_that_is_given_just_before_the_close_is_not_deregistered(cache, 
     with cache.local(buffer) as second:
         assert second.region is lease.region
     lease.release()
+
+
+class Refusing:
+    """The extension's functions. One of them fails."""
+
+    def __init__(self, call: str) -> None:
+        setattr(self, call, lambda native: errno.EIO)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lib, name)
+
+
+def test_an_exposure_whose_window_cannot_be_freed_at_once_does_not_stay_in_use(fake, adapter, cache, monkeypatch):
+    with (
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+        adapter.connect(queue_pair, ("127.0.0.1", 4791), timeout_s=DEADLINE_S),
+    ):
+        exposure = cache.remote(bytearray(4096), queue_pair)
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "lib", Refusing("ndpy_free_window"))
+            with pytest.raises(ndpy.ProviderError):
+                exposure.release()
+    cache.close()
+    assert fake.seen.registered == 0
+
+
+class Monitor:
+    """Stands in for a monitor of memory."""
+
+    def __init__(self) -> None:
+        self.watched: list[Any] = []
+
+    def watch(self, start: int, end: int) -> Any:
+        self.watched.append((start, end))
+        return start, end
+
+    def changed(self, watch: Any) -> int:
+        return 0
+
+    def unwatch(self, watch: Any) -> None:
+        self.watched.remove(watch)
+
+    def close(self) -> None:
+        assert not self.watched
+
+
+@pytest.mark.parametrize("how", ["invalidate", "close"])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_region_that_cannot_be_deregistered_at_once_costs_no_watch_and_no_room(fake, adapter, monkeypatch, how):
+    """A watch that goes on would write to a descriptor of the cache after its end. One that ends twice may be another's."""
+    monitor = Monitor()
+    monkeypatch.setattr(adapter, "_monitor", lambda on_change: monitor)
+    cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=8, monitor=True)
+    for address in (4096, 16384):
+        cache.local((address, 4096)).release()
+    assert len(monitor.watched) == 2
+    fail = {"left": 1}
+
+    def refuse_second(native: Any) -> int:
+        fail["left"] -= 1
+        return errno.EIO if fail["left"] < 0 else lib.ibv_dereg_mr(native)
+
+    calls = Refusing("ibv_dereg_mr")
+    calls.ibv_dereg_mr = refuse_second
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "lib", calls)
+        with pytest.raises(ndpy.ProviderError):
+            cache.invalidate((4096, 16384)) if how == "invalidate" else cache.close()
+    if how == "invalidate":
+        assert not monitor.watched
+        assert (cache.stats.entries, cache.stats.bytes_pinned) == (0, 0)
+    cache.close()
+    assert not monitor.watched
