@@ -51,9 +51,13 @@ def next_wait(deadline: float | None) -> tuple[int, bool]:
 
     Returns: milliseconds, and whether the deadline is reached after them.
     """
-    left_ms = _FOR_EVER if deadline is None else max(0, round((deadline - time.monotonic()) * 1000))
-    wait_ms = min(left_ms, _SLICE_MS) if threading.current_thread() is threading.main_thread() else left_ms
-    return wait_ms, wait_ms == left_ms
+    in_main = threading.current_thread() is threading.main_thread()
+    if deadline is None:
+        return (_SLICE_MS, False) if in_main else (_FOR_EVER, True)
+    left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+    # The longest finite wait of Windows is 1 ms less than _FOR_EVER.
+    longest_ms = _SLICE_MS if in_main else _FOR_EVER - 1
+    return round(min(left_ms, longest_ms)), left_ms <= longest_ms
 
 
 def wait_for_event(event: Any, deadline: float | None) -> bool:

@@ -9,6 +9,7 @@ first one tells them.
 from __future__ import annotations
 
 import copy
+import math
 import os
 import select
 import time
@@ -26,6 +27,9 @@ from ndpy.verbs.native_calls import check, check_pointer, ffi, lib
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
+
+#: poll(2) and epoll_wait(2) wait no longer than 2**31 ms. A longer wait ends without an event, and goes on.
+LONGEST_S = 86400.0
 
 _DATA_OPERATIONS = (int(Operation.SEND), int(Operation.READ), int(Operation.WRITE))
 # Drivers with these quirks do not notify of some failures when armed for SOLICITED.
@@ -75,13 +79,14 @@ class VerbsCompletionQueue(CompletionQueue):
         poll = select.poll()
         poll.register(self._channel.fd, select.POLLIN)
         poll.register(waiter, select.POLLIN)
-        ready = poll.poll(None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000)
+        left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = poll.poll(min(left_s, LONGEST_S) * 1000)
         for fd, _ in ready:
             if fd == waiter:
                 os.eventfd_read(waiter)
             else:
                 self._on_event(waiter)
-        return bool(ready)
+        return bool(ready) or left_s > LONGEST_S
 
     def _native_wake(self, waiter: int) -> None:
         os.eventfd_write(waiter, 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import time
 
 from ndpy.completion_queue import CompletionQueue
 from ndpy.poller import Poller
-from ndpy.verbs.completion_queue import VerbsCompletionQueue
+from ndpy.verbs.completion_queue import LONGEST_S, VerbsCompletionQueue
 
 
 class VerbsPoller(Poller):
@@ -37,8 +38,8 @@ class VerbsPoller(Poller):
         return False
 
     def _native_wait(self, deadline: float | None) -> bool:
-        timeout_s = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-        events = self._epoll.poll(timeout_s)
+        left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        events = self._epoll.poll(min(left_s, LONGEST_S))
         for fd, _ in events:
             if fd == self._wake_fd:
                 with contextlib.suppress(BlockingIOError):
@@ -49,7 +50,7 @@ class VerbsPoller(Poller):
             if queue is not None:
                 # This marks the queue ready for all its pollers, including this one.
                 queue._on_event()
-        return bool(events)
+        return bool(events) or left_s > LONGEST_S
 
     def fileno(self) -> int:
         self._check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ if sys.platform != "linux":
 from racing import DEADLINE_S, GRACE_S, LOSSES, Elsewhere, Queue, soon, walk
 
 import ndpy
+from ndpy.verbs import completion_queue, poller
 
 # If a thread sleeps when it should not, this limit shows it before the call counts as hanging.
 WAIT_S = DEADLINE_S / 2
@@ -264,4 +266,21 @@ def test_a_wait_for_no_completion_is_refused(fake, adapter, points, completions)
     with pytest.raises(ValueError, match="at least one"):
         waiting.result()
     scene.check()
+    scene.close()
+
+
+@pytest.mark.parametrize("longest_s", [GRACE_S, completion_queue.LONGEST_S])
+@pytest.mark.parametrize("timeout_s", [30 * 86400, math.inf])
+@pytest.mark.parametrize("how", ["queue", "poller"])
+def test_a_wait_may_be_longer_than_the_system_waits_at_once(fake, adapter, monkeypatch, how, timeout_s, longest_s):
+    for module in (completion_queue, poller):
+        monkeypatch.setattr(module, "LONGEST_S", longest_s)
+    scene = Queue(fake, adapter)
+    with ndpy.Poller() as polling:
+        polling.add(scene.queue)
+        call = scene.queue.wait if how == "queue" else lambda timeout_s: polling.wait(timeout_s)[0][1]
+        waiter = Elsewhere(lambda: call(timeout_s)).start()
+        waiter.thread.join(5 * GRACE_S)
+        scene.arrive()
+        scene.check(waiter.result())
     scene.close()
