@@ -35,6 +35,8 @@ Poller._implementation = staticmethod(lambda: implementation().Poller)
 def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: int | None = None) -> list[AdapterInfo]:
     """List the adapters of this machine in the system's order. The list is empty if there is none.
 
+    An adapter that cannot be used is left out, unless all are unusable. `ndpy doctor` says why.
+
     Parameters:
         provider: the path of a NetworkDirect provider's DLL, to list its adapters only. Windows only. The default is the
             DLLs that NDPY_PROVIDER names or, without it, all providers of the system.
@@ -88,7 +90,7 @@ def open_adapter(
 
 
 def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
-    """Return the adapter that `which` names. Raises AdapterNotFoundError if there is none."""
+    """Return the adapter that `which` names. Raises AdapterNotFoundError, or the reason why it cannot be used."""
     if not adapters:
         wanted = f"no adapter {which!r}: " if which else ""
         raise AdapterNotFoundError(f"{wanted}this machine has no RDMA adapter; {implementation().why_no_adapter()}")
@@ -104,6 +106,7 @@ def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
     for info in adapters:
         if info.name == which:
             return info
+    implementation().explain_absence(which)
     try:
         address = ipaddress.ip_address(which.partition("%")[0])
     except ValueError:

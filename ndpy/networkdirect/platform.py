@@ -8,9 +8,13 @@ from ndpy.networkdirect.allocation import allocate
 from ndpy.networkdirect.poller import NetworkDirectPoller as Poller
 from ndpy.networkdirect.version1.adapter import Version1Adapter
 
-__all__ = ["Poller", "allocate", "list_adapters", "open_adapter", "why_no_adapter"]
+__all__ = ["Poller", "allocate", "explain_absence", "list_adapters", "open_adapter", "why_no_adapter"]
 
 
 def open_adapter(info: NetworkDirectAdapterInfo) -> NetworkDirectAdapter:
     """Open an adapter by the version that it is listed with."""
     return Version1Adapter(info) if info.version == 1 else NetworkDirectAdapter(info)
+
+
+def explain_absence(name: str) -> None:
+    """Do nothing. Names of adapters are ndpy's own, so there is no reason to tell."""

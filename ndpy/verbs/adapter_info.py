@@ -107,14 +107,32 @@ def _read(path: Path) -> str:
 
 
 def list_adapters() -> list[AdapterInfo]:
+    """List the devices that can be used. Raises the reason for the first one if none can."""
     infos = []
+    failures: list[Exception] = []
     for name in device_names():
-        context = open_context(name)
         try:
-            infos.append(describe(context, name))
-        finally:
-            lib.ibv_close_device(context)
+            infos.append(_examine(name))
+        except (errors.NdpyError, OSError) as error:
+            # This one must not keep the program from the others. `ndpy doctor` reports it.
+            failures.append(error)
+    if failures and not infos:
+        raise failures[0]
     return infos
+
+
+def explain_absence(name: str) -> None:
+    """Raise the reason why list_adapters() leaves out the device of this name, if there is such a device."""
+    if name in device_names():
+        _examine(name)
+
+
+def _examine(name: str) -> AdapterInfo:
+    context = open_context(name)
+    try:
+        return describe(context, name)
+    finally:
+        lib.ibv_close_device(context)
 
 
 def describe(context: Any, name: str) -> AdapterInfo:

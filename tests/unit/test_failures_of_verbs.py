@@ -459,3 +459,27 @@ def test_the_release_of_what_was_invalidated_costs_no_other_its_place(adapter):
         cache.invalidate(buffers[0])
         lease.release()
         assert (cache.stats.entries, cache.stats.evictions) == (2, 0)
+
+
+def test_a_device_that_cannot_be_used_keeps_nobody_from_the_others(fake, monkeypatch):
+    """Some machines show a device that nobody can open. Whoever names it is told why."""
+    names, open_context = adapter_info.device_names, adapter_info.open_context
+
+    def opening(name):
+        if name == "broken0":
+            raise ndpy.PermissionError("broken0 may not be opened", operation="ibv_open_device", native=errno.EACCES)
+        return open_context(name)
+
+    monkeypatch.setattr(adapter_info, "device_names", lambda: ["broken0", *names()])
+    monkeypatch.setattr(adapter_info, "open_context", opening)
+    assert [info.name for info in ndpy.list_adapters()] == ["fake0"]
+    for which in ("fake0", None):
+        with ndpy.open_adapter(which) as adapter:
+            assert adapter.info.name == "fake0"
+    with pytest.raises(ndpy.PermissionError, match="broken0 may not be opened"):
+        ndpy.open_adapter("broken0")
+    with pytest.raises(ndpy.AdapterNotFoundError, match="no adapter 'other0'; there is fake0"):
+        ndpy.open_adapter("other0")
+    monkeypatch.setattr(adapter_info, "device_names", lambda: ["broken0"])
+    with pytest.raises(ndpy.PermissionError, match="broken0 may not be opened"):
+        ndpy.list_adapters()
