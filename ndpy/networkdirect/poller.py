@@ -26,6 +26,8 @@ class NetworkDirectPoller(Poller):
             self._closed = True
             raise win32_error("poller", lib.GetLastError(), "no completion port")
         self._packets = ffi.new("struct ndpy_packet[]", _BATCH)
+        #: How many of them may not have been handled. Ctrl-C may come as soon as they were taken.
+        self._packets_left = 0
         self._by_key: dict[int, NetworkDirectCompletionQueue] = {}
         #: The keys of requests whose packet has not come here yet.
         self._on_their_way: set[int] = set()
@@ -56,27 +58,38 @@ class NetworkDirectPoller(Poller):
         return satisfied
 
     def _native_wait(self, deadline: float | None) -> bool:
+        if self._packets_left:
+            self._handle_packets()
+            return True
         wait_ms, last = next_wait(deadline)
+        self._packets_left = _BATCH
         count = lib.ndpy_take_packets(self._port, self._packets, _BATCH, wait_ms)
+        self._packets_left = max(count, 0)
         if count < 0:
             self._check()
             raise win32_error("wait", -count, "the completion port failed")
+        self._handle_packets()
+        return bool(count) or not last
+
+    def _handle_packets(self) -> None:
         failure: errors.NdpyError | None = None
-        for index in range(count):
+        for index in range(self._packets_left):
             packet = self._packets[index]
-            if packet.request != ffi.NULL:
+            request = packet.request
+            if request != ffi.NULL:
                 try:
                     self._on_packet(packet.key)
                 except errors.NdpyError as error:
                     failure = error
-                lib.ndpy_request_stop(packet.request)
+                packet.request = ffi.NULL
+                lib.ndpy_request_stop(request)
+        self._packets_left = 0
         if failure is not None:
             try:
                 raise failure
             finally:
                 # Its traceback refers to this frame.
                 del failure
-        return bool(count) or not last
 
     def _on_packet(self, key: int) -> None:
         with self._lock:
@@ -105,6 +118,7 @@ class NetworkDirectPoller(Poller):
         lib.ndpy_post_packet(self._port, 0)
 
     def _native_free(self) -> None:
+        self._handle_packets()
         # Take the packets that were passed on before their requests were detached. Until then the requests stay
         # allocated.
         while (count := lib.ndpy_take_packets(self._port, self._packets, _BATCH, 0)) > 0:
