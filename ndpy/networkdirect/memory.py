@@ -149,9 +149,14 @@ class NetworkDirectMemoryRegion(MemoryRegion):
                 handled.wait(_HANDLED_S)
 
     def _native_deregister(self) -> None:
+        def note() -> None:
+            self._registered = False
+
         if self._registered:
+            # After Ctrl-C too: the provider refuses a second time (contract D.6.5).
             with contextlib.suppress(errors.DeviceRemovedError):
-                run("deregister", Request(self._native), self._request_deregister)
+                run("deregister", Request(self._native), self._request_deregister, note)
+            note()
 
     def _native_begin_deregister(self, on_end: Callable[[errors.NdpyError | None], None]) -> bool:
         def on_status(status: int) -> None:

@@ -1,4 +1,4 @@
-"""The packets that a poller of NetworkDirect takes from its completion port. The extension module is a stand-in."""
+"""Ctrl-C while NetworkDirect works on something. The extension module is a stand-in, so this runs without Windows."""
 
 from __future__ import annotations
 
@@ -76,16 +76,16 @@ class Queue:
 
 
 @pytest.fixture
-def module(monkeypatch):
-    """(the module of the poller, its port)"""
+def extension(monkeypatch):
+    """(a function that imports a module of ndpy.networkdirect, the extension's functions)"""
     ffi = FFI()
     ffi.cdef("".join(f"struct {name};" for name in INTERFACES) + PACKET)
     port = Port(ffi)
     former = {name for name in sys.modules if name.startswith("ndpy.networkdirect")}
-    extension = types.ModuleType("ndpy._networkdirect")
-    extension.ffi, extension.lib = ffi, port  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ndpy._networkdirect", extension)
-    yield importlib.import_module("ndpy.networkdirect.poller"), port
+    module = types.ModuleType("ndpy._networkdirect")
+    module.ffi, module.lib = ffi, port  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ndpy._networkdirect", module)
+    yield lambda name: importlib.import_module(f"ndpy.networkdirect.{name}"), port
     made = [name for name in sys.modules if name.startswith("ndpy.networkdirect") and name not in former]
     for name in sorted(made, reverse=True):
         package, _, last = name.rpartition(".")
@@ -93,9 +93,10 @@ def module(monkeypatch):
         del sys.modules[name]
 
 
-def test_packets_that_came_with_ctrl_c_are_handled_by_the_next_wait(module, monkeypatch):
+def test_packets_that_came_with_ctrl_c_are_handled_by_the_next_wait(extension, monkeypatch):
     """On Windows Ctrl-C does not end the wait. It raises after the wait, which may have taken packets."""
-    poller_module, port = module
+    load, port = extension
+    poller_module = load("poller")
     poller = poller_module.NetworkDirectPoller()
     monkeypatch.setattr(poller, "_arm", lambda queue: False)
     queue, request = Queue(), Request()
@@ -115,3 +116,37 @@ def test_packets_that_came_with_ctrl_c_are_handled_by_the_next_wait(module, monk
     assert port.stopped == [native]
     poller.close()
     assert port.stopped == [native]
+
+
+class Deregistration:
+    """An overlapped Deregister. It succeeds, and Ctrl-C comes while ndpy waits for the first one."""
+
+    issued = 0
+
+    def __init__(self, native: Any) -> None:
+        self._ended = False
+
+    def issue(self, call: Any) -> int:
+        type(self).issued += 1
+        return 0x103
+
+    def wait(self, deadline: float | None = None) -> int:
+        if deadline is None and self.issued == 1:
+            raise KeyboardInterrupt
+        self._ended = True
+        return 0
+
+    def cancel(self) -> bool:
+        return not self._ended
+
+
+def test_d_6_5_a_region_is_deregistered_once_although_ctrl_c_came(extension, monkeypatch):
+    load, _ = extension
+    memory = load("memory")
+    monkeypatch.setattr(memory, "Request", Deregistration)
+    region = object.__new__(memory.NetworkDirectMemoryRegion)
+    region._registered = True
+    with pytest.raises(KeyboardInterrupt):
+        region._native_deregister()
+    region._native_deregister()
+    assert Deregistration.issued == 1
