@@ -33,12 +33,12 @@ class EventThread(AdapterThread):
         """Call handler() whenever fd is readable, or only the next time. Replaces the former handler of fd."""
         mask = select.EPOLLIN | (select.EPOLLONESHOT if once else 0)
         with self._watching:
-            known = fd in self._handlers
-            self._handlers[fd] = weakref.WeakMethod(handler)
-            if known:
+            if fd in self._handlers:
                 self._epoll.modify(fd, mask)
             else:
                 self._epoll.register(fd, mask)
+            # Only now, because the system may refuse. The thread waits for the lock.
+            self._handlers[fd] = weakref.WeakMethod(handler)
 
     def look_regularly(self, handler: Callable[[], bool]) -> None:
         """Call handler() regularly until it returns False. For changes without an event."""

@@ -282,6 +282,25 @@ def test_an_event_whose_taker_is_interrupted_is_told_to_all(fake, adapter, queue
     assert len(queue.poll()) == 1
 
 
+def test_a_queue_that_could_not_be_watched_once_can_be_armed_and_closed(fake, adapter, queue, queue_pair, monkeypatch):
+    class Full:
+        def __getattr__(self, name):
+            return getattr(epoll, name)
+
+        def register(self, fd, mask):
+            raise OSError(errno.ENOSPC, "no watch is left")
+
+    events, epoll = adapter._events, adapter._events._epoll
+    with monkeypatch.context() as patch:
+        patch.setattr(events, "_epoll", Full())
+        with pytest.raises(OSError, match="no watch"):
+            queue.arm()
+    queue_pair.receive([])
+    armed = queue.arm()
+    assert fake.complete(queue_pair)
+    assert armed.result(DEADLINE_S) is None
+
+
 def test_a_waiter_hears_of_a_removal_although_the_queue_has_no_queue_pair(fake, adapter):
     queue = adapter.create_completion_queue(8)
     waiter = Elsewhere(queue.wait).start()
