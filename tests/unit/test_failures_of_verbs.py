@@ -28,6 +28,7 @@ from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
 from ndpy.memory import buffer_range
 from ndpy.verbs import adapter_info, allocation, completion_queue
+from ndpy.verbs import poller as pollers
 from ndpy.verbs.native_calls import lib
 
 DEADLINE_S = 20.0
@@ -343,6 +344,21 @@ def test_what_a_revocation_finds_is_told_to_a_waiter_whom_the_driver_does_not_te
         wait_until(lambda: fake.complete(queue_pair, receive=False), "the invalidation is posted")
         assert revoking.result() is True
         assert [completion.context for completion in waiter.result()] == [7]
+
+
+def test_a_poller_for_which_no_descriptor_is_left_ends_quietly(fake, monkeypatch):
+    reported = []
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "too many files")
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
+    with monkeypatch.context() as patch:
+        patch.setattr(pollers, "os", types.SimpleNamespace(**{**vars(os), "eventfd": refuse}))
+        with pytest.raises(OSError, match="too many files"):
+            ndpy.Poller()
+    gc.collect()
+    assert reported == []
 
 
 def test_a_poller_told_late_of_a_queue_that_it_has_no_more_leaves_it_alone(fake, queue, queue_pair):
