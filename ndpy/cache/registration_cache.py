@@ -179,9 +179,9 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         if queue_pair is not None:
             self._depend_on(queue_pair)
         request = MemoryRange(buffer, bool(access), raw, self._monitor is not None)
-        entry = self._use(buffer, request, int(access), queue_pair)
-        request.entry = entry
         lease = Lease()
+        # No calls in the following statements: Ctrl-C cannot come between statements without calls.
+        request.entry = self._use(buffer, request, int(access), queue_pair)
         lease._cache, lease._range, lease._view = self, request, request.view
         request.view = None
         return lease
@@ -277,55 +277,68 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
         while True:
             if self._dead or self._abandoned or self._ended:
                 self._reap()
-            with self._changed:
-                self._check()
-                entry = self._find_entry(request, access)
-                if entry is not None:
-                    entry.take()
-                    entry.used = self._next_use()
-                    self._counts.hits += not missed
-                    if serial is None:
-                        entry.queue_pairs = None
-                    elif entry.queue_pairs is not None:
-                        entry.queue_pairs.add(serial)
-                    remember_buffer(
-                        buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
-                    )
-                    return entry
-                if any(
-                    load.root is request.root and load.start < request.end and request.start < load.end
-                    for load in self._loading
-                ):
-                    self._changed.wait()
-                    continue
-                if not missed:
-                    missed = True
-                    self._counts.misses += 1
-                loading = _Loading(request.root, request.start, request.end)
-                wanted, doomed = self._prepare(loading, request, access)
-                self._loading.append(loading)
-            watch = None
+            loading: _Loading | None = None
+            region: MemoryRegion | None = None
+            watch = taken = None
+            # Ctrl-C may come between any two lines. What waits for the registration has to hear of its end.
             try:
+                with self._changed:
+                    self._check()
+                    entry = self._find_entry(request, access)
+                    if entry is not None:
+                        taken = entry
+                        entry.take()
+                        entry.used = self._next_use()
+                        self._counts.hits += not missed
+                        if serial is None:
+                            entry.queue_pairs = None
+                        elif entry.queue_pairs is not None:
+                            entry.queue_pairs.add(serial)
+                        remember_buffer(
+                            buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
+                        )
+                        return entry
+                    if any(
+                        load.root is request.root and load.start < request.end and request.start < load.end
+                        for load in self._loading
+                    ):
+                        self._changed.wait()
+                        continue
+                    if not missed:
+                        missed = True
+                        self._counts.misses += 1
+                    loading = _Loading(request.root, request.start, request.end)
+                    wanted, doomed = self._prepare(loading, request, access)
+                    self._loading.append(loading)
                 self._close(doomed)
                 if request.root is MONITORED:
                     # This comes before the registration, so that no later change is missed.
                     watch = self._monitor.watch(wanted[0], wanted[1])
                 region = self._register(wanted, (request.start, request.end, access))
-            except BaseException:
+                entry, doomed = self._insert(loading, request, region, serial, watch)
+                self._close(doomed)
                 with self._changed:
-                    self._loading.remove(loading)
-                    self._changed.notify_all()
-                if watch is not None:
-                    self._monitor.unwatch(watch)
+                    if entry.cached:
+                        remember_buffer(
+                            buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
+                        )
+                return entry
+            except BaseException:
+                self._give_up(loading, region, watch, taken)
                 raise
-            entry, doomed = self._insert(loading, request, region, serial, watch)
-            self._close(doomed)
-            with self._changed:
-                if entry.cached:
-                    remember_buffer(
-                        buffer, request, entry, self._known_buffers, self._monitor and self._monitor.changed
-                    )
-            return entry
+
+    def _give_up(self, loading: _Loading | None, region: MemoryRegion | None, watch: Any, taken: Entry | None) -> None:
+        """A registration has failed, or Ctrl-C has ended a use. The region may be in the cache already."""
+        with self._changed:
+            if loading in self._loading:
+                self._loading.remove(loading)
+                self._changed.notify_all()
+            if taken is None and region is not None:
+                taken = next((entry for entry in self._entries if entry.region is region), None)
+        if taken is not None:
+            self._release_use(taken)
+        elif watch is not None:
+            self._monitor.unwatch(watch)
 
     def _find_entry(self, request: MemoryRange, access: int) -> Entry | None:
         owner = self._owners.get(id(request.root))
@@ -421,15 +434,17 @@ class RegistrationCache(_lease.LeaseFinder, Resource):
                     None if queue_pairs is None or other.queue_pairs is None else queue_pairs | other.queue_pairs
                 )
             entry = Entry(owner, region, queue_pairs, self._next_use(), watch)
-            self._entries.add(entry)
+            # No calls in the following statements: Ctrl-C cannot come between statements without calls.
             if loading.invalid:
                 entry.cached, entry.invalid = False, True
+                self._entries |= {entry}
                 self._detached.add(entry)
                 self._forget_if_empty(owner)
             else:
                 place = bisect_left(owner.starts, entry.start)
-                owner.starts.insert(place, entry.start)
-                owner.entries.insert(place, entry)
+                owner.starts[place:place] = [entry.start]
+                owner.entries[place:place] = [entry]
+                self._entries |= {entry}
                 heapq.heappush(self._order, (entry.used, next(self._serials), entry))
             doomed += self._detach(former)
         return entry, doomed

@@ -13,7 +13,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, Queue
+from racing import DEADLINE_S, Elsewhere, Queue
 
 import ndpy
 
@@ -148,3 +148,22 @@ def test_an_interrupted_reregistration_frees_no_memory_that_the_adapter_may_use(
 
     with fake.open(rereg_result=0) as adapter:
         walk(run, 20)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("cached", [False, True])
+def test_an_interrupted_look_up_in_a_cache_holds_up_no_other(fake, cached):
+    """Those who want the same memory wait for its registration. close() refuses while memory is in use."""
+
+    def run(interruption: CtrlC) -> None:
+        cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=8)
+        buffer = bytearray(4096)
+        if cached:
+            cache.local(buffer).release()
+            cache._known_buffers.clear()
+        interruption.during(lambda: cache.local(buffer))
+        Elsewhere(lambda: cache.local(buffer).release()).start().result()
+        cache.close()
+
+    with fake.open() as adapter:
+        walk(run, 20 if cached else 60)
