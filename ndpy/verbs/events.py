@@ -33,12 +33,17 @@ class EventThread(AdapterThread):
         """Call handler() whenever fd is readable, or only the next time. Replaces the former handler of fd."""
         mask = select.EPOLLIN | (select.EPOLLONESHOT if once else 0)
         with self._watching:
-            if fd in self._handlers:
-                self._epoll.modify(fd, mask)
-            else:
-                self._epoll.register(fd, mask)
-            # Only now, because the system may refuse. The thread waits for the lock.
-            self._handlers[fd] = weakref.WeakMethod(handler)
+            known, reference = fd in self._handlers, weakref.WeakMethod(handler)
+            self._handlers[fd] = reference
+            try:
+                if known:
+                    self._epoll.modify(fd, mask)
+                else:
+                    self._epoll.register(fd, mask)
+            except OSError:
+                if not known:
+                    del self._handlers[fd]
+                raise
 
     def look_regularly(self, handler: Callable[[], bool]) -> None:
         """Call handler() regularly until it returns False. For changes without an event."""

@@ -167,3 +167,16 @@ def test_an_interrupted_look_up_in_a_cache_holds_up_no_other(fake, cached):
 
     with fake.open() as adapter:
         walk(run, 20 if cached else 60)
+
+
+def test_an_interrupted_arm_leaves_a_queue_that_can_be_armed(fake, adapter):
+    def run(interruption: CtrlC) -> None:
+        scene = Queue(fake, adapter)
+        interruption.during(scene.queue.arm)
+        armed = scene.queue.arm()
+        scene.arrive()
+        assert armed.result(DEADLINE_S) is None
+        scene.check()
+        scene.close()
+
+    walk(run, 15)
