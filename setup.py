@@ -1,4 +1,4 @@
-"""Builds the extension modules, those of cffi and _lease; everything else about the package stands in pyproject.toml."""
+"""Builds the extension modules, those of cffi and _core; everything else about the package stands in pyproject.toml."""
 
 import os
 import sys
@@ -8,17 +8,20 @@ from setuptools import Distribution, Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-# A folder with _networkdirect.pyd, _lease.pyd and softnd.dll that a cross-compiler made: the wheel becomes Windows', on whatever
+# A folder with _networkdirect.pyd, _core.pyd and softnd.dll that a cross-compiler made: the wheel becomes Windows', on whatever
 # system it is built. rig/wheels.sh sets it.
 CROSS_BUILT = os.environ.get("NDPY_CROSS_BUILT")
 TARGET = "win32" if CROSS_BUILT else sys.platform
 
 CFFI_MODULES = {"linux": ["cdefs/build_verbs.py:ffibuilder"], "win32": ["cdefs/build_networkdirect.py:ffibuilder"]}
-LEASE = Extension(
-    "ndpy._lease",
-    ["cdefs/lease.c"],
+CORE = Extension(
+    "ndpy._core",
+    sorted(str(path) for path in Path("cdefs/core").glob("*.c")),
+    depends=["cdefs/core/core.h"],
     py_limited_api=True,
-    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra"] if sys.platform == "linux" else [],
+    extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
+    if sys.platform == "linux"
+    else [],
     # It calls nothing of the C library, by which auditwheel knows whose wheel it is.
     extra_link_args=["-Wl,--no-as-needed,-lc"] if sys.platform == "linux" else [],
 )
@@ -26,7 +29,7 @@ LEASE = Extension(
 if CROSS_BUILT:
     BUILT_BEFORE = [
         (Path(CROSS_BUILT, "_networkdirect.pyd"), "ndpy"),
-        (Path(CROSS_BUILT, "_lease.pyd"), "ndpy"),
+        (Path(CROSS_BUILT, "_core.pyd"), "ndpy"),
         (Path(CROSS_BUILT, "softnd.dll"), "ndpy/networkdirect"),
     ]
 elif TARGET == "win32" and Path("softnd/build/softnd.dll").exists():
@@ -66,7 +69,7 @@ class Abi3Wheel(bdist_wheel):
 
 
 setup(
-    ext_modules=[] if CROSS_BUILT else [LEASE],
+    ext_modules=[] if CROSS_BUILT else [CORE],
     cffi_modules=[] if CROSS_BUILT else CFFI_MODULES.get(sys.platform, []),
     distclass=Package,
     cmdclass={"bdist_wheel": Abi3Wheel, "build_py": BuildPackage},

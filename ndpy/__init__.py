@@ -2,6 +2,14 @@
 
 from typing import TYPE_CHECKING, Any
 
+try:
+    from ndpy import _core as _core
+except ImportError as error:
+    raise ImportError(
+        f"ndpy's extension module is missing ({error}); install ndpy with pip, or run `python setup.py build_ext --inplace` "
+        "in a checkout"
+    ) from None
+
 from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
 from ndpy.completion import Completion
@@ -54,7 +62,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported lazily: they need the compiled module `_lease`.
+# Imported when they are asked for, because most programs do without the cache.
 _OF_THE_CACHE = {
     "CacheStats": "cache.lease",
     "Exposure": "cache.lease",
@@ -69,13 +77,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'ndpy' has no attribute {name!r}")
     import importlib
 
-    try:
-        value = getattr(importlib.import_module(f"ndpy.{module}"), name)
-    except ImportError as error:
-        raise ProviderNotFoundError(
-            f"ndpy's extension module for the registration cache is missing ({error}); install ndpy with pip, or run "
-            "`python setup.py build_ext --inplace` in a checkout"
-        ) from None
+    value = getattr(importlib.import_module(f"ndpy.{module}"), name)
     globals()[name] = value
     return value
 

@@ -8,7 +8,9 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
-from ndpy.errors import AccessViolationError, ElementRangeError, InvalidBufferError, NdpyError, UnsupportedError
+from ndpy import _core
+from ndpy._core import Sge as Sge
+from ndpy.errors import AccessViolationError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.flags import Access, Capability
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
@@ -20,30 +22,6 @@ if TYPE_CHECKING:
 _DESCRIPTOR = struct.Struct(">QQI")
 
 
-class Sge:
-    """A scatter/gather element: a piece of a region, made by slicing the region.
-
-    Attributes:
-        region: the region.
-        address, length: where the piece is, and its length in bytes.
-        token: the region's local token (verbs: lkey).
-    """
-
-    # _export: the export of a lease's buffer. Only elements of leases have it. A posted request keeps it alive.
-    __slots__ = ("_export", "address", "length", "region", "token")
-
-    _export: Any
-
-    def __init__(self, region: MemoryRegion, address: int, length: int, token: int) -> None:
-        self.region = region
-        self.address = address
-        self.length = length
-        self.token = token
-
-    def __repr__(self) -> str:
-        return f"<Sge {self.length} bytes at {self.address:#x}>"
-
-
 #: The local memory that posting calls take. An empty sequence stands for no bytes.
 Elements = Union[Sge, "MemoryRegion", Sequence[Union[Sge, "MemoryRegion"]]]
 
@@ -52,18 +30,7 @@ _Bytes = bytes | bytearray | memoryview
 InlineElements = Elements | _Bytes | Sequence[Union[Sge, "MemoryRegion", _Bytes]]
 
 
-def _bounds(key: slice, length: int, what: str) -> tuple[int, int]:
-    """The (offset, length) of a slice. Unlike Python's slices, it must be inside: missing bytes cannot be sent."""
-    start = 0 if key.start is None else key.start
-    stop = length if key.stop is None else key.stop
-    if key.step not in (None, 1):
-        raise ElementRangeError(f"{what} is contiguous; a step of {key.step} is not possible")
-    if not 0 <= start <= stop <= length:
-        raise ElementRangeError(f"[{start}:{stop}] is outside {what} of {length} bytes")
-    return start, stop - start
-
-
-class RemoteMemory:
+class RemoteMemory(_core.RemoteMemory):
     """Memory of a peer.
 
     A slice of it is the memory of those bytes.
@@ -74,21 +41,7 @@ class RemoteMemory:
         token: grants access (verbs: rkey).
     """
 
-    # _sliced_from: the memory that a slice was made from. Only slices have it.
-    __slots__ = ("_sliced_from", "address", "length", "token")
-
-    _sliced_from: RemoteMemory
-
-    def __init__(self, address: int, length: int, token: int) -> None:
-        self.address = address
-        self.length = length
-        self.token = token
-
-    def __getitem__(self, key: slice) -> RemoteMemory:
-        offset, length = _bounds(key, self.length, "the remote memory")
-        piece = RemoteMemory(self.address + offset, length, self.token)
-        piece._sliced_from = self
-        return piece
+    __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RemoteMemory):
@@ -135,7 +88,7 @@ def is_written(access: int) -> bool:
     return bool(int(access) & _WRITTEN)
 
 
-class MemoryRegion(Resource):
+class MemoryRegion(_core.MemoryRegion, Resource):
     """Registered memory, made by Adapter.register(). It keeps the buffer in place until it is closed.
 
     A slice of it is an Sge.
@@ -151,7 +104,6 @@ class MemoryRegion(Resource):
 
     _release_order = 50
 
-    local_token: int
     remote_token: int
     #: An export of the buffer, or None. It keeps the memory in place until the region is closed.
     _owner: Any
@@ -175,11 +127,6 @@ class MemoryRegion(Resource):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, key: slice) -> Sge:
-        """The element of the bytes from start to stop. Raises ElementRangeError unless all of them are inside."""
-        offset, length = _bounds(key, self.length, "the region")
-        return Sge(self, self.address + offset, length, self.local_token)
-
     def remote(self, offset: int = 0, length: int | None = None) -> RemoteMemory:
         """Return what a peer needs to reach these bytes, on any connection.
 
@@ -200,7 +147,7 @@ class MemoryRegion(Resource):
                 operation="remote",
             )
         stop = self.length if length is None else offset + length
-        offset, length = _bounds(slice(offset, stop), self.length, "the region")
+        offset, length = _core.slice_bounds(slice(offset, stop), self.length, "the region")
         return RemoteMemory(self.address + offset, length, self.remote_token)
 
     # ---- registering ----

@@ -31,7 +31,7 @@ PATH="$root/.venv/bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$dist" 
 
 "$root/rig/windows/extension.sh"
 make -s -C "$root/softnd"
-cp "$root/ndpy/_networkdirect.pyd" "$root/ndpy/_lease.pyd" "$work/windows"
+cp "$root/ndpy/_networkdirect.pyd" "$root/ndpy/_core.pyd" "$work/windows"
 x86_64-w64-mingw32-strip -o "$work/windows/softnd.dll" "$root/softnd/build/softnd.dll"
 export NDPY_CROSS_BUILT="$work/windows"
 # build contains the files of the Linux wheel.

@@ -1,1 +1,1 @@
-"""The registration cache. Import its classes from ndpy: they need the compiled module ndpy._lease."""
+"""The registration cache. Import its classes from ndpy."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ndpy import _lease, errors
+from ndpy import _core, errors
 from ndpy.cache.ownership import KnownBuffer, MemoryRange, Owner
 from ndpy.flags import Access
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge, _bounds
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.queue_pair import QueuePair
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class CacheStats:
 LOCAL_RIGHTS = int(Access.LOCAL_WRITE | Access.READ_SINK)
 
 
-class Entry(_lease.Entry):
+class Entry(_core.Entry):
     """A region of the cache.
 
     Attributes:
@@ -114,7 +114,7 @@ class Grant:
         self.ended = False
 
 
-class Lease(_lease.LeaseBase):
+class Lease(_core.LeaseBase):
     """Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.
 
     lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized until
@@ -158,7 +158,7 @@ class Lease(_lease.LeaseBase):
     def __getitem__(self, key: slice) -> Sge:
         """The element of bytes start to stop. Raises ElementRangeError unless all of them are inside."""
         region = self._entry_in_use().region
-        offset, length = _bounds(key, self.length, "the lease")
+        offset, length = _core.slice_bounds(key, self.length, "the lease")
         element = Sge(region, self.address + offset, length, region.local_token)
         element._export = self._view
         return element

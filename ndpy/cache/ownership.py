@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ndpy import _lease, errors
+from ndpy import _core, errors
 from ndpy.memory import buffer_range, exporter, pointer_of
 
 _lone_view = memoryview(bytearray(1))
@@ -57,7 +57,7 @@ class MemoryRange:
             self.root = MONITORED
 
 
-class KnownBuffer(_lease.KnownBuffer):
+class KnownBuffer(_core.KnownBuffer):
     """A buffer object whose entry was found before. The next request for it is a hit.
 
     Attributes:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ndpy import _lease, errors
+from ndpy import _core, errors
 from ndpy.adapter import Adapter
 from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
 from ndpy.cache.ownership import MONITORED, MemoryRange, Owner, remember_buffer
@@ -72,7 +72,7 @@ class _Reaper:
         self._called = False
 
 
-class RegistrationCache(_lease.LeaseFinder, Resource):
+class RegistrationCache(_core.LeaseFinder, Resource):
     """Keeps memory registered between its uses. For programs that transfer from the same memory again and again.
 
     A request finds a cached range if the range has the same owner, contains the request, and has sufficient rights. If the

@@ -1,4 +1,4 @@
-"""ndpy._lease, the C part of the registration cache: what it finds, what it keeps, and what it releases."""
+"""ndpy._core, the C part of the registration cache: what it finds, what it keeps, and what it releases."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import weakref
 
 import pytest
 
-from ndpy import Access, _lease
+from ndpy import Access, _core
 
 ACCESS, SINK = int(Access.LOCAL_WRITE), int(Access.READ_SINK)
 
 
-class LeaseFinder(_lease.LeaseFinder):
+class LeaseFinder(_core.LeaseFinder):
     """A cache that has only this part."""
 
     def __init__(self):
@@ -29,18 +29,18 @@ class LeaseFinder(_lease.LeaseFinder):
         self.released.append(entry)
 
 
-class Entry(_lease.Entry):
+class Entry(_core.Entry):
     __slots__ = ("__weakref__", "cycle")
 
     def __init__(self):
         self.cached = True
 
 
-class KnownBuffer(_lease.KnownBuffer):
+class KnownBuffer(_core.KnownBuffer):
     __slots__ = ("__weakref__",)
 
 
-class Lease(_lease.LeaseBase):
+class Lease(_core.LeaseBase):
     __slots__ = ("__weakref__",)
     dropped = 0
 

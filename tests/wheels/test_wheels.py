@@ -34,7 +34,7 @@ if sys.platform != "linux" or not (WINDOWS_PYTHON / "python.exe").exists():
 VERBS_MODULE = "ndpy/_verbs.abi3.so"
 WINDOWS_MODULE = "ndpy/_networkdirect.pyd"
 # The modules of the registration cache.
-LINUX_LEASE, WINDOWS_LEASE = "ndpy/_lease.abi3.so", "ndpy/_lease.pyd"
+LINUX_CORE, WINDOWS_CORE = "ndpy/_core.abi3.so", "ndpy/_core.pyd"
 SOFTND = "ndpy/networkdirect/softnd.dll"
 # The libraries of Windows itself, and the interpreter's python3.dll.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", "iphlpapi.dll", "python3.dll"}
@@ -165,13 +165,13 @@ def installed_softnd(python: Path) -> str:
 
 def test_wheels_carry_the_code_of_their_own_platform_and_are_the_same_otherwise(release):
     linux, windows = contents(release.linux), contents(release.windows)
-    assert linux.keys() - windows.keys() == {VERBS_MODULE, LINUX_LEASE}
-    assert windows.keys() - linux.keys() == {WINDOWS_MODULE, WINDOWS_LEASE, SOFTND}
+    assert linux.keys() - windows.keys() == {VERBS_MODULE, LINUX_CORE}
+    assert windows.keys() - linux.keys() == {WINDOWS_MODULE, WINDOWS_CORE, SOFTND}
     differing = {name.rpartition("/")[2] for name in linux.keys() & windows.keys() if linux[name] != windows[name]}
     assert differing == {"WHEEL", "RECORD"}
     assert {
         "ndpy/py.typed",
-        "ndpy/_lease.pyi",
+        "ndpy/_core.pyi",
         "ndpy/softroce/guest.sh",
         "ndpy/cli/smoke/checks/windows.py",
     } <= linux.keys()
@@ -189,7 +189,7 @@ def test_wheels_are_tagged_for_every_python_from_3_10_on(release):
     assert release.windows.name.endswith("-win_amd64.whl")
 
 
-@pytest.mark.parametrize("name", [VERBS_MODULE, LINUX_LEASE])
+@pytest.mark.parametrize("name", [VERBS_MODULE, LINUX_CORE])
 def test_linux_modules_need_the_c_library_and_the_stable_interface_of_python_alone(release, tmp_path, name):
     module = tmp_path / "module.so"
     module.write_bytes(contents(release.linux)[name])
@@ -202,7 +202,7 @@ def test_linux_modules_need_the_c_library_and_the_stable_interface_of_python_alo
     assert {name for name in undefined if name.startswith(("Py", "_Py"))} <= stable
 
 
-@pytest.mark.parametrize("name", [WINDOWS_MODULE, WINDOWS_LEASE, SOFTND])
+@pytest.mark.parametrize("name", [WINDOWS_MODULE, WINDOWS_CORE, SOFTND])
 def test_windows_libraries_need_what_every_windows_has(release, tmp_path, name):
     library = tmp_path / "library.dll"
     library.write_bytes(contents(release.windows)[name])

@@ -39,11 +39,8 @@ _pack = _DESCRIPTOR.pack
 def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
     """The offset and descriptor of remote memory. A slice lies in the window that it was sliced from (contract I.4.1)."""
     whole = remote
-    while True:
-        try:
-            whole = whole._sliced_from
-        except AttributeError:
-            break
+    while whole._sliced_from is not None:
+        whole = whole._sliced_from
     offset = remote.address - whole.address
     if 0 <= offset <= whole.length - remote.length:
         return offset, _pack(whole.address, whole.length, remote.token)

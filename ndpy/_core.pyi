@@ -1,13 +1,40 @@
-"""Built from cdefs/lease.c."""
+"""Built from cdefs/core."""
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, final
 
 from typing_extensions import Self
 
 from ndpy.cache.lease import Lease
+from ndpy.memory import MemoryRegion as PublicRegion
 from ndpy.queue_pair import QueuePair
+
+def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]: ...
+
+@final
+class Sge:
+    region: PublicRegion
+    address: int
+    length: int
+    token: int
+    _export: Any
+    def __init__(self, region: PublicRegion, address: int, length: int, token: int) -> None: ...
+
+class RemoteMemory:
+    address: int
+    length: int
+    token: int
+    def __init__(self, address: int, length: int, token: int) -> None: ...
+    def __getitem__(self, key: slice, /) -> Self: ...
+    @property
+    def _sliced_from(self) -> Self | None: ...
+
+class MemoryRegion:
+    address: int
+    length: int
+    local_token: int
+    def __getitem__(self, key: slice, /) -> Sge: ...
 
 class Entry:
     used: int

@@ -1,16 +1,10 @@
-/* The extension module ndpy._lease: a hit in the registration cache, and the end of a lease, without a Python frame.
+/* A hit in the registration cache, and the end of a lease, without a Python frame.
  *
  * A hit takes no lock of the cache. It holds the interpreter's lock while it reads Entry.cached and counts the use.
  * Code that closes an entry clears `cached` before it reads `uses`. So one of the two sees the other.
  */
 
-#ifndef Py_LIMITED_API
-#define Py_LIMITED_API 0x030a0000
-#endif
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stddef.h>
-#include <structmember.h>
+#include "core.h"
 
 /* A registered region. */
 typedef struct {
@@ -56,15 +50,6 @@ enum { LOCAL_WRITE = 1 };
 
 static PyTypeObject *entry_base_type, *known_base_type, *cache_base_type, *lease_base_type;
 
-static void free_object(PyObject *self)
-{
-    PyTypeObject *type = Py_TYPE(self);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
-    release(self);
-    Py_DECREF(type);
-}
-
 /* ---- Entry ---- */
 
 static PyObject *entry_take(PyObject *self, PyObject *Py_UNUSED(none))
@@ -101,7 +86,7 @@ static PyType_Slot entry_slots[] = {
 };
 
 static PyType_Spec entry_spec = {
-    "ndpy._lease.Entry", sizeof(Entry), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, entry_slots};
+    "ndpy._core.Entry", sizeof(Entry), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, entry_slots};
 
 /* ---- KnownBuffer ---- */
 
@@ -172,7 +157,7 @@ static PyType_Slot known_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec known_spec = {"ndpy._lease.KnownBuffer", sizeof(KnownBuffer), 0,
+static PyType_Spec known_spec = {"ndpy._core.KnownBuffer", sizeof(KnownBuffer), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, known_slots};
 
 /* ---- Cache ---- */
@@ -385,7 +370,7 @@ static PyType_Slot cache_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec cache_spec = {"ndpy._lease.LeaseFinder", sizeof(Cache), 0,
+static PyType_Spec cache_spec = {"ndpy._core.LeaseFinder", sizeof(Cache), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, cache_slots};
 
 /* ---- Lease ---- */
@@ -508,35 +493,16 @@ static PyType_Slot lease_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec lease_spec = {"ndpy._lease.LeaseBase", sizeof(Lease), 0,
+static PyType_Spec lease_spec = {"ndpy._core.LeaseBase", sizeof(Lease), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, lease_slots};
 
 /* ---- the module ---- */
 
-static PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
-{
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
-
-    if (type && PyModule_AddType(module, (PyTypeObject *)type) < 0) Py_CLEAR(type);
-    return (PyTypeObject *)type;
-}
-
-static int fill(PyObject *module)
+int add_leases(PyObject *module)
 {
     entry_base_type = add_type(module, &entry_spec);
     known_base_type = add_type(module, &known_spec);
     cache_base_type = add_type(module, &cache_spec);
     lease_base_type = add_type(module, &lease_spec);
     return entry_base_type && known_base_type && cache_base_type && lease_base_type ? 0 : -1;
-}
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "ndpy._lease", "Hits of the registration cache.", -1, NULL, NULL, NULL, NULL, NULL};
-
-PyMODINIT_FUNC PyInit__lease(void)
-{
-    PyObject *module = PyModule_Create(&definition);
-
-    if (module && fill(module) < 0) Py_CLEAR(module);
-    return module;
 }
