@@ -1,8 +1,9 @@
 /* Posting and polling. All providers share this file.
 
    A provider's own data_path.c includes rings.c, defines the names below, and then includes this file:
-     native_element, native_token, native_remote    types of an element, of its token, and of a peer's memory
+     native_elements()                              a request's elements in the provider's layout
      struct native_request, native_data_request()   a request in the provider's words
+     LARGEST_TOKEN                                  of an element
      native_post(), native_receive(), native_receive_shared()
      struct native_result, native_poll(), native_slot(), native_queue_pair(), status_of(), native_vendor_status(),
      native_bytes(), native_received(), translate_status()
@@ -62,6 +63,7 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
 
 int ndpy_post_marker(struct ndpy_queue_pair *qp)
 {
+    static const struct ndpy_remote nowhere;
     struct native_request request;
     struct ndpy_slot *slot;
 
@@ -74,7 +76,7 @@ int ndpy_post_marker(struct ndpy_queue_pair *qp)
     slot->nbytes = 0;
     slot->operation = NDPY_SEND;
     slot->flags = NDPY_MARKER;
-    native_data_request(&request, NDPY_SEND, NULL, 0, 0, 0);
+    native_data_request(&request, NDPY_SEND, NULL, 0, &nowhere);
     ring_commit(qp->initiator);
     if (native_post(qp, slot, &request, 1)) {
         ring_withdraw(qp->initiator);
@@ -84,8 +86,8 @@ int ndpy_post_marker(struct ndpy_queue_pair *qp)
     return 1;
 }
 
-static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, const native_element *elements,
-    uint32_t count, uint64_t nbytes)
+static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
 {
     struct ndpy_slot *slot;
     int error;
@@ -104,14 +106,14 @@ static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t con
     ring_commit(qp->receive);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         return 0;
-    error = native_receive(qp, slot, elements, count);
+    error = native_receive(qp, slot, native_elements(qp->elements, elements, count), count);
     if (error)
         ring_withdraw(qp->receive);
     return error;
 }
 
 int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const native_element *elements, uint32_t count, uint64_t remote_address, native_remote remote)
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
     struct native_request request;
     uint64_t nbytes = 0;
@@ -128,23 +130,15 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
     }
     if (count > qp->max_initiator_sge)
         return NDPY_TOO_MANY_ELEMENTS;
-    native_data_request(&request, operation, elements, count, remote_address, remote);
+    native_data_request(&request, operation, native_elements(qp->elements, elements, count), count, remote);
     if (operation == NDPY_SEND_AND_INVALIDATE)
         operation = NDPY_SEND;
     return post_initiator(qp, operation, flags, context, nbytes, &request);
 }
 
-int ndpy_post_one(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context, uint64_t address,
-    uint32_t length, native_token token, uint64_t remote_address, native_remote remote)
-{
-    native_element element = {address, length, token};
-
-    return ndpy_post(qp, operation, flags, context, &element, 1, remote_address, remote);
-}
-
 #ifndef NATIVE_HAS_NO_SHARED_QUEUES
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot_index, uint64_t context,
-    const native_element *elements, uint32_t count)
+    const struct ndpy_element *elements, uint32_t count)
 {
     struct ndpy_slot *slot = &queue->slots[slot_index];
     uint64_t nbytes = 0;
@@ -158,7 +152,7 @@ int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot_index, uint6
     slot->context = context;
     slot->nbytes = nbytes;
     slot->operation = NDPY_RECEIVE;
-    return native_receive_shared(queue, slot, elements, count);
+    return native_receive_shared(queue, slot, native_elements(queue->elements, elements, count), count);
 }
 #endif
 
@@ -254,4 +248,16 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
         }
     } while (got == NDPY_POLL_BATCH);
     return (int)(cq->undelivered - before);
+}
+
+const struct ndpy_provider *ndpy_provider_table(void)
+{
+    static const struct ndpy_provider provider = {
+        .post = ndpy_post,
+        .poll = ndpy_poll,
+        .poll_internal = ndpy_poll_internal,
+        .largest_token = LARGEST_TOKEN,
+    };
+
+    return &provider;
 }

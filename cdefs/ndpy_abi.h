@@ -47,7 +47,8 @@ enum ndpy_refusal {
     NDPY_TOO_LONG = -4,
     NDPY_INLINE_TOO_LONG = -5,
     NDPY_BAD_FLAGS = -6,
-    NDPY_NO_READS = -7
+    NDPY_NO_READS = -7,
+    NDPY_BAD_TOKEN = -8         /* larger than the provider's tokens; only ndpy._core returns it */
 };
 
 enum ndpy_connection {
@@ -66,10 +67,19 @@ enum ndpy_completion_flag {
     NDPY_WRITTEN = 16           /* with IMMEDIATE: the peer wrote elsewhere, not to the receive's own memory */
 };
 
-/* A scatter/gather element: the layout of ibv_sge and of ND2_SGE. */
+/* A scatter/gather element. token: a number of 32 bits, except in version 1 of NetworkDirect. */
 struct ndpy_element {
     uint64_t address;
+    uint64_t token;
     uint32_t length;
+};
+
+/* Memory of a peer. window_address and window_length: the memory that it is a slice of. */
+struct ndpy_remote {
+    uint64_t address;
+    uint64_t length;
+    uint64_t window_address;
+    uint64_t window_length;
     uint32_t token;
 };
 
@@ -113,10 +123,8 @@ struct ndpy_completion_queue *ndpy_completion_queue_new(void *native);
 void ndpy_completion_queue_free(struct ndpy_completion_queue *cq);
 
 /* 0, one of enum ndpy_refusal, or the provider's own number. */
-int ndpy_post_one(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context, uint64_t address,
-    uint32_t length, uint32_t token, uint64_t remote_address, uint32_t remote_token);
 int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct ndpy_element *elements, uint32_t count, uint64_t remote_address, uint32_t remote_token);
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
 int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
     const struct ndpy_element *elements, uint32_t count);
 
@@ -141,3 +149,13 @@ uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_
    has let go of the queue pair. A silent request without a completion has succeeded by then. Returns how many
    requests ended, or minus an errno. */
 int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq);
+
+/* The functions that ndpy._core calls by itself. largest_token: of an element. */
+struct ndpy_provider {
+    int (*post)(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+        const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
+    int (*poll)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+    int (*poll_internal)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+    uint64_t largest_token;
+};
+const struct ndpy_provider *ndpy_provider_table(void);

@@ -38,7 +38,8 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
     qp->max_length = max_length;
     qp->initiator = ring_new(initiator_depth, number);
     qp->receive = ring_new(receive_depth, number);
-    if (!qp->initiator || !qp->receive) {
+    qp->elements = calloc((size_t)max_initiator_sge + max_receive_sge + 1, NATIVE_ELEMENT_SIZE);
+    if (!qp->initiator || !qp->receive || !qp->elements) {
         ndpy_queue_pair_free(qp);
         return NULL;
     }
@@ -51,6 +52,7 @@ void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
         return;
     free(qp->initiator);
     free(qp->receive);
+    free(qp->elements);
     free(qp);
 }
 
@@ -93,6 +95,11 @@ struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, ui
 
     if (!queue)
         return NULL;
+    queue->elements = calloc((size_t)max_sge + 1, NATIVE_ELEMENT_SIZE);
+    if (!queue->elements) {
+        free(queue);
+        return NULL;
+    }
     queue->native = native;
     queue->depth = depth;
     queue->max_sge = max_sge;
@@ -104,6 +111,9 @@ struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, ui
 
 void ndpy_shared_queue_free(struct ndpy_shared_queue *queue)
 {
+    if (!queue)
+        return;
+    free(queue->elements);
     free(queue);
 }
 

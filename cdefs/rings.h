@@ -33,6 +33,7 @@ struct ndpy_queue_pair {
     void *native;
     struct ndpy_ring *initiator;
     struct ndpy_ring *receive;
+    void *elements;             /* a request's elements in the provider's layout, during a post */
     uint32_t number;
     uint32_t max_initiator_sge;
     uint32_t max_receive_sge;
@@ -45,6 +46,7 @@ struct ndpy_queue_pair {
 
 struct ndpy_shared_queue {
     void *native;
+    void *elements;
     uint32_t depth;
     uint32_t max_sge;
     uint64_t max_length;
@@ -59,6 +61,9 @@ struct ndpy_completion_queue {
     uint32_t stored_count;
     uint32_t undelivered;       /* how many of these are for the program */
 };
+
+/* The largest element of a provider. */
+#define NATIVE_ELEMENT_SIZE 24
 
 _Static_assert(sizeof(struct ndpy_completion) == 48, "the Python side unpacks 48 bytes");
 _Static_assert(sizeof(uintptr_t) <= sizeof(uint64_t), "a slot's address fits a request's context");

@@ -16,7 +16,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
-import struct
 import threading
 import time
 import weakref
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
+from ndpy import _core, errors
 from ndpy.completion import Completion, PostedRequests
 from ndpy.flags import Capability, Notify, Operation, Status
 from ndpy.memory import MemoryWindow
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.poller import Poller
 
-# struct ndpy_completion of cdefs/ndpy_abi.h, and its flags.
-_ENTRY = struct.Struct("=QQIIIIIIII")
+# Flags of struct ndpy_completion, as in cdefs/ndpy_abi.h.
 _INTERNAL = 1
 _FROM_SHARED_QUEUE = 2
 _INVALIDATED = 4
@@ -45,7 +43,6 @@ _SPECIAL = _INTERNAL | _INVALIDATED | _WRITTEN
 
 _RECEIVE = int(Operation.RECEIVE)
 _RECEIVE_RDMA_WITH_IMMEDIATE = int(Operation.RECEIVE_RDMA_WITH_IMMEDIATE)
-_WINDOW_OPERATIONS = (int(Operation.BIND), int(Operation.INVALIDATE))
 _SUCCESS = int(Status.SUCCESS)
 _CANCELED = int(Status.CANCELED)
 
@@ -55,14 +52,12 @@ _SLACK = 64
 # How long close() waits until no thread waits for the queue.
 _LEAVE_S = 5.0
 
-_new = object.__new__
-
 
 def _no_completion() -> errors.TimeoutError:
     return errors.TimeoutError("no completion within the time allowed", operation="wait")
 
 
-class CompletionQueue(Resource):
+class CompletionQueue(_core.CompletionQueue, Resource):
     """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
     If more completions arrive than the queue holds, it is overrun. The queue and its queue pairs are then unusable (contract
@@ -78,12 +73,10 @@ class CompletionQueue(Resource):
     def __init__(self, adapter: Adapter, depth: int) -> None:
         super().__init__(adapter)
         self.depth = depth
-        self._lock = threading.Lock()
+        self._lock = _core.Lock()
         #: The provider's queue, and the extension module's record of it. None before the creation and after the close.
         self._cq: Any = None
         self._native: Any = None
-        #: The key is the queue pair's serial number. An entry stays until the queue pair's last completion is taken.
-        self._posted_requests: dict[int, PostedRequests] = {}
         #: The key is the provider's number of the queue pair. The second value is the shared receive queue of the receives.
         self._shared_receivers: dict[int, tuple[PostedRequests, Any]] = {}
         #: How many queue pairs have their completions here.
@@ -93,19 +86,19 @@ class CompletionQueue(Resource):
         #: The waiters that threads sleep on, and those that are free for the next threads.
         self._waiters: list[Any] = []
         self._idle_waiters: list[Any] = []
-        self._left = threading.Condition(self._lock)
+        self._left = threading.Condition(self._lock)  # type: ignore[arg-type]
         #: The Pendings of arm() that have not ended, the oldest first.
         self._armed: dict[Pending[None], Notify] = {}
-        #: How many completions were taken since creation, and the number of the last one that ended a notification.
-        self._taken = 0
+        #: The number of the last completion that ended a notification. _taken counts in the same way.
         self._notified = 0
         self._overrun = False
-        self._make_room(64)
 
     def _create(self) -> None:
         """Called last by the platform's constructor."""
         try:
             self._native_create(self._native_depth(self.depth))
+            provider, native = self._native_provider(), self._native
+            self._attach(int(self._ffi.cast("uintptr_t", provider)), int(self._ffi.cast("uintptr_t", native)))
         except BaseException:
             self._native_free()
             raise
@@ -118,16 +111,10 @@ class CompletionQueue(Resource):
     def _native_depth(self, depth: int) -> int:
         return min(depth + max(_SLACK, depth // 4), self._adapter.info.max_completion_queue_depth)
 
-    def _make_room(self, count: int) -> None:
-        """Make an array for this many completions."""
-        self._entries = self._ffi.new("struct ndpy_completion[]", count)
-        self._entries_view = memoryview(self._ffi.buffer(self._entries))
-        self._entry_count = count
-
     def _on_forked(self) -> None:
         super()._on_forked()
-        self._lock = threading.Lock()
-        self._left = threading.Condition(self._lock)
+        self._lock = _core.Lock()
+        self._left = threading.Condition(self._lock)  # type: ignore[arg-type]
         self._waiters = []
         self._armed = {}
 
@@ -138,42 +125,18 @@ class CompletionQueue(Resource):
 
     # ---- taking completions ----
 
-    def poll(self, max_entries: int = 64) -> list[Completion]:
-        """Take completions without waiting.
-
-        Parameters:
-            max_entries: how many to take at most.
-        Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.
-        Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).
-        """
-        with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            wanted = max(0, min(max_entries, self.depth + 64))
-            if wanted > self._entry_count:
-                self._make_room(wanted)
-            count = self._native_poll(self._native, self._entries, wanted)
-            if count <= 0:
-                if count:
-                    raise errors.from_errno("poll", -count)
-                return []
-            failed: list[PostedRequests] = []
-            completions = self._collect(count, failed)
-            self._taken += len(completions)
-        if failed:
-            self._tell_of_failures(failed)
-        return completions
-
     def _retire_silent_requests(self) -> None:
         """Store the provider's completions, and forget the silent requests that have ended. poll() takes the others."""
-        failed: list[PostedRequests] = []
         with self._lock:
             if self._defunct is not None:
                 return
             self._drain()
-            while count := self._native_poll_internal(self._native, self._entries, self._entry_count):
-                self._collect(count, failed)
+            failed = self._collect_internal()
         self._tell_of_failures(failed)
+
+    @staticmethod
+    def _poll_error(number: int) -> errors.NdpyError:
+        return errors.from_errno("poll", number)
 
     @staticmethod
     def _tell_of_failures(failed: list[PostedRequests]) -> None:
@@ -189,46 +152,39 @@ class CompletionQueue(Resource):
             raise errors.from_errno("poll", -added)
         return int(self._native_undelivered(self._native))
 
-    def _collect(self, count: int, failed: list[PostedRequests]) -> list[Completion]:
-        completions = []
-        posted_requests = self._posted_requests
-        for entry in _ENTRY.iter_unpack(self._entries_view[: count * 48]):
-            flags = entry[9]
-            if flags & _FROM_SHARED_QUEUE:
-                if flags & _INTERNAL:
-                    self._lose_window(entry)
-                    continue
-                posted = self._take_shared(entry)
+    def _collect_one(self, entry: tuple[int, ...], failed: list[PostedRequests]) -> Completion | None:
+        """What the program gets for one struct ndpy_completion, or None. Under the lock.
+
+        cdefs/core/completion_queue.c handles most completions by itself. Here come the failed ones, those of a shared receive
+        queue, and those of requests that windows have to hear of.
+        """
+        flags = entry[9]
+        if flags & _FROM_SHARED_QUEUE:
+            if flags & _INTERNAL:
+                self._lose_window(entry)
+                return None
+            posted = self._take_shared(entry)
+        else:
+            posted = self._posted_requests[entry[6]]
+            status, record = posted.retire(entry)
+            if status != entry[3]:
+                entry = (*entry[:3], status, *entry[4:])
+            if entry[3] >= _CANCELED:
+                entry = self._refine_status(entry, record, posted)
+            if posted.stored:
+                self._take_stored(posted, entry[6])
+        if entry[3] > _CANCELED:
+            failed.append(posted)
+        if flags & _SPECIAL:
+            if flags & _WRITTEN:
+                entry = (*entry[:2], _RECEIVE_RDMA_WITH_IMMEDIATE, *entry[3:])
+            elif flags & _INVALIDATED:
+                queue_pair = posted.queue_pair()
+                if queue_pair is not None:
+                    queue_pair._on_window_lost(entry[5])
             else:
-                posted = posted_requests[entry[6]]
-                operation = entry[2]
-                records = posted.receive if operation == _RECEIVE else posted.initiator
-                if entry[7] == 1 and operation not in _WINDOW_OPERATIONS:
-                    record = records.popleft()
-                else:
-                    status, record = posted.retire(entry)
-                    if status != entry[3]:
-                        entry = (*entry[:3], status, *entry[4:])
-                if entry[3] >= _CANCELED:
-                    entry = self._refine_status(entry, record, posted)
-                if posted.stored:
-                    self._take_stored(posted, entry[6])
-            if entry[3] > _CANCELED:
-                failed.append(posted)
-            if flags & _SPECIAL:
-                if flags & _WRITTEN:
-                    entry = (*entry[:2], _RECEIVE_RDMA_WITH_IMMEDIATE, *entry[3:])
-                elif flags & _INVALIDATED:
-                    queue_pair = posted.queue_pair()
-                    if queue_pair is not None:
-                        queue_pair._on_window_lost(entry[5])
-                else:
-                    continue
-            completion = _new(Completion)
-            completion._entry = entry
-            completion._posted_requests = posted
-            completions.append(completion)
-        return completions
+                return None
+        return Completion(entry, posted)
 
     def _lose_window(self, entry: tuple[int, ...]) -> None:
         """The provider says that the peer has invalidated a window. The entry's slot is the window's serial number."""
@@ -529,8 +485,7 @@ class CompletionQueue(Resource):
 
     #: The platform's ffi, and functions of its extension module: see cdefs/ndpy_abi.h.
     _ffi: Any
-    _native_poll: Any
-    _native_poll_internal: Any
+    _native_provider: Any
     _native_drain: Any
     _native_undelivered: Any
 

@@ -105,8 +105,6 @@ class MemoryRegion(_core.MemoryRegion, Resource):
     _release_order = 50
 
     remote_token: int
-    #: An export of the buffer, or None. It keeps the memory in place until the region is closed.
-    _owner: Any
     #: None when there is nothing left to free.
     _native: Any = None
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ndpy import errors, window_requests
+from ndpy import _core, errors, window_requests
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
 from ndpy.flags import Access, Flags, Operation, Status
@@ -93,7 +92,7 @@ class QueuePair(WorkQueues):
         self._joined: set[CompletionQueue | SharedReceiveQueue] = set()
         self._qp = self._native_create()
         try:
-            self._native = self._new_slots()
+            self._begin_posting(self._new_slots())
             self._native_set_up()
             self._join_queues()
             self._opened()
@@ -104,7 +103,7 @@ class QueuePair(WorkQueues):
                     self._native_destroy()
                 self._leave_queues()
                 if self._native is not None:
-                    self._native_free_slots(self._native)
+                    self._native_free_slots(self._end_posting())
             raise
 
     def _new_slots(self) -> Any:
@@ -242,7 +241,8 @@ class QueuePair(WorkQueues):
                 for binding in list(self._bindings):
                     binding.end()
                 # From now on both _qp and _native are None for the threads that get the lock.
-                self._slots, self._native = self._native, None
+                self._slots = self._native
+                self._end_posting()
         self._leave_queues()
         slots, self._slots = self._slots, None
         if slots is not None:
@@ -344,7 +344,7 @@ class QueuePair(WorkQueues):
 
     def _on_forked(self) -> None:
         super()._on_forked()
-        self._lock = threading.Lock()
+        self._lock = _core.Lock()
 
     # ---- windows ----
 

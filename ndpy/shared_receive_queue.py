@@ -11,10 +11,13 @@ from ndpy import errors
 from ndpy.memory import Elements, MemoryRegion
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
-from ndpy.work_queues import ELEMENT, QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, flatten, new_elements
+from ndpy.work_queues import QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, flatten
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
+
+# struct ndpy_element of cdefs/ndpy_abi.h.
+_ELEMENT = struct.Struct("=QQI4x")
 
 
 class SharedReceiveQueue(Resource):
@@ -55,7 +58,9 @@ class SharedReceiveQueue(Resource):
         self._records: dict[int, Any] = {}
         #: The notifications that have not come. The key is the result of _native_arm().
         self._armed: dict[Any, Pending[None]] = {}
-        self._elements, self._elements_view = new_elements(self._ffi, "struct ndpy_element[]", max_sge)
+        # A post copies the array. So one array, used under the lock, serves all posts.
+        self._elements = self._ffi.new("struct ndpy_element[]", max(max_sge, 1))
+        self._elements_view = memoryview(self._ffi.buffer(self._elements)).cast("B")
         self._srq = self._native_create()
         self._native = self._lib.ndpy_shared_queue_new(self._srq, depth, max_sge, adapter.info.max_transfer_length)
         if not self._native:
@@ -87,7 +92,7 @@ class SharedReceiveQueue(Resource):
                 raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
             self._require_same_adapter(region, "the region")
             token = element.local_token if isinstance(element, MemoryRegion) else element.token
-            triples.append((element.address, element.length, token))
+            triples.append((element.address, token, element.length))
         if not isinstance(context, int) or not 0 <= context < 1 << 64:
             raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
         with self._lock:
@@ -96,7 +101,7 @@ class SharedReceiveQueue(Resource):
                 raise self._refusal(QUEUE_FULL, 0)
             try:
                 for index, triple in enumerate(triples):
-                    ELEMENT.pack_into(self._elements_view, index * ELEMENT.size, *triple)
+                    _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
             except struct.error:
                 # Lengths have 32 bits.
                 raise self._refusal(TOO_LONG, len(elements)) from None

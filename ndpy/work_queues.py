@@ -1,17 +1,19 @@
-"""Work queues: posting sends, receives, reads and writes. The hot path of posting stands here, once for all platforms."""
+"""Work queues: posting sends, receives, reads and writes.
+
+cdefs/core/work_queues.c posts one element of a region by itself. Here stands what it leaves: several elements, bytes that are
+sent inline, and what a refusal means.
+"""
 
 from __future__ import annotations
 
 import abc
-import struct
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
+from ndpy import _core, errors
 from ndpy.completion import PostedRequests
 from ndpy.flags import Capability, Flags, Operation
-from ndpy.memory import Elements, InlineElements, MemoryRegion, RemoteMemory, Sge, address_of
+from ndpy.memory import InlineElements, MemoryRegion, RemoteMemory, Sge, address_of
 from ndpy.resource import Resource
 
 if TYPE_CHECKING:
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from ndpy.shared_receive_queue import SharedReceiveQueue
 
 # enum ndpy_refusal of cdefs/ndpy_abi.h.
-QUEUE_FULL, NOT_CONNECTED, TOO_MANY_ELEMENTS, TOO_LONG, INLINE_TOO_LONG, BAD_FLAGS, NO_READS = range(-1, -8, -1)
+QUEUE_FULL, NOT_CONNECTED, TOO_MANY_ELEMENTS, TOO_LONG, INLINE_TOO_LONG, BAD_FLAGS, NO_READS, BAD_TOKEN = range(
+    -1, -9, -1
+)
 
 RECEIVE = int(Operation.RECEIVE)
 SEND = int(Operation.SEND)
@@ -31,9 +35,6 @@ _INLINE = int(Flags.INLINE)
 # enum ndpy_internal_flag of cdefs/ndpy_abi.h.
 _UNWRITABLE = 0x100
 MARKER = 0x200
-
-# struct ndpy_element of cdefs/ndpy_abi.h.
-ELEMENT = struct.Struct("=QII")
 
 #: Names of the flags that an operation takes.
 _FLAGS_OF: dict[int, str] = {
@@ -62,15 +63,6 @@ def flatten(local: Any) -> list[Any]:
     return list(local)
 
 
-def new_elements(ffi: Any, kind: str, count: int) -> tuple[Any, memoryview]:
-    """Make a native array of elements. Returns it and a view of its bytes.
-
-    The provider copies a posted list of elements during the call. So one array, used under a lock, serves all calls.
-    """
-    elements = ffi.new(kind, max(count, 1))
-    return elements, memoryview(ffi.buffer(elements)).cast("B")
-
-
 @dataclass(frozen=True)
 class QueuePairLimits:
     """The limits of a queue pair: outstanding requests, elements of one request, and bytes that are sent inline."""
@@ -82,122 +74,55 @@ class QueuePairLimits:
     inline_data_size: int
 
 
-class WorkQueues(Resource):
+class WorkQueues(_core.WorkQueues, Resource):
     """The two queues of a queue pair, and the requests that are posted to them. Base of QueuePair."""
 
     #: The platform's extension module, with the functions of cdefs/ndpy_abi.h.
     _lib: Any
     _ffi: Any
-    #: Its functions of the hot path.
-    _post_one: Any
-    _post_list: Any
     #: struct ndpy_queue_pair. None before it exists and after the release.
     _native: Any
-    _element_type = "struct ndpy_element[]"
-    _element_layout = ELEMENT
 
     def __init__(self, adapter: Adapter, limits: QueuePairLimits, srq: SharedReceiveQueue | None) -> None:
         super().__init__(adapter)
         self.limits = limits
         self.srq = srq
-        #: Guards the native queue pair and its posted requests.
-        self._lock = threading.Lock()
-        #: The connection is over. Requests that are posted now are cancelled.
-        self._ended = False
-        self._posted_requests = PostedRequests(self)  # type: ignore[arg-type]
+        self._lock = _core.Lock()
+        self._posted_requests = PostedRequests(self)
         self._initiator_records = self._posted_requests.initiator
         self._receive_records = self._posted_requests.receive
-        count = max(limits.max_receive_sge, limits.max_initiator_sge)
-        self._elements, self._elements_view = new_elements(self._ffi, self._element_type, count)
         self._native = None
 
     @property
     def adapter(self) -> Adapter:
         return self._adapter
 
+    def _begin_posting(self, native: Any) -> None:
+        """Requests go to this struct ndpy_queue_pair from now on."""
+        self._native = native
+        address = int(self._ffi.cast("uintptr_t", native))
+        self._attach(int(self._ffi.cast("uintptr_t", self._native_provider())), address, self._posted_requests)
+
+    def _end_posting(self) -> Any:
+        """No request is posted any more. Returns the struct ndpy_queue_pair. Under the lock."""
+        native = self._native
+        self._detach()
+        self._native = None
+        return native
+
+    def _native_provider(self) -> Any:
+        """struct ndpy_provider."""
+        return self._lib.ndpy_provider_table()
+
     @abc.abstractmethod
     def _cancel_late_request(self, operation: int) -> None:
         """Have the provider cancel a request that was posted after the end of the connection."""
 
-    def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0) -> None:
-        """Send a message to the peer's oldest posted receive, and return as soon as it is queued.
-
-        Without INLINE the memory belongs to the adapter until the completion is taken. After the connection has ended the
-        request completes CANCELED.
-
-        Parameters:
-            sges: a region, a slice of one, or a sequence of them. At most limits.max_initiator_sge elements and
-                info.max_transfer_length bytes in total. With INLINE also buffers that are not registered, and at most
-                limits.inline_data_size bytes.
-            context: 0 to 2**64 - 1; comes back in the Completion.
-            flags: SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE.
-        Raises:
-            NotConnectedError: there was no connection yet.
-            QueueFullError: no initiator slot is free. Take completions, then try again.
-            LimitExceededError: there are too many elements or bytes.
-            InvalidFlagsError: a flag is not one of these.
-            ForeignObjectError: a region belongs to another adapter.
-            ClosedError: the queue pair or a region is closed.
-        Source: IND2QueuePair::Send (contract F.3); ibv_post_send(3) with IBV_WR_SEND.
-        """
-        self._post(SEND, self._initiator_records, sges, context, flags, 0, 0)
-
-    def receive(self, sges: Elements, *, context: int = 0) -> None:
-        """Post memory for one message of the peer. This is possible at any time, also before connecting.
-
-        A message that is longer than the memory completes BUFFER_OVERFLOW and ends the connection.
-
-        Parameters:
-            sges: a region, a slice of one, or a sequence of them; at most limits.max_receive_sge elements. The regions need
-                Access.LOCAL_WRITE.
-            context: 0 to 2**64 - 1; comes back in the Completion.
-        Raises:
-            QueueFullError: no receive slot is free. Take completions, then try again.
-            UnsupportedError: the queue pair takes its receives from a shared receive queue.
-            LimitExceededError, ForeignObjectError, ClosedError: as for send().
-        Source: IND2QueuePair::Receive; ibv_post_recv(3).
-        """
-        if self.srq is not None:
-            raise errors.UnsupportedError(
-                "this queue pair takes its receives from a shared receive queue; call receive() of that queue",
-                operation="receive",
-            )
-        self._post(RECEIVE, self._receive_records, sges, context, 0 if is_writable(sges) else _UNWRITABLE, 0, 0)
-
-    def read(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        """Start an RDMA read of the first bytes of `remote` into `sges`, and return as soon as it is queued.
-
-        The elements are filled in order, and decide how much is read.
-
-        Parameters:
-            sges: a region, a slice of one, or a sequence of them; at most remote.length bytes in total. The regions need
-                Access.LOCAL_WRITE, and Access.READ_SINK where info.capabilities has READ_SINK_REQUIRED.
-            remote: memory of the peer that it has given the right to read.
-            context: 0 to 2**64 - 1; comes back in the Completion.
-            flags: SILENT_SUCCESS and READ_FENCE.
-        Raises:
-            ElementRangeError: there are more bytes than `remote` has.
-            NotConnectedError, QueueFullError and so on: as for send().
-        Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.
-        """
-        self._post(READ, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
-
-    def write(self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        """Start an RDMA write of `sges` into the first bytes of `remote`, and return as soon as it is queued.
-
-        The peer takes no part in it and sees no completion.
-
-        Parameters:
-            sges: as for send(); at most remote.length bytes in total.
-            remote: memory of the peer that it has given the right to write.
-            context: 0 to 2**64 - 1; comes back in the Completion.
-            flags: SILENT_SUCCESS, READ_FENCE and INLINE.
-        Raises:
-            ElementRangeError: there are more bytes than `remote` has.
-            NotConnectedError, QueueFullError and so on: as for send().
-        Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE.
-        """
-        self._post(WRITE, self._initiator_records, sges, context, flags, remote.address, remote.token, remote)
+    def _no_own_receives(self) -> errors.UnsupportedError:
+        return errors.UnsupportedError(
+            "this queue pair takes its receives from a shared receive queue; call receive() of that queue",
+            operation="receive",
+        )
 
     def send_and_invalidate(
         self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0
@@ -222,105 +147,40 @@ class WorkQueues(Resource):
                 "call invalidate() itself",
                 operation="send_and_invalidate",
             )
-        self._post_invalidating(sges, remote, context, flags)
+        self._post_many(SEND_AND_INVALIDATE, sges, context, flags, remote)
 
-    def _post_invalidating(self, sges: InlineElements, remote: RemoteMemory, context: int, flags: int) -> None:
-        self._post_many(SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, remote.token, None)
-
-    def _post(
-        self,
-        operation: int,
-        records: Any,
-        local: Any,
-        context: int,
-        flags: int,
-        address: int,
-        token: Any,
-        remote: RemoteMemory | None = None,
-    ) -> None:
-        if type(local) is not Sge:
-            self._post_many(operation, records, local, context, flags, address, token, remote)
-            return
-        if remote is not None and local.length > remote.length:
-            raise self._exceeds_remote(local.length, remote)
-        region = local.region
-        # Keeps inline data alive until the provider has copied it. Another thread may close the region meanwhile.
-        _owner = region._owner
-        if region._defunct is not None or region._adapter is not self._adapter:
-            self._require_same_adapter(region, "the region")
-        with self._lock:
-            if self._defunct is not None:
-                raise self._defunct()
-            # Record it first. Another thread may take the completion before the call returns.
-            records.append(local)
-            try:
-                refused = self._post_one(
-                    self._native, operation, flags, context, local.address, local.length, local.token, address, token
-                )
-            except (OverflowError, TypeError) as error:
-                records.pop()
-                # An exception keeps this frame.
-                _owner = None
-                raise self._misfit(error, operation, [local], local.length, context, flags) from None
-            if refused:
-                records.pop()
-        if refused:
-            _owner = None
-            raise self._refusal(operation, refused, [local], flags)
-        if self._ended:
-            self._cancel_late_request(operation)
-
-    def _post_many(
-        self,
-        operation: int,
-        records: Any,
-        local: Any,
-        context: int,
-        flags: int,
-        address: int,
-        token: Any,
-        remote: RemoteMemory | None,
-    ) -> None:
+    def _post_many(self, operation: int, local: Any, context: int, flags: int, remote: RemoteMemory | None) -> None:
+        """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these."""
         elements = flatten(local)
-        inline = operation in (SEND, WRITE, SEND_AND_INVALIDATE) and flags & _INLINE
         limits = self.limits
         limit = limits.max_receive_sge if operation == RECEIVE else limits.max_initiator_sge
         if len(elements) > limit:
             raise self._refusal(operation, TOO_MANY_ELEMENTS, elements, flags)
+        inline = operation in (SEND, WRITE, SEND_AND_INVALIDATE) and flags & _INLINE
         # An export keeps inline data from being resized or freed until the provider has copied it.
         exports: list[memoryview] | None = [] if inline else None
         try:
             triples = [self._element(element, exports) for element in elements]
             total = sum(length for _, length, _ in triples)
-            if remote is not None and total > remote.length:
+            if remote is not None and operation != SEND_AND_INVALIDATE and total > remote.length:
                 raise self._exceeds_remote(total, remote)
-            with self._lock:
-                if self._defunct is not None:
-                    raise self._defunct()
-                layout = self._element_layout
-                try:
-                    for index, triple in enumerate(triples):
-                        layout.pack_into(self._elements_view, index * layout.size, *triple)
-                except struct.error as error:
-                    raise self._misfit(error, operation, elements, total, context, flags) from None
-                records.append(elements)
-                try:
-                    refused = self._post_list(
-                        self._native, operation, flags, context, self._elements, len(triples), address, token
-                    )
-                except (OverflowError, TypeError) as error:
-                    records.pop()
-                    raise self._bad_argument(error, context, flags) from None
-                if refused:
-                    records.pop()
+            if operation in (RECEIVE, READ) and not is_writable(elements):
+                if self._sinks_must_be_writable:
+                    self._check()
+                    raise self._not_writable(operation)
+                if operation == RECEIVE:
+                    flags = _UNWRITABLE
+            self._post_elements(operation, elements, triples, context, flags, remote)
         finally:
             if exports:
                 for export in exports:
                     export.release()
-        if refused:
-            raise self._refusal(operation, refused, elements, flags)
-        if self._ended:
-            self._cancel_late_request(operation)
+
+    @staticmethod
+    def _not_writable(operation: int) -> errors.AccessViolationError:
+        return errors.AccessViolationError(
+            "the memory was registered without Access.LOCAL_WRITE", operation=operation_name(operation)
+        )
 
     def _element(self, element: Any, exports: list[memoryview] | None) -> tuple[int, int, int]:
         """The address, length and token of an element.
@@ -344,7 +204,7 @@ class WorkQueues(Resource):
             "register the buffer, or send up to limits.inline_data_size bytes with Flags.INLINE"
         )
 
-    def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> errors.NdpyError:
+    def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
         name = operation_name(operation)
         limits = self.limits
         if refused == QUEUE_FULL:
@@ -379,6 +239,8 @@ class WorkQueues(Resource):
             return errors.LimitExceededError(
                 "read: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"
             )
+        if refused == BAD_TOKEN:
+            return ValueError(f"{name}: a token of this adapter is 0 to 2**32-1")
         if refused == BAD_FLAGS:
             taken = _FLAGS_OF.get(operation, "SILENT_SUCCESS and READ_FENCE")
             return errors.InvalidFlagsError(f"{name} takes the flags {taken}, not {Flags(flags)!r}")
@@ -387,14 +249,6 @@ class WorkQueues(Resource):
     @abc.abstractmethod
     def _native_refusal(self, operation: str, number: int) -> errors.NdpyError:
         """Return the exception for an error number of the provider."""
-
-    def _misfit(
-        self, error: Exception, operation: int, elements: list[Any], length: int, context: int, flags: int
-    ) -> Exception:
-        """The exception for a request of which a value does not fit its native field. Lengths have 32 bits."""
-        if length >> 32:
-            return self._refusal(operation, TOO_LONG, elements, flags)
-        return self._bad_argument(error, context, flags)
 
     @staticmethod
     def _bad_argument(error: Exception, context: int, flags: int) -> Exception:

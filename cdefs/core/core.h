@@ -13,14 +13,157 @@
 #include <stdint.h>
 #include <structmember.h>
 
+#include "../ndpy_abi.h"
+
+/* ---- module.c ---- */
+
 /* Frees the object itself, and gives back the reference to its type. */
 void free_object(PyObject *self);
-
 /* Creates a type and adds it to the module. Returns NULL with an error. */
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec);
 
+/* Arguments of a method that Python calls with METH_FASTCALL | METH_KEYWORDS. names: `count` interned names. The first
+   `positional` ones may also be given by position. An argument that the caller omits stays NULL. Returns 0, or -1 with
+   an error. */
+int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
+    PyObject *const *names, int positional, int count, PyObject **out);
+PyObject *interned(const char *name);
+
+/* Raises what `defunct` makes, if the object cannot be used any more. Returns 0, or -1 with the error. */
+static inline int is_usable(PyObject *defunct)
+{
+    return !defunct || defunct == Py_None;
+}
+PyObject *raise_defunct(PyObject *defunct);
+
+/* ---- memory.c ---- */
+
+/* A scatter/gather element of a region. export: what a lease keeps the buffer in place by, or NULL. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *region;
+    PyObject *export;
+    unsigned long long address;
+    unsigned long long length;
+    unsigned long long token;
+} Element;
+
+/* Memory of a peer. sliced_from: the memory that this is a slice of, or NULL. */
+typedef struct Remote {
+    PyObject_HEAD
+    struct Remote *sliced_from;
+    unsigned long long address;
+    unsigned long long length;
+    unsigned long long token;
+} Remote;
+
+/* defunct: None while the region can be used. owner: keeps the memory in place until the region is closed. writable:
+   whether the adapter may write to it. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *adapter;
+    PyObject *defunct;
+    PyObject *owner;
+    unsigned long long address;
+    unsigned long long length;
+    unsigned long long local_token;
+    char writable;
+} Region;
+
+extern PyTypeObject *element_type, *remote_type, *region_type;
+
+/* ---- lock.c ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyThread_type_lock native;
+    char held;
+} Lock;
+
+extern PyTypeObject *lock_type;
+
+/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: the object is not a
+   Lock, or a signal handler raised. */
+int lock_wait(PyObject *lock);
+static inline int lock_enter(PyObject *lock)
+{
+    if (lock && Py_TYPE(lock) == lock_type && PyThread_acquire_lock(((Lock *)lock)->native, NOWAIT_LOCK)) {
+        ((Lock *)lock)->held = 1;
+        return 0;
+    }
+    return lock_wait(lock);
+}
+static inline void lock_leave(PyObject *lock)
+{
+    ((Lock *)lock)->held = 0;
+    PyThread_release_lock(((Lock *)lock)->native);
+}
+
+/* ---- records.c ---- */
+
+/* What the requests of one work queue use, oldest first. The capacity is a power of 2. */
+typedef struct {
+    PyObject_HEAD
+    PyObject **items;
+    size_t first;
+    size_t count;
+    size_t capacity;
+} Records;
+
+/* The requests of a queue pair that the adapter still works on. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *queue_pair; /* a weak reference */
+    PyObject *initiator;  /* Records */
+    PyObject *receive;    /* Records */
+    PyObject *stored;     /* a dict; see ndpy/completion.py */
+    int stored_shared;
+    char failed;
+} Posted;
+
+extern PyTypeObject *records_type, *posted_type;
+
+int records_grow(Records *records);
+
+/* Adds a record as the newest one. Returns 0, or -1 with an error. */
+static inline int records_push(Records *records, PyObject *record)
+{
+    if (records->count == records->capacity && records_grow(records) < 0) return -1;
+    records->items[(records->first + records->count++) & (records->capacity - 1)] = Py_NewRef(record);
+    return 0;
+}
+
+/* Takes the newest record out. The caller owns it. */
+static inline PyObject *records_withdraw(Records *records)
+{
+    return records->items[(records->first + --records->count) & (records->capacity - 1)];
+}
+
+/* Takes the oldest record out. The caller owns it. */
+static inline PyObject *records_take(Records *records)
+{
+    PyObject *record = records->items[records->first];
+
+    records->first = (records->first + 1) & (records->capacity - 1);
+    records->count--;
+    return record;
+}
+
+/* ---- completion.c ---- */
+
+extern PyTypeObject *completion_type;
+
+/* Makes a Completion. Returns NULL with an error. */
+PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted);
+PyObject *entry_to_tuple(const struct ndpy_completion *entry);
+
 /* Each adds the types and functions of its file. Return 0, or -1 with an error. */
 int add_memory(PyObject *module);
+int add_locks(PyObject *module);
+int add_records(PyObject *module);
+int add_completions(PyObject *module);
+int add_work_queues(PyObject *module);
+int add_completion_queues(PyObject *module);
 int add_leases(PyObject *module);
 
 #endif

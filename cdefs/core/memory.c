@@ -4,36 +4,9 @@
 
 #include "core.h"
 
-/* A scatter/gather element. export: what a lease keeps the buffer in place by, or NULL. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *region;
-    PyObject *export;
-    unsigned long long address;
-    unsigned long long length;
-    unsigned long long token;
-} Element;
-
-/* Memory of a peer. sliced_from: the memory that this is a slice of, or NULL. */
-typedef struct {
-    PyObject_HEAD
-    PyObject *sliced_from;
-    unsigned long long address;
-    unsigned long long length;
-    unsigned long long token;
-} Remote;
-
-/* Where a region is, and the token of its elements. */
-typedef struct {
-    PyObject_HEAD
-    unsigned long long address;
-    unsigned long long length;
-    unsigned long long local_token;
-} Region;
-
 enum { SPARE_ELEMENTS = 64 };
 
-static PyTypeObject *element_type;
+PyTypeObject *element_type, *remote_type, *region_type;
 static PyObject *range_error;
 
 /* Elements that were freed, for the next slices. The interpreter's lock guards them. */
@@ -98,7 +71,7 @@ static PyObject *core_slice_bounds(PyObject *Py_UNUSED(module), PyObject *argume
 {
     PyObject *key;
     const char *what;
-    unsigned long long whole, offset, length;
+    unsigned long long whole, offset = 0, length = 0;
 
     if (!PyArg_ParseTuple(arguments, "OKs", &key, &whole, &what)) return NULL;
     if (slice_bounds(key, whole, what, &offset, &length) < 0) return NULL;
@@ -151,6 +124,10 @@ static PyObject *element_new(PyTypeObject *Py_UNUSED(type), PyObject *arguments,
     if (read_number(address, "an address", &numbers[0]) < 0 || read_number(length, "a length", &numbers[1]) < 0 ||
         read_number(token, "a token", &numbers[2]) < 0)
         return NULL;
+    if (!PyObject_TypeCheck(region, region_type)) {
+        PyErr_Format(PyExc_TypeError, "an Sge is a piece of a MemoryRegion, not of %R", region);
+        return NULL;
+    }
     return (PyObject *)element_new_slice(region, numbers[0], numbers[1], numbers[2]);
 }
 
@@ -194,7 +171,7 @@ static PyObject *element_repr(PyObject *self)
 }
 
 static PyMemberDef element_members[] = {
-    {"region", T_OBJECT, offsetof(Element, region), 0, NULL},
+    {"region", T_OBJECT, offsetof(Element, region), READONLY, NULL},
     {"address", T_ULONGLONG, offsetof(Element, address), 0, NULL},
     {"length", T_ULONGLONG, offsetof(Element, length), 0, NULL},
     {"token", T_ULONGLONG, offsetof(Element, token), 0, NULL},
@@ -242,12 +219,12 @@ static int remote_init(PyObject *self, PyObject *arguments, PyObject *keywords)
 static PyObject *remote_slice(PyObject *self, PyObject *key)
 {
     Remote *remote = (Remote *)self, *piece;
-    unsigned long long offset, length;
+    unsigned long long offset = 0, length = 0;
 
     if (slice_bounds(key, remote->length, "the remote memory", &offset, &length) < 0) return NULL;
     piece = (Remote *)PyType_GenericAlloc(Py_TYPE(self), 0);
     if (!piece) return NULL;
-    piece->sliced_from = Py_NewRef(self);
+    piece->sliced_from = (Remote *)Py_NewRef(self);
     piece->address = remote->address + offset;
     piece->length = length;
     piece->token = remote->token;
@@ -286,30 +263,65 @@ static PyType_Spec remote_spec = {
 static PyObject *region_slice(PyObject *self, PyObject *key)
 {
     const Region *region = (Region *)self;
-    unsigned long long offset, length;
+    unsigned long long offset = 0, length = 0;
 
     if (slice_bounds(key, region->length, "the region", &offset, &length) < 0) return NULL;
     return (PyObject *)element_new_slice(self, region->address + offset, length, region->local_token);
 }
 
+static int region_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Region *region = (Region *)self;
+
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(region->adapter);
+    Py_VISIT(region->defunct);
+    Py_VISIT(region->owner);
+    return 0;
+}
+
+static int region_clear(PyObject *self)
+{
+    Region *region = (Region *)self;
+
+    Py_CLEAR(region->adapter);
+    Py_CLEAR(region->defunct);
+    Py_CLEAR(region->owner);
+    return 0;
+}
+
+static void region_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    region_clear(self);
+    free_object(self);
+}
+
 static PyMemberDef region_members[] = {
+    {"_adapter", T_OBJECT, offsetof(Region, adapter), 0, NULL},
+    {"_defunct", T_OBJECT, offsetof(Region, defunct), 0, NULL},
+    {"_owner", T_OBJECT, offsetof(Region, owner), 0,
+        "An export of the buffer, or None. It keeps the memory in place until the region is closed."},
     {"address", T_ULONGLONG, offsetof(Region, address), 0, NULL},
     {"length", T_ULONGLONG, offsetof(Region, length), 0, NULL},
     {"local_token", T_ULONGLONG, offsetof(Region, local_token), 0, NULL},
+    {"_writable", T_BOOL, offsetof(Region, writable), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot region_slots[] = {
-    {Py_tp_doc, "Where a region is. A slice of it is an Sge."},
+    {Py_tp_doc, "What slicing a region and posting its elements need."},
     {Py_tp_new, PyType_GenericNew},
     {Py_mp_subscript, region_slice},
-    {Py_tp_dealloc, free_object},
+    {Py_tp_traverse, region_traverse},
+    {Py_tp_clear, region_clear},
+    {Py_tp_dealloc, region_dealloc},
     {Py_tp_members, region_members},
     {0, NULL},
 };
 
-static PyType_Spec region_spec = {
-    "ndpy._core.MemoryRegion", sizeof(Region), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, region_slots};
+static PyType_Spec region_spec = {"ndpy._core.MemoryRegion", sizeof(Region), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, region_slots};
 
 /* ---- the module ---- */
 
@@ -331,5 +343,7 @@ int add_memory(PyObject *module)
     Py_DECREF(errors);
     if (!range_error || PyModule_AddFunctions(module, functions) < 0) return -1;
     element_type = add_type(module, &element_spec);
-    return element_type && add_type(module, &remote_spec) && add_type(module, &region_spec) ? 0 : -1;
+    remote_type = add_type(module, &remote_spec);
+    region_type = add_type(module, &region_spec);
+    return element_type && remote_type && region_type ? 0 : -1;
 }

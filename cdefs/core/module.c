@@ -17,13 +17,72 @@ PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
     return (PyTypeObject *)type;
 }
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "ndpy._core", "The parts of ndpy that are called most often.", -1, NULL, NULL, NULL, NULL, NULL};
+PyObject *interned(const char *name)
+{
+    return PyUnicode_InternFromString(name);
+}
+
+static int find_name(PyObject *name, PyObject *const *names, int count)
+{
+    int which;
+
+    /* The names in a call are interned too, normally. */
+    for (which = 0; which < count; which++) {
+        if (name == names[which]) return which;
+    }
+    for (which = 0; which < count && PyUnicode_Compare(name, names[which]) != 0; which++) {}
+    return which;
+}
+
+int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
+    PyObject *const *names, int positional, int count, PyObject **out)
+{
+    Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0, number;
+    int which;
+
+    if (given > positional) {
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments by position, not %zd", function, positional, given);
+        return -1;
+    }
+    for (number = 0; number < given; number++) out[number] = arguments[number];
+    for (number = 0; number < named; number++) {
+        PyObject *name = PyTuple_GetItem(keywords, number);
+
+        which = find_name(name, names, count);
+        if (which == count || out[which]) {
+            PyErr_Format(PyExc_TypeError, "%s() got an argument %R that it %s", function, name,
+                which == count ? "does not take" : "has already");
+            return -1;
+        }
+        out[which] = arguments[given + number];
+    }
+    return 0;
+}
+
+PyObject *raise_defunct(PyObject *defunct)
+{
+    PyObject *error;
+
+    Py_INCREF(defunct);
+    error = PyObject_CallObject(defunct, NULL);
+    Py_DECREF(defunct);
+    if (error) {
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_DECREF(error);
+    }
+    return NULL;
+}
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ndpy._core",
+    "The parts of ndpy that are called most often.", -1, NULL, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
 
-    if (module && (add_memory(module) < 0 || add_leases(module) < 0)) Py_CLEAR(module);
+    if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_records(module) < 0 ||
+                      add_completions(module) < 0 || add_work_queues(module) < 0 ||
+                      add_completion_queues(module) < 0 || add_leases(module) < 0))
+        Py_CLEAR(module);
     return module;
 }

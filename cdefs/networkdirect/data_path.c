@@ -4,9 +4,7 @@
 
 #include "../rings.h"
 
-_Static_assert(sizeof(struct ndpy_element) == sizeof(struct nd2_sge), "an element is an ND2_SGE");
-_Static_assert(offsetof(struct ndpy_element, length) == offsetof(struct nd2_sge, buffer_length), "element length");
-_Static_assert(offsetof(struct ndpy_element, token) == offsetof(struct nd2_sge, memory_region_token), "element token");
+_Static_assert(sizeof(struct nd2_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 _Static_assert(sizeof(struct nd2_result) == 32, "ND2_RESULT");
 _Static_assert(offsetof(struct nd2_result, queue_pair_context) == 8, "ND2_RESULT.QueuePairContext");
 _Static_assert(offsetof(struct nd2_result, request_context) == 16, "ND2_RESULT.RequestContext");
@@ -20,12 +18,10 @@ _Static_assert((int)ND_OP_FLAG_READ_FENCE == (int)NDPY_READ_FENCE, "flags");
 _Static_assert((int)ND_OP_FLAG_SEND_AND_SOLICIT_EVENT == (int)NDPY_SOLICITED, "flags");
 _Static_assert((int)ND_OP_FLAG_INLINE == (int)NDPY_INLINE, "flags");
 
-#define native_element struct ndpy_element
-#define native_token uint32_t
-#define native_remote uint32_t
+#define LARGEST_TOKEN UINT32_MAX
 
 struct native_request {
-    const struct ndpy_element *elements;
+    const struct nd2_sge *elements;
     uint32_t count;
     uint32_t remote_token;
     uint64_t remote_address;
@@ -64,14 +60,26 @@ static uint32_t swap_token(uint32_t token)
     return token >> 24 | (token >> 8 & 0xFF00) | (token << 8 & 0xFF0000) | token << 24;
 }
 
-static void native_data_request(struct native_request *out, uint32_t operation, const struct ndpy_element *elements,
-    uint32_t count, uint64_t remote_address, uint32_t remote_token)
+static const struct nd2_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
+{
+    struct nd2_sge *sge = out;
+
+    for (uint32_t i = 0; i < count; i++) {
+        sge[i].buffer = (void *)(uintptr_t)elements[i].address;
+        sge[i].buffer_length = elements[i].length;
+        sge[i].memory_region_token = (uint32_t)elements[i].token;
+    }
+    return sge;
+}
+
+static void native_data_request(struct native_request *out, uint32_t operation, const struct nd2_sge *elements,
+    uint32_t count, const struct ndpy_remote *remote)
 {
     (void)operation;
     out->elements = elements;
     out->count = count;
-    out->remote_address = remote_address;
-    out->remote_token = swap_token(remote_token);
+    out->remote_address = remote->address;
+    out->remote_token = swap_token(remote->token);
 }
 
 /* Translate a provider's refusal to enum ndpy_refusal, if that has the same reason. */
@@ -90,7 +98,7 @@ static inline int refusal(int32_t status)
 static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
 {
     struct IND2QueuePair *native = qp->native;
-    const struct nd2_sge *sge = (const struct nd2_sge *)request->elements;
+    const struct nd2_sge *sge = request->elements;
     uint32_t flags = slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE);
 
     if (!signaled)
@@ -112,16 +120,15 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     }
 }
 
-static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct ndpy_element *elements,
-    uint32_t count)
+static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct nd2_sge *elements, uint32_t count)
 {
-    return refusal(IND2QueuePair_Receive(qp->native, slot, (const struct nd2_sge *)elements, count));
+    return refusal(IND2QueuePair_Receive(qp->native, slot, elements, count));
 }
 
 static int native_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_slot *slot,
-    const struct ndpy_element *elements, uint32_t count)
+    const struct nd2_sge *elements, uint32_t count)
 {
-    return refusal(IND2SharedReceiveQueue_Receive(queue->native, slot, (const struct nd2_sge *)elements, count));
+    return refusal(IND2SharedReceiveQueue_Receive(queue->native, slot, elements, count));
 }
 
 _Static_assert(sizeof(struct native_result) == sizeof(struct nd2_result), "an array of results is one of ND2_RESULT");

@@ -4,13 +4,9 @@
 
 #include "../rings.h"
 
-_Static_assert(sizeof(struct ndpy_element) == sizeof(struct ibv_sge), "an element is an ibv_sge");
-_Static_assert(offsetof(struct ndpy_element, length) == offsetof(struct ibv_sge, length), "element length");
-_Static_assert(offsetof(struct ndpy_element, token) == offsetof(struct ibv_sge, lkey), "element token");
+_Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 
-#define native_element struct ndpy_element
-#define native_token uint32_t
-#define native_remote uint32_t
+#define LARGEST_TOKEN UINT32_MAX
 
 struct native_request {
     struct ibv_send_wr wr;
@@ -46,15 +42,24 @@ static enum ibv_wr_opcode native_opcode(uint32_t operation)
     }
 }
 
-static void native_data_request(struct native_request *out, uint32_t operation, const struct ndpy_element *elements,
-    uint32_t count, uint64_t remote_address, uint32_t remote_token)
+static struct ibv_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
+{
+    struct ibv_sge *sge = out;
+
+    for (uint32_t i = 0; i < count; i++)
+        sge[i] = (struct ibv_sge){elements[i].address, elements[i].length, (uint32_t)elements[i].token};
+    return sge;
+}
+
+static void native_data_request(struct native_request *out, uint32_t operation, struct ibv_sge *elements, uint32_t count,
+    const struct ndpy_remote *remote)
 {
     out->wr.opcode = native_opcode(operation);
-    out->wr.sg_list = (struct ibv_sge *)elements;
+    out->wr.sg_list = elements;
     out->wr.num_sge = (int)count;
-    out->wr.wr.rdma.remote_addr = remote_address;
-    out->wr.wr.rdma.rkey = remote_token;
-    out->wr.invalidate_rkey = remote_token;
+    out->wr.wr.rdma.remote_addr = remote->address;
+    out->wr.wr.rdma.rkey = remote->token;
+    out->wr.invalidate_rkey = remote->token;
 }
 
 static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
@@ -82,10 +87,9 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
 /* siw refuses a receive without elements, but takes one element of no bytes. */
 static struct ibv_sge empty_element;
 
-static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct ndpy_element *elements,
-    uint32_t count)
+static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct ibv_sge *elements, uint32_t count)
 {
-    struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = (struct ibv_sge *)elements, .num_sge = (int)count}, *bad;
+    struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = elements, .num_sge = (int)count}, *bad;
     int error = ibv_post_recv(qp->native, &wr, &bad);
 
     if (error && !count) {
@@ -97,9 +101,9 @@ static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, co
 }
 
 static int native_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_slot *slot,
-    const struct ndpy_element *elements, uint32_t count)
+    struct ibv_sge *elements, uint32_t count)
 {
-    struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = (struct ibv_sge *)elements, .num_sge = (int)count}, *bad;
+    struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = elements, .num_sge = (int)count}, *bad;
     int error = ibv_post_srq_recv(queue->native, &wr, &bad);
 
     if (error && !count) {

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 class NetworkDirectCompletionQueue(CompletionQueue):
     _adapter: NetworkDirectAdapter
     _ffi = ffi
-    _native_poll = staticmethod(lib.ndpy_poll)
-    _native_poll_internal = staticmethod(lib.ndpy_poll_internal)
+    _native_provider = staticmethod(lib.ndpy_provider_table)
     _native_drain = staticmethod(lib.ndpy_drain)
     _native_undelivered = staticmethod(lib.ndpy_undelivered)
 
@@ -249,6 +248,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         # Ctrl-C may come after the native queue has gone. Nobody may use it or free it a second time.
         cq, native = self._cq, self._native
         self._cq = self._native = None
+        self._detach()
         if cq is not None:
             release(cq)
         if native is not None:

@@ -21,8 +21,6 @@ class NetworkDirectQueuePair(QueuePair):
     _adapter: NetworkDirectAdapter
     _lib = lib
     _ffi = ffi
-    _post_one = staticmethod(lib.ndpy_post_one)
-    _post_list = staticmethod(lib.ndpy_post)
     _post_bind = staticmethod(lib.ndpy_post_bind)
     _post_invalidate = staticmethod(lib.ndpy_post_invalidate)
     _free_slots = staticmethod(lib.ndpy_queue_pair_free)

@@ -39,8 +39,7 @@ _SILENT_FAILURES = {Quirk.RXE_SILENT_REQUEST_FAILURES, Quirk.RXE_SILENT_FLUSHED_
 class VerbsCompletionQueue(CompletionQueue):
     _adapter: VerbsAdapter
     _ffi = ffi
-    _native_poll = staticmethod(lib.ndpy_poll)
-    _native_poll_internal = staticmethod(lib.ndpy_poll_internal)
+    _native_provider = staticmethod(lib.ndpy_provider_table)
     _native_drain = staticmethod(lib.ndpy_drain)
     _native_undelivered = staticmethod(lib.ndpy_undelivered)
 
@@ -211,6 +210,7 @@ class VerbsCompletionQueue(CompletionQueue):
         except errors.NdpyError:
             self._cq, self._native = cq, native
             raise
+        self._detach()
         if native is not None:
             lib.ndpy_completion_queue_free(native)
         channel, self._channel = self._channel, None

@@ -36,8 +36,6 @@ class VerbsQueuePair(QueuePair):
     _adapter: VerbsAdapter
     _lib = lib
     _ffi = ffi
-    _post_one = staticmethod(lib.ndpy_post_one)
-    _post_list = staticmethod(lib.ndpy_post)
     # Some kernels report a bind of a bound window as a special error, and others as a flush.
     _status_if_forbidden = int(Status.INVALID_REQUEST)
     # Above every native number. A native number has 24 bits, and another queue pair may get it soon.

@@ -43,7 +43,6 @@ from ndpy import Access, Flags, RemoteMemory, Status
 from ndpy import queue_pair as queue_pairs
 from ndpy.networkdirect.native_calls import ffi, lib
 from ndpy.networkdirect.provider_dll import Provider
-from ndpy.networkdirect.version1.queue_pair import window_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -237,6 +236,16 @@ def test_i_3_5_the_descriptor_travels_in_network_order(softnd):
         assert raw[:16] == (owner.address + 256).to_bytes(8, "big") + (1024).to_bytes(8, "big")
         assert int.from_bytes(raw[16:], "big") == remote.token == window.remote_token
         assert (window.length, RemoteMemory.from_bytes(raw)) == (1024, remote)
+
+
+def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
+    """The offset and the descriptor that a request with this memory has."""
+    whole = remote
+    while whole._sliced_from is not None:
+        whole = whole._sliced_from
+    native = ffi.new("struct ndpy_remote *", (remote.address, remote.length, whole.address, whole.length, remote.token))
+    descriptor = ffi.new("unsigned char[20]")
+    return lib.version1_window_of(native, descriptor), bytes(ffi.buffer(descriptor))
 
 
 def test_i_4_1_a_slice_is_the_descriptor_and_an_offset(softnd):

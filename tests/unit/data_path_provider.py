@@ -153,11 +153,15 @@ def provider(provider_path: Path, tmp_path: Path) -> Iterator[Provider]:
 
 
 def elements(*lengths: int) -> Any:
-    return ffi.new("struct ndpy_element[]", [(0x1000 + place, length, 7) for place, length in enumerate(lengths)] or 1)
+    return ffi.new("struct ndpy_element[]", [(0x1000 + place, 7, length) for place, length in enumerate(lengths)] or 1)
+
+
+def remote(address: int, token: int) -> Any:
+    return ffi.new("struct ndpy_remote *", {"address": address, "token": token})
 
 
 def post(qp: Any, operation: int, *lengths: int, flags: int = 0, context: int = CONTEXT) -> int:
-    return int(lib.ndpy_post(qp, operation, flags, context, elements(*lengths), len(lengths), 0xABCDEF, 0x99))
+    return int(lib.ndpy_post(qp, operation, flags, context, elements(*lengths), len(lengths), remote(0xABCDEF, 0x99)))
 
 
 def bind(qp: Any, flags: int = 0, length: int = 5000) -> int:

@@ -71,14 +71,6 @@ def test_a_request_reaches_the_provider_as_it_was_posted(provider, operation, op
     assert (completion.context, completion.nbytes, completion.operation) == (CONTEXT, 30, expected)
 
 
-def test_one_element_is_posted_without_a_list(provider):
-    qp = provider.queue_pair()
-    assert lib.ndpy_post_one(qp, lib.NDPY_WRITE, 0, CONTEXT, 0x5000, 40, 8, 0xABC, 0x98) == 0
-    sent = provider.sent
-    assert (sent.elements, sent.address, sent.length, sent.key) == (1, 0x5000, 40, 8)
-    assert (sent.remote_address, sent.remote_key) == (0xABC, 0x98)
-
-
 def test_binding_and_invalidating_reach_the_provider_as_they_were_posted(provider):
     qp = provider.queue_pair()
     assert bind(qp, length=5000) == 0

@@ -26,25 +26,22 @@ def queue_pair(fake):
         yield queue_pair
 
 
-def posting(queue_pair: Any, meanwhile: Any) -> None:
-    """Make the next posts call meanwhile() after they have taken the addresses, just before the native post."""
-    for name in ("_post_one", "_post_list"):
-        setattr(queue_pair, name, delayed(getattr(queue_pair, name), meanwhile))
+def posting(fake: Any, meanwhile: Any) -> None:
+    """Call meanwhile() in the next post, just before the native post."""
 
+    def on_point(name: bytes, after: int) -> None:
+        if name == b"ibv_post_send" and not after:
+            fake.call_at_points(None)
+            meanwhile()
 
-def delayed(post: Any, meanwhile: Any) -> Any:
-    def posted(*arguments: Any) -> int:
-        meanwhile()
-        return int(post(*arguments))
-
-    return posted
+    fake.call_at_points(on_point)
 
 
 @pytest.mark.parametrize("post", ["send", "write"])
 @pytest.mark.parametrize(
     "wrap", [lambda data: data, memoryview, lambda data: [data, data]], ids=["itself", "view", "two"]
 )
-def test_inline_memory_cannot_be_resized_before_it_was_copied(queue_pair, post, wrap):
+def test_inline_memory_cannot_be_resized_before_it_was_copied(fake, queue_pair, post, wrap):
     data, refused = bytearray(b"12345678"), []
 
     def resize() -> None:
@@ -53,7 +50,7 @@ def test_inline_memory_cannot_be_resized_before_it_was_copied(queue_pair, post, 
         except BufferError as error:
             refused.append(error)
 
-    posting(queue_pair, resize)
+    posting(fake, resize)
     rest = (ndpy.RemoteMemory(4096, 64, 1),) if post == "write" else ()
     sent = wrap(data)
     getattr(queue_pair, post)(sent, *rest, flags=Flags.INLINE)
@@ -77,7 +74,7 @@ def test_inline_memory_is_free_again_although_the_post_was_refused(queue_pair):
 
 
 @pytest.mark.parametrize("form", ["slice", "region", "two"])
-def test_a_registered_buffer_cannot_be_resized_either_although_its_region_is_closed_meanwhile(queue_pair, form):
+def test_a_registered_buffer_cannot_be_resized_either_although_its_region_is_closed_meanwhile(fake, queue_pair, form):
     data, refused = bytearray(64), []
     region = queue_pair.adapter.register(data)
 
@@ -89,7 +86,7 @@ def test_a_registered_buffer_cannot_be_resized_either_although_its_region_is_clo
             refused.append(True)
 
     sent = {"slice": region[0:8], "region": region, "two": [region[0:8], region[8:16]]}[form]
-    posting(queue_pair, close_and_resize)
+    posting(fake, close_and_resize)
     queue_pair.send(sent, flags=Flags.INLINE)
     assert refused
     # The adapter has copied the data.

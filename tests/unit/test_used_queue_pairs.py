@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from typing import Any
@@ -91,6 +92,7 @@ def test_h_4_a_queue_pair_that_a_refused_attempt_has_ended_is_refused(fake):
 def test_h_4_two_connectors_that_take_a_queue_pair_at_once_do_not_both_get_it(adapter, queue, monkeypatch):
     """The second one comes after the first has found the queue pair free."""
     others: list[Elsewhere] = []
+    ended: Any = inspect.getattr_static(ndpy.QueuePair, "_ended")
 
     class Watched:
         """The attribute that the first one looks at last."""
@@ -99,10 +101,10 @@ def test_h_4_two_connectors_that_take_a_queue_pair_at_once_do_not_both_get_it(ad
             if not others:
                 others.append(Elsewhere(lambda: second.begin_connect(queue_pair, SERVER)).start())
                 others[0].thread.join(0.05)
-            return queue_pair.__dict__["_ended"]
+            return ended.__get__(queue_pair)
 
         def __set__(self, queue_pair, value):
-            queue_pair.__dict__["_ended"] = value
+            ended.__set__(queue_pair, value)
 
     with (
         adapter.create_queue_pair(queue) as queue_pair,

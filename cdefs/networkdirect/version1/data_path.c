@@ -5,6 +5,7 @@
 /* The extension module has two data paths. The functions of this one get names of their own. */
 #define native_request version1_request
 #define native_result version1_result
+#define native_elements version1_elements
 #define native_data_request version1_data_request
 #define native_post version1_native_post
 #define native_receive version1_native_receive
@@ -20,25 +21,19 @@
 #define translate version1_translate
 #define ndpy_post_marker version1_post_marker
 #define ndpy_post version1_post
-#define ndpy_post_one version1_post_one
 #define ndpy_post_bind version1_post_bind
 #define ndpy_post_invalidate version1_post_invalidate
 #define ndpy_poll version1_poll
 #define ndpy_drain version1_drain
+#define ndpy_provider_table version1_provider_table
 
-#undef native_element
-#undef native_token
-#undef native_remote
-#define native_element struct version1_element
-#define native_token uint64_t
-#define native_remote const unsigned char *
+#undef LARGEST_TOKEN
+#define LARGEST_TOKEN UINT64_MAX
 #define NATIVE_HAS_NO_SHARED_QUEUES
 
 #define ND_MW_DESCRIPTOR_SIZE 20
 
-_Static_assert(sizeof(struct version1_element) == sizeof(struct nd_sge), "an element is an ND_SGE");
-_Static_assert(offsetof(struct version1_element, length) == offsetof(struct nd_sge, length), "element length");
-_Static_assert(offsetof(struct version1_element, region) == offsetof(struct nd_sge, region), "element region");
+_Static_assert(sizeof(struct nd_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 _Static_assert(sizeof(struct nd_sge) == 24, "ND_SGE");
 _Static_assert(sizeof(struct nd_result) == 16, "ND_RESULT");
 _Static_assert(offsetof(struct nd_result, bytes_transferred) == 8, "ND_RESULT.BytesTransferred");
@@ -58,7 +53,7 @@ struct version1_endpoint {
     int keeps;
     uint32_t max_receive_sge;
     uint32_t *kept_counts;
-    struct version1_element *kept;
+    struct nd_sge *kept;
 };
 
 struct version1_window {
@@ -68,11 +63,11 @@ struct version1_window {
 };
 
 struct native_request {
-    const struct version1_element *elements;
+    const struct nd_sge *elements;
     uint32_t count;
     int invalidates;
     uint64_t offset;
-    const unsigned char *descriptor;
+    unsigned char descriptor[ND_MW_DESCRIPTOR_SIZE];
     /* bind and invalidate */
     void *region;
     void *window;
@@ -154,14 +149,51 @@ unsigned char *version1_window_descriptor(struct version1_window *window)
 
 /* ---- hooks ---- */
 
-static void native_data_request(struct native_request *out, uint32_t operation, const struct version1_element *elements,
-    uint32_t count, uint64_t offset, const unsigned char *descriptor)
+static const struct nd_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
+{
+    struct nd_sge *sge = out;
+
+    for (uint32_t i = 0; i < count; i++) {
+        sge[i].address = (void *)(uintptr_t)elements[i].address;
+        sge[i].length = elements[i].length;
+        sge[i].region = (void *)(uintptr_t)elements[i].token;
+    }
+    return sge;
+}
+
+static unsigned char *put(unsigned char *out, uint64_t number, int size)
+{
+    for (int i = size - 1; i >= 0; i--, number >>= 8)
+        out[i] = (unsigned char)number;
+    return out + size;
+}
+
+/* Writes the descriptor of a window: its base, length and token, in network order (ND_MW_DESCRIPTOR). */
+static void describe(unsigned char *out, uint64_t base, uint64_t length, uint32_t token)
+{
+    put(put(put(out, base, 8), length, 8), token, 4);
+}
+
+uint64_t version1_window_of(const struct ndpy_remote *remote, unsigned char *descriptor)
+{
+    uint64_t offset = remote->address - remote->window_address;
+
+    if (remote->length <= remote->window_length && offset <= remote->window_length - remote->length) {
+        describe(descriptor, remote->window_address, remote->window_length, remote->token);
+        return offset;
+    }
+    /* The program has changed the slice. */
+    describe(descriptor, remote->address, remote->length, remote->token);
+    return 0;
+}
+
+static void native_data_request(struct native_request *out, uint32_t operation, const struct nd_sge *elements,
+    uint32_t count, const struct ndpy_remote *remote)
 {
     out->elements = elements;
     out->count = count;
     out->invalidates = operation == NDPY_SEND_AND_INVALIDATE;
-    out->offset = offset;
-    out->descriptor = descriptor;
+    out->offset = version1_window_of(remote, out->descriptor);
 }
 
 static struct nd_result *result_of(struct version1_cell *cells, struct ndpy_slot *slot)
@@ -177,7 +209,7 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     struct version1_endpoint *endpoint = qp->native;
     struct INDEndpoint *native = endpoint->native;
     struct nd_result *result = result_of(endpoint->initiator, slot);
-    const struct nd_sge *sge = (const struct nd_sge *)request->elements;
+    const struct nd_sge *sge = request->elements;
     uint32_t flags = slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED);
 
     /* Version 1 has no inline flag, and takes only registered memory (contract I.4.3). */
@@ -206,15 +238,14 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     }
 }
 
-static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct version1_element *elements,
-    uint32_t count)
+static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct nd_sge *elements, uint32_t count)
 {
     struct version1_endpoint *endpoint = qp->native;
     size_t index = slot - slot->ring->slots;
 
     if (!endpoint->keeps)
         return refusal(INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, slot),
-            (const struct nd_sge *)elements, count));
+            elements, count));
     endpoint->kept_counts[index] = count;
     if (count)
         memcpy(&endpoint->kept[index * endpoint->max_receive_sge], elements, count * sizeof *elements);
@@ -233,7 +264,7 @@ int version1_endpoint_post_kept(struct ndpy_queue_pair *qp)
         uint32_t index = next % ring->depth;
 
         error = INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, &ring->slots[index]),
-            (const struct nd_sge *)&endpoint->kept[(size_t)index * endpoint->max_receive_sge],
+            &endpoint->kept[(size_t)index * endpoint->max_receive_sge],
             endpoint->kept_counts[index]);
     }
     return error;
@@ -273,8 +304,8 @@ static uint64_t native_bytes(const struct native_result *result)
 
 #undef ndpy_post_marker
 #undef ndpy_post
-#undef ndpy_post_one
 #undef ndpy_post_bind
 #undef ndpy_post_invalidate
 #undef ndpy_poll
 #undef ndpy_drain
+#undef ndpy_provider_table

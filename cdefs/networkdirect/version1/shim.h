@@ -1,12 +1,5 @@
 /* The data path of version 1: functions that call the provider. The other functions are those of ndpy_abi.h. */
 
-/* An element: the layout of ND_SGE. region: the registration's handle. */
-struct version1_element {
-    uint64_t address;
-    uint64_t length;
-    uint64_t region;
-};
-
 /* A native endpoint belongs to one connector, but ndpy's queue pair belongs to no connector until it is connected.
    So this structure stands for the endpoint before there is one. It keeps the receives that are posted until then,
    and posts them. */
@@ -28,14 +21,17 @@ void version1_window_free(struct version1_window *window);
 struct nd_result *version1_window_result(struct version1_window *window);
 unsigned char *version1_window_descriptor(struct version1_window *window);
 
-/* Like ndpy_post and the others. descriptor: the 20 bytes of a window, or NULL. offset: into that window. */
-int version1_post_one(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context, uint64_t address,
-    uint32_t length, uint64_t region, uint64_t offset, const unsigned char *descriptor);
+/* Writes the descriptor of the window that a peer's memory lies in (20 bytes), and returns the offset into the window.
+   A slice lies in the window that it was sliced from (contract I.4.1). */
+uint64_t version1_window_of(const struct ndpy_remote *remote, unsigned char *descriptor);
+
+/* As ndpy_post and the others. */
 int version1_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
-    const struct version1_element *elements, uint32_t count, uint64_t offset, const unsigned char *descriptor);
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
 int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
     unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access);
 int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window);
 int version1_post_marker(struct ndpy_queue_pair *qp);
 int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
 int version1_drain(struct ndpy_completion_queue *cq);
+const struct ndpy_provider *version1_provider_table(void);

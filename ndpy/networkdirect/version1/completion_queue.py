@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 class Version1CompletionQueue(NetworkDirectCompletionQueue):
     _adapter: Version1Adapter
-    _native_poll = staticmethod(lib.version1_poll)
+    _native_provider = staticmethod(lib.version1_provider_table)
     _native_drain = staticmethod(lib.version1_drain)
 
     def _new_cq(self, depth: int) -> Any:

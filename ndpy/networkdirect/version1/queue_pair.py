@@ -8,58 +8,31 @@ fails earlier leaves only an endpoint that was never used.
 
 from __future__ import annotations
 
-import struct
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.memory import _DESCRIPTOR, Binding, Elements, InlineElements, RemoteMemory
+from ndpy.memory import Binding
 from ndpy.networkdirect.native_calls import check, create_version1, ffi, lib, release
 from ndpy.networkdirect.queue_pair import NetworkDirectQueuePair
 from ndpy.window_requests import BindRequest
-from ndpy.work_queues import (
-    INLINE_TOO_LONG,
-    READ,
-    RECEIVE,
-    SEND,
-    SEND_AND_INVALIDATE,
-    WRITE,
-    flatten,
-    is_writable,
-    operation_name,
-)
+from ndpy.work_queues import INLINE_TOO_LONG, operation_name
 
 if TYPE_CHECKING:
     from ndpy.connection_parameters import ReadLimits
     from ndpy.networkdirect.version1.adapter import Version1Adapter
 
-_NO_WINDOW = ffi.NULL
-_pack = _DESCRIPTOR.pack
-
-
-def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
-    """The offset and descriptor of remote memory. A slice lies in the window that it was sliced from (contract I.4.1)."""
-    whole = remote
-    while whole._sliced_from is not None:
-        whole = whole._sliced_from
-    offset = remote.address - whole.address
-    if 0 <= offset <= whole.length - remote.length:
-        return offset, _pack(whole.address, whole.length, remote.token)
-    # The program has changed the slice since then.
-    return 0, _pack(remote.address, remote.length, remote.token)
-
 
 class Version1QueuePair(NetworkDirectQueuePair):
     _adapter: Version1Adapter
-    _post_one = staticmethod(lib.version1_post_one)
-    _post_list = staticmethod(lib.version1_post)
+    _native_provider = staticmethod(lib.version1_provider_table)
     _post_bind = staticmethod(lib.version1_post_bind)
     _post_invalidate = staticmethod(lib.version1_post_invalidate)
     _free_slots = staticmethod(lib.version1_queue_pair_free)
-    _element_type = "struct version1_element[]"
-    _element_layout = struct.Struct("=QQQ")
 
     def _native_create(self) -> Any:
         limits = self.limits
+        # The provider would write to memory of any rights, because its registrations have none (contract I.2.1).
+        self._sinks_must_be_writable = True
         self._endpoint: Any = None
         #: Slots of windows that were closed while bound to this queue pair. The provider may still report there that
         #: the peer has invalidated them.
@@ -158,38 +131,7 @@ class Version1QueuePair(NetworkDirectQueuePair):
 
     # ---- posting ----
 
-    def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0) -> None:
-        self._post(SEND, self._initiator_records, sges, context, flags, 0, _NO_WINDOW)
-
-    def receive(self, sges: Elements, *, context: int = 0) -> None:
-        if not is_writable(sges):
-            raise self._not_writable(RECEIVE, sges)
-        self._post(RECEIVE, self._receive_records, sges, context, 0, 0, _NO_WINDOW)
-
-    def read(self, sges: Elements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        if not is_writable(sges):
-            raise self._not_writable(READ, sges)
-        offset, descriptor = window_of(remote)
-        self._post(READ, self._initiator_records, sges, context, flags, offset, descriptor, remote)
-
-    def write(self, sges: InlineElements, remote: RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
-        offset, descriptor = window_of(remote)
-        self._post(WRITE, self._initiator_records, sges, context, flags, offset, descriptor, remote)
-
-    def _post_invalidating(self, sges: InlineElements, remote: RemoteMemory, context: int, flags: int) -> None:
-        descriptor = window_of(remote)[1]
-        self._post_many(SEND_AND_INVALIDATE, self._initiator_records, sges, context, flags, 0, descriptor, None)
-
-    def _not_writable(self, operation: int, sges: Elements) -> errors.AccessViolationError:
-        # The provider would write to it, because its registrations have no rights (contract I.2.1).
-        self._check()
-        for element in flatten(sges):
-            self._require_same_adapter(getattr(element, "region", element), "the region")
-        return errors.AccessViolationError(
-            "the memory was registered without Access.LOCAL_WRITE", operation=operation_name(operation)
-        )
-
-    def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> errors.NdpyError:
+    def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
         if refused == INLINE_TOO_LONG:
             return errors.UnsupportedError(
                 "NetworkDirect version 1 has no inline requests, and its providers decide what to inline; register the bytes, "

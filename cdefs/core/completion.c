@@ -1,0 +1,207 @@
+/* The result of one request, as the program gets it. */
+
+#include "core.h"
+
+enum { SPARE_COMPLETIONS = 256 };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *posted;
+    struct ndpy_completion entry;
+} Completion;
+
+PyTypeObject *completion_type;
+
+/* What ndpy/completion.py gives to set_up_completions(). */
+static PyObject *operations, *statuses, *raise_status, *describe;
+
+/* Completions that were freed, for the next polls. The interpreter's lock guards them. */
+static Completion *spare_completions[SPARE_COMPLETIONS];
+static int spare_count;
+
+PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
+{
+    Completion *completion;
+
+    if (spare_count) {
+        completion = spare_completions[--spare_count];
+        PyObject_Init((PyObject *)completion, completion_type);
+    } else {
+        completion = PyObject_New(Completion, completion_type);
+        if (!completion) return NULL;
+    }
+    completion->entry = *entry;
+    completion->posted = Py_NewRef(posted);
+    return (PyObject *)completion;
+}
+
+static void completion_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    Py_CLEAR(((Completion *)self)->posted);
+    if (spare_count < SPARE_COMPLETIONS)
+        spare_completions[spare_count++] = (Completion *)self;
+    else
+        PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+PyObject *entry_to_tuple(const struct ndpy_completion *entry)
+{
+    return Py_BuildValue("KKIIIIIIII", (unsigned long long)entry->context, (unsigned long long)entry->nbytes,
+        entry->operation, entry->status, entry->native_status, entry->vendor_status, entry->queue_pair, entry->retired,
+        entry->slot, entry->flags);
+}
+
+static PyObject *completion_create(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *Py_UNUSED(keywords))
+{
+    struct ndpy_completion entry;
+    PyObject *posted;
+    unsigned long long context, nbytes;
+
+    if (!PyArg_ParseTuple(arguments, "(KKIIIIIIII)O!", &context, &nbytes, &entry.operation, &entry.status,
+            &entry.native_status, &entry.vendor_status, &entry.queue_pair, &entry.retired, &entry.slot, &entry.flags,
+            posted_type, &posted))
+        return NULL;
+    entry.context = context;
+    entry.nbytes = nbytes;
+    return completion_new(&entry, posted);
+}
+
+/* ---- fields ---- */
+
+static const struct ndpy_completion *entry_of(PyObject *self)
+{
+    return &((Completion *)self)->entry;
+}
+
+static PyObject *get_vendor_status(PyObject *self, void *Py_UNUSED(none))
+{
+    return PyLong_FromUnsignedLong(entry_of(self)->status == NDPY_SUCCESS ? 0 : entry_of(self)->vendor_status);
+}
+
+static PyObject *get_immediate(PyObject *self, void *Py_UNUSED(none))
+{
+    if (!(entry_of(self)->flags & NDPY_IMMEDIATE)) Py_RETURN_NONE;
+    return PyLong_FromUnsignedLong(entry_of(self)->vendor_status);
+}
+
+static PyObject *member_of(PyObject *members, uint32_t number)
+{
+    PyObject *member = members ? PyTuple_GetItem(members, (Py_ssize_t)number) : NULL;
+
+    return Py_XNewRef(member);
+}
+
+static PyObject *get_operation(PyObject *self, void *Py_UNUSED(none))
+{
+    return member_of(operations, entry_of(self)->operation);
+}
+
+static PyObject *get_status(PyObject *self, void *Py_UNUSED(none))
+{
+    return member_of(statuses, entry_of(self)->status);
+}
+
+static PyObject *get_ok(PyObject *self, void *Py_UNUSED(none))
+{
+    return PyBool_FromLong(entry_of(self)->status == NDPY_SUCCESS);
+}
+
+static PyObject *get_queue_pair(PyObject *self, void *Py_UNUSED(none))
+{
+    return PyObject_CallObject(((Posted *)((Completion *)self)->posted)->queue_pair, NULL);
+}
+
+static PyObject *completion_raise(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    if (entry_of(self)->status == NDPY_SUCCESS) Py_RETURN_NONE;
+    return PyObject_CallFunctionObjArgs(raise_status, self, NULL);
+}
+
+static PyObject *completion_repr(PyObject *self)
+{
+    return PyObject_CallFunctionObjArgs(describe, self, NULL);
+}
+
+static PyMemberDef completion_members[] = {
+    {"context", T_ULONGLONG, offsetof(Completion, entry.context), READONLY, "The value that was given with the request."},
+    {"nbytes", T_ULONGLONG, offsetof(Completion, entry.nbytes), READONLY, "How many bytes a successful request moved."},
+    {"native_status", T_UINT, offsetof(Completion, entry.native_status), READONLY,
+        "The provider's own number for the status."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef completion_fields[] = {
+    {"vendor_status", get_vendor_status, NULL, "What the adapter adds to an error, or 0.", NULL},
+    {"immediate", get_immediate, NULL,
+        "The 32 bits that the peer sent with its message or write, in host order. None if it sent none.", NULL},
+    {"operation", get_operation, NULL, "An Operation.", NULL},
+    {"status", get_status, NULL, "A Status.", NULL},
+    {"ok", get_ok, NULL, "Whether the request succeeded.", NULL},
+    {"queue_pair", get_queue_pair, NULL, "The queue pair of the request. None if the program has dropped it.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef completion_methods[] = {
+    {"raise_for_status", completion_raise, METH_NOARGS,
+        "raise_for_status($self)\n--\n\n"
+        "Raise the exception that fits the status. Does nothing if the request succeeded."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyDoc_STRVAR(completion_doc,
+    "The result of one request. Its fields are decoded when they are read.\n\n"
+    "Fields:\n"
+    "    context: the value that was given with the request.\n"
+    "    operation: an Operation.\n"
+    "    status: a Status.\n"
+    "    nbytes: how many bytes a successful request moved. For RECEIVE_RDMA_WITH_IMMEDIATE: how many the peer wrote.\n"
+    "    native_status: the provider's own number for the status.\n"
+    "    vendor_status: what the adapter adds to an error, or 0.\n");
+
+static PyType_Slot completion_slots[] = {
+    {Py_tp_doc, (void *)completion_doc},
+    {Py_tp_new, completion_create},
+    {Py_tp_repr, completion_repr},
+    {Py_tp_dealloc, completion_dealloc},
+    {Py_tp_members, completion_members},
+    {Py_tp_getset, completion_fields},
+    {Py_tp_methods, completion_methods},
+    {0, NULL},
+};
+
+static PyType_Spec completion_spec = {
+    "ndpy._core.Completion", sizeof(Completion), 0, Py_TPFLAGS_DEFAULT, completion_slots};
+
+/* ---- the module ---- */
+
+static PyObject *set_up(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject **const settings[] = {&operations, &statuses, &raise_status, &describe};
+    PyObject *given[4];
+
+    if (!PyArg_ParseTuple(arguments, "O!O!OO", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1], &given[2], &given[3]))
+        return NULL;
+    for (int which = 0; which < 4; which++) {
+        PyObject *former = *settings[which];
+
+        *settings[which] = Py_NewRef(given[which]);
+        Py_XDECREF(former);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"set_up_completions", set_up, METH_VARARGS,
+        "set_up_completions($module, operations, statuses, raise_for_status, describe, /)\n--\n\n"
+        "Give the members of Operation and Status in the order of their numbers, and two functions of a Completion."},
+    {NULL, NULL, 0, NULL},
+};
+
+int add_completions(PyObject *module)
+{
+    completion_type = add_type(module, &completion_spec);
+    return completion_type ? PyModule_AddFunctions(module, functions) : -1;
+}

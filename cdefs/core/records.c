@@ -1,0 +1,181 @@
+/* What posted requests use, for as long as the adapter works on them. */
+
+#include "core.h"
+
+PyTypeObject *records_type, *posted_type;
+
+enum { FIRST_CAPACITY = 8 };
+
+/* ---- Records ---- */
+
+int records_grow(Records *records)
+{
+    size_t capacity = records->capacity ? 2 * records->capacity : FIRST_CAPACITY;
+    PyObject **items = PyMem_Malloc(capacity * sizeof *items);
+
+    if (!items) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (size_t place = 0; place < records->count; place++)
+        items[place] = records->items[(records->first + place) & (records->capacity - 1)];
+    PyMem_Free(records->items);
+    records->items = items;
+    records->first = 0;
+    records->capacity = capacity;
+    return 0;
+}
+
+static PyObject *records_append(PyObject *self, PyObject *record)
+{
+    if (records_push((Records *)self, record) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *none_left(void)
+{
+    PyErr_SetString(PyExc_IndexError, "no request is posted");
+    return NULL;
+}
+
+static PyObject *records_pop(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    return ((Records *)self)->count ? records_withdraw((Records *)self) : none_left();
+}
+
+static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    return ((Records *)self)->count ? records_take((Records *)self) : none_left();
+}
+
+static Py_ssize_t records_length(PyObject *self)
+{
+    return (Py_ssize_t)((Records *)self)->count;
+}
+
+static int records_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Records *records = (Records *)self;
+
+    Py_VISIT(Py_TYPE(self));
+    for (size_t place = 0; place < records->count; place++)
+        Py_VISIT(records->items[(records->first + place) & (records->capacity - 1)]);
+    return 0;
+}
+
+static int records_clear(PyObject *self)
+{
+    Records *records = (Records *)self;
+
+    while (records->count) Py_DECREF(records_take(records));
+    return 0;
+}
+
+static void records_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    records_clear(self);
+    PyMem_Free(((Records *)self)->items);
+    free_object(self);
+}
+
+static PyMethodDef records_methods[] = {
+    {"append", records_append, METH_O, "Add the record of the newest request."},
+    {"pop", records_pop, METH_NOARGS, "Take out the record of the newest request."},
+    {"popleft", records_popleft, METH_NOARGS, "Take out the record of the oldest request."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot records_slots[] = {
+    {Py_tp_doc, "What the requests of one work queue use, oldest first."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_sq_length, records_length},
+    {Py_tp_traverse, records_traverse},
+    {Py_tp_clear, records_clear},
+    {Py_tp_dealloc, records_dealloc},
+    {Py_tp_methods, records_methods},
+    {0, NULL},
+};
+
+static PyType_Spec records_spec = {
+    "ndpy._core.Records", sizeof(Records), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, records_slots};
+
+/* ---- PostedRequests ---- */
+
+static int posted_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(keywords))
+{
+    Posted *posted = (Posted *)self;
+    PyObject *queue_pair;
+
+    if (posted->queue_pair) {
+        PyErr_SetString(PyExc_TypeError, "it is initialized once");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(arguments, "O", &queue_pair)) return -1;
+    posted->queue_pair = PyWeakref_NewRef(queue_pair, NULL);
+    posted->initiator = PyObject_CallObject((PyObject *)records_type, NULL);
+    posted->receive = PyObject_CallObject((PyObject *)records_type, NULL);
+    posted->stored = PyDict_New();
+    return posted->queue_pair && posted->initiator && posted->receive && posted->stored ? 0 : -1;
+}
+
+static int posted_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Posted *posted = (Posted *)self;
+
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(posted->queue_pair);
+    Py_VISIT(posted->initiator);
+    Py_VISIT(posted->receive);
+    Py_VISIT(posted->stored);
+    return 0;
+}
+
+static int posted_clear(PyObject *self)
+{
+    Posted *posted = (Posted *)self;
+
+    Py_CLEAR(posted->queue_pair);
+    Py_CLEAR(posted->initiator);
+    Py_CLEAR(posted->receive);
+    Py_CLEAR(posted->stored);
+    return 0;
+}
+
+static void posted_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    posted_clear(self);
+    free_object(self);
+}
+
+static PyMemberDef posted_members[] = {
+    {"queue_pair", T_OBJECT_EX, offsetof(Posted, queue_pair), READONLY, NULL},
+    {"initiator", T_OBJECT_EX, offsetof(Posted, initiator), READONLY, NULL},
+    {"receive", T_OBJECT_EX, offsetof(Posted, receive), READONLY, NULL},
+    {"stored", T_OBJECT_EX, offsetof(Posted, stored), READONLY, NULL},
+    {"stored_shared", T_INT, offsetof(Posted, stored_shared), 0, NULL},
+    {"failed", T_BOOL, offsetof(Posted, failed), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot posted_slots[] = {
+    {Py_tp_doc, "The requests of one queue pair that the adapter still works on."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, posted_init},
+    {Py_tp_traverse, posted_traverse},
+    {Py_tp_clear, posted_clear},
+    {Py_tp_dealloc, posted_dealloc},
+    {Py_tp_members, posted_members},
+    {0, NULL},
+};
+
+static PyType_Spec posted_spec = {"ndpy._core.PostedRequests", sizeof(Posted), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, posted_slots};
+
+int add_records(PyObject *module)
+{
+    records_type = add_type(module, &records_spec);
+    posted_type = add_type(module, &posted_spec);
+    return records_type && posted_type ? 0 : -1;
+}

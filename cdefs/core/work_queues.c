@@ -1,0 +1,474 @@
+/* Posting: the base of ndpy/work_queues.py. One element of a region is posted here from end to end. Everything else,
+ * such as several elements, bytes sent inline, and refusals, goes by way of Python.
+ *
+ * A post holds the interpreter's lock and the queue pair's lock during the provider's call. So no other thread can close
+ * the region, or end the queue pair, in the middle.
+ */
+
+#include "core.h"
+
+enum { STACK_ELEMENTS = 16 };
+
+/* native: struct ndpy_queue_pair, from attach() to detach(). ended: the connection is over, and what is posted is
+   cancelled. sinks_must_be_writable: the provider itself would write to every region. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *adapter;
+    PyObject *defunct;
+    PyObject *lock;
+    PyObject *srq;
+    PyObject *initiator; /* Records */
+    PyObject *receive;   /* Records */
+    struct ndpy_queue_pair *native;
+    const struct ndpy_provider *provider;
+    char ended;
+    char sinks_must_be_writable;
+} WorkQueues;
+
+/* The arguments of a post, decoded. */
+struct post {
+    uint32_t operation;
+    uint32_t flags;
+    uint64_t context;
+    struct ndpy_remote remote;
+};
+
+enum { SGES, REMOTE, CONTEXT, FLAGS, ARGUMENTS };
+
+/* The names of the arguments, in the order of the enumeration. */
+static PyObject *names_with_remote[ARGUMENTS], *names_without_remote[ARGUMENTS - 1];
+
+/* ---- arguments ---- */
+
+/* Raises what is wrong with a context and flags that are no numbers, or numbers too large. */
+static int refuse_numbers(PyObject *self, PyObject *context, PyObject *flags)
+{
+    PyObject *type, *value, *traceback, *zero = PyLong_FromLong(0), *error = NULL;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (zero)
+        error = PyObject_CallMethod(
+            self, "_bad_argument", "OOO", value, context ? context : zero, flags ? flags : zero);
+    Py_XDECREF(zero);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_XDECREF(error);
+    return -1;
+}
+
+static int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct post *post)
+{
+    post->context = 0;
+    post->flags = 0;
+    if (context) {
+        post->context = PyLong_AsUnsignedLongLong(context);
+        if (post->context == (uint64_t)-1 && PyErr_Occurred()) return refuse_numbers(self, context, flags);
+    }
+    if (flags) {
+        unsigned long long number = PyLong_AsUnsignedLongLong(flags);
+
+        if (number == (unsigned long long)-1 && PyErr_Occurred()) return refuse_numbers(self, context, flags);
+        if (number > UINT32_MAX) {
+            PyErr_SetString(PyExc_OverflowError, "flags have 32 bits");
+            return refuse_numbers(self, context, flags);
+        }
+        post->flags = (uint32_t)number;
+    }
+    return 0;
+}
+
+static int read_remote(PyObject *object, struct ndpy_remote *out)
+{
+    Remote *remote = (Remote *)object, *window = remote;
+
+    if (!PyObject_TypeCheck(object, remote_type)) {
+        PyErr_Format(PyExc_TypeError, "the peer's memory is a RemoteMemory, not %R", (PyObject *)Py_TYPE(object));
+        return -1;
+    }
+    if (remote->token > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "a remote token is 0 to 2**32-1, not %llu", remote->token);
+        return -1;
+    }
+    while (window->sliced_from) window = window->sliced_from;
+    out->address = remote->address;
+    out->length = remote->length;
+    out->window_address = window->address;
+    out->window_length = window->length;
+    out->token = (uint32_t)remote->token;
+    return 0;
+}
+
+static int raise_made(PyObject *error)
+{
+    if (error) {
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_DECREF(error);
+    }
+    return -1;
+}
+
+/* ---- posting ---- */
+
+/* Posts elements, with their record. Returns 0 when it is posted, a refusal, or -1000 with an error. */
+enum { RAISED = -1000 };
+
+static int post_elements(
+    WorkQueues *self, const struct post *post, const struct ndpy_element *elements, uint32_t count, PyObject *record)
+{
+    Records *records = (Records *)(post->operation == NDPY_RECEIVE ? self->receive : self->initiator);
+    int refused;
+
+    /* Recorded first: another thread may take the completion as soon as the provider has the request. */
+    if (records_push(records, record) < 0) return RAISED;
+    refused = self->provider->post(
+        self->native, post->operation, post->flags, post->context, elements, count, &post->remote);
+    if (refused) Py_DECREF(records_withdraw(records));
+    return refused;
+}
+
+/* What follows a post, without the lock. */
+static PyObject *conclude(WorkQueues *self, const struct post *post, int refused, PyObject *elements)
+{
+    if (refused == RAISED) return NULL;
+    if (refused) {
+        raise_made(PyObject_CallMethod(
+            (PyObject *)self, "_refusal", "IiOI", post->operation, refused, elements, post->flags));
+        return NULL;
+    }
+    if (self->ended) return PyObject_CallMethod((PyObject *)self, "_cancel_late_request", "I", post->operation);
+    Py_RETURN_NONE;
+}
+
+/* Takes the lock of a queue pair that can be used. Returns 0, or -1 with an error. */
+static int enter(WorkQueues *self)
+{
+    if (lock_enter(self->lock) < 0) return -1;
+    if (is_usable(self->defunct) && self->native) return 0;
+    lock_leave(self->lock);
+    if (is_usable(self->defunct))
+        PyErr_SetString(PyExc_RuntimeError, "the queue pair does not exist yet");
+    else
+        raise_defunct(self->defunct);
+    return -1;
+}
+
+/* Posts one element of a region. */
+static PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
+{
+    const Region *region = (Region *)sge->region;
+    struct ndpy_element element = {sge->address, sge->token, (uint32_t)sge->length};
+    PyObject *elements, *owner, *result;
+    int refused;
+
+    if (post->operation == NDPY_RECEIVE && !region->writable) post->flags |= NDPY_UNWRITABLE;
+    if (enter(self) < 0) return NULL;
+    if (!is_usable(region->defunct) || region->adapter != self->adapter) {
+        lock_leave(self->lock);
+        return PyObject_CallMethod((PyObject *)self, "_require_same_adapter", "Os", sge->region, "the region");
+    }
+    /* Kept until the provider has copied what is sent inline. */
+    owner = Py_XNewRef(region->owner);
+    if (sge->length > UINT32_MAX)
+        refused = NDPY_TOO_LONG;
+    else if (sge->token > self->provider->largest_token)
+        refused = NDPY_BAD_TOKEN;
+    else
+        refused = post_elements(self, post, &element, 1, (PyObject *)sge);
+    lock_leave(self->lock);
+    Py_XDECREF(owner);
+    if (!refused && !self->ended) Py_RETURN_NONE;
+    elements = PyList_New(1);
+    if (!elements) return NULL;
+    PyList_SetItem(elements, 0, Py_NewRef((PyObject *)sge));
+    result = conclude(self, post, refused, elements);
+    Py_DECREF(elements);
+    return result;
+}
+
+/* Posts what the arguments of a method say. */
+static PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context, PyObject *flags)
+{
+    struct post post = {.operation = operation};
+    Element *sge = (Element *)sges;
+
+    if (read_numbers((PyObject *)self, context, flags, &post) < 0) return NULL;
+    if (remote && read_remote(remote, &post.remote) < 0) return NULL;
+    if (Py_TYPE(sges) != element_type || (self->sinks_must_be_writable && !((Region *)sge->region)->writable))
+        return PyObject_CallMethod((PyObject *)self, "_post_many", "IOKIO", operation, sges,
+            (unsigned long long)post.context, post.flags, remote ? remote : Py_None);
+    if (remote && sge->length > post.remote.length) {
+        raise_made(PyObject_CallMethod((PyObject *)self, "_exceeds_remote", "KO", sge->length, remote));
+        return NULL;
+    }
+    return post_one(self, &post, sge);
+}
+
+static PyObject *missing(const char *function, const char *name)
+{
+    PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, name);
+    return NULL;
+}
+
+static PyObject *post_to_peer(PyObject *self, uint32_t operation, const char *function, PyObject *const *arguments,
+    Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *given[ARGUMENTS] = {NULL};
+
+    if (sort_arguments(function, arguments, count, keywords, names_with_remote, 2, ARGUMENTS, given) < 0) return NULL;
+    if (!given[SGES]) return missing(function, "sges");
+    if (!given[REMOTE]) return missing(function, "remote");
+    return post((WorkQueues *)self, operation, given[SGES], given[REMOTE], given[CONTEXT], given[FLAGS]);
+}
+
+static PyObject *queues_send(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *given[3] = {NULL};
+
+    if (sort_arguments("send", arguments, count, keywords, names_without_remote, 1, 3, given) < 0) return NULL;
+    if (!given[0]) return missing("send", "sges");
+    return post((WorkQueues *)self, NDPY_SEND, given[0], NULL, given[1], given[2]);
+}
+
+static PyObject *queues_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    WorkQueues *queues = (WorkQueues *)self;
+    PyObject *given[2] = {NULL};
+
+    if (sort_arguments("receive", arguments, count, keywords, names_without_remote, 1, 2, given) < 0) return NULL;
+    if (!given[0]) return missing("receive", "sges");
+    if (queues->srq && queues->srq != Py_None) {
+        raise_made(PyObject_CallMethod(self, "_no_own_receives", NULL));
+        return NULL;
+    }
+    return post(queues, NDPY_RECEIVE, given[0], NULL, given[1], NULL);
+}
+
+static PyObject *queues_read(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    return post_to_peer(self, NDPY_READ, "read", arguments, count, keywords);
+}
+
+static PyObject *queues_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    return post_to_peer(self, NDPY_WRITE, "write", arguments, count, keywords);
+}
+
+/* Reads the triples of _post_elements(). */
+static int read_elements(const WorkQueues *self, PyObject *triples, struct ndpy_element *out, uint32_t count)
+{
+    for (uint32_t place = 0; place < count; place++) {
+        unsigned long long address, length, token;
+
+        if (!PyArg_ParseTuple(PyList_GetItem(triples, place), "KKK", &address, &length, &token)) return -1;
+        if (length > UINT32_MAX) return NDPY_TOO_LONG;
+        if (token > self->provider->largest_token) return NDPY_BAD_TOKEN;
+        out[place] = (struct ndpy_element){address, token, (uint32_t)length};
+    }
+    return 0;
+}
+
+static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
+{
+    WorkQueues *queues = (WorkQueues *)self;
+    struct ndpy_element on_stack[STACK_ELEMENTS], *elements = on_stack;
+    struct post post = {0};
+    PyObject *record, *triples, *remote, *result = NULL;
+    unsigned long long context;
+    uint32_t count;
+    int refused;
+
+    if (!PyArg_ParseTuple(arguments, "IO!O!KIO", &post.operation, &PyList_Type, &record, &PyList_Type, &triples, &context,
+            &post.flags, &remote))
+        return NULL;
+    post.context = context;
+    if (remote != Py_None && read_remote(remote, &post.remote) < 0) return NULL;
+    count = (uint32_t)PyList_Size(triples);
+    if (count > STACK_ELEMENTS) elements = PyMem_Malloc(count * sizeof *elements);
+    if (!elements) return PyErr_NoMemory();
+    if (enter(queues) == 0) {
+        refused = read_elements(queues, triples, elements, count);
+        if (!refused) refused = post_elements(queues, &post, elements, count, record);
+        if (PyErr_Occurred()) refused = RAISED;
+        lock_leave(queues->lock);
+        result = conclude(queues, &post, refused, record);
+    }
+    if (elements != on_stack) PyMem_Free(elements);
+    return result;
+}
+
+static PyObject *queues_attach(PyObject *self, PyObject *arguments)
+{
+    WorkQueues *queues = (WorkQueues *)self;
+    unsigned long long provider, native;
+    PyObject *posted;
+
+    if (!PyArg_ParseTuple(arguments, "KKO!", &provider, &native, posted_type, &posted)) return NULL;
+    queues->provider = (const struct ndpy_provider *)(uintptr_t)provider;
+    queues->native = (struct ndpy_queue_pair *)(uintptr_t)native;
+    Py_XDECREF(queues->initiator);
+    Py_XDECREF(queues->receive);
+    queues->initiator = Py_NewRef(((Posted *)posted)->initiator);
+    queues->receive = Py_NewRef(((Posted *)posted)->receive);
+    Py_RETURN_NONE;
+}
+
+static PyObject *queues_detach(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    ((WorkQueues *)self)->native = NULL;
+    Py_RETURN_NONE;
+}
+
+static int queues_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    WorkQueues *queues = (WorkQueues *)self;
+
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(queues->adapter);
+    Py_VISIT(queues->defunct);
+    Py_VISIT(queues->lock);
+    Py_VISIT(queues->srq);
+    Py_VISIT(queues->initiator);
+    Py_VISIT(queues->receive);
+    return 0;
+}
+
+static int queues_clear(PyObject *self)
+{
+    WorkQueues *queues = (WorkQueues *)self;
+
+    Py_CLEAR(queues->adapter);
+    Py_CLEAR(queues->defunct);
+    Py_CLEAR(queues->lock);
+    Py_CLEAR(queues->srq);
+    Py_CLEAR(queues->initiator);
+    Py_CLEAR(queues->receive);
+    return 0;
+}
+
+static void queues_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    queues_clear(self);
+    free_object(self);
+}
+
+static PyMemberDef queues_members[] = {
+    {"_adapter", T_OBJECT_EX, offsetof(WorkQueues, adapter), 0, NULL},
+    {"_defunct", T_OBJECT, offsetof(WorkQueues, defunct), 0, NULL},
+    {"_lock", T_OBJECT_EX, offsetof(WorkQueues, lock), 0, "Guards the native queue pair and whatever is posted to it."},
+    {"srq", T_OBJECT, offsetof(WorkQueues, srq), 0, NULL},
+    {"_ended", T_BOOL, offsetof(WorkQueues, ended), 0, "The connection is over; what is posted is cancelled."},
+    {"_sinks_must_be_writable", T_BOOL, offsetof(WorkQueues, sinks_must_be_writable), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+PyDoc_STRVAR(send_doc,
+    "send($self, sges, *, context=0, flags=0)\n--\n\n"
+    "Send a message to the peer's oldest posted receive, and return as soon as it is queued.\n\n"
+    "Without INLINE the memory belongs to the adapter until the completion is taken. After the connection has ended the\n"
+    "request completes CANCELED.\n\n"
+    "Parameters:\n"
+    "    sges: a region, a slice of one, or a sequence of them. At most limits.max_initiator_sge elements and\n"
+    "        info.max_transfer_length bytes in total. With INLINE also buffers that are not registered, and at most\n"
+    "        limits.inline_data_size bytes.\n"
+    "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
+    "    flags: SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE.\n"
+    "Raises:\n"
+    "    NotConnectedError: there was no connection yet.\n"
+    "    QueueFullError: no initiator slot is free. Take completions, then try again.\n"
+    "    LimitExceededError: there are too many elements or bytes.\n"
+    "    InvalidFlagsError: a flag is not one of these.\n"
+    "    ForeignObjectError: a region belongs to another adapter.\n"
+    "    ClosedError: the queue pair or a region is closed.\n"
+    "Source: IND2QueuePair::Send (contract F.3); ibv_post_send(3) with IBV_WR_SEND.\n");
+
+PyDoc_STRVAR(receive_doc,
+    "receive($self, sges, *, context=0)\n--\n\n"
+    "Post memory for one message of the peer. This is possible at any time, also before connecting.\n\n"
+    "A message that is longer than the memory completes BUFFER_OVERFLOW and ends the connection.\n\n"
+    "Parameters:\n"
+    "    sges: a region, a slice of one, or a sequence of them; at most limits.max_receive_sge elements. The regions need\n"
+    "        Access.LOCAL_WRITE.\n"
+    "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
+    "Raises:\n"
+    "    QueueFullError: no receive slot is free. Take completions, then try again.\n"
+    "    UnsupportedError: the queue pair takes its receives from a shared receive queue.\n"
+    "    LimitExceededError, ForeignObjectError, ClosedError: as for send().\n"
+    "Source: IND2QueuePair::Receive; ibv_post_recv(3).\n");
+
+PyDoc_STRVAR(read_doc,
+    "read($self, sges, remote, *, context=0, flags=0)\n--\n\n"
+    "Start an RDMA read of the first bytes of `remote` into `sges`, and return as soon as it is queued.\n\n"
+    "The elements are filled in order, and decide how much is read.\n\n"
+    "Parameters:\n"
+    "    sges: a region, a slice of one, or a sequence of them; at most remote.length bytes in total. The regions need\n"
+    "        Access.LOCAL_WRITE, and Access.READ_SINK where info.capabilities has READ_SINK_REQUIRED.\n"
+    "    remote: memory of the peer that it has given the right to read.\n"
+    "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
+    "    flags: SILENT_SUCCESS and READ_FENCE.\n"
+    "Raises:\n"
+    "    ElementRangeError: there are more bytes than `remote` has.\n"
+    "    NotConnectedError, QueueFullError and so on: as for send().\n"
+    "Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.\n");
+
+PyDoc_STRVAR(write_doc,
+    "write($self, sges, remote, *, context=0, flags=0)\n--\n\n"
+    "Start an RDMA write of `sges` into the first bytes of `remote`, and return as soon as it is queued.\n\n"
+    "The peer takes no part in it and sees no completion.\n\n"
+    "Parameters:\n"
+    "    sges: as for send(); at most remote.length bytes in total.\n"
+    "    remote: memory of the peer that it has given the right to write.\n"
+    "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
+    "    flags: SILENT_SUCCESS, READ_FENCE and INLINE.\n"
+    "Raises:\n"
+    "    ElementRangeError: there are more bytes than `remote` has.\n"
+    "    NotConnectedError, QueueFullError and so on: as for send().\n"
+    "Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE.\n");
+
+#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS
+
+static PyMethodDef queues_methods[] = {
+    {"send", FAST(queues_send), send_doc},
+    {"receive", FAST(queues_receive), receive_doc},
+    {"read", FAST(queues_read), read_doc},
+    {"write", FAST(queues_write), write_doc},
+    {"_post_elements", queues_post_elements, METH_VARARGS,
+        "_post_elements($self, operation, record, elements, context, flags, remote, /)\n--\n\n"
+        "Post elements, as a list of (address, length, token). record: the list that keeps their memory alive."},
+    {"_attach", queues_attach, METH_VARARGS,
+        "_attach($self, provider, native, posted_requests, /)\n--\n\n"
+        "Post to this struct ndpy_queue_pair from now on. The addresses are integers."},
+    {"_detach", queues_detach, METH_NOARGS, "Forget the struct ndpy_queue_pair, which is freed next."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot queues_slots[] = {
+    {Py_tp_doc, "The part of a queue pair that posts."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_traverse, queues_traverse},
+    {Py_tp_clear, queues_clear},
+    {Py_tp_dealloc, queues_dealloc},
+    {Py_tp_members, queues_members},
+    {Py_tp_methods, queues_methods},
+    {0, NULL},
+};
+
+static PyType_Spec queues_spec = {"ndpy._core.WorkQueues", sizeof(WorkQueues), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, queues_slots};
+
+int add_work_queues(PyObject *module)
+{
+    static const char *const names[] = {"sges", "remote", "context", "flags"};
+
+    for (int which = 0; which < ARGUMENTS; which++) {
+        names_with_remote[which] = interned(names[which]);
+        if (!names_with_remote[which]) return -1;
+    }
+    names_without_remote[0] = names_with_remote[SGES];
+    names_without_remote[1] = names_with_remote[CONTEXT];
+    names_without_remote[2] = names_with_remote[FLAGS];
+    return add_type(module, &queues_spec) ? 0 : -1;
+}
