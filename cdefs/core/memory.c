@@ -61,7 +61,7 @@ static inline int slice_bounds(
         Py_DECREF(given);
         if (given == Py_None) end = whole;
     }
-    if (start < 0 || stop < start || end > whole) return outside(key, what, whole);
+    if (start < 0 || stop < 0 || (unsigned long long)start > end || end > whole) return outside(key, what, whole);
     *offset = (unsigned long long)start;
     *length = end - (unsigned long long)start;
     return 0;

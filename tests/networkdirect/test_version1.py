@@ -326,15 +326,26 @@ def test_i_3_1_a_queue_pair_closed_with_invalidations_that_nobody_has_seen(softn
             own.close()
 
 
-def test_i_4_2_a_provider_that_does_not_have_it(softnd, monkeypatch):
+def post_through(queue_pair, provider) -> None:
+    """Have the queue pair post through this table of functions."""
+    addresses = [int(ffi.cast("uintptr_t", pointer)) for pointer in (provider, queue_pair._native)]
+    queue_pair._attach(*addresses, queue_pair._posted_requests)
+
+
+def test_i_4_2_a_provider_that_does_not_have_it(softnd):
     with opened(softnd) as (adapter, keep):
         pair = connect_pair(keep, adapter)
         window = keep(adapter.create_memory_window())
         remote = bind(pair.server, window, memory(keep, adapter, 64))
-        with monkeypatch.context() as patched:
-            patched.setattr(type(pair.client.queue_pair), "_post_list", staticmethod(lambda *_: 0x80004001 - (1 << 32)))
-            with pytest.raises(ndpy.UnsupportedError, match="E_NOTIMPL") as caught:
-                pair.client.queue_pair.send_and_invalidate([], remote)
+        queue_pair = pair.client.queue_pair
+        real = queue_pair._native_provider()
+        without = ffi.new("struct ndpy_provider *", real[0])
+        without.post = refuse = ffi.callback(ffi.typeof(real.post), lambda *_: 0x80004001 - (1 << 32))
+        post_through(queue_pair, without)
+        with pytest.raises(ndpy.UnsupportedError, match="E_NOTIMPL") as caught:
+            queue_pair.send_and_invalidate([], remote)
+        post_through(queue_pair, real)
+        del refuse
         assert (caught.value.operation, caught.value.native) == ("send_and_invalidate", 0x80004001)
         # A message that does not invalidate leaves the window to its owner.
         pair.server.queue_pair.receive([])

@@ -1,0 +1,318 @@
+"""ndpy._core by itself: slices, locks, records, and the arguments of posts."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+
+import ndpy
+from ndpy import ElementRangeError, RemoteMemory, Sge, _core
+
+DEADLINE_S = 30.0
+
+
+class Region(_core.MemoryRegion):
+    """A region of 100 bytes without an adapter."""
+
+    def __init__(self) -> None:
+        self.address, self.length, self.local_token = 0x1000, 100, 7
+
+
+# ---- elements and remote memory ----
+
+
+@pytest.mark.parametrize(
+    ("key", "offset", "length"),
+    [
+        (slice(None), 0, 100),
+        (slice(10, 30), 10, 20),
+        (slice(100, None), 100, 0),
+        (slice(None, 7), 0, 7),
+        (slice(3, 3, 1), 3, 0),
+    ],
+)
+def test_a_slice_is_its_bytes(key, offset, length):
+    element = Region()[key]
+    assert (element.address, element.length, element.token) == (0x1000 + offset, length, 7)
+    piece = RemoteMemory(0x1000, 100, 8)[key]
+    assert (piece.address, piece.length, piece.token) == (0x1000 + offset, length, 8)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (slice(0, 101), r"\[0:101\] is outside the region of 100 bytes"),
+        (slice(-1, 10), r"\[-1:10\] is outside"),
+        (slice(50, 40), r"\[50:40\] is outside"),
+        (slice(None, 1 << 70), r"\[:1180591620717411303424\] is outside"),
+        (slice(101, None), r"\[101:\] is outside"),
+        (slice(0, 10, 2), "a step of 2 is not possible"),
+    ],
+)
+def test_a_slice_beyond_the_region_is_refused_with_its_numbers(key, message):
+    with pytest.raises(ElementRangeError, match=message):
+        Region()[key]
+    with pytest.raises(ElementRangeError, match=message.replace("the region", "the remote memory")):
+        RemoteMemory(0x1000, 100, 8)[key]
+
+
+@pytest.mark.parametrize("key", [3, "a", (1, 2)])
+def test_a_region_has_no_single_bytes(key):
+    with pytest.raises(TypeError, match=r"sliced by bytes, as in \[0:8\]"):
+        Region()[key]
+
+
+def test_the_longest_region_can_be_sliced_to_its_end():
+    region = Region()
+    region.address, region.length = 0, (1 << 64) - 1
+    assert region[:].length == (1 << 64) - 1
+    assert region[1 << 40 :].length == (1 << 64) - 1 - (1 << 40)
+
+
+def test_many_elements_at_once_are_their_own():
+    region = Region()
+    for _ in range(3):
+        elements = [region[place : place + 1] for place in range(100)]
+        assert [element.address for element in elements] == [0x1000 + place for place in range(100)]
+        assert all(element.region is region for element in elements)
+        del elements
+
+
+def test_an_element_lets_go_of_its_region():
+    region = Region()
+    gone = weakref.ref(region)
+    element = region[0:8]
+    del region
+    assert gone() is not None
+    del element
+    assert gone() is None
+
+
+def test_a_region_that_holds_its_own_element_is_collected():
+    region = Region()
+    region.whole = region[:]
+    gone = weakref.ref(region)
+    del region
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [((-1, 8, 7), ValueError), ((0, 1 << 64, 7), ValueError), ((0, 8, "7"), TypeError), ((0, 8), TypeError)],
+)
+def test_an_element_and_remote_memory_refuse_other_than_numbers_of_64_bits(arguments, error):
+    with pytest.raises(error):
+        Sge(Region(), *arguments)
+    with pytest.raises(error):
+        RemoteMemory(*arguments)
+
+
+def test_an_element_needs_a_region():
+    with pytest.raises(TypeError, match="a piece of a MemoryRegion"):
+        Sge(object(), 0, 8, 7)
+    with pytest.raises(AttributeError):
+        Region()[:].region = Region()
+
+
+# ---- locks ----
+
+
+def test_a_lock_is_held_by_one():
+    lock = _core.Lock()
+    assert lock.acquire()
+    assert lock.locked()
+    assert not lock.acquire(False)
+    assert not lock.acquire(timeout=0.01)
+    lock.release()
+    assert not lock.locked()
+    with lock:
+        assert lock.locked()
+    with pytest.raises(RuntimeError, match="nobody holds"):
+        lock.release()
+
+
+def test_whoever_waits_for_a_lock_gets_it():
+    lock, got = _core.Lock(), threading.Event()
+
+    def wait() -> None:
+        with lock:
+            got.set()
+
+    with lock:
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert not got.wait(0.05)
+    assert got.wait(DEADLINE_S)
+    thread.join(DEADLINE_S)
+    assert not lock.locked()
+
+
+def test_a_condition_works_with_it():
+    lock = _core.Lock()
+    condition = threading.Condition(lock)
+    ready: list[int] = []
+
+    def tell() -> None:
+        with condition:
+            ready.append(1)
+            condition.notify_all()
+
+    with condition:
+        thread = threading.Thread(target=tell)
+        thread.start()
+        assert condition.wait_for(lambda: ready, DEADLINE_S)
+    thread.join(DEADLINE_S)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pthread_kill")
+def test_ctrl_c_ends_the_wait_for_a_lock():
+    lock = _core.Lock()
+    lock.acquire()
+    timer = threading.Timer(0.1, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        lock.acquire(timeout=DEADLINE_S)
+    assert time.monotonic() - began < DEADLINE_S
+    timer.join()
+    lock.release()
+    with lock:
+        pass
+
+
+# ---- records ----
+
+
+def test_records_come_back_in_their_order_however_many_there_are():
+    records = _core.Records()
+    added = taken = 0
+    for count in (1, 7, 8, 9, 100, 3):
+        for _ in range(count):
+            records.append(added)
+            added += 1
+        for _ in range(count // 2):
+            assert records.popleft() == taken
+            taken += 1
+    assert len(records) == added - taken
+    assert records.pop() == added - 1
+    assert [records.popleft() for _ in range(len(records))] == list(range(taken, added - 1))
+    for take in (records.pop, records.popleft):
+        with pytest.raises(IndexError):
+            take()
+
+
+def test_records_keep_what_they_hold_and_no_longer():
+    records, region = _core.Records(), Region()
+    gone = weakref.ref(region)
+    records.append(region)
+    del region
+    gc.collect()
+    assert gone() is not None
+    del records
+    assert gone() is None
+
+
+def test_a_circle_of_records_is_collected():
+    records, region = _core.Records(), Region()
+    region.records = records
+    records.append(region)
+    gone = weakref.ref(region)
+    del records, region
+    gc.collect()
+    assert gone() is None
+
+
+# ---- the arguments of posts ----
+
+
+class Queues(_core.WorkQueues):
+    """A queue pair that does not exist yet."""
+
+    def __init__(self) -> None:
+        self._lock = _core.Lock()
+
+    @staticmethod
+    def _bad_argument(error: Exception, context: object, flags: object) -> Exception:
+        return ndpy.NdpyError(f"{type(error).__name__} {context!r} {flags!r}")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda queues, sge: queues.send(), "send.* needs the argument 'sges'"),
+        (lambda queues, sge: queues.write(sge), "write.* needs the argument 'remote'"),
+        (lambda queues, sge: queues.read(remote=1), "read.* needs the argument 'sges'"),
+        (lambda queues, sge: queues.send(sge, 7), "send.* takes at most 1 arguments by position, not 2"),
+        (lambda queues, sge: queues.send(sge, contxt=7), "send.*'contxt' that it does not take"),
+        (lambda queues, sge: queues.receive(sge, flags=7), "receive.*'flags' that it does not take"),
+        (lambda queues, sge: queues.send(sge, sges=sge), "send.*'sges' that it has already"),
+        (lambda queues, sge: queues.write(sge, (0, 8, 7)), "the peer's memory is a RemoteMemory"),
+    ],
+)
+def test_wrong_arguments_are_named(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(Queues(), Region()[:])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ({"context": -1}, "OverflowError -1 0"),
+        ({"context": 1 << 64}, "OverflowError 18446744073709551616 0"),
+        ({"context": "a", "flags": 2}, "TypeError 'a' 2"),
+        ({"flags": 1 << 32}, "OverflowError 0 4294967296"),
+        ({"flags": None}, "TypeError 0 None"),
+    ],
+)
+def test_wrong_numbers_are_left_to_python_to_explain(numbers, message):
+    with pytest.raises(ndpy.NdpyError, match=message):
+        Queues().send(Region()[:], **numbers)
+
+
+def test_names_that_are_not_interned_are_understood():
+    name = "".join(["con", "text"])
+    with pytest.raises(ndpy.NdpyError, match="OverflowError -5 0"):
+        Queues().send(Region()[:], **{name: -5})
+
+
+def test_a_post_before_the_queue_pair_exists_is_refused_and_leaves_the_lock():
+    queues = Queues()
+    with pytest.raises(RuntimeError, match="does not exist yet"):
+        queues.send(Region()[:])
+    assert not queues._lock.locked()
+
+
+def test_a_queue_pair_that_cannot_be_used_raises_its_own_error():
+    queues = Queues()
+    queues._defunct = lambda: ndpy.ClosedError("it is closed")
+    for _ in range(2):
+        with pytest.raises(ndpy.ClosedError, match="it is closed"):
+            queues.write(Region()[:], RemoteMemory(0, 100, 1))
+    assert not queues._lock.locked()
+
+
+def test_a_remote_token_has_32_bits():
+    with pytest.raises(ValueError, match="a remote token is 0 to 2"):
+        Queues().write(Region()[:], RemoteMemory(0, 100, 1 << 32))
+
+
+def test_a_poll_before_the_queue_exists_is_refused_and_leaves_the_lock():
+    class Queue(_core.CompletionQueue):
+        pass
+
+    queue = Queue()
+    queue._lock = _core.Lock()
+    with pytest.raises(RuntimeError, match="does not exist yet"):
+        queue.poll()
+    assert not queue._lock.locked()
+    with pytest.raises(TypeError):
+        queue.poll("a")
+    with pytest.raises(TypeError, match="'most' that it does not take"):
+        queue.poll(most=3)
