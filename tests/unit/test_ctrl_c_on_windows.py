@@ -144,7 +144,7 @@ def test_d_6_5_a_region_is_deregistered_once_although_ctrl_c_came(extension, mon
     load, _ = extension
     memory = load("memory")
     monkeypatch.setattr(memory, "Request", Deregistration)
-    region = object.__new__(memory.NetworkDirectMemoryRegion)
+    region = memory.NetworkDirectMemoryRegion.__new__(memory.NetworkDirectMemoryRegion)
     region._registered = True
     with pytest.raises(KeyboardInterrupt):
         region._native_deregister()

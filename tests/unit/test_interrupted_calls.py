@@ -121,7 +121,7 @@ def test_a_poller_misses_nothing_after_an_interrupted_wait(fake, adapter):
         for scene in scenes:
             scene.close()
 
-    walk(run, 30)
+    walk(run, 12)
 
 
 def is_free(buffer: bytearray) -> bool:
