@@ -1,0 +1,97 @@
+"""The tests of ndpy._core once more, with a module that AddressSanitizer and UndefinedBehaviorSanitizer watch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("the sanitizers are those of gcc on Linux", allow_module_level=True)
+
+import ndpy
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SOURCES = sorted((ROOT / "cdefs/core").glob("*.c"))
+FLAGS = ["-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+TESTS = [
+    "test_core.py",
+    "test_lease.py",
+    "test_remote_memory.py",
+    "test_completion_object.py",
+    "test_inline_memory.py",
+    "test_races_of_polling.py",
+    "test_races_of_closing.py",
+]
+
+
+def gcc_library(name: str) -> str:
+    done = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, timeout=60)
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, whose _core is an instrumented one."""
+    headers = sysconfig.get_path("include")
+    if not shutil.which("gcc") or not Path(headers, "Python.h").exists():
+        pytest.skip("building the module needs gcc and Python's headers")
+    if not Path(gcc_library("libasan.so")).is_absolute():
+        pytest.skip("gcc has no AddressSanitizer on this machine")
+    folder = tmp_path_factory.mktemp("sanitized")
+    shutil.copytree(Path(ndpy.__file__).parent, folder / "ndpy", ignore=shutil.ignore_patterns("__pycache__", "*.pyd"))
+    (core,) = (folder / "ndpy").glob("_core.*.so")
+    done = subprocess.run(
+        ["gcc", *FLAGS, *SANITIZERS, f"-I{headers}", *SOURCES, "-o", core], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(package: Path, *arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(package),
+        "PYTHONMALLOC": "malloc",
+        # The interpreter itself does not free everything at its end.
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "LD_PRELOAD": f"{gcc_library('libasan.so')} {gcc_library('libubsan.so')}",
+    }
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=package, env=environment, capture_output=True, text=True, timeout=timeout_s
+    )
+
+
+@pytest.mark.timeout(400)
+def test_the_core_touches_only_its_own_memory(package, tmp_path):
+    where = run(package, "-c", "from ndpy import _core; print(_core.__file__)", timeout_s=60)
+    assert str(package) in where.stdout, where.stderr
+    files = [str(ROOT / "tests/unit" / name) for name in TESTS]
+    done = run(
+        package,
+        "-m",
+        "pytest",
+        "-q",
+        "-c",
+        str(ROOT / "pyproject.toml"),
+        "-p",
+        "no:cacheprovider",
+        "--basetemp",
+        str(tmp_path / "t"),
+        *files,
+        timeout_s=380,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
+
+
+def test_the_sanitizers_see_a_wrong_access(package):
+    """Otherwise the other test says nothing."""
+    done = run(package, "-c", "import ctypes; ctypes.memset(ctypes.create_string_buffer(8), 0, 4096)", timeout_s=60)
+    assert done.returncode != 0
+    assert "AddressSanitizer" in done.stderr
