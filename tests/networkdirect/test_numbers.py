@@ -191,9 +191,7 @@ LAYOUTS = {
         },
         96,
     ),
-    "struct ndpy_element": ({"address": 0, "length": 8, "token": 12}, 16),
     "struct nd_sge": ({"address": 0, "length": 8, "region": 16}, 24),
-    "struct version1_element": ({"address": 0, "length": 8, "region": 16}, 24),
     "struct nd_result": ({"status": 0, "bytes_transferred": 8}, 16),
     "struct nd_adapter_info1": (
         {
