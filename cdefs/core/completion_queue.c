@@ -9,14 +9,16 @@
 enum { BATCH = 64, SLACK = 64 };
 
 /* native: struct ndpy_completion_queue, from attach() to detach(). posted: a dict of PostedRequests by the number of
-   their queue pair. last: the PostedRequests of the last completion, and their number. taken: how many completions the
-   program has got. */
+   their queue pair. last: the PostedRequests of the last completion, and their number. kept: NULL, or a list of
+   completions that a poll took before an exception ended it; the next poll returns them. taken: how many completions
+   were taken since creation. */
 typedef struct {
     PyObject_HEAD
     PyObject *defunct;
     PyObject *lock;
     PyObject *posted;
     PyObject *last;
+    PyObject *kept;
     uint32_t last_number;
     unsigned int depth;
     struct ndpy_completion_queue *native;
@@ -91,11 +93,48 @@ static PyObject *collect_one(CompletionQueue *self, const struct ndpy_completion
     return completion;
 }
 
+/* An exception, kept while other code runs. */
+struct failure {
+    PyObject *type, *value, *traceback;
+};
+
+/* Notes the present exception. Only the first one counts. */
+static void note_failure(struct failure *failure)
+{
+    if (failure->type)
+        PyErr_Clear();
+    else
+        PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
+}
+
+/* Adds what the program gets for one completion. If that raises, such as because of Ctrl-C, the program still gets the
+   completion, as the provider reported it. */
+static void add_one(CompletionQueue *self, const struct ndpy_completion *entry, PyObject *completions, PyObject **failed,
+    struct failure *failure)
+{
+    PyObject *completion = collect_one(self, entry, failed);
+
+    if (!completion) {
+        Posted *posted;
+
+        note_failure(failure);
+        if (entry->flags & (NDPY_INTERNAL | NDPY_FROM_SHARED_QUEUE)) return;
+        posted = posted_of(self, entry->queue_pair);
+        completion = posted ? completion_new(entry, (PyObject *)posted) : NULL;
+    }
+    if (completion && completion != Py_None) {
+        if (PyList_Append(completions, completion) == 0) self->taken++;
+    }
+    Py_XDECREF(completion);
+    if (PyErr_Occurred()) note_failure(failure);
+}
+
 /* Takes up to `wanted` completions, and adds what the program gets to a list. Returns 0, or -1 with an error. Called
    with the lock. */
 static int collect(CompletionQueue *self, take_function *take, size_t wanted, PyObject *completions, PyObject **failed)
 {
     struct ndpy_completion entries[BATCH];
+    struct failure failure = {NULL, NULL, NULL};
     int got;
 
     do {
@@ -109,18 +148,43 @@ static int collect(CompletionQueue *self, take_function *take, size_t wanted, Py
             Py_XDECREF(error);
             return -1;
         }
-        for (int number = 0; number < got; number++) {
-            PyObject *completion = collect_one(self, &entries[number], failed);
-            int added = !completion ? -1 : completion == Py_None ? 0 : PyList_Append(completions, completion);
-
-            if (completion && completion != Py_None && added == 0) self->taken++;
-            Py_XDECREF(completion);
-            if (added < 0) return -1;
-        }
+        for (int number = 0; number < got; number++) add_one(self, &entries[number], completions, failed, &failure);
         wanted -= (size_t)got;
-        if ((uint32_t)got < room) break;
+        if ((uint32_t)got < room || failure.type) break;
     } while (wanted && got);
-    return 0;
+    if (!failure.type) return 0;
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
+    return -1;
+}
+
+/* Takes up to `wanted` of the kept completions. Returns a list, or NULL with an error. */
+static PyObject *take_kept(CompletionQueue *self, Py_ssize_t wanted)
+{
+    PyObject *taken = PyList_GetSlice(self->kept, 0, wanted);
+
+    if (!taken) return NULL;
+    if (PyList_Size(taken) == PyList_Size(self->kept)) {
+        Py_CLEAR(self->kept);
+    } else if (PyList_SetSlice(self->kept, 0, wanted, NULL) < 0) {
+        Py_DECREF(taken);
+        return NULL;
+    }
+    return taken;
+}
+
+/* Keeps completions for the next poll, because the present exception ends this one. Steals the list. */
+static void keep(CompletionQueue *self, PyObject *completions)
+{
+    struct failure failure = {NULL, NULL, NULL};
+
+    note_failure(&failure);
+    if (!self->kept) {
+        if (PyList_Size(completions)) self->kept = Py_NewRef(completions);
+    } else if (PyList_SetSlice(self->kept, PyList_Size(self->kept), PyList_Size(self->kept), completions) < 0) {
+        PyErr_Clear();
+    }
+    Py_DECREF(completions);
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
 }
 
 static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
@@ -136,22 +200,19 @@ static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssi
         wanted = PyLong_AsSsize_t(given[0]);
         if (wanted == -1 && PyErr_Occurred()) return NULL;
     }
-    completions = PyList_New(0);
-    if (!completions) return NULL;
-    if (lock_enter(self->lock) < 0) {
-        Py_DECREF(completions);
-        return NULL;
-    }
+    if (lock_enter(self->lock) < 0) return NULL;
     if (!is_usable(self->defunct) || !self->native) {
         lock_leave(self->lock);
-        Py_DECREF(completions);
         if (!is_usable(self->defunct)) return raise_defunct(self->defunct);
         PyErr_SetString(PyExc_RuntimeError, "the completion queue does not exist yet");
         return NULL;
     }
     if (wanted < 0) wanted = 0;
     if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;
-    result = collect(self, self->provider->poll, (size_t)wanted, completions, &failed);
+    completions = self->kept ? take_kept(self, wanted) : PyList_New(0);
+    result = !completions ? -1
+                          : collect(self, self->provider->poll, (size_t)(wanted - PyList_Size(completions)), completions,
+                                &failed);
     lock_leave(self->lock);
     if (result == 0 && failed && PyList_Size(failed)) {
         PyObject *told = PyObject_CallMethod(object, "_tell_of_failures", "O", failed);
@@ -160,8 +221,9 @@ static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssi
         Py_XDECREF(told);
     }
     Py_XDECREF(failed);
-    if (result < 0) Py_CLEAR(completions);
-    return completions;
+    if (result == 0) return completions;
+    if (completions) keep(self, completions);
+    return NULL;
 }
 
 static PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))
@@ -200,6 +262,7 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->lock);
     Py_VISIT(self->posted);
     Py_VISIT(self->last);
+    Py_VISIT(self->kept);
     return 0;
 }
 
@@ -211,6 +274,7 @@ static int queue_clear(PyObject *object)
     Py_CLEAR(self->lock);
     Py_CLEAR(self->posted);
     Py_CLEAR(self->last);
+    Py_CLEAR(self->kept);
     return 0;
 }
 
