@@ -47,8 +47,7 @@ make_wine() {
     unpack_windows_python && unpack_windows_packages || return 1
     rm -rf "$work"
     # The first start makes the prefix.
-    "$rig/wine-python" -c 'import cffi, psutil, pytest, sys; assert sys.platform == "win32"' &&
-        "$rig/wine-python" -m ndpy --help
+    "$rig/wine-python" -c 'import cffi, click, psutil, pytest, rich, sys; assert sys.platform == "win32"'
 }
 
 provide_wine() {
