@@ -144,12 +144,16 @@ HRESULT STDMETHODCALLTYPE listener_listen(IND2Listener *self, ULONG backlog)
     if (listener->socket == INVALID_SOCKET || listener->listening) {
         status = ND_INVALID_DEVICE_STATE;
     } else if (listen(listener->socket, SOMAXCONN) != 0) {
-        status = WSAGetLastError() == WSAEADDRINUSE ? ND_SHARING_VIOLATION : ND_INSUFFICIENT_RESOURCES;
+        int error = WSAGetLastError();
+
+        TRACE("listener %p: listen failed with error %d", (void *)listener, error);
+        status = error == WSAEADDRINUSE ? ND_SHARING_VIOLATION : ND_INSUFFICIENT_RESOURCES;
     } else if (getsockname(listener->socket, (struct sockaddr *)&listener->address, &length) != 0 ||
                (listener->arrival == NULL && (listener->arrival = CreateEventW(NULL, FALSE, FALSE, NULL)) == NULL) ||
                WSAEventSelect(listener->socket, listener->arrival, FD_ACCEPT) != 0 ||
                !RegisterWaitForSingleObject(&listener->wait, listener->arrival, arrived, listener, INFINITE,
                                             WT_EXECUTEINWAITTHREAD)) {
+        TRACE("listener %p: its arrivals cannot be waited for, error %lu", (void *)listener, GetLastError());
         status = ND_INSUFFICIENT_RESOURCES;
     } else {
         listener->backlog = backlog;
