@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian or Ubuntu machine. Run it as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench-windows bench-cache soak bench-register
+.PHONY: help setup venv smoke smoke-windows test test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -28,6 +28,7 @@ help:
 	@echo "make softnd-check    run the tests of softnd"
 	@echo "make softnd-fuzz     run its wire code in a fuzzer for a minute"
 	@echo "make softnd-bench    compare its speed with that of TCP"
+	@echo "make bench           compare ndpy with C and two other Python packages on rxe, and with its bars"
 	@echo "make bench-cache     compare a hit of the registration cache with a registration"
 	@echo "make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd"
 	@echo "make bench-windows   compare the cost of a call with softnd in Python and in C"
@@ -92,6 +93,12 @@ mutants: windows
 	@.venv/bin/python -m compileall -q ndpy tests
 	nice -n 19 .venv/bin/python tests/mutants/run.py --count $(COUNT) --seed $(SEED) --places $(PLACES) \
 	    $(if $(FILES),--files $(FILES)) --json .rig/mutants/results.json $(ARGS)
+
+# See benchmarks/README.md.
+bench: setup
+	@rig/setup.sh bench
+	@.venv/bin/python -m compileall -q ndpy
+	@.venv/bin/python benchmarks/bench.py
 
 # With one processor whose clock counts instructions, so that the results are the same on every machine.
 bench-cache: setup

@@ -5,6 +5,7 @@
 #
 #   rig/setup.sh            everything
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
+#   rig/setup.sh bench      what `make bench` compares ndpy with, in .rig/bench, after everything else
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
 
 set -eu
@@ -36,6 +37,11 @@ wine)
     make_venv
     provide_wine
     "$rig/windows/extension.sh"
+    ;;
+bench)
+    . "$rig/system.sh"
+    . "$rig/bench.sh"
+    provide_bench
     ;;
 *) die "unknown part $1" ;;
 esac

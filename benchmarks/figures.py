@@ -1,0 +1,119 @@
+"""What `make bench` compares: the loops, the bars, and how figures become ratios and verdicts."""
+
+from dataclasses import dataclass
+
+# The columns. C is what the others are divided by.
+PROGRAMS = ("C", "pyverbs", "ibverbs", "ndpy")
+
+LOOPS = {
+    "write_afresh": "8-byte write, request afresh, post and poll",
+    "write_kept": "the same, request kept",
+    "write_64_calls": "64 writes, a call each, one signalled; each",
+    "write_64_list": "64 writes in one call, one signalled; each",
+    "poll_empty": "poll of an empty queue",
+    "register_4k": "register and deregister 4 KiB",
+    "receive_64_list": "64 receives in one call; each",
+    "poll_64": "64 completions polled at once; each",
+    "poll_64_looked_at": "the same, context and status looked at; each",
+    "slice_region": "slicing a region",
+    "cache_hit": "hit of the registration cache, with release",
+    "empty_turn": "one turn of an empty loop, part of every figure",
+}
+
+# A figure whose samples differ by more than this part of it is not stable.
+STABLE = 0.01
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure of ndpy's that must not be larger than `limit`.
+
+    against: the program whose figure of the same loop ndpy's is divided by. "" if the limit is in microseconds.
+    """
+
+    name: str
+    loop: str
+    limit: float
+    against: str = "C"
+
+    @property
+    def unit(self):
+        return f"times {self.against}" if self.against else "us"
+
+
+BARS = (
+    Bar("8-byte write, element sliced afresh", "write_afresh", 1.15),
+    Bar("8-byte write, element kept", "write_kept", 1.10),
+    Bar("64 writes by plain calls, one signalled", "write_64_calls", 1.06),
+    Bar("poll of an empty queue", "poll_empty", 0.35, "pyverbs"),
+    Bar("slicing a region", "slice_region", 1.0, ""),
+    Bar("completion polled with 63 others and looked at", "poll_64_looked_at", 0.5, ""),
+    Bar("register and deregister 4 KiB", "register_4k", 1.15),
+    Bar("cache hit with release", "cache_hit", 2.0, ""),
+)
+
+
+class Figures:
+    """What the programs printed: the records of the loops, and what each program says of itself."""
+
+    def __init__(self, lines):
+        #: By loop and program.
+        self.records = {}
+        #: By program.
+        self.about = {}
+        for line in lines:
+            self.add(line)
+
+    def add(self, line):
+        """Take a line of a program, which is a dict. Returns whether it was a loop's."""
+        fields = dict(line)
+        who = fields.pop("who")
+        if who not in PROGRAMS:
+            raise ValueError(f"unknown program {who!r}")
+        if "loop" not in fields:
+            self.about[who] = fields
+            return False
+        loop = fields.pop("loop")
+        if loop not in LOOPS:
+            raise ValueError(f"{who} has an unknown loop {loop!r}")
+        if who in self.records.setdefault(loop, {}):
+            raise ValueError(f"{who} has measured {loop} twice")
+        self.records[loop][who] = fields
+        return True
+
+    def us(self, loop, who):
+        """Microseconds an operation. None if the program does not have that loop."""
+        record = self.records.get(loop, {}).get(who)
+        return None if record is None else record["us"]
+
+    def ratio(self, loop, who, against="C"):
+        """One program's figure divided by another's. None if one of them is absent."""
+        figure, reference = self.us(loop, who), self.us(loop, against)
+        return None if figure is None or not reference else figure / reference
+
+    def value(self, bar):
+        """The figure to compare with the bar's limit. None if it was not measured."""
+        return self.ratio(bar.loop, "ndpy", bar.against) if bar.against else self.us(bar.loop, "ndpy")
+
+    def met(self, bar):
+        """Whether ndpy meets the bar. A figure that is absent does not."""
+        value = self.value(bar)
+        return value is not None and value <= bar.limit
+
+    def unstable(self):
+        """The figures whose samples differ too much, as (loop, program, spread)."""
+        return [
+            (loop, who, record["spread"])
+            for loop, of_programs in self.records.items()
+            for who, record in of_programs.items()
+            if record["spread"] > STABLE
+        ]
+
+    def waiting(self):
+        """The figures that include waiting, because a poll found nothing, as (loop, program, polls a completion)."""
+        return [
+            (loop, who, record["polls"])
+            for loop, of_programs in self.records.items()
+            for who, record in of_programs.items()
+            if record.get("polls", 1) > 1 + STABLE
+        ]

@@ -1,0 +1,109 @@
+"""The loops of `make bench` with ndpy.
+
+python loops_ndpy.py ADAPTER: prints a line of JSON for each loop. See timing.py and loops.c.
+"""
+
+import platform
+import sys
+
+from timing import BATCH, LENGTH, PAGE, RECEIVES, measure
+
+import ndpy
+from ndpy import Access, Flags
+
+LOOPS = {
+    "write_afresh": """
+        write(region[0:8], remote, context=7)
+        while not poll():
+            empty.append(0)
+    """,
+    "write_kept": """
+        write(element, remote, context=7)
+        while not poll():
+            empty.append(0)
+    """,
+    "write_64_calls": """
+        for _ in range(63):
+            write(element, remote, context=7, flags=silent)
+        write(element, remote, context=7)
+        while not poll():
+            empty.append(0)
+    """,
+    "poll_empty": "poll()",
+    "register_4k": "register(buffer).close()",
+    "poll_64": "poll_receives(64)",
+    "poll_64_looked_at": """
+        for completion in poll_receives(64):
+            completion.context
+            completion.status
+    """,
+    "slice_region": "region[0:8]",
+    "cache_hit": "lease(buffer).release()",
+}
+
+
+def prepare(name):
+    """Two connected queue pairs, and what the loops use of them."""
+    adapter = ndpy.open_adapter(name)
+    queue = adapter.create_completion_queue(2 * BATCH)
+    receive_queue = adapter.create_completion_queue(RECEIVES)
+    client = adapter.create_queue_pair(queue, initiator_queue_depth=2 * BATCH, receive_queue_depth=1)
+    server = adapter.create_queue_pair(receive_queue, queue, initiator_queue_depth=1, receive_queue_depth=RECEIVES)
+    client.connect_endpoint(server.local_endpoint())
+    server.connect_endpoint(client.local_endpoint())
+    region = adapter.register(ndpy.alloc(PAGE))
+    target = adapter.register(ndpy.alloc(PAGE), Access.REMOTE_WRITE)
+    element, landing, remote = region[0:LENGTH], target[0:LENGTH], target.remote(0, LENGTH)
+    cache = ndpy.RegistrationCache(adapter, max_bytes=1 << 20, max_entries=16)
+
+    def take_one():
+        while not (taken := queue.poll()):
+            pass
+        taken[0].raise_for_status()
+
+    def check():
+        client.write(element, remote)
+        take_one()
+
+    def post_receives():
+        for _ in range(RECEIVES):
+            server.receive(landing, context=7)
+
+    def deliver():
+        for _ in range(RECEIVES // BATCH):
+            for _ in range(BATCH - 1):
+                client.send(element, flags=Flags.SILENT_SUCCESS)
+            client.send(element)
+            take_one()
+
+    def drain():
+        count = 0
+        while taken := receive_queue.poll():
+            taken[-1].raise_for_status()
+            count += len(taken)
+        return count
+
+    return {
+        "write": client.write,
+        "poll": queue.poll,
+        "poll_receives": receive_queue.poll,
+        "register": adapter.register,
+        "lease": cache.local,
+        "region": region,
+        "element": element,
+        "remote": remote,
+        "silent": Flags.SILENT_SUCCESS,
+        "buffer": ndpy.alloc(PAGE),
+        "empty": [],
+        "check": check,
+        "post_receives": post_receives,
+        "deliver": deliver,
+        "drain": drain,
+        # A remote memory does not keep its region.
+        "kept_alive": target,
+    }
+
+
+if __name__ == "__main__":
+    about = {"version": ndpy.__version__, "python": platform.python_version()}
+    measure("ndpy", about, LOOPS, prepare(sys.argv[1]))
