@@ -142,10 +142,7 @@ static int collect(CompletionQueue *self, take_function *take, size_t wanted, Py
 
         got = room ? take(self->native, entries, room) : 0;
         if (got < 0) {
-            PyObject *error = PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got);
-
-            if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-            Py_XDECREF(error);
+            raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
             return -1;
         }
         for (int number = 0; number < got; number++) add_one(self, &entries[number], completions, failed, &failure);

@@ -35,6 +35,8 @@ static inline int is_usable(PyObject *defunct)
     return !defunct || defunct == Py_None;
 }
 PyObject *raise_defunct(PyObject *defunct);
+/* Raises an exception object, and gives back the reference to it. NULL: an exception is raised already. */
+void raise_made(PyObject *error);
 
 /* ---- memory.c ---- */
 

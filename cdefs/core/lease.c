@@ -241,34 +241,7 @@ static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
 
 enum { BUFFER, ACCESS, QUEUE_PAIR, RAW, ARGUMENTS };
 
-/* Sorts the arguments of local() into `given`, as borrowed references. An argument that the caller omits stays NULL. */
-static int take_arguments(PyObject *const *arguments, Py_ssize_t count, PyObject *keywords, PyObject **given)
-{
-    static const char *const names[] = {"buffer", "access", "queue_pair", "raw"};
-    Py_ssize_t named = keywords ? PyTuple_Size(keywords) : 0, number;
-    int which;
-
-    if (count > QUEUE_PAIR) {
-        PyErr_SetString(PyExc_TypeError, "local() takes a buffer and its access; queue_pair and raw are given by name");
-        return -1;
-    }
-    for (number = 0; number < count; number++) given[number] = arguments[number];
-    for (number = 0; number < named; number++) {
-        PyObject *name = PyTuple_GetItem(keywords, number);
-        for (which = 0; which < ARGUMENTS && PyUnicode_CompareWithASCIIString(name, names[which]); which++) {}
-        if (which == ARGUMENTS || given[which]) {
-            PyErr_Format(PyExc_TypeError, "local() got an argument %R that it %s", name,
-                which == ARGUMENTS ? "does not take" : "has already");
-            return -1;
-        }
-        given[which] = arguments[count + number];
-    }
-    if (!given[BUFFER]) {
-        PyErr_SetString(PyExc_TypeError, "local() needs a buffer");
-        return -1;
-    }
-    return 0;
-}
+static PyObject *argument_names[ARGUMENTS];
 
 static PyObject *cache_local(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
@@ -276,7 +249,11 @@ static PyObject *cache_local(PyObject *self, PyObject *const *arguments, Py_ssiz
     long access = LOCAL_WRITE;
     int raw = 0;
 
-    if (take_arguments(arguments, count, keywords, given) < 0) return NULL;
+    if (sort_arguments("local", arguments, count, keywords, argument_names, QUEUE_PAIR, ARGUMENTS, given) < 0) return NULL;
+    if (!given[BUFFER]) {
+        PyErr_SetString(PyExc_TypeError, "local() needs a buffer");
+        return NULL;
+    }
     queue_pair = given[QUEUE_PAIR] ? given[QUEUE_PAIR] : Py_None;
     if (given[RAW]) raw = PyObject_IsTrue(given[RAW]);
     if (raw < 0) return NULL;
@@ -500,6 +477,12 @@ static PyType_Spec lease_spec = {"ndpy._core.LeaseBase", sizeof(Lease), 0,
 
 int add_leases(PyObject *module)
 {
+    static const char *const names[ARGUMENTS] = {"buffer", "access", "queue_pair", "raw"};
+
+    for (int which = 0; which < ARGUMENTS; which++) {
+        argument_names[which] = interned(names[which]);
+        if (!argument_names[which]) return -1;
+    }
     entry_base_type = add_type(module, &entry_spec);
     known_base_type = add_type(module, &known_spec);
     cache_base_type = add_type(module, &cache_spec);

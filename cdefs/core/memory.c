@@ -86,6 +86,9 @@ static int read_number(PyObject *number, const char *what, unsigned long long *o
     if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
         PyErr_Format(PyExc_ValueError, "%s is 0 to 2**64-1, not %R", what, number);
+    } else if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "%s is an integer, not %R", what, number);
     }
     return -1;
 }

@@ -41,7 +41,8 @@ int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t 
     int which;
 
     if (given > positional) {
-        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments by position, not %zd", function, positional, given);
+        PyErr_Format(PyExc_TypeError, "%s() takes at most %d arguments by position, not %zd%s", function, positional, given,
+            count > positional ? "; give the others by name" : "");
         return -1;
     }
     for (number = 0; number < given; number++) out[number] = arguments[number];
@@ -59,6 +60,13 @@ int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t 
     return 0;
 }
 
+void raise_made(PyObject *error)
+{
+    if (!error) return;
+    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+    Py_DECREF(error);
+}
+
 PyObject *raise_defunct(PyObject *defunct)
 {
     PyObject *error;
@@ -66,10 +74,7 @@ PyObject *raise_defunct(PyObject *defunct)
     Py_INCREF(defunct);
     error = PyObject_CallObject(defunct, NULL);
     Py_DECREF(defunct);
-    if (error) {
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-        Py_DECREF(error);
-    }
+    raise_made(error);
     return NULL;
 }
 

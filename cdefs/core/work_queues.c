@@ -54,8 +54,7 @@ static int refuse_numbers(PyObject *self, PyObject *context, PyObject *flags)
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
-    if (error) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_XDECREF(error);
+    raise_made(error);
     return -1;
 }
 
@@ -101,19 +100,12 @@ static int read_remote(PyObject *object, struct ndpy_remote *out)
     return 0;
 }
 
-static int raise_made(PyObject *error)
-{
-    if (error) {
-        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-        Py_DECREF(error);
-    }
-    return -1;
-}
-
 /* ---- posting ---- */
 
-/* Posts elements, with their record. Returns 0 when it is posted, a refusal, or -1000 with an error. */
+/* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised. */
 enum { RAISED = -1000 };
+
+/* Posts elements, with their record. Returns 0 when it is posted, a refusal, or RAISED. */
 
 static int post_elements(
     WorkQueues *self, const struct post *post, const struct ndpy_element *elements, uint32_t count, PyObject *record)
@@ -166,8 +158,14 @@ static PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
     if (post->operation == NDPY_RECEIVE && !region->writable) post->flags |= NDPY_UNWRITABLE;
     if (enter(self) < 0) return NULL;
     if (!is_usable(region->defunct) || region->adapter != self->adapter) {
+        PyObject *checked;
+
         lock_leave(self->lock);
-        return PyObject_CallMethod((PyObject *)self, "_require_same_adapter", "Os", sge->region, "the region");
+        checked = PyObject_CallMethod((PyObject *)self, "_require_same_adapter", "Os", sge->region, "the region");
+        if (!checked) return NULL;
+        /* A close() in another thread has failed meanwhile, so the region can be used again. */
+        Py_DECREF(checked);
+        return post_one(self, post, sge);
     }
     /* Kept until the provider has copied what is sent inline. */
     owner = Py_XNewRef(region->owner);
@@ -188,6 +186,13 @@ static PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
     return result;
 }
 
+/* Whether the provider would write to memory of a region without that right. */
+static int may_not_be_filled(const WorkQueues *self, uint32_t operation, const Element *sge)
+{
+    return self->sinks_must_be_writable && (operation == NDPY_RECEIVE || operation == NDPY_READ) &&
+        !((Region *)sge->region)->writable;
+}
+
 /* Posts what the arguments of a method say. */
 static PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context, PyObject *flags)
 {
@@ -196,7 +201,7 @@ static PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyOb
 
     if (read_numbers((PyObject *)self, context, flags, &post) < 0) return NULL;
     if (remote && read_remote(remote, &post.remote) < 0) return NULL;
-    if (Py_TYPE(sges) != element_type || (self->sinks_must_be_writable && !((Region *)sge->region)->writable))
+    if (Py_TYPE(sges) != element_type || may_not_be_filled(self, operation, sge))
         return PyObject_CallMethod((PyObject *)self, "_post_many", "IOKIO", operation, sges,
             (unsigned long long)post.context, post.flags, remote ? remote : Py_None);
     if (remote && sge->length > post.remote.length) {

@@ -671,3 +671,16 @@ def test_a_bound_connector_tells_its_address_after_an_attempt_that_failed_too(fa
         assert (connector.state, connector.local_address) == ("bound", bound)
         with pytest.raises(ndpy.NotConnectedError):
             _ = connector.peer_address
+
+
+def test_a_post_is_not_lost_when_the_close_of_its_region_fails_meanwhile(adapter, queue, monkeypatch):
+    """The region cannot be used at the first look, and can be used when the reason is asked for."""
+    with adapter.create_queue_pair(queue) as queue_pair, adapter.register(bytearray(64)) as region:
+
+        def close_has_failed(*arguments):
+            region._defunct = None
+
+        monkeypatch.setattr(queue_pair, "_require_same_adapter", close_has_failed)
+        region._defunct = region._closed_error
+        queue_pair.receive(region[0:8])
+        assert queue_pair._in_flight() == 1
