@@ -76,10 +76,14 @@ extern PyTypeObject *element_type, *remote_type, *region_type;
 
 /* ---- lock.c ---- */
 
+/* signal: the system's lock on which `waiters` threads sleep. is_signaled: it was released for one of them, which has not run
+   yet. */
 typedef struct {
     PyObject_HEAD
-    PyThread_type_lock native;
+    PyThread_type_lock signal;
+    int waiters;
     char held;
+    char is_signaled;
 } Lock;
 
 extern PyTypeObject *lock_type;
@@ -89,16 +93,18 @@ extern PyTypeObject *lock_type;
 int lock_wait(PyObject *lock);
 static inline int lock_enter(PyObject *lock)
 {
-    if (lock && Py_TYPE(lock) == lock_type && PyThread_acquire_lock(((Lock *)lock)->native, NOWAIT_LOCK)) {
+    if (lock && Py_TYPE(lock) == lock_type && !((Lock *)lock)->held) {
         ((Lock *)lock)->held = 1;
         return 0;
     }
     return lock_wait(lock);
 }
+/* Wakes one of the threads that wait for a lock. */
+void lock_wake(Lock *lock);
 static inline void lock_leave(PyObject *lock)
 {
     ((Lock *)lock)->held = 0;
-    PyThread_release_lock(((Lock *)lock)->native);
+    if (((Lock *)lock)->waiters) lock_wake((Lock *)lock);
 }
 
 /* ---- records.c ---- */

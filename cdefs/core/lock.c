@@ -1,22 +1,72 @@
-/* A lock that C and Python code share. C takes a free one in a few instructions. */
+/* A lock that C and Python code share. Whether it is held is a flag that the interpreter's lock guards, so C takes and leaves a
+   free one in a few instructions. Threads that find it held sleep on a lock of the system. Whoever leaves wakes one of them, and
+   that one looks again: a third thread may have been quicker. */
 
 #include "core.h"
 
+/* The system's locks wait no longer than some number that differs by system. */
+#define LONGEST_S 3600
+
 PyTypeObject *lock_type;
 
-/* Returns 1 with the lock, 0 at the deadline, -1 if a signal handler raised. */
-static int acquire(Lock *lock, PY_TIMEOUT_T microseconds)
-{
-    PyLockStatus status = PyThread_acquire_lock_timed(lock->native, 0, 0);
+/* time.monotonic(). */
+static PyObject *monotonic;
 
-    while (status != PY_LOCK_ACQUIRED && microseconds) {
-        Py_BEGIN_ALLOW_THREADS
-        status = PyThread_acquire_lock_timed(lock->native, microseconds, 1);
-        Py_END_ALLOW_THREADS
-        if (status != PY_LOCK_INTR) break;
-        if (Py_MakePendingCalls() < 0) return -1;
+void lock_wake(Lock *lock)
+{
+    if (lock->is_signaled) return;
+    lock->is_signaled = 1;
+    PyThread_release_lock(lock->signal);
+}
+
+/* The present time in seconds, or -1 with an error: out of memory. */
+static double now(void)
+{
+    PyObject *time = PyObject_CallObject(monotonic, NULL);
+    double seconds = time ? PyFloat_AsDouble(time) : -1;
+
+    Py_XDECREF(time);
+    return seconds;
+}
+
+/* Sleeps until the lock may be free, or until the deadline. Returns 0, or -1 if a signal handler raised. */
+static int sleep_on(Lock *lock, PY_TIMEOUT_T microseconds)
+{
+    PyLockStatus status;
+
+    lock->waiters++;
+    Py_BEGIN_ALLOW_THREADS
+    status = PyThread_acquire_lock_timed(lock->signal, microseconds, 1);
+    Py_END_ALLOW_THREADS
+    lock->waiters--;
+    if (status == PY_LOCK_ACQUIRED) lock->is_signaled = 0;
+    return status == PY_LOCK_INTR ? Py_MakePendingCalls() : 0;
+}
+
+/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, -1 with an
+   error. */
+static int acquire(Lock *lock, double seconds)
+{
+    int is_limited = seconds >= 0;
+    double deadline = 0, left = seconds;
+
+    if (is_limited && left > 0 && lock->held) {
+        deadline = now();
+        if (deadline < 0) return -1;
+        deadline += seconds;
     }
-    if (status != PY_LOCK_ACQUIRED) return 0;
+    while (lock->held) {
+        double sleep_s = left < LONGEST_S ? left : LONGEST_S;
+
+        if (is_limited && left <= 0) return 0;
+        if (sleep_on(lock, is_limited ? (PY_TIMEOUT_T)(sleep_s * 1e6) + 1 : -1) < 0) return -1;
+        if (is_limited && lock->held) {
+            double time = now();
+
+            if (time < 0) return -1;
+            left = deadline - time;
+        }
+    }
     lock->held = 1;
     return 1;
 }
@@ -35,11 +85,12 @@ static PyObject *lock_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments), Py
     Lock *lock = (Lock *)PyType_GenericAlloc(type, 0);
 
     if (!lock) return NULL;
-    lock->native = PyThread_allocate_lock();
-    if (!lock->native) {
+    lock->signal = PyThread_allocate_lock();
+    if (!lock->signal) {
         Py_DECREF(lock);
         return PyErr_NoMemory();
     }
+    PyThread_acquire_lock(lock->signal, NOWAIT_LOCK);
     return (PyObject *)lock;
 }
 
@@ -47,9 +98,9 @@ static void lock_dealloc(PyObject *self)
 {
     Lock *lock = (Lock *)self;
 
-    if (lock->native) {
-        if (lock->held) PyThread_release_lock(lock->native);
-        PyThread_free_lock(lock->native);
+    if (lock->signal) {
+        if (!lock->is_signaled) PyThread_release_lock(lock->signal);
+        PyThread_free_lock(lock->signal);
     }
     free_object(self);
 }
@@ -61,7 +112,7 @@ static PyObject *lock_acquire(PyObject *self, PyObject *arguments, PyObject *key
     double timeout = -1;
 
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, &timeout)) return NULL;
-    got = acquire((Lock *)self, !blocking ? 0 : timeout < 0 ? -1 : (PY_TIMEOUT_T)(timeout * 1e6));
+    got = acquire((Lock *)self, !blocking ? 0 : timeout);
     return got < 0 ? NULL : PyBool_FromLong(got);
 }
 
@@ -82,7 +133,7 @@ static PyObject *lock_locked(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *lock_begin(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (lock_wait(self) < 0) return NULL;
+    if (lock_enter(self) < 0) return NULL;
     Py_RETURN_TRUE;
 }
 
@@ -112,6 +163,11 @@ static PyType_Spec lock_spec = {"ndpy._core.Lock", sizeof(Lock), 0, Py_TPFLAGS_D
 
 int add_locks(PyObject *module)
 {
-    lock_type = add_type(module, &lock_spec);
+    PyObject *time = PyImport_ImportModule("time");
+
+    if (!time) return -1;
+    monotonic = PyObject_GetAttrString(time, "monotonic");
+    Py_DECREF(time);
+    lock_type = monotonic ? add_type(module, &lock_spec) : NULL;
     return lock_type ? 0 : -1;
 }

@@ -154,6 +154,56 @@ def test_whoever_waits_for_a_lock_gets_it():
     assert not lock.locked()
 
 
+def test_threads_that_wait_at_the_same_time_all_get_the_lock():
+    lock, inside, entered = _core.Lock(), [0], [0]
+
+    def take() -> None:
+        for _ in range(200):
+            with lock:
+                inside[0] += 1
+                # Other threads run now, and wait.
+                time.sleep(0)
+                assert inside[0] == 1
+                inside[0] -= 1
+                entered[0] += 1
+
+    threads = [threading.Thread(target=take, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert entered[0] == 8 * 200
+    assert not lock.locked()
+
+
+def test_a_thread_that_is_woken_too_late_waits_for_the_rest_of_its_time_only():
+    lock, stop = _core.Lock(), threading.Event()
+    lock.acquire()
+
+    def wake_in_vain() -> None:
+        while not stop.wait(0.02):
+            # No other thread runs between these two.
+            lock.release()
+            lock.acquire()
+
+    thread = threading.Thread(target=wake_in_vain)
+    thread.start()
+    began = time.monotonic()
+    got = lock.acquire(timeout=0.3)
+    took = time.monotonic() - began
+    stop.set()
+    thread.join(DEADLINE_S)
+    lock.release()
+    assert got or 0.3 <= took < DEADLINE_S / 2
+
+
+def test_a_wait_may_be_as_long_as_one_likes():
+    lock = _core.Lock()
+    lock.acquire()
+    threading.Timer(0.05, lock.release).start()
+    assert lock.acquire(timeout=1e18)
+
+
 def test_a_condition_works_with_it():
     lock = _core.Lock()
     condition = threading.Condition(lock)
