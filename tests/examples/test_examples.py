@@ -109,6 +109,7 @@ def test_file_is_read_whole_and_refused_after_revocation(start, adapter, host, t
         assert "no windows on this adapter: region deregistered" in theirs.out
 
 
+@only_under_stress
 def test_file_server_goes_on_after_a_client_and_keeps_the_file_as_it_was(start, host, tmp_path):
     original = tmp_path / "original"
     original.write_bytes(b"contents" * 1000)
@@ -145,6 +146,7 @@ def test_many_clients_are_served_on_one_completion_queue(start, host):
     assert sorted(map(int, re.findall(r"left, total (\d+)", result.out))) == sorted(totals)
 
 
+@only_under_stress
 def test_server_survives_a_killed_client_and_reuses_its_slots(start, host):
     with start("many_clients", "server", "--port", 0, "--slots", 8, "--until", 6) as server:
         options = ["--port", port_of(server), "--messages"]

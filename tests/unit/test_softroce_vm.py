@@ -11,7 +11,7 @@ from importlib import resources
 
 import psutil
 import pytest
-from helpers import only_under_stress, sample
+from helpers import only_under_stress
 
 from ndpy.softroce import SetupError, tools, vm
 from ndpy.softroce import run as runner
@@ -107,6 +107,7 @@ def test_vm_passes_on_output_status_environment_folder_and_files(tmp_path):
     assert done.returncode == 37
 
 
+@only_under_stress
 def test_vm_reports_trouble_in_the_kernel_log(tmp_path):
     """The command passes, so the status says that the kernel failed."""
     log = tmp_path / "log"
@@ -185,7 +186,8 @@ def test_vm_that_is_not_done_in_time_is_ended_even_if_a_link_cannot_be_removed()
     assert time.monotonic() - start < BOOT_S - 100
 
 
-@pytest.mark.parametrize("number", sample([signal.SIGKILL, signal.SIGINT], 1))
+@only_under_stress
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_signal_ends_the_vm(number):
     """This includes SIGKILL. The VM sees that the host's end has closed, and powers off."""
     with subprocess.Popen(

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers import rounds
 
 if sys.platform != "linux":
     pytest.skip("userfaultfd is Linux's", allow_module_level=True)
@@ -201,13 +202,13 @@ def test_a_range_is_watched_anew_after_a_change(monitor):
 
 def test_memory_given_to_another_thread_before_munmap_returns_is_not_taken_for_the_former(monitor):
     """The kernel may give an address to another thread before the call that freed it has returned."""
-    rounds, stale = 1500, []
+    count, stale = rounds(1500, 500), []
     address = map_pages()
     wanted, done = threading.Semaphore(0), threading.Semaphore(0)
     state = {}
 
     def take_over():
-        for _ in range(rounds):
+        for _ in range(count):
             assert wanted.acquire(timeout=DEADLINE_S)
             deadline = time.monotonic() + DEADLINE_S
             while libc.mmap(address, PAGES * PAGE, 3, PRIVATE | FIXED_NOREPLACE, -1, 0) != address:
@@ -218,7 +219,7 @@ def test_memory_given_to_another_thread_before_munmap_returns_is_not_taken_for_t
 
     other = threading.Thread(target=take_over)
     other.start()
-    for _ in range(rounds):
+    for _ in range(count):
         ctypes.memset(address, 1, PAGE)
         state["watch"] = monitor.watch(address, address + PAGES * PAGE)
         wanted.release()
@@ -227,7 +228,7 @@ def test_memory_given_to_another_thread_before_munmap_returns_is_not_taken_for_t
         monitor.unwatch(state["watch"])
     other.join(DEADLINE_S)
     assert not other.is_alive()
-    assert not stale, f"{len(stale)} of {rounds}"
+    assert not stale, f"{len(stale)} of {count}"
     libc.munmap(address, PAGES * PAGE)
 
 
@@ -236,7 +237,7 @@ def test_threads_that_watch_and_unmap_do_not_hinder_each_other(monitor):
 
     def work():
         try:
-            for _ in range(200):
+            for _ in range(rounds(200, 60)):
                 start = map_pages()
                 watches = [monitor.watch(start + page * PAGE, start + (page + 2) * PAGE) for page in range(0, 6, 2)]
                 assert not any(monitor.changed(watch) for watch in watches)

@@ -11,7 +11,7 @@ import time
 
 import psutil
 import pytest
-from helpers import only_under_stress, sample
+from helpers import only_under_stress
 
 import ndpy
 
@@ -95,7 +95,8 @@ def test_a_killed_peer_is_reported_and_the_other_checks_go_on(adapter_name):
     assert SUMMARY.fullmatch(lines[-1]).group(2) == "1", output
 
 
-@pytest.mark.parametrize("number", sample([signal.SIGINT, signal.SIGTERM], 1))
+@only_under_stress
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_smoke_test_ends_both_processes(adapter_name, number):
     with started(adapter_name, "--only", "disconnect", "--only", "notification") as process:
         peer = first_child(process)
