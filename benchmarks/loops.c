@@ -279,12 +279,14 @@ static const struct loop {
 } loops[] = {
     {"write_afresh", write_afresh, 1, 1},
     {"write_kept", write_kept, 1, 1},
+    {"write_batch", write_kept, 1, 1},
     {"write_64_calls", write_64_calls, BATCH, 1},
     {"write_64_list", write_64_list, BATCH, 1},
     {"poll_empty", poll_empty, 1, 0},
     {"register_4k", register_4k, 1, 0},
     {"receive_64_list", receive_64_list, RECEIVES, 0},
     {"poll_64", poll_64, RECEIVES, 0},
+    {"poll_64_array", poll_64, RECEIVES, 0},
     {"poll_64_looked_at", poll_64_looked_at, RECEIVES, 0},
 };
 

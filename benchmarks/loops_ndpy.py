@@ -22,6 +22,11 @@ LOOPS = {
         while not poll():
             empty.append(0)
     """,
+    "write_batch": """
+        post(batch)
+        while not poll_into(found):
+            empty.append(0)
+    """,
     "write_64_calls": """
         for _ in range(63):
             write(element, remote, context=7, flags=silent)
@@ -29,9 +34,16 @@ LOOPS = {
         while not poll():
             empty.append(0)
     """,
+    "write_64_list": """
+        post(writes)
+        while not poll_into(found):
+            empty.append(0)
+    """,
     "poll_empty": "poll()",
     "register_4k": "register(buffer).close()",
+    "receive_64_list": "post_receives_of(receives)",
     "poll_64": "poll_receives(64)",
+    "poll_64_array": "poll_receives_into(found)",
     "poll_64_looked_at": """
         for completion in poll_receives(64):
             completion.context
@@ -65,15 +77,20 @@ def prepare(name):
         client.write(element, remote)
         take_one()
 
+    batch, writes, sends, receives = (ndpy.Batch(count) for count in (1, BATCH, BATCH, BATCH))
+    batch.write(element, remote, context=7)
+    for _ in range(BATCH):
+        writes.write(element, remote, context=7)
+        sends.send(element)
+        receives.receive(landing, context=7)
+
     def post_receives():
-        for _ in range(RECEIVES):
-            server.receive(landing, context=7)
+        for _ in range(RECEIVES // BATCH):
+            server.post(receives)
 
     def deliver():
         for _ in range(RECEIVES // BATCH):
-            for _ in range(BATCH - 1):
-                client.send(element, flags=Flags.SILENT_SUCCESS)
-            client.send(element)
+            client.post(sends)
             take_one()
 
     def drain():
@@ -86,7 +103,15 @@ def prepare(name):
     return {
         "write": client.write,
         "poll": queue.poll,
+        "poll_into": queue.poll_into,
+        "found": ndpy.CompletionArray(BATCH),
         "poll_receives": receive_queue.poll,
+        "poll_receives_into": receive_queue.poll_into,
+        "post": client.post,
+        "post_receives_of": server.post,
+        "batch": batch,
+        "writes": writes,
+        "receives": receives,
         "register": adapter.register,
         "lease": cache.local,
         "region": region,

@@ -29,14 +29,16 @@ OPERATIONS = {
     "write_64_list": BATCH,
     "receive_64_list": BATCH,
     "poll_64": BATCH,
+    "poll_64_array": BATCH,
     "poll_64_looked_at": BATCH,
 }
 # These loops wait for one completion each turn.
-WAITING = {"write_afresh", "write_kept", "write_64_calls", "write_64_list"}
+WAITING = {"write_afresh", "write_kept", "write_batch", "write_64_calls", "write_64_list"}
 # For these loops a round is RECEIVES // BATCH turns. Untimed steps come before and after. Then this many completions are left.
 STEPS = {
     "receive_64_list": ((), ("deliver",), RECEIVES),
     "poll_64": (("post_receives", "deliver"), (), 0),
+    "poll_64_array": (("post_receives", "deliver"), (), 0),
     "poll_64_looked_at": (("post_receives", "deliver"), (), 0),
 }
 # What every loop in Python costs without a body.

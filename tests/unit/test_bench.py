@@ -203,7 +203,7 @@ def test_a_figure_twice_or_of_something_unknown_is_refused(lines):
 def loops_of(who):
     """The names of a program's loops, from its source."""
     if who == "C":
-        return re.findall(r'^    \{"(\w+)", \1,', (FOLDER / "loops.c").read_text("utf-8"), re.MULTILINE)
+        return re.findall(r'^    \{"(\w+)", \w+,', (FOLDER / "loops.c").read_text("utf-8"), re.MULTILINE)
     tree = ast.parse((FOLDER / f"loops_{who}.py").read_text("utf-8"))
     (value,) = [
         node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LOOPS"
@@ -223,4 +223,5 @@ def test_the_programs_have_loops_that_the_table_knows(who):
 
 def test_every_bar_has_a_loop():
     assert {bar.loop for bar in figures.BARS} <= set(loops_of("ndpy"))
-    assert {bar.loop for bar in figures.BARS if bar.against} <= set(loops_of("C")) & set(loops_of("pyverbs"))
+    for bar in figures.BARS:
+        assert not bar.against or bar.loop in loops_of(bar.against)
