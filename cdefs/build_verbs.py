@@ -6,6 +6,7 @@ library.
 """
 
 import re
+import sys
 from pathlib import Path
 
 from cffi import FFI
@@ -67,3 +68,7 @@ ffibuilder.set_source(
     py_limited_api=True,
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter"],
 )
+
+if __name__ == "__main__":
+    # For a compiler that setuptools does not run. The argument is the path of the C file.
+    ffibuilder.emit_c_code(sys.argv[1])

@@ -4,9 +4,11 @@
      native_elements()                              a request's elements in the provider's layout
      struct native_request, native_data_request()   a request in the provider's words
      LARGEST_TOKEN                                  of an element
+     NATIVE_HAS_LISTS                               only verbs has it; see struct ndpy_provider
      native_post(), native_receive(), native_receive_shared()
      struct native_result, native_poll(), native_slot(), native_queue_pair(), status_of(), native_vendor_status(),
      native_bytes(), native_received(), translate_status()
+     native_time_ns()                               a clock that goes on steadily
 
    Each direction of a queue pair is a ring of slots. The provider gets the address of a request's slot as the
    request's context, and returns it with the completion. Requests of one direction complete in order. So a
@@ -22,7 +24,7 @@
 
 /* ---- posting ---- */
 
-static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+HOT int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
     uint64_t nbytes, struct native_request *request)
 {
     struct ndpy_ring *ring = qp->initiator;
@@ -35,16 +37,16 @@ static int post_initiator(struct ndpy_queue_pair *qp, uint32_t operation, uint32
         return NDPY_NOT_CONNECTED;
     if (operation == NDPY_READ && qp->refuses_reads)
         return NDPY_NO_READS;
-    slot = ring_next(ring);
-    if (!slot)
-        return NDPY_QUEUE_FULL;
+    error = ring_next(ring, &slot);
+    if (error)
+        return error;
     slot->context = context;
     slot->nbytes = nbytes;
     slot->operation = (uint16_t)operation;
     slot->flags = (uint16_t)flags;
     signaled = !(flags & NDPY_SILENT_SUCCESS) || flags & NDPY_MARKER || 2 * (ring->silent_run + 1) >= ring->depth;
 
-    ring_commit(ring);
+    ring_commit(ring, slot);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         error = NATIVE_NEVER_COMPLETES;
     else
@@ -69,15 +71,14 @@ int ndpy_post_marker(struct ndpy_queue_pair *qp)
 
     if (!ring_in_flight(qp->initiator) || !qp->initiator->silent_run)
         return 0;
-    slot = ring_next(qp->initiator);
-    if (!slot)
+    if (ring_next(qp->initiator, &slot))
         return 0;
     slot->context = 0;
     slot->nbytes = 0;
     slot->operation = NDPY_SEND;
     slot->flags = NDPY_MARKER;
     native_data_request(&request, NDPY_SEND, NULL, 0, &nowhere);
-    ring_commit(qp->initiator);
+    ring_commit(qp->initiator, slot);
     if (native_post(qp, slot, &request, 1)) {
         ring_withdraw(qp->initiator);
         return 0;
@@ -86,7 +87,7 @@ int ndpy_post_marker(struct ndpy_queue_pair *qp)
     return 1;
 }
 
-static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
+HOT int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
     const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
 {
     struct ndpy_slot *slot;
@@ -96,14 +97,14 @@ static int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t con
         return NDPY_TOO_MANY_ELEMENTS;
     if (nbytes > qp->max_length)
         return NDPY_TOO_LONG;
-    slot = ring_next(qp->receive);
-    if (!slot)
-        return NDPY_QUEUE_FULL;
+    error = ring_next(qp->receive, &slot);
+    if (error)
+        return error;
     slot->context = context;
     slot->nbytes = nbytes;
     slot->operation = NDPY_RECEIVE;
     slot->flags = (uint16_t)flags;
-    ring_commit(qp->receive);
+    ring_commit(qp->receive, slot);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         return 0;
     error = native_receive(qp, slot, native_elements(qp->elements, elements, count), count);
@@ -162,6 +163,8 @@ static void translate(const struct native_result *result, struct ndpy_completion
 {
     struct ndpy_slot *slot = native_slot(result);
     struct ndpy_ring *ring = slot->ring;
+    uint32_t sequence = slot->sequence;
+    int is_posted = !(slot->flags & NDPY_LISTED) || find_posted(ring, slot, &sequence);
 
     out->context = slot->context;
     out->operation = slot->operation;
@@ -169,16 +172,16 @@ static void translate(const struct native_result *result, struct ndpy_completion
     out->status = translate_status(out->native_status, slot->operation, slot->flags);
     out->vendor_status = out->status == NDPY_SUCCESS ? 0 : native_vendor_status(result);
     out->flags = 0;
-    out->slot = slot->sequence;
+    out->slot = sequence;
     if (out->status != NDPY_SUCCESS)
         out->nbytes = 0;
     else
         out->nbytes = slot->operation == NDPY_RECEIVE ? native_bytes(result) : slot->nbytes;
     if (ring) {
-        int32_t newly = (int32_t)(slot->sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
+        int32_t newly = (int32_t)(sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
 
         out->queue_pair = ring->number;
-        if ((int32_t)(slot->sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0) {
+        if (!is_posted || (int32_t)(sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0) {
             /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
             out->flags = NDPY_INTERNAL;
             out->retired = 0;
@@ -191,7 +194,7 @@ static void translate(const struct native_result *result, struct ndpy_completion
         if (out->status != NDPY_SUCCESS)
             atomic_store_explicit(&ring->failed, 1, memory_order_relaxed);
         if (newly > 0)
-            atomic_store_explicit(&ring->retired, slot->sequence + 1, memory_order_release);
+            atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
     } else {
         out->queue_pair = native_queue_pair(result);
         out->retired = 0;
@@ -228,6 +231,18 @@ int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uin
     return (int)done;
 }
 
+static int poll_again(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, const volatile int *stop,
+    uint64_t nanoseconds)
+{
+    uint64_t begin = native_time_ns();
+    int got;
+
+    do
+        got = ndpy_poll(cq, out, count);
+    while (!got && !*stop && native_time_ns() - begin < nanoseconds);
+    return got;
+}
+
 int ndpy_drain(struct ndpy_completion_queue *cq)
 {
     struct native_result results[NDPY_POLL_BATCH];
@@ -250,13 +265,26 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
     return (int)(cq->undelivered - before);
 }
 
+#ifdef NATIVE_HAS_LISTS
+#include "verbs/lists.c"
+#endif
+
 const struct ndpy_provider *ndpy_provider_table(void)
 {
     static const struct ndpy_provider provider = {
         .post = ndpy_post,
         .poll = ndpy_poll,
         .poll_internal = ndpy_poll_internal,
+        .spin = poll_again,
         .largest_token = LARGEST_TOKEN,
+#ifdef NATIVE_HAS_LISTS
+        .list_new = list_new,
+        .list_free = list_free,
+        .post_list = post_list,
+        .poll_array = poll_array,
+        .read_results = read_results,
+        .result_size = sizeof(struct native_result),
+#endif
     };
 
     return &provider;

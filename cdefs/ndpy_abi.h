@@ -35,8 +35,9 @@ enum ndpy_flag {
 /* Flags of a slot beside enum ndpy_flag. NDPY_UNWRITABLE: the receive's memory may not be written to. */
 enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
-    NDPY_MARKER = 0x200         /* ndpy posted this request. Its completion is internal. With SILENT_SUCCESS the
+    NDPY_MARKER = 0x200,        /* ndpy posted this request. Its completion is internal. With SILENT_SUCCESS the
                                    program gets its failure. */
+    NDPY_LISTED = 0x400         /* the slot belongs to a struct ndpy_list, not to a ring */
 };
 
 /* Why a post was refused before the provider saw it. Any other number except 0 is the provider's own. */
@@ -48,7 +49,8 @@ enum ndpy_refusal {
     NDPY_INLINE_TOO_LONG = -5,
     NDPY_BAD_FLAGS = -6,
     NDPY_NO_READS = -7,
-    NDPY_BAD_TOKEN = -8         /* larger than the provider's tokens; only ndpy._core returns it */
+    NDPY_BAD_TOKEN = -8,        /* larger than the provider's tokens; only ndpy._core and lists return it */
+    NDPY_POST_SINGLY = -9       /* only for lists: post the rest one by one */
 };
 
 enum ndpy_connection {
@@ -150,12 +152,50 @@ uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_
    requests ended, or minus an errno. */
 int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq);
 
-/* The functions that ndpy._core calls by itself. largest_token: of an element. */
+/* One request of a list. first and count: its elements. */
+struct ndpy_list_request {
+    struct ndpy_remote remote;
+    uint64_t context;
+    uint32_t operation;
+    uint32_t flags;
+    uint32_t first;
+    uint32_t count;
+};
+
+/* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first` on. All
+   of them succeeded, and nobody else has to hear of them. count is 0 if the completions were translated. */
+struct ndpy_untouched {
+    struct ndpy_list *list;
+    uint32_t first;
+    uint32_t count;
+    uint32_t queue_pair;
+};
+
+/* The functions that ndpy._core calls by itself. largest_token: of an element. spin polls until there is a completion, *stop is not
+   0, or so many nanoseconds have passed.
+
+   A list has requests in the provider's own layout, all of one direction. It is made for one queue pair, and may be posted again
+   while it is posted. A provider without these functions has NULL here.
+     list_new       returns 0, or a refusal with the number of the refused request in *bad
+     list_free      call this when all requests have ended, and before the queue pair is freed
+     post_list      returns 0, or a refusal with the number of requests that were posted all the same
+     poll_array     as poll; but `results`, an array of result_size each, may keep what is untouched
+     read_results   translates what is untouched */
 struct ndpy_provider {
     int (*post)(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
         const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
     int (*poll)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
     int (*poll_internal)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+    int (*spin)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count, const volatile int *stop,
+        uint64_t nanoseconds);
     uint64_t largest_token;
+    int (*list_new)(struct ndpy_queue_pair *qp, const struct ndpy_list_request *requests, uint32_t count,
+        const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad);
+    void (*list_free)(struct ndpy_list *list);
+    int (*post_list)(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted);
+    int (*poll_array)(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
+        struct ndpy_untouched *untouched);
+    void (*read_results)(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out);
+    uint32_t result_size;
 };
 const struct ndpy_provider *ndpy_provider_table(void);

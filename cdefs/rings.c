@@ -1,7 +1,7 @@
 /* The rings of posted requests, and the completions that a queue stores (see data_path.c). All providers share this
    file.
 
-   A provider's own data_path.c defines NATIVE_CANCELED and then includes this file once. */
+   A provider's own data_path.c defines NATIVE_CANCELED and NATIVE_NO_MEMORY, and then includes this file once. */
 
 #include <errno.h>
 #include <stdlib.h>
@@ -11,15 +11,27 @@
 
 static struct ndpy_ring *ring_new(uint32_t depth, uint32_t number)
 {
-    struct ndpy_ring *ring = calloc(1, sizeof *ring + (size_t)depth * sizeof ring->slots[0]);
+    struct ndpy_ring *ring = calloc(1, sizeof *ring);
 
     if (!ring)
         return NULL;
     ring->depth = depth;
     ring->number = number;
-    for (uint32_t i = 0; i < depth; i++)
-        ring->slots[i].ring = ring;
     return ring;
+}
+
+static void ring_free(struct ndpy_ring *ring)
+{
+    if (!ring)
+        return;
+    while (ring->memory) {
+        struct ndpy_slots *slots = ring->memory;
+
+        ring->memory = slots->next;
+        free(slots);
+    }
+    free(ring->postings.items);
+    free(ring);
 }
 
 struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
@@ -50,8 +62,16 @@ void ndpy_queue_pair_free(struct ndpy_queue_pair *qp)
 {
     if (!qp)
         return;
-    free(qp->initiator);
-    free(qp->receive);
+    while (qp->lists) {
+        struct ndpy_list *list = qp->lists;
+
+        qp->lists = list->next;
+        free(list->elements);
+        free(list->requests);
+        free(list);
+    }
+    ring_free(qp->initiator);
+    ring_free(qp->receive);
     free(qp->elements);
     free(qp);
 }
@@ -136,27 +156,151 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
 
 /* ---- places in a ring ---- */
 
-static inline struct ndpy_slot *ring_next(struct ndpy_ring *ring)
+#define FIRST_SLOTS 8
+
+/* Adds slots behind the newest one. Returns 0, or -1 if memory is short. */
+static int ring_grow(struct ndpy_ring *ring)
+{
+    uint32_t count = ring->allocated ? ring->allocated : FIRST_SLOTS;
+    uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+    struct ndpy_slots *slots;
+    struct ndpy_slot *last;
+
+    if (count > ring->depth - ring->allocated)
+        count = ring->depth - ring->allocated;
+    slots = calloc(1, sizeof *slots + (size_t)count * sizeof slots->slots[0]);
+    if (!slots)
+        return -1;
+    slots->next = ring->memory;
+    ring->memory = slots;
+    for (uint32_t i = 0; i < count; i++) {
+        slots->slots[i].ring = ring;
+        slots->slots[i].next = &slots->slots[i + 1];
+        slots->slots[i].index = ring->allocated++;
+        /* That of a request that has ended. */
+        slots->slots[i].sequence = retired - 1;
+    }
+    last = &slots->slots[count - 1];
+    if (ring->newest) {
+        last->next = ring->newest->next;
+        ring->newest->next = slots->slots;
+    } else {
+        last->next = slots->slots;
+        ring->newest = last;
+    }
+    return 0;
+}
+
+/* Finds the slot of the next request. Returns 0 or a refusal. */
+HOT int ring_next(struct ndpy_ring *ring, struct ndpy_slot **slot)
 {
     uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_relaxed);
-    struct ndpy_slot *slot;
+    uint32_t in_flight = posted - atomic_load_explicit(&ring->retired, memory_order_acquire);
 
-    if (posted - atomic_load_explicit(&ring->retired, memory_order_acquire) >= ring->depth)
-        return NULL;
-    slot = &ring->slots[posted % ring->depth];
-    slot->sequence = posted;
-    return slot;
+    if (in_flight >= ring->allocated) {
+        if (in_flight >= ring->depth)
+            return NDPY_QUEUE_FULL;
+        if (ring->allocated < ring->depth && ring_grow(ring))
+            return NATIVE_NO_MEMORY;
+    }
+    *slot = ring->newest->next;
+    (*slot)->sequence = posted;
+    return 0;
 }
 
 /* Call this before the provider sees the request: its completion may be polled before the post returns. */
-static inline void ring_commit(struct ndpy_ring *ring)
+HOT void ring_commit(struct ndpy_ring *ring, struct ndpy_slot *slot)
 {
+    ring->former = ring->newest;
+    ring->newest = slot;
     atomic_fetch_add_explicit(&ring->posted, 1, memory_order_release);
 }
 
-static inline void ring_withdraw(struct ndpy_ring *ring)
+/* Takes the last request back. */
+HOT void ring_withdraw(struct ndpy_ring *ring)
 {
+    ring->newest = ring->former;
     atomic_fetch_sub_explicit(&ring->posted, 1, memory_order_release);
+}
+
+/* Finds the slot of a request that is in flight, beginning at *place, which goes on. The slots come in the order of posting. */
+static struct ndpy_slot *ring_find(struct ndpy_slot **place, uint32_t sequence)
+{
+    struct ndpy_slot *slot = *place;
+
+    while (slot->sequence != sequence)
+        slot = slot->next;
+    *place = slot->next;
+    return slot;
+}
+
+/* ---- postings of lists ---- */
+
+HOT struct ndpy_posting *posting_at(struct ndpy_ring *ring, uint32_t place)
+{
+    return &ring->postings.items[place % (ring->depth + 1)];
+}
+
+/* Looks for the posting of a list's request that has ended. See find_posted(). */
+static int search_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
+{
+    const struct ndpy_list *list = list_of(slot);
+    uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+    uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
+    uint32_t end = atomic_load_explicit(&ring->postings.end, memory_order_acquire);
+
+    for (uint32_t place = first; place != end; place++) {
+        struct ndpy_posting *posting = posting_at(ring, place);
+        uint32_t count = atomic_load_explicit(&posting->count, memory_order_relaxed);
+
+        *sequence = posting->base + slot->sequence;
+        if ((int32_t)(posting->base + count - retired) <= 0) {
+            if (place == first)
+                atomic_store_explicit(&ring->postings.first, ++first, memory_order_release);
+        } else if (posting->list == list && slot->sequence < count && (int32_t)(*sequence - retired) >= 0) {
+            if (place == first && slot->sequence + 1 == count)
+                atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
+            return 1;
+        }
+    }
+    return 0;
+}
+
+/* Finds the number in the ring of a list's request that has ended: that of its oldest posting in which it has not ended yet.
+   Returns 0 if there is none. Once the last request of the oldest posting was found, the posting is over. Call this with the
+   completion queue's lock. */
+HOT int find_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
+{
+    uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
+
+    if (first != atomic_load_explicit(&ring->postings.end, memory_order_acquire)) {
+        const struct ndpy_posting *posting = posting_at(ring, first);
+        uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+        uint32_t left = atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence;
+
+        *sequence = posting->base + slot->sequence;
+        if (posting->list == list_of(slot) && (int32_t)(*sequence - retired) >= 0 && (int32_t)left > 0) {
+            if (left == 1)
+                atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
+            return 1;
+        }
+    }
+    return search_posted(ring, slot, sequence);
+}
+
+/* The slot of a list's request by its number in the ring. NULL if the number is not that of a list's request. Call this with the
+   completion queue's lock. */
+static struct ndpy_slot *listed_slot(struct ndpy_ring *ring, uint32_t sequence)
+{
+    uint32_t end = atomic_load_explicit(&ring->postings.end, memory_order_acquire);
+
+    for (uint32_t place = atomic_load(&ring->postings.first); place != end; place++) {
+        struct ndpy_posting *posting = posting_at(ring, place);
+
+        if (sequence - posting->base < atomic_load(&posting->count))
+            return &posting->list->slots[sequence - posting->base];
+    }
+    return NULL;
 }
 
 static const uint16_t allowed_flags[] = {
@@ -262,11 +406,13 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
     struct ndpy_ring *ring = receive ? qp->receive : qp->initiator;
     uint32_t left = ring_in_flight(ring);
     uint32_t retired = atomic_load(&ring->retired);
+    struct ndpy_slot *place = ring->newest ? ring->newest->next : NULL;
 
     if (left && reserve_stored(cq, left))
         return -ENOMEM;
     for (uint32_t i = 0; i < left; i++) {
-        const struct ndpy_slot *slot = &ring->slots[(retired + i) % ring->depth];
+        const struct ndpy_slot *listed = listed_slot(ring, retired + i);
+        const struct ndpy_slot *slot = listed ? listed : ring_find(&place, retired + i);
         struct ndpy_completion completion = {
             .context = slot->context,
             .operation = slot->operation,
@@ -274,7 +420,7 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
             .native_status = NATIVE_CANCELED,
             .queue_pair = ring->number,
             .retired = 1,
-            .slot = slot->sequence,
+            .slot = retired + i,
         };
 
         if (slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER)) {
@@ -287,5 +433,6 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
     if (left)
         atomic_store(&ring->failed, 1);
     atomic_store(&ring->retired, retired + left);
+    atomic_store(&ring->postings.first, atomic_load(&ring->postings.end));
     return (int)left;
 }

@@ -2,6 +2,8 @@
 
 #include <stdatomic.h>
 
+#include "hot.h"
+
 #define NDPY_POLL_BATCH 32
 
 /* A result of native_post(): the request counts as posted, but the provider will not complete it. ndpy_cancel_rest
@@ -12,21 +14,50 @@ struct ndpy_ring;
 
 struct ndpy_slot {
     struct ndpy_ring *ring;      /* NULL in a shared receive queue */
+    struct ndpy_slot *next;      /* in a ring */
     uint64_t context;
     uint64_t nbytes;
-    uint32_t sequence;           /* number of the request in its ring; in a shared queue, the slot's index */
+    uint32_t sequence;           /* number of the request in its ring; in a shared queue or a list, the slot's index */
+    uint32_t index;              /* of all slots of the ring, which stays the same */
     uint16_t operation;
     uint16_t flags;
 };
 
+/* Some of a ring's slots. */
+struct ndpy_slots {
+    struct ndpy_slots *next;
+    struct ndpy_slot slots[];
+};
+
+/* One posting of a list. base: the number of its first request in the ring. count: fewer than the list has if the provider
+   refused the rest. */
+struct ndpy_posting {
+    struct ndpy_list *list;
+    uint32_t base;
+    atomic_uint count;
+};
+
+/* The postings of a ring, oldest first, in an array of depth + 1 that the first one makes. Whoever posts moves `end`, and whoever
+   polls moves `first`. */
+struct ndpy_postings {
+    struct ndpy_posting *items;
+    atomic_uint first;
+    atomic_uint end;
+};
+
+/* The slots form a circle in the order of posting. It grows when all of it is taken, up to the depth. */
 struct ndpy_ring {
+    struct ndpy_postings postings;
+    struct ndpy_slots *memory;
+    struct ndpy_slot *newest;   /* that of the last request, or NULL while there are no slots */
+    struct ndpy_slot *former;   /* that of the last but one */
+    uint32_t allocated;
     atomic_uint posted;
     atomic_uint retired;
     atomic_uint failed;         /* whether a request has failed; all later ones fail too */
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
-    struct ndpy_slot slots[];
 };
 
 struct ndpy_queue_pair {
@@ -42,7 +73,29 @@ struct ndpy_queue_pair {
     int fences_all;
     int refuses_reads;
     atomic_int connection;
+    struct ndpy_list *lists;    /* those in use, and those for the next ones */
 };
+
+/* Requests that are posted together. elements and requests: in the provider's layout. The number of a slot is its place in the
+   list. Its memory stays until the queue pair is freed, because the provider names its slots. */
+struct ndpy_list {
+    struct ndpy_list *next;
+    struct ndpy_ring *ring;
+    void *elements;
+    void *requests;
+    uint32_t element_capacity;
+    uint32_t capacity;
+    uint32_t count;
+    char is_used;
+    char has_reads;
+    char was_refused;           /* the provider may name its slots until the end */
+    struct ndpy_slot slots[];
+};
+
+HOT struct ndpy_list *list_of(const struct ndpy_slot *slot)
+{
+    return (struct ndpy_list *)((char *)(slot - slot->sequence) - offsetof(struct ndpy_list, slots));
+}
 
 struct ndpy_shared_queue {
     void *native;

@@ -10,6 +10,7 @@ except ImportError as error:
         "in a checkout"
     ) from None
 
+from ndpy._core import Batch, CompletionArray
 from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
 from ndpy.completion import Completion
@@ -95,12 +96,14 @@ __all__ = [
     "AdapterNotFoundError",
     "AddressInUseError",
     "AddressUnreachableError",
+    "Batch",
     "Buffer",
     "CacheStats",
     "CanceledError",
     "Capability",
     "ClosedError",
     "Completion",
+    "CompletionArray",
     "CompletionQueue",
     "CompletionQueueOverrunError",
     "ConnectionActiveError",

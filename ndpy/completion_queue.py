@@ -16,6 +16,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import math
 import threading
 import time
 import weakref
@@ -28,6 +29,7 @@ from ndpy.completion import Completion, PostedRequests
 from ndpy.flags import Capability, Notify, Operation, Status
 from ndpy.memory import MemoryWindow
 from ndpy.pending import Pending
+from ndpy.placement import usable_processors
 from ndpy.resource import Resource, busy
 
 if TYPE_CHECKING:
@@ -49,6 +51,11 @@ _CANCELED = int(Status.CANCELED)
 # Room beyond the depth that the program asked for. Some silent requests are signaled, and their completions need a place too.
 _SLACK = 64
 
+# wait() polls so long before it sleeps. On a single processor nothing would come meanwhile.
+_SPIN_S = 50e-6 if usable_processors() > 1 else 0.0
+# Shorter tries are not worth their cost.
+_SHORTEST_SPIN_S = 2e-6
+
 # How long close() waits until no thread waits for the queue.
 _LEAVE_S = 5.0
 
@@ -65,6 +72,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     Attributes:
         depth: how many completions the program asked it to hold.
+        spin_s: for how long wait() polls at most before it sleeps. It polls for less while that finds nothing. 0: it does not.
     Source: IND2CompletionQueue; ibv_create_cq(3).
     """
 
@@ -73,6 +81,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
     def __init__(self, adapter: Adapter, depth: int) -> None:
         super().__init__(adapter)
         self.depth = depth
+        self.spin_s = _SPIN_S
+        #: For how long wait() polls next.
+        self._present_spin_s = _SPIN_S
         self._lock = _core.Lock()
         #: The provider's queue, and the extension module's record of it. None before the creation and after the close.
         self._cq: Any = None
@@ -81,12 +92,13 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         self._shared_receivers: dict[int, tuple[PostedRequests, Any]] = {}
         #: How many queue pairs have their completions here.
         self._users = 0
-        #: Use this only under the lock.
-        self._pollers: weakref.WeakSet[Poller] = weakref.WeakSet()
+        #: None before the first one. Use this only under the lock.
+        self._pollers: weakref.WeakSet[Poller] | None = None
         #: The waiters that threads sleep on, and those that are free for the next threads.
         self._waiters: list[Any] = []
         self._idle_waiters: list[Any] = []
-        self._left = threading.Condition(self._lock)  # type: ignore[arg-type]
+        #: close() waits on it until no thread waits for the queue.
+        self._left: threading.Condition | None = None
         #: The Pendings of arm() that have not ended, the oldest first.
         self._armed: dict[Pending[None], Notify] = {}
         #: The number of the last completion that ended a notification. _taken counts in the same way.
@@ -114,7 +126,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
     def _on_forked(self) -> None:
         super()._on_forked()
         self._lock = _core.Lock()
-        self._left = threading.Condition(self._lock)  # type: ignore[arg-type]
+        self._left = None
         self._waiters = []
         self._armed = {}
 
@@ -232,16 +244,31 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             return completions
         if max_entries < 1:
             raise ValueError(f"wait() takes at least one completion, not {max_entries}")
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        began = time.monotonic()
+        deadline = None if timeout_s is None else began + timeout_s
+        spin_s = min(self._present_spin_s, self.spin_s, math.inf if timeout_s is None else timeout_s)
+        if spin_s > 0:
+            completions = self.poll(max_entries, spin_s=spin_s)
+            if completions:
+                return completions
         while True:
             self._wait_for_notification(deadline)
             completions = self.poll(max_entries)
             if completions:
+                self._learn_to_spin(time.monotonic() - began)
                 self._wake_another_waiter()
                 return completions
             # Another thread has taken the completions, and may take the next ones too.
             if deadline is not None and time.monotonic() >= deadline:
                 raise _no_completion()
+
+    def _learn_to_spin(self, slept_s: float) -> None:
+        """A wait() had to sleep. Choose for how long the next one polls."""
+        if slept_s < 2 * self.spin_s:
+            self._present_spin_s = self.spin_s
+        elif self._present_spin_s:
+            half = self._present_spin_s / 2
+            self._present_spin_s = half if half > _SHORTEST_SPIN_S else 0.0
 
     def _wait_for_notification(self, deadline: float | None) -> None:
         """Return when there may be completions."""
@@ -268,7 +295,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
                     self._waiters.remove(waiter)
                     self._idle_waiters.append(waiter)
                     failure = self._native_end_sleep(waiter)
-                    self._left.notify_all()
+                    if self._left is not None:
+                        self._left.notify_all()
         if not in_time:
             raise _no_completion()
         if failure is not None:
@@ -299,7 +327,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             for other in self._waiters:
                 if other != waiter:
                     self._native_wake(other)
-            pollers = list(self._pollers)
+            pollers = list(self._pollers or ())
         for poller in pollers:
             poller._mark_ready(self)
 
@@ -445,8 +473,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             for waiter in self._waiters:
                 self._native_wake(waiter)
             # The waiters' handles are freed after this, and the system may give their numbers to others.
+            self._left = threading.Condition(self._lock)  # type: ignore[arg-type]
             have_left = self._left.wait_for(lambda: not self._waiters, _LEAVE_S)
-            pollers = list(self._pollers) if have_left else []
+            pollers = list(self._pollers or ()) if have_left else []
         if not have_left:
             self._resume_waiting([])
             raise errors.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")

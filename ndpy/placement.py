@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
@@ -37,3 +38,11 @@ def placement_warning(info: AdapterInfo, nodes: Path = _NODES) -> str:
         f"expect about half the bandwidth. Start programs with: numactl --cpunodebind={info.numa_node} "
         f"--membind={info.numa_node} COMMAND"
     )
+
+
+def usable_processors() -> int:
+    """How many processors this process may use."""
+    try:
+        return len(psutil.Process().cpu_affinity())
+    except (OSError, ValueError, AttributeError, psutil.Error):
+        return os.cpu_count() or 1

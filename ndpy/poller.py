@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
@@ -21,6 +22,9 @@ class Poller:
 
     Only one thread may wait at a time. Any other thread may call add(), remove(), wake() and close(). Connections and
     device events need no poller, because each adapter's own thread handles them.
+
+    Parameters:
+        spin_s: for how long wait() looks again and again before it sleeps. This costs a processor, and answers sooner.
     """
 
     # A queue is polled after it was added, after it delivered something, and after a notification. If it has nothing,
@@ -29,12 +33,13 @@ class Poller:
     #: Returns the platform's class; ndpy/platforms.py sets it.
     _implementation: ClassVar[Callable[[], type[Any]]]
 
-    def __new__(cls: type[P]) -> P:
+    def __new__(cls: type[P], *, spin_s: float = 0.0) -> P:
         if cls is Poller:
             cls = cls._implementation()
         return super().__new__(cls)
 
-    def __init__(self) -> None:
+    def __init__(self, *, spin_s: float = 0.0) -> None:
+        self.spin_s = spin_s
         # Reentrant, so that a signal handler may call wake() in a thread that holds the lock.
         self._lock = threading.RLock()
         self._closed = False
@@ -70,6 +75,8 @@ class Poller:
             completion_queue._check()
             if completion_queue not in self._queues:
                 self._queues[completion_queue] = self._native_add(completion_queue)
+                if completion_queue._pollers is None:
+                    completion_queue._pollers = weakref.WeakSet()
                 completion_queue._pollers.add(self)
         self._mark_ready(completion_queue)
 
@@ -81,7 +88,8 @@ class Poller:
             self._native_remove(completion_queue, self._queues.pop(completion_queue))
             self._maybe_ready.discard(completion_queue)
             with completion_queue._lock:
-                completion_queue._pollers.discard(self)
+                if completion_queue._pollers is not None:
+                    completion_queue._pollers.discard(self)
 
     def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
         """Wait until queues have completions, and take up to 64 from each queue.
@@ -94,7 +102,9 @@ class Poller:
             ClosedError: the poller was closed.
             CompletionQueueOverrunError, DeviceRemovedError: a queue failed, as in CompletionQueue.wait().
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline = None if timeout_s is None else now + timeout_s
+        spin_until = now + (self.spin_s if timeout_s is None else min(self.spin_s, timeout_s))
         counted = False
         try:
             with self._lock:
@@ -111,7 +121,9 @@ class Poller:
                     woken, self._woken = self._woken, False
                 if ready or woken:
                     return ready
-                if not self._native_wait(deadline):
+                if self.spin_s and (now := time.monotonic()) < spin_until:
+                    self._native_wait(now)
+                elif not self._native_wait(deadline):
                     raise TimeoutError("no completion within the time allowed", operation="wait")
         finally:
             if counted:
@@ -208,7 +220,8 @@ class Poller:
             queues = self._stop()
             for queue in queues:
                 with queue._lock:
-                    queue._pollers.discard(self)
+                    if queue._pollers is not None:
+                        queue._pollers.discard(self)
             # If a thread still waits, it frees the native object when it leaves.
             if self._waiters:
                 self._native_wake()

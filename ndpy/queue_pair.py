@@ -89,7 +89,7 @@ class QueuePair(WorkQueues):
         #: Whether the provider had ended every request when the native queue pair was destroyed.
         self._all_ended = True
         #: The queues that count it as a user. It leaves each of them once, even if Ctrl-C ends a close() half-way.
-        self._joined: set[CompletionQueue | SharedReceiveQueue] = set()
+        self._joined: list[CompletionQueue | SharedReceiveQueue] = []
         self._qp = self._native_create()
         try:
             self._begin_posting(self._new_slots())
@@ -296,19 +296,19 @@ class QueuePair(WorkQueues):
             with queue._lock:
                 queue._posted_requests[self._serial] = self._posted_requests
                 queue._users += 1
-                self._joined.add(queue)
+                self._joined.append(queue)
         srq = self.srq
         if srq is not None:
             with srq._lock:
                 srq._users += 1
-                self._joined.add(srq)
+                self._joined.append(srq)
             self.receive_cq._shared_receivers[self._number] = (self._posted_requests, srq)
 
     def _leave_queues(self) -> None:
         """Leave the queues that were joined. Their completions of this queue pair stay with them."""
         if self.srq is not None and self.srq in self._joined:
             self._leave_shared_queue(self.srq)
-        for queue in set(self._completion_queues) & self._joined:
+        for queue in set(self._completion_queues).intersection(self._joined):
             with queue._lock:
                 stored = self._lib.ndpy_stored_of(queue._native, self._serial)
                 if stored:
@@ -316,7 +316,7 @@ class QueuePair(WorkQueues):
                 else:
                     queue._posted_requests.pop(self._serial, None)
                 queue._users -= 1
-                self._joined.discard(queue)
+                self._joined.remove(queue)
 
     def _leave_shared_queue(self, srq: SharedReceiveQueue) -> None:
         queue = self.receive_cq
@@ -332,7 +332,7 @@ class QueuePair(WorkQueues):
                 queue._shared_receivers[number] = entry
         with srq._lock:
             srq._users -= 1
-            self._joined.discard(srq)
+            self._joined.remove(srq)
 
     def _wake_queues(self) -> None:
         """Wake everyone who waits for the completion queues. Completions came without an event, or no more will come."""

@@ -15,20 +15,27 @@ class SharedWeakSet(Generic[T]):
     might hold while the process forks.
     """
 
-    def __init__(self) -> None:
-        # By id(). valuerefs() is one step that other threads cannot disturb.
-        self._members: weakref.WeakValueDictionary[int, T] = weakref.WeakValueDictionary()
+    # By id(). None while it is empty, because most sets stay empty.
+    _members: weakref.WeakValueDictionary[int, T] | None = None
 
     def add(self, member: T) -> None:
+        if self._members is None:
+            # One step: another thread may add its first member too.
+            vars(self).setdefault("_members", weakref.WeakValueDictionary())
+        assert self._members is not None
         self._members[id(member)] = member
 
     def members(self) -> list[T]:
         """Those that are alive now."""
+        if self._members is None:
+            return []
+        # valuerefs() is one step that other threads cannot disturb.
         return [member for reference in self._members.valuerefs() if (member := reference()) is not None]
 
     def take(self) -> list[T]:
         """Remove those that are alive now, and return them."""
         taken = self.members()
         for member in taken:
+            assert self._members is not None
             self._members.pop(id(member), None)
         return taken

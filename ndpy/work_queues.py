@@ -7,13 +7,14 @@ sent inline, and what a refusal means.
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _core, errors
 from ndpy.completion import PostedRequests
 from ndpy.flags import Capability, Flags, Operation
-from ndpy.memory import InlineElements, MemoryRegion, RemoteMemory, Sge, address_of
+from ndpy.memory import Elements, InlineElements, MemoryRegion, RemoteMemory, Sge, address_of
 from ndpy.resource import Resource
 
 if TYPE_CHECKING:
@@ -61,6 +62,20 @@ def flatten(local: Any) -> list[Any]:
     if isinstance(local, (Sge, MemoryRegion, bytes, bytearray, memoryview)):
         return [local]
     return list(local)
+
+
+def _in_batch(error: Exception, place: int, posted: int) -> Exception:
+    """Say in an error which request of a batch it is about."""
+    remark = (
+        f" (request {place} of the batch; the {posted} before it were posted)"
+        if posted
+        else f" (request {place} of the batch)"
+    )
+    if isinstance(error, errors.ProviderError):
+        error.message += remark
+    else:
+        error.args = (f"{error.args[0]}{remark}", *error.args[1:])
+    return error
 
 
 @dataclass(frozen=True)
@@ -149,6 +164,68 @@ class WorkQueues(_core.WorkQueues, Resource):
             )
         self._post_many(SEND_AND_INVALIDATE, sges, context, flags, remote)
 
+    def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
+        """Post memory for several messages of the peer, in one call of the provider where that has such a call.
+
+        A Batch of receives with post() is quicker for receives that are posted again and again.
+
+        Parameters:
+            sges: for each receive a region, a slice of one, or a sequence of them.
+            contexts: for each receive 0 to 2**64 - 1. None for 0.
+        Raises: as for post() and receive().
+        Source: ibv_post_recv(3) with a list.
+        """
+        all_elements = [flatten(elements) for elements in sges]
+        if not all_elements:
+            return
+        batch = _core.Batch(len(all_elements), max_sge=max(map(len, all_elements)))
+        for elements in all_elements:
+            batch.receive(elements)
+        if contexts is not None:
+            batch.contexts = list(contexts)
+        self.post(batch)
+
+    def _post_singly(self, batch: _core.Batch, first: int) -> None:
+        """Post the requests of a batch from number `first` on, one by one."""
+        methods: dict[int, Callable[..., None]] = {SEND: self.send, READ: self.read, WRITE: self.write}
+        calls = batch._calls(first)
+        self._require_room(batch, calls[0][0] == RECEIVE, len(calls))
+        for place, (operation, sges, remote, context, flags) in enumerate(calls, first):
+            try:
+                if operation == RECEIVE:
+                    self.receive(sges, context=context)
+                else:
+                    memory = (sges,) if remote is None else (sges, remote)
+                    methods[operation](*memory, context=context, flags=flags)
+            except errors.NdpyError as error:
+                raise _in_batch(error, place, place) from None
+
+    def _require_room(self, batch: _core.Batch, receive: bool, count: int) -> None:
+        """Raise unless all of `count` requests can be posted."""
+        _, depth = self._queue_of(RECEIVE if receive else SEND)
+        with self._lock:
+            self._check()
+            used = self._lib.ndpy_queue_pair_in_flight(self._native, int(receive))
+        if used + count > depth:
+            raise self._refuse_batch(batch, QUEUE_FULL, len(batch) - count, len(batch) - count)
+
+    def _refuse_batch(self, batch: _core.Batch, refused: int, bad: int, posted: int) -> Exception:
+        """The error for a refused post(). bad: the number of the request that was refused."""
+        operation, sges, _, _, flags = batch._calls(bad)[0]
+        queue, depth = self._queue_of(operation)
+        if refused == QUEUE_FULL and len(batch) > depth:
+            return errors.LimitExceededError(
+                f"post: the {len(batch)} requests of the batch are more than the {depth} slots of the {queue} queue"
+            )
+        return _in_batch(self._refusal(operation, refused, flatten(sges), flags), bad, posted)
+
+    def _queue_of(self, operation: int) -> tuple[str, int]:
+        """The name and the depth of the queue that an operation goes to."""
+        limits = self.limits
+        if operation == RECEIVE:
+            return "receive", limits.receive_queue_depth
+        return "initiator", limits.initiator_queue_depth
+
     def _post_many(self, operation: int, local: Any, context: int, flags: int, remote: RemoteMemory | None) -> None:
         """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these."""
         elements = flatten(local)
@@ -208,9 +285,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         name = operation_name(operation)
         limits = self.limits
         if refused == QUEUE_FULL:
-            queue, depth = ("receive", limits.receive_queue_depth) if operation == RECEIVE else (
-                "initiator", limits.initiator_queue_depth
-            )  # fmt: skip
+            queue, depth = self._queue_of(operation)
             return errors.QueueFullError(
                 f"all {depth} slots of the {queue} queue are taken; take completions from its completion queue, then try again",
                 operation=name,

@@ -2,18 +2,15 @@
 
 #include "core.h"
 
-enum { SPARE_COMPLETIONS = 256 };
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *posted;
-    struct ndpy_completion entry;
-} Completion;
+enum { SPARE_COMPLETIONS = 256, STATUSES = 16 };
 
 PyTypeObject *completion_type;
 
 /* What ndpy/completion.py gives to set_up_completions(). */
 static PyObject *operations, *statuses, *raise_status, *describe;
+
+/* The members of Status, borrowed from `statuses`. The last ones repeat UNKNOWN. */
+static PyObject *status_members[STATUSES];
 
 /* Completions that were freed, for the next polls. The interpreter's lock guards them. */
 static Completion *spare_completions[SPARE_COMPLETIONS];
@@ -21,30 +18,43 @@ static int spare_count;
 
 PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
 {
+    PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
     Completion *completion;
 
+    if (!context) return NULL;
     if (spare_count) {
+        /* It has no reference now, and has kept its own one to its type. */
         completion = spare_completions[--spare_count];
-        PyObject_Init((PyObject *)completion, completion_type);
+        Py_INCREF((PyObject *)completion);
     } else {
         completion = PyObject_New(Completion, completion_type);
-        if (!completion) return NULL;
+        if (!completion) {
+            Py_DECREF(context);
+            return NULL;
+        }
     }
-    completion->entry = *entry;
+    completion->context = context;
+    completion->status = Py_XNewRef(status_members[entry->status & (STATUSES - 1)]);
     completion->posted = Py_NewRef(posted);
+    completion->entry = *entry;
     return (PyObject *)completion;
 }
 
 static void completion_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
+    Completion *completion = (Completion *)self;
 
-    Py_CLEAR(((Completion *)self)->posted);
-    if (spare_count < SPARE_COMPLETIONS)
-        spare_completions[spare_count++] = (Completion *)self;
-    else
+    Py_DECREF(completion->context);
+    Py_XDECREF(completion->status);
+    Py_DECREF(completion->posted);
+    if (spare_count < SPARE_COMPLETIONS) {
+        spare_completions[spare_count++] = completion;
+    } else {
+        PyTypeObject *type = Py_TYPE(self);
+
         PyObject_Free(self);
-    Py_DECREF(type);
+        Py_DECREF(type);
+    }
 }
 
 PyObject *entry_to_tuple(const struct ndpy_completion *entry)
@@ -99,11 +109,6 @@ static PyObject *get_operation(PyObject *self, void *Py_UNUSED(none))
     return member_of(operations, entry_of(self)->operation);
 }
 
-static PyObject *get_status(PyObject *self, void *Py_UNUSED(none))
-{
-    return member_of(statuses, entry_of(self)->status);
-}
-
 static PyObject *get_ok(PyObject *self, void *Py_UNUSED(none))
 {
     return PyBool_FromLong(entry_of(self)->status == NDPY_SUCCESS);
@@ -126,7 +131,8 @@ static PyObject *completion_repr(PyObject *self)
 }
 
 static PyMemberDef completion_members[] = {
-    {"context", T_ULONGLONG, offsetof(Completion, entry.context), READONLY, "The value that was given with the request."},
+    {"context", T_OBJECT_EX, offsetof(Completion, context), READONLY, "The value that was given with the request."},
+    {"status", T_OBJECT_EX, offsetof(Completion, status), READONLY, "A Status."},
     {"nbytes", T_ULONGLONG, offsetof(Completion, entry.nbytes), READONLY, "How many bytes a successful request moved."},
     {"native_status", T_UINT, offsetof(Completion, entry.native_status), READONLY,
         "The provider's own number for the status."},
@@ -138,7 +144,6 @@ static PyGetSetDef completion_fields[] = {
     {"immediate", get_immediate, NULL,
         "The 32 bits that the peer sent with its message or write, in host order. None if it sent none.", NULL},
     {"operation", get_operation, NULL, "An Operation.", NULL},
-    {"status", get_status, NULL, "A Status.", NULL},
     {"ok", get_ok, NULL, "Whether the request succeeded.", NULL},
     {"queue_pair", get_queue_pair, NULL, "The queue pair of the request. None if the program has dropped it.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
@@ -181,6 +186,7 @@ static PyObject *set_up(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
     PyObject **const settings[] = {&operations, &statuses, &raise_status, &describe};
     PyObject *given[4];
+    Py_ssize_t count;
 
     if (!PyArg_ParseTuple(arguments, "O!O!OO", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1], &given[2], &given[3]))
         return NULL;
@@ -190,6 +196,9 @@ static PyObject *set_up(PyObject *Py_UNUSED(module), PyObject *arguments)
         *settings[which] = Py_NewRef(given[which]);
         Py_XDECREF(former);
     }
+    count = PyTuple_Size(statuses);
+    for (Py_ssize_t which = 0; which < STATUSES; which++)
+        status_members[which] = PyTuple_GetItem(statuses, which < count ? which : count - 1);
     Py_RETURN_NONE;
 }
 

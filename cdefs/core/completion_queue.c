@@ -5,8 +5,10 @@
  */
 
 #include "core.h"
+#include "completion_array.h"
 
-enum { BATCH = 64, SLACK = 64 };
+/* RESULT_SIZE: the largest of a provider's results that polls can leave untouched. */
+enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
 
 /* native: struct ndpy_completion_queue, from attach() to detach(). posted: a dict of PostedRequests by the number of
    their queue pair. last: the PostedRequests of the last completion, and their number. kept: NULL, or a list of
@@ -28,10 +30,10 @@ typedef struct {
 
 typedef int take_function(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
 
-static PyObject *argument_names[1];
+static PyObject *argument_names[2];
 
 /* Returns a borrowed reference, or NULL without an error. */
-static Posted *posted_of(CompletionQueue *self, uint32_t number)
+HOT Posted *posted_of(CompletionQueue *self, uint32_t number)
 {
     PyObject *key, *found;
 
@@ -54,44 +56,90 @@ static Posted *posted_of(CompletionQueue *self, uint32_t number)
 }
 
 /* Whether nobody has to be told that a request with this record has ended. */
-static int is_plain(PyObject *record)
+HOT int is_plain(PyObject *record)
 {
-    return record == Py_None || Py_TYPE(record) == element_type || PyList_CheckExact(record);
+    return Py_TYPE(record) == element_type || Py_TYPE(record) == posted_list_type || record == Py_None ||
+        PyList_CheckExact(record);
 }
 
-/* Forgets the requests that a completion ends. Returns 0 if that is more than to forget them: then nothing has changed. */
-static int retire(const struct ndpy_completion *entry, Posted *posted)
-{
-    Records *records = (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
+/* ---- completions of requests that are only forgotten ---- */
 
-    if (entry->retired > records->count) return 0;
-    for (size_t place = 0; place < entry->retired; place++) {
-        if (!is_plain(records->items[(records->first + place) & (records->capacity - 1)])) return 0;
+/* Completions of one direction of one queue pair, one after the other. Their records go at the end of the run, all at once. next:
+   the first record that none of these requests has; left: how many requests of the record before have not ended. */
+struct run {
+    Posted *posted;
+    Records *records;
+    uint32_t number;
+    uint32_t retired;
+    uint32_t left;
+    int receives;
+    size_t next;
+};
+
+/* Forgets the requests of a run. */
+HOT void end_run(struct run *run)
+{
+    Records *records = run->records;
+
+    while (run->retired) {
+        struct record *oldest = record_at(records, 0);
+
+        if (run->retired < oldest->left) {
+            oldest->left -= run->retired;
+            break;
+        }
+        run->retired -= oldest->left;
+        Py_DECREF(records_take(records));
     }
-    for (size_t left = entry->retired; left; left--) Py_DECREF(records_take(records));
+    Py_XDECREF((PyObject *)run->posted);
+    *run = (struct run){0};
+}
+
+/* Counts the requests that a completion ends. Returns 0 if one of them has to be told: then nothing has changed. */
+HOT int count_requests(struct run *run, uint32_t retired)
+{
+    size_t next = run->next;
+    uint32_t left = run->left, remaining = retired;
+
+    while (remaining > left) {
+        const struct record *record;
+
+        remaining -= left;
+        if (next == run->records->count) return 0;
+        record = record_at(run->records, next++);
+        if (!is_plain(record->object)) return 0;
+        left = record->left;
+    }
+    run->left = left - remaining;
+    run->next = next;
+    run->retired += retired;
     return 1;
 }
 
-/* Returns what the program gets, None if that is nothing, or NULL with an error. failed: a list, made when needed. */
-static PyObject *collect_one(CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed)
+/* Makes a completion part of a run, or of the next one. Returns 0 if it needs more than that: then the run has ended. */
+HOT int join_run(CompletionQueue *self, struct run *run, const struct ndpy_completion *entry)
 {
-    PyObject *tuple, *completion;
+    int receives = entry->operation == NDPY_RECEIVE;
 
     if (entry->status == NDPY_SUCCESS && !(entry->flags & ~(uint32_t)(NDPY_INTERNAL | NDPY_IMMEDIATE))) {
-        Posted *posted = posted_of(self, entry->queue_pair);
+        if (!run->posted || run->number != entry->queue_pair || run->receives != receives) {
+            Posted *posted;
 
-        if (posted && PyDict_Size(posted->stored) == 0 && retire(entry, posted)) {
-            if (entry->flags & NDPY_INTERNAL) Py_RETURN_NONE;
-            return completion_new(entry, (PyObject *)posted);
+            end_run(run);
+            posted = posted_of(self, entry->queue_pair);
+            if (!posted || PyDict_Size(posted->stored)) return 0;
+            run->posted = (Posted *)Py_NewRef((PyObject *)posted);
+            run->records = (Records *)(receives ? posted->receive : posted->initiator);
+            run->number = entry->queue_pair;
+            run->receives = receives;
         }
+        if (count_requests(run, entry->retired)) return 1;
     }
-    if (!*failed) *failed = PyList_New(0);
-    tuple = *failed ? entry_to_tuple(entry) : NULL;
-    if (!tuple) return NULL;
-    completion = PyObject_CallMethod((PyObject *)self, "_collect_one", "OO", tuple, *failed);
-    Py_DECREF(tuple);
-    return completion;
+    end_run(run);
+    return 0;
 }
+
+/* ---- the other completions ---- */
 
 /* An exception, kept while other code runs. */
 struct failure {
@@ -107,45 +155,178 @@ static void note_failure(struct failure *failure)
         PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
 }
 
-/* Adds what the program gets for one completion. If that raises, such as because of Ctrl-C, the program still gets the
-   completion, as the provider reported it. */
-static void add_one(CompletionQueue *self, const struct ndpy_completion *entry, PyObject *completions, PyObject **failed,
-    struct failure *failure)
+/* Returns what the program gets for one completion, or NULL. failed: a list, made when needed. If Python code raises, such as
+   because of Ctrl-C, the program still gets the completion, as the provider reported it. */
+static PyObject *collect_one(
+    CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed, struct failure *failure)
 {
-    PyObject *completion = collect_one(self, entry, failed);
+    PyObject *tuple, *completion = NULL;
 
+    if (!*failed) *failed = PyList_New(0);
+    tuple = *failed ? entry_to_tuple(entry) : NULL;
+    if (tuple) completion = PyObject_CallMethod((PyObject *)self, "_collect_one", "OO", tuple, *failed);
+    Py_XDECREF(tuple);
     if (!completion) {
-        Posted *posted;
-
         note_failure(failure);
-        if (entry->flags & (NDPY_INTERNAL | NDPY_FROM_SHARED_QUEUE)) return;
-        posted = posted_of(self, entry->queue_pair);
-        completion = posted ? completion_new(entry, (PyObject *)posted) : NULL;
+        if (!(entry->flags & (NDPY_INTERNAL | NDPY_FROM_SHARED_QUEUE))) {
+            Posted *posted = posted_of(self, entry->queue_pair);
+
+            completion = posted ? completion_new(entry, (PyObject *)posted) : NULL;
+            if (PyErr_Occurred()) note_failure(failure);
+        }
+    } else if (completion == Py_None) {
+        Py_CLEAR(completion);
     }
-    if (completion && completion != Py_None) {
-        if (PyList_Append(completions, completion) == 0) self->taken++;
-    }
-    Py_XDECREF(completion);
-    if (PyErr_Occurred()) note_failure(failure);
+    return completion;
 }
 
-/* Takes up to `wanted` completions, and adds what the program gets to a list. Returns 0, or -1 with an error. Called
-   with the lock. */
-static int collect(CompletionQueue *self, take_function *take, size_t wanted, PyObject *completions, PyObject **failed)
+/* Adds objects to a list, which is made if there is none. Steals their references. Returns 0, or -1 with an error. */
+static int extend(PyObject **list, PyObject **objects, Py_ssize_t count)
 {
+    int result = 0;
+
+    if (!*list) {
+        *list = PyList_New(count);
+        if (*list) {
+            for (Py_ssize_t place = 0; place < count; place++) PyList_SetItem(*list, place, objects[place]);
+            return 0;
+        }
+        while (count--) Py_DECREF(objects[count]);
+        return -1;
+    }
+    for (Py_ssize_t place = 0; place < count; place++) {
+        if (PyList_Append(*list, objects[place]) < 0) result = -1;
+        Py_DECREF(objects[place]);
+    }
+    return result;
+}
+
+/* Forgets the receives that untouched completions end. Returns their PostedRequests, borrowed, with the list's object in *list,
+   which the caller owns. NULL if that is more than to forget them: then nothing has changed. */
+static Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouched *untouched, PyObject **list)
+{
+    Posted *posted = posted_of(self, untouched->queue_pair);
+    Records *records = posted ? (Records *)posted->receive : NULL;
+    struct record *oldest = records && records->count ? record_at(records, 0) : NULL;
+
+    if (!oldest || Py_TYPE(oldest->object) != posted_list_type || oldest->left < untouched->count ||
+        ((PostedList *)oldest->object)->native != untouched->list || PyDict_Size(posted->stored))
+        return NULL;
+    *list = Py_NewRef(oldest->object);
+    oldest->left -= untouched->count;
+    if (!oldest->left) Py_DECREF(records_take(records));
+    return posted;
+}
+
+/* Makes the Completions of untouched ones. Returns how many, or -1 if they need more than that. */
+static int make_untouched(CompletionQueue *self, const void *results, const struct ndpy_untouched *untouched,
+    struct ndpy_completion *entries, PyObject **found, struct failure *failure)
+{
+    PyObject *list = NULL;
+    Posted *posted = retire_untouched(self, untouched, &list);
+    int count = 0;
+
+    self->provider->read_results(results, untouched, entries);
+    if (!posted) return -1;
+    Py_INCREF((PyObject *)posted);
+    for (uint32_t place = 0; place < untouched->count; place++) {
+        found[count] = completion_new(&entries[place], (PyObject *)posted);
+        if (found[count])
+            count++;
+        else
+            note_failure(failure);
+    }
+    Py_DECREF((PyObject *)posted);
+    Py_DECREF(list);
+    return count;
+}
+
+/* Ends a single request that only has to be forgotten. Returns its PostedRequests, borrowed, or NULL: then nothing has changed. */
+HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entry)
+{
+    struct record *oldest;
+    Records *records;
+    Posted *posted;
+
+    if (entry->status != NDPY_SUCCESS || entry->flags || entry->retired != 1) return NULL;
+    posted = posted_of(self, entry->queue_pair);
+    if (!posted || PyDict_Size(posted->stored)) return NULL;
+    records = (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
+    oldest = records->count ? record_at(records, 0) : NULL;
+    if (!oldest || !is_plain(oldest->object)) return NULL;
+    if (!--oldest->left) Py_DECREF(records_take(records));
+    return posted;
+}
+
+/* Makes what the program gets for some completions. Returns how many objects that are. */
+static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_completion *entries, int got, PyObject **found,
+    PyObject **failed, struct failure *failure)
+{
+    struct run run = {0};
+    Py_ssize_t count = 0;
+
+    if (got == 1) {
+        Posted *posted = retire_one(self, entries);
+
+        if (posted) {
+            found[0] = completion_new(entries, (PyObject *)posted);
+            if (found[0]) return 1;
+            note_failure(failure);
+            return 0;
+        }
+    }
+    for (int number = 0; number < got; number++) {
+        const struct ndpy_completion *entry = &entries[number];
+
+        if (!join_run(self, &run, entry)) {
+            found[count] = collect_one(self, entry, failed, failure);
+        } else if (entry->flags & NDPY_INTERNAL) {
+            continue;
+        } else {
+            found[count] = completion_new(entry, (PyObject *)run.posted);
+            if (!found[count]) note_failure(failure);
+        }
+        if (found[count]) count++;
+    }
+    end_run(&run);
+    return count;
+}
+
+/* Takes up to `wanted` completions, and adds what the program gets to a list, which is made if there is none. Returns 0, or -1
+   with an error. Called with the lock. */
+static int collect(CompletionQueue *self, take_function *take, size_t wanted, PyObject **completions, PyObject **failed)
+{
+    const struct ndpy_provider *provider = self->provider;
+    int may_be_untouched = take == provider->poll && provider->poll_array && provider->result_size <= RESULT_SIZE;
+    uint64_t results[BATCH * RESULT_SIZE / sizeof(uint64_t)];
     struct ndpy_completion entries[BATCH];
+    PyObject *found[BATCH];
     struct failure failure = {NULL, NULL, NULL};
     int got;
 
     do {
         uint32_t room = wanted < BATCH ? (uint32_t)wanted : BATCH;
+        struct ndpy_untouched untouched = {.count = 0};
+        Py_ssize_t count = 0;
 
-        got = room ? take(self->native, entries, room) : 0;
+        if (!room)
+            got = 0;
+        else if (may_be_untouched)
+            got = provider->poll_array(self->native, results, entries, room, &untouched);
+        else
+            got = take(self->native, entries, room);
         if (got < 0) {
             raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
             return -1;
         }
-        for (int number = 0; number < got; number++) add_one(self, &entries[number], completions, failed, &failure);
+        if (untouched.count) {
+            count = make_untouched(self, results, &untouched, entries, found, &failure);
+            if (count < 0)
+                count = untouched.count = 0;
+        }
+        if (!untouched.count && got) count = collect_entries(self, entries, got, found, failed, &failure);
+        self->taken += count;
+        if (extend(completions, found, count) < 0) note_failure(&failure);
         wanted -= (size_t)got;
         if ((uint32_t)got < room || failure.type) break;
     } while (wanted && got);
@@ -184,52 +365,299 @@ static void keep(CompletionQueue *self, PyObject *completions)
     PyErr_Restore(failure.type, failure.value, failure.traceback);
 }
 
+/* Takes the lock of a queue that can be used. Returns 0, or -1 with an error. */
+HOT int enter(CompletionQueue *self)
+{
+    if (lock_enter(self->lock) < 0) return -1;
+    if (is_usable(self->defunct) && self->native) return 0;
+    lock_leave(self->lock);
+    if (is_usable(self->defunct))
+        PyErr_SetString(PyExc_RuntimeError, "the completion queue does not exist yet");
+    else
+        raise_defunct(self->defunct);
+    return -1;
+}
+
+/* Tells the queue pairs of failed requests. Gives back the list, which may be NULL. Returns 0, or -1 with an error. */
+HOT int tell_of_failures(CompletionQueue *self, PyObject *failed)
+{
+    int result = 0;
+
+    if (failed && PyList_Size(failed)) {
+        PyObject *told = PyObject_CallMethod((PyObject *)self, "_tell_of_failures", "O", failed);
+
+        result = told ? 0 : -1;
+        Py_XDECREF(told);
+    }
+    Py_XDECREF(failed);
+    return result;
+}
+
+/* ---- looking again and again ---- */
+
+/* No signal handler runs meanwhile. */
+#define LONGEST_SPIN_S 0.01
+
+/* Polls with the interpreter's lock free, until there are completions, the time is over, or another thread wants the queue. Returns
+   their number, or minus an errno. Called with the lock. */
+static int spin(CompletionQueue *self, struct ndpy_completion *entries, uint32_t room, double seconds)
+{
+    const Lock *lock = (Lock *)self->lock;
+    const struct ndpy_provider *provider = self->provider;
+    struct ndpy_completion_queue *native = self->native;
+    int got;
+
+    Py_BEGIN_ALLOW_THREADS
+    got = provider->spin(native, entries, room, &lock->waiters, (uint64_t)(seconds * 1e9));
+    Py_END_ALLOW_THREADS
+    return got;
+}
+
+/* Spins for the completions of a poll that found none. Returns 0, or -1 with an error. Called with the lock. */
+static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds, PyObject **completions, PyObject **failed)
+{
+    struct ndpy_completion entries[BATCH];
+    struct failure failure = {NULL, NULL, NULL};
+    PyObject *found[BATCH];
+    Py_ssize_t count = 0;
+
+    while (seconds > 0 && !count && !((Lock *)self->lock)->waiters) {
+        double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
+        int got = began < 0 ? 0 : spin(self, entries, wanted < BATCH ? (uint32_t)wanted : BATCH, slice);
+
+        if (began < 0) return -1;
+        if (got < 0) {
+            raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
+            return -1;
+        }
+        count = collect_entries(self, entries, got, found, failed, &failure);
+        self->taken += count;
+        seconds -= monotonic_now() - began;
+        if (!failure.type && PyErr_CheckSignals() < 0) note_failure(&failure);
+        if (failure.type) break;
+    }
+    if (count) {
+        Py_CLEAR(*completions);
+        if (extend(completions, found, count) < 0) note_failure(&failure);
+    }
+    if (!failure.type) return 0;
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
+    return -1;
+}
+
 static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     CompletionQueue *self = (CompletionQueue *)object;
-    PyObject *given[1] = {NULL}, *completions, *failed = NULL;
+    PyObject *given[2] = {NULL}, *completions, *failed = NULL;
     Py_ssize_t wanted = 64;
+    double spin_s = 0;
     int result;
 
-    if ((count || keywords) && sort_arguments("poll", arguments, count, keywords, argument_names, 1, 1, given) < 0)
+    if ((count || keywords) && sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0)
         return NULL;
+    if (given[1]) {
+        spin_s = PyFloat_AsDouble(given[1]);
+        if (PyErr_Occurred()) return NULL;
+    }
     if (given[0]) {
         wanted = PyLong_AsSsize_t(given[0]);
         if (wanted == -1 && PyErr_Occurred()) return NULL;
     }
-    if (lock_enter(self->lock) < 0) return NULL;
-    if (!is_usable(self->defunct) || !self->native) {
-        lock_leave(self->lock);
-        if (!is_usable(self->defunct)) return raise_defunct(self->defunct);
-        PyErr_SetString(PyExc_RuntimeError, "the completion queue does not exist yet");
-        return NULL;
-    }
+    if (enter(self) < 0) return NULL;
     if (wanted < 0) wanted = 0;
     if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;
-    completions = self->kept ? take_kept(self, wanted) : PyList_New(0);
-    result = !completions ? -1
-                          : collect(self, self->provider->poll, (size_t)(wanted - PyList_Size(completions)), completions,
-                                &failed);
+    completions = self->kept ? take_kept(self, wanted) : NULL;
+    if (completions) wanted -= PyList_Size(completions);
+    result = PyErr_Occurred() ? -1 : collect(self, self->provider->poll, (size_t)wanted, &completions, &failed);
+    if (spin_s > 0 && result == 0 && wanted > 0 && PyList_Size(completions) == 0)
+        result = collect_spinning(self, (size_t)wanted, spin_s, &completions, &failed);
     lock_leave(self->lock);
-    if (result == 0 && failed && PyList_Size(failed)) {
-        PyObject *told = PyObject_CallMethod(object, "_tell_of_failures", "O", failed);
-
-        if (!told) result = -1;
-        Py_XDECREF(told);
-    }
-    Py_XDECREF(failed);
+    if (result == 0)
+        result = tell_of_failures(self, failed);
+    else
+        Py_XDECREF(failed);
     if (result == 0) return completions;
     if (completions) keep(self, completions);
     return NULL;
 }
 
+/* ---- arrays ---- */
+
+static void set_entry(CompletionArray *array, uint32_t place, const struct ndpy_completion *entry, PyObject *posted)
+{
+    array->entries[place] = *entry;
+    array->owners[place] = Py_NewRef(posted);
+    array->owned = place + 1;
+}
+
+/* Puts kept completions into an array. Returns 0, or -1 with an error. */
+static int take_kept_into(CompletionQueue *self, CompletionArray *array)
+{
+    PyObject *taken = take_kept(self, array->capacity);
+
+    if (!taken) return -1;
+    for (Py_ssize_t place = 0; place < PyList_Size(taken); place++) {
+        const Completion *completion = (Completion *)PyList_GetItem(taken, place);
+
+        set_entry(array, (uint32_t)place, &completion->entry, completion->posted);
+    }
+    array->count = array->owned;
+    Py_DECREF(taken);
+    return 0;
+}
+
+/* Keeps an array's completions for the next poll, because the present exception ends this one. */
+static void keep_array(CompletionQueue *self, CompletionArray *array)
+{
+    struct failure failure = {NULL, NULL, NULL};
+    PyObject *completions;
+
+    note_failure(&failure);
+    completions = PyList_New(0);
+    for (uint32_t place = 0; completions && place < array->count; place++) {
+        PyObject *completion = completion_new(&array->entries[place], array->owners[place]);
+
+        if (completion) PyList_Append(completions, completion);
+        Py_XDECREF(completion);
+    }
+    array_clear(array);
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
+    if (completions) keep(self, completions);
+}
+
+/* Sorts out `got` completions that follow those of an array. Returns 0, or -1 with an error. */
+static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t got, PyObject **failed)
+{
+    struct failure failure = {NULL, NULL, NULL};
+    struct run run = {0};
+    uint32_t first = array->count, kept = first;
+
+    for (uint32_t place = first; place < first + got; place++) {
+        const struct ndpy_completion entry = array->entries[place];
+
+        if (!join_run(self, &run, &entry)) {
+            Completion *completion = (Completion *)collect_one(self, &entry, failed, &failure);
+
+            if (completion) set_entry(array, kept++, &completion->entry, completion->posted);
+            Py_XDECREF((PyObject *)completion);
+        } else if (!(entry.flags & NDPY_INTERNAL)) {
+            set_entry(array, kept++, &entry, (PyObject *)run.posted);
+        }
+    }
+    end_run(&run);
+    array->count = kept;
+    self->taken += kept - first;
+    if (!failure.type) return 0;
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
+    return -1;
+}
+
+/* Takes completions from the provider into an empty array. Returns 0, or -1 with an error. Called with the lock. */
+static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **failed)
+{
+    const struct ndpy_provider *provider = self->provider;
+    uint32_t wanted = (uint32_t)(array->capacity < (Py_ssize_t)self->depth + SLACK ? array->capacity
+                                                                                   : (Py_ssize_t)self->depth + SLACK);
+    int got;
+
+    if (provider->poll_array) {
+        if (array->provider != provider && array_prepare(array, provider) < 0) return -1;
+        got = provider->poll_array(self->native, array->results, array->entries, wanted, &array->untouched);
+    } else {
+        got = provider->poll(self->native, array->entries, wanted);
+    }
+    if (got < 0) {
+        raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
+        return -1;
+    }
+    if (array->untouched.count) {
+        Posted *posted = retire_untouched(self, &array->untouched, &array->list);
+
+        if (posted) {
+            array->owners[0] = Py_NewRef((PyObject *)posted);
+            array->owned = 1;
+            array->count = array->untouched.count;
+            self->taken += array->count;
+            if (array->is_exposed) array_read(array);
+            return 0;
+        }
+        provider->read_results(array->results, &array->untouched, array->entries);
+        array->untouched.count = 0;
+    }
+    return collect_array(self, array, (uint32_t)got, failed);
+}
+
+/* Spins until an array has enough completions. Returns 0, or -1 with an error. Called with the lock. */
+static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t enough, double seconds, PyObject **failed)
+{
+    array_read(array);
+    while (seconds > 0 && array->count < enough && !((Lock *)self->lock)->waiters) {
+        double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
+        int got = began < 0 ? 0 : spin(self, array->entries + array->count, (uint32_t)array->capacity - array->count, slice);
+
+        if (began < 0) return -1;
+        if (got < 0) {
+            raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
+            return -1;
+        }
+        if (collect_array(self, array, (uint32_t)got, failed) < 0 || PyErr_CheckSignals() < 0) return -1;
+        seconds -= monotonic_now() - began;
+    }
+    return 0;
+}
+
+static PyObject *array_argument_names[3];
+
+static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    PyObject *given[3] = {NULL}, *failed = NULL;
+    CompletionArray *array;
+    Py_ssize_t enough = 1;
+    double spin_s = 0;
+    int result;
+
+    if (sort_arguments("poll_into", arguments, count, keywords, array_argument_names, 1, 3, given) < 0) return NULL;
+    array = (CompletionArray *)given[0];
+    if (!array || Py_TYPE(given[0]) != completion_array_type) {
+        PyErr_Format(PyExc_TypeError, "poll_into() takes a CompletionArray, not %R",
+            array ? (PyObject *)Py_TYPE(given[0]) : Py_None);
+        return NULL;
+    }
+    if (given[1]) enough = PyLong_AsSsize_t(given[1]);
+    if (given[2]) spin_s = PyFloat_AsDouble(given[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (enough > array->capacity) {
+        PyErr_Format(PyExc_ValueError, "the array holds %zd completions, and cannot get %zd", array->capacity, enough);
+        return NULL;
+    }
+    if (enter(self) < 0) return NULL;
+    if (array->is_busy) {
+        lock_leave(self->lock);
+        PyErr_SetString(PyExc_RuntimeError, "another thread polls into this array");
+        return NULL;
+    }
+    array->is_busy = 1;
+    array_clear(array);
+    result = self->kept ? take_kept_into(self, array) : poll_array(self, array, &failed);
+    if (spin_s > 0 && result == 0 && (Py_ssize_t)array->count < enough)
+        result = spin_into(self, array, (uint32_t)enough, spin_s, &failed);
+    lock_leave(self->lock);
+    if (result == 0)
+        result = tell_of_failures(self, failed);
+    else
+        Py_XDECREF(failed);
+    if (result < 0) keep_array(self, array);
+    array->is_busy = 0;
+    return result == 0 ? PyLong_FromUnsignedLong(array->count) : NULL;
+}
+
 static PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))
 {
     CompletionQueue *self = (CompletionQueue *)object;
-    PyObject *nothing = PyList_New(0), *failed = PyList_New(0);
+    PyObject *nothing = NULL, *failed = PyList_New(0);
 
-    if (nothing && failed && collect(self, self->provider->poll_internal, SIZE_MAX, nothing, &failed) < 0)
-        Py_CLEAR(failed);
+    if (failed && collect(self, self->provider->poll_internal, SIZE_MAX, &nothing, &failed) < 0) Py_CLEAR(failed);
     Py_XDECREF(nothing);
     return failed;
 }
@@ -302,15 +730,31 @@ static PyMemberDef queue_members[] = {
 };
 
 PyDoc_STRVAR(poll_doc,
-    "poll($self, max_entries=64)\n--\n\n"
-    "Take completions without waiting.\n\n"
+    "poll($self, max_entries=64, *, spin_s=0.0)\n--\n\n"
+    "Take completions without sleeping.\n\n"
     "Parameters:\n"
     "    max_entries: how many to take at most.\n"
+    "    spin_s: how long to look again and again until there is one. Other threads run meanwhile. It ends early when another\n"
+    "        thread needs the queue.\n"
     "Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.\n"
+    "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");
+
+PyDoc_STRVAR(poll_into_doc,
+    "poll_into($self, array, *, at_least=1, spin_s=0.0)\n--\n\n"
+    "Take completions without sleeping, and allocate nothing for them.\n\n"
+    "Parameters:\n"
+    "    array: a CompletionArray. What it had before is forgotten.\n"
+    "    at_least, spin_s: look again and again, for spin_s seconds at most, until the array has so many. Other threads run\n"
+    "        meanwhile. It ends early when another thread needs the queue.\n"
+    "Raises:\n"
+    "    ValueError: at_least is more than the array holds.\n"
+    "Returns: how many completions the array has now, oldest first. If there are fewer than array.capacity, the queue was\n"
+    "    empty.\n"
     "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");
 
 static PyMethodDef queue_methods[] = {
     {"poll", (PyCFunction)(void (*)(void))queue_poll, METH_FASTCALL | METH_KEYWORDS, poll_doc},
+    {"poll_into", (PyCFunction)(void (*)(void))queue_poll_into, METH_FASTCALL | METH_KEYWORDS, poll_into_doc},
     {"_collect_internal", queue_collect_internal, METH_NOARGS,
         "Take the stored completions before the first one that is for the program. Called with the lock.\n\n"
         "Returns: the PostedRequests of those that failed."},
@@ -338,5 +782,10 @@ static PyType_Spec queue_spec = {"ndpy._core.CompletionQueue", sizeof(Completion
 int add_completion_queues(PyObject *module)
 {
     argument_names[0] = interned("max_entries");
-    return argument_names[0] && add_type(module, &queue_spec) ? 0 : -1;
+    argument_names[1] = interned("spin_s");
+    array_argument_names[0] = interned("array");
+    array_argument_names[1] = interned("at_least");
+    array_argument_names[2] = argument_names[1];
+    if (!array_argument_names[0] || !array_argument_names[1]) return -1;
+    return argument_names[0] && argument_names[1] && add_type(module, &queue_spec) ? 0 : -1;
 }

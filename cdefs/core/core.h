@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <structmember.h>
 
+#include "../hot.h"
 #include "../ndpy_abi.h"
 
 /* ---- module.c ---- */
@@ -30,7 +31,7 @@ int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t 
 PyObject *interned(const char *name);
 
 /* Raises what `defunct` makes, if the object cannot be used any more. Returns 0, or -1 with the error. */
-static inline int is_usable(PyObject *defunct)
+HOT int is_usable(PyObject *defunct)
 {
     return !defunct || defunct == Py_None;
 }
@@ -91,7 +92,7 @@ extern PyTypeObject *lock_type;
 /* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: the object is not a
    Lock, or a signal handler raised. */
 int lock_wait(PyObject *lock);
-static inline int lock_enter(PyObject *lock)
+HOT int lock_enter(PyObject *lock)
 {
     if (lock && Py_TYPE(lock) == lock_type && !((Lock *)lock)->held) {
         ((Lock *)lock)->held = 1;
@@ -101,18 +102,28 @@ static inline int lock_enter(PyObject *lock)
 }
 /* Wakes one of the threads that wait for a lock. */
 void lock_wake(Lock *lock);
-static inline void lock_leave(PyObject *lock)
+HOT void lock_leave(PyObject *lock)
 {
     ((Lock *)lock)->held = 0;
     if (((Lock *)lock)->waiters) lock_wake((Lock *)lock);
 }
 
+/* time.monotonic(), or -1 with an error: out of memory. */
+double monotonic_now(void);
+
 /* ---- records.c ---- */
 
-/* What the requests of one work queue use, oldest first. The capacity is a power of 2. */
+/* What some requests use: any object for one, or a PostedList. left: how many of them have not ended. */
+struct record {
+    PyObject *object;
+    uint32_t requests;
+    uint32_t left;
+};
+
+/* What the requests of one work queue use, oldest first. count: of the items. The capacity is a power of 2. */
 typedef struct {
     PyObject_HEAD
-    PyObject **items;
+    struct record *items;
     size_t first;
     size_t count;
     size_t capacity;
@@ -133,31 +144,72 @@ extern PyTypeObject *records_type, *posted_type;
 
 int records_grow(Records *records);
 
-/* Adds a record as the newest one. Returns 0, or -1 with an error. */
-static inline int records_push(Records *records, PyObject *record)
+HOT struct record *record_at(const Records *records, size_t place)
+{
+    return &records->items[(records->first + place) & (records->capacity - 1)];
+}
+
+/* Adds a record of some requests as the newest one. Returns 0, or -1 with an error. */
+HOT int records_push(Records *records, PyObject *object, uint32_t requests)
 {
     if (records->count == records->capacity && records_grow(records) < 0) return -1;
-    records->items[(records->first + records->count++) & (records->capacity - 1)] = Py_NewRef(record);
+    *record_at(records, records->count++) = (struct record){Py_NewRef(object), requests, requests};
     return 0;
 }
 
 /* Takes the newest record out. The caller owns it. */
-static inline PyObject *records_withdraw(Records *records)
+HOT PyObject *records_withdraw(Records *records)
 {
-    return records->items[(records->first + --records->count) & (records->capacity - 1)];
+    return record_at(records, --records->count)->object;
 }
 
-/* Takes the oldest record out. The caller owns it. */
-static inline PyObject *records_take(Records *records)
+/* Takes the oldest record out, with all of its requests. The caller owns it. */
+HOT PyObject *records_take(Records *records)
 {
-    PyObject *record = records->items[records->first];
+    PyObject *object = record_at(records, 0)->object;
 
     records->first = (records->first + 1) & (records->capacity - 1);
     records->count--;
-    return record;
+    return object;
 }
 
+/* ---- batch.c ---- */
+
+/* The requests of a batch as the provider gets them, for one queue pair. They are posted any number of times, and never change.
+   pool: a ListPool. records: a tuple of what each request uses. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *pool;
+    PyObject *records;
+    uint64_t *numbers; /* those of the batch's columns */
+    struct ndpy_list *native;
+    uint32_t count;
+    uint32_t operation; /* NDPY_RECEIVE, or an operation of the other queue */
+} PostedList;
+
+/* Whose lists they are. native: NULL once the queue pair has gone. */
+typedef struct {
+    PyObject_HEAD
+    const struct ndpy_provider *provider;
+    struct ndpy_queue_pair *native;
+} ListPool;
+
+extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
+
+/* ---- work_queues.c ---- */
+
+int read_remote(PyObject *object, struct ndpy_remote *out);
+
 /* ---- completion.c ---- */
+
+/* context, status: fields that the interpreter reads without a call. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *context;
+    PyObject *status;
+    PyObject *posted;
+    struct ndpy_completion entry;
+} Completion;
 
 extern PyTypeObject *completion_type;
 
@@ -169,6 +221,9 @@ PyObject *entry_to_tuple(const struct ndpy_completion *entry);
 int add_memory(PyObject *module);
 int add_locks(PyObject *module);
 int add_records(PyObject *module);
+int add_batches(PyObject *module);
+int add_completion_arrays(PyObject *module);
+
 int add_completions(PyObject *module);
 int add_work_queues(PyObject *module);
 int add_completion_queues(PyObject *module);

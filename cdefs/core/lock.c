@@ -19,8 +19,7 @@ void lock_wake(Lock *lock)
     PyThread_release_lock(lock->signal);
 }
 
-/* The present time in seconds, or -1 with an error: out of memory. */
-static double now(void)
+double monotonic_now(void)
 {
     PyObject *time = PyObject_CallObject(monotonic, NULL);
     double seconds = time ? PyFloat_AsDouble(time) : -1;
@@ -51,7 +50,7 @@ static int acquire(Lock *lock, double seconds)
     double deadline = 0, left = seconds;
 
     if (is_limited && left > 0 && lock->held) {
-        deadline = now();
+        deadline = monotonic_now();
         if (deadline < 0) return -1;
         deadline += seconds;
     }
@@ -61,7 +60,7 @@ static int acquire(Lock *lock, double seconds)
         if (is_limited && left <= 0) return 0;
         if (sleep_on(lock, is_limited ? (PY_TIMEOUT_T)(sleep_s * 1e6) + 1 : -1) < 0) return -1;
         if (is_limited && lock->held) {
-            double time = now();
+            double time = monotonic_now();
 
             if (time < 0) return -1;
             left = deadline - time;

@@ -86,7 +86,7 @@ PyMODINIT_FUNC PyInit__core(void)
     PyObject *module = PyModule_Create(&definition);
 
     if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_records(module) < 0 ||
-                      add_completions(module) < 0 || add_work_queues(module) < 0 ||
+                      add_batches(module) < 0 || add_completion_arrays(module) < 0 || add_completions(module) < 0 || add_work_queues(module) < 0 ||
                       add_completion_queues(module) < 0 || add_leases(module) < 0))
         Py_CLEAR(module);
     return module;

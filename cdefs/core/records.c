@@ -11,14 +11,13 @@ enum { FIRST_CAPACITY = 8 };
 int records_grow(Records *records)
 {
     size_t capacity = records->capacity ? 2 * records->capacity : FIRST_CAPACITY;
-    PyObject **items = PyMem_Malloc(capacity * sizeof *items);
+    struct record *items = PyMem_Malloc(capacity * sizeof *items);
 
     if (!items) {
         PyErr_NoMemory();
         return -1;
     }
-    for (size_t place = 0; place < records->count; place++)
-        items[place] = records->items[(records->first + place) & (records->capacity - 1)];
+    for (size_t place = 0; place < records->count; place++) items[place] = *record_at(records, place);
     PyMem_Free(records->items);
     records->items = items;
     records->first = 0;
@@ -28,7 +27,7 @@ int records_grow(Records *records)
 
 static PyObject *records_append(PyObject *self, PyObject *record)
 {
-    if (records_push((Records *)self, record) < 0) return NULL;
+    if (records_push((Records *)self, record, 1) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -45,12 +44,29 @@ static PyObject *records_pop(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    return ((Records *)self)->count ? records_take((Records *)self) : none_left();
+    Records *records = (Records *)self;
+    struct record *oldest = records->count ? record_at(records, 0) : NULL;
+
+    if (!oldest) return none_left();
+    if (Py_TYPE(oldest->object) == posted_list_type) {
+        const PostedList *list = (PostedList *)oldest->object;
+        PyObject *record = PyTuple_GetItem(list->records, (Py_ssize_t)(oldest->requests - oldest->left));
+
+        if (!record) return NULL;
+        Py_INCREF(record);
+        if (--oldest->left == 0) Py_DECREF(records_take(records));
+        return record;
+    }
+    return records_take(records);
 }
 
 static Py_ssize_t records_length(PyObject *self)
 {
-    return (Py_ssize_t)((Records *)self)->count;
+    const Records *records = (Records *)self;
+    size_t length = 0;
+
+    for (size_t place = 0; place < records->count; place++) length += record_at(records, place)->left;
+    return (Py_ssize_t)length;
 }
 
 static int records_traverse(PyObject *self, visitproc visit, void *arg)
@@ -59,7 +75,7 @@ static int records_traverse(PyObject *self, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(self));
     for (size_t place = 0; place < records->count; place++)
-        Py_VISIT(records->items[(records->first + place) & (records->capacity - 1)]);
+        Py_VISIT(record_at(records, place)->object);
     return 0;
 }
 

@@ -6,6 +6,7 @@
  */
 
 #include "core.h"
+#include "batch.h"
 
 enum { STACK_ELEMENTS = 16 };
 
@@ -19,6 +20,7 @@ typedef struct {
     PyObject *srq;
     PyObject *initiator; /* Records */
     PyObject *receive;   /* Records */
+    PyObject *lists;     /* ListPool */
     struct ndpy_queue_pair *native;
     const struct ndpy_provider *provider;
     char ended;
@@ -58,7 +60,7 @@ static int refuse_numbers(PyObject *self, PyObject *context, PyObject *flags)
     return -1;
 }
 
-static int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct post *post)
+HOT int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct post *post)
 {
     post->context = 0;
     post->flags = 0;
@@ -79,13 +81,19 @@ static int read_numbers(PyObject *self, PyObject *context, PyObject *flags, stru
     return 0;
 }
 
-static int read_remote(PyObject *object, struct ndpy_remote *out)
-{
-    Remote *remote = (Remote *)object, *window = remote;
+/* The class of ndpy/memory.py, once an object of it was seen. */
+static PyTypeObject *usual_remote_type;
 
-    if (!PyObject_TypeCheck(object, remote_type)) {
-        PyErr_Format(PyExc_TypeError, "the peer's memory is a RemoteMemory, not %R", (PyObject *)Py_TYPE(object));
-        return -1;
+HOT int decode_remote(PyObject *object, struct ndpy_remote *out)
+{
+    const Remote *remote = (Remote *)object, *window = remote;
+
+    if (Py_TYPE(object) != usual_remote_type) {
+        if (!PyObject_TypeCheck(object, remote_type)) {
+            PyErr_Format(PyExc_TypeError, "the peer's memory is a RemoteMemory, not %R", (PyObject *)Py_TYPE(object));
+            return -1;
+        }
+        if (!usual_remote_type) usual_remote_type = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
     }
     if (remote->token > UINT32_MAX) {
         PyErr_Format(PyExc_ValueError, "a remote token is 0 to 2**32-1, not %llu", remote->token);
@@ -100,6 +108,11 @@ static int read_remote(PyObject *object, struct ndpy_remote *out)
     return 0;
 }
 
+int read_remote(PyObject *object, struct ndpy_remote *out)
+{
+    return decode_remote(object, out);
+}
+
 /* ---- posting ---- */
 
 /* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised. */
@@ -107,14 +120,14 @@ enum { RAISED = -1000 };
 
 /* Posts elements, with their record. Returns 0 when it is posted, a refusal, or RAISED. */
 
-static int post_elements(
+HOT int post_elements(
     WorkQueues *self, const struct post *post, const struct ndpy_element *elements, uint32_t count, PyObject *record)
 {
     Records *records = (Records *)(post->operation == NDPY_RECEIVE ? self->receive : self->initiator);
     int refused;
 
     /* Recorded first: another thread may take the completion as soon as the provider has the request. */
-    if (records_push(records, record) < 0) return RAISED;
+    if (records_push(records, record, 1) < 0) return RAISED;
     refused = self->provider->post(
         self->native, post->operation, post->flags, post->context, elements, count, &post->remote);
     if (refused) Py_DECREF(records_withdraw(records));
@@ -135,7 +148,7 @@ static PyObject *conclude(WorkQueues *self, const struct post *post, int refused
 }
 
 /* Takes the lock of a queue pair that can be used. Returns 0, or -1 with an error. */
-static int enter(WorkQueues *self)
+HOT int enter(WorkQueues *self)
 {
     if (lock_enter(self->lock) < 0) return -1;
     if (is_usable(self->defunct) && self->native) return 0;
@@ -147,8 +160,10 @@ static int enter(WorkQueues *self)
     return -1;
 }
 
+static PyObject *post_again(WorkQueues *self, struct post *post, Element *sge);
+
 /* Posts one element of a region. */
-static PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
+HOT PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
 {
     const Region *region = (Region *)sge->region;
     struct ndpy_element element = {sge->address, sge->token, (uint32_t)sge->length};
@@ -165,7 +180,7 @@ static PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
         if (!checked) return NULL;
         /* A close() in another thread has failed meanwhile, so the region can be used again. */
         Py_DECREF(checked);
-        return post_one(self, post, sge);
+        return post_again(self, post, sge);
     }
     /* Kept until the provider has copied what is sent inline. */
     owner = Py_XNewRef(region->owner);
@@ -186,21 +201,26 @@ static PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
     return result;
 }
 
+static PyObject *post_again(WorkQueues *self, struct post *post, Element *sge)
+{
+    return post_one(self, post, sge);
+}
+
 /* Whether the provider would write to memory of a region without that right. */
-static int may_not_be_filled(const WorkQueues *self, uint32_t operation, const Element *sge)
+HOT int may_not_be_filled(const WorkQueues *self, uint32_t operation, const Element *sge)
 {
     return self->sinks_must_be_writable && (operation == NDPY_RECEIVE || operation == NDPY_READ) &&
         !((Region *)sge->region)->writable;
 }
 
 /* Posts what the arguments of a method say. */
-static PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context, PyObject *flags)
+HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context, PyObject *flags)
 {
     struct post post = {.operation = operation};
     Element *sge = (Element *)sges;
 
     if (read_numbers((PyObject *)self, context, flags, &post) < 0) return NULL;
-    if (remote && read_remote(remote, &post.remote) < 0) return NULL;
+    if (remote && decode_remote(remote, &post.remote) < 0) return NULL;
     if (Py_TYPE(sges) != element_type || may_not_be_filled(self, operation, sge))
         return PyObject_CallMethod((PyObject *)self, "_post_many", "IOKIO", operation, sges,
             (unsigned long long)post.context, post.flags, remote ? remote : Py_None);
@@ -211,18 +231,64 @@ static PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyOb
     return post_one(self, &post, sge);
 }
 
+/* How a call site gives its arguments. It passes the same tuple of names each time, so the last site's arguments need not be sorted
+   again. place: where each named argument belongs. */
+struct call_site {
+    PyObject *keywords;
+    Py_ssize_t given;
+    Py_ssize_t named;
+    signed char place[ARGUMENTS];
+};
+
+static int learn_call_site(struct call_site *site, Py_ssize_t given, PyObject *keywords, PyObject *const *arguments,
+    PyObject *const *sorted, int count)
+{
+    Py_ssize_t named = PyTuple_Size(keywords);
+    PyObject *former;
+
+    for (Py_ssize_t number = 0; number < named; number++) {
+        int which = 0;
+
+        while (which < count && sorted[which] != arguments[given + number]) which++;
+        /* The same object in two places. */
+        for (int other = which + 1; other < count; other++)
+            if (sorted[other] == sorted[which]) return 0;
+        site->place[number] = (signed char)which;
+    }
+    former = site->keywords;
+    site->keywords = Py_NewRef(keywords);
+    Py_XDECREF(former);
+    site->given = given;
+    site->named = named;
+    return 0;
+}
+
+/* Does sort_arguments(). */
+HOT int sort(struct call_site *site, const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
+    PyObject *const *names, int positional, int count, PyObject **out)
+{
+    if (keywords && keywords == site->keywords && given == site->given) {
+        for (Py_ssize_t number = 0; number < given; number++) out[number] = arguments[number];
+        for (Py_ssize_t number = 0; number < site->named; number++)
+            out[(int)site->place[number]] = arguments[given + number];
+        return 0;
+    }
+    if (sort_arguments(function, arguments, given, keywords, names, positional, count, out) < 0) return -1;
+    return keywords ? learn_call_site(site, given, keywords, arguments, out, count) : 0;
+}
+
 static PyObject *missing(const char *function, const char *name)
 {
     PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, name);
     return NULL;
 }
 
-static PyObject *post_to_peer(PyObject *self, uint32_t operation, const char *function, PyObject *const *arguments,
-    Py_ssize_t count, PyObject *keywords)
+HOT PyObject *post_to_peer(PyObject *self, uint32_t operation, const char *function, struct call_site *site,
+    PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *given[ARGUMENTS] = {NULL};
 
-    if (sort_arguments(function, arguments, count, keywords, names_with_remote, 2, ARGUMENTS, given) < 0) return NULL;
+    if (sort(site, function, arguments, count, keywords, names_with_remote, 2, ARGUMENTS, given) < 0) return NULL;
     if (!given[SGES]) return missing(function, "sges");
     if (!given[REMOTE]) return missing(function, "remote");
     return post((WorkQueues *)self, operation, given[SGES], given[REMOTE], given[CONTEXT], given[FLAGS]);
@@ -230,9 +296,10 @@ static PyObject *post_to_peer(PyObject *self, uint32_t operation, const char *fu
 
 static PyObject *queues_send(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
+    static struct call_site site;
     PyObject *given[3] = {NULL};
 
-    if (sort_arguments("send", arguments, count, keywords, names_without_remote, 1, 3, given) < 0) return NULL;
+    if (sort(&site, "send", arguments, count, keywords, names_without_remote, 1, 3, given) < 0) return NULL;
     if (!given[0]) return missing("send", "sges");
     return post((WorkQueues *)self, NDPY_SEND, given[0], NULL, given[1], given[2]);
 }
@@ -240,9 +307,10 @@ static PyObject *queues_send(PyObject *self, PyObject *const *arguments, Py_ssiz
 static PyObject *queues_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     WorkQueues *queues = (WorkQueues *)self;
+    static struct call_site site;
     PyObject *given[2] = {NULL};
 
-    if (sort_arguments("receive", arguments, count, keywords, names_without_remote, 1, 2, given) < 0) return NULL;
+    if (sort(&site, "receive", arguments, count, keywords, names_without_remote, 1, 2, given) < 0) return NULL;
     if (!given[0]) return missing("receive", "sges");
     if (queues->srq && queues->srq != Py_None) {
         raise_made(PyObject_CallMethod(self, "_no_own_receives", NULL));
@@ -253,12 +321,111 @@ static PyObject *queues_receive(PyObject *self, PyObject *const *arguments, Py_s
 
 static PyObject *queues_read(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return post_to_peer(self, NDPY_READ, "read", arguments, count, keywords);
+    static struct call_site site;
+
+    return post_to_peer(self, NDPY_READ, "read", &site, arguments, count, keywords);
 }
 
 static PyObject *queues_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return post_to_peer(self, NDPY_WRITE, "write", arguments, count, keywords);
+    static struct call_site site;
+
+    return post_to_peer(self, NDPY_WRITE, "write", &site, arguments, count, keywords);
+}
+
+/* ---- batches ---- */
+
+/* Finds a region that cannot be used here. Borrowed, or NULL. */
+static PyObject *find_unusable(const WorkQueues *self, const Batch *batch)
+{
+    for (uint32_t place = 0; place < batch->region_count; place++) {
+        const Region *region = (Region *)batch->regions[place];
+
+        if (!is_usable(region->defunct) || region->adapter != self->adapter) return (PyObject *)region;
+    }
+    return NULL;
+}
+
+/* Posts a list, with its record. Returns 0 when it is posted, a refusal, or RAISED. */
+static int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
+{
+    Records *records = (Records *)(list->operation == NDPY_RECEIVE ? self->receive : self->initiator);
+    int refused;
+
+    /* Recorded first: another thread may take completions as soon as the provider has the requests. */
+    if (records_push(records, (PyObject *)list, list->count) < 0) return RAISED;
+    refused = self->provider->post_list(self->native, list->native, posted);
+    if (!refused) return 0;
+    if (*posted) {
+        struct record *newest = record_at(records, records->count - 1);
+
+        newest->requests = newest->left = *posted;
+    } else {
+        Py_DECREF(records_withdraw(records));
+    }
+    return refused;
+}
+
+static PyObject *post_singly(PyObject *self, PyObject *batch, uint32_t posted)
+{
+    return PyObject_CallMethod(self, "_post_singly", "OI", batch, posted);
+}
+
+static PyObject *queues_post(PyObject *object, PyObject *argument)
+{
+    WorkQueues *self = (WorkQueues *)object;
+    Batch *batch = (Batch *)argument;
+    PyObject *unusable;
+    PostedList *list;
+    uint32_t posted = 0, bad = 0;
+    int refused = 0;
+
+    if (Py_TYPE(argument) != batch_type) {
+        PyErr_Format(PyExc_TypeError, "post() takes a Batch, not %R", (PyObject *)Py_TYPE(argument));
+        return NULL;
+    }
+    if (!batch->count) {
+        PyErr_SetString(PyExc_ValueError, "the batch is empty; add requests with its methods send(), write() and so on");
+        return NULL;
+    }
+    if (batch->requests[0].operation == NDPY_RECEIVE && self->srq && self->srq != Py_None) {
+        raise_made(PyObject_CallMethod(object, "_no_own_receives", NULL));
+        return NULL;
+    }
+    if (enter(self) < 0) return NULL;
+    unusable = find_unusable(self, batch);
+    if (unusable) {
+        PyObject *checked;
+
+        Py_INCREF(unusable);
+        lock_leave(self->lock);
+        checked = PyObject_CallMethod(object, "_require_same_adapter", "Os", unusable, "the region");
+        Py_DECREF(unusable);
+        if (!checked) return NULL;
+        /* A close() in another thread has failed meanwhile, so the region can be used again. */
+        Py_DECREF(checked);
+        return queues_post(object, argument);
+    }
+    if (!self->provider->list_new) {
+        lock_leave(self->lock);
+        return post_singly(object, argument, 0);
+    }
+    list = batch_list(batch, (ListPool *)self->lists, &refused, &bad);
+    if (list) {
+        Py_INCREF((PyObject *)list);
+        refused = post_list(self, list, &posted);
+        bad = posted;
+    }
+    lock_leave(self->lock);
+    Py_XDECREF((PyObject *)list);
+    if (refused == NDPY_POST_SINGLY) return post_singly(object, argument, posted);
+    if (PyErr_Occurred()) return NULL;
+    if (refused) {
+        raise_made(PyObject_CallMethod(object, "_refuse_batch", "OiII", argument, refused, bad, posted));
+        return NULL;
+    }
+    if (self->ended) return PyObject_CallMethod(object, "_cancel_late_request", "I", batch->requests[0].operation);
+    Py_RETURN_NONE;
 }
 
 /* Reads the triples of _post_elements(). */
@@ -304,11 +471,19 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
     return result;
 }
 
+/* The lists outlive the native queue pair, whose memory they use. */
+static void forget_lists(WorkQueues *queues)
+{
+    if (queues->lists) ((ListPool *)queues->lists)->native = NULL;
+    Py_CLEAR(queues->lists);
+}
+
 static PyObject *queues_attach(PyObject *self, PyObject *arguments)
 {
     WorkQueues *queues = (WorkQueues *)self;
     unsigned long long provider, native;
     PyObject *posted;
+    ListPool *pool;
 
     if (!PyArg_ParseTuple(arguments, "KKO!", &provider, &native, posted_type, &posted)) return NULL;
     queues->provider = (const struct ndpy_provider *)(uintptr_t)provider;
@@ -317,12 +492,19 @@ static PyObject *queues_attach(PyObject *self, PyObject *arguments)
     Py_XDECREF(queues->receive);
     queues->initiator = Py_NewRef(((Posted *)posted)->initiator);
     queues->receive = Py_NewRef(((Posted *)posted)->receive);
+    pool = (ListPool *)PyObject_CallObject((PyObject *)list_pool_type, NULL);
+    if (!pool) return NULL;
+    pool->provider = queues->provider;
+    pool->native = queues->native;
+    forget_lists(queues);
+    queues->lists = (PyObject *)pool;
     Py_RETURN_NONE;
 }
 
 static PyObject *queues_detach(PyObject *self, PyObject *Py_UNUSED(none))
 {
     ((WorkQueues *)self)->native = NULL;
+    forget_lists((WorkQueues *)self);
     Py_RETURN_NONE;
 }
 
@@ -350,6 +532,7 @@ static int queues_clear(PyObject *self)
     Py_CLEAR(queues->srq);
     Py_CLEAR(queues->initiator);
     Py_CLEAR(queues->receive);
+    forget_lists(queues);
     return 0;
 }
 
@@ -433,6 +616,20 @@ PyDoc_STRVAR(write_doc,
     "    NotConnectedError, QueueFullError and so on: as for send().\n"
     "Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE.\n");
 
+PyDoc_STRVAR(post_doc,
+    "post($self, batch, /)\n--\n\n"
+    "Post the requests of a batch, in one call of the provider where that has such a call, and return as soon as they are\n"
+    "queued.\n\n"
+    "All of them are posted, or none if the queue has too little room for them. If the provider refuses one of them, those\n"
+    "before it are posted, and the error says how many.\n\n"
+    "Parameters:\n"
+    "    batch: a Batch with at least one request. It may be changed and posted again as soon as the call returns.\n"
+    "Raises:\n"
+    "    ElementRangeError: a number in a column is outside of the memory that the request was made for.\n"
+    "    LimitExceededError: there are more requests than the queue has slots, or a request exceeds a limit.\n"
+    "    QueueFullError, NotConnectedError, ForeignObjectError and so on: as for send().\n"
+    "Source: ibv_post_send(3) and ibv_post_recv(3) with a list. Providers of NetworkDirect get each request by itself.\n");
+
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS
 
 static PyMethodDef queues_methods[] = {
@@ -440,6 +637,7 @@ static PyMethodDef queues_methods[] = {
     {"receive", FAST(queues_receive), receive_doc},
     {"read", FAST(queues_read), read_doc},
     {"write", FAST(queues_write), write_doc},
+    {"post", queues_post, METH_O, post_doc},
     {"_post_elements", queues_post_elements, METH_VARARGS,
         "_post_elements($self, operation, record, elements, context, flags, remote, /)\n--\n\n"
         "Post elements, as a list of (address, length, token). record: the list that keeps their memory alive."},

@@ -44,6 +44,7 @@ struct native_result {
 #define ND_INVALID_DEVICE_REQUEST 0xC0000010u
 #define ND_DATA_OVERRUN 0xC000003Cu
 #define ND_DATA_ERROR 0xC000003Eu
+#define ND_INSUFFICIENT_RESOURCES 0xC000009Au
 #define ND_IO_TIMEOUT 0xC00000B5u
 #define ND_INTERNAL_ERROR 0xC00000E5u
 #define ND_CANCELED 0xC0000120u
@@ -51,6 +52,7 @@ struct native_result {
 #define ND_CONNECTION_INVALID 0xC000023Au
 
 #define NATIVE_CANCELED ND_CANCELED
+#define NATIVE_NO_MEMORY ((int)ND_INSUFFICIENT_RESOURCES)
 
 #include "../rings.c"
 
@@ -185,6 +187,15 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     default:
         return NDPY_UNKNOWN;
     }
+}
+
+static uint64_t native_time_ns(void)
+{
+    LARGE_INTEGER ticks, frequency;
+
+    QueryPerformanceCounter(&ticks);
+    QueryPerformanceFrequency(&frequency);
+    return (uint64_t)((double)ticks.QuadPart * 1e9 / (double)frequency.QuadPart);
 }
 
 #include "both_versions.c"

@@ -1,12 +1,14 @@
 /* The verbs part of the data path (see ../data_path.c). */
 
 #include <arpa/inet.h>
+#include <time.h>
 
 #include "../rings.h"
 
 _Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 
 #define LARGEST_TOKEN UINT32_MAX
+#define NATIVE_HAS_LISTS
 
 struct native_request {
     struct ibv_send_wr wr;
@@ -17,6 +19,7 @@ struct native_result {
 };
 
 #define NATIVE_CANCELED IBV_WC_WR_FLUSH_ERR
+#define NATIVE_NO_MEMORY ENOMEM
 
 #include "../rings.c"
 
@@ -28,7 +31,7 @@ static int post_error(int result)
     return errno ? errno : EIO;
 }
 
-static enum ibv_wr_opcode native_opcode(uint32_t operation)
+HOT enum ibv_wr_opcode native_opcode(uint32_t operation)
 {
     switch (operation) {
     case NDPY_READ:
@@ -42,7 +45,7 @@ static enum ibv_wr_opcode native_opcode(uint32_t operation)
     }
 }
 
-static struct ibv_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
+HOT struct ibv_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
 {
     struct ibv_sge *sge = out;
 
@@ -51,7 +54,7 @@ static struct ibv_sge *native_elements(void *out, const struct ndpy_element *ele
     return sge;
 }
 
-static void native_data_request(struct native_request *out, uint32_t operation, struct ibv_sge *elements, uint32_t count,
+HOT void native_data_request(struct native_request *out, uint32_t operation, struct ibv_sge *elements, uint32_t count,
     const struct ndpy_remote *remote)
 {
     out->wr.opcode = native_opcode(operation);
@@ -62,20 +65,27 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
     out->wr.invalidate_rkey = remote->token;
 }
 
-static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
+HOT unsigned int native_flags(const struct ndpy_queue_pair *qp, const struct ndpy_slot *slot, int signaled)
+{
+    unsigned int flags = signaled ? IBV_SEND_SIGNALED : 0;
+
+    if (qp->fences_all ? slot->operation != NDPY_READ : slot->flags & NDPY_READ_FENCE)
+        flags |= IBV_SEND_FENCE;
+    if (slot->flags & NDPY_SOLICITED)
+        flags |= IBV_SEND_SOLICITED;
+    if (slot->flags & NDPY_INLINE)
+        flags |= IBV_SEND_INLINE;
+    return flags;
+}
+
+HOT int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
 {
     struct ibv_send_wr *wr = &request->wr, *bad;
     int error;
 
     wr->wr_id = (uintptr_t)slot;
     wr->next = NULL;
-    wr->send_flags = signaled ? IBV_SEND_SIGNALED : 0;
-    if (qp->fences_all ? slot->operation != NDPY_READ : slot->flags & NDPY_READ_FENCE)
-        wr->send_flags |= IBV_SEND_FENCE;
-    if (slot->flags & NDPY_SOLICITED)
-        wr->send_flags |= IBV_SEND_SOLICITED;
-    if (slot->flags & NDPY_INLINE)
-        wr->send_flags |= IBV_SEND_INLINE;
+    wr->send_flags = native_flags(qp, slot, signaled);
     error = ibv_post_send(qp->native, wr, &bad);
     if (!error)
         return 0;
@@ -87,7 +97,7 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
 /* siw refuses a receive without elements, but takes one element of no bytes. */
 static struct ibv_sge empty_element;
 
-static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct ibv_sge *elements, uint32_t count)
+HOT int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct ibv_sge *elements, uint32_t count)
 {
     struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = elements, .num_sge = (int)count}, *bad;
     int error = ibv_post_recv(qp->native, &wr, &bad);
@@ -147,7 +157,7 @@ static uint32_t native_bytes(const struct native_result *result)
 }
 
 /* Pass on immediate data or an invalidated token. They share a field, because no message has both. */
-static void native_received(const struct native_result *result, struct ndpy_completion *out)
+HOT void native_received(const struct native_result *result, struct ndpy_completion *out)
 {
     const struct ibv_wc *wc = &result->wc;
 
@@ -161,7 +171,7 @@ static void native_received(const struct native_result *result, struct ndpy_comp
     }
 }
 
-static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
+HOT uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
 {
     if (flags & NDPY_UNWRITABLE && status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR)
         return NDPY_ACCESS_VIOLATION;
@@ -202,6 +212,14 @@ static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t f
     default:
         return NDPY_UNKNOWN;
     }
+}
+
+static uint64_t native_time_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
 #include "../data_path.c"

@@ -19,8 +19,8 @@ _BATCH = 64
 
 
 class NetworkDirectPoller(Poller):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, spin_s: float = 0.0) -> None:
+        super().__init__(spin_s=spin_s)
         self._port = lib.CreateIoCompletionPort(ffi.cast("void *", -1), ffi.NULL, 0, 0)
         if self._port == ffi.NULL:
             self._closed = True

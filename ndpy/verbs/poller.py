@@ -14,12 +14,12 @@ from ndpy.verbs.completion_queue import LONGEST_S, VerbsCompletionQueue
 
 
 class VerbsPoller(Poller):
-    def __init__(self) -> None:
+    def __init__(self, *, spin_s: float = 0.0) -> None:
         self._by_fd: dict[int, VerbsCompletionQueue] = {}
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # From here on the poller is open: its end frees the two, and so does a fork in the child.
-        super().__init__()
+        super().__init__(spin_s=spin_s)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
     def _native_add(self, queue: CompletionQueue) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
 from helpers import (
@@ -293,7 +294,7 @@ def test_a_shared_queue_whose_close_fails_stays_as_it_was(keep, monkeypatch):
 def test_a_queue_that_somebody_does_not_leave_is_not_closed(keep, version, monkeypatch):
     queue = keep.adapter.create_completion_queue(8)
     with monkeypatch.context() as stuck:
-        stuck.setattr(queue._left, "wait_for", lambda predicate, timeout: False)
+        stuck.setattr(threading.Condition, "wait_for", lambda self, predicate, timeout: False)
         with pytest.raises(ndpy.DeviceBusyError, match="does not leave"):
             queue.close()
     assert not queue.closed

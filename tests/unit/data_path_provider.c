@@ -28,6 +28,13 @@ struct sent {
     uint32_t posted;
 } sent;
 
+/* The requests of the last call, which may have posted a list. */
+struct sent calls[MOST];
+int32_t in_call;
+
+/* Refuses the request of a call with this number. */
+int32_t refused_place = -1;
+
 /* Posts return post_result and set errno to post_errno. refuses_empty applies to receives without elements. */
 int32_t post_result;
 int32_t post_errno;
@@ -54,12 +61,10 @@ static void note_elements(const struct ibv_sge *elements, int number)
     sent.posted++;
 }
 
-static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+static void note_send(const struct ibv_send_wr *wr)
 {
     uint32_t posted = sent.posted;
 
-    (void)qp;
-    *bad = wr;
     memset(&sent, 0, sizeof sent);
     sent.posted = posted;
     sent.id = wr->wr_id;
@@ -77,18 +82,39 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
         sent.remote_address = wr->wr.rdma.remote_addr;
         sent.remote_key = wr->wr.rdma.rkey;
     }
-    note_elements(wr->sg_list, wr->next ? -1 : wr->num_sge);
-    return answer();
+    note_elements(wr->sg_list, wr->num_sge);
+}
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    (void)qp;
+    for (in_call = 0; wr; wr = wr->next) {
+        *bad = wr;
+        if (in_call == refused_place)
+            return ENOTCONN;
+        note_send(wr);
+        calls[in_call++ % MOST] = sent;
+        if (post_result)
+            return answer();
+    }
+    return 0;
 }
 
 static int post_receive(struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
-    *bad = wr;
-    if (refuses_empty && !wr->num_sge)
-        return EINVAL;
-    sent.id = wr->wr_id;
-    note_elements(wr->sg_list, wr->num_sge);
-    return answer();
+    for (in_call = 0; wr; wr = wr->next) {
+        *bad = wr;
+        if (in_call == refused_place)
+            return ENOTCONN;
+        if (refuses_empty && !wr->num_sge)
+            return EINVAL;
+        sent.id = wr->wr_id;
+        note_elements(wr->sg_list, wr->num_sge);
+        calls[in_call++ % MOST] = sent;
+        if (post_result)
+            return answer();
+    }
+    return 0;
 }
 
 static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
@@ -127,4 +153,11 @@ void complete(uint64_t id, uint32_t opcode, uint32_t status, uint32_t bytes, uin
 {
     results[(first + count++) % MOST] = (struct ibv_wc){.wr_id = id, .opcode = opcode, .status = status,
         .byte_len = bytes, .wc_flags = flags, .invalidated_rkey = key, .qp_num = 77, .vendor_err = 88};
+}
+
+/* Store the results of the last call: all of its requests, or only the last one. */
+void complete_last(int32_t all)
+{
+    for (int32_t place = all ? 0 : in_call - 1; place < in_call; place++)
+        complete(calls[place % MOST].id, 0, 0, 0, 0, 0);
 }

@@ -108,6 +108,16 @@ class Provider:
         made = lib.ndpy_shared_queue_new(self.native("shared_queue"), 4, 2, MAX_LENGTH)
         return self.keep(made, lib.ndpy_shared_queue_free)
 
+    def call(self) -> list[Sent]:
+        """The requests of the last call, which may have posted a list."""
+        calls = (Sent * 256).in_dll(self.library, "calls")
+        return [Sent.from_buffer_copy(calls[place]) for place in range(self.get("in_call"))]
+
+    def complete_request(
+        self, request: Sent, opcode: int = WC_SEND, status: int = 0, nbytes: int = 0, flags: int = 0, key: int = 0
+    ) -> None:
+        self.library.complete(request.id, opcode, status, nbytes, flags, key)
+
     def complete(self, opcode: int = WC_SEND, status: int = 0, nbytes: int = 0, flags: int = 0, key: int = 0) -> int:
         """Complete the request that was posted last. Returns its ID."""
         self.library.complete(self.sent.id, opcode, status, nbytes, flags, key)

@@ -1,4 +1,4 @@
-"""The tests of ndpy._core once more, with a module that AddressSanitizer and UndefinedBehaviorSanitizer watch."""
+"""The tests of ndpy._core and of the data path once more, with modules that AddressSanitizer and UndefinedBehaviorSanitizer watch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ if sys.platform != "linux":
 import ndpy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOURCES = sorted((ROOT / "cdefs/core").glob("*.c"))
+CDEFS = ROOT / "cdefs"
+SOURCES = sorted((CDEFS / "core").glob("*.c"))
 FLAGS = ["-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = [
     "test_core.py",
+    "test_batches.py",
+    "test_data_path_posting.py",
+    "test_data_path_completions.py",
     "test_lease.py",
     "test_remote_memory.py",
     "test_completion_object.py",
@@ -38,7 +42,7 @@ def gcc_library(name: str) -> str:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package, whose _core is an instrumented one."""
+    """A folder with the package, whose _core and _verbs are instrumented ones."""
     headers = sysconfig.get_path("include")
     if not shutil.which("gcc") or not Path(headers, "Python.h").exists():
         pytest.skip("building the module needs gcc and Python's headers")
@@ -46,11 +50,14 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("gcc has no AddressSanitizer on this machine")
     folder = tmp_path_factory.mktemp("sanitized")
     shutil.copytree(Path(ndpy.__file__).parent, folder / "ndpy", ignore=shutil.ignore_patterns("__pycache__", "*.pyd"))
-    (core,) = (folder / "ndpy").glob("_core.*.so")
-    done = subprocess.run(
-        ["gcc", *FLAGS, *SANITIZERS, f"-I{headers}", *SOURCES, "-o", core], capture_output=True, text=True, timeout=120
-    )
+    verbs = folder / "verbs.c"
+    done = subprocess.run([sys.executable, CDEFS / "build_verbs.py", verbs], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    for name, sources in (("_core", SOURCES), ("_verbs", [verbs])):
+        (module,) = (folder / "ndpy").glob(f"{name}.*.so")
+        compiler = ["gcc", *FLAGS, *SANITIZERS, f"-I{headers}", f"-I{CDEFS}", "-Wno-unused-parameter"]
+        done = subprocess.run([*compiler, *sources, "-o", module], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
     return folder
 
 
@@ -70,8 +77,8 @@ def run(package: Path, *arguments: str, timeout_s: float) -> subprocess.Complete
 
 @pytest.mark.timeout(400)
 def test_the_core_touches_only_its_own_memory(package, tmp_path):
-    where = run(package, "-c", "from ndpy import _core; print(_core.__file__)", timeout_s=60)
-    assert str(package) in where.stdout, where.stderr
+    where = run(package, "-c", "from ndpy import _core, _verbs; print(_core.__file__, _verbs.__file__)", timeout_s=60)
+    assert where.stdout.count(str(package)) == 2, where.stderr
     files = [str(ROOT / "tests/unit" / name) for name in TESTS]
     done = run(
         package,

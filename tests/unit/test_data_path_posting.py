@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import sys
+from random import Random
 
 import pytest
 
@@ -340,3 +341,64 @@ def test_a_marker_that_the_provider_refuses_takes_no_place(provider):
     assert in_flight(qp) == 1
     provider.set(post_result=0)
     assert lib.ndpy_post_marker(qp) == 1
+
+
+# ---- slots ----
+
+
+@pytest.mark.parametrize("depth", [1, 7, 8, 9, 40])
+def test_a_queue_pair_takes_as_many_requests_as_its_depth_however_they_come_and_go(provider, depth):
+    qp = provider.queue_pair(depth)
+    posted, ended = [], []
+    random = Random(depth)
+    for _ in range(300):
+        for _ in range(random.randint(0, depth)):
+            refused = post(qp, lib.NDPY_SEND, 1, context=len(posted))
+            assert refused == (lib.NDPY_QUEUE_FULL if len(posted) - len(ended) == depth else 0)
+            if not refused:
+                posted.append(provider.sent.id)
+        for _ in range(random.randint(0, len(posted) - len(ended))):
+            provider.library.complete(posted[len(ended)], WC_SEND, 0, 0, 0, 0)
+            (completion,) = provider.poll()
+            assert (completion.context, completion.retired, completion.slot) == (len(ended), 1, len(ended))
+            ended.append(completion.context)
+        assert in_flight(qp) == len(posted) - len(ended)
+    assert len(set(posted)) <= depth
+
+
+def test_requests_are_cancelled_in_the_order_of_posting_though_slots_were_added_in_between(provider):
+    qp = provider.queue_pair(40)
+    posted, ended = [], 0
+    for count, completed in ((8, 5), (5, 0), (20, 3), (12, 0)):
+        for _ in range(count):
+            assert post(qp, lib.NDPY_SEND, 1, context=len(posted)) == 0
+            posted.append(provider.sent.id)
+        for _ in range(completed):
+            provider.library.complete(posted[ended], WC_SEND, 0, 0, 0, 0)
+            provider.poll()
+            ended += 1
+    assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == len(posted) - ended
+    assert [completion.context for completion in provider.poll(256)] == list(range(ended, len(posted)))
+
+
+def test_a_queue_pair_can_be_used_again_after_its_requests_were_cancelled(provider):
+    qp = provider.queue_pair(20)
+    for round in range(5):
+        for _ in range(3 + round):
+            assert post(qp, lib.NDPY_SEND, 1, context=round) == 0
+        assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 3 + round
+        assert {completion.context for completion in provider.poll()} == {round}
+
+
+def test_a_refused_request_leaves_its_slot_to_the_next_one(provider):
+    qp = provider.queue_pair(9)
+    for context in range(8):
+        assert post(qp, lib.NDPY_SEND, 1, context=context) == 0
+    provider.set(post_result=-1, post_errno=errno.EIO)
+    for _ in range(3):
+        assert post(qp, lib.NDPY_SEND, 1) == errno.EIO
+    provider.set(post_result=0)
+    assert post(qp, lib.NDPY_SEND, 1, context=8) == 0
+    assert post(qp, lib.NDPY_SEND, 1) == lib.NDPY_QUEUE_FULL
+    assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 9
+    assert [completion.context for completion in provider.poll()] == list(range(9))

@@ -19,6 +19,7 @@
 #define post_initiator version1_post_initiator
 #define post_receive version1_post_receive
 #define translate version1_translate
+#define poll_again version1_poll_again
 #define ndpy_post_marker version1_post_marker
 #define ndpy_post version1_post
 #define ndpy_post_bind version1_post_bind
@@ -198,7 +199,7 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
 
 static struct nd_result *result_of(struct version1_cell *cells, struct ndpy_slot *slot)
 {
-    struct version1_cell *cell = &cells[slot - slot->ring->slots];
+    struct version1_cell *cell = &cells[slot->index];
 
     cell->slot = slot;
     return &cell->result;
@@ -241,7 +242,7 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
 static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct nd_sge *elements, uint32_t count)
 {
     struct version1_endpoint *endpoint = qp->native;
-    size_t index = slot - slot->ring->slots;
+    size_t index = slot->index;
 
     if (!endpoint->keeps)
         return refusal(INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, slot),
@@ -257,15 +258,15 @@ int version1_endpoint_post_kept(struct ndpy_queue_pair *qp)
     struct version1_endpoint *endpoint = qp->native;
     struct ndpy_ring *ring = qp->receive;
     uint32_t posted = atomic_load(&ring->posted);
+    struct ndpy_slot *place = ring->newest ? ring->newest->next : NULL;
     int error = 0;
 
     endpoint->keeps = 0;
     for (uint32_t next = atomic_load(&ring->retired); next != posted && !error; next++) {
-        uint32_t index = next % ring->depth;
+        struct ndpy_slot *slot = ring_find(&place, next);
 
-        error = INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, &ring->slots[index]),
-            &endpoint->kept[(size_t)index * endpoint->max_receive_sge],
-            endpoint->kept_counts[index]);
+        error = INDEndpoint_Receive(endpoint->native, result_of(endpoint->receive, slot),
+            &endpoint->kept[(size_t)slot->index * endpoint->max_receive_sge], endpoint->kept_counts[slot->index]);
     }
     return error;
 }

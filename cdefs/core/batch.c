@@ -1,0 +1,795 @@
+/* Batches: requests that one call posts.
+ *
+ * A program fills a batch once, and posts it to any queue pair any number of times. Its columns are the memory in which the batch
+ * has its numbers, so a program can change them all at once, also while the batch is posted. A post makes a PostedList of the
+ * batch, which does not change any more. The next post to the same queue pair uses it again if the batch is as it was.
+ */
+
+#include <string.h>
+
+#include "core.h"
+#include "batch.h"
+
+PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
+static PyObject *range_error;
+
+/* ---- lists for a queue pair ---- */
+
+static PyType_Slot pool_slots[] = {
+    {Py_tp_doc, "The lists of one queue pair."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, free_object},
+    {0, NULL},
+};
+
+static PyType_Spec pool_spec = {"ndpy._core.ListPool", sizeof(ListPool), 0, Py_TPFLAGS_DEFAULT, pool_slots};
+
+static int list_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((PostedList *)self)->records);
+    return 0;
+}
+
+static int list_clear(PyObject *self)
+{
+    Py_CLEAR(((PostedList *)self)->records);
+    return 0;
+}
+
+static void list_dealloc(PyObject *self)
+{
+    PostedList *list = (PostedList *)self;
+    const ListPool *pool = (ListPool *)list->pool;
+
+    PyObject_GC_UnTrack(self);
+    if (pool && pool->native && list->native) pool->provider->list_free(list->native);
+    Py_CLEAR(list->pool);
+    PyMem_Free(list->numbers);
+    list_clear(self);
+    free_object(self);
+}
+
+static PyType_Slot list_slots[] = {
+    {Py_tp_doc, "The requests of a batch as one queue pair posts them."},
+    {Py_tp_traverse, list_traverse},
+    {Py_tp_clear, list_clear},
+    {Py_tp_dealloc, list_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec list_spec = {"ndpy._core.PostedList", sizeof(PostedList), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, list_slots};
+
+/* ---- columns ---- */
+
+static const char *const column_names[COLUMNS] = {"contexts", "remote_addresses", "addresses", "lengths"};
+
+static Py_ssize_t column_length(const Batch *batch, int which)
+{
+    return which == CONTEXTS || which == REMOTE_ADDRESSES ? batch->count : batch->element_count;
+}
+
+/* A slice of the view of a column. first and last: in units of its items. */
+static PyObject *view_part(PyObject *view, Py_ssize_t length)
+{
+    return PySequence_GetSlice(view, 0, length);
+}
+
+static PyObject *batch_get_column(PyObject *self, void *closure)
+{
+    Batch *batch = (Batch *)self;
+    int which = (int)(intptr_t)closure;
+
+    batch->is_exposed = 1;
+    return view_part(batch->views[which], column_length(batch, which));
+}
+
+/* Whether a buffer's items are integers of 64 bits. Returns -1 with an error. */
+static int has_numbers(PyObject *view)
+{
+    PyObject *format = PyObject_GetAttrString(view, "format"), *size = PyObject_GetAttrString(view, "itemsize");
+    int result = -1;
+
+    if (format && size) {
+        Py_ssize_t length = PyUnicode_GetLength(format);
+        Py_UCS4 kind = length > 0 ? PyUnicode_ReadChar(format, length - 1) : 0;
+
+        result = PyLong_AsLong(size) == 8 && kind && kind < 128 && strchr("qQlLnN", (int)kind) != NULL;
+    }
+    Py_XDECREF(format);
+    Py_XDECREF(size);
+    return PyErr_Occurred() ? -1 : result;
+}
+
+/* Copies a buffer of 64-bit integers. Returns 1 if it is one, 0 if it is not, -1 with an error. */
+static int copy_buffer(PyObject *target, PyObject *value)
+{
+    PyObject *view = PyMemoryView_FromObject(value), *from = NULL, *to = NULL;
+    int result = -1;
+
+    if (!view) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    result = has_numbers(view);
+    if (result == 1) {
+        from = PyObject_CallMethod(view, "tobytes", NULL);
+        to = PyObject_CallMethod(target, "cast", "s", "B");
+        if (!from || !to) {
+            result = -1;
+        } else if (PySequence_Size(from) != PySequence_Size(to)) {
+            result = -2;
+        } else if (PySequence_SetSlice(to, 0, PySequence_Size(to), from) < 0) {
+            result = -1;
+        }
+    }
+    Py_XDECREF(view);
+    Py_XDECREF(from);
+    Py_XDECREF(to);
+    return result;
+}
+
+static int wrong_length(const char *name, Py_ssize_t length)
+{
+    PyErr_Format(PyExc_ValueError, "%s takes %zd numbers, one for each", name, length);
+    return -1;
+}
+
+static int batch_set_column(PyObject *self, PyObject *value, void *closure)
+{
+    Batch *batch = (Batch *)self;
+    int which = (int)(intptr_t)closure, copied;
+    Py_ssize_t length = column_length(batch, which);
+    PyObject *target, *numbers;
+
+    if (!value) {
+        PyErr_Format(PyExc_AttributeError, "%s cannot be deleted", column_names[which]);
+        return -1;
+    }
+    target = view_part(batch->views[which], length);
+    if (!target) return -1;
+    batch->is_exposed = 1;
+    copied = copy_buffer(target, value);
+    if (copied == -2) copied = wrong_length(column_names[which], length);
+    if (copied == 0) {
+        numbers = PySequence_Fast(value, "a column takes a buffer of 64-bit integers or a sequence of integers");
+        copied = !numbers ? -1 : PySequence_Size(numbers) == length ? 1 : wrong_length(column_names[which], length);
+        for (Py_ssize_t place = 0; copied > 0 && place < length; place++) {
+            PyObject *number = PySequence_GetItem(numbers, place), *key = PyLong_FromSsize_t(place);
+
+            if (!number || !key || PyObject_SetItem(target, key, number) < 0) copied = -1;
+            Py_XDECREF(number);
+            Py_XDECREF(key);
+        }
+        Py_XDECREF(numbers);
+    }
+    Py_DECREF(target);
+    return copied < 0 ? -1 : 0;
+}
+
+/* ---- filling ---- */
+
+static PyObject *names_with_remote[4], *names_without_remote[3];
+
+static void forget_lists(Batch *batch)
+{
+    Py_CLEAR(batch->last);
+    if (PyDict_Size(batch->lists)) PyDict_Clear(batch->lists);
+}
+
+/* Reads an element: a slice of a region, or a region. Returns its region, borrowed, or NULL with an error. */
+static Region *read_element(PyObject *object, struct ndpy_element *out)
+{
+    unsigned long long length;
+    Region *region;
+
+    if (Py_TYPE(object) == element_type) {
+        const Element *element = (Element *)object;
+
+        region = (Region *)element->region;
+        *out = (struct ndpy_element){element->address, element->token, 0};
+        length = element->length;
+    } else if (PyObject_TypeCheck(object, region_type)) {
+        region = (Region *)object;
+        *out = (struct ndpy_element){region->address, region->local_token, 0};
+        length = region->length;
+    } else {
+        PyErr_Format(PyExc_TypeError, "an element of a batch is a region or a slice of one, not %R",
+            (PyObject *)Py_TYPE(object));
+        return NULL;
+    }
+    if (length > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "an element has at most 4294967295 bytes, not %llu", length);
+        return NULL;
+    }
+    out->length = (uint32_t)length;
+    return region;
+}
+
+/* Adds the region to those that every post looks at. */
+static void note_region(Batch *batch, Region *region)
+{
+    if (batch->region_count && batch->regions[batch->region_count - 1] == (PyObject *)region) return;
+    batch->regions[batch->region_count++] = Py_NewRef((PyObject *)region);
+}
+
+/* Adds a request. sges: a list. Returns 0, or -1 with an error. */
+static int add_request(
+    Batch *batch, struct ndpy_list_request *request, PyObject *record, PyObject *sges, PyObject *remote_object)
+{
+    Py_ssize_t count = PyList_Size(sges);
+    unsigned long long length = 0;
+    uint32_t at = batch->element_count, is_writable = 1;
+    struct ndpy_element first;
+
+    if (count && !read_element(PyList_GetItem(sges, 0), &first)) return -1;
+    if (batch->count == batch->capacity) {
+        PyErr_Format(PyExc_ValueError, "the batch is full: it was made for %zd requests", batch->capacity);
+        return -1;
+    }
+    if (count > batch->max_sge) {
+        PyErr_Format(PyExc_ValueError, "a request of this batch has at most %zd elements (max_sge), not %zd", batch->max_sge, count);
+        return -1;
+    }
+    if (batch->count && (batch->requests[0].operation == NDPY_RECEIVE) != (request->operation == NDPY_RECEIVE)) {
+        PyErr_SetString(PyExc_ValueError, "receives and other requests go to different queues, so they need two batches");
+        return -1;
+    }
+    for (Py_ssize_t place = 0; place < count; place++) {
+        Region *region = read_element(PyList_GetItem(sges, place), &batch->elements[at + place]);
+
+        if (!region) return -1;
+        batch->element_regions[at + place] = (PyObject *)region;
+        length += batch->elements[at + place].length;
+        is_writable &= (uint32_t)region->writable;
+    }
+    if (remote_object && length > request->remote.length) {
+        PyErr_Format(range_error, "%llu bytes do not fit the %llu bytes of remote memory; slice one of the two", length,
+            (unsigned long long)request->remote.length);
+        return -1;
+    }
+    if (request->operation == NDPY_RECEIVE && !is_writable) request->flags |= NDPY_UNWRITABLE;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        note_region(batch, (Region *)batch->element_regions[at + place]);
+        batch->numbers[ADDRESSES][at + place] = batch->elements[at + place].address;
+        batch->numbers[LENGTHS][at + place] = batch->elements[at + place].length;
+    }
+    request->first = at;
+    request->count = (uint32_t)count;
+    batch->numbers[CONTEXTS][batch->count] = request->context;
+    batch->numbers[REMOTE_ADDRESSES][batch->count] = request->remote.address;
+    batch->requests[batch->count] = *request;
+    batch->records[batch->count] = Py_NewRef(record);
+    batch->remotes[batch->count] = Py_XNewRef(remote_object);
+    batch->element_count += (uint32_t)count;
+    batch->count++;
+    forget_lists(batch);
+    return 0;
+}
+
+static int read_number(PyObject *object, const char *name, unsigned long long largest, unsigned long long *out)
+{
+    *out = 0;
+    if (!object) return 0;
+    *out = PyLong_AsUnsignedLongLong(object);
+    if (*out == (unsigned long long)-1 && PyErr_Occurred()) {
+        if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "%s is an integer, not %R", name, object);
+        }
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError)) return -1;
+    } else if (*out <= largest) {
+        return 0;
+    }
+    PyErr_Clear();
+    PyErr_Format(PyExc_ValueError, "%s is 0 to %llu, not %R", name, largest, object);
+    return -1;
+}
+
+static PyObject *add(PyObject *self, const char *function, uint32_t operation, PyObject *sges, PyObject *remote,
+    PyObject *context, PyObject *flags)
+{
+    struct ndpy_list_request request = {.operation = operation};
+    unsigned long long numbers[2];
+    PyObject *list, *record;
+    int added;
+
+    if (!sges) {
+        PyErr_Format(PyExc_TypeError, "%s() needs the argument 'sges'", function);
+        return NULL;
+    }
+    if (remote && read_remote(remote, &request.remote) < 0) return NULL;
+    if (read_number(context, "context", UINT64_MAX, &numbers[0]) < 0 ||
+        read_number(flags, "flags", NDPY_UNWRITABLE - 1, &numbers[1]) < 0)
+        return NULL;
+    request.context = numbers[0];
+    request.flags = (uint32_t)numbers[1];
+    if (Py_TYPE(sges) == element_type || PyObject_TypeCheck(sges, region_type)) {
+        list = PyList_New(1);
+        if (list) PyList_SetItem(list, 0, Py_NewRef(sges));
+        record = sges;
+    } else {
+        record = list = PySequence_List(sges);
+    }
+    if (!list) return NULL;
+    added = add_request((Batch *)self, &request, record, list, remote);
+    Py_DECREF(list);
+    if (added < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *add_with_remote(PyObject *self, const char *function, uint32_t operation, PyObject *const *arguments,
+    Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *given[4] = {NULL};
+
+    if (sort_arguments(function, arguments, count, keywords, names_with_remote, 2, 4, given) < 0) return NULL;
+    if (!given[1]) {
+        PyErr_Format(PyExc_TypeError, "%s() needs the argument 'remote'", function);
+        return NULL;
+    }
+    return add(self, function, operation, given[0], given[1], given[2], given[3]);
+}
+
+static PyObject *add_without_remote(PyObject *self, const char *function, uint32_t operation, int names,
+    PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *given[3] = {NULL};
+
+    if (sort_arguments(function, arguments, count, keywords, names_without_remote, 1, names, given) < 0) return NULL;
+    return add(self, function, operation, given[0], NULL, given[1], given[2]);
+}
+
+static PyObject *batch_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    return add_with_remote(self, "write", NDPY_WRITE, arguments, count, keywords);
+}
+
+static PyObject *batch_read(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    return add_with_remote(self, "read", NDPY_READ, arguments, count, keywords);
+}
+
+static PyObject *batch_send(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    return add_without_remote(self, "send", NDPY_SEND, 3, arguments, count, keywords);
+}
+
+static PyObject *batch_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    return add_without_remote(self, "receive", NDPY_RECEIVE, 2, arguments, count, keywords);
+}
+
+static void drop_requests(Batch *batch)
+{
+    uint32_t count = batch->count, regions = batch->region_count;
+
+    batch->count = batch->element_count = batch->region_count = 0;
+    forget_lists(batch);
+    while (regions--) Py_CLEAR(batch->regions[regions]);
+    while (count--) {
+        Py_CLEAR(batch->records[count]);
+        Py_CLEAR(batch->remotes[count]);
+    }
+}
+
+static PyObject *batch_clear_requests(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    drop_requests((Batch *)self);
+    Py_RETURN_NONE;
+}
+
+/* ---- posting ---- */
+
+/* Checks the numbers of the columns, and reads them into the requests. Returns 0, or -1 with an error. */
+static int read_columns(Batch *batch)
+{
+    for (uint32_t place = 0; place < batch->count; place++) {
+        struct ndpy_list_request *request = &batch->requests[place];
+        struct ndpy_remote *remote = &request->remote;
+        unsigned long long total = 0, offset;
+
+        for (uint32_t at = request->first; at < request->first + request->count; at++) {
+            const Region *region = (Region *)batch->element_regions[at];
+            unsigned long long address = batch->numbers[ADDRESSES][at], length = batch->numbers[LENGTHS][at];
+
+            offset = address - region->address;
+            if (address < region->address || offset > region->length || length > region->length - offset ||
+                length > UINT32_MAX) {
+                PyErr_Format(range_error, "request %u of the batch: %llu bytes at %p are outside the region of %llu bytes at %p",
+                    place, length, (void *)(uintptr_t)address, region->length, (void *)(uintptr_t)region->address);
+                return -1;
+            }
+            batch->elements[at].address = address;
+            batch->elements[at].length = (uint32_t)length;
+            total += length;
+        }
+        request->context = batch->numbers[CONTEXTS][place];
+        if (!batch->remotes[place]) continue;
+        remote->address = batch->numbers[REMOTE_ADDRESSES][place];
+        offset = remote->address - remote->window_address;
+        if (remote->address < remote->window_address || offset > remote->window_length ||
+            total > remote->window_length - offset) {
+            PyErr_Format(range_error,
+                "request %u of the batch: %llu bytes at %p are outside the remote memory of %llu bytes at %p", place, total,
+                (void *)(uintptr_t)remote->address, (unsigned long long)remote->window_length,
+                (void *)(uintptr_t)remote->window_address);
+            return -1;
+        }
+        remote->length = remote->window_length - offset;
+    }
+    return 0;
+}
+
+/* Which flags a request gets. */
+static uint32_t flags_of(const Batch *batch, uint32_t place)
+{
+    const struct ndpy_list_request *request = &batch->requests[place];
+
+    if (batch->signals_all || request->operation == NDPY_RECEIVE || place == batch->count - 1) return request->flags;
+    return request->flags | NDPY_SILENT_SUCCESS;
+}
+
+/* How many bytes the columns have, and a copy of these or a comparison with one. */
+static size_t column_size(const Batch *batch, int which)
+{
+    return (size_t)column_length(batch, which) * sizeof(uint64_t);
+}
+
+static uint64_t *copy_numbers(const Batch *batch)
+{
+    size_t size = 0, at = 0;
+    char *copy;
+
+    for (int which = 0; which < COLUMNS; which++) size += column_size(batch, which);
+    copy = PyMem_Malloc(size + 1);
+    for (int which = 0; copy && which < COLUMNS; at += column_size(batch, which++))
+        memcpy(copy + at, batch->numbers[which], column_size(batch, which));
+    return (uint64_t *)copy;
+}
+
+static int has_same_numbers(const Batch *batch, const PostedList *list)
+{
+    const char *copy = (const char *)list->numbers;
+
+    for (int which = 0; which < COLUMNS; copy += column_size(batch, which++))
+        if (memcmp(copy, batch->numbers[which], column_size(batch, which)) != 0) return 0;
+    return 1;
+}
+
+/* Makes a list. On a refusal *refused has it, with the number of the request in *bad. */
+static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
+{
+    struct ndpy_list_request *requests = PyMem_Malloc(batch->count * sizeof *requests);
+    PostedList *list = requests ? PyObject_GC_New(PostedList, posted_list_type) : NULL;
+
+    if (!list) {
+        PyMem_Free(requests);
+        return (PostedList *)PyErr_NoMemory();
+    }
+    list->pool = Py_NewRef((PyObject *)pool);
+    list->native = NULL;
+    list->count = batch->count;
+    list->operation = batch->requests[0].operation;
+    list->numbers = copy_numbers(batch);
+    list->records = PyTuple_New((Py_ssize_t)batch->count);
+    PyObject_GC_Track((PyObject *)list);
+    if (!list->records || !list->numbers) {
+        PyErr_NoMemory();
+        *refused = 0;
+    } else {
+        for (uint32_t place = 0; place < batch->count; place++) {
+            requests[place] = batch->requests[place];
+            requests[place].flags = flags_of(batch, place);
+            PyTuple_SetItem(list->records, (Py_ssize_t)place, Py_NewRef(batch->records[place]));
+        }
+        *refused = pool->provider->list_new(pool->native, requests, batch->count, batch->elements, &list->native, bad);
+    }
+    PyMem_Free(requests);
+    if (list->native) return list;
+    Py_DECREF(list);
+    return NULL;
+}
+
+PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
+{
+    PostedList *list = batch->last;
+
+    *refused = 0;
+    if (!list || list->pool != (PyObject *)pool) list = (PostedList *)PyDict_GetItemWithError(batch->lists, (PyObject *)pool);
+    if (!list && PyErr_Occurred()) return NULL;
+    if (!list || (batch->is_exposed && !has_same_numbers(batch, list))) {
+        if (batch->is_exposed && read_columns(batch) < 0) return NULL;
+        list = make_list(batch, pool, refused, bad);
+        if (!list) return NULL;
+        if (PyDict_SetItem(batch->lists, (PyObject *)pool, (PyObject *)list) < 0) {
+            Py_DECREF(list);
+            return NULL;
+        }
+        Py_DECREF(list);
+    }
+    if (batch->last != list) {
+        PyObject *former = (PyObject *)batch->last;
+
+        batch->last = (PostedList *)Py_NewRef((PyObject *)list);
+        Py_XDECREF(former);
+    }
+    return list;
+}
+
+/* The element at a place: the one that the program gave, unless a column has changed it. */
+static PyObject *present_element(const Batch *batch, PyObject *given, uint32_t at)
+{
+    const struct ndpy_element *element = &batch->elements[at];
+
+    if (Py_TYPE(given) == element_type) {
+        const Element *former = (Element *)given;
+
+        if (former->address == element->address && former->length == element->length) return Py_NewRef(given);
+    }
+    return PyObject_CallFunction((PyObject *)element_type, "OKKK", batch->element_regions[at],
+        (unsigned long long)element->address, (unsigned long long)element->length, (unsigned long long)element->token);
+}
+
+static PyObject *present_elements(const Batch *batch, uint32_t place)
+{
+    const struct ndpy_list_request *request = &batch->requests[place];
+    PyObject *record = batch->records[place], *list;
+
+    if (!PyList_CheckExact(record)) return present_element(batch, record, request->first);
+    list = PyList_New(request->count);
+    for (uint32_t at = 0; list && at < request->count; at++) {
+        PyObject *element = present_element(batch, PyList_GetItem(record, at), request->first + at);
+
+        if (!element)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, at, element);
+    }
+    return list;
+}
+
+/* The remote memory at a place: the one that the program gave, unless a column has changed its address. */
+static PyObject *present_remote(const Batch *batch, uint32_t place)
+{
+    const struct ndpy_remote *remote = &batch->requests[place].remote;
+    PyObject *given = batch->remotes[place], *limits[2], *slice = NULL, *piece = NULL;
+    const Remote *whole = (Remote *)given;
+    unsigned long long offset = remote->address - remote->window_address;
+
+    if (!given || whole->address == remote->address) return Py_NewRef(given ? given : Py_None);
+    while (whole->sliced_from) whole = whole->sliced_from;
+    limits[0] = PyLong_FromUnsignedLongLong(offset);
+    limits[1] = PyLong_FromUnsignedLongLong(offset + remote->length);
+    if (limits[0] && limits[1]) slice = PySlice_New(limits[0], limits[1], NULL);
+    if (slice) piece = PyObject_GetItem((PyObject *)whole, slice);
+    Py_XDECREF(limits[0]);
+    Py_XDECREF(limits[1]);
+    Py_XDECREF(slice);
+    return piece;
+}
+
+static PyObject *batch_calls(PyObject *self, PyObject *first)
+{
+    Batch *batch = (Batch *)self;
+    size_t place = PyLong_AsSize_t(first);
+    PyObject *calls;
+
+    if (PyErr_Occurred() || (batch->is_exposed && read_columns(batch) < 0)) return NULL;
+    calls = PyList_New(0);
+    for (; calls && place < batch->count; place++) {
+        const struct ndpy_list_request *request = &batch->requests[place];
+        PyObject *sges = present_elements(batch, (uint32_t)place);
+        PyObject *remote = sges ? present_remote(batch, (uint32_t)place) : NULL;
+        PyObject *call = !remote ? NULL
+                                 : Py_BuildValue("IOOKI", request->operation, sges, remote,
+                                       (unsigned long long)request->context,
+                                       flags_of(batch, (uint32_t)place) & ~(uint32_t)NDPY_UNWRITABLE);
+
+        Py_XDECREF(sges);
+        Py_XDECREF(remote);
+        if (!call || PyList_Append(calls, call) < 0) Py_CLEAR(calls);
+        Py_XDECREF(call);
+    }
+    return calls;
+}
+
+/* ---- the type ---- */
+
+static int make_column(Batch *batch, int which, size_t length)
+{
+    PyObject *bytes = PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", (Py_ssize_t)(length * sizeof(uint64_t)));
+    PyObject *view = bytes ? PyMemoryView_FromObject(bytes) : NULL;
+
+    /* The view keeps the program from changing the size. */
+    batch->views[which] = view ? PyObject_CallMethod(view, "cast", "s", "Q") : NULL;
+    if (batch->views[which]) batch->numbers[which] = (uint64_t *)PyByteArray_AsString(bytes);
+    Py_XDECREF(bytes);
+    Py_XDECREF(view);
+    return batch->views[which] ? 0 : -1;
+}
+
+static PyObject *batch_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"capacity", "max_sge", "signal_all", NULL};
+    Py_ssize_t capacity, max_sge = 1;
+    int signals_all = 0;
+    size_t elements;
+    Batch *batch;
+
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "n|$np:Batch", names, &capacity, &max_sge, &signals_all))
+        return NULL;
+    if (capacity < 1 || capacity > LARGEST_CAPACITY || max_sge < 0 || max_sge > LARGEST_CAPACITY ||
+        capacity * (max_sge + 1) > LARGEST_CAPACITY) {
+        PyErr_Format(PyExc_ValueError, "a batch holds 1 to %d requests and elements, not %zd requests of %zd elements",
+            LARGEST_CAPACITY, capacity, max_sge);
+        return NULL;
+    }
+    batch = (Batch *)PyType_GenericAlloc(type, 0);
+    if (!batch) return NULL;
+    elements = (size_t)(capacity * max_sge);
+    batch->max_sge = max_sge;
+    batch->signals_all = (char)signals_all;
+    batch->requests = PyMem_Calloc((size_t)capacity, sizeof *batch->requests);
+    batch->records = PyMem_Calloc((size_t)capacity, sizeof *batch->records);
+    batch->remotes = PyMem_Calloc((size_t)capacity, sizeof *batch->remotes);
+    batch->elements = PyMem_Calloc(elements, sizeof *batch->elements);
+    batch->element_regions = PyMem_Calloc(elements, sizeof *batch->element_regions);
+    batch->regions = PyMem_Calloc(elements, sizeof *batch->regions);
+    batch->lists = PyDict_New();
+    if (!batch->requests || !batch->records || !batch->remotes || !batch->elements || !batch->element_regions ||
+        !batch->regions || !batch->lists) {
+        Py_DECREF(batch);
+        return PyErr_NoMemory();
+    }
+    for (int which = 0; which < COLUMNS; which++) {
+        if (make_column(batch, which, which == ADDRESSES || which == LENGTHS ? elements : (size_t)capacity) < 0) {
+            Py_DECREF(batch);
+            return NULL;
+        }
+    }
+    batch->capacity = capacity;
+    return (PyObject *)batch;
+}
+
+static int batch_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Batch *batch = (Batch *)self;
+
+    Py_VISIT(Py_TYPE(self));
+    for (uint32_t place = 0; place < batch->count; place++) {
+        Py_VISIT(batch->records[place]);
+        Py_VISIT(batch->remotes[place]);
+    }
+    for (uint32_t place = 0; place < batch->region_count; place++) Py_VISIT(batch->regions[place]);
+    Py_VISIT(batch->lists);
+    Py_VISIT((PyObject *)batch->last);
+    return 0;
+}
+
+static int batch_clear(PyObject *self)
+{
+    Batch *batch = (Batch *)self;
+
+    if (batch->lists) drop_requests(batch);
+    Py_CLEAR(batch->lists);
+    return 0;
+}
+
+static void batch_dealloc(PyObject *self)
+{
+    Batch *batch = (Batch *)self;
+
+    PyObject_GC_UnTrack(self);
+    batch_clear(self);
+    for (int which = 0; which < COLUMNS; which++) Py_CLEAR(batch->views[which]);
+    PyMem_Free(batch->requests);
+    PyMem_Free(batch->records);
+    PyMem_Free(batch->remotes);
+    PyMem_Free(batch->elements);
+    PyMem_Free(batch->element_regions);
+    PyMem_Free(batch->regions);
+    free_object(self);
+}
+
+static Py_ssize_t batch_length(PyObject *self)
+{
+    return ((Batch *)self)->count;
+}
+
+static PyObject *batch_repr(PyObject *self)
+{
+    return PyUnicode_FromFormat("<Batch of %u requests>", ((Batch *)self)->count);
+}
+
+static PyMemberDef batch_members[] = {
+    {"capacity", T_PYSSIZET, offsetof(Batch, capacity), READONLY, "How many requests it was made for."},
+    {"max_sge", T_PYSSIZET, offsetof(Batch, max_sge), READONLY, "How many elements a request may have."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef batch_columns[] = {
+    {"contexts", batch_get_column, batch_set_column, "The context of each request.", (void *)CONTEXTS},
+    {"remote_addresses", batch_get_column, batch_set_column,
+        "Where the remote memory of each request begins. It must stay inside the memory that the request's RemoteMemory is a\n"
+        "slice of.",
+        (void *)REMOTE_ADDRESSES},
+    {"addresses", batch_get_column, batch_set_column,
+        "Where each element begins. It must stay inside the element's region.", (void *)ADDRESSES},
+    {"lengths", batch_get_column, batch_set_column, "The length of each element in bytes.", (void *)LENGTHS},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+PyDoc_STRVAR(batch_doc,
+    "Batch(capacity, *, max_sge=1, signal_all=False)\n--\n\n"
+    "Requests that QueuePair.post() posts together.\n\n"
+    "A batch is filled once, and posted to any queue pair any number of times, also while it is posted. It has requests of\n"
+    "one direction: either receives, or any mixture of sends, reads and writes. A post copies what the adapter needs, and\n"
+    "keeps the regions alive until the requests end.\n\n"
+    "The numbers of all requests can be changed at once. Each of the columns contexts, remote_addresses, addresses and\n"
+    "lengths is a memoryview of 64-bit integers, in which NumPy arrays work too: numpy.asarray(batch.contexts). The columns\n"
+    "addresses and lengths have an item for each element, the others one for each request. Assigning to a column copies a\n"
+    "buffer of 64-bit integers, or a sequence of integers. A post checks what has changed.\n\n"
+    "Parameters:\n"
+    "    capacity: how many requests it can hold.\n"
+    "    max_sge: how many elements a request may have.\n"
+    "    signal_all: False: all requests but the last one are SILENT_SUCCESS, so the program gets one completion, and those\n"
+    "        of the requests that fail. True: each request has the flags that it was given. Receives always complete.\n"
+    "Attributes:\n"
+    "    capacity, max_sge: as given.\n");
+
+#define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS
+
+static PyMethodDef batch_methods[] = {
+    {"send", FAST(batch_send), "send($self, sges, *, context=0, flags=0)\n--\n\nAdd a send. See QueuePair.send()."},
+    {"receive", FAST(batch_receive), "receive($self, sges, *, context=0)\n--\n\nAdd a receive. See QueuePair.receive()."},
+    {"read", FAST(batch_read),
+        "read($self, sges, remote, *, context=0, flags=0)\n--\n\nAdd an RDMA read. See QueuePair.read()."},
+    {"write", FAST(batch_write),
+        "write($self, sges, remote, *, context=0, flags=0)\n--\n\nAdd an RDMA write. See QueuePair.write()."},
+    {"clear", batch_clear_requests, METH_NOARGS, "clear($self)\n--\n\nForget all requests."},
+    {"_calls", batch_calls, METH_O,
+        "_calls($self, first, /)\n--\n\n"
+        "The requests from number `first` on, as (operation, sges, remote or None, context, flags)."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot batch_slots[] = {
+    {Py_tp_doc, (void *)batch_doc},
+    {Py_tp_new, batch_new},
+    {Py_tp_repr, batch_repr},
+    {Py_sq_length, batch_length},
+    {Py_tp_traverse, batch_traverse},
+    {Py_tp_clear, batch_clear},
+    {Py_tp_dealloc, batch_dealloc},
+    {Py_tp_members, batch_members},
+    {Py_tp_getset, batch_columns},
+    {Py_tp_methods, batch_methods},
+    {0, NULL},
+};
+
+static PyType_Spec batch_spec = {
+    "ndpy._core.Batch", sizeof(Batch), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, batch_slots};
+
+int add_batches(PyObject *module)
+{
+    static const char *const names[] = {"sges", "remote", "context", "flags"};
+    PyObject *errors = PyImport_ImportModule("ndpy.errors");
+
+    if (!errors) return -1;
+    range_error = PyObject_GetAttrString(errors, "ElementRangeError");
+    Py_DECREF(errors);
+    for (int which = 0; which < 4; which++) {
+        names_with_remote[which] = interned(names[which]);
+        if (!names_with_remote[which]) return -1;
+    }
+    names_without_remote[0] = names_with_remote[0];
+    names_without_remote[1] = names_with_remote[2];
+    names_without_remote[2] = names_with_remote[3];
+    list_pool_type = add_type(module, &pool_spec);
+    posted_list_type = add_type(module, &list_spec);
+    batch_type = add_type(module, &batch_spec);
+    return range_error && list_pool_type && posted_list_type && batch_type ? 0 : -1;
+}

@@ -1,0 +1,38 @@
+/* What posting needs of a batch. */
+
+#ifndef NDPY_BATCH_H
+#define NDPY_BATCH_H
+
+enum { LARGEST_CAPACITY = 1 << 20 };
+
+enum column { CONTEXTS, REMOTE_ADDRESSES, ADDRESSES, LENGTHS, COLUMNS };
+
+/* requests, records, remotes: one for each request. elements, element_regions: one for each element. regions: those of the
+   elements, without some of the repetitions. numbers: the memory of the columns, which the views show. is_exposed: the program may
+   have changed it. lists: a dict of PostedList by ListPool. last: the one that was posted last. */
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t capacity;
+    Py_ssize_t max_sge;
+    uint32_t count;
+    uint32_t element_count;
+    uint32_t region_count;
+    char signals_all;
+    char is_exposed;
+    struct ndpy_list_request *requests;
+    PyObject **records;
+    PyObject **remotes;
+    struct ndpy_element *elements;
+    PyObject **element_regions;
+    PyObject **regions;
+    uint64_t *numbers[COLUMNS];
+    PyObject *views[COLUMNS];
+    PyObject *lists;
+    PostedList *last;
+} Batch;
+
+/* The list of a batch for a queue pair, borrowed. NULL with an error, or with a refusal of the request *bad. Call this with
+   the queue pair's lock. */
+PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad);
+
+#endif

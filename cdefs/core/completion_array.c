@@ -1,0 +1,233 @@
+/* Arrays that completions are polled into, so that nothing is allocated for them. */
+
+#include "core.h"
+#include "completion_array.h"
+
+PyTypeObject *completion_array_type;
+
+/* Forgets the completions. */
+void array_clear(CompletionArray *array)
+{
+    uint32_t count = array->owned;
+
+    array->count = array->owned = 0;
+    array->untouched.count = 0;
+    while (count--) Py_CLEAR(array->owners[count]);
+    Py_CLEAR(array->list);
+}
+
+/* Translates what is untouched. */
+void array_read(CompletionArray *array)
+{
+    PyObject *owner;
+
+    if (!array->untouched.count) return;
+    array->provider->read_results(array->results, &array->untouched, array->entries);
+    /* The first one has an owner already. */
+    owner = array->owners[0];
+    for (; array->owned < array->count; array->owned++) array->owners[array->owned] = Py_NewRef(owner);
+    array->untouched.count = 0;
+    Py_CLEAR(array->list);
+}
+
+int array_prepare(CompletionArray *array, const struct ndpy_provider *provider)
+{
+    PyMem_Free(array->results);
+    array->provider = NULL;
+    array->results = PyMem_Malloc((size_t)array->capacity * provider->result_size);
+    if (!array->results) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    array->provider = provider;
+    return 0;
+}
+
+static PyObject *array_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"capacity", NULL};
+    PyObject *bytes, *view;
+    CompletionArray *array;
+    Py_ssize_t capacity;
+
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "n:CompletionArray", names, &capacity)) return NULL;
+    if (capacity < 1 || capacity > LARGEST_ARRAY) {
+        PyErr_Format(PyExc_ValueError, "an array holds 1 to %d completions, not %zd", LARGEST_ARRAY, capacity);
+        return NULL;
+    }
+    array = (CompletionArray *)PyType_GenericAlloc(type, 0);
+    if (!array) return NULL;
+    array->capacity = capacity;
+    array->owners = PyMem_Calloc((size_t)capacity, sizeof *array->owners);
+    bytes = PyObject_CallFunction(
+        (PyObject *)&PyByteArray_Type, "n", capacity * (Py_ssize_t)sizeof(struct ndpy_completion));
+    view = bytes ? PyMemoryView_FromObject(bytes) : NULL;
+    /* The views keep the program from changing the size. */
+    array->views[0] = view ? PyObject_CallMethod(view, "cast", "s", "Q") : NULL;
+    array->views[1] = view ? PyObject_CallMethod(view, "cast", "s", "I") : NULL;
+    if (array->views[1]) array->entries = (struct ndpy_completion *)PyByteArray_AsString(bytes);
+    Py_XDECREF(bytes);
+    Py_XDECREF(view);
+    if (array->views[0] && array->views[1] && array->owners) return (PyObject *)array;
+    if (!PyErr_Occurred()) PyErr_NoMemory();
+    Py_DECREF(array);
+    return NULL;
+}
+
+static int array_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    CompletionArray *array = (CompletionArray *)self;
+
+    Py_VISIT(Py_TYPE(self));
+    for (uint32_t place = 0; place < array->owned; place++) Py_VISIT(array->owners[place]);
+    Py_VISIT(array->list);
+    return 0;
+}
+
+static int array_tp_clear(PyObject *self)
+{
+    array_clear((CompletionArray *)self);
+    return 0;
+}
+
+static void array_dealloc(PyObject *self)
+{
+    CompletionArray *array = (CompletionArray *)self;
+
+    PyObject_GC_UnTrack(self);
+    array_clear(array);
+    Py_CLEAR(array->views[0]);
+    Py_CLEAR(array->views[1]);
+    PyMem_Free(array->owners);
+    PyMem_Free(array->results);
+    free_object(self);
+}
+
+static Py_ssize_t array_length(PyObject *self)
+{
+    return ((CompletionArray *)self)->count;
+}
+
+static PyObject *array_item(PyObject *self, Py_ssize_t place)
+{
+    CompletionArray *array = (CompletionArray *)self;
+
+    if (place < 0 || place >= (Py_ssize_t)array->count) {
+        PyErr_Format(PyExc_IndexError, "the array has %u completions", array->count);
+        return NULL;
+    }
+    array_read(array);
+    return completion_new(&array->entries[place], array->owners[place]);
+}
+
+static int first_failure(CompletionArray *array)
+{
+    if (array->untouched.count) return -1;
+    for (uint32_t place = 0; place < array->count; place++)
+        if (array->entries[place].status != NDPY_SUCCESS) return (int)place;
+    return -1;
+}
+
+static PyObject *array_all_ok(PyObject *self, void *Py_UNUSED(none))
+{
+    return PyBool_FromLong(first_failure((CompletionArray *)self) < 0);
+}
+
+static PyObject *array_raise(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    int place = first_failure((CompletionArray *)self);
+    PyObject *failed, *result;
+
+    if (place < 0) Py_RETURN_NONE;
+    failed = array_item(self, place);
+    result = failed ? PyObject_CallMethod(failed, "raise_for_status", NULL) : NULL;
+    Py_XDECREF(failed);
+    return result;
+}
+
+/* A column: the part of each entry at this offset. */
+static PyObject *column(CompletionArray *array, size_t offset, size_t size)
+{
+    Py_ssize_t step = (Py_ssize_t)(sizeof(struct ndpy_completion) / size), first = (Py_ssize_t)(offset / size);
+    PyObject *numbers[3] = {PyLong_FromSsize_t(first), PyLong_FromSsize_t(array->count * step), PyLong_FromSsize_t(step)};
+    PyObject *slice = NULL, *result = NULL;
+
+    array_read(array);
+    array->is_exposed = 1;
+    if (numbers[0] && numbers[1] && numbers[2]) slice = PySlice_New(numbers[0], numbers[1], numbers[2]);
+    if (slice) result = PyObject_GetItem(array->views[size == sizeof(uint32_t)], slice);
+    Py_XDECREF(slice);
+    for (int which = 0; which < 3; which++) Py_XDECREF(numbers[which]);
+    return result;
+}
+
+#define COLUMN(field) \
+    static PyObject *get_##field(PyObject *self, void *Py_UNUSED(none)) \
+    { \
+        return column((CompletionArray *)self, offsetof(struct ndpy_completion, field), \
+            sizeof(((struct ndpy_completion *)NULL)->field)); \
+    }
+
+COLUMN(context)
+COLUMN(nbytes)
+COLUMN(operation)
+COLUMN(status)
+COLUMN(native_status)
+
+static PyMemberDef array_members[] = {
+    {"capacity", T_PYSSIZET, offsetof(CompletionArray, capacity), READONLY, "How many completions it can hold."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef array_columns[] = {
+    {"all_ok", array_all_ok, NULL, "Whether all requests succeeded.", NULL},
+    {"contexts", get_context, NULL, "The context of each request, 64 bits.", NULL},
+    {"nbytes", get_nbytes, NULL, "How many bytes each successful request moved, 64 bits.", NULL},
+    {"operations", get_operation, NULL, "The Operation of each request, 32 bits.", NULL},
+    {"statuses", get_status, NULL, "The Status of each request, 32 bits.", NULL},
+    {"native_statuses", get_native_status, NULL, "The provider's own number for each status, 32 bits.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMethodDef array_methods[] = {
+    {"raise_for_status", array_raise, METH_NOARGS,
+        "raise_for_status($self)\n--\n\n"
+        "Raise the exception that fits the status of the first request that failed. Does nothing if all succeeded."},
+    {NULL, NULL, 0, NULL},
+};
+
+PyDoc_STRVAR(array_doc,
+    "CompletionArray(capacity)\n--\n\n"
+    "The completions that CompletionQueue.poll_into() has taken last.\n\n"
+    "It is a sequence of Completions, which are made when they are asked for. The columns contexts, nbytes, operations,\n"
+    "statuses and native_statuses are memoryviews with a number for each completion, and NumPy arrays of them copy nothing:\n"
+    "numpy.asarray(array.statuses). The next poll_into() overwrites what a column shows. So take the columns after each\n"
+    "poll_into(), which also fits their length to the number of completions.\n\n"
+    "Parameters:\n"
+    "    capacity: how many completions it can hold.\n"
+    "Attributes:\n"
+    "    capacity: as given.\n"
+    "    all_ok: whether all requests succeeded.\n");
+
+static PyType_Slot array_slots[] = {
+    {Py_tp_doc, (void *)array_doc},
+    {Py_tp_new, array_new},
+    {Py_sq_length, array_length},
+    {Py_sq_item, array_item},
+    {Py_tp_traverse, array_traverse},
+    {Py_tp_clear, array_tp_clear},
+    {Py_tp_dealloc, array_dealloc},
+    {Py_tp_members, array_members},
+    {Py_tp_getset, array_columns},
+    {Py_tp_methods, array_methods},
+    {0, NULL},
+};
+
+static PyType_Spec array_spec = {
+    "ndpy._core.CompletionArray", sizeof(CompletionArray), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, array_slots};
+
+int add_completion_arrays(PyObject *module)
+{
+    completion_array_type = add_type(module, &array_spec);
+    return completion_array_type ? 0 : -1;
+}

@@ -1,0 +1,35 @@
+/* What polling needs of an array of completions. */
+
+#ifndef NDPY_COMPLETION_ARRAY_H
+#define NDPY_COMPLETION_ARRAY_H
+
+enum { LARGEST_ARRAY = 1 << 20 };
+
+/* entries: the completions. owners: the PostedRequests of the first `owned` of them. views: of the entries, as integers of 64 and
+   of 32 bits. is_exposed: the program may look at the entries through a column at any time. results: the completions in the
+   form of `provider`. If untouched.count is not 0, only these exist, only the first completion has its owner, and list keeps what
+   they refer to. is_busy: a poll_into() is under way. */
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t capacity;
+    uint32_t count;
+    uint32_t owned;
+    char is_exposed;
+    char is_busy;
+    struct ndpy_completion *entries;
+    PyObject **owners;
+    PyObject *views[2];
+    PyObject *list;
+    struct ndpy_untouched untouched;
+    const struct ndpy_provider *provider;
+    void *results;
+} CompletionArray;
+
+extern PyTypeObject *completion_array_type;
+
+void array_clear(CompletionArray *array);
+void array_read(CompletionArray *array);
+/* Makes memory for the provider's results. Returns 0, or -1 with an error. */
+int array_prepare(CompletionArray *array, const struct ndpy_provider *provider);
+
+#endif

@@ -1,0 +1,266 @@
+/* Lists of requests that one call posts, and arrays of completions that nobody looks at one by one. */
+
+_Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
+
+/* A list that no posting uses any more, or a new one. NULL if memory is short. */
+static struct ndpy_list *list_find(struct ndpy_queue_pair *qp, uint32_t count, uint32_t elements)
+{
+    struct ndpy_list *list = qp->lists;
+
+    while (list && (list->is_used || list->capacity < count || list->element_capacity < elements))
+        list = list->next;
+    if (list) {
+        list->is_used = 1;
+        return list;
+    }
+    list = calloc(1, sizeof *list + (size_t)count * sizeof list->slots[0]);
+    if (!list)
+        return NULL;
+    list->capacity = count;
+    list->element_capacity = elements;
+    list->elements = calloc((size_t)elements + 1, sizeof(struct ibv_sge));
+    list->requests = calloc(count, sizeof(struct ibv_send_wr));
+    if (!list->elements || !list->requests) {
+        free(list->elements);
+        free(list->requests);
+        free(list);
+        return NULL;
+    }
+    list->is_used = 1;
+    list->next = qp->lists;
+    qp->lists = list;
+    return list;
+}
+
+static void list_free(struct ndpy_list *list)
+{
+    list->is_used = list->was_refused;
+}
+
+/* Whether one queue pair can post a request. Returns 0, or a refusal. */
+static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_list_request *request,
+    const struct ndpy_element *elements, uint64_t *nbytes)
+{
+    int receives = request->operation == NDPY_RECEIVE;
+
+    *nbytes = 0;
+    for (uint32_t i = 0; i < request->count; i++) {
+        *nbytes += elements[i].length;
+        if (elements[i].token > LARGEST_TOKEN)
+            return NDPY_BAD_TOKEN;
+    }
+    if (request->flags & ~(uint32_t)(receives ? NDPY_UNWRITABLE : allowed_flags[request->operation]))
+        return NDPY_BAD_FLAGS;
+    if (request->count > (receives ? qp->max_receive_sge : qp->max_initiator_sge))
+        return NDPY_TOO_MANY_ELEMENTS;
+    if (request->flags & NDPY_INLINE)
+        return *nbytes > qp->inline_size ? NDPY_INLINE_TOO_LONG : 0;
+    return *nbytes > qp->max_length ? NDPY_TOO_LONG : 0;
+}
+
+static void make_send(struct ibv_send_wr *wr, const struct ndpy_queue_pair *qp, struct ndpy_slot *slot,
+    const struct ndpy_list_request *request, struct ibv_sge *elements, int signaled)
+{
+    struct native_request native = {.wr = {.wr_id = (uintptr_t)slot, .next = wr + 1}};
+
+    native_data_request(&native, request->operation, elements, request->count, &request->remote);
+    native.wr.send_flags = native_flags(qp, slot, signaled);
+    *wr = native.wr;
+}
+
+static void make_receive(struct ibv_recv_wr *wr, struct ndpy_slot *slot, const struct ndpy_list_request *request,
+    struct ibv_sge *elements)
+{
+    *wr = (struct ibv_recv_wr){
+        .wr_id = (uintptr_t)slot, .next = wr + 1, .sg_list = elements, .num_sge = (int)request->count};
+}
+
+static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *requests, uint32_t count,
+    const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad)
+{
+    int receives = requests[0].operation == NDPY_RECEIVE;
+    struct ndpy_ring *ring = receives ? qp->receive : qp->initiator;
+    const struct ndpy_list_request *last = &requests[count - 1];
+    struct ndpy_list *list = list_find(qp, count, last->first + last->count);
+    uint32_t silent_run = 0;
+
+    if (!list)
+        return ENOMEM;
+    list->ring = ring;
+    list->count = count;
+    list->has_reads = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ndpy_list_request *request = &requests[i];
+        struct ndpy_slot *slot = &list->slots[i];
+        struct ibv_sge *native = (struct ibv_sge *)list->elements + request->first;
+        int refused = check_request(qp, request, elements + request->first, &slot->nbytes);
+        int signaled;
+
+        if (refused) {
+            *bad = i;
+            list->is_used = 0;
+            return refused;
+        }
+        slot->ring = ring;
+        slot->context = request->context;
+        slot->sequence = i;
+        slot->operation = (uint16_t)request->operation;
+        slot->flags = (uint16_t)(request->flags | NDPY_LISTED);
+        native_elements(native, elements + request->first, request->count);
+        if (receives) {
+            make_receive((struct ibv_recv_wr *)list->requests + i, slot, request, native);
+            continue;
+        }
+        /* A request that is signaled for nobody ends the silent ones before it. */
+        signaled = !(request->flags & NDPY_SILENT_SUCCESS) || i == count - 1 || 2 * (silent_run + 1) >= ring->depth;
+        silent_run = signaled ? 0 : silent_run + 1;
+        list->has_reads |= request->operation == NDPY_READ;
+        make_send((struct ibv_send_wr *)list->requests + i, qp, slot, request, native, signaled);
+        if (request->operation == NDPY_SEND_AND_INVALIDATE)
+            slot->operation = NDPY_SEND;
+    }
+    if (receives)
+        ((struct ibv_recv_wr *)list->requests)[count - 1].next = NULL;
+    else
+        ((struct ibv_send_wr *)list->requests)[count - 1].next = NULL;
+    *out = list;
+    return 0;
+}
+
+/* Gives the requests to the provider. Returns 0 or the provider's number, with the number of requests that it took. */
+static int native_post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *taken)
+{
+    int error;
+
+    if (list->ring == qp->receive) {
+        struct ibv_recv_wr *bad = NULL;
+
+        error = ibv_post_recv(qp->native, list->requests, &bad);
+        if (error && bad)
+            *taken = (uint32_t)(bad - (struct ibv_recv_wr *)list->requests);
+    } else {
+        struct ibv_send_wr *bad = NULL;
+
+        error = ibv_post_send(qp->native, list->requests, &bad);
+        if (error && bad)
+            *taken = (uint32_t)(bad - (struct ibv_send_wr *)list->requests);
+    }
+    return error ? post_error(error) : 0;
+}
+
+static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted)
+{
+    struct ndpy_ring *ring = list->ring;
+    int connection = atomic_load_explicit(&qp->connection, memory_order_acquire);
+    uint32_t first = atomic_load_explicit(&ring->posted, memory_order_relaxed);
+    uint32_t place = atomic_load_explicit(&ring->postings.end, memory_order_relaxed);
+    struct ndpy_posting *posting;
+    uint32_t taken = 0;
+    int error;
+
+    *posted = 0;
+    if (ring == qp->initiator) {
+        if (connection == NDPY_NEVER_CONNECTED)
+            return NDPY_NOT_CONNECTED;
+        if (list->has_reads && qp->refuses_reads)
+            return NDPY_NO_READS;
+    }
+    if (first - atomic_load_explicit(&ring->retired, memory_order_acquire) + list->count > ring->depth)
+        return NDPY_QUEUE_FULL;
+    if (connection == NDPY_ENDED_UNPOSTED ||
+        place - atomic_load_explicit(&ring->postings.first, memory_order_acquire) > ring->depth)
+        return NDPY_POST_SINGLY;
+    if (!ring->postings.items) {
+        ring->postings.items = calloc((size_t)ring->depth + 1, sizeof *posting);
+        if (!ring->postings.items)
+            return ENOMEM;
+    }
+    posting = posting_at(ring, place);
+    posting->list = list;
+    posting->base = first;
+    atomic_store_explicit(&posting->count, list->count, memory_order_relaxed);
+    /* Before the provider sees them: completions may be polled before the call returns. */
+    atomic_store_explicit(&ring->postings.end, place + 1, memory_order_release);
+    atomic_store_explicit(&ring->posted, first + list->count, memory_order_release);
+    error = native_post_list(qp, list, &taken);
+    if (!error) {
+        if (ring == qp->initiator)
+            ring->silent_run = 0;
+        *posted = list->count;
+        return 0;
+    }
+    list->was_refused = 1;
+    atomic_store_explicit(&posting->count, taken, memory_order_relaxed);
+    atomic_store_explicit(&ring->posted, first + taken, memory_order_release);
+    ring->silent_run += taken;
+    *posted = taken;
+    /* Posted one by one, the rest ends as requests do after the end of a connection (see native_post()). */
+    return error == ENOTCONN && qp->fences_all ? NDPY_POST_SINGLY : error;
+}
+
+/* Whether nobody has to look at these completions: they succeeded, and brought neither immediate data nor an invalidation. */
+static int is_uneventful(const struct ibv_wc *wc, int count)
+{
+    const struct ibv_wc *end = wc + count;
+    uint32_t seen = 0;
+
+    for (; end - wc >= 4; wc += 4)
+        seen |= (uint32_t)wc[0].status | wc[0].wc_flags | (uint32_t)wc[1].status | wc[1].wc_flags | (uint32_t)wc[2].status |
+            wc[2].wc_flags | (uint32_t)wc[3].status | wc[3].wc_flags;
+    for (; wc < end; wc++)
+        seen |= (uint32_t)wc->status | wc->wc_flags;
+    return !seen;
+}
+
+/* The receives of a queue pair complete in order. So if the first and the last of `count` completions end receives of one
+   posting that are `count` - 1 apart, the others end those between them. */
+static int are_consecutive_receives(const struct ndpy_slot *first, const struct ndpy_slot *last, int count)
+{
+    return first->flags & last->flags & NDPY_LISTED && first->operation == NDPY_RECEIVE &&
+        last->sequence - first->sequence == (uint32_t)count - 1 && list_of(first) == list_of(last);
+}
+
+static int poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
+    struct ndpy_untouched *untouched)
+{
+    struct native_result *found = results;
+    const struct ndpy_slot *first, *last;
+    uint32_t sequence;
+    int got;
+
+    untouched->count = 0;
+    if (cq->stored_count)
+        return ndpy_poll(cq, out, count);
+    got = ibv_poll_cq(cq->native, (int)count, &found->wc);
+    if (got <= 0)
+        return got < 0 ? -EIO : 0;
+    first = native_slot(&found[0]);
+    last = native_slot(&found[got - 1]);
+    if (are_consecutive_receives(first, last, got) && is_uneventful(&found->wc, got) &&
+        find_posted(last->ring, last, &sequence) &&
+        sequence + 1 - (uint32_t)got == atomic_load_explicit(&last->ring->retired, memory_order_relaxed)) {
+        atomic_store_explicit(&last->ring->retired, sequence + 1, memory_order_release);
+        *untouched = (struct ndpy_untouched){
+            .list = list_of(first), .first = first->sequence, .count = (uint32_t)got, .queue_pair = last->ring->number};
+        return got;
+    }
+    for (int i = 0; i < got; i++)
+        translate(&found[i], &out[i]);
+    return got;
+}
+
+static void read_results(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out)
+{
+    const struct native_result *found = results;
+
+    for (uint32_t i = 0; i < untouched->count; i++)
+        out[i] = (struct ndpy_completion){
+            .context = untouched->list->slots[untouched->first + i].context,
+            .nbytes = native_bytes(&found[i]),
+            .operation = NDPY_RECEIVE,
+            .status = NDPY_SUCCESS,
+            .native_status = status_of(&found[i]),
+            .queue_pair = untouched->queue_pair,
+            .retired = 1,
+        };
+}

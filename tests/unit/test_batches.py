@@ -1,0 +1,772 @@
+"""Batches and arrays of completions over a provider that the test plays itself."""
+
+from __future__ import annotations
+
+import array
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+
+from data_path_provider import (
+    CONTEXT,
+    DEPTH,
+    INLINE_SIZE,
+    MAX_LENGTH,
+    NUMBER,
+    SIGNALED,
+    WC_RECV,
+    WC_SEND,
+    WC_WITH_INV,
+    WR_READ,
+    WR_SEND,
+    WR_WRITE,
+    Provider,
+    Sent,
+)
+
+import ndpy
+from ndpy import Batch, CompletionArray, Flags, Status, _core
+from ndpy.completion import PostedRequests
+from ndpy.verbs.native_calls import ffi, lib
+from ndpy.work_queues import QueuePairLimits, WorkQueues
+
+FLUSHED, PROTECTION = 5, 4
+
+
+ADAPTER: Any = SimpleNamespace(info=SimpleNamespace(max_transfer_length=MAX_LENGTH))
+
+
+class Region(_core.MemoryRegion):
+    """A region of an adapter that does not exist."""
+
+    def __init__(self, length: int = 4096, token: int = 3, writable: bool = True) -> None:
+        self._adapter = ADAPTER
+        self._defunct = None
+        self._writable = writable
+        self.address = 0x10000
+        self.length = length
+        self.local_token = token
+
+
+class Queues(WorkQueues):
+    """The posting half of a queue pair, without the adapter and the connection."""
+
+    _lib = lib
+    _ffi = ffi
+
+    def __init__(self, native: Provider, connection: int = lib.NDPY_CONNECTED, depth: int = DEPTH) -> None:
+        self._lock = _core.Lock()
+        self._released = True
+        self._defunct = None
+        self._adapter = ADAPTER
+        self.srq = None
+        self.limits = QueuePairLimits(depth + 1, depth, 2, 3, INLINE_SIZE)
+        self.late: list[int] = []
+        self._posted_requests = PostedRequests(self)
+        self._initiator_records = self._posted_requests.initiator
+        self._begin_posting(native.queue_pair(depth, connection))
+
+    def _cancel_late_request(self, operation: int) -> None:
+        self.late.append(operation)
+
+    def _native_refusal(self, operation: str, number: int) -> ndpy.NdpyError:
+        return ndpy.errors.from_errno(operation, number)
+
+    def _require_same_adapter(self, other: Any, what: str) -> None:
+        raise ndpy.ForeignObjectError(what)
+
+    def _release(self) -> None:
+        pass
+
+
+class Queue(_core.CompletionQueue):
+    """The taking half of a completion queue."""
+
+    def __init__(self, native: Provider, queues: Queues) -> None:
+        self._lock = _core.Lock()
+        self.depth = 256
+        self.failed: list[Any] = []
+        self._posted_requests[NUMBER] = queues._posted_requests
+        self._attach(int(ffi.cast("uintptr_t", lib.ndpy_provider_table())), int(ffi.cast("uintptr_t", native.cq)))
+
+    def _collect_one(self, entry: tuple[int, ...], failed: list[Any]) -> Any:
+        posted = self._posted_requests[entry[6]]
+        _, record = posted.retire(entry)
+        self.failed.append(record)
+        return None if entry[9] & 1 else _core.Completion(entry, posted)
+
+    def _tell_of_failures(self, failed: list[Any]) -> None:
+        pass
+
+
+@pytest.fixture
+def queues(provider: Provider) -> Iterator[Queues]:
+    queues = Queues(provider)
+    yield queues
+    queues._detach()
+
+
+@pytest.fixture
+def queue(provider: Provider, queues: Queues) -> Iterator[Queue]:
+    queue = Queue(provider, queues)
+    yield queue
+    queue._detach()
+
+
+REMOTE = ndpy.RemoteMemory(0x90000, 100, 9)
+
+
+def writes(region: Region, count: int, **options: Any) -> Batch:
+    batch = Batch(count, **options)
+    for place in range(count):
+        batch.write(region[place : place + 8], REMOTE[place : place + 8], context=100 + place)
+    return batch
+
+
+def receives(region: Region, count: int) -> Batch:
+    batch = Batch(count)
+    for place in range(count):
+        batch.receive(region[place : place + 8], context=100 + place)
+    return batch
+
+
+def in_flight(queues: Queues, receive: int = 0) -> int:
+    return int(lib.ndpy_queue_pair_in_flight(queues._native, receive))
+
+
+# ---- posting ----
+
+
+def test_one_call_posts_all_requests_and_only_the_last_one_is_signaled(provider, queues):
+    queues.post(writes(Region(), 3))
+    call = provider.call()
+    assert [(sent.opcode, sent.address, sent.length, sent.key) for sent in call] == [
+        (WR_WRITE, 0x10000 + place, 8, 3) for place in range(3)
+    ]
+    assert [(sent.remote_address, sent.remote_key) for sent in call] == [(0x90000 + place, 9) for place in range(3)]
+    assert [bool(sent.flags & SIGNALED) for sent in call] == [False, False, True]
+    assert in_flight(queues) == 3
+
+
+def test_the_operations_may_be_mixed_and_have_several_elements(provider, queues):
+    region, batch = Region(), Batch(3, max_sge=2)
+    batch.send([region[:4], region[8:12]])
+    batch.read(region[:4], REMOTE)
+    batch.send([])
+    queues.post(batch)
+    assert [(sent.opcode, sent.elements) for sent in provider.call()] == [(WR_SEND, 2), (WR_READ, 1), (WR_SEND, 0)]
+
+
+def test_with_signal_all_each_request_has_its_own_flags(provider, queues):
+    batch = Batch(3, signal_all=True)
+    region = Region()
+    batch.send(region[:4])
+    batch.send(region[:4], flags=Flags.SILENT_SUCCESS)
+    batch.send(region[:4])
+    queues.post(batch)
+    assert [bool(sent.flags & SIGNALED) for sent in provider.call()] == [True, False, True]
+
+
+def test_silent_requests_alone_retire_in_the_end(provider, queues, queue):
+    batch = Batch(2, signal_all=True)
+    for _ in range(2):
+        batch.send(Region()[:4], flags=Flags.SILENT_SUCCESS)
+    for _ in range(20):
+        queues.post(batch)
+        for sent in provider.call():
+            if sent.flags & SIGNALED:
+                provider.complete_request(sent)
+        assert queue.poll() == []
+    assert in_flight(queues) == 0
+    assert len(queues._posted_requests.initiator) == 0
+
+
+def test_a_completion_retires_the_whole_batch(provider, queues, queue):
+    region = Region()
+    gone = weakref.ref(region)
+    queues.post(writes(region, 3))
+    del region
+    gc.collect()
+    assert gone() is not None
+    provider.complete_request(provider.call()[-1])
+    (completion,) = queue.poll()
+    assert (completion.context, completion.nbytes, completion.status) == (102, 8, Status.SUCCESS)
+    assert in_flight(queues) == 0
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_batch_that_is_posted_again_and_again_is_prepared_once(provider, queues, queue):
+    batch = writes(Region(), 2)
+    identities = set()
+    for _ in range(40):
+        queues.post(batch)
+        identities.update(sent.id for sent in provider.call())
+        provider.complete_request(provider.call()[-1])
+        assert len(queue.poll()) == 1
+    assert len(identities) == 2
+
+
+def test_postings_of_one_batch_that_overlap_end_one_after_the_other(provider, queues, queue):
+    batch = writes(Region(), 2)
+    for round in range(30):
+        for _ in range(3):
+            queues.post(batch)
+        assert in_flight(queues) == 6, round
+        for left in (4, 2, 0):
+            provider.complete_request(provider.call()[-1])
+            assert [completion.context for completion in queue.poll()] == [101]
+            assert in_flight(queues) == left
+    assert len(queues._posted_requests.initiator) == 0
+
+
+def test_plain_requests_between_batches_keep_their_places(provider, queues, queue):
+    region = Region()
+    batch = writes(region, 2)
+    for _ in range(30):
+        queues.send(region[:4], context=1)
+        plain = Sent.from_buffer_copy(provider.sent)
+        queues.post(batch)
+        listed = provider.call()
+        queues.send(region[:4], context=2)
+        for sent in (plain, listed[-1], provider.call()[0]):
+            provider.complete_request(sent)
+        assert [completion.context for completion in queue.poll()] == [1, 101, 2]
+        assert in_flight(queues) == 0
+
+
+def test_a_failed_request_in_the_middle_is_reported_with_its_own_context(provider, queues, queue):
+    region = Region()
+    queues.post(writes(region, 3))
+    _, second, third = provider.call()
+    provider.complete_request(second, status=PROTECTION)
+    provider.complete_request(third, status=FLUSHED)
+    completions = queue.poll()
+    assert [(completion.context, completion.status) for completion in completions] == [
+        (101, Status.ACCESS_VIOLATION),
+        (102, Status.CANCELED),
+    ]
+    # The records that _collect_one() saw are those of the failed requests.
+    assert [record.address - 0x10000 for record in queue.failed] == [1, 2]
+    assert in_flight(queues) == 0
+
+
+def test_a_batch_that_does_not_fit_posts_nothing(provider, queues, queue):
+    batch = writes(Region(), 5)
+    queues.post(batch)
+    with pytest.raises(ndpy.QueueFullError, match="all 8 slots of the initiator queue"):
+        queues.post(batch)
+    assert in_flight(queues) == 5
+    assert len(queues._posted_requests.initiator) == 5
+    provider.complete_request(provider.call()[-1])
+    queue.poll()
+    queues.post(batch)
+    with pytest.raises(ndpy.LimitExceededError, match="9 requests of the batch are more than the 8 slots"):
+        queues.post(writes(Region(), 9))
+
+
+def test_a_refusal_in_the_middle_says_how_many_were_posted(provider, queues, queue):
+    provider.set(refused_place=2)
+    with pytest.raises(ndpy.ProviderError, match="request 2 of the batch; the 2 before it were posted"):
+        queues.post(writes(Region(), 4))
+    assert in_flight(queues) == 2
+    assert len(queues._posted_requests.initiator) == 2
+    provider.set(refused_place=-1)
+    # The provider may complete what it refused. Nobody hears of it.
+    refused = provider.call()
+    queues.send(Region()[:4], context=5)
+    provider.complete_request(provider.call()[0])
+    provider.complete_request(refused[1])
+    assert [completion.context for completion in queue.poll()] == [5]
+    assert in_flight(queues) == 0
+
+
+def test_a_refused_list_is_never_used_for_another(provider, queues):
+    provider.set(refused_place=1)
+    with pytest.raises(ndpy.ProviderError):
+        queues.post(writes(Region(), 2))
+    provider.set(refused_place=-1)
+    refused = {sent.id for sent in provider.call()}
+    gc.collect()
+    queues.post(writes(Region(), 2))
+    assert refused.isdisjoint(sent.id for sent in provider.call())
+
+
+def test_the_rest_of_a_batch_is_posted_singly_when_siw_ends_a_connection(provider, queues, queue):
+    lib.ndpy_queue_pair_fence_all(queues._native)
+    provider.set(refused_place=0)
+    queues.post(writes(Region(), 3, signal_all=True))
+    assert in_flight(queues) == 3
+    provider.set(refused_place=-1)
+    assert lib.ndpy_cancel_rest(queues._native, 0, provider.cq) == 3
+    assert [completion.context for completion in queue.poll()] == [100, 101, 102]
+
+
+def test_what_is_left_of_a_batch_is_cancelled(provider, queues, queue):
+    region = Region()
+    queues.send(region[:4], context=1)
+    queues.post(writes(region, 3))
+    queues.send(region[:4], context=2)
+    assert lib.ndpy_cancel_rest(queues._native, 0, provider.cq) == 5
+    assert [completion.context for completion in queue.poll()] == [1, 102, 2]
+    assert in_flight(queues) == 0
+    assert len(queues._posted_requests.initiator) == 0
+
+
+def test_a_batch_needs_a_connection(provider):
+    queues = Queues(provider, lib.NDPY_NEVER_CONNECTED)
+    with pytest.raises(ndpy.NotConnectedError, match="request 0 of the batch"):
+        queues.post(writes(Region(), 2))
+    queues.post(receives(Region(), 2))
+    queues._detach()
+
+
+def test_a_batch_after_the_end_of_the_connection_is_cancelled(provider, queues):
+    queues._ended = True
+    queues.post(writes(Region(), 2))
+    assert queues.late == [lib.NDPY_WRITE]
+
+
+def test_a_region_that_cannot_be_used_refuses_the_batch(provider, queues):
+    region, other = Region(), Region()
+    batch = writes(region, 2)
+    other._adapter = 5
+    batch.clear()
+    batch.write(region[:4], REMOTE)
+    batch.write(other[:4], REMOTE)
+    with pytest.raises(ndpy.ForeignObjectError):
+        queues.post(batch)
+    assert not queues._lock.locked()
+    assert in_flight(queues) == 0
+
+
+@pytest.mark.parametrize(
+    ("fill", "error", "message"),
+    [
+        (lambda batch, region: batch.send(region[:4], flags=0x40), ndpy.InvalidFlagsError, "takes the flags"),
+        (lambda batch, region: batch.send([region[:1]] * 4), ndpy.LimitExceededError, "4 elements are more than the 3"),
+        (lambda batch, region: batch.send(region[: MAX_LENGTH + 1]), ndpy.LimitExceededError, "1001 bytes are more"),
+        (
+            lambda batch, region: batch.send(region[:65], flags=Flags.INLINE),
+            ndpy.LimitExceededError,
+            "65 bytes.*inline",
+        ),
+        (lambda batch, region: batch.send(Region(token=1 << 32)[:4]), ValueError, "a token of this adapter"),
+    ],
+)
+def test_a_request_beyond_the_limits_of_the_queue_pair_is_named(provider, queues, fill, error, message):
+    region, batch = Region(), Batch(4, max_sge=4)
+    batch.send(region[:4])
+    fill(batch, region)
+    with pytest.raises(error, match=message) as caught:
+        queues.post(batch)
+    assert "request 1 of the batch" in str(caught.value)
+    assert in_flight(queues) == 0
+
+
+# ---- what a batch takes ----
+
+
+@pytest.mark.parametrize(
+    ("fill", "error", "message"),
+    [
+        (lambda batch: batch.send(b"abc"), TypeError, "an element of a batch is a region"),
+        (lambda batch: batch.send(Region()[:4], context=-1), ValueError, "context is 0 to"),
+        (lambda batch: batch.send(Region()[:4], context=1 << 64), ValueError, "context is 0 to"),
+        (lambda batch: batch.send(Region()[:4], context="a"), TypeError, "context is an integer"),
+        (lambda batch: batch.send(Region()[:4], flags=0x100), ValueError, "flags is 0 to"),
+        (lambda batch: batch.write(Region()[:4]), TypeError, "needs the argument 'remote'"),
+        (lambda batch: batch.write(Region()[:4], 7), TypeError, "a RemoteMemory"),
+        (lambda batch: batch.write(Region()[:101], REMOTE), ndpy.ElementRangeError, "101 bytes do not fit the 100"),
+        (lambda batch: batch.send([Region()[:4]] * 2), ValueError, "at most 1 elements"),
+        (lambda batch: batch.receive(Region()[:4]), ValueError, "two batches"),
+        (lambda batch: batch.send(Region(1 << 33)), ValueError, "4294967295 bytes"),
+        (
+            lambda batch: [batch.send(Region()[:4]) for _ in range(3)],
+            ValueError,
+            "the batch is full: it was made for 3",
+        ),
+    ],
+)
+def test_a_wrong_request_is_refused_and_leaves_the_batch_as_it_was(fill, error, message):
+    batch = Batch(3)
+    batch.send(Region()[:4], context=8)
+    with pytest.raises(error, match=message):
+        fill(batch)
+    assert list(batch.contexts)[:1] == [8]
+    assert list(batch.lengths)[:1] == [4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options"),
+    [((0,), {}), ((-1,), {}), ((1 << 21,), {}), ((1,), {"max_sge": -1}), ((1 << 19,), {"max_sge": 4})],
+)
+def test_a_batch_has_a_capacity(arguments, options):
+    with pytest.raises(ValueError, match="a batch holds"):
+        Batch(*arguments, **options)
+
+
+def test_an_empty_batch_cannot_be_posted(queues):
+    with pytest.raises(ValueError, match="the batch is empty"):
+        queues.post(Batch(1))
+    with pytest.raises(TypeError, match="takes a Batch"):
+        queues.post([])
+
+
+def test_a_batch_that_was_cleared_can_be_filled_again(provider, queues):
+    region = Region()
+    batch = writes(region, 2)
+    gone = weakref.ref(region)
+    del region
+    batch.clear()
+    assert len(batch) == 0
+    assert gone() is None
+    batch.receive(Region()[:4])
+    queues.post(batch)
+    assert in_flight(queues, 1) == 1
+
+
+def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues):
+    batch = writes(Region(), 2)
+    queues.post(batch)
+    queues._detach()
+    del batch
+    gc.collect()
+
+
+# ---- columns ----
+
+
+def test_columns_show_and_change_the_requests(provider, queues):
+    batch = writes(Region(), 3)
+    assert list(batch.contexts) == [100, 101, 102]
+    assert list(batch.addresses) == [0x10000, 0x10001, 0x10002]
+    assert list(batch.lengths) == [8, 8, 8]
+    assert list(batch.remote_addresses) == [0x90000, 0x90001, 0x90002]
+    batch.contexts = array.array("Q", [7, 8, 9])
+    batch.lengths = [1, 2, 3]
+    batch.addresses[1] = 0x10100
+    batch.remote_addresses[2] = 0x90003
+    queues.post(batch)
+    assert [(sent.address, sent.length, sent.remote_address) for sent in provider.call()] == [
+        (0x10000, 1, 0x90000),
+        (0x10100, 2, 0x90001),
+        (0x10002, 3, 0x90003),
+    ]
+
+
+def test_a_change_between_two_posts_is_seen_and_leaves_the_posted_requests_alone(
+    provider,
+    queues,
+    queue,
+):
+    batch = writes(Region(), 1)
+    column = batch.contexts
+    for context in (5, 6, 6, 7):
+        column[0] = context
+        queues.post(batch)
+        provider.complete_request(provider.call()[0])
+    assert [completion.context for completion in queue.poll()] == [5, 6, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("column", "number", "message"),
+    [
+        (
+            "addresses",
+            0xFFFF,
+            "request 1 of the batch: 8 bytes at 0xffff are outside the region of 4096 bytes at 0x10000",
+        ),
+        ("addresses", 0x10000 + 4089, "outside the region"),
+        ("addresses", (1 << 64) - 1, "outside the region"),
+        ("lengths", 4097, "outside the region"),
+        ("lengths", 101, "outside the remote memory"),
+        ("lengths", (1 << 64) - 1, "outside the region"),
+        ("remote_addresses", 0x8FFFF, "outside the remote memory"),
+        ("remote_addresses", 0x90000 + 93, "request 1 of the batch: 8 bytes at .* outside the remote memory of 100"),
+        ("remote_addresses", (1 << 64) - 1, "outside the remote memory"),
+    ],
+)
+def test_a_number_outside_of_the_memory_is_refused(provider, queues, column, number, message):
+    batch = Batch(2)
+    region = Region()
+    for _ in range(2):
+        batch.write(region[0:8], REMOTE)
+    former = getattr(batch, column)[1]
+    getattr(batch, column)[1] = number
+    with pytest.raises(ndpy.ElementRangeError, match=message):
+        queues.post(batch)
+    assert not queues._lock.locked()
+    getattr(batch, column)[1] = former
+    queues.post(batch)
+    assert in_flight(queues) == 2
+
+
+def test_a_column_takes_as_many_numbers_as_there_are_requests():
+    batch = writes(Region(), 2)
+    for wrong in ([1], array.array("Q", [1, 2, 3])):
+        with pytest.raises(ValueError, match="contexts takes 2 numbers"):
+            batch.contexts = wrong
+    for wrong in (["a", "b"], [1, -1], [1, 1 << 64], 5):
+        with pytest.raises((TypeError, ValueError)):
+            batch.contexts = wrong
+    with pytest.raises(AttributeError):
+        del batch.contexts
+    assert list(batch.contexts) in ([100, 101], [1, 101])
+
+
+def test_a_column_cannot_change_the_size_of_its_memory():
+    batch = writes(Region(), 2)
+    owner = batch.contexts.obj
+    with pytest.raises(BufferError):
+        owner.extend(b"1234")
+
+
+@pytest.mark.parametrize("kind", ["uint64", "int64"])
+def test_numpy_arrays_are_columns(provider, queues, kind):
+    numpy = pytest.importorskip("numpy")
+    batch = writes(Region(), 3)
+    batch.contexts = numpy.arange(3, dtype=kind)
+    numpy.asarray(batch.contexts)[1] += 41
+    batch.remote_addresses = numpy.asarray(batch.remote_addresses) + numpy.arange(3, dtype="uint64")
+    assert list(batch.contexts) == [0, 42, 2]
+    with pytest.raises((TypeError, ValueError)):
+        batch.contexts = numpy.zeros(3, dtype="float64") + 0.5
+    queues.post(batch)
+    assert [sent.remote_address for sent in provider.call()] == [0x90000, 0x90002, 0x90004]
+
+
+# ---- receives ----
+
+
+def test_receives_are_posted_in_one_call(provider, queues, queue):
+    queues.receive_many([Region()[:8], [Region()[:4], Region()[4:8]]], contexts=[5, 6])
+    assert [sent.elements for sent in provider.call()] == [1, 2]
+    for sent in provider.call():
+        provider.complete_request(sent, WC_RECV, nbytes=3)
+    assert [(completion.context, completion.nbytes) for completion in queue.poll()] == [(5, 3), (6, 3)]
+    queues.receive_many([])
+    assert in_flight(queues, 1) == 0
+
+
+def test_a_queue_pair_with_a_shared_queue_takes_no_batch_of_receives(queues):
+    queues.srq = object()  # type: ignore[assignment]
+    with pytest.raises(ndpy.UnsupportedError, match="shared receive queue"):
+        queues.post(receives(Region(), 1))
+    queues.srq = None
+
+
+# ---- arrays of completions ----
+
+
+def test_an_array_shows_what_was_polled(provider, queues, queue):
+    completions = CompletionArray(4)
+    queues.send(Region()[:4], context=CONTEXT)
+    provider.complete(WC_SEND)
+    queues.send(Region()[:5], context=2)
+    provider.complete(WC_SEND, PROTECTION)
+    assert queue.poll_into(completions) == len(completions) == 2
+    assert list(completions.contexts) == [CONTEXT, 2]
+    assert list(completions.nbytes) == [4, 0]
+    assert list(completions.statuses) == [Status.SUCCESS, Status.ACCESS_VIOLATION]
+    assert list(completions.operations) == [lib.NDPY_SEND] * 2
+    assert list(completions.native_statuses) == [0, PROTECTION]
+    assert not completions.all_ok
+    assert [completion.context for completion in completions] == [CONTEXT, 2]
+    assert completions[0].queue_pair is queues
+    with pytest.raises(IndexError):
+        completions[2]
+    assert queue.poll_into(completions) == len(completions) == 0
+    assert completions.all_ok
+    completions.raise_for_status()
+    with pytest.raises(IndexError):
+        completions[0]
+
+
+def receive_into(provider: Provider, queues: Queues, queue: Queue, completions: CompletionArray, batch: Batch) -> int:
+    queues.post(batch)
+    for place, sent in enumerate(provider.call()):
+        provider.complete_request(sent, WC_RECV, nbytes=place)
+    return queue.poll_into(completions)
+
+
+@pytest.mark.parametrize("look_before", [False, True])
+def test_the_receives_of_a_batch_come_untouched_and_are_read_later(provider, queues, queue, look_before):
+    completions, batch = CompletionArray(8), receives(Region(), 5)
+    if look_before:
+        _ = completions.contexts
+    for _ in range(10):
+        assert receive_into(provider, queues, queue, completions, batch) == 5
+        assert completions.all_ok
+        assert in_flight(queues, 1) == 0
+        # What comes later does not change them.
+        batch.clear()
+        for place in range(5):
+            batch.receive(Region()[:4], context=50 + place)
+        queues.post(batch)
+        posted = provider.call()
+        gc.collect()
+        assert list(completions.contexts) in ([100, 101, 102, 103, 104], [50, 51, 52, 53, 54])
+        assert list(completions.nbytes) == [0, 1, 2, 3, 4]
+        assert [completion.queue_pair for completion in completions] == [queues] * 5
+        for sent in posted:
+            provider.complete_request(sent, WC_RECV)
+        assert queue.poll_into(completions) == 5
+        assert [completion.context for completion in completions] == [50, 51, 52, 53, 54]
+    assert queue._taken == 100
+
+
+def test_untouched_completions_keep_what_they_refer_to(provider, queues, queue):
+    completions = CompletionArray(8)
+    receive_into(provider, queues, queue, completions, receives(Region(), 3))
+    gc.collect()
+    # New lists would take the place of the former one.
+    for _ in range(3):
+        receive_into(provider, queues, queue, CompletionArray(8), receives(Region(), 2))
+    assert [completion.context for completion in completions] == [100, 101, 102]
+
+
+def test_a_held_column_is_brought_up_to_date(provider, queues, queue):
+    completions, batch = CompletionArray(3), receives(Region(), 3)
+    receive_into(provider, queues, queue, completions, batch)
+    column = completions.nbytes
+    queues.post(batch)
+    for sent in provider.call():
+        provider.complete_request(sent, WC_RECV, nbytes=77)
+    queue.poll_into(completions)
+    assert list(column) == [77, 77, 77]
+
+
+def test_part_of_a_batch_may_come_at_a_time(provider, queues, queue):
+    completions, batch = CompletionArray(2), receives(Region(), 5)
+    assert receive_into(provider, queues, queue, completions, batch) == 2
+    assert [completion.context for completion in completions] == [100, 101]
+    assert in_flight(queues, 1) == 3
+    assert queue.poll_into(completions) == 2
+    assert list(completions.contexts) == [102, 103]
+    assert queue.poll_into(completions) == 1
+    assert list(completions.contexts) == [104]
+    assert in_flight(queues, 1) == 0
+    assert len(queues._posted_requests.receive) == 0
+
+
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("what", ["failed", "invalidated"])
+def test_an_array_with_one_special_receive_is_looked_at(provider, queues, queue, place, what):
+    completions = CompletionArray(8)
+    queues.post(receives(Region(), 5))
+    for number, sent in enumerate(provider.call()):
+        special = number == place
+        provider.complete_request(
+            sent,
+            WC_RECV,
+            status=PROTECTION if special and what == "failed" else 0,
+            flags=WC_WITH_INV if special and what == "invalidated" else 0,
+            key=9,
+        )
+    assert queue.poll_into(completions) == 5
+    assert list(completions.contexts) == [100, 101, 102, 103, 104]
+    # It went through _collect_one().
+    assert len(queue.failed) == 1
+    assert completions.all_ok == (what == "invalidated")
+    assert in_flight(queues, 1) == 0
+
+
+def test_receives_of_two_postings_of_one_batch_are_told_apart(provider, queues, queue):
+    completions, batch = CompletionArray(3), receives(Region(), 4)
+    queues.post(batch)
+    first = provider.call()
+    queues.post(batch)
+    for sent in first + provider.call():
+        provider.complete_request(sent, WC_RECV)
+    contexts = []
+    for left in (5, 2, 0):
+        queue.poll_into(completions)
+        contexts += list(completions.contexts)
+        assert in_flight(queues, 1) == left
+    assert contexts == [100, 101, 102, 103] * 2
+
+
+def test_sends_between_the_receives_are_not_lost(provider, queues, queue):
+    completions = CompletionArray(8)
+    queues.post(receives(Region(), 3))
+    listed = provider.call()
+    queues.send(Region()[:4], context=1)
+    for sent in (listed[0], provider.call()[0], *listed[1:]):
+        provider.complete_request(sent, WC_SEND if sent.id == provider.sent.id else WC_RECV)
+    assert queue.poll_into(completions) == 4
+    assert list(completions.contexts) == [100, 1, 101, 102]
+
+
+def test_internal_completions_are_left_out(provider, queues, queue):
+    completions = CompletionArray(8)
+    for _ in range(4):
+        queues.send(Region()[:4], flags=Flags.SILENT_SUCCESS)
+        if provider.call()[0].flags & SIGNALED:
+            provider.complete(WC_SEND)
+    queues.send(Region()[:4], context=3)
+    provider.complete(WC_SEND)
+    assert queue.poll_into(completions) == 1
+    assert completions[0].context == 3
+
+
+def test_completions_after_an_exception_come_with_the_next_poll(provider, queues, queue):
+    completions = CompletionArray(8)
+    for context in range(3):
+        queues.send(Region()[:4], context=context)
+        provider.complete(WC_SEND, PROTECTION if context == 1 else 0)
+
+    def interrupt(entry, failed):
+        raise KeyboardInterrupt
+
+    queue._collect_one = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        queue.poll_into(completions)
+    assert len(completions) == 0
+    assert not queue._lock.locked()
+    assert queue.poll_into(completions) == 3
+    assert list(completions.contexts) == [0, 1, 2]
+
+
+def test_an_array_is_used_by_one_poll_at_a_time(provider, queues, queue):
+    completions = CompletionArray(8)
+    queues.send(Region()[:4])
+    provider.complete(WC_SEND, PROTECTION)
+    seen = []
+
+    def poll_again(entry, failed):
+        other = Queue(provider, queues)
+        with pytest.raises(RuntimeError, match="another thread polls into this array"):
+            other.poll_into(completions)
+        seen.append(other)
+
+    queue._collect_one = poll_again
+    queue.poll_into(completions)
+    assert seen
+
+
+def test_wrong_arrays_are_refused(queue):
+    for capacity in (0, -1, 1 << 21):
+        with pytest.raises(ValueError, match="an array holds"):
+            CompletionArray(capacity)
+    with pytest.raises(TypeError, match="takes a CompletionArray"):
+        queue.poll_into([])
+
+
+def test_an_array_does_not_grow_while_it_is_used(provider, queues, queue):
+    completions, batch = CompletionArray(8), receives(Region(), 5)
+    receive_into(provider, queues, queue, completions, batch)
+    counts = sys.getrefcount(queues._posted_requests)
+    for _ in range(50):
+        receive_into(provider, queues, queue, completions, batch)
+        assert completions[4].context == 104
+    assert sys.getrefcount(queues._posted_requests) <= counts + 5
