@@ -8,9 +8,9 @@ from xml.etree import ElementTree
 import pytest
 
 from ndpy import Capability
+from ndpy.cli.peers import PeerLost
 from ndpy.cli.smoke import report, runner
 from ndpy.cli.smoke.catalog import GROUPS, Check, Failure, Result, Skip, Verdict, load
-from ndpy.cli.smoke.peer import PeerLost
 from ndpy.quirks import Quirk
 
 BOUNDS = "windows/write-past-end"

@@ -7,7 +7,6 @@ import datetime
 import faulthandler
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -16,12 +15,12 @@ from types import FrameType
 import click
 
 import ndpy
+from ndpy.cli.serving import serve
 from ndpy.cli.smoke import catalog, report
 from ndpy.cli.smoke.catalog import Check, Result, Verdict
-from ndpy.cli.smoke.channel import connect_with_secret
-from ndpy.cli.smoke.peer import parse_address
+from ndpy.cli.smoke.peer import DEFAULT_PORT
 from ndpy.cli.smoke.runner import Runner, describe
-from ndpy.cli.smoke.server import serve, serve_client
+from ndpy.cli.smoke.server import serve_client
 from ndpy.cli.smoke.testbed import Testbed
 
 _INTERRUPTED = 130
@@ -123,7 +122,7 @@ def command(
         faulthandler.enable()
     signal.signal(signal.SIGTERM, _terminated)
     if serving:
-        sys.exit(_serve(adapter, listen_at, client))
+        sys.exit(serve("smoke", DEFAULT_PORT, serve_client, adapter, listen_at, client))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
     status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
@@ -180,35 +179,3 @@ def _run_checks(
     finally:
         reporter.close()
     return (1 if run.counts[Verdict.FAIL] else 0), stuck
-
-
-def _serve(which: str | None, listen_at: str | None, client: int | None) -> int:
-    def say(text: str) -> None:
-        click.echo(text)
-        sys.stdout.flush()
-
-    try:
-        with ndpy.open_adapter(which) as adapter, contextlib.ExitStack() as stack:
-            if client:
-                serve_client(adapter, stack.enter_context(connect_with_secret(client, sys.stdin.buffer)))
-                return 0
-            addresses = adapter.info.addresses
-            try:
-                host, port = parse_address(listen_at or "", addresses[0] if addresses else "")
-            except ValueError as error:
-                raise click.UsageError(f"--listen: {error}") from None
-            if not host:
-                raise click.UsageError(f"{adapter.info.name} has no IP address. Choose one with --listen HOST")
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            listener = stack.enter_context(socket.create_server(address[:2], family=family, backlog=4))
-            host, port = listener.getsockname()[:2]
-            shown = f"[{host}]" if ":" in host else host
-            say(f"smoke: serving {adapter.info.name} ({adapter.info.provider}) at {shown}:{port}. Press Ctrl-C to stop")
-            serve(adapter, listener, say)
-    except KeyboardInterrupt:
-        say("smoke: stopped")
-        return 0
-    except (ndpy.NdpyError, OSError) as error:
-        click.echo(f"smoke: {type(error).__name__}: {error}", err=True)
-        return 1
-    return 0

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
-from ndpy.cli.smoke.channel import REPLY_LIMIT, Arguments, Channel, ChannelClosed, ChannelError, SecretListener, encode
+from ndpy.cli.channel import REPLY_LIMIT, Arguments, Channel, ChannelClosed, ChannelError, encode
+from ndpy.cli.peers import PeerLost, PeerProcess, dial
 from ndpy.cli.smoke.resources import difference, pattern
 from ndpy.cli.smoke.server import MAX_CONTENTS, MAX_WAIT_S, PROTOCOL
 
 DEFAULT_PORT = 18520
 _START_LIMIT_S = 60.0
-_CONNECT_LIMIT_S = 10.0
-_END_LIMIT_S = 5.0
 #: The time that a request may take beyond the time that the requested work takes.
 _GRACE_S = 15.0
-
-
-class PeerLost(Exception):
-    """The peer ended, cannot be reached, or no longer answers."""
 
 
 class PeerRefused(Exception):
@@ -37,80 +26,6 @@ class PeerRefused(Exception):
         super().__init__(f"at the peer: {name}: {text}")
         self.name = name
         self.text = text
-
-
-def parse_address(text: str, default_host: str = "") -> tuple[str, int]:
-    """Split HOST, HOST:PORT, :PORT, [HOST]:PORT or a bare IPv6 address into host and port. Raises ValueError."""
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"{text!r} is not [HOST]:PORT")
-        port = rest[1:]
-    elif text.count(":") == 1:
-        host, port = text.split(":")
-    else:
-        host, port = text, ""
-    if port and not (port.isdigit() and int(port) <= 65535):
-        raise ValueError(f"{port!r} is not a port number")
-    return host or default_host, int(port) if port else DEFAULT_PORT
-
-
-class _LocalProcess:
-    """The peer as a second process on this machine. Creating it raises PeerLost if the process does not call back."""
-
-    def __init__(self, adapter: str) -> None:
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        listener = SecretListener()
-        command = [sys.executable, "-m", "ndpy", "smoke", "--serve", "--client", str(listener.port), adapter]
-        # In its own session or process group, so that Ctrl-C reaches this process only. This process then ends the peer.
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=self._errors,
-            stderr=self._errors,
-            start_new_session=True,
-            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
-            env={**os.environ, "NDPY_ADAPTER": adapter},
-        )
-        self.pid = self._process.pid
-        try:
-            assert self._process.stdin is not None
-            with contextlib.suppress(OSError), self._process.stdin as told:
-                told.write(listener.secret)
-            connection = listener.accept(lambda: self._process.poll() is None, _START_LIMIT_S)
-            if connection is None:
-                raise PeerLost(self.explain())
-        except BaseException:
-            self._process.kill()
-            raise
-        self.channel = Channel(connection, line_limit=REPLY_LIMIT)
-
-    def explain(self) -> str:
-        """Say in what state the process is."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(1.0)
-        status = self._process.returncode
-        if status is None:
-            return f"the peer process {self.pid} is running but does not answer"
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        self._errors.seek(0)
-        said = self._errors.read()[-2000:].decode(errors="replace").strip()
-        return f"the peer process {self.pid} {how}" + (f" and said: {said}" if said else "")
-
-    def end(self) -> None:
-        """Let the process leave by itself. If it does not, end it."""
-        self.channel.close()
-        for limit_s, harder in ((_END_LIMIT_S, self._process.terminate), (_END_LIMIT_S, self._process.kill)):
-            try:
-                self._process.wait(limit_s)
-                break
-            except subprocess.TimeoutExpired:
-                harder()
-        self._errors.close()
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self._process.kill()
 
 
 @dataclass(frozen=True)
@@ -143,12 +58,12 @@ class Peer:
     def __init__(self, adapter: str, host: str | None) -> None:
         """Connect to the peer at `host`, or start one on this machine, on the same adapter. Raises PeerLost if that fails."""
         self._host = host
-        self._process: _LocalProcess | None = None
+        self._process: PeerProcess | None = None
         if host is None:
-            self._process = _LocalProcess(adapter)
+            self._process = PeerProcess("smoke", adapter)
             self._channel = self._process.channel
         else:
-            self._channel = Channel(_dial(host), line_limit=REPLY_LIMIT)
+            self._channel = Channel(dial(host, DEFAULT_PORT, "smoke"), line_limit=REPLY_LIMIT)
         try:
             self._send({"command": "hello", "protocol": PROTOCOL})
             answer = self.finish(_START_LIMIT_S)
@@ -239,17 +154,6 @@ class Peer:
         answer = self.call("memory", wait_s=MAX_WAIT_S, length=length, access=int(access), seed=seed, **over)
         remote = RemoteMemory.from_bytes(Arguments(answer).data("remote", 20)) if "remote" in answer else None
         return PeerMemory(self, int(answer["memory"]), length, seed, remote)
-
-
-def _dial(host: str) -> socket.socket:
-    try:
-        address = parse_address(host)
-        return socket.create_connection(address, _CONNECT_LIMIT_S)
-    except (OSError, ValueError) as error:
-        raise PeerLost(
-            f"no peer at {host}: {getattr(error, 'strerror', None) or error}; "
-            "start `ndpy smoke --serve` there, and let its port through the firewall"
-        ) from None
 
 
 class PeerMemory:

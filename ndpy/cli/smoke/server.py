@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import ndpy
 from ndpy import Access, Capability, Flags, Operation
-from ndpy.cli.smoke.channel import (
+from ndpy.cli.channel import (
     REQUEST_LIMIT,
     Arguments,
     BadRequest,
@@ -326,16 +326,3 @@ def _refuse(channel: Channel, text: str) -> None:
         channel.send({"error": "BadRequest", "text": text}, 1.0)
     except ChannelError:
         return
-
-
-def serve(adapter: ndpy.Adapter, listener: socket.socket, say: Callable[[str], None]) -> None:
-    """Serve clients one at a time, until KeyboardInterrupt."""
-    while True:
-        connection, address = listener.accept()
-        say(f"smoke: client {address[0]}")
-        try:
-            ended = serve_client(adapter, connection)
-        except Exception as error:
-            # Whatever one client causes, the next one is served.
-            ended = f"dropped: {type(error).__name__}: {error}"
-        say(f"smoke: client {address[0]} {ended}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,9 +10,10 @@ from dataclasses import dataclass
 
 import ndpy
 from ndpy import Access, Capability, Operation, Status, quirks
+from ndpy.cli.channel import encode
+from ndpy.cli.peers import PeerLost, common_address
 from ndpy.cli.smoke.catalog import Failure, Skip
-from ndpy.cli.smoke.channel import encode
-from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerLost, PeerMemory, PeerRefused
+from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerMemory, PeerRefused
 from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all, difference
 from ndpy.quirks import Quirk
 
@@ -273,18 +273,12 @@ class Testbed:
         Both must be link-local, or neither.
         """
 
-        def kind(address: str) -> tuple[int, bool]:
-            parsed = ipaddress.ip_address(address.partition("%")[0])
-            return parsed.version, parsed.is_link_local
-
-        own = {kind(address) for address in self.info.addresses}
-        for address in self.peer.description.addresses:
-            # A scope such as %eth0 is only valid on its own machine.
-            if "%" in address and self.peer_host is not None:
-                continue
-            if kind(address) in own and version in (None, kind(address)[0]):
-                return address
-        return None
+        return common_address(
+            self.info.addresses,
+            self.peer.description.addresses,
+            same_machine=self.peer_host is None,
+            version=version,
+        )
 
     # What checks are made of.
 

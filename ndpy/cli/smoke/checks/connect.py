@@ -7,8 +7,8 @@ import time
 
 import ndpy
 from ndpy import Capability
+from ndpy.cli.channel import encode
 from ndpy.cli.smoke.catalog import Skip, check
-from ndpy.cli.smoke.channel import encode
 from ndpy.cli.smoke.peer import PeerRefused
 from ndpy.cli.smoke.resources import pattern
 from ndpy.cli.smoke.testbed import STEP_LIMIT_S, Testbed, expect, expect_same, refusal

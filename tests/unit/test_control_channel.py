@@ -1,12 +1,14 @@
-"""The control channel of the smoke test. It has size limits and deadlines, and carries only data."""
+"""The control channel between the two sides of a command. It has size limits and deadlines, and carries only data."""
 
 import socket
 import time
 
 import pytest
 
-from ndpy.cli.smoke.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
-from ndpy.cli.smoke.peer import DEFAULT_PORT, parse_address
+from ndpy.cli.channel import Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
+from ndpy.cli.peers import common_address, parse_address
+
+DEFAULT_PORT = 18520
 
 
 @pytest.fixture
@@ -110,10 +112,25 @@ def test_arguments_that_do_not_fit_are_refused(take):
     ],
 )
 def test_addresses_of_a_peer(text, expected):
-    assert parse_address(text, "default") == expected
+    assert parse_address(text, DEFAULT_PORT, "default") == expected
 
 
 @pytest.mark.parametrize("text", ["host:port", "host:70000", "[2001:db8::1", "[2001:db8::1]5"])
 def test_addresses_that_are_none(text):
     with pytest.raises(ValueError):
-        parse_address(text)
+        parse_address(text, DEFAULT_PORT)
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "options", "expected"),
+    [
+        (["192.0.2.1"], ["2001:db8::2", "192.0.2.2"], {}, "192.0.2.2"),
+        (["192.0.2.1", "2001:db8::1"], ["192.0.2.2", "2001:db8::2"], {"version": 6}, "2001:db8::2"),
+        (["fe80::1%eth0"], ["2001:db8::2"], {}, None),
+        (["fe80::1%eth0"], ["fe80::2%eth1"], {}, None),
+        (["fe80::1%eth0"], ["fe80::2%eth1"], {"same_machine": True}, "fe80::2%eth1"),
+        ([], ["192.0.2.2"], {}, None),
+    ],
+)
+def test_the_address_that_both_sides_can_use(own, theirs, options, expected):
+    assert common_address(own, theirs, **{"same_machine": False, **options}) == expected

@@ -1,4 +1,4 @@
-"""The control channel between the two sides of a smoke test. Each message is one line with one JSON object.
+"""The control channel between the two sides of a command. Each message is one line with one JSON object.
 
 The other side may be anybody who can reach the port. So the length of a line is limited, each step has a deadline, and
 a message is never treated as anything but data. Arguments checks its values.

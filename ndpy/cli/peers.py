@@ -1,0 +1,134 @@
+"""Where the other side of a command runs, and how it is reached: a second process here, or `--serve` on another machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from typing import IO
+
+from ndpy.cli.channel import REPLY_LIMIT, Channel, SecretListener
+
+_START_LIMIT_S = 60.0
+_CONNECT_LIMIT_S = 10.0
+_END_LIMIT_S = 5.0
+
+
+class PeerLost(Exception):
+    """The peer ended, cannot be reached, or no longer answers."""
+
+
+def parse_address(text: str, default_port: int, default_host: str = "") -> tuple[str, int]:
+    """Split HOST, HOST:PORT, :PORT, [HOST]:PORT or a bare IPv6 address into host and port. Raises ValueError."""
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError(f"{text!r} is not [HOST]:PORT")
+        port = rest[1:]
+    elif text.count(":") == 1:
+        host, port = text.split(":")
+    else:
+        host, port = text, ""
+    if port and not (port.isdigit() and int(port) <= 65535):
+        raise ValueError(f"{port!r} is not a port number")
+    return host or default_host, int(port) if port else default_port
+
+
+def common_address(
+    own: Iterable[str], theirs: Iterable[str], *, same_machine: bool, version: int | None = None
+) -> str | None:
+    """The first address of the other side that this side can reach, of this IP version if one is given. None if there is none.
+
+    Both must be link-local, or neither.
+    """
+
+    def kind(address: str) -> tuple[int, bool]:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        return parsed.version, parsed.is_link_local
+
+    kinds = {kind(address) for address in own}
+    for address in theirs:
+        # A scope such as %eth0 is only valid on its own machine.
+        if "%" in address and not same_machine:
+            continue
+        if kind(address) in kinds and version in (None, kind(address)[0]):
+            return address
+    return None
+
+
+def dial(host: str, default_port: int, command: str) -> socket.socket:
+    """Connect to the control channel of `ndpy COMMAND --serve` at HOST or HOST:PORT. Raises PeerLost."""
+    try:
+        address = parse_address(host, default_port)
+        return socket.create_connection(address, _CONNECT_LIMIT_S)
+    except (OSError, ValueError) as error:
+        raise PeerLost(
+            f"no peer at {host}: {getattr(error, 'strerror', None) or error}; "
+            f"start `ndpy {command} --serve` there, and let its port through the firewall"
+        ) from None
+
+
+class PeerProcess:
+    """The peer as a second process on this machine. Creating it raises PeerLost if the process does not call back.
+
+    It runs `ndpy COMMAND --serve --client PORT ADAPTER`. See serving.py.
+    """
+
+    def __init__(self, command: str, adapter: str) -> None:
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        listener = SecretListener()
+        words = [sys.executable, "-m", "ndpy", command, "--serve", "--client", str(listener.port), adapter]
+        # In its own session or process group, so that Ctrl-C reaches this process only. This process then ends the peer.
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=self._errors,
+            stderr=self._errors,
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+            env={**os.environ, "NDPY_ADAPTER": adapter},
+        )
+        self.pid = self._process.pid
+        try:
+            assert self._process.stdin is not None
+            with contextlib.suppress(OSError), self._process.stdin as told:
+                told.write(listener.secret)
+            connection = listener.accept(lambda: self._process.poll() is None, _START_LIMIT_S)
+            if connection is None:
+                raise PeerLost(self.explain())
+        except BaseException:
+            self._process.kill()
+            raise
+        self.channel = Channel(connection, line_limit=REPLY_LIMIT)
+
+    def explain(self) -> str:
+        """Say in what state the process is."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        status = self._process.returncode
+        if status is None:
+            return f"the peer process {self.pid} is running but does not answer"
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        self._errors.seek(0)
+        said = self._errors.read()[-2000:].decode(errors="replace").strip()
+        return f"the peer process {self.pid} {how}" + (f" and said: {said}" if said else "")
+
+    def end(self) -> None:
+        """Let the process leave by itself. If it does not, end it."""
+        self.channel.close()
+        for limit_s, harder in ((_END_LIMIT_S, self._process.terminate), (_END_LIMIT_S, self._process.kill)):
+            try:
+                self._process.wait(limit_s)
+                break
+            except subprocess.TimeoutExpired:
+                harder()
+        self._errors.close()
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._process.kill()
