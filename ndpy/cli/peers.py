@@ -10,17 +10,29 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
-from typing import IO
+from dataclasses import dataclass
+from typing import IO, Any
 
-from ndpy.cli.channel import REPLY_LIMIT, Channel, SecretListener
+from ndpy.cli.channel import REPLY_LIMIT, Channel, ChannelClosed, ChannelError, SecretListener
 
 _START_LIMIT_S = 60.0
 _CONNECT_LIMIT_S = 10.0
 _END_LIMIT_S = 5.0
+#: The time that an answer may take beyond the time that the requested work takes.
+_GRACE_S = 15.0
 
 
 class PeerLost(Exception):
     """The peer ended, cannot be reached, or no longer answers."""
+
+
+class PeerRefused(Exception):
+    """The peer's library refused a request. `name` and `text` are those of its exception."""
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(f"at the peer: {name}: {text}")
+        self.name = name
+        self.text = text
 
 
 def parse_address(text: str, default_port: int, default_host: str = "") -> tuple[str, int]:
@@ -132,3 +144,107 @@ class PeerProcess:
     def kill(self) -> None:
         """Kill the process."""
         self._process.kill()
+
+
+@dataclass(frozen=True)
+class PeerDescription:
+    """What the peer says about itself."""
+
+    version: str
+    host: str
+    system: str
+    adapter: str
+    provider: str
+    driver: str
+    transport: str
+    addresses: tuple[str, ...]
+
+
+class PeerLink:
+    """The control connection to the peer. The peer takes one command at a time. Base of the peers of the commands."""
+
+    def __init__(self, command: str, protocol: int, default_port: int, adapter: str, host: str | None) -> None:
+        """Connect to `ndpy COMMAND --serve` at `host`, or start it on this machine on this adapter. Raises PeerLost.
+
+        protocol: the version of the command's protocol. Both sides must have the same.
+        """
+        self.host = host
+        self._process: PeerProcess | None = None
+        if host is None:
+            self._process = PeerProcess(command, adapter)
+            self._channel = self._process.channel
+        else:
+            self._channel = Channel(dial(host, default_port, command), line_limit=REPLY_LIMIT)
+        try:
+            self._send({"command": "hello", "protocol": protocol})
+            answer = self.finish(_START_LIMIT_S)
+            self.description = PeerDescription(**{**answer, "addresses": tuple(answer["addresses"])})
+        except PeerRefused as error:
+            self.close()
+            raise PeerLost(error.text) from None
+        except (KeyError, TypeError):
+            self.close()
+            raise PeerLost(f"{host} answers, but not as `ndpy {command} --serve` of this version") from None
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def where(self) -> str:
+        """Where the peer runs, for a report."""
+        if self.pid is not None:
+            return f"process {self.pid} on this machine"
+        return f"{self.description.adapter} of {self.description.host} ({self.host})"
+
+    @property
+    def pid(self) -> int | None:
+        """The process ID of a peer on this machine, else None."""
+        return self._process.pid if self._process is not None else None
+
+    def close(self) -> None:
+        """Disconnect from the peer. A local peer then ends."""
+        if self._process is not None:
+            self._process.end()
+        else:
+            self._channel.close()
+
+    def kill(self) -> None:
+        """Kill a local peer, when this side cannot go on."""
+        if self._process is not None:
+            self._process.kill()
+
+    def call(self, command: str, wait_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
+        """Send a command and wait for its answer. wait_s: how long the peer may work on it."""
+        self.begin(command, **arguments)
+        return self.finish(wait_s)
+
+    def begin(self, command: str, **arguments: Any) -> None:
+        """Send a command. finish() receives its answer."""
+        self._send({"command": command, **arguments})
+
+    def finish(self, wait_s: float = 0.0) -> dict[str, Any]:
+        """Receive the answer to the command of begin(). Raises PeerRefused and PeerLost."""
+        try:
+            answer = self._channel.receive(wait_s + _GRACE_S)
+        except ChannelError as error:
+            raise self._lost(error) from None
+        return self._accepted(answer)
+
+    @staticmethod
+    def _accepted(answer: dict[str, Any]) -> dict[str, Any]:
+        if "error" in answer:
+            raise PeerRefused(str(answer["error"]), str(answer.get("text", "")))
+        return answer
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._channel.send(message, _GRACE_S)
+        except ChannelError as error:
+            raise self._lost(error) from None
+
+    def _lost(self, error: ChannelError) -> PeerLost:
+        if self._process is not None:
+            return PeerLost(self._process.explain())
+        if isinstance(error, ChannelClosed):
+            return PeerLost(f"the peer at {self.host} is gone: {error}")
+        return PeerLost(f"the peer at {self.host} does not answer, or serves another client: {error}")

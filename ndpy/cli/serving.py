@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 import socket
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import click
 
 import ndpy
-from ndpy.cli.channel import connect_with_secret
+from ndpy.cli.channel import Arguments, BadRequest, connect_with_secret
 from ndpy.cli.peers import parse_address
 
 #: Serves one client, whose control connection this is, until it leaves. Returns how it ended.
 ServeClient = Callable[[ndpy.Adapter, socket.socket], str]
+
+
+def answer_hello(command: str, protocol: int, adapter: ndpy.Adapter, arguments: Arguments) -> dict[str, Any]:
+    """The answer to a client's first command. Raises BadRequest if it speaks another version of the command's protocol."""
+    theirs = arguments.integer("protocol", 0, 1 << 16)
+    arguments.finish()
+    if theirs != protocol:
+        raise BadRequest(
+            f"this side speaks version {protocol} of the protocol of `ndpy {command}` (ndpy {ndpy.__version__}), the other side "
+            f"version {theirs}. Install the same ndpy on both machines"
+        )
+    info = adapter.info
+    return {
+        "version": ndpy.__version__,
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.release()}",
+        "adapter": info.name,
+        "provider": info.provider,
+        "driver": info.driver,
+        "transport": info.transport,
+        "addresses": list(info.addresses),
+    }
 
 
 def serve(

@@ -8,24 +8,12 @@ from typing import Any
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
-from ndpy.cli.channel import REPLY_LIMIT, Arguments, Channel, ChannelClosed, ChannelError, encode
-from ndpy.cli.peers import PeerLost, PeerProcess, dial
+from ndpy.cli.channel import Arguments, encode
+from ndpy.cli.peers import PeerLink
 from ndpy.cli.smoke.resources import difference, pattern
 from ndpy.cli.smoke.server import MAX_CONTENTS, MAX_WAIT_S, PROTOCOL
 
 DEFAULT_PORT = 18520
-_START_LIMIT_S = 60.0
-#: The time that a request may take beyond the time that the requested work takes.
-_GRACE_S = 15.0
-
-
-class PeerRefused(Exception):
-    """The peer's library refused a request. `name` and `text` are those of its exception."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(f"at the peer: {name}: {text}")
-        self.name = name
-        self.text = text
 
 
 @dataclass(frozen=True)
@@ -38,101 +26,12 @@ class PeerCompletion:
     nbytes: int
 
 
-@dataclass(frozen=True)
-class PeerDescription:
-    """What the peer says about itself."""
-
-    version: str
-    host: str
-    system: str
-    adapter: str
-    provider: str
-    driver: str
-    transport: str
-    addresses: tuple[str, ...]
-
-
-class Peer:
+class Peer(PeerLink):
     """The peer. It takes one command at a time. Between begin() and finish() this side can do its own work."""
 
     def __init__(self, adapter: str, host: str | None) -> None:
         """Connect to the peer at `host`, or start one on this machine, on the same adapter. Raises PeerLost if that fails."""
-        self._host = host
-        self._process: PeerProcess | None = None
-        if host is None:
-            self._process = PeerProcess("smoke", adapter)
-            self._channel = self._process.channel
-        else:
-            self._channel = Channel(dial(host, DEFAULT_PORT, "smoke"), line_limit=REPLY_LIMIT)
-        try:
-            self._send({"command": "hello", "protocol": PROTOCOL})
-            answer = self.finish(_START_LIMIT_S)
-            self.description = PeerDescription(**{**answer, "addresses": tuple(answer["addresses"])})
-        except PeerRefused as error:
-            self.close()
-            raise PeerLost(error.text) from None
-        except (KeyError, TypeError):
-            self.close()
-            raise PeerLost(f"{host} answers, but not as a smoke test of this version") from None
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def where(self) -> str:
-        """Where the peer runs, for a report."""
-        if self._process is not None:
-            return f"process {self._process.pid} on this machine"
-        return f"{self.description.adapter} of {self.description.host} ({self._host})"
-
-    @property
-    def pid(self) -> int | None:
-        """The process ID of a peer on this machine, else None."""
-        return self._process.pid if self._process is not None else None
-
-    def close(self) -> None:
-        """Disconnect from the peer. A local peer then ends."""
-        if self._process is not None:
-            self._process.end()
-        else:
-            self._channel.close()
-
-    def kill(self) -> None:
-        """Kill a local peer, when this side cannot go on."""
-        if self._process is not None:
-            self._process.kill()
-
-    def call(self, command: str, wait_s: float = 0.0, **arguments: Any) -> dict[str, Any]:
-        """Send a command and wait for its answer. wait_s: how long the peer may work on it."""
-        self.begin(command, **arguments)
-        return self.finish(wait_s)
-
-    def begin(self, command: str, **arguments: Any) -> None:
-        """Send a command. finish() receives its answer."""
-        self._send({"command": command, **arguments})
-
-    def finish(self, wait_s: float = 0.0) -> dict[str, Any]:
-        """Receive the answer to the command of begin(). Raises PeerRefused and PeerLost."""
-        try:
-            answer = self._channel.receive(wait_s + _GRACE_S)
-        except ChannelError as error:
-            raise self._lost(error) from None
-        if "error" in answer:
-            raise PeerRefused(str(answer["error"]), str(answer.get("text", "")))
-        return answer
-
-    def _send(self, message: dict[str, Any]) -> None:
-        try:
-            self._channel.send(message, _GRACE_S)
-        except ChannelError as error:
-            raise self._lost(error) from None
-
-    def _lost(self, error: ChannelError) -> PeerLost:
-        if self._process is not None:
-            return PeerLost(self._process.explain())
-        if isinstance(error, ChannelClosed):
-            return PeerLost(f"the peer at {self._host} is gone: {error}")
-        return PeerLost(f"the peer at {self._host} does not answer, or serves another client: {error}")
+        super().__init__("smoke", PROTOCOL, DEFAULT_PORT, adapter, host)
 
     # Commands with typed arguments.
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import ndpy
 from ndpy import quirks
-from ndpy.cli.peers import PeerLost
+from ndpy.cli.peers import PeerLost, PeerRefused
 from ndpy.cli.smoke.catalog import Check, Failure, Result, Skip, Verdict
-from ndpy.cli.smoke.peer import PeerRefused
 from ndpy.cli.smoke.report import Reporter, Run
 from ndpy.cli.smoke.testbed import Testbed
 

@@ -6,7 +6,6 @@ arguments are checked. What a client can allocate, and how long it can make this
 
 from __future__ import annotations
 
-import platform
 import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,6 +21,7 @@ from ndpy.cli.channel import (
     ChannelError,
     encode,
 )
+from ndpy.cli.serving import answer_hello
 from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all
 
 #: The version of the protocol. Both sides must have the same.
@@ -107,24 +107,7 @@ class ClientSession:
         return self._get(ndpy.Listener, arguments, "listener")  # type: ignore[type-abstract]
 
     def _hello(self, arguments: Arguments) -> Answer:
-        protocol = arguments.integer("protocol", 0, 1 << 16)
-        arguments.finish()
-        if protocol != PROTOCOL:
-            raise BadRequest(
-                f"this side speaks version {PROTOCOL} of the smoke test's protocol (ndpy {ndpy.__version__}), the other side "
-                f"version {protocol}. Install the same ndpy on both machines"
-            )
-        info = self._adapter.info
-        return {
-            "version": ndpy.__version__,
-            "host": platform.node(),
-            "system": f"{platform.system()} {platform.release()}",
-            "adapter": info.name,
-            "provider": info.provider,
-            "driver": info.driver,
-            "transport": info.transport,
-            "addresses": list(info.addresses),
-        }
+        return answer_hello("smoke", PROTOCOL, self._adapter, arguments)
 
     def _reset(self, arguments: Arguments) -> Answer:
         arguments.finish()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import ndpy
 from ndpy import Access, Capability, Operation, Status, quirks
 from ndpy.cli.channel import encode
-from ndpy.cli.peers import PeerLost, common_address
+from ndpy.cli.peers import PeerLost, PeerRefused, common_address
 from ndpy.cli.smoke.catalog import Failure, Skip
-from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerMemory, PeerRefused
+from ndpy.cli.smoke.peer import Peer, PeerCompletion, PeerConnectionEnd, PeerMemory
 from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all, difference
 from ndpy.quirks import Quirk
 

@@ -8,8 +8,8 @@ import time
 import ndpy
 from ndpy import Capability
 from ndpy.cli.channel import encode
+from ndpy.cli.peers import PeerRefused
 from ndpy.cli.smoke.catalog import Skip, check
-from ndpy.cli.smoke.peer import PeerRefused
 from ndpy.cli.smoke.resources import pattern
 from ndpy.cli.smoke.testbed import STEP_LIMIT_S, Testbed, expect, expect_same, refusal
 from ndpy.quirks import Quirk
