@@ -63,18 +63,37 @@ class Channel:
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:
-            if len(self._received) > self._line_limit:
-                raise ChannelError(f"a line of more than {self._line_limit} bytes came over the control connection")
             try:
-                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-                data = self._socket.recv(65536)
+                self._read(max(deadline - time.monotonic(), 0.001))
             except TimeoutError:
                 raise ChannelError(f"nothing came over the control connection for {timeout_s:g} s") from None
-            except OSError as error:
-                raise ChannelClosed(f"the control connection ended ({error.strerror or error})") from None
-            if not data:
-                raise ChannelClosed("the other side closed the control connection")
-            self._received += data
+        return self._next()
+
+    def look(self) -> dict[str, Any] | None:
+        """Return the next message if it is there already, else None. Raises as receive() does, except for the time."""
+        if b"\n" not in self._received:
+            try:
+                self._read(0.0)
+            except BlockingIOError:
+                return None
+        return self._next() if b"\n" in self._received else None
+
+    def _read(self, timeout_s: float) -> None:
+        """Read what there is. Raises TimeoutError, or BlockingIOError if timeout_s is 0."""
+        if len(self._received) > self._line_limit:
+            raise ChannelError(f"a line of more than {self._line_limit} bytes came over the control connection")
+        try:
+            self._socket.settimeout(timeout_s)
+            data = self._socket.recv(65536)
+        except (TimeoutError, BlockingIOError):
+            raise
+        except OSError as error:
+            raise ChannelClosed(f"the control connection ended ({error.strerror or error})") from None
+        if not data:
+            raise ChannelClosed("the other side closed the control connection")
+        self._received += data
+
+    def _next(self) -> dict[str, Any]:
         line, _, self._received = self._received.partition(b"\n")
         try:
             message = json.loads(line)

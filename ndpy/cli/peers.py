@@ -230,6 +230,14 @@ class PeerLink:
             raise self._lost(error) from None
         return self._accepted(answer)
 
+    def look(self) -> dict[str, Any] | None:
+        """Return the answer if it is there already, else None. Raises as finish() does, except for the time."""
+        try:
+            answer = self._channel.look()
+        except ChannelError as error:
+            raise self._lost(error) from None
+        return None if answer is None else self._accepted(answer)
+
     @staticmethod
     def _accepted(answer: dict[str, Any]) -> dict[str, Any]:
         if "error" in answer:

@@ -60,6 +60,22 @@ def test_bytes_that_trickle_do_not_extend_the_deadline(ends):
         channel.receive(0.1)
 
 
+def test_a_look_does_not_wait(ends):
+    channel, theirs = ends
+    started = time.monotonic()
+    assert channel.look() is None
+    theirs.sendall(b'{"n": 1}\n{"n": 2}\n{"n"')
+    assert channel.receive(1.0) == {"n": 1}
+    assert channel.look() == {"n": 2}
+    assert channel.look() is None
+    theirs.sendall(b": 3}\n")
+    assert channel.receive(1.0) == {"n": 3}
+    theirs.close()
+    with pytest.raises(ChannelClosed):
+        channel.look()
+    assert time.monotonic() - started < 1.0
+
+
 def test_the_end_of_the_other_side_is_told(ends):
     channel, theirs = ends
     theirs.close()
