@@ -9,6 +9,7 @@ import click
 _SUBCOMMANDS = {
     "devices": "ndpy.cli.devices",
     "doctor": "ndpy.cli.doctor",
+    "perf": "ndpy.cli.perf",
     "smoke": "ndpy.cli.smoke",
     "softnd": "ndpy.cli.softnd",
     "softroce": "ndpy.cli.softroce",
@@ -33,4 +34,4 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ndpy")
 def main() -> None:
-    """List RDMA adapters, test them, find out what is wrong with them, or create one in software."""
+    """List RDMA adapters, test and measure them, find out what is wrong with them, or create one in software."""

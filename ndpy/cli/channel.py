@@ -178,6 +178,12 @@ class Arguments:
             raise BadRequest(f"{name} must be a number of seconds from 0 to {high:g}")
         return float(value)
 
+    def boolean(self, name: str) -> bool:
+        value = self._take(name)
+        if type(value) is not bool:
+            raise BadRequest(f"{name} must be true or false")
+        return value
+
     def text(self, name: str, longest: int) -> str:
         value = self._take(name)
         if not isinstance(value, str) or len(value) > longest:

@@ -32,7 +32,7 @@ def make_info(**changes) -> ndpy.AdapterInfo:
 
 def test_subcommands_are_listed():
     output = invoke("--help").output
-    assert all(name in output for name in ("devices", "doctor", "smoke", "softroce"))
+    assert all(name in output for name in ("devices", "doctor", "perf", "smoke", "softroce"))
     # Each is described by a whole sentence.
     assert "..." not in output.partition("Commands:")[2]
 

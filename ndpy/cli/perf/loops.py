@@ -1,0 +1,328 @@
+"""The hot loops: everything that runs while the clock does.
+
+They are written for speed: what they use is in local variables, lists are made before, and times go to an array. A faster way to
+post or to take completions belongs here:
+
+- taker() is the only place that takes completions.
+- stream() and exchange() post a group in two lines each: the silent requests, and the last one. A list of requests that is
+  posted with one call replaces them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ndpy
+from ndpy import Flags, Operation
+from ndpy.cli.perf.end import End
+from ndpy.cli.perf.watch import Watch
+
+#: How often a loop looks in vain before it calls Watch.idle().
+_SPINS = range(500)
+#: How long a loop sleeps for a completion before it calls Watch.idle().
+_SLEEP_S = 0.1
+#: How often stream() and exchange() call their `tick`.
+_TICK_NS = 250_000_000
+
+#: The most sends of a latency test whose completions are still to come. An answer may arrive before the completion.
+_MAX_OWED = 16
+
+_SILENT = int(Flags.SILENT_SUCCESS)
+_INLINE = int(Flags.INLINE)
+_FOREVER = sys.maxsize
+
+#: take(progress) waits for completions and returns them. All of them are successes.
+Take = Callable[[int], list[ndpy.Completion]]
+
+
+@dataclass
+class Tally:
+    """What a side has moved: groups, and the time from the first post to the last completion. Valid also after an exception."""
+
+    groups: int = 0
+    ns: int = 0
+
+
+def taker(end: End, watch: Watch) -> Take:
+    """The function that takes completions, by polling or by sleeping until there are some."""
+    poll, wait, idle = end.cq.poll, end.cq.wait, watch.idle
+
+    def take_by_polling(progress: int) -> list[ndpy.Completion]:
+        while True:
+            for _ in _SPINS:
+                if completions := poll():
+                    for completion in completions:
+                        if not completion.ok:
+                            completion.raise_for_status()
+                    return completions
+            idle(progress)
+
+    def take_by_events(progress: int) -> list[ndpy.Completion]:
+        while True:
+            try:
+                completions = wait(_SLEEP_S)
+            except ndpy.TimeoutError:
+                idle(progress)
+                continue
+            for completion in completions:
+                completion.raise_for_status()
+            return completions
+
+    return take_by_events if end.plan.events else take_by_polling
+
+
+def new_marks() -> Iterator[int]:
+    """The last bytes of the messages of a round of write_lat. Neighbours differ, and none is 0."""
+    return itertools.cycle(range(1, 256))
+
+
+def _flags(end: End, size: int) -> int:
+    return _INLINE if size <= end.plan.inline else 0
+
+
+# ---- latency ----
+
+
+def ping_by_write(end: End, watch: Watch, size: int, stamps: array[int], count: int, marks: Iterator[int]) -> None:
+    """`count` times: write, and wait until the answer's last byte is in the memory.
+
+    stamps: gets the time of each post, and the time of the end.
+    """
+    write, view, clock, idle = end.queue_pairs[0].write, end.buffer, time.perf_counter_ns, watch.idle
+    take = taker(end, watch)
+    start = end.plan.inbox(0)
+    outgoing, remote, flags = end.region[0:size], end.remotes[0][start : start + size], _flags(end, size)
+    last_out, last_in = size - 1, start + size - 1
+    for turn, mark in zip(range(count), marks, strict=False):
+        view[last_out] = mark
+        stamps[turn] = clock()
+        write(outgoing, remote, flags=flags)
+        while view[last_in] != mark:
+            for _ in _SPINS:
+                if view[last_in] == mark:
+                    break
+            else:
+                idle(turn)
+        take(turn)
+    stamps[count] = clock()
+
+
+def pong_by_write(end: End, watch: Watch, size: int) -> None:
+    """Answer the writes of ping_by_write(), until the watch raises Ended. Its progress is then their number."""
+    write, view, idle = end.queue_pairs[0].write, end.buffer, watch.idle
+    take = taker(end, watch)
+    start = end.plan.inbox(0)
+    outgoing, remote, flags = end.region[0:size], end.remotes[0][start : start + size], _flags(end, size)
+    last_out, last_in = size - 1, start + size - 1
+    for turn, mark in enumerate(new_marks()):
+        while view[last_in] != mark:
+            for _ in _SPINS:
+                if view[last_in] == mark:
+                    break
+            else:
+                idle(turn)
+        view[last_out] = mark
+        write(outgoing, remote, flags=flags)
+        take(turn)
+
+
+def read_one_by_one(end: End, watch: Watch, size: int, stamps: array[int], count: int) -> None:
+    """`count` times: read, and wait for the completion."""
+    read, clock, take = end.queue_pairs[0].read, time.perf_counter_ns, taker(end, watch)
+    start = end.plan.inbox(0)
+    incoming, remote = end.region[start : start + size], end.remotes[0][0:size]
+    for turn in range(count):
+        stamps[turn] = clock()
+        read(incoming, remote)
+        take(turn)
+    stamps[count] = clock()
+
+
+def ping_by_send(end: End, watch: Watch, size: int, stamps: array[int], count: int) -> None:
+    """`count` times: send a message, and wait for the answer."""
+    queue_pair, clock, take = end.queue_pairs[0], time.perf_counter_ns, taker(end, watch)
+    send, receive = queue_pair.send, queue_pair.receive
+    outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
+    received = len(end.queue_pairs)
+    owed = 0
+    for turn in range(count):
+        stamps[turn] = clock()
+        send(outgoing, flags=flags)
+        owed += 1
+        waiting = True
+        while waiting or owed > _MAX_OWED:
+            for completion in take(turn):
+                if completion.context == received:
+                    waiting = False
+                else:
+                    owed -= 1
+        receive(slot, context=received)
+    stamps[count] = clock()
+
+
+def pong_by_send(end: End, watch: Watch, size: int) -> None:
+    """Answer the messages of ping_by_send(), until the watch raises Ended. Its progress is then their number."""
+    queue_pair, take = end.queue_pairs[0], taker(end, watch)
+    send, receive = queue_pair.send, queue_pair.receive
+    outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
+    received = len(end.queue_pairs)
+    owed = 0
+    for turn in itertools.count():
+        waiting = True
+        while waiting or owed > _MAX_OWED:
+            for completion in take(turn):
+                if completion.context == received:
+                    waiting = False
+                else:
+                    owed -= 1
+        send(outgoing, flags=flags)
+        owed += 1
+        receive(slot, context=received)
+
+
+# ---- bandwidth ----
+
+
+def _tokens(end: End, group: int, groups: int) -> list[int]:
+    """The groups that may be posted at once, as indexes of queue pairs that take turns. At most `groups`."""
+    of_one = max(end.plan.depth // group, 1)
+    return (list(range(len(end.queue_pairs))) * of_one)[:groups]
+
+
+def stream(
+    end: End,
+    watch: Watch,
+    size: int,
+    group: int,
+    groups: int,
+    duration_ns: int,
+    tally: Tally,
+    tick: Callable[[int], None],
+) -> None:
+    """Write or read `groups` groups of requests, with as many outstanding as the plan's depth allows.
+
+    groups, duration_ns: one of them is 0, and the other one decides when posting ends.
+    tick: called now and then with the number of groups that have ended.
+    """
+    requests: list[tuple[Any, Any, Any]] = []
+    for q, queue_pair in enumerate(end.queue_pairs):
+        start = end.plan.inbox(q)
+        here, there = (0, start) if end.plan.kind.operation is Operation.WRITE else (start, 0)
+        post = queue_pair.write if end.plan.kind.operation is Operation.WRITE else queue_pair.read
+        requests.append((post, end.region[here : here + size], end.remotes[q][there : there + size]))
+    take, clock = taker(end, watch), time.perf_counter_ns
+    signalled = _flags(end, size) if end.plan.kind.operation is Operation.WRITE else 0
+    silent, silent_ones = signalled | _SILENT, range(group - 1)
+    wanted = groups or _FOREVER
+    tokens = _tokens(end, group, wanted)
+    posted = done = 0
+    started = now = clock()
+    until = started + duration_ns if duration_ns else _FOREVER
+    next_tick = started + _TICK_NS
+    try:
+        while True:
+            for q in tokens:
+                post, element, remote = requests[q]
+                for _ in silent_ones:
+                    post(element, remote, flags=silent)
+                post(element, remote, context=q, flags=signalled)
+            posted += len(tokens)
+            if done == posted:
+                return
+            tokens = [completion.context for completion in take(done)]
+            done += len(tokens)
+            now = clock()
+            if now >= next_tick:
+                tick(done)
+                next_tick = now + _TICK_NS
+            if now >= until:
+                wanted = posted
+            if posted + len(tokens) > wanted:
+                del tokens[wanted - posted :]
+    finally:
+        tally.groups, tally.ns = done, now - started
+
+
+def exchange(
+    end: End,
+    watch: Watch,
+    size: int,
+    group: int,
+    groups: int,
+    duration_ns: int,
+    tally: Tally,
+    tick: Callable[[int], None],
+    *,
+    expected: int = 0,
+) -> None:
+    """Send `groups` groups of messages, and take the messages that come meanwhile. See stream().
+
+    A receiver is never without a receive: a side sends no more than the other side has granted. An empty message is a grant.
+
+    expected: go on until this side has received so many messages since the connection began.
+    """
+    sends = [queue_pair.send for queue_pair in end.queue_pairs]
+    receives = [queue_pair.receive for queue_pair in end.queue_pairs]
+    outgoing, slots, count, other = end.region[0:size], end.slots, len(end.queue_pairs), end.other
+    credit, ungranted, grant = end.credit, end.ungranted, end.plan.grant
+    take, clock = taker(end, watch), time.perf_counter_ns
+    signalled = _flags(end, size)
+    silent, silent_ones = signalled | _SILENT, range(group - 1)
+    wanted = groups or (_FOREVER if duration_ns else 0)
+    tokens = _tokens(end, group, wanted)
+    posted = done = progress = 0
+    started = now = clock()
+    until = started + duration_ns if duration_ns else _FOREVER
+    next_tick = started + _TICK_NS
+    received = end.received
+    try:
+        while True:
+            blocked = []
+            for q in tokens:
+                if posted == wanted:
+                    break
+                if credit[q] < group:
+                    blocked.append(q)
+                    continue
+                credit[q] -= group
+                posted += 1
+                send = sends[q]
+                for _ in silent_ones:
+                    send(outgoing, flags=silent)
+                send(outgoing, context=q, flags=signalled)
+            tokens = blocked
+            if done >= wanted and received >= expected:
+                return
+            for completion in take(progress):
+                progress += 1
+                context = completion.context
+                if context < count:
+                    tokens.append(context)
+                    done += 1
+                elif context < other:
+                    q = context - count
+                    receives[q](slots[q], context=context)
+                    if completion.nbytes:
+                        received += 1
+                        ungranted[q] += 1
+                        if ungranted[q] == grant:
+                            ungranted[q] = 0
+                            sends[q]([], context=other)
+                    else:
+                        credit[q] += grant
+            now = clock()
+            if now >= next_tick:
+                tick(done)
+                next_tick = now + _TICK_NS
+            if now >= until:
+                wanted = posted
+    finally:
+        tally.groups, tally.ns = done, now - started
+        end.sent += posted * group
+        end.received = received

@@ -1,0 +1,371 @@
+"""`ndpy perf` from the command line to the last byte, between two threads and over an adapter in Python."""
+
+import contextlib
+import csv
+import itertools
+import json
+import re
+import socket
+import threading
+import time
+
+import fake_adapter
+import pytest
+from click.testing import CliRunner
+from fake_adapter import DEADLINE_S, Adapter, World
+
+import ndpy
+from ndpy import Capability
+from ndpy.cli import main
+from ndpy.cli.channel import Channel
+from ndpy.cli.perf import server
+from ndpy.cli.perf.plan import TESTS
+
+LATENCY = [name for name, test in TESTS.items() if test.is_latency]
+BANDWIDTH = [name for name, test in TESTS.items() if not test.is_latency]
+QUICK = ["--warm-up", "3", "--iterations", "50", "--timeout", "5"]
+
+
+class Server:
+    """Serves clients one after the other, in a thread. ended: how each one ended."""
+
+    def __init__(self, world: World, **changes) -> None:
+        self.adapter = Adapter(world, **changes)
+        self.ended: list[str] = []
+        self.connections: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self.connections.append(connection)
+                self.ended.append(server.serve_client(self.adapter, connection))
+
+    def wait_for(self, count: int) -> list[str]:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(self.ended) < count and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self.ended
+
+    def close(self) -> None:
+        # On Linux, close() alone does not end an accept().
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(DEADLINE_S)
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def serving(world):
+    server = Server(world)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def perf(world, serving, monkeypatch):
+    """perf(*words) runs the command against the server."""
+    monkeypatch.setattr(ndpy, "open_adapter", lambda which=None: Adapter(world, name=which or "fake0"))
+
+    def run(*words, status=0):
+        result = CliRunner().invoke(main, ["perf", *map(str, words), "--peer", serving.host])
+        assert result.exit_code == status, result.output
+        return result.output
+
+    return run
+
+
+def report_of(perf, tmp_path, *words, status=0):
+    perf(*words, "--json", tmp_path / "out.json", status=status)
+    return json.loads((tmp_path / "out.json").read_text())
+
+
+@pytest.mark.parametrize("test", LATENCY)
+@pytest.mark.parametrize("events", [[], ["--events"]])
+def test_latency_of_several_sizes(perf, serving, tmp_path, test, events):
+    if test == "write_lat" and events:
+        pytest.skip("polls memory")
+    report = report_of(perf, tmp_path, test, *QUICK, "--size", 1, "--size", "4K", *events)
+    assert [(result["bytes"], result["iterations"]) for result in report["results"]] == [(1, 50), (4096, 50)]
+    for result in report["results"]:
+        assert 0 < result["min_us"] <= result["p50_us"] <= result["p90_us"] <= result["max_us"]
+        assert sum(bucket["count"] for bucket in result["histogram"]) == 50
+    assert report["passed"]
+    assert serving.wait_for(1) == ["left"]
+
+
+@pytest.mark.parametrize("test", BANDWIDTH)
+@pytest.mark.parametrize("direction", [[], ["--bidirectional"]])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [],
+        ["--depth", "1"],
+        ["--depth", "16", "--batch", "8", "--queue-pairs", "3"],
+        ["--depth", "7", "--cq-mod", "7", "--events"],
+        ["--depth", "5", "--cq-mod", "2", "--queue-pairs", "2", "--events"],
+    ],
+)
+def test_bandwidth_in_all_shapes(perf, serving, tmp_path, test, direction, shape):
+    report = report_of(perf, tmp_path, test, *QUICK, "--size", 3, "--size", 1000, *direction, *shape)
+    for size, result in zip((3, 1000), report["results"], strict=True):
+        of_queue_pairs = result["iterations"] / report["queue_pairs"]
+        assert 50 <= of_queue_pairs < 50 + report["cq_mod"]
+        assert ("peer_iterations" in result) == bool(direction)
+        rate = result["iterations"] / result["seconds"]
+        if direction:
+            assert result["peer_iterations"] == result["iterations"]
+            rate += result["peer_iterations"] / result["peer_seconds"]
+        assert result["mpps"] * 1e6 == pytest.approx(rate)
+        assert result["gbps"] * 1e9 == pytest.approx(rate * size * 8)
+        assert result["mib_per_s"] * 2**20 == pytest.approx(rate * size)
+    assert serving.wait_for(1) == ["left"]
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_a_duration_ends_the_measuring(perf, tmp_path, test):
+    started = time.monotonic()
+    report = report_of(perf, tmp_path, test, "--duration", 0.3, "--size", 64)
+    assert 0.3 <= time.monotonic() - started < 10
+    assert report["results"][0]["iterations"] > 100
+
+
+@pytest.mark.parametrize("test", ["write_bw", "send_bw"])
+def test_a_duration_ends_both_directions(perf, tmp_path, test):
+    report = report_of(perf, tmp_path, test, "--duration", 0.3, "--bidirectional", "--size", 64)
+    (result,) = report["results"]
+    assert 0.3 <= result["seconds"] < 5
+    assert 0.3 <= result["peer_seconds"] < 5
+
+
+def test_all_sizes(perf, tmp_path):
+    report = report_of(perf, tmp_path, "read_bw", "--all", "--iterations", 4, "--warm-up", 0, "--depth", 2)
+    assert [result["bytes"] for result in report["results"]] == [2**power for power in range(24)]
+
+
+def test_sizes_beyond_the_adapter_are_left_out_of_all_and_refused_by_name(world, perf, tmp_path, monkeypatch):
+    monkeypatch.setattr(ndpy, "open_adapter", lambda which=None: Adapter(world, max_transfer_length=1000))
+    report = report_of(perf, tmp_path, "write_lat", *QUICK, "--all")
+    assert [result["bytes"] for result in report["results"]] == [2**power for power in range(10)]
+    assert "fake0 transfers at most 1000 bytes" in perf("write_lat", *QUICK, "--size", 1001, status=1)
+
+
+@pytest.mark.parametrize("test", ["write_lat", "write_bw", "read_bw", "send_bw"])
+def test_an_adapter_whose_regions_have_no_rights_uses_windows(world, perf, serving, tmp_path, monkeypatch, test):
+    changes = {"capabilities": Capability.LOOPBACK_CONNECTIONS}
+    monkeypatch.setattr(ndpy, "open_adapter", lambda which=None: Adapter(world, **changes))
+    serving.adapter = Adapter(world, **changes)
+    output = perf(test, *QUICK)
+    assert ("does not promise to write the last byte" in output) == (test == "write_lat")
+
+
+def test_clients_are_served_one_after_the_other(perf, serving):
+    for number in range(1, 4):
+        perf("send_lat", *QUICK)
+        assert serving.wait_for(number) == ["left"] * number
+
+
+def test_the_table_is_for_people(perf):
+    output = perf("write_lat", "rxe7", *QUICK, "--size", "1M", "--histogram")
+    assert re.search(r"^perf: write_lat on rxe7 \(fake\), peer: fake0 of \S+ \(127.0.0.1:\d+\)$", output, re.MULTILINE)
+    assert re.search(r"bytes +iterations +min +50 % +90 % +99 % +99.9 % +99.99 % +max +mean +stdev", output)
+    # 50 iterations say nothing about the slowest hundredth.
+    assert re.search(r"^1048576 +50 +[\d.]+ +[\d.]+ +[\d.]+ +- +- +- +[\d.]+ +[\d.]+ +[\d.]+$", output, re.MULTILINE)
+    assert re.search(r"to +[\d.]+ us +\d+ #+$", output, re.MULTILINE)
+    assert re.search(r"bytes +iterations +Gb/s +MiB/s +Mpps", perf("write_bw", *QUICK))
+
+
+def test_csv_has_a_line_for_each_size(perf, tmp_path):
+    perf("write_lat", *QUICK, "--size", 8, "--size", 16, "--csv", tmp_path / "out.csv")
+    rows = list(csv.DictReader((tmp_path / "out.csv").open()))
+    assert [row["bytes"] for row in rows] == ["8", "16"]
+    assert float(rows[0]["p50_us"]) > 0
+    assert rows[0]["p99.99_us"] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "broken"),
+    [
+        (["write_lat", "--max-us", "1000000"], None),
+        (["write_lat", "--max-us", "0.001"], "8 bytes: 50 % is "),
+        (["write_lat", "--max-us", "90:0.001"], "8 bytes: 90 % is "),
+        (["write_lat", "--max-us", "99.9:1000000"], "8 bytes: 50 iterations are too few for 99.9 %"),
+        (["write_bw", "--min-gbps", "0.0000001"], None),
+        (["write_bw", "--min-gbps", "1000000"], "8 bytes: "),
+        (["send_bw", "--min-mpps", "1000000"], "8 bytes: "),
+    ],
+)
+def test_limits_decide_the_exit_status(perf, tmp_path, words, broken):
+    report = report_of(perf, tmp_path, *words, *QUICK, "--size", 8, status=1 if broken else 0)
+    assert report["passed"] == (broken is None)
+    assert [text.startswith(broken) for text in report["broken_limits"]] == ([True] if broken else [])
+
+
+def damaged(monkeypatch, operation, number):
+    """From now on, message `number` and those after it do not move the last byte."""
+    kind = fake_adapter.QueuePair
+    original, counter = getattr(kind, operation), itertools.count()
+
+    def post(self, element, *arguments, **options):
+        original(self, element, *arguments, **options)
+        if next(counter) >= number:
+            for region in self.adapter.world.regions.values():
+                # The last byte of the first inbox, behind the 128 bytes that are sent.
+                region.view[128 + 99 : 128 + 100] = b"\0"
+
+    monkeypatch.setattr(kind, operation, post)
+
+
+@pytest.mark.parametrize("test", ["write_bw", "send_bw", "read_bw"])
+def test_a_last_message_that_did_not_arrive_whole_is_an_error(perf, monkeypatch, test):
+    monkeypatch.setattr("ndpy.cli.perf.end._PAUSE_S", 0.001)
+    damaged(monkeypatch, test.partition("_")[0], 2)
+    output = perf(test, *QUICK[:4], "--timeout", 1, "--size", 100, status=1)
+    assert "100 bytes: the last message over queue pair 0 is not there: 1 of its 100 bytes differ" in output
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_a_server_that_dies_is_named(perf, serving, monkeypatch, test):
+    def die():
+        time.sleep(0.5)
+        for queue_pair in serving.adapter.world.queue_pairs:
+            queue_pair.end()
+        serving.connections[0].shutdown(socket.SHUT_RDWR)
+
+    killer = threading.Thread(target=die)
+    killer.start()
+    started = time.monotonic()
+    output = perf(test, "--duration", 30, "--size", 8, status=1)
+    killer.join()
+    assert time.monotonic() - started < 10
+    assert "is gone: " in output, output
+    # And the server goes on.
+    assert serving.wait_for(1) == ["left"]
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_a_client_that_dies_frees_the_server(world, perf, serving, monkeypatch, test):
+    """The connection stays up, as that of a process whose adapter does not notice its end."""
+
+    class Died(BaseException):
+        pass
+
+    def die(*_):
+        raise Died
+
+    monkeypatch.setattr("ndpy.cli.perf.report.Bar.show", die)
+    monkeypatch.setattr("fake_adapter.QueuePair.close", lambda self: None)
+    with pytest.raises(Died):
+        CliRunner().invoke(
+            main, ["perf", test, "--duration", "30", "--size", "8", "--peer", serving.host], catch_exceptions=False
+        )
+    assert serving.wait_for(1) == ["left"]
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_a_silent_other_side_ends_the_wait(world, perf, serving, monkeypatch, test):
+    """Both processes live, but no message arrives any more."""
+    kind = fake_adapter.QueuePair
+    moved = itertools.count()
+    for name in ("send", "write", "read"):
+        original = getattr(kind, name)
+
+        def post(self, *arguments, original=original, **options):
+            if next(moved) < 40:
+                original(self, *arguments, **options)
+
+        monkeypatch.setattr(kind, name, post)
+    output = perf(test, "--iterations", 1000, "--timeout", 1, "--size", 8, status=1)
+    assert "nothing has come for 1 s" in output
+
+
+@pytest.mark.parametrize("test", TESTS)
+def test_ctrl_c_prints_what_there_is(perf, serving, tmp_path, monkeypatch, test):
+    """The first size is complete, and the second one is not."""
+    seen = []
+
+    def interrupt(self, part):
+        seen.append(part)
+        if self._done == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("ndpy.cli.perf.report.Bar.show", interrupt)
+    report = report_of(perf, tmp_path, test, "--duration", 0.6, "--size", 8, "--size", 16, status=130)
+    assert report["interrupted"] and not report["passed"]
+    assert [result["bytes"] for result in report["results"]] == [8, 16]
+    assert report["results"][0]["iterations"] > report["results"][1]["iterations"] > 0
+    assert serving.wait_for(1) == ["left"]
+
+
+def test_a_server_of_another_version_says_so(perf, monkeypatch):
+    monkeypatch.setattr("ndpy.cli.perf.server.PROTOCOL", 77)
+    output = perf("write_lat", status=1)
+    assert "this side speaks version 77 of the protocol of `ndpy perf`" in output
+    assert "Install the same ndpy on both machines" in output
+
+
+def test_a_host_without_a_server_is_told(world, monkeypatch):
+    monkeypatch.setattr(ndpy, "open_adapter", lambda which=None: Adapter(world))
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    result = CliRunner().invoke(main, ["perf", "write_lat", "--peer", f"127.0.0.1:{port}"])
+    assert result.exit_code == 1
+    assert "start `ndpy perf --serve` there" in result.output
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        [{"command": "exec"}],
+        [{"command": "round", "size": 1, "seed": 0, "groups": 1, "warm_up": 0, "duration_s": 0}],
+        [{"command": "hello", "protocol": 1, "more": 1}],
+        [{"command": "open", "test": "write_lat", "largest": 1 << 40}],
+        ["plan", "plan"],
+        ["plan", {"command": "share", "exposed": "AAAA"}],
+        [{"depth": 0}],
+        [{"queue_pairs": 1000}],
+        [{"group": 99}],
+        [{"test": "atomic_bw"}],
+        [{"largest": 1 << 29, "queue_pairs": 100}],
+        [{"addresses": "nonsense"}],
+        ["plan", {"command": "beat"}, {"command": "round", "size": 9}],
+    ],
+)
+def test_a_client_that_asks_for_nonsense_is_dropped(serving, requests):
+    plan = {
+        "command": "open",
+        "test": "write_bw",
+        "largest": 8,
+        "depth": 4,
+        "group": 2,
+        "batch": False,
+        "queue_pairs": 1,
+        "inline": 0,
+        "bidirectional": False,
+        "events": False,
+        "timeout_s": 5.0,
+        "addresses": "192.0.2.9",
+        "same_machine": False,
+    }
+    with socket.create_connection(serving.host.split(":")) as connection:
+        channel = Channel(connection, line_limit=10000)
+        for request in requests:
+            if request == "plan":
+                request = plan
+            channel.send(request if "command" in request else {**plan, **request}, 5.0)
+        answers = []
+        with contextlib.suppress(Exception):
+            while True:
+                answers.append(channel.receive(5.0))
+    assert answers[-1]["error"] == "BadRequest", answers
+    (ended,) = serving.wait_for(1)
+    assert ended.startswith("dropped: ")
