@@ -257,6 +257,13 @@ def test_without_matplotlib_a_plot_is_refused_before_the_measuring(tmp_path, mon
     assert 'pip install "ndpy[plot]"' in result.output
 
 
+def test_a_picture_of_an_unknown_kind_is_refused_before_the_measuring(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "plotting", lambda: None)
+    result = CliRunner().invoke(main, ["perf", "write_lat", "--plot", str(tmp_path / "x.doc")])
+    assert result.exit_code == 2
+    assert ".png, .svg, .pdf" in result.output
+
+
 def test_a_progress_bar_is_drawn_on_a_terminal_only(capsys):
     for terminal in (True, False):
         bar = report.Bar(2, terminal=terminal)

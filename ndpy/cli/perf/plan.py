@@ -13,6 +13,9 @@ PROTOCOL = 1
 DEFAULT_PORT = 18521
 
 MIB = 1 << 20
+DEFAULT_DEPTH = 128
+#: Without --cq-mod, at most so many messages have one completion.
+COMPLETE_EVERY = 100
 #: The sizes of --all.
 ALL_SIZES = tuple(1 << power for power in range(24))
 #: The most memory that a run may use on each side.
