@@ -336,9 +336,8 @@ def test_the_watch_keeps_a_message_until_it_is_taken():
     for _ in range(3):
         watch._next_look = 0.0
         watch.idle(0)
-    watch.restart(message_ends=True)
     with pytest.raises(Ended):
-        watch.idle(0)
+        watch.idle_until_told(0)
     assert watch.take_message() == {"n": 1}
     assert watch.take_message() is None
 

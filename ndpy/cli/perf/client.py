@@ -162,14 +162,14 @@ class Client:
         results.append(Latency(size, times))
 
     def _latency_loop(self, size: int) -> Callable[[array[int], int], None]:
-        end, watch = self._end, self._watch
+        end, idle = self._end, self._watch.idle
         operation = self._plan.kind.operation
         if operation is Operation.READ:
-            return lambda stamps, count: loops.read_one_by_one(end, watch, size, stamps, count)
+            return lambda stamps, count: loops.read_one_by_one(end, idle, size, stamps, count)
         if operation is Operation.SEND:
-            return lambda stamps, count: loops.ping_by_send(end, watch, size, stamps, count)
+            return lambda stamps, count: loops.ping_by_send(end, idle, size, stamps, count)
         marks = loops.new_marks()
-        return lambda stamps, count: loops.ping_by_write(end, watch, size, stamps, count, marks)
+        return lambda stamps, count: loops.ping_by_write(end, idle, size, stamps, count, marks)
 
     def _measure_parts(
         self, measure: Callable[[array[int], int], None], times: Distribution, amount: Amount, show: Show

@@ -21,11 +21,11 @@ from typing import Any
 import ndpy
 from ndpy import Flags, Operation
 from ndpy.cli.perf.end import End
-from ndpy.cli.perf.watch import Watch
+from ndpy.cli.perf.watch import Idle
 
-#: How often a loop looks in vain before it calls Watch.idle().
+#: How often a loop looks in vain before it calls idle().
 _SPINS = range(500)
-#: How long a loop sleeps for a completion before it calls Watch.idle().
+#: How long a loop sleeps for a completion before it calls idle().
 _SLEEP_S = 0.1
 #: How often stream() and exchange() call their `tick`.
 _TICK_NS = 250_000_000
@@ -49,9 +49,9 @@ class Tally:
     ns: int = 0
 
 
-def taker(end: End, watch: Watch) -> Take:
+def taker(end: End, idle: Idle) -> Take:
     """The function that takes completions, by polling or by sleeping until there are some."""
-    poll, wait, idle = end.cq.poll, end.cq.wait, watch.idle
+    poll, wait = end.cq.poll, end.cq.wait
 
     def take_by_polling(progress: int) -> list[ndpy.Completion]:
         while True:
@@ -89,13 +89,13 @@ def _flags(end: End, size: int) -> int:
 # ---- latency ----
 
 
-def ping_by_write(end: End, watch: Watch, size: int, stamps: array[int], count: int, marks: Iterator[int]) -> None:
+def ping_by_write(end: End, idle: Idle, size: int, stamps: array[int], count: int, marks: Iterator[int]) -> None:
     """`count` times: write, and wait until the answer's last byte is in the memory.
 
     stamps: gets the time of each post, and the time of the end.
     """
-    write, view, clock, idle = end.queue_pairs[0].write, end.buffer, time.perf_counter_ns, watch.idle
-    take = taker(end, watch)
+    write, view, clock = end.queue_pairs[0].write, end.buffer, time.perf_counter_ns
+    take = taker(end, idle)
     start = end.plan.inbox(0)
     outgoing, remote, flags = end.region[0:size], end.remotes[0][start : start + size], _flags(end, size)
     last_out, last_in = size - 1, start + size - 1
@@ -113,10 +113,10 @@ def ping_by_write(end: End, watch: Watch, size: int, stamps: array[int], count: 
     stamps[count] = clock()
 
 
-def pong_by_write(end: End, watch: Watch, size: int) -> None:
-    """Answer the writes of ping_by_write(), until the watch raises Ended. Its progress is then their number."""
-    write, view, idle = end.queue_pairs[0].write, end.buffer, watch.idle
-    take = taker(end, watch)
+def pong_by_write(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
+    """Answer the writes of ping_by_write(), until idle_between() raises. It is called when all of them are answered."""
+    write, view = end.queue_pairs[0].write, end.buffer
+    take = taker(end, idle)
     start = end.plan.inbox(0)
     outgoing, remote, flags = end.region[0:size], end.remotes[0][start : start + size], _flags(end, size)
     last_out, last_in = size - 1, start + size - 1
@@ -126,15 +126,15 @@ def pong_by_write(end: End, watch: Watch, size: int) -> None:
                 if view[last_in] == mark:
                     break
             else:
-                idle(turn)
+                idle_between(turn)
         view[last_out] = mark
         write(outgoing, remote, flags=flags)
         take(turn)
 
 
-def read_one_by_one(end: End, watch: Watch, size: int, stamps: array[int], count: int) -> None:
+def read_one_by_one(end: End, idle: Idle, size: int, stamps: array[int], count: int) -> None:
     """`count` times: read, and wait for the completion."""
-    read, clock, take = end.queue_pairs[0].read, time.perf_counter_ns, taker(end, watch)
+    read, clock, take = end.queue_pairs[0].read, time.perf_counter_ns, taker(end, idle)
     start = end.plan.inbox(0)
     incoming, remote = end.region[start : start + size], end.remotes[0][0:size]
     for turn in range(count):
@@ -144,9 +144,9 @@ def read_one_by_one(end: End, watch: Watch, size: int, stamps: array[int], count
     stamps[count] = clock()
 
 
-def ping_by_send(end: End, watch: Watch, size: int, stamps: array[int], count: int) -> None:
+def ping_by_send(end: End, idle: Idle, size: int, stamps: array[int], count: int) -> None:
     """`count` times: send a message, and wait for the answer."""
-    queue_pair, clock, take = end.queue_pairs[0], time.perf_counter_ns, taker(end, watch)
+    queue_pair, clock, take = end.queue_pairs[0], time.perf_counter_ns, taker(end, idle)
     send, receive = queue_pair.send, queue_pair.receive
     outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
     received = len(end.queue_pairs)
@@ -166,9 +166,9 @@ def ping_by_send(end: End, watch: Watch, size: int, stamps: array[int], count: i
     stamps[count] = clock()
 
 
-def pong_by_send(end: End, watch: Watch, size: int) -> None:
-    """Answer the messages of ping_by_send(), until the watch raises Ended. Its progress is then their number."""
-    queue_pair, take = end.queue_pairs[0], taker(end, watch)
+def pong_by_send(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
+    """Answer the messages of ping_by_send(), until idle_between() raises. It is called when all of them are answered."""
+    queue_pair, take, take_next = end.queue_pairs[0], taker(end, idle), taker(end, idle_between)
     send, receive = queue_pair.send, queue_pair.receive
     outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
     received = len(end.queue_pairs)
@@ -176,7 +176,7 @@ def pong_by_send(end: End, watch: Watch, size: int) -> None:
     for turn in itertools.count():
         waiting = True
         while waiting or owed > _MAX_OWED:
-            for completion in take(turn):
+            for completion in (take_next if waiting else take)(turn):
                 if completion.context == received:
                     waiting = False
                 else:
@@ -197,7 +197,7 @@ def _tokens(end: End, group: int, groups: int) -> list[int]:
 
 def stream(
     end: End,
-    watch: Watch,
+    idle: Idle,
     size: int,
     group: int,
     groups: int,
@@ -216,7 +216,7 @@ def stream(
         here, there = (0, start) if end.plan.kind.operation is Operation.WRITE else (start, 0)
         post = queue_pair.write if end.plan.kind.operation is Operation.WRITE else queue_pair.read
         requests.append((post, end.region[here : here + size], end.remotes[q][there : there + size]))
-    take, clock = taker(end, watch), time.perf_counter_ns
+    take, clock = taker(end, idle), time.perf_counter_ns
     signalled = _flags(end, size) if end.plan.kind.operation is Operation.WRITE else 0
     silent, silent_ones = signalled | _SILENT, range(group - 1)
     wanted = groups or _FOREVER
@@ -251,7 +251,7 @@ def stream(
 
 def exchange(
     end: End,
-    watch: Watch,
+    idle: Idle,
     size: int,
     group: int,
     groups: int,
@@ -271,7 +271,7 @@ def exchange(
     receives = [queue_pair.receive for queue_pair in end.queue_pairs]
     outgoing, slots, count, other = end.region[0:size], end.slots, len(end.queue_pairs), end.other
     credit, ungranted, grant = end.credit, end.ungranted, end.plan.grant
-    take, clock = taker(end, watch), time.perf_counter_ns
+    take, clock = taker(end, idle), time.perf_counter_ns
     signalled = _flags(end, size)
     silent, silent_ones = signalled | _SILENT, range(group - 1)
     wanted = groups or (_FOREVER if duration_ns else 0)

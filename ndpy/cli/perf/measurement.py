@@ -165,7 +165,7 @@ class Measurement:
             run.details = self._details(info, peer)
             for warning in self._warnings(info):
                 click.echo(f"perf: warning: {warning}", err=True)
-            how = f"depth {plan.depth}, {plan.queue_pairs} queue pairs, " if not self._test.is_latency else ""
+            how = "" if self._test.is_latency else f"depth {plan.depth}, queue pairs {plan.queue_pairs}, "
             click.echo(f"perf: {self._test.name} on {info.name} ({info.provider}), {how}peer: {peer.where}")
             client = stack.enter_context(Client(adapter, plan, peer))
             bar = report.Bar(len(sizes))

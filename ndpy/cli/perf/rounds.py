@@ -40,22 +40,22 @@ def send_all(end: End, watch: Watch, now: Round, tally: Tally, tick: Tick) -> No
     loop = loops.exchange if operation is Operation.SEND else loops.stream
     watch.restart()
     if now.warm_up:
-        loop(end, watch, now.size, group, now.warm_up, 0, Tally(), no_tick)
-    loop(end, watch, now.size, group, now.groups, round(now.duration_s * 1e9), tally, tick)
+        loop(end, watch.idle, now.size, group, now.warm_up, 0, Tally(), no_tick)
+    loop(end, watch.idle, now.size, group, now.groups, round(now.duration_s * 1e9), tally, tick)
     if operation is not Operation.READ:
         # Messages do not overtake each other. When this one has come, so have the others.
         end.fill(now.size, now.seed, last=True)
-        loop(end, watch, now.size, 1, len(end.queue_pairs), 0, Tally(), no_tick)
+        loop(end, watch.idle, now.size, 1, len(end.queue_pairs), 0, Tally(), no_tick)
 
 
 def take_until_told(end: End, watch: Watch, now: Round) -> None:
     """Take messages until the other side says that it has sent its last one. Watch.take_message() returns what it said."""
-    watch.restart(message_ends=True)
+    watch.restart()
     with contextlib.suppress(Ended):
-        loops.exchange(end, watch, now.size, 1, 0, 0, Tally(), no_tick, expected=sys.maxsize)
+        loops.exchange(end, watch.idle_until_told, now.size, 1, 0, 0, Tally(), no_tick, expected=sys.maxsize)
 
 
 def take_rest(end: End, watch: Watch, now: Round, sent: int) -> None:
     """Take messages until there are as many as the other side has sent."""
     watch.restart()
-    loops.exchange(end, watch, now.size, 1, 0, 0, Tally(), no_tick, expected=sent)
+    loops.exchange(end, watch.idle, now.size, 1, 0, 0, Tally(), no_tick, expected=sent)

@@ -171,10 +171,10 @@ class ClientSession:
         if operation is Operation.READ:
             self._wait_for_end(watch)
             return {"wrong": ""}
-        watch.restart(message_ends=True)
+        watch.restart()
         pong = loops.pong_by_write if operation is Operation.WRITE else loops.pong_by_send
         with contextlib.suppress(Ended):
-            pong(end, watch, now.size)
+            pong(end, watch.idle, watch.idle_until_told, now.size)
         answered, sent = watch.progress, self._wait_for_end(watch)
         if answered != sent:
             return {"wrong": f"{answered} of {sent} messages were answered"}

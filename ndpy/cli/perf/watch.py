@@ -13,6 +13,10 @@ _LOOK_S = 0.02
 _yield: Callable[[], Any] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
+#: What a loop calls when it has waited in vain for a moment, with a number that changes when something comes.
+Idle = Callable[[int], None]
+
+
 class Ended(Exception):
     """The other side has said that it is done. Watch.take_message() returns its message."""
 
@@ -33,22 +37,19 @@ class Watch:
         self._problem = problem
         self._timeout_s = timeout_s
         self._message: dict[str, Any] | None = None
-        #: Whether a message of the other side ends the loop.
-        self.message_ends = False
         #: What the loop said last of its progress.
         self.progress = -1
         self._deadline = self._next_look = 0.0
 
-    def restart(self, *, message_ends: bool = False) -> None:
+    def restart(self) -> None:
         """Another loop begins."""
-        self.message_ends = message_ends
         self.progress = -1
         self._next_look = 0.0
 
     def idle(self, progress: int) -> None:
-        """Called by a loop that has waited in vain for a moment. progress: a number that changes when something comes.
+        """Look after the other side and the time. A message of the other side is kept.
 
-        Raises Ended, Stalled, and what `look` raises.
+        Raises Stalled, and what `look` raises.
         """
         _yield()
         now = time.monotonic()
@@ -59,13 +60,17 @@ class Watch:
         self._next_look = now + _LOOK_S
         if self._message is None:
             self._message = self._look()
-        if self._message is not None and self.message_ends:
-            raise Ended
         problem = self._problem()
-        if problem:
+        if problem and self._message is None:
             raise Stalled(problem)
         if now > self._deadline:
             raise Stalled(f"nothing has come for {self._timeout_s:g} s")
+
+    def idle_until_told(self, progress: int) -> None:
+        """The same. Raises Ended when there is a message of the other side."""
+        self.idle(progress)
+        if self._message is not None:
+            raise Ended
 
     def take_message(self) -> dict[str, Any] | None:
         """The message that came while a loop ran, if one did."""
