@@ -392,6 +392,14 @@ def test_without_an_adapter_it_fails_with_a_report_all_the_same(monkeypatch, tmp
     assert "AdapterNotFoundError" in json.loads((tmp_path / "x.json").read_text())["error"]
 
 
+def test_serving_without_an_adapter_fails(monkeypatch):
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    monkeypatch.setattr("ndpy.platforms.list_adapters", lambda **_: [])
+    result = CliRunner().invoke(main, ["perf", "--serve"])
+    assert result.exit_code == 1
+    assert "no RDMA adapter" in result.output
+
+
 def test_the_help_says_the_definitions():
     output = " ".join(CliRunner().invoke(main, ["perf", "--help"]).output.split())
     for text in ("Half of a round trip", "10**9 bits a second", "2**20 bytes a second", *TESTS):
