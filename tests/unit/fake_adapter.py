@@ -77,6 +77,21 @@ class Window(Closable):
         return self.bound.remote()
 
 
+class Batch:
+    """In place of ndpy.Batch, which takes elements of real regions only."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.requests: list[tuple[str, Any, dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def add(*arguments: Any, **options: Any) -> None:
+            assert len(self.requests) < self.capacity
+            self.requests.append((name, arguments, options))
+
+        return add
+
+
 @dataclass
 class Completion:
     context: int
@@ -105,8 +120,10 @@ class CompletionQueue(Closable):
             self.entries.append(completion)
             self.changed.notify_all()
 
-    def poll(self, max_entries: int = 64) -> list[Completion]:
+    def poll(self, max_entries: int = 64, *, spin_s: float = 0.0) -> list[Completion]:
         with self.changed:
+            if spin_s:
+                self.changed.wait_for(lambda: self.entries, spin_s)
             taken = [self.entries.popleft() for _ in range(min(max_entries, len(self.entries)))]
         for completion in taken:
             if completion.retire is not None:
@@ -166,6 +183,11 @@ class QueuePair(Closable):
 
     def read(self, element: Element, remote: ndpy.RemoteMemory, *, context: int = 0, flags: int = 0) -> None:
         self._post(lambda: self._copy(element.view, self._there(remote)), context, flags)
+
+    def post(self, batch: Batch) -> None:
+        for number, (name, arguments, options) in enumerate(batch.requests, 1):
+            silent = 0 if number == len(batch.requests) else Flags.SILENT_SUCCESS
+            getattr(self, name)(*arguments, **{**options, "flags": options["flags"] | silent})
 
     def bind(self, window: Window, region: Region, access: Any, *, context: int = 0) -> None:
         window.bound = region

@@ -75,6 +75,7 @@ def serving(world):
 def perf(world, serving, monkeypatch):
     """perf(*words) runs the command against the server."""
     monkeypatch.setattr(ndpy, "open_adapter", lambda which=None: Adapter(world, name=which or "fake0"))
+    monkeypatch.setattr(ndpy, "Batch", fake_adapter.Batch)
 
     def run(*words, status=0):
         result = CliRunner().invoke(main, ["perf", *map(str, words), "--peer", serving.host])
@@ -369,3 +370,13 @@ def test_a_client_that_asks_for_nonsense_is_dropped(serving, requests):
     assert answers[-1]["error"] == "BadRequest", answers
     (ended,) = serving.wait_for(1)
     assert ended.startswith("dropped: ")
+
+
+def test_a_batch_is_posted_with_one_call(perf, monkeypatch):
+    posted = []
+    original = fake_adapter.QueuePair.post
+    monkeypatch.setattr(
+        fake_adapter.QueuePair, "post", lambda self, batch: (posted.append(batch), original(self, batch))
+    )
+    perf("write_bw", "--iterations", 40, "--warm-up", 0, "--batch", 10, "--depth", 20)
+    assert [len(batch.requests) for batch in posted] == [10] * 4

@@ -58,6 +58,9 @@ class End:
             self.cq = self._stack.enter_context(
                 adapter.create_completion_queue(count * (plan.initiator_depth + plan.receives))
             )
+            if plan.events:
+                # wait() sleeps at once.
+                self.cq.spin_s = 0.0
             self.queue_pairs = [
                 self._stack.enter_context(
                     adapter.create_queue_pair(

@@ -4,8 +4,7 @@ They are written for speed: what they use is in local variables, lists are made 
 post or to take completions belongs here:
 
 - taker() is the only place that takes completions.
-- stream() and exchange() post a group in two lines each: the silent requests, and the last one. A list of requests that is
-  posted with one call replaces them.
+- _posters() is the only place that posts the requests of a bandwidth test.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ndpy
@@ -23,8 +23,11 @@ from ndpy import Flags, Operation
 from ndpy.cli.perf.end import End
 from ndpy.cli.perf.watch import Idle
 
-#: How often a loop looks in vain before it calls idle().
+#: How often a loop looks at memory in vain before it calls idle(), and how long it polls a queue.
 _SPINS = range(500)
+_SPIN_S = 0.0002
+#: How many completions are taken at once.
+_AT_ONCE = 64
 #: How long a loop sleeps for a completion before it calls idle().
 _SLEEP_S = 0.1
 #: How often stream() and exchange() call their `tick`.
@@ -54,14 +57,12 @@ def taker(end: End, idle: Idle) -> Take:
     poll, wait = end.cq.poll, end.cq.wait
 
     def take_by_polling(progress: int) -> list[ndpy.Completion]:
-        while True:
-            for _ in _SPINS:
-                if completions := poll():
-                    for completion in completions:
-                        if not completion.ok:
-                            completion.raise_for_status()
-                    return completions
+        while not (completions := poll(_AT_ONCE, spin_s=_SPIN_S)):
             idle(progress)
+        for completion in completions:
+            if not completion.ok:
+                completion.raise_for_status()
+        return completions
 
     def take_by_events(progress: int) -> list[ndpy.Completion]:
         while True:
@@ -195,6 +196,37 @@ def _tokens(end: End, group: int, groups: int) -> list[int]:
     return (list(range(len(end.queue_pairs))) * of_one)[:groups]
 
 
+def _posters(end: End, size: int, group: int) -> list[Callable[[], None]]:
+    """For each queue pair, a function that posts a group. Only the last request of a group has a completion."""
+    operation = end.plan.kind.operation
+    flags = 0 if operation is Operation.READ else _flags(end, size)
+    name = operation.name.lower()
+    posters: list[Callable[[], None]] = []
+    for q, queue_pair in enumerate(end.queue_pairs):
+        start = end.plan.inbox(q)
+        if operation is Operation.READ:
+            what: tuple[Any, ...] = (end.region[start : start + size], end.remotes[q][0:size])
+        elif operation is Operation.WRITE:
+            what = (end.region[0:size], end.remotes[q][start : start + size])
+        else:
+            what = (end.region[0:size],)
+        if end.plan.batch and group > 1:
+            batch = ndpy.Batch(group)
+            for _ in range(group):
+                getattr(batch, name)(*what, context=q, flags=flags)
+            posters.append(partial(queue_pair.post, batch))
+        else:
+            posters.append(partial(_post_each, getattr(queue_pair, name), what, q, flags, range(group - 1)))
+    return posters
+
+
+def _post_each(post: Callable[..., None], what: tuple[Any, ...], context: int, flags: int, silent_ones: range) -> None:
+    silent = flags | _SILENT
+    for _ in silent_ones:
+        post(*what, flags=silent)
+    post(*what, context=context, flags=flags)
+
+
 def stream(
     end: End,
     idle: Idle,
@@ -210,15 +242,8 @@ def stream(
     groups, duration_ns: one of them is 0, and the other one decides when posting ends.
     tick: called now and then with the number of groups that have ended.
     """
-    requests: list[tuple[Any, Any, Any]] = []
-    for q, queue_pair in enumerate(end.queue_pairs):
-        start = end.plan.inbox(q)
-        here, there = (0, start) if end.plan.kind.operation is Operation.WRITE else (start, 0)
-        post = queue_pair.write if end.plan.kind.operation is Operation.WRITE else queue_pair.read
-        requests.append((post, end.region[here : here + size], end.remotes[q][there : there + size]))
+    posters = _posters(end, size, group)
     take, clock = taker(end, idle), time.perf_counter_ns
-    signalled = _flags(end, size) if end.plan.kind.operation is Operation.WRITE else 0
-    silent, silent_ones = signalled | _SILENT, range(group - 1)
     wanted = groups or _FOREVER
     tokens = _tokens(end, group, wanted)
     posted = done = 0
@@ -228,10 +253,7 @@ def stream(
     try:
         while True:
             for q in tokens:
-                post, element, remote = requests[q]
-                for _ in silent_ones:
-                    post(element, remote, flags=silent)
-                post(element, remote, context=q, flags=signalled)
+                posters[q]()
             posted += len(tokens)
             if done == posted:
                 return
@@ -269,11 +291,10 @@ def exchange(
     """
     sends = [queue_pair.send for queue_pair in end.queue_pairs]
     receives = [queue_pair.receive for queue_pair in end.queue_pairs]
-    outgoing, slots, count, other = end.region[0:size], end.slots, len(end.queue_pairs), end.other
+    slots, count, other = end.slots, len(end.queue_pairs), end.other
     credit, ungranted, grant = end.credit, end.ungranted, end.plan.grant
     take, clock = taker(end, idle), time.perf_counter_ns
-    signalled = _flags(end, size)
-    silent, silent_ones = signalled | _SILENT, range(group - 1)
+    posters = _posters(end, size, group)
     wanted = groups or (_FOREVER if duration_ns else 0)
     tokens = _tokens(end, group, wanted)
     posted = done = progress = 0
@@ -292,10 +313,7 @@ def exchange(
                     continue
                 credit[q] -= group
                 posted += 1
-                send = sends[q]
-                for _ in silent_ones:
-                    send(outgoing, flags=silent)
-                send(outgoing, context=q, flags=signalled)
+                posters[q]()
             tokens = blocked
             if done >= wanted and received >= expected:
                 return
