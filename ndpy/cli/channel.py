@@ -19,6 +19,8 @@ from typing import IO, Any
 
 REPLY_LIMIT = 256 * 1024
 REQUEST_LIMIT = 8 * 1024
+#: On Windows, Ctrl-C does not end a call that waits for a socket. So no such call waits longer than this.
+WAKE_S = 0.5
 
 
 class ChannelError(Exception):
@@ -63,10 +65,12 @@ class Channel:
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:
+            left = max(deadline - time.monotonic(), 0.001)
             try:
-                self._read(max(deadline - time.monotonic(), 0.001))
+                self._read(min(left, WAKE_S))
             except TimeoutError:
-                raise ChannelError(f"nothing came over the control connection for {timeout_s:g} s") from None
+                if left <= WAKE_S:
+                    raise ChannelError(f"nothing came over the control connection for {timeout_s:g} s") from None
         return self._next()
 
     def look(self) -> dict[str, Any] | None:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 import ndpy
-from ndpy.cli.channel import Arguments, BadRequest, connect_with_secret
+from ndpy.cli.channel import WAKE_S, Arguments, BadRequest, connect_with_secret
 from ndpy.cli.peers import parse_address
 
 #: Serves one client, whose control connection this is, until it leaves. Returns how it ended.
@@ -88,8 +88,12 @@ def serve(
 def _serve_all(
     adapter: ndpy.Adapter, listener: socket.socket, serve_client: ServeClient, say: Callable[[str], None]
 ) -> None:
+    listener.settimeout(WAKE_S)
     while True:
-        connection, address = listener.accept()
+        try:
+            connection, address = listener.accept()
+        except TimeoutError:
+            continue
         say(f"client {address[0]}")
         try:
             ended = serve_client(adapter, connection)

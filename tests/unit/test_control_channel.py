@@ -1,6 +1,7 @@
 """The control channel between the two sides of a command. It has size limits and deadlines, and carries only data."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -51,6 +52,21 @@ def test_silence_ends_at_the_deadline(ends):
     with pytest.raises(ChannelError, match="nothing came"):
         channel.receive(0.1)
     assert time.monotonic() - started < 10
+
+
+def test_a_long_wait_is_made_of_short_ones(ends, monkeypatch):
+    """Between them, Windows tells of Ctrl-C."""
+    channel, theirs = ends
+    monkeypatch.setattr("ndpy.cli.channel.WAKE_S", 0.01)
+    waits = []
+    read = channel._read
+    monkeypatch.setattr(channel, "_read", lambda timeout_s: (waits.append(timeout_s), read(timeout_s)))
+    timer = threading.Timer(0.1, theirs.sendall, [b'{"n": 1}\n'])
+    timer.start()
+    assert channel.receive(30.0) == {"n": 1}
+    timer.join()
+    assert len(waits) > 3
+    assert max(waits) <= 0.01
 
 
 def test_bytes_that_trickle_do_not_extend_the_deadline(ends):
