@@ -105,7 +105,6 @@ def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Acc
         number = lib.ndpy_register(adapter._domain, start, length, _rights(adapter, access, windows=False), out)
     if number:
         raise registration_error(number, address, length, access) or errors.from_errno("register", number)
-    adapter._registering.note_duration(length, out.nanoseconds)
 
 
 def _may_be_the_windows(number: int, access: Access) -> bool:
@@ -140,6 +139,8 @@ def register_dmabuf(fd: int, offset: int) -> Callable[[VerbsAdapter, int, int, A
 
 class VerbsMemoryRegion(MemoryRegion):
     _adapter: VerbsAdapter
+    #: How long registering took.
+    _took_ns = 0
     _native_call: Callable[[VerbsAdapter, int, int, Access, Any], None] = staticmethod(register_pages)
 
     def _native_register(self) -> None:
@@ -150,6 +151,7 @@ class VerbsMemoryRegion(MemoryRegion):
         finally:
             if out.region != ffi.NULL:
                 self._native = out.region
+        self._took_ns = out.nanoseconds
         self._read_tokens()
 
     def _read_tokens(self) -> None:

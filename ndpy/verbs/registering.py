@@ -137,6 +137,7 @@ class RegistrationWorkers:
         """Register the region, now or in a worker, unless the result is cancelled before a worker begins."""
         if region.length.bit_length() in self.quick_lengths.bits:
             region._register_now()
+            self.note_duration(region.length, region._took_ns)
             done = _new(FinishedRegistration)
             done._result = region
             return done
@@ -214,6 +215,7 @@ class RegistrationWorkers:
             try:
                 region._adapter._check()
                 region._native_register()
+                self.note_duration(region.length, region._took_ns)
             except BaseException as error:
                 failure = error
             region._on_registered(registration, failure)
