@@ -199,3 +199,23 @@ struct ndpy_provider {
     uint32_t result_size;
 };
 const struct ndpy_provider *ndpy_provider_table(void);
+
+/* Those members of Access that ndpy._core looks at. */
+enum ndpy_access {
+    NDPY_LOCAL_WRITE = 0x1,
+    NDPY_READ_SINK = 0x8
+};
+
+/* What registering memory gives. native: the provider's own object. */
+struct ndpy_memory {
+    void *native;
+    uint64_t local_token;
+    uint64_t remote_token;
+};
+
+/* The functions by which ndpy._core registers memory by itself, if the provider's calls block. domain: the provider's
+   own, of an adapter. rights: the provider's own. Each returns 0 or an errno. */
+struct ndpy_registrar {
+    int (*register_memory)(void *domain, void *address, size_t length, uint32_t rights, struct ndpy_memory *out);
+    int (*deregister_memory)(void *native);
+};

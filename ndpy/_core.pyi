@@ -1,19 +1,22 @@
 """Built from cdefs/core."""
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, final
 
 from typing_extensions import Self
 
 from ndpy import completion, errors
-from ndpy.adapter import Adapter
+from ndpy.adapter import Adapter as PublicAdapter
 from ndpy.cache.lease import Lease
-from ndpy.flags import Operation, Status
-from ndpy.memory import Elements, InlineElements
+from ndpy.flags import Access, Operation, Status
+from ndpy.memory import Binding, Elements, InlineElements
 from ndpy.memory import MemoryRegion as PublicRegion
 from ndpy.memory import RemoteMemory as PublicRemoteMemory
 from ndpy.queue_pair import QueuePair
+from ndpy.resource import Orphans as PublicOrphans
+from ndpy.resource import Resource
 from ndpy.shared_receive_queue import SharedReceiveQueue
 
 def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]: ...
@@ -36,15 +39,60 @@ class RemoteMemory:
     @property
     def _sliced_from(self) -> Self | None: ...
 
+def set_up_regions(
+    local_write: Access, serial_numbers: Iterator[int], closed_error: Callable[[int, int], errors.NdpyError], /
+) -> None: ...
+
 class MemoryRegion:
-    _adapter: Adapter
+    _adapter: PublicAdapter
     _defunct: Callable[[], errors.NdpyError] | None
     _owner: Any
+    _handle: int
+    _released: bool
     _writable: bool
+    _lifetime: RLock
+    buffer: Any
     address: int
     length: int
+    access: Access
     local_token: int
+    remote_token: int
+    @property
+    def _bindings(self) -> set[Binding]: ...
     def __getitem__(self, key: slice, /) -> Sge: ...
+    def close(self) -> None: ...
+    def _opened(self) -> None: ...
+    def _mark_closed(self) -> None: ...
+
+class Adapter:
+    _defunct: Callable[[], errors.NdpyError] | None
+    _orphans: PublicOrphans
+    _closing: bool
+    @property
+    def _has_regions(self) -> bool: ...
+    def register(self, buffer: Any, access: Access = ..., *, timeout_s: float | None = None) -> PublicRegion: ...
+    def _open_regions(self) -> list[PublicRegion]: ...
+    def _attach_registrar(
+        self,
+        registrar: int,
+        domain: int,
+        rights: tuple[int, ...],
+        longest: int,
+        region_class: type[PublicRegion],
+        /,
+    ) -> None: ...
+
+class Orphans:
+    _dropped: deque[Resource]
+    _is_closing: bool
+
+class RLock:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> bool: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
 
 class Lock:
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
@@ -125,7 +173,7 @@ class Batch:
     def _calls(self, first: int, /) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int]]: ...
 
 class WorkQueues:
-    _adapter: Adapter
+    _adapter: PublicAdapter
     _defunct: Callable[[], errors.NdpyError] | None
     _lock: Lock
     srq: SharedReceiveQueue | None

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from ndpy import errors, quirks
+from ndpy import _core, errors, quirks
 from ndpy.adapter_thread import AdapterThread
 from ndpy.addresses import Address
 from ndpy.completion_queue import CompletionQueue
@@ -67,7 +67,7 @@ def _collect_garbage() -> None:
         gc.callbacks.remove(note)
 
 
-class Adapter(Resource):
+class Adapter(_core.Adapter, Resource):
     """An RDMA adapter, opened by open_adapter().
 
     Objects that are made from it work together. They do not work with objects of another adapter. The adapter has one
@@ -102,8 +102,8 @@ class Adapter(Resource):
         self.info = info
         #: The quirks of its driver and transport.
         self._differences = quirks.differences(info)
-        #: Serial numbers of open objects, and of calls that make objects. The collector clears weak references before
-        #: it calls finalizers. So an object that is about to be adopted is only in here.
+        #: Serial numbers of open objects except regions, and of calls that make objects. The collector clears weak
+        #: references before it calls finalizers. So an object that is about to be adopted is only in here.
         self._open: set[int] = set()
         self._children: weakref.WeakValueDictionary[int, Resource] = weakref.WeakValueDictionary()
         #: Objects that the program dropped. The adapter's thread holds them too, so that it closes even the adapter
@@ -123,33 +123,11 @@ class Adapter(Resource):
         self._released = False
         renew_in_child(self)
 
-    def register(
-        self, buffer: Any, access: Access = Access.LOCAL_WRITE, *, timeout_s: float | None = None
-    ) -> MemoryRegion:
-        """Pin a buffer, and let the adapter use it with these rights.
+    def _register_in_python(self, buffer: Any, access: Access, timeout_s: float | None) -> MemoryRegion:
+        """What register() leaves to Python."""
+        if timeout_s is not None:
+            return wait_or_cancel(self.begin_register(buffer, access), timeout_s)
 
-        The region keeps the buffer in place until it is closed.
-
-        Parameters:
-            buffer: any object with the buffer protocol, 1 to info.max_registration_size bytes, at any address. Or the
-                (address, length) of memory that the caller keeps.
-            access: see Access. If info.capabilities lacks REGION_ACCESS (NetworkDirect version 1), the adapter enforces
-                no rights. Then ndpy itself refuses to receive or read into a region without LOCAL_WRITE. Remote rights
-                have no effect then: peers get rights from windows, and every region can have windows.
-            timeout_s: how long to wait. None waits for ever. A registration that takes longer is cancelled.
-        Raises:
-            InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
-            AccessViolationError: a right needs to write, but the buffer is read-only. Or the memory is not mapped.
-            LimitExceededError: the buffer is too long.
-            InsufficientResourcesError: the memory cannot be pinned. The message gives the reason and the remedy.
-            TimeoutError: the deadline passed.
-        Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).
-        """
-        if timeout_s is None:
-            return self._register(buffer, access)
-        return wait_or_cancel(self.begin_register(buffer, access), timeout_s)
-
-    def _register(self, buffer: Any, access: Access) -> MemoryRegion:
         def make(adapter: Adapter) -> MemoryRegion:
             region = adapter._new_region(buffer, access)
             region._register_now()
@@ -478,7 +456,8 @@ class Adapter(Resource):
 
     def _open_children(self) -> list[Resource]:
         """The open objects that were made from this adapter. Other threads do not change this list."""
-        return [child for reference in self._children.valuerefs() if (child := reference()) is not None]
+        others = [child for reference in self._children.valuerefs() if (child := reference()) is not None]
+        return [*others, *self._open_regions()]
 
     def _refuse_if_used(self) -> None:
         users = self._users_left()
@@ -498,7 +477,7 @@ class Adapter(Resource):
     def _users_left(self) -> list[str]:
         self._events.make_calls()
         self._orphans.close(again=True)
-        if not self._open:
+        if not self._open and not self._has_regions:
             return []
         left = {*self._open_children(), *self._orphans.waiting()} - {self}
         return [child._describe() for child in left] or ["objects that are being made or released"]

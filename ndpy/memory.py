@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ndpy import _core
 from ndpy._core import Sge as Sge
-from ndpy.errors import AccessViolationError, InvalidBufferError, NdpyError, UnsupportedError
+from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.flags import Access, Capability
 from ndpy.pending import Pending
-from ndpy.resource import Resource, busy
+from ndpy.resource import Resource, _serials, busy
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -88,6 +88,17 @@ def is_written(access: int) -> bool:
     return bool(int(access) & _WRITTEN)
 
 
+def _region_of(length: int, address: int) -> str:
+    return f"MemoryRegion of {length} bytes at {address:#x}"
+
+
+def _closed(address: int, length: int) -> ClosedError:
+    return ClosedError(f"{_region_of(length, address)} is closed")
+
+
+_core.set_up_regions(Access.LOCAL_WRITE, _serials, _closed)
+
+
 class MemoryRegion(_core.MemoryRegion, Resource):
     """Registered memory, made by Adapter.register(). It keeps the buffer in place until it is closed.
 
@@ -104,19 +115,14 @@ class MemoryRegion(_core.MemoryRegion, Resource):
 
     _release_order = 50
 
-    remote_token: int
-    #: None when there is nothing left to free.
-    _native: Any = None
-
     def __init__(self, adapter: Adapter, owner: Any, buffer: Any, address: int, length: int, access: Access) -> None:
-        super().__init__(adapter)
+        self._adapter = adapter
         self._owner = owner
         self.buffer = buffer
         self.address = address
         self.length = length
         self.access = access
         self._writable = is_written(access)
-        self._bindings: set[Binding] = set()
 
     @property
     def adapter(self) -> Adapter:
@@ -290,14 +296,24 @@ class MemoryRegion(_core.MemoryRegion, Resource):
             self._owner = owner
             self._mark_still_open()
 
+    # What close() leaves to Python.
+    _close_in_python = Resource.close
+    # The finalizer calls this for a region that was not closed.
+    _on_dropped = Resource.__del__
+
     def _refuse_if_used(self) -> None:
         if self._bindings:
             raise busy(self, [f"{binding.window._describe()} bound to it" for binding in list(self._bindings)])
 
     def _describe(self) -> str:
-        return f"MemoryRegion of {self.length} bytes at {self.address:#x}"
+        return _region_of(self.length, self.address)
 
     # ---- what the platform does ----
+
+    @property
+    @abc.abstractmethod
+    def _native(self) -> Any:
+        """The native object. None when there is nothing left to free."""
 
     @abc.abstractmethod
     def _native_register(self) -> None:

@@ -19,6 +19,7 @@ from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
+from ndpy import _core
 from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
 from ndpy.unraisable import report
 
@@ -42,7 +43,7 @@ class Resource(abc.ABC):
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._serial = next(_serials)
-        self._lifetime = threading.RLock()
+        self._lifetime = _core.RLock()
         #: None while it is usable. Then it makes the exception to raise.
         self._defunct: Callable[[], NdpyError] | None = None
 
@@ -138,7 +139,7 @@ class Resource(abc.ABC):
 
     def _on_forked(self) -> None:
         """In a forked child, nobody may use or free it. Renew the locks, and forget what is under way."""
-        self._lifetime = threading.RLock()
+        self._lifetime = _core.RLock()
         if not self._released:
             self._defunct = self._forked_error
             self._released = True
@@ -169,11 +170,11 @@ class Resource(abc.ABC):
         """Free the native resource. If it raises, the object stays open."""
 
 
-class Orphans:
+class Orphans(_core.Orphans):
     """Objects that were dropped without close(). They are closed in a thread that may call a provider."""
 
     def __init__(self) -> None:
-        self._dropped: deque[Resource] = deque()
+        self._dropped = deque()
         #: Those whose close() raised. A try may take long, so only the adapter's own close() tries again.
         self._failed: deque[Resource] = deque()
         self._closing_lock = threading.RLock()

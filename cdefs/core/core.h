@@ -60,8 +60,85 @@ typedef struct Remote {
     unsigned long long token;
 } Remote;
 
+extern PyTypeObject *element_type, *remote_type;
+
+/* The element of region[key]. */
+PyObject *region_slice(PyObject *self, PyObject *key);
+
+/* ---- resource.c ---- */
+
+/* A place in a circle of open regions. Both are NULL outside of a circle. */
+struct link {
+    struct link *next;
+    struct link *previous;
+};
+
+/* The lock of one object that several threads may close. owner: the thread that has taken it `count` times. The
+   interpreter's lock guards these. bell: what the `waiting` threads wait for; made when the first one waits. rung:
+   whether one of them was woken and has not looked yet. */
+typedef struct {
+    PyObject_HEAD
+    unsigned long owner;
+    unsigned int count;
+    unsigned int waiting;
+    PyThread_type_lock bell;
+    char rung;
+} RLock;
+
+/* What was dropped without close(). dropped: a deque. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *dropped;
+    char is_closing;
+} Orphans;
+
+enum { PLAIN_RIGHTS = 16 };
+
+/* defunct: None while the adapter can be used. regions: the first link of a circle of those that are open. registering:
+   how many registrations of regions.c are under way. registrar: how regions.c registers; NULL if it cannot. rights: the
+   provider's, for every ndpy.Access below PLAIN_RIGHTS. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *defunct;
+    PyObject *orphans;
+    PyObject *region_class;
+    const struct ndpy_registrar *registrar;
+    void *domain;
+    unsigned long long longest;
+    uint32_t rights[PLAIN_RIGHTS];
+    struct link regions;
+    Py_ssize_t registering;
+    char closing;
+} Adapter;
+
+extern PyTypeObject *rlock_type, *orphans_type, *adapter_type;
+
+RLock *rlock_new(void);
+/* Waits for a lock that another thread holds. Returns 1 with the lock, 0 at the deadline, -1 if a signal handler
+   raised. */
+int rlock_wait(RLock *lock, PY_TIMEOUT_T microseconds);
+/* Takes the lock, which the caller then gives back with rlock_leave(). Returns 0, or -1 if a signal handler raised. */
+static inline int rlock_enter(RLock *lock)
+{
+    unsigned long thread = PyThread_get_thread_ident();
+
+    if (lock->count && lock->owner != thread) return rlock_wait(lock, -1) == 1 ? 0 : -1;
+    lock->owner = thread;
+    lock->count++;
+    return 0;
+}
+static inline void rlock_leave(RLock *lock)
+{
+    if (--lock->count || !lock->waiting || lock->rung) return;
+    lock->rung = 1;
+    PyThread_release_lock(lock->bell);
+}
+
+/* ---- regions.c ---- */
+
 /* defunct: None while the region can be used. owner: keeps the memory in place until the region is closed. writable:
-   whether the adapter may write to it. */
+   whether the adapter may write to it. handle: the provider's object. bindings: a set, or NULL for none. lifetime: the
+   lock of close(), made when it is needed. serial: 0 until somebody asks. released: not open, or closed. */
 typedef struct {
     PyObject_HEAD
     PyObject *adapter;
@@ -71,9 +148,18 @@ typedef struct {
     unsigned long long length;
     unsigned long long local_token;
     char writable;
+    char released;
+    struct link link;
+    PyObject *buffer;
+    PyObject *access;
+    PyObject *bindings;
+    RLock *lifetime;
+    unsigned long long handle;
+    unsigned long long remote_token;
+    unsigned long long serial;
 } Region;
 
-extern PyTypeObject *element_type, *remote_type, *region_type;
+extern PyTypeObject *region_type;
 
 /* ---- lock.c ---- */
 
@@ -228,5 +314,7 @@ int add_completions(PyObject *module);
 int add_work_queues(PyObject *module);
 int add_completion_queues(PyObject *module);
 int add_leases(PyObject *module);
+int add_resources(PyObject *module);
+int add_regions(PyObject *module);
 
 #endif

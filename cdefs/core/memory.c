@@ -1,12 +1,10 @@
-/* Regions, their elements, and the memory of peers: what slicing and posting touch. The classes of ndpy/memory.py
- * extend these types.
- */
+/* Elements of regions, and the memory of peers: what slicing and posting touch. */
 
 #include "core.h"
 
 enum { SPARE_ELEMENTS = 64 };
 
-PyTypeObject *element_type, *remote_type, *region_type;
+PyTypeObject *element_type, *remote_type;
 static PyObject *range_error;
 
 /* Elements that were freed, for the next slices. The interpreter's lock guards them. */
@@ -261,9 +259,9 @@ static PyType_Slot remote_slots[] = {
 static PyType_Spec remote_spec = {
     "ndpy._core.RemoteMemory", sizeof(Remote), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, remote_slots};
 
-/* ---- regions ---- */
+/* ---- slices of regions ---- */
 
-static PyObject *region_slice(PyObject *self, PyObject *key)
+PyObject *region_slice(PyObject *self, PyObject *key)
 {
     const Region *region = (Region *)self;
     unsigned long long offset = 0, length = 0;
@@ -271,60 +269,6 @@ static PyObject *region_slice(PyObject *self, PyObject *key)
     if (slice_bounds(key, region->length, "the region", &offset, &length) < 0) return NULL;
     return (PyObject *)element_new_slice(self, region->address + offset, length, region->local_token);
 }
-
-static int region_traverse(PyObject *self, visitproc visit, void *arg)
-{
-    Region *region = (Region *)self;
-
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(region->adapter);
-    Py_VISIT(region->defunct);
-    Py_VISIT(region->owner);
-    return 0;
-}
-
-static int region_clear(PyObject *self)
-{
-    Region *region = (Region *)self;
-
-    Py_CLEAR(region->adapter);
-    Py_CLEAR(region->defunct);
-    Py_CLEAR(region->owner);
-    return 0;
-}
-
-static void region_dealloc(PyObject *self)
-{
-    PyObject_GC_UnTrack(self);
-    region_clear(self);
-    free_object(self);
-}
-
-static PyMemberDef region_members[] = {
-    {"_adapter", T_OBJECT, offsetof(Region, adapter), 0, NULL},
-    {"_defunct", T_OBJECT, offsetof(Region, defunct), 0, NULL},
-    {"_owner", T_OBJECT, offsetof(Region, owner), 0,
-        "An export of the buffer, or None. It keeps the memory in place until the region is closed."},
-    {"address", T_ULONGLONG, offsetof(Region, address), 0, NULL},
-    {"length", T_ULONGLONG, offsetof(Region, length), 0, NULL},
-    {"local_token", T_ULONGLONG, offsetof(Region, local_token), 0, NULL},
-    {"_writable", T_BOOL, offsetof(Region, writable), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyType_Slot region_slots[] = {
-    {Py_tp_doc, "What slicing a region and posting its elements need."},
-    {Py_tp_new, PyType_GenericNew},
-    {Py_mp_subscript, region_slice},
-    {Py_tp_traverse, region_traverse},
-    {Py_tp_clear, region_clear},
-    {Py_tp_dealloc, region_dealloc},
-    {Py_tp_members, region_members},
-    {0, NULL},
-};
-
-static PyType_Spec region_spec = {"ndpy._core.MemoryRegion", sizeof(Region), 0,
-    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, region_slots};
 
 /* ---- the module ---- */
 
@@ -347,6 +291,5 @@ int add_memory(PyObject *module)
     if (!range_error || PyModule_AddFunctions(module, functions) < 0) return -1;
     element_type = add_type(module, &element_spec);
     remote_type = add_type(module, &remote_spec);
-    region_type = add_type(module, &region_spec);
-    return element_type && remote_type && region_type ? 0 : -1;
+    return element_type && remote_type ? 0 : -1;
 }

@@ -87,7 +87,8 @@ PyMODINIT_FUNC PyInit__core(void)
 
     if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_records(module) < 0 ||
                       add_batches(module) < 0 || add_completion_arrays(module) < 0 || add_completions(module) < 0 || add_work_queues(module) < 0 ||
-                      add_completion_queues(module) < 0 || add_leases(module) < 0))
+                      add_completion_queues(module) < 0 || add_leases(module) < 0 || add_resources(module) < 0 ||
+                      add_regions(module) < 0))
         Py_CLEAR(module);
     return module;
 }

@@ -44,7 +44,7 @@ int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, s
     uint64_t begin = now();
     int error;
 
-    out->region = ibv_reg_mr(pd, address, length, access);
+    out->region = (uintptr_t)ibv_reg_mr(pd, address, length, access);
     error = out->region ? 0 : errno ? errno : EIO;
     out->nanoseconds = now() - begin;
     return error;
@@ -53,8 +53,35 @@ int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, s
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
     struct ndpy_registration *out)
 {
-    out->region = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access);
+    out->region = (uintptr_t)ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, access);
     return out->region ? 0 : errno ? errno : EIO;
+}
+
+static int register_memory(void *domain, void *address, size_t length, uint32_t rights, struct ndpy_memory *out)
+{
+    struct ibv_mr *region = ibv_reg_mr(domain, address, length, (int)rights);
+
+    if (!region)
+        return errno ? errno : EIO;
+    out->native = region;
+    out->local_token = region->lkey;
+    out->remote_token = region->rkey;
+    return 0;
+}
+
+static int deregister_memory(void *native)
+{
+    return ibv_dereg_mr(native);
+}
+
+const struct ndpy_registrar *ndpy_registrar(void)
+{
+    static const struct ndpy_registrar registrar = {
+        .register_memory = register_memory,
+        .deregister_memory = deregister_memory,
+    };
+
+    return &registrar;
 }
 
 int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected)

@@ -48,16 +48,18 @@ int ndpy_cm_let_go(struct rdma_cm_id *id);
 /* Copies a socket address of a connection into out: its own, or the peer's if `peer` is not 0. Returns its length. */
 int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size);
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out);
-/* ibv_reg_mr(). It writes the region to `out`, because a returned region would be lost if a signal handler raised as
-   the call returns. nanoseconds: how long the call took, without the wait for the interpreter's lock. Returns 0 or
-   an errno. */
+/* ibv_reg_mr(). It writes the address of the ibv_mr to `out`, because a returned region would be lost if a signal handler
+   raised as the call returns. nanoseconds: how long the call took, without the wait for the interpreter's lock. Returns
+   0 or an errno. */
 struct ndpy_registration {
-    struct ibv_mr *region;
+    uint64_t region;
     uint64_t nanoseconds;
 };
 int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out);
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
     struct ndpy_registration *out);
+/* The functions by which ndpy._core registers by itself. The domain is an ibv_pd. */
+const struct ndpy_registrar *ndpy_registrar(void);
 /* Asks what a device supports of on-demand paging: ibv_odp_general_caps, and ibv_odp_transport_cap_bits of RC.
    Returns 0 or an errno. */
 int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected);

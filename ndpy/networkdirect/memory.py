@@ -50,6 +50,7 @@ def registration_error(status: int, address: int, length: int, access: int) -> e
 
 class NetworkDirectMemoryRegion(MemoryRegion):
     _adapter: NetworkDirectAdapter
+    _native: Any = None
     #: The registration that was begun: its request, its result, and whether its end has been handled.
     _registration: tuple[Request, Pending[Any], threading.Event] | None = None
     _deregistering: Request | None = None

@@ -22,6 +22,7 @@ from ndpy.verbs.memory import (
     EVERYTHING,
     VerbsMemoryRegion,
     VerbsMemoryWindow,
+    plain_rights,
     register_dmabuf,
     register_everything,
 )
@@ -82,6 +83,13 @@ class VerbsAdapter(Adapter):
         self._events.watch(self._channel.fd, self._on_connection_events)
         self._events.watch(self._context.async_fd, self._on_device_events)
         self._sentinel = self._bind_sentinel()
+        self._attach_registrar(
+            int(ffi.cast("uintptr_t", lib.ndpy_registrar())),
+            int(ffi.cast("uintptr_t", self._domain)),
+            plain_rights(self),
+            info.max_registration_size,
+            VerbsMemoryRegion,
+        )
 
     def _open_channel(self) -> Any:
         def explain(number: int) -> errors.ProviderError | None:

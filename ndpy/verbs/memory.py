@@ -87,7 +87,12 @@ def _status_kib(name: str) -> int:
     return 0
 
 
-def _rights(adapter: VerbsAdapter, access: Access, windows: bool = True) -> int:
+def plain_rights(adapter: VerbsAdapter) -> tuple[int, ...]:
+    """The ibv_access_flags for each Access that every adapter supports. The Access is the index."""
+    return tuple(_rights(adapter, access) for access in range(_READ_SINK << 1))
+
+
+def _rights(adapter: VerbsAdapter, access: int, windows: bool = True) -> int:
     if Quirk.RXE_ON_DEMAND_OFFSET in adapter._differences:
         # Such memory is pinned like any other.
         access &= ~Access.ON_DEMAND
@@ -149,31 +154,38 @@ class VerbsMemoryRegion(MemoryRegion):
         try:
             self._native_call(self._adapter, self.address, self.length, self.access, out)
         finally:
-            if out.region != ffi.NULL:
-                self._native = out.region
+            if out.region:
+                self._handle = out.region
         self._took_ns = out.nanoseconds
         self._read_tokens()
 
+    @property
+    def _native(self) -> Any:
+        return ffi.cast("struct ibv_mr *", self._handle) if self._handle else None
+
     def _read_tokens(self) -> None:
-        self.local_token = self._native.lkey
-        self.remote_token = self._native.rkey
+        native = self._native
+        self.local_token = native.lkey
+        self.remote_token = native.rkey
 
     def _native_begin_register(self) -> Pending[Any]:
         return self._adapter._registering.begin(self)
 
     def _native_deregister(self) -> None:
         # Ctrl-C may come after the native region has gone. close() must not free it a second time.
-        native, self._native = self._native, None
-        try:
-            if native is not None:
+        native, handle = self._native, self._handle
+        if native is not None:
+            self._handle = 0
+            try:
                 check("deregister", lib.ibv_dereg_mr(native))
-        except errors.NdpyError:
-            self._native = native
-            raise
+            except errors.NdpyError:
+                self._handle = handle
+                raise
 
     def _native_free(self) -> None:
-        native, self._native = self._native, None
+        native = self._native
         if native is not None:
+            self._handle = 0
             lib.ibv_dereg_mr(native)
 
     def _native_reregister(self, owner: Any, memory: tuple[int, int] | None, access: Access | None) -> None:

@@ -49,10 +49,11 @@ class Provider:
         #: The failures of the next calls, one for each call.
         self.refusals = []
         self.chance = None
-        plain = type(adapter)._register
+        plain = type(adapter).register
         with adapter.register(bytearray(1)) as region:
             region_class = type(region)
-        release = region_class._mark_closed
+        # A region ends with one of these.
+        ends = {name: getattr(region_class, name) for name in ("close", "_mark_closed")}
 
         def register(adapter, buffer, access):
             failure = self.refusals.pop(0) if self.refusals else self.chance and self.chance()
@@ -66,12 +67,13 @@ class Provider:
             self.live[region] = next(self.ticks)
             return region
 
-        def gone(region):
-            release(region)
+        def end(region, name):
+            ends[name](region)
             self.live.pop(region, None)
 
-        monkeypatch.setattr(type(adapter), "_register", register)
-        monkeypatch.setattr(region_class, "_mark_closed", gone)
+        monkeypatch.setattr(type(adapter), "register", register)
+        for name in ends:
+            monkeypatch.setattr(region_class, name, lambda region, name=name: end(region, name))
 
     @property
     def pinned(self):

@@ -18,6 +18,8 @@ struct fake_settings {
     int32_t rereg_errno;
     int32_t reg_errno; /* if not 0, ibv_reg_mr() fails with this */
     int32_t reg_errno_windows; /* the same, for registrations that windows can be bound to */
+    int32_t dereg_errno; /* if not 0, ibv_dereg_mr() fails with this */
+    int32_t signal; /* if not 0, the next ibv_reg_mr() or ibv_dereg_mr() raises this signal at its end */
     int32_t dmabuf_errno; /* if not 0, ibv_reg_dmabuf_mr() fails with this; a descriptor below 0 gives EBADF */
     int32_t delay_us; /* how long each registration takes */
     int32_t windows;
@@ -197,11 +199,21 @@ static struct ibv_mr *new_region(struct ibv_pd *pd, void *address, size_t length
     return region;
 }
 
+static void raise_signal(void)
+{
+    int number = fake_settings.signal;
+
+    fake_settings.signal = 0;
+    if (number)
+        raise(number);
+}
+
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
     struct ibv_mr *region = NULL;
     int error;
 
+    fake_point("ibv_reg_mr", 0);
     pthread_mutex_lock(&fake_lock);
     fake_seen.calls++;
     fake_seen.at_once++;
@@ -223,6 +235,8 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int a
     if (!error)
         region = new_region(pd, address, length);
     pthread_mutex_unlock(&fake_lock);
+    fake_point("ibv_reg_mr", 1);
+    raise_signal();
     if (error)
         errno = error;
     return region;
@@ -265,11 +279,18 @@ int ibv_rereg_mr(struct ibv_mr *region, int flags, struct ibv_pd *pd, void *addr
 
 int ibv_dereg_mr(struct ibv_mr *region)
 {
-    pthread_mutex_lock(&fake_lock);
-    fake_seen.registered--;
-    pthread_mutex_unlock(&fake_lock);
-    free(region);
-    return 0;
+    int error = fake_settings.dereg_errno;
+
+    fake_point("ibv_dereg_mr", 0);
+    if (!error) {
+        pthread_mutex_lock(&fake_lock);
+        fake_seen.registered--;
+        pthread_mutex_unlock(&fake_lock);
+        free(region);
+    }
+    fake_point("ibv_dereg_mr", 1);
+    raise_signal();
+    return error;
 }
 
 enum ibv_fork_status ibv_is_fork_initialized(void)

@@ -37,6 +37,8 @@ class Settings(ctypes.Structure):
             "rereg_errno",
             "reg_errno",
             "reg_errno_windows",
+            "dereg_errno",
+            "signal",
             "dmabuf_errno",
             "delay_us",
             "windows",

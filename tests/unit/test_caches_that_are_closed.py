@@ -126,18 +126,16 @@ def test_a_region_that_cannot_be_deregistered_at_once_costs_no_watch_and_no_room
     for address in (4096, 16384):
         cache.local((address, 4096)).release()
     assert len(monitor.watched) == 2
-    fail = {"left": 1}
 
-    def refuse_second(native: Any) -> int:
-        fail["left"] -= 1
-        return errno.EIO if fail["left"] < 0 else lib.ibv_dereg_mr(native)
+    def refuse_second(name: bytes, after: int) -> None:
+        if name == b"ibv_dereg_mr" and after:
+            fake.settings.dereg_errno = errno.EIO
 
-    calls = Refusing("ibv_dereg_mr")
-    calls.ibv_dereg_mr = refuse_second
-    with monkeypatch.context() as patch:
-        patch.setattr(memory, "lib", calls)
-        with pytest.raises(ndpy.ProviderError):
-            cache.invalidate((4096, 16384)) if how == "invalidate" else cache.close()
+    fake.call_at_points(refuse_second)
+    with pytest.raises(ndpy.ProviderError):
+        cache.invalidate((4096, 16384)) if how == "invalidate" else cache.close()
+    fake.call_at_points(None)
+    fake.settings.dereg_errno = 0
     if how == "invalidate":
         assert not monitor.watched
         assert (cache.stats.entries, cache.stats.bytes_pinned) == (0, 0)

@@ -23,6 +23,7 @@ FLAGS = ["-std=gnu11", "-O1", "-g", "-fno-omit-frame-pointer", "-Wall", "-Wextra
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = [
     "test_core.py",
+    "test_core_regions.py",
     "test_batches.py",
     "test_data_path_posting.py",
     "test_data_path_completions.py",
@@ -32,6 +33,9 @@ TESTS = [
     "test_inline_memory.py",
     "test_races_of_polling.py",
     "test_races_of_closing.py",
+    "test_registration_details.py",
+    "test_dropped_objects.py",
+    "test_plain_registration.py",
 ]
 
 

@@ -22,13 +22,13 @@ from racing import DEADLINE_S, soon
 
 import ndpy
 import ndpy.ndk
-from ndpy import Pending
+from ndpy import Pending, _core
 from ndpy.verbs import native_calls
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
 LIMIT_S = 10
-LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, _core.Lock, _core.RLock)
 
 
 def in_child(call: Callable[[], Any]) -> Any:
@@ -121,6 +121,8 @@ def world(fake) -> Iterator[World]:
 
 def attributes(thing: Any) -> dict[str, Any]:
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    # The core's types have these beside the dictionary.
+    slots += ["_lifetime", "_lock"]
     return {**getattr(thing, "__dict__", {}), **{name: getattr(thing, name, None) for name in slots}}
 
 

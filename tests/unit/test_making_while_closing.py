@@ -13,11 +13,9 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, _Calls, walk
+from racing import DEADLINE_S, GRACE_S, Elsewhere, Points, walk
 
 import ndpy
-from ndpy.verbs import memory
-from ndpy.verbs.native_calls import lib
 
 MAKE: dict[str, Any] = {
     "completion queue": lambda adapter: adapter.create_completion_queue(4),
@@ -31,9 +29,7 @@ MAKE: dict[str, Any] = {
 
 
 @pytest.fixture
-def making_points(fake: Any, points: Points, monkeypatch: pytest.MonkeyPatch) -> Points:
-    """Points, with more before and after each registration."""
-    monkeypatch.setattr(memory, "lib", _Calls(lib, points, {"ndpy_register": "ndpy_register"}))
+def making_points(fake: Any, points: Points) -> Points:
     fake.have_address()
     return points
 

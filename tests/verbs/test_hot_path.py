@@ -1,4 +1,4 @@
-"""What a post and a poll cost in Python: one call, and nothing for each field or completion."""
+"""What a post, a poll and a registration cost in Python: one call, and nothing for each field or completion."""
 
 from __future__ import annotations
 
@@ -77,3 +77,11 @@ def test_completions_are_taken_in_one_go(adapter, keep, pair):
         assert calls_of(read_fields) == []
         taken += [completion.context for completion in completions]
     assert taken == list(range(12))
+
+
+def test_registering_and_closing_are_one_call_each(adapter):
+    buffer = bytearray(4096)
+    region = adapter.register(buffer)
+    assert calls_of(lambda: adapter.register(buffer, Access.REMOTE_WRITE).close()) == ["register", "close"]
+    assert calls_of(region.close) == ["close"]
+    assert calls_of(region.close) == ["close"]

@@ -1,0 +1,675 @@
+"""ndpy._core by itself: the lock of an object, and regions over a registrar of the test."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ndpy
+from ndpy import Access, _core
+
+DEADLINE_S = 30.0
+HANDLE = 0x5000
+LONGEST = 1 << 20
+
+
+def started(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def ended(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(DEADLINE_S)
+        assert not thread.is_alive()
+
+
+def elsewhere(call: Callable[[], Any]) -> Any:
+    """The result of a call in another thread."""
+    results: list[Any] = []
+    ended(started(lambda: results.append(call())))
+    return results[0]
+
+
+def is_free(buffer: bytearray) -> bool:
+    try:
+        buffer.append(0)
+    except BufferError:
+        return False
+    return True
+
+
+# ---- locks ----
+
+
+def test_the_thread_that_holds_a_lock_may_take_it_again():
+    lock = _core.RLock()
+    with lock:
+        assert lock.acquire()
+        lock.release()
+        assert elsewhere(lambda: lock.acquire(False)) is False
+    assert elsewhere(lambda: lock.acquire(False) and lock.release() is None)
+
+
+def test_only_its_thread_releases_a_lock():
+    lock = _core.RLock()
+    with pytest.raises(RuntimeError, match="does not hold"):
+        lock.release()
+
+    def release() -> str:
+        try:
+            lock.release()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+    with lock:
+        assert "does not hold" in elsewhere(release)
+    assert elsewhere(lambda: lock.acquire(False))
+
+
+def test_a_wait_for_a_lock_ends_at_its_deadline():
+    lock = _core.RLock()
+    with lock:
+        began = time.monotonic()
+        assert elsewhere(lambda: lock.acquire(timeout=0.05)) is False
+        assert time.monotonic() - began >= 0.05
+    assert elsewhere(lambda: lock.acquire(timeout=DEADLINE_S))
+
+
+def test_a_thread_that_gave_up_takes_no_others_turn():
+    lock, got = _core.RLock(), threading.Event()
+    lock.acquire()
+    waiting = started(lambda: lock.acquire() and got.set())
+    for _ in range(3):
+        assert elsewhere(lambda: lock.acquire(timeout=0.01)) is False
+    assert not got.wait(0.05)
+    lock.release()
+    assert got.wait(DEADLINE_S)
+    ended(waiting)
+
+
+def test_of_many_threads_one_at_a_time_has_the_lock():
+    lock, inside, most, turns = _core.RLock(), [], [], []
+
+    def work() -> None:
+        for _ in range(50):
+            with lock, lock:
+                inside.append(1)
+                time.sleep(0)
+                most.append(len(inside))
+                inside.pop()
+            turns.append(1)
+
+    ended(*[started(work) for _ in range(8)])
+    assert (set(most), len(turns)) == ({1}, 400)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pthread_kill")
+@pytest.mark.parametrize("take", [lambda lock: lock.acquire(), lambda lock: lock.__enter__()])
+def test_ctrl_c_ends_the_wait_for_a_lock(take):
+    lock, leave = _core.RLock(), threading.Event()
+    held = threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            leave.wait(DEADLINE_S)
+
+    holder = started(hold)
+    assert held.wait(DEADLINE_S)
+    timer = threading.Timer(0.1, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    timer.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        take(lock)
+    assert time.monotonic() - began < DEADLINE_S
+    timer.join()
+    leave.set()
+    ended(holder)
+    with lock:
+        pass
+
+
+# ---- regions ----
+
+
+class Memory(ctypes.Structure):
+    """struct ndpy_memory."""
+
+    _fields_ = (("native", ctypes.c_uint64), ("local_token", ctypes.c_uint64), ("remote_token", ctypes.c_uint64))
+
+
+_REGISTER = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_uint32, ctypes.POINTER(Memory)
+)
+_DEREGISTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64)
+
+
+class Registrar(ctypes.Structure):
+    """struct ndpy_registrar. It notes its calls, and gives regions the handles HANDLE + 1, HANDLE + 2, and so on."""
+
+    _fields_ = (("register_memory", _REGISTER), ("deregister_memory", _DEREGISTER))
+
+    def __init__(self) -> None:
+        super().__init__(_REGISTER(self._register), _DEREGISTER(self._deregister))
+        self.calls: list[tuple[int, ...]] = []
+        self.left: set[int] = set()
+        self.refusal = 0
+        self.during: Callable[[], object] = lambda: None
+
+    def _register(self, domain: int, address: int, length: int, rights: int, out: Any) -> int:
+        self.calls.append((domain, address, length, rights))
+        self.during()
+        if not self.refusal:
+            handle = HANDLE + len(self.calls)
+            out[0] = Memory(handle, handle + 0x100, handle + 0x200)
+            self.left.add(handle)
+        return self.refusal
+
+    def _deregister(self, handle: int) -> int:
+        assert handle in self.left
+        self.during()
+        if not self.refusal:
+            self.left.remove(handle)
+        return self.refusal
+
+
+class Region(_core.MemoryRegion):
+    """A region without what Python has to do."""
+
+    dropped = 0
+
+    def _close_in_python(self) -> str:
+        return "closed in Python"
+
+    def _on_dropped(self) -> None:
+        type(self).dropped += 1
+
+
+class Orphans(_core.Orphans):
+    def __init__(self) -> None:
+        self._dropped = deque()
+
+
+class Adapter(_core.Adapter):
+    def __init__(self, registrar: Registrar) -> None:
+        self.registrar = registrar
+        self.woken = 0
+        self._orphans = Orphans()
+        self._attach_registrar(ctypes.addressof(registrar), 0x77, tuple(range(100, 116)), LONGEST, Region)
+
+    def _register_in_python(self, *arguments: Any) -> tuple[Any, ...]:
+        return arguments
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+
+@pytest.fixture
+def registrar() -> Registrar:
+    return Registrar()
+
+
+@pytest.fixture
+def adapter(registrar) -> Iterator[Adapter]:
+    yield Adapter(registrar)
+    assert not registrar.left
+
+
+def address_of(buffer: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def test_a_writable_buffer_is_registered_and_kept_in_place(adapter, registrar):
+    buffer = bytearray(100)
+    address = address_of(buffer)
+    region = adapter.register(buffer, Access.REMOTE_WRITE)
+    assert registrar.calls == [(0x77, address, 100, 105)]
+    assert (region.buffer, region.address, region.length, region.access) == (buffer, address, 100, Access.REMOTE_WRITE)
+    assert (region._handle, region.local_token, region.remote_token) == (0x5001, 0x5101, 0x5201)
+    assert region._adapter is adapter
+    assert (region._released, region._defunct) == (False, None)
+    element = region[8:20]
+    assert (element.address, element.length, element.token) == (address + 8, 12, 0x5101)
+    assert not is_free(buffer)
+    assert adapter._open_regions() == [region]
+    region.close()
+    assert (region._released, region._handle, registrar.left) == (True, 0, set())
+    assert is_free(buffer)
+    assert adapter._open_regions() == []
+
+
+@pytest.mark.parametrize(
+    ("access", "writable"),
+    [
+        (Access.NONE, False),
+        (Access.LOCAL_WRITE, True),
+        (Access.REMOTE_READ, False),
+        (Access.READ_SINK, True),
+        (Access.REMOTE_WRITE | Access.READ_SINK | Access.REMOTE_READ, True),
+    ],
+)
+def test_each_plain_access_has_its_rights(adapter, registrar, access, writable):
+    region = adapter.register(bytearray(8), access=access)
+    assert registrar.calls[0][3] == 100 + int(access)
+    assert region.access is access or region.access == access
+    assert region._writable is writable
+    region.close()
+
+
+def test_without_an_access_it_is_local_write(adapter, registrar):
+    region = adapter.register(buffer=bytearray(8))
+    assert region.access is Access.LOCAL_WRITE
+    assert region._writable
+    region.close()
+
+
+PYTHONS = {
+    "read-only": (b"constant", Access.NONE, None),
+    "no bytes": (bytearray(), Access.LOCAL_WRITE, None),
+    "an address": ((4096, 100), Access.LOCAL_WRITE, None),
+    "every other byte": (memoryview(bytearray(10))[::2], Access.LOCAL_WRITE, None),
+    "no buffer": (7, Access.LOCAL_WRITE, None),
+    "too long": (bytearray(LONGEST + 1), Access.LOCAL_WRITE, None),
+    "a number": (bytearray(8), 1, None),
+    "atomics": (bytearray(8), Access.REMOTE_ATOMIC, None),
+    "on demand": (bytearray(8), Access.ON_DEMAND, None),
+    "a high bit": (bytearray(8), Access.DO_NOT_SECURE_VM, None),
+    "no access": (bytearray(8), "1", None),
+    "a deadline": (bytearray(8), Access.LOCAL_WRITE, 1.5),
+}
+
+
+@pytest.mark.parametrize("what", PYTHONS)
+def test_what_is_not_plain_is_left_to_python(adapter, registrar, what):
+    buffer, access, timeout_s = PYTHONS[what]
+    assert adapter.register(buffer, access, timeout_s=timeout_s) == (buffer, access, timeout_s)
+    assert registrar.calls == []
+    assert not isinstance(buffer, bytearray) or is_free(buffer)
+
+
+def test_the_longest_buffer_is_registered(adapter):
+    adapter.register(bytearray(LONGEST)).close()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda adapter: adapter.register(), "needs a buffer"),
+        (lambda adapter: adapter.register(bytearray(8), Access.NONE, 3), "at most 2 arguments by position, not 3"),
+        (lambda adapter: adapter.register(bytearray(8), timeout=3), "'timeout' that it does not take"),
+        (lambda adapter: adapter.register(bytearray(8), buffer=bytearray(8)), "'buffer' that it has already"),
+    ],
+)
+def test_wrong_arguments_are_named(adapter, call, message):
+    with pytest.raises(TypeError, match=f"register.*{message}"):
+        call(adapter)
+
+
+@pytest.mark.parametrize("why", ["closing", "unusable", "without a registrar"])
+def test_an_adapter_that_cannot_register_leaves_it_to_python(adapter, registrar, why):
+    if why == "without a registrar":
+        adapter = _core.Adapter.__new__(Adapter)
+    adapter._closing = why == "closing"
+    adapter._defunct = (lambda: ndpy.ClosedError("it is closed")) if why == "unusable" else None
+    buffer = bytearray(8)
+    assert adapter.register(buffer) == (buffer, Access.LOCAL_WRITE, None)
+    assert registrar.calls == []
+    assert is_free(buffer)
+
+
+def test_after_a_refusal_nothing_is_left_and_python_registers(adapter, registrar):
+    registrar.refusal = 12
+    buffer = bytearray(8)
+    assert adapter.register(buffer) == (buffer, Access.LOCAL_WRITE, None)
+    assert len(registrar.calls) == 1
+    assert not adapter._has_regions
+    assert is_free(buffer)
+
+
+def test_an_adapter_counts_a_region_while_it_is_registered(adapter, registrar):
+    seen = []
+    registrar.during = lambda: seen.append((adapter._has_regions, adapter._open_regions()))
+    region = adapter.register(bytearray(8))
+    assert seen == [(True, [])]
+    assert adapter._has_regions
+    region.close()
+    assert not adapter._has_regions
+
+
+def test_other_threads_run_while_it_registers_and_deregisters(adapter, registrar):
+    registrar.during = lambda: elsewhere(lambda: None)
+    adapter.register(bytearray(8)).close()
+
+
+def test_a_region_that_was_being_made_cannot_be_used_if_its_adapter_is_removed(adapter, registrar):
+    def remove() -> None:
+        adapter._defunct = lambda: ndpy.DeviceRemovedError("it was removed", operation="register")
+
+    registrar.during = remove
+    region = adapter.register(bytearray(8))
+    assert region._defunct is adapter._defunct
+    region.close()
+
+
+# ---- closing ----
+
+
+def test_close_is_harmless_when_repeated(adapter):
+    region = adapter.register(bytearray(8))
+    for _ in range(3):
+        assert region.close() is None
+
+
+def test_a_closed_region_says_so_and_keeps_no_buffer(adapter):
+    class Buffer(bytearray):
+        pass
+
+    buffer = Buffer(64)
+    gone = weakref.ref(buffer)
+    region = adapter.register(buffer)
+    region.close()
+    error = region._defunct()
+    assert isinstance(error, ndpy.ClosedError)
+    assert str(error).endswith(f"MemoryRegion of 64 bytes at {region.address:#x} is closed")
+    gc.disable()
+    try:
+        del buffer, region
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_two_threads_close_it_once(adapter, registrar):
+    region, inside, go_on = adapter.register(bytearray(8)), threading.Event(), threading.Event()
+
+    def wait() -> None:
+        inside.set()
+        assert go_on.wait(DEADLINE_S)
+
+    registrar.during = wait
+    first = started(region.close)
+    assert inside.wait(DEADLINE_S)
+    second = started(region.close)
+    second.join(0.05)
+    # It waits for the first one.
+    assert second.is_alive()
+    assert not region._released
+    go_on.set()
+    ended(first, second)
+    assert registrar.left == set()
+
+
+def test_close_waits_for_whoever_has_the_regions_lock(adapter):
+    region = adapter.register(bytearray(8))
+    with region._lifetime:
+        closing = started(region.close)
+        closing.join(0.05)
+        assert not region._released
+    ended(closing)
+    assert region._released
+
+
+def test_a_thread_may_close_a_region_whose_lock_it_has(adapter):
+    region = adapter.register(bytearray(8))
+    with region._lifetime:
+        region.close()
+    assert elsewhere(lambda: region._lifetime.acquire(False))
+
+
+def test_a_region_in_use_is_closed_by_python(adapter, registrar):
+    region = adapter.register(bytearray(8))
+    region._bindings.add("a binding")
+    assert region.close() == "closed in Python"
+    assert registrar.left == {region._handle}
+    region._bindings.clear()
+    assert region.close() is None
+
+
+def test_a_region_that_cannot_be_deregistered_is_as_before_and_left_to_python(adapter, registrar):
+    buffer = bytearray(8)
+    region = adapter.register(buffer)
+    registrar.refusal = 5
+    assert region.close() == "closed in Python"
+    assert (region._released, region._defunct, region._handle) == (False, None, HANDLE + 1)
+    assert not is_free(buffer)
+    assert adapter._open_regions() == [region]
+    registrar.refusal = 0
+    region.close()
+    assert is_free(buffer)
+
+
+def test_a_region_that_python_registered_is_closed_like_others(adapter, registrar):
+    region = Region()
+    assert region.close() is None
+    with pytest.raises(TypeError, match="no adapter"):
+        region._opened()
+    region._adapter = adapter
+    region._opened()
+    # There is nothing to deregister natively.
+    assert region.close() == "closed in Python"
+    region._handle = HANDLE
+    registrar.left.add(HANDLE)
+    assert region.close() is None
+    assert not adapter._has_regions
+
+
+def test_python_can_mark_a_region_as_closed(adapter, registrar):
+    region = adapter.register(bytearray(8))
+    registrar.left.clear()
+    region._mark_closed()
+    assert region._released
+    assert isinstance(region._defunct(), ndpy.ClosedError)
+    assert not adapter._has_regions
+
+
+@pytest.mark.parametrize("how", ["close", "_mark_closed"])
+@pytest.mark.parametrize("orphans", ["none", "one", "being closed"])
+def test_the_end_of_a_region_wakes_the_adapter_if_an_orphan_may_wait_for_it(adapter, registrar, how, orphans):
+    region = adapter.register(bytearray(8))
+    if orphans == "one":
+        adapter._orphans._dropped.append(object())
+    adapter._orphans._is_closing = orphans == "being closed"
+    getattr(region, how)()
+    registrar.left.clear()
+    assert adapter.woken == (orphans != "none")
+
+
+def test_what_waking_the_adapter_raises_comes_out_of_close(adapter, monkeypatch):
+    def interrupted(self: Adapter) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Adapter, "_wake", interrupted)
+    region = adapter.register(bytearray(8))
+    adapter._orphans._dropped.append(object())
+    with pytest.raises(KeyboardInterrupt):
+        region.close()
+    assert region._released
+    assert elsewhere(lambda: region._lifetime.acquire(False))
+
+
+# ---- dropped regions ----
+
+
+def test_a_region_that_is_dropped_says_so_once(adapter, registrar, monkeypatch):
+    monkeypatch.setattr(Region, "dropped", 0)
+    adopted: list[Region] = []
+    monkeypatch.setattr(Region, "_on_dropped", lambda self: adopted.append(self))
+    adapter.register(bytearray(8))
+    assert adapter._open_regions() == adopted
+    assert len(adopted) == 1
+    adopted.pop().close()
+    assert adopted == []
+
+
+def test_what_is_raised_for_a_dropped_region_is_reported(adapter, registrar, monkeypatch):
+    seen: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append(args.exc_type))
+
+    def fail(self: Region) -> None:
+        raise ValueError("not now")
+
+    monkeypatch.setattr(Region, "_on_dropped", fail)
+    adapter.register(bytearray(8))
+    registrar.left.clear()
+    assert seen == [ValueError]
+
+
+def test_a_region_that_is_being_freed_is_not_among_the_open_ones(adapter, registrar):
+    """Its weak references tell of its end while it is still in the adapter's circle."""
+    lists: list[list[Region]] = []
+    region, other = adapter.register(bytearray(8)), adapter.register(bytearray(8))
+    reference = weakref.ref(region, lambda _: lists.append(adapter._open_regions()))
+    del region
+    assert reference() is None
+    assert lists == [[other]]
+    assert adapter._open_regions() == [other]
+    registrar.left.remove(HANDLE + 1)
+    other.close()
+
+
+def test_regions_go_in_any_order(adapter):
+    regions = [adapter.register(bytearray(8)) for _ in range(5)]
+    for which in (2, 0, 2):
+        regions.pop(which).close()
+        assert set(adapter._open_regions()) == set(regions)
+    for region in regions:
+        region.close()
+    assert not adapter._has_regions
+
+
+def test_a_circle_of_an_adapter_and_its_regions_is_collected(registrar):
+    adapter = Adapter(registrar)
+    adapter.regions = [adapter.register(bytearray(8)) for _ in range(3)]
+    adapter.regions[1].itself = adapter.regions[1]
+    gone = [weakref.ref(thing) for thing in (adapter, *adapter.regions)]
+    del adapter
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 4
+
+
+def test_a_region_outlives_its_adapters_place(registrar):
+    """The adapter's object goes first, because nothing else refers to it."""
+    adapter = Adapter(registrar)
+    region = adapter.register(bytearray(8))
+    gone = weakref.ref(adapter)
+    region._adapter = None
+    del adapter
+    assert gone() is None
+    assert region.close() == "closed in Python"
+    region._mark_closed()
+
+
+def test_nothing_is_left_of_many_uses(adapter, registrar):
+    buffer, closed = bytearray(64), adapter.register(bytearray(8))
+    closed.close()
+    things = [
+        buffer,
+        adapter,
+        registrar,
+        Region,
+        Adapter,
+        Orphans,
+        _core.RLock,
+        type(closed._defunct),
+        Access.LOCAL_WRITE,
+    ]
+    wake = adapter._orphans._dropped.append
+
+    def use_all() -> None:
+        for dropped in range(2):
+            region = adapter.register(buffer)
+            region._serial, region._bindings, adapter._open_regions()
+            region._defunct = region._lifetime
+            if dropped:
+                wake(None)
+            registrar.refusal = 5
+            region.close()
+            adapter.register(buffer)
+            registrar.refusal = 0
+            region.close()
+            region.close()
+            adapter._orphans._dropped.clear()
+        adapter.register(bytes(64))
+        adapter.register((1, 2))
+        other = Adapter(registrar)
+        other.register(bytearray(8)).close()
+        unmade = Region()
+        unmade._adapter = adapter
+        unmade._opened()
+        unmade._mark_closed()
+
+    use_all()
+    gc.collect()
+    before = [sys.getrefcount(thing) for thing in things]
+    for _ in range(50):
+        use_all()
+    gc.collect()
+    assert [sys.getrefcount(thing) for thing in things] == before
+
+
+# ---- its other attributes ----
+
+
+def test_a_serial_number_is_given_once(adapter):
+    first, second = adapter.register(bytearray(8)), adapter.register(bytearray(8))
+    numbers = [second._serial, first._serial]
+    assert numbers[0] < numbers[1]
+    assert [second._serial, first._serial] == numbers
+    first.close()
+    second.close()
+
+
+def test_the_lock_of_a_region_is_one_that_c_can_take(adapter):
+    region = adapter.register(bytearray(8))
+    assert region._lifetime is region._lifetime
+    region._lifetime = lock = _core.RLock()
+    assert region._lifetime is lock
+    with pytest.raises(TypeError, match="RLock"):
+        region._lifetime = threading.RLock()
+    region.close()
+
+
+def test_a_registrar_has_rights_for_each_plain_access_and_a_class_of_regions(adapter, registrar):
+    address = ctypes.addressof(registrar)
+    for rights, kind in (((1, 2), Region), (tuple(range(16)), int)):
+        with pytest.raises(TypeError, match="16 rights and a class of regions"):
+            adapter._attach_registrar(address, 0, rights, LONGEST, kind)
+
+
+WITHOUT_PUBLIC_CLASSES = """
+import sys, types
+package = types.ModuleType("ndpy")
+package.__path__ = [sys.argv[1]]
+sys.modules["ndpy"] = package
+from ndpy import _core
+closed = _core.MemoryRegion()
+closed._mark_closed()
+for use in (type("Adapter", (_core.Adapter,), {})().register, _core.MemoryRegion().__getattribute__, closed._defunct):
+    try:
+        use(*{"register": (b"",), "__getattribute__": ("_serial",)}.get(getattr(use, "__name__", ""), ()))
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+def test_regions_need_the_public_classes():
+    folder = str(Path(ndpy.__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PUBLIC_CLASSES, folder], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["ndpy.memory has not been imported"] * 3, done.stderr
