@@ -182,6 +182,16 @@ static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
     return (KnownBuffer *)found;
 }
 
+/* Makes what keeps the buffer in place. */
+static PyObject *make_view(const KnownBuffer *known, PyObject *buffer)
+{
+    PyObject *subject = known->subject == Py_None ? buffer : known->subject;
+
+    if (known->export == Py_None) return Py_NewRef(subject);
+    if (known->export == (PyObject *)&PyMemoryView_Type) return PyMemoryView_FromObject(subject);
+    return PyObject_CallFunctionObjArgs(known->export, subject, NULL);
+}
+
 /* Returns 1 if the buffer has the same memory as before, 0 if not, -1 with an error. */
 static int still_there(const KnownBuffer *known, PyObject *view)
 {
@@ -198,14 +208,14 @@ static int still_there(const KnownBuffer *known, PyObject *view)
 /* Returns a new lease, which does not count as a use yet. Returns NULL without an error for a miss. */
 static Lease *prepare(const Cache *cache, const KnownBuffer *known, PyObject *buffer, long access)
 {
-    PyObject *view, *subject = known->subject == Py_None ? buffer : known->subject;
+    PyObject *view;
     Lease *lease = NULL;
 
     if (access & ~known->rights || (cache->defunct && cache->defunct != Py_None)) return NULL;
     if (!cache->lease_type || !PyType_Check(cache->lease_type) ||
         !PyType_IsSubtype((PyTypeObject *)cache->lease_type, lease_base_type))
         return NULL;
-    view = known->export == Py_None ? Py_NewRef(subject) : PyObject_CallFunctionObjArgs(known->export, subject, NULL);
+    view = make_view(known, buffer);
     if (!view) return NULL;
     if (still_there(known, view) == 1) lease = (Lease *)PyType_GenericAlloc((PyTypeObject *)cache->lease_type, 0);
     if (lease)
