@@ -93,7 +93,7 @@ static int read_number(PyObject *number, const char *what, unsigned long long *o
 
 /* ---- elements ---- */
 
-static Element *element_new_slice(PyObject *region, unsigned long long address, unsigned long long length,
+static inline Element *element_new_slice(PyObject *region, unsigned long long address, unsigned long long length,
     unsigned long long token)
 {
     Element *element;
@@ -156,7 +156,8 @@ static void element_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
 
     PyObject_GC_UnTrack(self);
-    element_clear(self);
+    Py_XDECREF(((Element *)self)->region);
+    Py_XDECREF(((Element *)self)->export);
     if (spare_count < SPARE_ELEMENTS)
         spare_elements[spare_count++] = (Element *)self;
     else
