@@ -178,7 +178,7 @@ def remember_buffer(
     """
     if entry.queue_pairs is not None:
         return
-    key: Any = id(buffer)
+    key: Any = _core.identity(buffer)
     subject = pointer = reference = None
     export: Callable[[Any], Any] | None = memoryview
     if type(buffer) is tuple:
