@@ -462,31 +462,36 @@ static int has_same_numbers(const Batch *batch, const PostedList *list)
 /* Makes a list. On a refusal *refused has it, with the number of the request in *bad. */
 static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
 {
-    struct ndpy_list_request *requests = PyMem_Malloc(batch->count * sizeof *requests);
-    PostedList *list = requests ? PyObject_GC_New(PostedList, posted_list_type) : NULL;
+    uint32_t count = batch->count;
+    struct ndpy_list_request *requests = PyMem_Malloc(count * sizeof *requests);
+    PyObject *records = PyTuple_New((Py_ssize_t)count);
+    PostedList *list = requests && records ? PyObject_GC_New(PostedList, posted_list_type) : NULL;
 
     if (!list) {
         PyMem_Free(requests);
+        Py_XDECREF(records);
         return (PostedList *)PyErr_NoMemory();
     }
     list->pool = Py_NewRef((PyObject *)pool);
+    list->records = records;
     list->native = NULL;
-    list->count = batch->count;
-    list->operation = batch->requests[0].operation;
+    list->count = count;
     list->numbers = copy_numbers(batch);
-    list->records = PyTuple_New((Py_ssize_t)batch->count);
-    PyObject_GC_Track((PyObject *)list);
-    if (!list->records || !list->numbers) {
+    if (batch->count != count) {
+        /* The collector may have run Python code. */
+        PyErr_SetString(PyExc_RuntimeError, "the batch was changed while it was posted");
+    } else if (!list->numbers) {
         PyErr_NoMemory();
-        *refused = 0;
     } else {
-        for (uint32_t place = 0; place < batch->count; place++) {
+        list->operation = batch->requests[0].operation;
+        for (uint32_t place = 0; place < count; place++) {
             requests[place] = batch->requests[place];
             requests[place].flags = flags_of(batch, place);
-            PyTuple_SetItem(list->records, (Py_ssize_t)place, Py_NewRef(batch->records[place]));
+            PyTuple_SetItem(records, (Py_ssize_t)place, Py_NewRef(batch->records[place]));
         }
-        *refused = pool->provider->list_new(pool->native, requests, batch->count, batch->elements, &list->native, bad);
+        *refused = pool->provider->list_new(pool->native, requests, count, batch->elements, &list->native, bad);
     }
+    PyObject_GC_Track((PyObject *)list);
     PyMem_Free(requests);
     if (list->native) return list;
     Py_DECREF(list);
@@ -581,13 +586,14 @@ static PyObject *batch_calls(PyObject *self, PyObject *first)
     calls = PyList_New(0);
     for (; calls && place < batch->count; place++) {
         const struct ndpy_list_request *request = &batch->requests[place];
-        PyObject *sges = present_elements(batch, (uint32_t)place);
+        PyObject *record = Py_NewRef(batch->records[place]), *sges = present_elements(batch, (uint32_t)place);
         PyObject *remote = sges ? present_remote(batch, (uint32_t)place) : NULL;
         PyObject *call = !remote ? NULL
                                  : Py_BuildValue("IOOKI", request->operation, sges, remote,
                                        (unsigned long long)request->context,
                                        flags_of(batch, (uint32_t)place) & ~(uint32_t)NDPY_UNWRITABLE);
 
+        Py_DECREF(record);
         Py_XDECREF(sges);
         Py_XDECREF(remote);
         if (!call || PyList_Append(calls, call) < 0) Py_CLEAR(calls);

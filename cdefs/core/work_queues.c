@@ -377,7 +377,7 @@ static PyObject *queues_post(PyObject *object, PyObject *argument)
     Batch *batch = (Batch *)argument;
     PyObject *unusable;
     PostedList *list;
-    uint32_t posted = 0, bad = 0;
+    uint32_t posted = 0, bad = 0, operation;
     int refused = 0;
 
     if (Py_TYPE(argument) != batch_type) {
@@ -417,6 +417,7 @@ static PyObject *queues_post(PyObject *object, PyObject *argument)
         bad = posted;
     }
     lock_leave(self->lock);
+    operation = list ? list->operation : 0;
     Py_XDECREF((PyObject *)list);
     if (refused == NDPY_POST_SINGLY) return post_singly(object, argument, posted);
     if (PyErr_Occurred()) return NULL;
@@ -424,7 +425,7 @@ static PyObject *queues_post(PyObject *object, PyObject *argument)
         raise_made(PyObject_CallMethod(object, "_refuse_batch", "OiII", argument, refused, bad, posted));
         return NULL;
     }
-    if (self->ended) return PyObject_CallMethod(object, "_cancel_late_request", "I", batch->requests[0].operation);
+    if (self->ended) return PyObject_CallMethod(object, "_cancel_late_request", "I", operation);
     Py_RETURN_NONE;
 }
 
