@@ -87,24 +87,23 @@ def test_f_3_with_signal_all_each_request_completes_in_order(ends):
     assert contexts(succeed(pair.client.cq, COUNT)) == [100 + place for place in range(COUNT)]
 
 
-def test_f_3_sends_writes_and_reads_may_be_mixed(ends, keep):
-    pair, source, target, remote = ends
-    inbox = memory(keep, pair.adapter, 8)
+def test_f_3_sends_writes_and_reads_may_be_mixed(pair_with, keep):
+    pair = pair_with(max_initiator_sge=2)
+    source = memory(keep, pair.adapter, bytes(range(1, 13)), SINK)
+    target = memory(keep, pair.adapter, b"....peer", Access.REMOTE_READ | Access.REMOTE_WRITE | Access.LOCAL_WRITE)
+    inbox, remote = memory(keep, pair.adapter, 8), expose(keep, pair.server, target)
     pair.server.queue_pair.receive(inbox, context=5)
-    fill(target, b"peer", 4 * COUNT - 4)
     batch = Batch(3, max_sge=2, signal_all=True)
     batch.write(source[0:4], remote[0:4], context=1)
     batch.send([source[0:4], source[8:12]], context=2)
-    batch.read(source[4:8], remote[4 * COUNT - 4 :], context=3)
+    batch.read(source[4:8], remote[4:8], context=3)
     pair.client.queue_pair.post(batch)
-    assert [completion.operation for completion in succeed(pair.client.cq, 3)] == [
-        Operation.WRITE,
-        Operation.SEND,
-        Operation.READ,
-    ]
+    operations = [completion.operation for completion in succeed(pair.client.cq, 3)]
+    assert operations == [Operation.WRITE, Operation.SEND, Operation.READ]
     assert contexts(succeed(pair.server.cq)) == [5]
     assert contents(inbox) == bytes([1, 2, 3, 4, 9, 10, 11, 12])
     assert contents(source)[4:8] == b"peer"
+    assert contents(target) == bytes([1, 2, 3, 4]) + b"peer"
 
 
 def test_f_3_columns_change_all_requests_at_once(ends):
