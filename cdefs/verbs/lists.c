@@ -198,18 +198,22 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
     return error == ENOTCONN && qp->fences_all ? NDPY_POST_SINGLY : error;
 }
 
-/* Whether nobody has to look at these completions: they succeeded, and brought neither immediate data nor an invalidation. */
+/* Whether nobody has to look at these completions: they succeeded, and brought neither immediate data nor an invalidation. rxe
+   gives every completion of a receive the flag IBV_WC_GRH. */
 static int is_uneventful(const struct ibv_wc *wc, int count)
 {
     const struct ibv_wc *end = wc + count;
-    uint32_t seen = 0;
+    uint32_t statuses = 0, flags = 0;
 
-    for (; end - wc >= 4; wc += 4)
-        seen |= (uint32_t)wc[0].status | wc[0].wc_flags | (uint32_t)wc[1].status | wc[1].wc_flags | (uint32_t)wc[2].status |
-            wc[2].wc_flags | (uint32_t)wc[3].status | wc[3].wc_flags;
-    for (; wc < end; wc++)
-        seen |= (uint32_t)wc->status | wc->wc_flags;
-    return !seen;
+    for (; end - wc >= 4; wc += 4) {
+        statuses |= (uint32_t)wc[0].status | (uint32_t)wc[1].status | (uint32_t)wc[2].status | (uint32_t)wc[3].status;
+        flags |= wc[0].wc_flags | wc[1].wc_flags | wc[2].wc_flags | wc[3].wc_flags;
+    }
+    for (; wc < end; wc++) {
+        statuses |= (uint32_t)wc->status;
+        flags |= wc->wc_flags;
+    }
+    return !statuses && !(flags & ~(uint32_t)IBV_WC_GRH);
 }
 
 /* The receives of a queue pair complete in order. So if the first and the last of `count` completions end receives of one

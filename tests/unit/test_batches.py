@@ -23,6 +23,7 @@ from data_path_provider import (
     MAX_LENGTH,
     NUMBER,
     SIGNALED,
+    WC_GRH,
     WC_RECV,
     WC_SEND,
     WC_WITH_INV,
@@ -595,7 +596,8 @@ def test_an_array_shows_what_was_polled(provider, queues, queue):
 def receive_into(provider: Provider, queues: Queues, queue: Queue, completions: CompletionArray, batch: Batch) -> int:
     queues.post(batch)
     for place, sent in enumerate(provider.call()):
-        provider.complete_request(sent, WC_RECV, nbytes=place)
+        # As rxe does.
+        provider.complete_request(sent, WC_RECV, nbytes=place, flags=WC_GRH)
     return queue.poll_into(completions)
 
 
@@ -623,6 +625,17 @@ def test_the_receives_of_a_batch_come_untouched_and_are_read_later(provider, que
         assert queue.poll_into(completions) == 5
         assert [completion.context for completion in completions] == [50, 51, 52, 53, 54]
     assert queue._taken == 100
+
+
+def test_the_receives_of_a_batch_are_retired_together(provider, queues, queue):
+    completions = CompletionArray(8)
+    for expected in (3, 2):
+        receive_into(provider, queues, queue, completions, receives(Region(), expected))
+        retired = []
+        queue._collect_one = retired.append
+        assert len(queues._posted_requests.receive) == 0
+        assert completions.all_ok
+        assert not retired
 
 
 def test_untouched_completions_keep_what_they_refer_to(provider, queues, queue):
