@@ -24,7 +24,7 @@ SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TESTS = [
     "test_core.py",
     "test_core_regions.py",
-    "test_batches.py",
+    "test_lists_of_requests.py",
     "test_data_path_posting.py",
     "test_data_path_completions.py",
     "test_lease.py",
