@@ -34,7 +34,7 @@ from helpers import (
 import ndpy
 from ndpy import Access, Status
 
-ORDERS = 400 if STRESS else 200
+ORDERS = 400 if STRESS else 100
 CYCLES = 10_000 if STRESS else 150
 # An allocator may keep this many bytes. At 10,000 cycles, a leak of one 64-byte object a cycle is more.
 TOLERANCE = 600_000
