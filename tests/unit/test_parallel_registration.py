@@ -318,10 +318,11 @@ def test_what_was_cancelled_and_cannot_be_deregistered_is_left_to_the_adapter(fa
         deregister(region)
 
     monkeypatch.setattr(VerbsMemoryRegion, "_native_deregister", once_not)
-    with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion"):
+    with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion") as warned:
         assert pending.cancel()
         fake.release()
         wait_until(lambda: not failures and not fake.seen.registered, "the adapter closes it")
+        wait_until(lambda: warned.list, "the thread that dropped it warns")
     adapter.close()
 
 
