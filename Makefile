@@ -28,10 +28,10 @@ help:
 	@echo "make softnd-check    run the tests of softnd"
 	@echo "make softnd-fuzz     run its wire code in a fuzzer for a minute"
 	@echo "make softnd-bench    compare its speed with that of TCP"
-	@echo "make bench           compare ndpy with C and two other Python packages on rxe, and with its bars"
+	@echo "make bench           compare ndpy with C and two other Python packages on rxe and softnd, and with its bars"
 	@echo "make bench-cache     compare a hit of the registration cache with a registration"
 	@echo "make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd"
-	@echo "make bench-windows   compare the cost of a call with softnd in Python and in C"
+	@echo "make bench-windows   the part of make bench on softnd"
 	@echo "make wheels          build the wheels for Linux and Windows and the source archive, in dist/"
 	@echo "make clean           remove everything that was built"
 
@@ -95,9 +95,10 @@ mutants: windows
 	    $(if $(FILES),--files $(FILES)) --json .rig/mutants/results.json $(ARGS)
 
 # See benchmarks/README.md.
-bench: setup
+bench: windows
 	@rig/setup.sh bench
 	@.venv/bin/python -m compileall -q ndpy
+	@$(MAKE) -s -C softnd build/networkdirect_calls.exe
 	@.venv/bin/python benchmarks/bench.py
 
 # With one processor whose clock counts instructions, so that the results are the same on every machine.
@@ -120,8 +121,8 @@ softnd-bench: softnd
 	rig/wine-python --run softnd/build/bench.exe 'softnd\build\softnd.dll'
 
 bench-windows: windows
-	$(MAKE) -s -C softnd build/networkdirect_calls.exe
-	rig/wine-python benchmarks/networkdirect_calls.py 'softnd\build\networkdirect_calls.exe' 'softnd\build\softnd.dll'
+	@$(MAKE) -s -C softnd build/networkdirect_calls.exe
+	@.venv/bin/python benchmarks/bench.py --part softnd .rig/bench-windows.json
 
 # On rxe twice: with one processor and a clock that counts instructions, and with two processors and the machine's clock.
 bench-register: windows

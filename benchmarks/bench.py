@@ -1,10 +1,12 @@
-"""Compares ndpy with C, pyverbs and PyPI's ibverbs on rxe, in one VM whose clock counts instructions.
+"""Compares ndpy with C, pyverbs and PyPI's ibverbs: on rxe, in one VM whose clock counts instructions, and on softnd, under Wine.
 
-python benchmarks/bench.py [FILE]    (`make bench` runs it; FILE is bench.json by default, and gets all figures)
+python benchmarks/bench.py [--part rxe|softnd] [FILE]
+    (`make bench` runs it; FILE is bench.json by default, and gets all figures)
 
 The exit status is 1 if ndpy misses a bar, and 2 if there are no figures.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -25,6 +27,13 @@ PYTHON = STATE / "venv" / "bin" / "python"
 LIMIT_S = 900
 COMPILE = ("gcc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror")
 MACHINE = ("--vm", "--icount", "--adapter", "rxe", "--limit", str(LIMIT_S))
+# Its paths are Windows paths.
+ON_WINDOWS = (
+    ROOT / "rig" / "wine-python",
+    "benchmarks/networkdirect_calls.py",
+    r"softnd\build\networkdirect_calls.exe",
+    r"softnd\build\softnd.dll",
+)
 MISSED, NO_FIGURES = 1, 2
 
 
@@ -36,21 +45,26 @@ def build():
     return [[program, "rxe0"]] + [[PYTHON, HERE / f"loops_{who}.py", "rxe0"] for who in PROGRAMS if who != "C"]
 
 
-def run(commands):
-    """Run the commands in the VM. Returns their figures, with progress on stderr."""
+def in_vm(commands):
+    """The command that runs these in the VM, one after the other."""
     script = " && ".join(shlex.join(map(str, command)) for command in commands)
-    figures = Figures([])
-    command = [sys.executable, "-m", "ndpy", "softroce", "run", *MACHINE, "--", "sh", "-c", script]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return [sys.executable, "-m", "ndpy", "softroce", "run", *MACHINE, "--", "sh", "-c", script]
+
+
+def take(figures, command):
+    """Run a command, and take the figures that it prints, with progress on stderr."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WINE_LIMIT": str(LIMIT_S)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
         for text in process.stdout:
             line = json.loads(text)
             if figures.add(line):
-                print(f"bench: {line['who']:8}{LOOPS[line['loop']]:50}{line['us']:10.3f} us", file=sys.stderr)
+                print(f"bench: {line['who']:8}{LOOPS[line['loop']]:55}{line['us']:10.3f} us", file=sys.stderr)
     if process.returncode:
-        print(f"bench: the VM's exit status was {process.returncode}", file=sys.stderr)
+        print(
+            f"bench: the exit status of {shlex.join(map(str, command[:4]))} ... was {process.returncode}",
+            file=sys.stderr,
+        )
         sys.exit(NO_FIGURES)
-    return figures
 
 
 def output_of(*command):
@@ -110,17 +124,17 @@ def table_of_loops(figures):
     return table
 
 
-def table_of_bars(figures):
+def table_of_bars(figures, bars):
     table = Table(title="ndpy's bars", box=None, pad_edge=False, header_style="bold")
     for column in ("bar", "limit", "figure", "unit", ""):
         table.add_column(column, justify="right" if column in ("limit", "figure") else "left")
-    for bar in BARS:
+    for bar in bars:
         verdict = "[green]met[/]" if figures.met(bar) else "[red]MISSED[/]"
         table.add_row(bar.name, number(bar.limit), number(figures.value(bar)), bar.unit, verdict)
     return table
 
 
-def report(figures):
+def report(figures, bars=BARS):
     """Print the tables and what is doubtful. Returns the exit status."""
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -128,24 +142,31 @@ def report(figures):
         console = Console(highlight=False, width=160)
     console.print(table_of_loops(figures))
     console.print()
-    console.print(table_of_bars(figures))
+    console.print(table_of_bars(figures, bars))
     for loop, who, spread in figures.unstable():
         console.print(f"not stable: {who}, {LOOPS[loop]}: samples differ by {spread:.1%}, more than {STABLE:.0%}")
     for loop, who, polls in figures.waiting():
         console.print(f"includes waiting: {who}, {LOOPS[loop]}: {polls:.2f} polls a completion")
-    return 0 if all(figures.met(bar) for bar in BARS) else MISSED
+    return 0 if all(figures.met(bar) for bar in bars) else MISSED
 
 
 def main():
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "bench.json")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--part", choices=("rxe", "softnd"))
+    parser.add_argument("file", nargs="?", type=Path, default=ROOT / "bench.json")
+    arguments = parser.parse_args()
+    target, figures = arguments.file, Figures([])
     try:
         about = versions()
-        figures = run(build())
+        if arguments.part != "softnd":
+            take(figures, in_vm(build()))
+        if arguments.part != "rxe":
+            take(figures, ON_WINDOWS)
     except (OSError, subprocess.CalledProcessError) as error:
         print(f"bench: {error}", file=sys.stderr)
         sys.exit(NO_FIGURES)
     target.write_text(json.dumps(as_json(figures, about), indent=2) + "\n", encoding="utf-8")
-    status = report(figures)
+    status = report(figures, [bar for bar in BARS if arguments.part in (None, bar.part)])
     print(f"bench: all figures are in {target}", file=sys.stderr)
     sys.exit(status)
 

@@ -39,6 +39,11 @@ LOOPS = {
         while not poll_into(found):
             empty.append(0)
     """,
+    "write_of_1000": """
+        write_of_1000(element, remote, context=7)
+        while not poll_of_1000():
+            empty.append(0)
+    """,
     "poll_empty": "poll()",
     "register_4k": "register(buffer).close()",
     "receive_64_list": "post_receives_of(receives)",
@@ -63,6 +68,15 @@ def prepare(name):
     server = adapter.create_queue_pair(receive_queue, queue, initiator_queue_depth=1, receive_queue_depth=RECEIVES)
     client.connect_endpoint(server.local_endpoint())
     server.connect_endpoint(client.local_endpoint())
+    busy_queue = adapter.create_completion_queue(2 * BATCH)
+    crowd = [
+        adapter.create_queue_pair(busy_queue, initiator_queue_depth=2 * BATCH, receive_queue_depth=1)
+        for _ in range(1000)
+    ]
+    one_of_many = crowd[500]
+    busy_server = adapter.create_queue_pair(receive_queue, queue, initiator_queue_depth=1, receive_queue_depth=1)
+    one_of_many.connect_endpoint(busy_server.local_endpoint())
+    busy_server.connect_endpoint(one_of_many.local_endpoint())
     region = adapter.register(ndpy.alloc(PAGE))
     target = adapter.register(ndpy.alloc(PAGE), Access.REMOTE_WRITE)
     element, landing, remote = region[0:LENGTH], target[0:LENGTH], target.remote(0, LENGTH)
@@ -103,6 +117,8 @@ def prepare(name):
     return {
         "write": client.write,
         "poll": queue.poll,
+        "write_of_1000": one_of_many.write,
+        "poll_of_1000": busy_queue.poll,
         "poll_into": queue.poll_into,
         "found": ndpy.CompletionArray(BATCH),
         "poll_receives": receive_queue.poll,
@@ -125,7 +141,7 @@ def prepare(name):
         "deliver": deliver,
         "drain": drain,
         # A remote memory does not keep its region.
-        "kept_alive": target,
+        "kept_alive": (target, crowd, busy_server),
     }
 
 

@@ -1,10 +1,11 @@
-"""Compares Python with C: the cost of posting a receive and polling its completion with softnd, in one run.
+"""The cost of posting a receive and polling its completion with softnd, in C and in Python, in one run.
 
-python networkdirect_calls.py NETWORKDIRECT_CALLS.EXE SOFTND.DLL (`make bench-windows` runs it under Wine)
+python networkdirect_calls.py NETWORKDIRECT_CALLS.EXE SOFTND.DLL: prints a line of JSON for each loop. bench.py runs it under Wine.
 """
 
+import json
 import os
-import statistics
+import platform
 import subprocess
 import sys
 import time
@@ -12,16 +13,18 @@ import time
 program, provider = sys.argv[1:3]
 os.environ["NDPY_PROVIDER"] = provider
 
+from timing import summary  # noqa: E402
+
 import ndpy  # noqa: E402
 
 ROUNDS = 100
 DEPTH = 512
 EMPTY_POLLS = 1000
-NAMES = ("post a receive", "poll a completion, 64 at once", "poll an empty queue")
+LOOPS = ("softnd_receive", "softnd_poll_64", "softnd_poll_empty")
 
 
 def python_ns():
-    """The median time of each of NAMES, in nanoseconds."""
+    """The nanoseconds of each of LOOPS, of every round."""
     times = ([], [], [])
     now = time.perf_counter_ns
     with (
@@ -45,16 +48,21 @@ def python_ns():
             times[1].append((now() - begin) / DEPTH)
             begin = now()
             for _ in range(EMPTY_POLLS):
-                poll(64)
+                poll()
             times[2].append((now() - begin) / EMPTY_POLLS)
-    return [statistics.median(values) for values in times]
+    return times
+
+
+def native_ns():
+    result = subprocess.run([program, provider, str(ROUNDS)], capture_output=True, text=True, check=True)
+    return [list(map(float, line.split())) for line in result.stdout.splitlines()]
 
 
 def main():
-    native = subprocess.run([program, provider, str(ROUNDS)], capture_output=True, text=True, check=True).stdout
-    print(f"{'nanoseconds':32}{'C':>8}{'Python':>8}{'ratio':>8}")
-    for name, ours, theirs in zip(NAMES, python_ns(), map(float, native.split()), strict=True):
-        print(f"{name:32}{theirs:8.0f}{ours:8.0f}{ours / theirs:8.1f}")
+    print(json.dumps({"who": "ndpy", "windows_python": platform.python_version()}))
+    for who, times in (("C", native_ns()), ("ndpy", python_ns())):
+        for loop, values in zip(LOOPS, times, strict=True):
+            print(json.dumps({"who": who, "loop": loop, **summary([ns / 1000 for ns in values]), "rounds": 1}))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ OPERATIONS = {
     "poll_64_looked_at": BATCH,
 }
 # These loops wait for one completion each turn.
-WAITING = {"write_afresh", "write_kept", "write_batch", "write_64_calls", "write_64_list"}
+WAITING = {"write_afresh", "write_kept", "write_batch", "write_64_calls", "write_64_list", "write_of_1000"}
 # For these loops a round is RECEIVES // BATCH turns. Untimed steps come before and after. Then this many completions are left.
 STEPS = {
     "receive_64_list": ((), ("deliver",), RECEIVES),
@@ -89,6 +89,13 @@ def with_steps(turns, before, after, left, names):
     return rounds_of
 
 
+def summary(samples):
+    """The median of the samples, and the distance of their quartiles as a part of it."""
+    ordered, count = sorted(samples), len(samples)
+    median = ordered[count // 2]
+    return {"us": median, "spread": (ordered[3 * count // 4] - ordered[count // 4]) / median, "samples": count}
+
+
 def measured(run, operations):
     """Measure a function that runs as many rounds as it is told, and returns the nanoseconds that counted.
 
@@ -105,10 +112,7 @@ def measured(run, operations):
         if now() - begin >= SAMPLE_NS:
             break
         rounds *= 2
-    samples = sorted(run(rounds) / rounds / operations / 1000 for _ in range(SAMPLES))
-    median = samples[SAMPLES // 2]
-    spread = (samples[3 * SAMPLES // 4] - samples[SAMPLES // 4]) / median
-    return {"us": median, "spread": spread, "rounds": rounds, "samples": SAMPLES}
+    return {**summary([run(rounds) / rounds / operations / 1000 for _ in range(SAMPLES)]), "rounds": rounds}
 
 
 def measure(who, about, loops, names):
