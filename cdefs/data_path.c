@@ -159,9 +159,40 @@ int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot_index, uint6
 
 /* ---- polling ---- */
 
-static void translate(const struct native_result *result, struct ndpy_completion *out)
+/* Translates the completion of one request of a queue pair that succeeded, and that the program gets. Returns 0 for any other
+   one. 0 is every provider's number for success. */
+HOT int translate_success(
+    const struct native_result *result, const struct ndpy_slot *slot, struct ndpy_completion *out)
 {
-    struct ndpy_slot *slot = native_slot(result);
+    struct ndpy_ring *ring = slot->ring;
+    uint32_t sequence = slot->sequence, retired, newly;
+
+    if (status_of(result) || slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER) || !ring)
+        return 0;
+    if (slot->flags & NDPY_LISTED && !find_posted(ring, slot, &sequence))
+        return 0;
+    retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+    newly = sequence + 1 - retired;
+    if (newly - 1 >= atomic_load_explicit(&ring->posted, memory_order_acquire) - retired)
+        return 0;
+    *out = (struct ndpy_completion){
+        .context = slot->context,
+        .nbytes = slot->nbytes,
+        .operation = slot->operation,
+        .queue_pair = ring->number,
+        .retired = newly,
+        .slot = sequence,
+    };
+    if (slot->operation == NDPY_RECEIVE) {
+        out->nbytes = native_bytes(result);
+        native_received(result, out);
+    }
+    atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
+    return 1;
+}
+
+APART void translate_other(const struct native_result *result, struct ndpy_slot *slot, struct ndpy_completion *out)
+{
     struct ndpy_ring *ring = slot->ring;
     uint32_t sequence = slot->sequence;
     int is_posted = !(slot->flags & NDPY_LISTED) || find_posted(ring, slot, &sequence);
@@ -204,6 +235,14 @@ static void translate(const struct native_result *result, struct ndpy_completion
     }
     if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS)
         native_received(result, out);
+}
+
+HOT void translate(const struct native_result *result, struct ndpy_completion *out)
+{
+    struct ndpy_slot *slot = native_slot(result);
+
+    if (!translate_success(result, slot, out))
+        translate_other(result, slot, out);
 }
 
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)

@@ -213,7 +213,7 @@ HOT void ring_commit(struct ndpy_ring *ring, struct ndpy_slot *slot)
 {
     ring->former = ring->newest;
     ring->newest = slot;
-    atomic_fetch_add_explicit(&ring->posted, 1, memory_order_release);
+    atomic_store_explicit(&ring->posted, slot->sequence + 1, memory_order_release);
 }
 
 /* Takes the last request back. */

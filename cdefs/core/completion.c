@@ -40,6 +40,22 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
     return (PyObject *)completion;
 }
 
+int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
+{
+    PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
+    PyObject *former[] = {completion->context, completion->status, completion->posted};
+
+    if (!context) return -1;
+    completion->context = context;
+    completion->status = Py_XNewRef(status_members[entry->status & (STATUSES - 1)]);
+    completion->posted = Py_NewRef(posted);
+    completion->entry = *entry;
+    Py_DECREF(former[0]);
+    Py_XDECREF(former[1]);
+    Py_DECREF(former[2]);
+    return 0;
+}
+
 static void completion_dealloc(PyObject *self)
 {
     Completion *completion = (Completion *)self;

@@ -12,8 +12,9 @@ enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
 
 /* native: struct ndpy_completion_queue, from attach() to detach(). posted: a dict of PostedRequests by the number of
    their queue pair. last: the PostedRequests of the last completion, and their number. kept: NULL, or a list of
-   completions that a poll took before an exception ended it; the next poll returns them. taken: how many completions
-   were taken since creation. */
+   completions that a poll took before an exception ended it; the next poll returns them. empty, single: the lists without and
+   with one completion that polls returned last, or NULL. The next poll returns them again if nobody else has them. taken: how
+   many completions were taken since creation. */
 typedef struct {
     PyObject_HEAD
     PyObject *defunct;
@@ -21,6 +22,8 @@ typedef struct {
     PyObject *posted;
     PyObject *last;
     PyObject *kept;
+    PyObject *empty;
+    PyObject *single;
     uint32_t last_number;
     unsigned int depth;
     struct ndpy_completion_queue *native;
@@ -28,7 +31,14 @@ typedef struct {
     long long taken;
 } CompletionQueue;
 
-typedef int take_function(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count);
+/* What a provider's call has returned. untouched: see struct ndpy_untouched; its results are in `native`, and the others in
+   `entries`. */
+struct look {
+    int got;
+    struct ndpy_untouched untouched;
+    uint64_t native[BATCH * RESULT_SIZE / sizeof(uint64_t)];
+    struct ndpy_completion entries[BATCH];
+};
 
 static PyObject *argument_names[2];
 
@@ -292,47 +302,56 @@ static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_compl
     return count;
 }
 
-/* Takes up to `wanted` completions, and adds what the program gets to a list, which is made if there is none. Returns 0, or -1
-   with an error. Called with the lock. */
-static int collect(CompletionQueue *self, take_function *take, size_t wanted, PyObject **completions, PyObject **failed)
+HOT uint32_t room_for(size_t wanted)
+{
+    return wanted < BATCH ? (uint32_t)wanted : BATCH;
+}
+
+/* Takes up to `room` completions from the provider. Called with the lock. */
+HOT void look_for(CompletionQueue *self, struct look *look, uint32_t room)
 {
     const struct ndpy_provider *provider = self->provider;
-    int may_be_untouched = take == provider->poll && provider->poll_array && provider->result_size <= RESULT_SIZE;
-    uint64_t results[BATCH * RESULT_SIZE / sizeof(uint64_t)];
-    struct ndpy_completion entries[BATCH];
-    PyObject *found[BATCH];
+
+    if (provider->poll_array) {
+        look->got = provider->poll_array(self->native, look->native, look->entries, room, &look->untouched);
+    } else {
+        look->got = provider->poll(self->native, look->entries, room);
+        look->untouched.count = 0;
+    }
+}
+
+/* Adds what the program gets for a look to a list, which is made if there is none. Returns 0, or -1 with an error. */
+static int collect(CompletionQueue *self, struct look *look, PyObject **completions, PyObject **failed)
+{
     struct failure failure = {NULL, NULL, NULL};
-    int got;
+    PyObject *found[BATCH];
+    Py_ssize_t count = -1;
 
-    do {
-        uint32_t room = wanted < BATCH ? (uint32_t)wanted : BATCH;
-        struct ndpy_untouched untouched = {.count = 0};
-        Py_ssize_t count = 0;
-
-        if (!room)
-            got = 0;
-        else if (may_be_untouched)
-            got = provider->poll_array(self->native, results, entries, room, &untouched);
-        else
-            got = take(self->native, entries, room);
-        if (got < 0) {
-            raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
-            return -1;
-        }
-        if (untouched.count) {
-            count = make_untouched(self, results, &untouched, entries, found, &failure);
-            if (count < 0)
-                count = untouched.count = 0;
-        }
-        if (!untouched.count && got) count = collect_entries(self, entries, got, found, failed, &failure);
-        self->taken += count;
-        if (extend(completions, found, count) < 0) note_failure(&failure);
-        wanted -= (size_t)got;
-        if ((uint32_t)got < room || failure.type) break;
-    } while (wanted && got);
+    if (look->got < 0) {
+        raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -look->got));
+        return -1;
+    }
+    if (look->untouched.count)
+        count = make_untouched(self, look->native, &look->untouched, look->entries, found, &failure);
+    if (count < 0) count = collect_entries(self, look->entries, look->got, found, failed, &failure);
+    self->taken += count;
+    if (extend(completions, found, count) < 0) note_failure(&failure);
     if (!failure.type) return 0;
     PyErr_Restore(failure.type, failure.value, failure.traceback);
     return -1;
+}
+
+/* Goes on after a look that took up to `room` of `wanted` completions. Returns 0, or -1 with an error. */
+static int collect_all(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, PyObject **completions,
+    PyObject **failed)
+{
+    for (;;) {
+        if (collect(self, look, completions, failed) < 0) return -1;
+        wanted -= (uint32_t)look->got;
+        if ((uint32_t)look->got < room || !wanted) return 0;
+        room = room_for(wanted);
+        look_for(self, look, room);
+    }
 }
 
 /* Takes up to `wanted` of the kept completions. Returns a list, or NULL with an error. */
@@ -445,32 +464,54 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
     return -1;
 }
 
-static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+/* A list that nobody else has any more. */
+HOT int is_ours(PyObject *list, Py_ssize_t length)
 {
-    CompletionQueue *self = (CompletionQueue *)object;
-    PyObject *given[2] = {NULL}, *completions, *failed = NULL;
-    Py_ssize_t wanted = 64;
-    double spin_s = 0;
-    int result;
+    return list && Py_REFCNT(list) == 1 && Py_SIZE(list) == length;
+}
 
-    if ((count || keywords) && sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0)
+/* Returns a list without completions, or NULL with an error. */
+HOT PyObject *list_without(CompletionQueue *self)
+{
+    if (!is_ours(self->empty, 0)) {
+        PyObject *former = self->empty;
+
+        self->empty = PyList_New(0);
+        Py_XDECREF(former);
+    }
+    return Py_XNewRef(self->empty);
+}
+
+/* Returns a list with one completion, or NULL with an error. */
+HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entry, PyObject *posted)
+{
+    PyObject *list = self->single, *completion = is_ours(list, 1) ? PyList_GetItem(list, 0) : NULL;
+
+    if (completion && Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1)
+        return completion_renew((Completion *)completion, entry, posted) < 0 ? NULL : Py_NewRef(list);
+    completion = completion_new(entry, posted);
+    list = completion ? PyList_New(1) : NULL;
+    if (!list) {
+        Py_XDECREF(completion);
         return NULL;
-    if (given[1]) {
-        spin_s = PyFloat_AsDouble(given[1]);
-        if (PyErr_Occurred()) return NULL;
     }
-    if (given[0]) {
-        wanted = PyLong_AsSsize_t(given[0]);
-        if (wanted == -1 && PyErr_Occurred()) return NULL;
-    }
-    if (enter(self) < 0) return NULL;
-    if (wanted < 0) wanted = 0;
-    if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;
-    completions = self->kept ? take_kept(self, wanted) : NULL;
-    if (completions) wanted -= PyList_Size(completions);
-    result = PyErr_Occurred() ? -1 : collect(self, self->provider->poll, (size_t)wanted, &completions, &failed);
-    if (spin_s > 0 && result == 0 && wanted > 0 && PyList_Size(completions) == 0)
-        result = collect_spinning(self, (size_t)wanted, spin_s, &completions, &failed);
+    PyList_SetItem(list, 0, completion);
+    completion = self->single;
+    self->single = Py_NewRef(list);
+    Py_XDECREF(completion);
+    return list;
+}
+
+/* Goes on after the first look of a poll, with the completions that it has already. Returns a list, or NULL with an error. Called
+   with the lock, which it gives back. */
+static PyObject *poll_on(
+    CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s, PyObject *completions)
+{
+    PyObject *failed = NULL;
+    int result = collect_all(self, look, wanted, room, &completions, &failed);
+
+    if (spin_s > 0 && result == 0 && wanted && PyList_Size(completions) == 0)
+        result = collect_spinning(self, wanted, spin_s, &completions, &failed);
     lock_leave(self->lock);
     if (result == 0)
         result = tell_of_failures(self, failed);
@@ -479,6 +520,68 @@ static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssi
     if (result == 0) return completions;
     if (completions) keep(self, completions);
     return NULL;
+}
+
+/* Begins with the completions that were kept. Called with the lock, which it gives back. */
+static PyObject *poll_kept(CompletionQueue *self, size_t wanted, double spin_s)
+{
+    struct look look = {.got = 0};
+    PyObject *completions = self->kept ? take_kept(self, (Py_ssize_t)wanted) : NULL;
+    uint32_t room;
+
+    if (PyErr_Occurred()) {
+        lock_leave(self->lock);
+        return NULL;
+    }
+    if (completions) wanted -= (size_t)PyList_Size(completions);
+    room = room_for(wanted);
+    if (room) look_for(self, &look, room);
+    return poll_on(self, &look, wanted, room, spin_s, completions);
+}
+
+/* Takes one success in the usual case. Called with the lock, which it gives back. */
+APART PyObject *poll_found(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s)
+{
+    Posted *posted = look->got == 1 && !look->untouched.count ? retire_one(self, look->entries) : NULL;
+    PyObject *completions;
+
+    if (!posted) return poll_on(self, look, wanted, room, spin_s, NULL);
+    Py_INCREF((PyObject *)posted);
+    self->taken++;
+    lock_leave(self->lock);
+    completions = list_with(self, look->entries, (PyObject *)posted);
+    Py_DECREF((PyObject *)posted);
+    return completions;
+}
+
+static PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
+{
+    uint32_t room = room_for(wanted);
+    struct look look;
+
+    look_for(self, &look, room);
+    if (look.got || spin_s > 0) return poll_found(self, &look, wanted, room, spin_s);
+    lock_leave(self->lock);
+    return list_without(self);
+}
+
+static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    PyObject *given[2] = {NULL};
+    Py_ssize_t wanted = BATCH;
+    double spin_s = 0;
+
+    if (count || keywords) {
+        if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0) return NULL;
+        if (given[1]) spin_s = PyFloat_AsDouble(given[1]);
+        if (given[0] && !PyErr_Occurred()) wanted = PyLong_AsSsize_t(given[0]);
+        if (PyErr_Occurred()) return NULL;
+    }
+    if (enter(self) < 0) return NULL;
+    if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;
+    if (self->kept || wanted <= 0) return poll_kept(self, wanted < 0 ? 0 : (size_t)wanted, spin_s);
+    return poll_now(self, (size_t)wanted, spin_s);
 }
 
 /* ---- arrays ---- */
@@ -570,6 +673,16 @@ static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **
         raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
         return -1;
     }
+    if (got == 1 && !array->untouched.count) {
+        Posted *posted = retire_one(self, array->entries);
+
+        if (posted) {
+            array->owners[0] = Py_NewRef((PyObject *)posted);
+            array->owned = array->count = 1;
+            self->taken++;
+            return 0;
+        }
+    }
     if (array->untouched.count) {
         Posted *posted = retire_untouched(self, &array->untouched, &array->list);
 
@@ -617,16 +730,21 @@ static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, P
     double spin_s = 0;
     int result;
 
-    if (sort_arguments("poll_into", arguments, count, keywords, array_argument_names, 1, 3, given) < 0) return NULL;
+    if (count == 1 && !keywords)
+        given[0] = arguments[0];
+    else if (sort_arguments("poll_into", arguments, count, keywords, array_argument_names, 1, 3, given) < 0)
+        return NULL;
     array = (CompletionArray *)given[0];
     if (!array || Py_TYPE(given[0]) != completion_array_type) {
         PyErr_Format(PyExc_TypeError, "poll_into() takes a CompletionArray, not %R",
             array ? (PyObject *)Py_TYPE(given[0]) : Py_None);
         return NULL;
     }
-    if (given[1]) enough = PyLong_AsSsize_t(given[1]);
-    if (given[2]) spin_s = PyFloat_AsDouble(given[2]);
-    if (PyErr_Occurred()) return NULL;
+    if (given[1] || given[2]) {
+        if (given[1]) enough = PyLong_AsSsize_t(given[1]);
+        if (given[2]) spin_s = PyFloat_AsDouble(given[2]);
+        if (PyErr_Occurred()) return NULL;
+    }
     if (enough > array->capacity) {
         PyErr_Format(PyExc_ValueError, "the array holds %zd completions, and cannot get %zd", array->capacity, enough);
         return NULL;
@@ -656,8 +774,13 @@ static PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(no
 {
     CompletionQueue *self = (CompletionQueue *)object;
     PyObject *nothing = NULL, *failed = PyList_New(0);
+    struct look look = {.got = failed ? BATCH : 0};
 
-    if (failed && collect(self, self->provider->poll_internal, SIZE_MAX, &nothing, &failed) < 0) Py_CLEAR(failed);
+    while (look.got == BATCH) {
+        look.got = self->provider->poll_internal(self->native, look.entries, BATCH);
+        if (collect(self, &look, &nothing, &failed) < 0) Py_CLEAR(failed);
+        if (!failed) break;
+    }
     Py_XDECREF(nothing);
     return failed;
 }
@@ -668,6 +791,10 @@ static PyObject *queue_attach(PyObject *self, PyObject *arguments)
 
     if (!PyArg_ParseTuple(arguments, "KK", &provider, &native)) return NULL;
     ((CompletionQueue *)self)->provider = (const struct ndpy_provider *)(uintptr_t)provider;
+    if (((CompletionQueue *)self)->provider->result_size > RESULT_SIZE) {
+        PyErr_SetString(PyExc_SystemError, "the provider's results are too long");
+        return NULL;
+    }
     ((CompletionQueue *)self)->native = (struct ndpy_completion_queue *)(uintptr_t)native;
     Py_RETURN_NONE;
 }
@@ -688,6 +815,8 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->posted);
     Py_VISIT(self->last);
     Py_VISIT(self->kept);
+    Py_VISIT(self->empty);
+    Py_VISIT(self->single);
     return 0;
 }
 
@@ -700,6 +829,8 @@ static int queue_clear(PyObject *object)
     Py_CLEAR(self->posted);
     Py_CLEAR(self->last);
     Py_CLEAR(self->kept);
+    Py_CLEAR(self->empty);
+    Py_CLEAR(self->single);
     return 0;
 }
 

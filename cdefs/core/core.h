@@ -301,6 +301,8 @@ extern PyTypeObject *completion_type;
 
 /* Makes a Completion. Returns NULL with an error. */
 PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted);
+/* Makes a Completion that nobody else has into another one. Returns 0, or -1 with an error. */
+int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted);
 PyObject *entry_to_tuple(const struct ndpy_completion *entry);
 
 /* Each adds the types and functions of its file. Return 0, or -1 with an error. */

@@ -99,8 +99,9 @@ static inline Element *element_new_slice(PyObject *region, unsigned long long ad
     Element *element;
 
     if (spare_count) {
+        /* It has no reference now, and has kept its own one to its type. */
         element = spare_elements[--spare_count];
-        PyObject_Init((PyObject *)element, element_type);
+        Py_INCREF((PyObject *)element);
     } else {
         element = PyObject_GC_New(Element, element_type);
         if (!element) return NULL;
@@ -153,16 +154,17 @@ static int element_clear(PyObject *self)
 
 static void element_dealloc(PyObject *self)
 {
-    PyTypeObject *type = Py_TYPE(self);
-
     PyObject_GC_UnTrack(self);
     Py_XDECREF(((Element *)self)->region);
     Py_XDECREF(((Element *)self)->export);
-    if (spare_count < SPARE_ELEMENTS)
+    if (spare_count < SPARE_ELEMENTS) {
         spare_elements[spare_count++] = (Element *)self;
-    else
+    } else {
+        PyTypeObject *type = Py_TYPE(self);
+
         PyObject_GC_Del(self);
-    Py_DECREF(type);
+        Py_DECREF(type);
+    }
 }
 
 static PyObject *element_repr(PyObject *self)

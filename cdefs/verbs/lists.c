@@ -224,23 +224,14 @@ static int are_consecutive_receives(const struct ndpy_slot *first, const struct 
         last->sequence - first->sequence == (uint32_t)count - 1 && list_of(first) == list_of(last);
 }
 
-static int poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
-    struct ndpy_untouched *untouched)
+/* Translates `got` results, unless they may stay untouched. */
+APART int read_or_keep(
+    const struct native_result *found, int got, struct ndpy_completion *out, struct ndpy_untouched *untouched)
 {
-    struct native_result *found = results;
-    const struct ndpy_slot *first, *last;
+    const struct ndpy_slot *first = native_slot(&found[0]), *last = native_slot(&found[got - 1]);
     uint32_t sequence;
-    int got;
 
-    untouched->count = 0;
-    if (cq->stored_count)
-        return ndpy_poll(cq, out, count);
-    got = ibv_poll_cq(cq->native, (int)count, &found->wc);
-    if (got <= 0)
-        return got < 0 ? -EIO : 0;
-    first = native_slot(&found[0]);
-    last = native_slot(&found[got - 1]);
-    if (are_consecutive_receives(first, last, got) && is_uneventful(&found->wc, got) &&
+    if (got > 1 && are_consecutive_receives(first, last, got) && is_uneventful(&found->wc, got) &&
         find_posted(last->ring, last, &sequence) &&
         sequence + 1 - (uint32_t)got == atomic_load_explicit(&last->ring->retired, memory_order_relaxed)) {
         atomic_store_explicit(&last->ring->retired, sequence + 1, memory_order_release);
@@ -248,9 +239,27 @@ static int poll_array(struct ndpy_completion_queue *cq, void *results, struct nd
             .list = list_of(first), .first = first->sequence, .count = (uint32_t)got, .queue_pair = last->ring->number};
         return got;
     }
+    untouched->count = 0;
     for (int i = 0; i < got; i++)
         translate(&found[i], &out[i]);
     return got;
+}
+
+static int poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
+    struct ndpy_untouched *untouched)
+{
+    struct native_result *found = results;
+    int got;
+
+    if (cq->stored_count) {
+        untouched->count = 0;
+        return ndpy_poll(cq, out, count);
+    }
+    got = ibv_poll_cq(cq->native, (int)count, &found->wc);
+    if (got > 0)
+        return read_or_keep(found, got, out, untouched);
+    untouched->count = 0;
+    return got < 0 ? -EIO : 0;
 }
 
 static void read_results(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out)

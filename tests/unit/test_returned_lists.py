@@ -1,0 +1,97 @@
+"""A poll may return the list of an earlier poll again. A program can never tell, over a verbs provider without a device."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+
+import pytest
+
+if sys.platform != "linux":
+    pytest.skip("verbs are Linux's", allow_module_level=True)
+
+from racing import Queue
+
+
+@pytest.fixture
+def scene(fake):
+    """A queue with posted receives."""
+    with fake.open() as adapter:
+        scene = Queue(fake, adapter)
+        yield scene
+        scene.close()
+
+
+def contexts(completions):
+    return [completion.context for completion in completions]
+
+
+def poll_one(scene):
+    scene.arrive()
+    return scene.queue.poll()
+
+
+def test_lists_that_are_kept_stay_as_they_were(scene):
+    kept = [scene.queue.poll() for _ in range(3)] + [poll_one(scene) for _ in range(3)]
+    assert [contexts(completions) for completions in kept] == [[], [], [], [0], [1], [2]]
+    assert len({id(completions) for completions in kept}) == len(kept)
+
+
+def test_completions_that_are_kept_stay_as_they_were(scene):
+    kept = [poll_one(scene)[0] for _ in range(4)]
+    assert contexts(kept) == [0, 1, 2, 3]
+    assert len({id(completion) for completion in kept}) == len(kept)
+
+
+def test_a_loop_variable_keeps_its_completion(scene):
+    found = None
+    for expected in range(4):
+        scene.arrive()
+        former = found
+        for found in scene.queue.poll():
+            assert found.context == expected
+        if former is not None:
+            assert former.context == expected - 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda found: found.append(1), lambda found: found.clear(), lambda found: found.insert(0, 2), list.pop],
+    ids=["append", "clear", "insert", "pop"],
+)
+def test_what_a_program_does_to_its_list_does_not_come_back(scene, change):
+    for expected in range(3):
+        change(poll_one(scene))
+        assert contexts(poll_one(scene)) == [2 * expected + 1]
+        none = scene.queue.poll()
+        if change is not list.pop:
+            change(none)
+        del none
+        assert scene.queue.poll() == []
+
+
+def test_a_foreign_object_in_the_list_is_let_go(scene):
+    class Thing:
+        pass
+
+    thing = Thing()
+    gone = weakref.ref(thing)
+    found = poll_one(scene)
+    found[0] = thing
+    del thing, found
+    assert contexts(poll_one(scene)) == [1]
+    assert gone() is None
+
+
+def test_a_cycle_through_the_list_is_collected(fake):
+    with fake.open() as adapter:
+        scene = Queue(fake, adapter)
+        queue = scene.queue
+        found = queue.poll()
+        found.append(found)
+        gone = weakref.ref(queue)
+        scene.close()
+        del found, queue, scene
+        gc.collect()
+        assert gone() is None
