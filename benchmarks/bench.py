@@ -56,7 +56,11 @@ def take(figures, command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "WINE_LIMIT": str(LIMIT_S)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
         for text in process.stdout:
-            line = json.loads(text)
+            try:
+                line = json.loads(text)
+            except ValueError:
+                print(text, end="", file=sys.stderr)
+                continue
             if figures.add(line):
                 print(f"bench: {line['who']:8}{LOOPS[line['loop']]:55}{line['us']:10.3f} us", file=sys.stderr)
     if process.returncode:

@@ -12,6 +12,8 @@ import time
 
 program, provider = sys.argv[1:3]
 os.environ["NDPY_PROVIDER"] = provider
+# An embeddable Python does not look beside the program.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from timing import summary  # noqa: E402
 

@@ -19,6 +19,8 @@
 #define post_initiator version1_post_initiator
 #define post_receive version1_post_receive
 #define translate version1_translate
+#define translate_success version1_translate_success
+#define translate_other version1_translate_other
 #define poll_again version1_poll_again
 #define ndpy_post_marker version1_post_marker
 #define ndpy_post version1_post
