@@ -104,6 +104,8 @@ def measured(run, operations):
         spread: the distance of the samples' quartiles as a part of the median.
         rounds, samples: how many of each there were, without the warm-up.
     """
+    # What only the first round does would make it seem long.
+    run(1)
     rounds = 1
     while True:
         # The warm-up finds how many rounds take SAMPLE_NS.
@@ -131,8 +133,8 @@ def measure(who, about, loops, names):
         empty.clear()
         line = {"who": who, "loop": name, **measured(run, operations)}
         if name in WAITING:
-            # The warm-up of n rounds had 2n - 1 in all.
-            turns = line["rounds"] * line["samples"] + 2 * line["rounds"] - 1
+            # The warm-up of n rounds had 2n in all.
+            turns = line["rounds"] * line["samples"] + 2 * line["rounds"]
             line["polls"] = 1 + len(empty) / turns
         names["check"]()
         print(json.dumps(line), flush=True)
