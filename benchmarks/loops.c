@@ -1,6 +1,6 @@
 /* The loops of `make bench` in C, on plain verbs: what the hardware and the kernel cost, with nothing around them.
 
-   loops DEVICE: prints one line of JSON for each loop. loops_ndpy.py, loops_pyverbs.py and loops_ibverbs.py run the same loops
+   loops DEVICE [LOOP]: prints one line of JSON for each loop, or for that one. loops_ndpy.py and the others run the same loops
    with the same sizes and the same names. timing.py measures there; measure() here does the same.
 
    Two RC queue pairs of this process are connected to each other. On rxe, ibv_post_send returns after the kernel has carried
@@ -332,7 +332,7 @@ int main(int count, char **arguments)
     struct ibv_device **devices;
     int found;
 
-    require(count == 2, "usage: loops DEVICE");
+    require(count == 2 || count == 3, "usage: loops DEVICE [LOOP]");
     require((devices = ibv_get_device_list(&found)) != NULL, "ibv_get_device_list");
     for (int i = 0; i < found; i++)
         if (!strcmp(ibv_get_device_name(devices[i]), arguments[1]))
@@ -342,6 +342,7 @@ int main(int count, char **arguments)
     uname(&system);
     printf("{\"who\": \"C\", \"kernel\": \"%s\"}\n", system.release);
     for (size_t i = 0; i < sizeof loops / sizeof *loops; i++)
-        measure(&loops[i]);
+        if (count == 2 || !strcmp(arguments[2], loops[i].name))
+            measure(&loops[i]);
     return 0;
 }

@@ -120,16 +120,16 @@ enum { RAISED = -1000 };
 
 /* Posts elements, with their record. Returns 0 when it is posted, a refusal, or RAISED. */
 
-HOT int post_elements(
-    WorkQueues *self, const struct post *post, const struct ndpy_element *elements, uint32_t count, PyObject *record)
+HOT int post_elements(WorkQueues *self, uint32_t operation, const struct post *post, const struct ndpy_element *elements,
+    uint32_t count, PyObject *record)
 {
-    Records *records = (Records *)(post->operation == NDPY_RECEIVE ? self->receive : self->initiator);
+    Records *records = (Records *)(operation == NDPY_RECEIVE ? self->receive : self->initiator);
     int refused;
 
     /* Recorded first: another thread may take the completion as soon as the provider has the request. */
     if (records_push(records, record, 1) < 0) return RAISED;
     refused = self->provider->post(
-        self->native, post->operation, post->flags, post->context, elements, count, &post->remote);
+        self->native, operation, post->flags, post->context, elements, count, &post->remote);
     if (refused) Py_DECREF(records_withdraw(records));
     return refused;
 }
@@ -162,15 +162,15 @@ HOT int enter(WorkQueues *self)
 
 static PyObject *post_again(WorkQueues *self, struct post *post, Element *sge);
 
-/* Posts one element of a region. */
-HOT PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
+/* Posts one element of a region. operation: that of `post`, which is a constant in each caller. */
+HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, Element *sge)
 {
     const Region *region = (Region *)sge->region;
     struct ndpy_element element = {sge->address, sge->token, (uint32_t)sge->length};
     PyObject *elements, *owner, *result;
     int refused;
 
-    if (post->operation == NDPY_RECEIVE && !region->writable) post->flags |= NDPY_UNWRITABLE;
+    if (operation == NDPY_RECEIVE && !region->writable) post->flags |= NDPY_UNWRITABLE;
     if (enter(self) < 0) return NULL;
     if (!is_usable(region->defunct) || region->adapter != self->adapter) {
         PyObject *checked;
@@ -189,7 +189,7 @@ HOT PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
     else if (sge->token > self->provider->largest_token)
         refused = NDPY_BAD_TOKEN;
     else
-        refused = post_elements(self, post, &element, 1, (PyObject *)sge);
+        refused = post_elements(self, operation, post, &element, 1, (PyObject *)sge);
     lock_leave(self->lock);
     Py_XDECREF(owner);
     if (!refused && !self->ended) Py_RETURN_NONE;
@@ -203,7 +203,7 @@ HOT PyObject *post_one(WorkQueues *self, struct post *post, Element *sge)
 
 static PyObject *post_again(WorkQueues *self, struct post *post, Element *sge)
 {
-    return post_one(self, post, sge);
+    return post_one(self, post->operation, post, sge);
 }
 
 /* Whether the provider would write to memory of a region without that right. */
@@ -216,11 +216,15 @@ HOT int may_not_be_filled(const WorkQueues *self, uint32_t operation, const Elem
 /* Posts what the arguments of a method say. */
 HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context, PyObject *flags)
 {
-    struct post post = {.operation = operation};
     Element *sge = (Element *)sges;
+    struct post post;
 
+    post.operation = operation;
     if (read_numbers((PyObject *)self, context, flags, &post) < 0) return NULL;
-    if (remote && decode_remote(remote, &post.remote) < 0) return NULL;
+    if (!remote)
+        post.remote = (struct ndpy_remote){0};
+    else if (decode_remote(remote, &post.remote) < 0)
+        return NULL;
     if (Py_TYPE(sges) != element_type || may_not_be_filled(self, operation, sge))
         return PyObject_CallMethod((PyObject *)self, "_post_many", "IOKIO", operation, sges,
             (unsigned long long)post.context, post.flags, remote ? remote : Py_None);
@@ -228,7 +232,7 @@ HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObjec
         raise_made(PyObject_CallMethod((PyObject *)self, "_exceeds_remote", "KO", sge->length, remote));
         return NULL;
     }
-    return post_one(self, &post, sge);
+    return post_one(self, operation, &post, sge);
 }
 
 /* How a call site gives its arguments. It passes the same tuple of names each time, so the last site's arguments need not be sorted
@@ -268,13 +272,16 @@ HOT int sort(struct call_site *site, const char *function, PyObject *const *argu
     PyObject *const *names, int positional, int count, PyObject **out)
 {
     if (keywords && keywords == site->keywords && given == site->given) {
-        for (Py_ssize_t number = 0; number < given; number++) out[number] = arguments[number];
-        for (Py_ssize_t number = 0; number < site->named; number++)
+        /* sort_arguments() has seen that there are not more. */
+        if (given > 0) out[0] = arguments[0];
+        if (given > 1) out[1] = arguments[1];
+        out[(int)site->place[0]] = arguments[given];
+        for (Py_ssize_t number = 1; number < site->named; number++)
             out[(int)site->place[number]] = arguments[given + number];
         return 0;
     }
     if (sort_arguments(function, arguments, given, keywords, names, positional, count, out) < 0) return -1;
-    return keywords ? learn_call_site(site, given, keywords, arguments, out, count) : 0;
+    return keywords && PyTuple_Size(keywords) ? learn_call_site(site, given, keywords, arguments, out, count) : 0;
 }
 
 static PyObject *missing(const char *function, const char *name)
@@ -463,7 +470,7 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
     if (!elements) return PyErr_NoMemory();
     if (enter(queues) == 0) {
         refused = read_elements(queues, triples, elements, count);
-        if (!refused) refused = post_elements(queues, &post, elements, count, record);
+        if (!refused) refused = post_elements(queues, post.operation, &post, elements, count, record);
         if (PyErr_Occurred()) refused = RAISED;
         lock_leave(queues->lock);
         result = conclude(queues, &post, refused, record);
