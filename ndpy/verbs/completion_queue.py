@@ -46,6 +46,8 @@ class VerbsCompletionQueue(CompletionQueue):
     def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
         super().__init__(adapter, depth)
         self._channel: Any = None
+        #: What a thread sleeps with, by its waiter.
+        self._sleeps: dict[int, select.poll] = {}
         #: How many completions had come since creation when the oldest Pending was armed.
         self._armed_at = 0
         self._create()
@@ -75,9 +77,11 @@ class VerbsCompletionQueue(CompletionQueue):
         check("arm", lib.ndpy_arm(self._cq, int(solicited)))
 
     def _native_sleep(self, waiter: int, deadline: float | None) -> bool:
-        poll = select.poll()
-        poll.register(self._channel.fd, select.POLLIN)
-        poll.register(waiter, select.POLLIN)
+        poll = self._sleeps.get(waiter)
+        if poll is None:
+            poll = self._sleeps[waiter] = select.poll()
+            poll.register(self._channel.fd, select.POLLIN)
+            poll.register(waiter, select.POLLIN)
         left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         ready = poll.poll(min(left_s, LONGEST_S) * 1000)
         for fd, _ in ready:
@@ -102,6 +106,8 @@ class VerbsCompletionQueue(CompletionQueue):
         try:
             with self._lock:
                 if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
+                    return
+                if not self._armed and not self._pollers and self._waiters == [waiter]:
                     return
                 ended = self._end_armed()
             self._end_and_wake(ended, waiter)
@@ -220,6 +226,7 @@ class VerbsCompletionQueue(CompletionQueue):
         except errors.NdpyError:
             self._channel = channel
             raise
+        self._sleeps.clear()
         while self._idle_waiters:
             os.close(self._idle_waiters.pop())
 

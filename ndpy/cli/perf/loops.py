@@ -33,8 +33,10 @@ _SLEEP_S = 0.1
 #: How often stream() and exchange() call their `tick`.
 _TICK_NS = 250_000_000
 
-#: The most sends of a latency test whose completions are still to come. An answer may arrive before the completion.
-_MAX_OWED = 16
+#: In a latency test of messages one send in so many has a completion.
+_SIGNAL_EVERY = 16
+#: The most sends of such a test that have not ended as far as the loop knows. An answer may arrive before the completion.
+_MAX_OWED = 48
 
 _SILENT = int(Flags.SILENT_SUCCESS)
 _INLINE = int(Flags.INLINE)
@@ -150,19 +152,22 @@ def ping_by_send(end: End, idle: Idle, size: int, stamps: array[int], count: int
     queue_pair, clock, take = end.queue_pairs[0], time.perf_counter_ns, taker(end, idle)
     send, receive = queue_pair.send, queue_pair.receive
     outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
-    received = len(end.queue_pairs)
-    owed = 0
+    silent, received = flags | _SILENT, len(end.queue_pairs)
+    # The context of a send is larger than that of a receive, by the number of sends up to it.
+    ended = 0
     for turn in range(count):
         stamps[turn] = clock()
-        send(outgoing, flags=flags)
-        owed += 1
+        if turn % _SIGNAL_EVERY:
+            send(outgoing, flags=silent)
+        else:
+            send(outgoing, context=received + turn + 1, flags=flags)
         waiting = True
-        while waiting or owed > _MAX_OWED:
+        while waiting or turn + 1 - ended > _MAX_OWED:
             for completion in take(turn):
                 if completion.context == received:
                     waiting = False
                 else:
-                    owed -= 1
+                    ended = completion.context - received
         receive(slot, context=received)
     stamps[count] = clock()
 
@@ -172,18 +177,20 @@ def pong_by_send(end: End, idle: Idle, idle_between: Idle, size: int) -> None:
     queue_pair, take, take_next = end.queue_pairs[0], taker(end, idle), taker(end, idle_between)
     send, receive = queue_pair.send, queue_pair.receive
     outgoing, slot, flags = end.region[0:size], end.slots[0], _flags(end, size)
-    received = len(end.queue_pairs)
-    owed = 0
+    silent, received = flags | _SILENT, len(end.queue_pairs)
+    ended = 0
     for turn in itertools.count():
         waiting = True
-        while waiting or owed > _MAX_OWED:
+        while waiting or turn - ended > _MAX_OWED:
             for completion in (take_next if waiting else take)(turn):
                 if completion.context == received:
                     waiting = False
                 else:
-                    owed -= 1
-        send(outgoing, flags=flags)
-        owed += 1
+                    ended = completion.context - received
+        if turn % _SIGNAL_EVERY:
+            send(outgoing, flags=silent)
+        else:
+            send(outgoing, context=received + turn + 1, flags=flags)
         receive(slot, context=received)
 
 
