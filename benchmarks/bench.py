@@ -42,7 +42,12 @@ def build():
     program = STATE / "loops"
     subprocess.run([*COMPILE, "-o", program, HERE / "loops.c", "-libverbs"], check=True)
     subprocess.run([PYTHON, "-m", "compileall", "-q", ROOT / "ndpy", HERE], check=True)
-    return [[program, "rxe0"]] + [[PYTHON, HERE / f"loops_{who}.py", "rxe0"] for who in PROGRAMS if who != "C"]
+    return [
+        [program, "rxe0"],
+        *([PYTHON, HERE / f"loops_{who}.py", "rxe0"] for who in PROGRAMS if who != "C"),
+        # `ndpy perf` needs packages that only this checkout's environment has.
+        [sys.executable, HERE / "loops_perftest.py", "rxe0", sys.executable, "-m", "ndpy"],
+    ]
 
 
 def in_vm(commands):

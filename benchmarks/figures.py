@@ -21,10 +21,14 @@ LOOPS = {
     "slice_region": "slicing a region",
     "cache_hit": "hit of the registration cache, with release",
     "empty_turn": "one turn of an empty loop, part of every figure",
+    "send_lat_events": "ping-pong of two processes that wait on the channel, as ib_send_lat -e; half a round trip",
+    "write_bw_64k": "64 KiB writes, 16 outstanding, as ib_write_bw; each",
     "softnd_receive": "softnd: post a receive",
     "softnd_poll_64": "softnd: 64 completions polled at once; each",
     "softnd_poll_empty": "softnd: poll of an empty queue",
 }
+# Those of two processes, in which C is perftest.
+OF_TWO_PROCESSES = ("send_lat_events", "write_bw_64k")
 # Those that are measured under Wine, with the machine's own clock.
 ON_SOFTND = [loop for loop in LOOPS if loop.startswith("softnd_")]
 
@@ -71,6 +75,9 @@ BARS = (
     Bar("completion polled with 63 others and looked at", "poll_64_looked_at", 0.5, ""),
     Bar("register and deregister 4 KiB", "register_4k", 1.15),
     Bar("cache hit with release", "cache_hit", 2.0, ""),
+    Bar("ping-pong of two processes that wait on the channel", "send_lat_events", 1.3),
+    # 0.99 of the bandwidth.
+    Bar("64 KiB writes, 16 outstanding", "write_bw_64k", 1 / 0.99),
     Bar("softnd: post a receive", "softnd_receive", 3.0),
     Bar("softnd: 64 completions polled at once, each", "softnd_poll_64", 3.0),
     Bar("softnd: poll of an empty queue", "softnd_poll_empty", 1.5),

@@ -323,6 +323,8 @@ const struct ndpy_provider *ndpy_provider_table(void)
         .poll_array = poll_array,
         .read_results = read_results,
         .result_size = sizeof(struct native_result),
+        .arm = arm,
+        .take_events = take_events,
 #endif
     };
 

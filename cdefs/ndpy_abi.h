@@ -180,7 +180,12 @@ struct ndpy_untouched {
      list_free      call this when all requests have ended, and before the queue pair is freed
      post_list      returns 0, or a refusal with the number of requests that were posted all the same
      poll_array     as poll; but `results`, an array of result_size each, may keep what is untouched
-     read_results   translates what is untouched */
+     read_results   translates what is untouched
+
+   A provider whose threads sleep on a descriptor has
+     arm            asks for a notification of any completion, and then looks. Returns how many completions are stored for the
+                    program, or minus an errno. 4096 less: asking has failed
+     take_events    takes and acknowledges the notifications that have come */
 struct ndpy_provider {
     int (*post)(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
         const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote);
@@ -197,6 +202,8 @@ struct ndpy_provider {
         struct ndpy_untouched *untouched);
     void (*read_results)(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out);
     uint32_t result_size;
+    int (*arm)(struct ndpy_completion_queue *cq);
+    int (*take_events)(struct ndpy_completion_queue *cq);
 };
 const struct ndpy_provider *ndpy_provider_table(void);
 

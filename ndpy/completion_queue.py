@@ -151,6 +151,10 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         return errors.from_errno("poll", number)
 
     @staticmethod
+    def _arm_error(number: int) -> errors.NdpyError:
+        return errors.from_errno("arm", number)
+
+    @staticmethod
     def _tell_of_failures(failed: list[PostedRequests]) -> None:
         for posted in failed:
             queue_pair = posted.queue_pair()
@@ -246,8 +250,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             raise ValueError(f"wait() takes at least one completion, not {max_entries}")
         began = time.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
-        spin_s = min(self._present_spin_s, self.spin_s, math.inf if timeout_s is None else timeout_s)
-        if spin_s > 0:
+        if self.spin_s and self._present_spin_s:
+            spin_s = min(self._present_spin_s, self.spin_s, math.inf if timeout_s is None else timeout_s)
             completions = self.poll(max_entries, spin_s=spin_s)
             if completions:
                 return completions
@@ -255,8 +259,10 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             self._wait_for_notification(deadline)
             completions = self.poll(max_entries)
             if completions:
-                self._learn_to_spin(time.monotonic() - began)
-                self._wake_another_waiter()
+                if self.spin_s:
+                    self._learn_to_spin(time.monotonic() - began)
+                if self._waiters:
+                    self._wake_another_waiter()
                 return completions
             # Another thread has taken the completions, and may take the next ones too.
             if deadline is not None and time.monotonic() >= deadline:
@@ -272,35 +278,45 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _wait_for_notification(self, deadline: float | None) -> None:
         """Return when there may be completions."""
-        waiter, in_time, failure = None, False, None
+        taken: list[Any] = []
+        in_time, failure = False, None
         # Ctrl-C may come between any two lines. close() waits until no thread waits any more.
         try:
-            with self._lock:
-                self._check_usable()
-                taken = self._idle_waiters.pop() if self._idle_waiters else self._native_new_waiter()
-                ready = True
-                try:
-                    ready = self._native_arm_waiter(taken) or bool(self._drain())
-                finally:
-                    if ready:
-                        self._idle_waiters.append(taken)
-                if ready:
-                    return
-                waiter = taken
-                self._waiters.append(waiter)
-            in_time = self._native_sleep(waiter, deadline)
+            ready = self._begin_sleep(taken)
+            if ready is None:
+                ready = self._begin_any_sleep(taken)
+            if ready:
+                return
+            in_time = self._native_sleep(taken[0], deadline)
         finally:
-            if waiter is not None:
+            if taken and not self._end_sleep(taken[0]):
                 with self._lock:
-                    self._waiters.remove(waiter)
-                    self._idle_waiters.append(waiter)
-                    failure = self._native_end_sleep(waiter)
+                    if taken[0] in self._waiters:
+                        self._waiters.remove(taken[0])
+                    self._idle_waiters.append(taken[0])
+                    failure = self._native_end_sleep(taken[0])
                     if self._left is not None:
                         self._left.notify_all()
         if not in_time:
             raise _no_completion()
         if failure is not None:
             raise failure()
+
+    def _begin_any_sleep(self, taken: list[Any]) -> bool:
+        """Do what _begin_sleep() leaves, such as making a waiter."""
+        with self._lock:
+            self._check_usable()
+            waiter = self._idle_waiters.pop() if self._idle_waiters else self._native_new_waiter()
+            ready = True
+            try:
+                ready = self._native_arm_waiter(waiter) or bool(self._drain())
+            finally:
+                if ready:
+                    self._idle_waiters.append(waiter)
+            if not ready:
+                taken.append(waiter)
+                self._waiters.append(waiter)
+        return ready
 
     def _wake_another_waiter(self) -> None:
         """Wake another waiting thread. It looks for the completions that this thread has left."""

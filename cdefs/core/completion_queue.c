@@ -29,6 +29,12 @@ typedef struct {
     struct ndpy_completion_queue *native;
     const struct ndpy_provider *provider;
     long long taken;
+    PyObject *waiters;
+    PyObject *idle_waiters;
+    PyObject *armed;
+    PyObject *pollers;
+    PyObject *left;
+    char overrun;
 } CompletionQueue;
 
 /* What a provider's call has returned. untouched: see struct ndpy_untouched; its results are in `native`, and the others in
@@ -785,6 +791,82 @@ static PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(no
     return failed;
 }
 
+/* ---- sleeping ---- */
+
+static int is_empty(PyObject *list)
+{
+    return list && PyList_Size(list) == 0;
+}
+
+/* Moves a waiter to another list. Returns 0, or -1 with an error: then nothing has changed. */
+static int move_waiter(PyObject *waiter, PyObject *from, Py_ssize_t place, PyObject *to)
+{
+    if (PyList_Append(to, waiter) < 0) return -1;
+    return PyList_SetSlice(from, place, place + 1, NULL);
+}
+
+/* The usual beginning of a sleep. Called without the lock. */
+static PyObject *queue_begin_sleep(PyObject *object, PyObject *taken)
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    PyObject *waiter, *result = NULL;
+    Py_ssize_t place;
+    int stored;
+
+    if (enter(self) < 0) return NULL;
+    if (!self->provider->arm || self->overrun || is_empty(self->idle_waiters)) {
+        lock_leave(self->lock);
+        Py_RETURN_NONE;
+    }
+    stored = self->provider->arm(self->native);
+    place = PyList_Size(self->idle_waiters) - 1;
+    waiter = Py_XNewRef(PyList_GetItem(self->idle_waiters, place));
+    if (stored < -4096)
+        raise_made(PyObject_CallMethod(object, "_arm_error", "i", -4096 - stored));
+    else if (stored < 0)
+        raise_made(PyObject_CallMethod(object, "_poll_error", "i", -stored));
+    else if (stored)
+        result = Py_NewRef(Py_True);
+    else if (waiter && PyList_Append(taken, waiter) == 0 &&
+        move_waiter(waiter, self->idle_waiters, place, self->waiters) == 0)
+        result = Py_NewRef(Py_False);
+    lock_leave(self->lock);
+    Py_XDECREF(waiter);
+    return result;
+}
+
+/* The usual end of a sleep. Called without the lock. */
+static PyObject *queue_end_sleep(PyObject *object, PyObject *waiter)
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    int is_done = 0;
+
+    if (lock_enter(self->lock) < 0) return NULL;
+    if (self->provider->arm && (!self->left || self->left == Py_None)) {
+        Py_ssize_t place = PyList_Size(self->waiters);
+
+        /* Ctrl-C may have come before it was in the list. */
+        while (place-- && PyList_GetItem(self->waiters, place) != waiter) continue;
+        is_done = move_waiter(waiter, self->waiters, place < 0 ? PY_SSIZE_T_MAX - 1 : place, self->idle_waiters) < 0 ? -1 : 1;
+    }
+    lock_leave(self->lock);
+    return is_done < 0 ? NULL : PyBool_FromLong(is_done);
+}
+
+/* Takes the events of a channel for which nobody else waits. Called without the lock. */
+static PyObject *queue_take_events_alone(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    int is_alone;
+
+    if (lock_enter(self->lock) < 0) return NULL;
+    is_alone = self->native && self->provider->take_events && PyList_Size(self->waiters) == 1 &&
+        PyDict_Size(self->armed) == 0 && (!self->pollers || self->pollers == Py_None);
+    if (is_alone) self->provider->take_events(self->native);
+    lock_leave(self->lock);
+    return PyBool_FromLong(is_alone);
+}
+
 static PyObject *queue_attach(PyObject *self, PyObject *arguments)
 {
     unsigned long long provider, native;
@@ -817,6 +899,11 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->kept);
     Py_VISIT(self->empty);
     Py_VISIT(self->single);
+    Py_VISIT(self->waiters);
+    Py_VISIT(self->idle_waiters);
+    Py_VISIT(self->armed);
+    Py_VISIT(self->pollers);
+    Py_VISIT(self->left);
     return 0;
 }
 
@@ -831,6 +918,11 @@ static int queue_clear(PyObject *object)
     Py_CLEAR(self->kept);
     Py_CLEAR(self->empty);
     Py_CLEAR(self->single);
+    Py_CLEAR(self->waiters);
+    Py_CLEAR(self->idle_waiters);
+    Py_CLEAR(self->armed);
+    Py_CLEAR(self->pollers);
+    Py_CLEAR(self->left);
     return 0;
 }
 
@@ -857,6 +949,13 @@ static PyMemberDef queue_members[] = {
         "By the serial number of the queue pair, until its last completion is taken."},
     {"_taken", T_LONGLONG, offsetof(CompletionQueue, taken), READONLY, "How many completions were taken since creation."},
     {"depth", T_UINT, offsetof(CompletionQueue, depth), 0, NULL},
+    {"_waiters", T_OBJECT_EX, offsetof(CompletionQueue, waiters), 0, "A list of what threads sleep on."},
+    {"_idle_waiters", T_OBJECT_EX, offsetof(CompletionQueue, idle_waiters), 0, "Those that are free for the next threads."},
+    {"_armed", T_OBJECT_EX, offsetof(CompletionQueue, armed), 0,
+        "A dict of the Pendings of arm() that have not ended, the oldest first."},
+    {"_pollers", T_OBJECT, offsetof(CompletionQueue, pollers), 0, "None before the first one."},
+    {"_left", T_OBJECT, offsetof(CompletionQueue, left), 0, "close() waits on it until no thread waits for the queue."},
+    {"_overrun", T_BOOL, offsetof(CompletionQueue, overrun), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -889,6 +988,17 @@ static PyMethodDef queue_methods[] = {
     {"_collect_internal", queue_collect_internal, METH_NOARGS,
         "Take the stored completions before the first one that is for the program. Called with the lock.\n\n"
         "Returns: the PostedRequests of those that failed."},
+    {"_begin_sleep", queue_begin_sleep, METH_O,
+        "_begin_sleep($self, taken, /)\n--\n\n"
+        "Ask for a notification that wakes an idle waiter.\n\n"
+        "Returns: False, and the waiter is in `taken` and in _waiters. True if there are completions already. None, and nothing\n"
+        "    has changed, if this is more than that."},
+    {"_end_sleep", queue_end_sleep, METH_O,
+        "_end_sleep($self, waiter, /)\n--\n\n"
+        "Make a waiter idle again. Returns False, and nothing has changed, if the end is more than that."},
+    {"_take_events_alone", queue_take_events_alone, METH_NOARGS,
+        "_take_events_alone($self)\n--\n\n"
+        "Take the events of the completion channel. Returns False, and nothing has changed, if others have to hear of them."},
     {"_attach", queue_attach, METH_VARARGS,
         "_attach($self, provider, native, /)\n--\n\n"
         "Take completions from this struct ndpy_completion_queue from now on. The addresses are integers."},

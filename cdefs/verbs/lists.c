@@ -1,4 +1,5 @@
-/* Lists of requests that one call posts, and arrays of completions that nobody looks at one by one. */
+/* What only verbs has: lists of requests that one call posts, arrays of completions that nobody looks at one by one, and sleeping on
+   a completion channel. */
 
 _Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 
@@ -276,4 +277,21 @@ static void read_results(const void *results, const struct ndpy_untouched *untou
             .queue_pair = untouched->queue_pair,
             .retired = 1,
         };
+}
+
+/* ---- sleeping ---- */
+
+static int arm(struct ndpy_completion_queue *cq)
+{
+    int error = ibv_req_notify_cq(cq->native, 0), added;
+
+    if (error)
+        return -4096 - (error > 0 ? error : -error);
+    added = ndpy_drain(cq);
+    return added < 0 ? added : (int)cq->undelivered;
+}
+
+static int take_events(struct ndpy_completion_queue *cq)
+{
+    return ndpy_take_cq_events(((struct ibv_cq *)cq->native)->channel);
 }

@@ -9,7 +9,6 @@ first one tells them.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import select
 import time
@@ -77,19 +76,23 @@ class VerbsCompletionQueue(CompletionQueue):
         check("arm", lib.ndpy_arm(self._cq, int(solicited)))
 
     def _native_sleep(self, waiter: int, deadline: float | None) -> bool:
-        poll = self._sleeps.get(waiter)
-        if poll is None:
-            poll = self._sleeps[waiter] = select.poll()
-            poll.register(self._channel.fd, select.POLLIN)
-            poll.register(waiter, select.POLLIN)
-        left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = poll.poll(min(left_s, LONGEST_S) * 1000)
+        poll = self._sleeps.get(waiter) or self._new_sleep(waiter)
+        left_s = LONGEST_S if deadline is None else deadline - time.monotonic()
+        if not 0.0 <= left_s <= LONGEST_S:
+            left_s = LONGEST_S if left_s > 0.0 else 0.0
+        ready = poll.poll(left_s * 1000)
         for fd, _ in ready:
             if fd == waiter:
                 os.eventfd_read(waiter)
-            else:
+            elif not self._take_events_alone():
                 self._on_event(waiter)
-        return bool(ready) or left_s > LONGEST_S
+        return bool(ready) or left_s == LONGEST_S
+
+    def _new_sleep(self, waiter: int) -> select.poll:
+        poll = self._sleeps[waiter] = select.poll()
+        poll.register(self._channel.fd, select.POLLIN)
+        poll.register(waiter, select.POLLIN)
+        return poll
 
     def _native_wake(self, waiter: int) -> None:
         os.eventfd_write(waiter, 1)
@@ -106,8 +109,6 @@ class VerbsCompletionQueue(CompletionQueue):
         try:
             with self._lock:
                 if self._channel is None or not lib.ndpy_take_cq_events(self._channel):
-                    return
-                if not self._armed and not self._pollers and self._waiters == [waiter]:
                     return
                 ended = self._end_armed()
             self._end_and_wake(ended, waiter)

@@ -74,7 +74,8 @@ def taker(end: End, idle: Idle) -> Take:
                 idle(progress)
                 continue
             for completion in completions:
-                completion.raise_for_status()
+                if not completion.ok:
+                    completion.raise_for_status()
             return completions
 
     return take_by_events if end.plan.events else take_by_polling
