@@ -21,10 +21,11 @@ LOOPS = {
     "slice_region": "slicing a region",
     "cache_hit": "hit of the registration cache, with release",
     "empty_turn": "one turn of an empty loop, part of every figure",
+    "empty_call": "the same, with a call of a method in C that does next to nothing",
     "send_lat_events": "ping-pong of two processes that wait on the channel, as ib_send_lat -e; half a round trip",
     "write_bw_64k": "64 KiB writes, 16 outstanding, as ib_write_bw; each",
     "softnd_receive": "softnd: post a receive",
-    "softnd_poll_64": "softnd: 64 completions polled at once; each",
+    "softnd_poll_64": "softnd: 64 completions polled into an array; each",
     "softnd_poll_empty": "softnd: poll of an empty queue",
 }
 # Those of two processes, in which C is perftest.
@@ -79,7 +80,7 @@ BARS = (
     # 0.99 of the bandwidth.
     Bar("64 KiB writes, 16 outstanding", "write_bw_64k", 1 / 0.99),
     Bar("softnd: post a receive", "softnd_receive", 3.0),
-    Bar("softnd: 64 completions polled at once, each", "softnd_poll_64", 3.0),
+    Bar("softnd: 64 completions polled into an array, each", "softnd_poll_64", 3.0),
     Bar("softnd: poll of an empty queue", "softnd_poll_empty", 1.5),
 )
 

@@ -3,6 +3,7 @@
 python networkdirect_calls.py NETWORKDIRECT_CALLS.EXE SOFTND.DLL: prints a line of JSON for each loop. bench.py runs it under Wine.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -22,32 +23,61 @@ import ndpy  # noqa: E402
 ROUNDS = 100
 DEPTH = 512
 EMPTY_POLLS = 1000
+TIMEOUT_S = 10
+ACCESS = ndpy.Access.LOCAL_WRITE | ndpy.Access.REMOTE_READ | ndpy.Access.READ_SINK
 LOOPS = ("softnd_receive", "softnd_poll_64", "softnd_poll_empty")
+
+
+class Scene:
+    """Two connected queue pairs of this process. The receives of `server` report to `received`."""
+
+    def __init__(self, stack):
+        enter = stack.enter_context
+        adapter = enter(ndpy.open_adapter("127.0.0.1"))
+        self.region = enter(adapter.register(ndpy.alloc(4096), ACCESS))
+        self.received = enter(adapter.create_completion_queue(2 * DEPTH))
+        self.sent = enter(adapter.create_completion_queue(2 * DEPTH))
+        depths = {"receive_queue_depth": DEPTH, "initiator_queue_depth": DEPTH}
+        self.client = enter(adapter.create_queue_pair(self.sent, **depths))
+        self.server = enter(adapter.create_queue_pair(self.received, self.sent, **depths))
+        listener, connector = enter(adapter.listen(("", 0))), enter(adapter.create_connector())
+        connecting = connector.begin_connect(self.client, (adapter.info.addresses[0], listener.address[1]))
+        accepting = enter(listener.get_request(timeout_s=TIMEOUT_S)).begin_accept(self.server)
+        connecting.result(TIMEOUT_S)
+        connector.complete_connect(timeout_s=TIMEOUT_S)
+        accepting.result(TIMEOUT_S)
+
+    def deliver(self):
+        """Send a message into each receive. Returns when all of them have arrived."""
+        element = self.region[0:8]
+        for _ in range(DEPTH - 1):
+            self.client.send(element, flags=ndpy.Flags.SILENT_SUCCESS)
+        # The answer to a read comes after everything that was sent before it.
+        self.client.read(self.region[8:16], self.region.remote(16, 8))
+        self.sent.wait(TIMEOUT_S)[0].raise_for_status()
 
 
 def python_ns():
     """The nanoseconds of each of LOOPS, of every round."""
     times = ([], [], [])
     now = time.perf_counter_ns
-    with (
-        ndpy.open_adapter("127.0.0.1") as adapter,
-        adapter.register(bytearray(8)) as region,
-        adapter.create_completion_queue(2 * DEPTH) as queue,
-        adapter.create_queue_pair(queue, receive_queue_depth=DEPTH, initiator_queue_depth=1) as queue_pair,
-    ):
-        element = region[:]
-        receive, poll = queue_pair.receive, queue.poll
+    with contextlib.ExitStack() as stack:
+        scene = Scene(stack)
+        element, found = scene.region[64:72], ndpy.CompletionArray(64)
+        receive, poll, poll_into = scene.server.receive, scene.received.poll, scene.received.poll_into
         for _ in range(ROUNDS):
             begin = now()
-            for _ in range(DEPTH):
+            for _ in range(DEPTH - 1):
                 receive(element)
-            times[0].append((now() - begin) / DEPTH)
-            queue_pair.flush()
+            times[0].append((now() - begin) / (DEPTH - 1))
+            scene.deliver()
             taken = 0
             begin = now()
-            while taken < DEPTH:
-                taken += len(poll(64))
-            times[1].append((now() - begin) / DEPTH)
+            while taken < DEPTH - 1:
+                taken += poll_into(found)
+            times[1].append((now() - begin) / (DEPTH - 1))
+            if not found.all_ok:
+                found.raise_for_status()
             begin = now()
             for _ in range(EMPTY_POLLS):
                 poll()

@@ -592,9 +592,9 @@ static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssi
 
 /* ---- arrays ---- */
 
-static void set_entry(CompletionArray *array, uint32_t place, const struct ndpy_completion *entry, PyObject *posted)
+HOT void set_entry(CompletionArray *array, uint32_t place, const struct ndpy_completion *entry, PyObject *posted)
 {
-    array->entries[place] = *entry;
+    if (&array->entries[place] != entry) array->entries[place] = *entry;
     array->owners[place] = Py_NewRef(posted);
     array->owned = place + 1;
 }
@@ -642,15 +642,15 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
     uint32_t first = array->count, kept = first;
 
     for (uint32_t place = first; place < first + got; place++) {
-        const struct ndpy_completion entry = array->entries[place];
+        const struct ndpy_completion *entry = &array->entries[place];
 
-        if (!join_run(self, &run, &entry)) {
-            Completion *completion = (Completion *)collect_one(self, &entry, failed, &failure);
+        if (!join_run(self, &run, entry)) {
+            Completion *completion = (Completion *)collect_one(self, entry, failed, &failure);
 
             if (completion) set_entry(array, kept++, &completion->entry, completion->posted);
             Py_XDECREF((PyObject *)completion);
-        } else if (!(entry.flags & NDPY_INTERNAL)) {
-            set_entry(array, kept++, &entry, (PyObject *)run.posted);
+        } else if (!(entry->flags & NDPY_INTERNAL)) {
+            set_entry(array, kept++, entry, (PyObject *)run.posted);
         }
     }
     end_run(&run);
