@@ -7,6 +7,7 @@ still write to it.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -44,9 +45,12 @@ class Request:
         """Return the final status, or the status of the call if it started nothing."""
         if self.returned != Status.PENDING:
             return self.returned
-        signalled = kernel32.WaitForSingleObject(self.event, int(timeout_s * 1000))
-        assert signalled == 0, f"{self.interface.name}: a request does not complete within {timeout_s} s"
+        assert self.ends(timeout_s), f"{self.interface.name}: a request does not complete within {timeout_s} s"
         return self.poll()
+
+    def ends(self, timeout_s: float) -> bool:
+        """Whether a request that was started ends by the deadline."""
+        return kernel32.WaitForSingleObject(self.event, int(timeout_s * 1000)) == 0
 
 
 def wait_until(condition: Any, what: str, timeout_s: float = DEADLINE_S) -> None:
@@ -381,6 +385,19 @@ class Kit:
     def do(self, interface: Interface, method: str, *arguments: Any) -> Any:
         """Return the final status of an overlapped request."""
         return self.issue(interface, method, *arguments).result()
+
+
+def still_open(connector: Interface) -> bool:
+    """Whether both sockets of a connection are open.
+
+    Now and then, Wine's server keeps a socket of a killed process. No provider can distinguish such a peer from a
+    silent one.
+    """
+    ports = [f":{get_address(connector, method)[1]:04X}" for method in ("GetLocalAddress", "GetPeerAddress")]
+    table = Path("Z:/proc/net/tcp")
+    lines = [line.split()[1:4] for line in table.read_text().splitlines()[1:]] if table.exists() else []
+    ends = {local[-5:] for local, remote, state in lines if state == "01" and {local[-5:], remote[-5:]} == set(ports)}
+    return ends == set(ports)
 
 
 def connect(kit: Kit, connector: Interface, qp: Interface, to: tuple[str, int], limits=(16, 16), data=b"") -> Request:

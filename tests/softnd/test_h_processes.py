@@ -17,6 +17,7 @@ from consumer import (
     get_address,
     no_completion,
     raw,
+    still_open,
 )
 from peer import Peer
 from version2 import NULL, Kind, Status, sockaddr
@@ -127,23 +128,37 @@ def test_h_5_4_two_processes_the_peer_vanishes_before_accepting(kit):
         assert code in (Status.CONNECTION_REFUSED, Status.CONNECTION_ABORTED)
 
 
+def kill(attempt):
+    """Call attempt() again if the peer that it has killed is dead, and the peer's socket open."""
+    for _ in range(3):
+        side, request = attempt()
+        if request.ends(5) or not still_open(side.connector):
+            return side, request
+        side.disconnect()
+    pytest.fail("the system keeps the sockets of three killed processes open")
+
+
 def test_f_6_6_two_processes_a_killed_peer(kit):
-    with Peer("test_h_processes", "serve", "wait", 0) as peer:
-        side = join(kit, peer)
-        peer.receive()
-        gone = kit.issue(side.connector, "NotifyDisconnect")
-        side.receive(context=1)
-        side.send(side.region.sge(0, 8), context=2)  # finds no Receive
-        side.send(side.region.sge(0, 8), context=3)
-        peer.kill()
-        done = side.take(3)
-        assert [(d.status, d.context) for d in done if d.kind == Kind.SEND] == [
-            (Status.IO_TIMEOUT, 2),
-            (Status.CANCELED, 3),
-        ]
-        assert [(d.status, d.context) for d in done if d.kind == Kind.RECEIVE] == [(Status.CANCELED, 1)]
-        assert gone.result() == Status.SUCCESS
-        assert side.disconnect() == Status.SUCCESS
+    def attempt():
+        with Peer("test_h_processes", "serve", "wait", 0) as peer:
+            side = join(kit, peer)
+            peer.receive()
+            gone = kit.issue(side.connector, "NotifyDisconnect")
+            side.receive(context=1)
+            side.send(side.region.sge(0, 8), context=2)  # finds no Receive
+            side.send(side.region.sge(0, 8), context=3)
+            peer.kill()
+        return side, gone
+
+    side, gone = kill(attempt)
+    done = side.take(3)
+    assert [(d.status, d.context) for d in done if d.kind == Kind.SEND] == [
+        (Status.IO_TIMEOUT, 2),
+        (Status.CANCELED, 3),
+    ]
+    assert [(d.status, d.context) for d in done if d.kind == Kind.RECEIVE] == [(Status.CANCELED, 1)]
+    assert gone.result() == Status.SUCCESS
+    assert side.disconnect() == Status.SUCCESS
 
 
 def vanish(channel, to, phase):
@@ -159,21 +174,25 @@ def vanish(channel, to, phase):
 
 @pytest.mark.parametrize("phase", ["connecting", "offered"])
 def test_h_5_4_m_16_two_processes_the_active_side_is_killed(kit, phase):
-    side = Side(kit.node(), 2)
-    listener = side.node.listener()
-    arrived = kit.issue(listener, "GetConnectionRequest", side.connector)
-    to = get_address(listener, "GetLocalAddress")
-    with Peer("test_h_processes", "vanish", to, phase) as peer:
-        assert peer.receive() == "connecting"
-        assert arrived.result() == Status.SUCCESS
-        if phase == "offered":
-            accepting = accept(kit, side.connector, side.qp)
-            assert peer.receive() == "offered"
-        peer.kill()
-        if phase == "connecting":
-            time.sleep(0.3)  # time for the passive side to learn of it
-            accepting = accept(kit, side.connector, side.qp)
-        assert accepting.result() == Status.CONNECTION_ABORTED
+    def attempt():
+        side = Side(kit.node(), 2)
+        listener = side.node.listener()
+        arrived = kit.issue(listener, "GetConnectionRequest", side.connector)
+        to = get_address(listener, "GetLocalAddress")
+        with Peer("test_h_processes", "vanish", to, phase) as peer:
+            assert peer.receive() == "connecting"
+            assert arrived.result() == Status.SUCCESS
+            if phase == "offered":
+                accepting = accept(kit, side.connector, side.qp)
+                assert peer.receive() == "offered"
+            peer.kill()
+            if phase == "connecting":
+                time.sleep(0.3)  # time for the passive side to learn of it
+                accepting = accept(kit, side.connector, side.qp)
+        return side, accepting
+
+    _, accepting = kill(attempt)
+    assert accepting.result() == Status.CONNECTION_ABORTED
 
 
 def test_c_1_5_a_connections_packets_carry_the_key(kit):
