@@ -493,8 +493,13 @@ HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *ent
 {
     PyObject *list = self->single, *completion = is_ours(list, 1) ? PyList_GetItem(list, 0) : NULL;
 
-    if (completion && Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1)
-        return completion_renew((Completion *)completion, entry, posted) < 0 ? NULL : Py_NewRef(list);
+    if (completion && Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1) {
+        /* Taken first: what the former one lets go may poll again. */
+        Py_INCREF(list);
+        if (completion_renew((Completion *)completion, entry, posted) == 0) return list;
+        Py_DECREF(list);
+        return NULL;
+    }
     completion = completion_new(entry, posted);
     list = completion ? PyList_New(1) : NULL;
     if (!list) {

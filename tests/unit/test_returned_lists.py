@@ -84,6 +84,34 @@ def test_a_foreign_object_in_the_list_is_let_go(scene):
     assert gone() is None
 
 
+def test_a_poll_within_a_poll_has_a_list_of_its_own(fake):
+    """A poll that uses a completion again lets go what that one had. A finalizer may poll the same queue then."""
+    polled = []
+
+    class PollsAtItsEnd:
+        def __del__(self):
+            polled.append(queue.poll(1))
+
+    with fake.open() as adapter:
+        scene = Queue(fake, adapter, receives=1)
+        queue = scene.queue
+        assert contexts(poll_one(scene)) == [0]
+        posted = scene.queue_pair._posted_requests
+        scene.queue_pair.close()
+        # Now the completion that will be used again has the last reference.
+        del scene
+        with adapter.create_queue_pair(queue, receive_queue_depth=2) as other:
+            for context in (7, 8):
+                other.receive([], context=context)
+                assert fake.complete(other)
+            posted.stored["last"] = PollsAtItsEnd()
+            del posted
+            assert contexts(queue.poll(1)) == [7]
+            assert [contexts(completions) for completions in polled] == [[8]]
+            polled.clear()
+        queue.close()
+
+
 def test_a_cycle_through_the_list_is_collected(fake):
     with fake.open() as adapter:
         scene = Queue(fake, adapter)
