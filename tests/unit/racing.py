@@ -97,3 +97,16 @@ class Queue:
     def close(self) -> None:
         self.queue_pair.close()
         self.queue.close()
+
+
+@pytest.fixture
+def scene(fake: Any) -> Iterator[Queue]:
+    """A queue with posted receives, whose calls are no points."""
+    with fake.open() as adapter:
+        scene = Queue(fake, adapter)
+        yield scene
+        scene.close()
+
+
+def contexts(completions: Any) -> list[int]:
+    return [completion.context for completion in completions]

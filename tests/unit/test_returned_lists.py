@@ -11,20 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
-from racing import Queue
-
-
-@pytest.fixture
-def scene(fake):
-    """A queue with posted receives."""
-    with fake.open() as adapter:
-        scene = Queue(fake, adapter)
-        yield scene
-        scene.close()
-
-
-def contexts(completions):
-    return [completion.context for completion in completions]
+from racing import Queue, contexts
 
 
 def poll_one(scene):

@@ -14,25 +14,12 @@ if sys.platform != "linux":
 
 import itertools
 
-from racing import DEADLINE_S, Queue
+from racing import DEADLINE_S, contexts
 
 import ndpy
 from ndpy import CompletionArray
 
 SOON_S = 0.1
-
-
-@pytest.fixture
-def scene(fake):
-    """A queue with posted receives."""
-    with fake.open() as adapter:
-        scene = Queue(fake, adapter)
-        yield scene
-        scene.close()
-
-
-def contexts(completions):
-    return [completion.context for completion in completions]
 
 
 def later(action):
