@@ -113,7 +113,7 @@ HOT int post_receive(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t contex
     return error;
 }
 
-int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+HOT int post_elements(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
     const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
     struct native_request request;
@@ -123,7 +123,7 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
         nbytes += elements[i].length;
     if (operation == NDPY_RECEIVE)
         return post_receive(qp, flags, context, elements, count, nbytes);
-    if (flags & allowed_flags[operation] & NDPY_INLINE) {
+    if (flags & NDPY_INLINE && allowed_flags[operation] & NDPY_INLINE) {
         if (nbytes > qp->inline_size)
             return NDPY_INLINE_TOO_LONG;
     } else if (nbytes > qp->max_length) {
@@ -135,6 +135,15 @@ int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, ui
     if (operation == NDPY_SEND_AND_INVALIDATE)
         operation = NDPY_SEND;
     return post_initiator(qp, operation, flags, context, nbytes, &request);
+}
+
+int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+{
+    /* Compiled twice, because most requests have one element. */
+    if (count == 1)
+        return post_elements(qp, operation, flags, context, elements, 1, remote);
+    return post_elements(qp, operation, flags, context, elements, count, remote);
 }
 
 #ifndef NATIVE_HAS_NO_SHARED_QUEUES

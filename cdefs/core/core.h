@@ -41,7 +41,8 @@ void raise_made(PyObject *error);
 
 /* ---- memory.c ---- */
 
-/* A scatter/gather element of a region. export: what a lease keeps the buffer in place by, or NULL. */
+/* A scatter/gather element of a region. export: what a lease keeps the buffer in place by, or NULL. was_visited: whether the garbage
+   collector has looked at it since it was made. */
 typedef struct {
     PyObject_HEAD
     PyObject *region;
@@ -49,6 +50,7 @@ typedef struct {
     unsigned long long address;
     unsigned long long length;
     unsigned long long token;
+    char was_visited;
 } Element;
 
 /* Memory of a peer. sliced_from: the memory that this is a slice of, or NULL. */
@@ -199,7 +201,8 @@ double monotonic_now(void);
 
 /* ---- records.c ---- */
 
-/* What some requests use: any object for one, or a PostedList. left: how many of them have not ended. */
+/* What some requests use: any object for one, an element for several in a row, or a PostedList. left: how many of them have not
+   ended. */
 struct record {
     PyObject *object;
     uint32_t requests;
@@ -243,10 +246,29 @@ HOT int records_push(Records *records, PyObject *object, uint32_t requests)
     return 0;
 }
 
-/* Takes the newest record out. The caller owns it. */
+/* Adds a request of one element as the newest one. Returns 0, or -1 with an error. */
+HOT int records_push_element(Records *records, PyObject *element)
+{
+    struct record *newest = records->count ? record_at(records, records->count - 1) : NULL;
+
+    if (!newest || newest->object != element) return records_push(records, element, 1);
+    newest->requests++;
+    newest->left++;
+    return 0;
+}
+
+/* Takes the newest request out. Returns its record, which the caller owns. */
 HOT PyObject *records_withdraw(Records *records)
 {
-    return record_at(records, --records->count)->object;
+    struct record *newest = record_at(records, records->count - 1);
+
+    if (newest->left > 1) {
+        newest->requests--;
+        newest->left--;
+        return Py_NewRef(newest->object);
+    }
+    records->count--;
+    return newest->object;
 }
 
 /* Takes the oldest record out, with all of its requests. The caller owns it. */

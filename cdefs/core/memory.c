@@ -1,5 +1,7 @@
 /* Elements of regions, and the memory of peers: what slicing and posting touch. */
 
+#include <string.h>
+
 #include "core.h"
 
 enum { SPARE_ELEMENTS = 64 };
@@ -7,7 +9,11 @@ enum { SPARE_ELEMENTS = 64 };
 PyTypeObject *element_type, *remote_type;
 static PyObject *range_error;
 
-/* Elements that were freed, for the next slices. The interpreter's lock guards them. */
+/* Elements that were freed, for the next slices. The interpreter's lock guards them.
+
+   The garbage collector goes on tracking a spare element, which saves a tenth of a slice. It visits all elements of a generation
+   before it sorts them or moves them. A visited one is tracked anew when it is used again. So it leaves the collector's lists of
+   garbage and of old objects, as a new object must. Only gc.freeze() moves elements that it has not visited. */
 static Element *spare_elements[SPARE_ELEMENTS];
 static int spare_count;
 
@@ -33,9 +39,60 @@ static int outside(PyObject *key, const char *what, unsigned long long length)
     return -1;
 }
 
+/* Where a slice object has its limits, by its type's own table of members. 0: not known. */
+static Py_ssize_t start_offset, stop_offset, step_offset;
+
+/* The limits of the last slice that had both of them as ints and no step, and what they mean. A program that slices in a loop
+   often gives the very same objects again. The interpreter's lock guards them. */
+static struct {
+    PyObject *start;
+    PyObject *stop;
+    unsigned long long offset;
+    unsigned long long end;
+} last;
+
+static void find_limits(void)
+{
+    const PyMemberDef *member = PyType_GetSlot(&PySlice_Type, Py_tp_members);
+
+    for (; member && member->name; member++) {
+        if (member->type != T_OBJECT) continue;
+        if (!strcmp(member->name, "start")) start_offset = member->offset;
+        if (!strcmp(member->name, "stop")) stop_offset = member->offset;
+        if (!strcmp(member->name, "step")) step_offset = member->offset;
+    }
+    if (!start_offset || !stop_offset) step_offset = 0;
+}
+
+HOT PyObject *limit_of(PyObject *slice, Py_ssize_t offset)
+{
+    return *(PyObject **)((char *)slice + offset);
+}
+
+static void remember_limits(PyObject *slice, Py_ssize_t start, Py_ssize_t stop)
+{
+    PyObject *former[] = {last.start, last.stop};
+    PyObject *limits[] = {limit_of(slice, start_offset), limit_of(slice, stop_offset)};
+
+    if (limit_of(slice, step_offset) != Py_None || !PyLong_CheckExact(limits[0]) || !PyLong_CheckExact(limits[1])) return;
+    last.start = Py_NewRef(limits[0]);
+    last.stop = Py_NewRef(limits[1]);
+    last.offset = (unsigned long long)start;
+    last.end = (unsigned long long)stop;
+    Py_XDECREF(former[0]);
+    Py_XDECREF(former[1]);
+}
+
+/* Whether a slice has the limits of the last one, and is inside. */
+HOT int is_last(PyObject *key, unsigned long long whole)
+{
+    return Py_TYPE(key) == &PySlice_Type && step_offset && limit_of(key, start_offset) == last.start &&
+        limit_of(key, stop_offset) == last.stop && limit_of(key, step_offset) == Py_None && last.end <= whole;
+}
+
 /* Finds the offset and the length of a slice. Unlike Python's slices, it must be inside: missing bytes cannot be
    sent. */
-static inline int slice_bounds(
+static int find_bounds(
     PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset, unsigned long long *length)
 {
     Py_ssize_t start, stop, step;
@@ -62,6 +119,7 @@ static inline int slice_bounds(
     if (start < 0 || stop < 0 || (unsigned long long)start > end || end > whole) return outside(key, what, whole);
     *offset = (unsigned long long)start;
     *length = end - (unsigned long long)start;
+    if (step_offset) remember_limits(key, start, stop);
     return 0;
 }
 
@@ -72,7 +130,7 @@ static PyObject *core_slice_bounds(PyObject *Py_UNUSED(module), PyObject *argume
     unsigned long long whole, offset = 0, length = 0;
 
     if (!PyArg_ParseTuple(arguments, "OKs", &key, &whole, &what)) return NULL;
-    if (slice_bounds(key, whole, what, &offset, &length) < 0) return NULL;
+    if (find_bounds(key, whole, what, &offset, &length) < 0) return NULL;
     return Py_BuildValue("KK", offset, length);
 }
 
@@ -93,26 +151,44 @@ static int read_number(PyObject *number, const char *what, unsigned long long *o
 
 /* ---- elements ---- */
 
-static inline Element *element_new_slice(PyObject *region, unsigned long long address, unsigned long long length,
-    unsigned long long token)
+/* Returns an element that the garbage collector tracks, or NULL with an error. */
+APART Element *element_track(Element *element)
 {
-    Element *element;
-
-    if (spare_count) {
-        /* It has no reference now, and has kept its own one to its type. */
-        element = spare_elements[--spare_count];
-        Py_INCREF((PyObject *)element);
+    if (element) {
+        PyObject_GC_UnTrack(element);
     } else {
         element = PyObject_GC_New(Element, element_type);
         if (!element) return NULL;
+        element->region = element->export = NULL;
     }
+    element->was_visited = 0;
+    PyObject_GC_Track(element);
+    return element;
+}
+
+HOT PyObject *element_fill(
+    Element *element, PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
+{
     element->region = Py_NewRef(region);
-    element->export = NULL;
     element->address = address;
     element->length = length;
     element->token = token;
-    PyObject_GC_Track(element);
-    return element;
+    return (PyObject *)element;
+}
+
+APART PyObject *element_make(
+    PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
+{
+    Element *element = element_track(spare_count ? spare_elements[--spare_count] : NULL);
+
+    return element ? element_fill(element, region, address, length, token) : NULL;
+}
+
+HOT PyObject *element_new_slice(
+    PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
+{
+    if (!spare_count || spare_elements[spare_count - 1]->was_visited) return element_make(region, address, length, token);
+    return element_fill(spare_elements[--spare_count], region, address, length, token);
 }
 
 static PyObject *element_new(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *keywords)
@@ -130,13 +206,14 @@ static PyObject *element_new(PyTypeObject *Py_UNUSED(type), PyObject *arguments,
         PyErr_Format(PyExc_TypeError, "an Sge is a piece of a MemoryRegion, not of %R", region);
         return NULL;
     }
-    return (PyObject *)element_new_slice(region, numbers[0], numbers[1], numbers[2]);
+    return element_new_slice(region, numbers[0], numbers[1], numbers[2]);
 }
 
 static int element_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Element *element = (Element *)self;
 
+    element->was_visited = 1;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(element->region);
     Py_VISIT(element->export);
@@ -154,17 +231,22 @@ static int element_clear(PyObject *self)
 
 static void element_dealloc(PyObject *self)
 {
-    PyObject_GC_UnTrack(self);
-    Py_XDECREF(((Element *)self)->region);
-    Py_XDECREF(((Element *)self)->export);
+    Element *element = (Element *)self;
+    PyObject *region = element->region, *export = element->export;
+
+    element->region = element->export = NULL;
     if (spare_count < SPARE_ELEMENTS) {
-        spare_elements[spare_count++] = (Element *)self;
+        Py_SET_REFCNT(self, 1);
+        spare_elements[spare_count++] = element;
     } else {
         PyTypeObject *type = Py_TYPE(self);
 
+        PyObject_GC_UnTrack(self);
         PyObject_GC_Del(self);
         Py_DECREF(type);
     }
+    Py_XDECREF(region);
+    Py_XDECREF(export);
 }
 
 static PyObject *element_repr(PyObject *self)
@@ -225,7 +307,7 @@ static PyObject *remote_slice(PyObject *self, PyObject *key)
     Remote *remote = (Remote *)self, *piece;
     unsigned long long offset = 0, length = 0;
 
-    if (slice_bounds(key, remote->length, "the remote memory", &offset, &length) < 0) return NULL;
+    if (find_bounds(key, remote->length, "the remote memory", &offset, &length) < 0) return NULL;
     piece = (Remote *)PyType_GenericAlloc(Py_TYPE(self), 0);
     if (!piece) return NULL;
     piece->sliced_from = (Remote *)Py_NewRef(self);
@@ -264,13 +346,21 @@ static PyType_Spec remote_spec = {
 
 /* ---- slices of regions ---- */
 
-PyObject *region_slice(PyObject *self, PyObject *key)
+APART PyObject *slice_slowly(PyObject *self, PyObject *key)
 {
     const Region *region = (Region *)self;
     unsigned long long offset = 0, length = 0;
 
-    if (slice_bounds(key, region->length, "the region", &offset, &length) < 0) return NULL;
-    return (PyObject *)element_new_slice(self, region->address + offset, length, region->local_token);
+    if (find_bounds(key, region->length, "the region", &offset, &length) < 0) return NULL;
+    return element_new_slice(self, region->address + offset, length, region->local_token);
+}
+
+PyObject *region_slice(PyObject *self, PyObject *key)
+{
+    const Region *region = (Region *)self;
+
+    if (!is_last(key, region->length)) return slice_slowly(self, key);
+    return element_new_slice(self, region->address + last.offset, last.end - last.offset, region->local_token);
 }
 
 /* ---- the module ---- */
@@ -291,6 +381,7 @@ int add_memory(PyObject *module)
     if (!errors) return -1;
     range_error = PyObject_GetAttrString(errors, "ElementRangeError");
     Py_DECREF(errors);
+    find_limits();
     if (!range_error || PyModule_AddFunctions(module, functions) < 0) return -1;
     element_type = add_type(module, &element_spec);
     remote_type = add_type(module, &remote_spec);

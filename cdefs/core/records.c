@@ -57,6 +57,10 @@ static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
         if (--oldest->left == 0) Py_DECREF(records_take(records));
         return record;
     }
+    if (oldest->left > 1) {
+        oldest->left--;
+        return Py_NewRef(oldest->object);
+    }
     return records_take(records);
 }
 

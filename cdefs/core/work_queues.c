@@ -60,24 +60,48 @@ static int refuse_numbers(PyObject *self, PyObject *context, PyObject *flags)
     return -1;
 }
 
+/* The last object that was given as a number, and its value. The interpreter's lock guards them. */
+struct number {
+    PyObject *object;
+    uint64_t value;
+};
+
+static struct number last_context, last_flags;
+
+/* Reads a number that was not the last one. Returns 0, or -1 with an error. */
+APART int read_number(PyObject *object, unsigned long long largest, struct number *last_one, uint64_t *out)
+{
+    unsigned long long value = PyLong_AsUnsignedLongLong(object);
+    PyObject *former = last_one->object;
+
+    if (value == (unsigned long long)-1 && PyErr_Occurred()) return -1;
+    if (value > largest) {
+        PyErr_SetString(PyExc_OverflowError, "flags have 32 bits");
+        return -1;
+    }
+    *last_one = (struct number){Py_NewRef(object), value};
+    Py_XDECREF(former);
+    *out = value;
+    return 0;
+}
+
 HOT int read_numbers(PyObject *self, PyObject *context, PyObject *flags, struct post *post)
 {
-    post->context = 0;
-    post->flags = 0;
-    if (context) {
-        post->context = PyLong_AsUnsignedLongLong(context);
-        if (post->context == (uint64_t)-1 && PyErr_Occurred()) return refuse_numbers(self, context, flags);
-    }
-    if (flags) {
-        unsigned long long number = PyLong_AsUnsignedLongLong(flags);
+    uint64_t number = 0;
 
-        if (number == (unsigned long long)-1 && PyErr_Occurred()) return refuse_numbers(self, context, flags);
-        if (number > UINT32_MAX) {
-            PyErr_SetString(PyExc_OverflowError, "flags have 32 bits");
+    if (!context)
+        post->context = 0;
+    else if (context == last_context.object)
+        post->context = last_context.value;
+    else if (read_number(context, UINT64_MAX, &last_context, &post->context) < 0)
+        return refuse_numbers(self, context, flags);
+    if (flags) {
+        if (flags == last_flags.object)
+            number = last_flags.value;
+        else if (read_number(flags, UINT32_MAX, &last_flags, &number) < 0)
             return refuse_numbers(self, context, flags);
-        }
-        post->flags = (uint32_t)number;
     }
+    post->flags = (uint32_t)number;
     return 0;
 }
 
@@ -118,8 +142,7 @@ int read_remote(PyObject *object, struct ndpy_remote *out)
 /* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised. */
 enum { RAISED = -1000 };
 
-/* Posts elements, with their record. Returns 0 when it is posted, a refusal, or RAISED. */
-
+/* Posts elements, with their record: the element itself, or a list of several. Returns 0 when it is posted, a refusal, or RAISED. */
 HOT int post_elements(WorkQueues *self, uint32_t operation, const struct post *post, const struct ndpy_element *elements,
     uint32_t count, PyObject *record)
 {
@@ -127,7 +150,7 @@ HOT int post_elements(WorkQueues *self, uint32_t operation, const struct post *p
     int refused;
 
     /* Recorded first: another thread may take the completion as soon as the provider has the request. */
-    if (records_push(records, record, 1) < 0) return RAISED;
+    if (records_push_element(records, record) < 0) return RAISED;
     refused = self->provider->post(
         self->native, operation, post->flags, post->context, elements, count, &post->remote);
     if (refused) Py_DECREF(records_withdraw(records));
@@ -183,7 +206,7 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
         return post_again(self, post, sge);
     }
     /* Kept until the provider has copied what is sent inline. */
-    owner = Py_XNewRef(region->owner);
+    owner = post->flags & NDPY_INLINE ? Py_XNewRef(region->owner) : NULL;
     if (sge->length > UINT32_MAX)
         refused = NDPY_TOO_LONG;
     else if (sge->token > self->provider->largest_token)
@@ -235,90 +258,100 @@ HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObjec
     return post_one(self, operation, &post, sge);
 }
 
-/* How a call site gives its arguments. It passes the same tuple of names each time, so the last site's arguments need not be sorted
-   again. place: where each named argument belongs. */
-struct call_site {
-    PyObject *keywords;
-    Py_ssize_t given;
-    Py_ssize_t named;
-    signed char place[ARGUMENTS];
+/* Where the named arguments of a call are, counted from the first named one; -1: absent. A call passes the same tuple of names
+   each time. */
+struct options {
+    PyObject *names;
+    int context;
+    int flags;
 };
 
-static int learn_call_site(struct call_site *site, Py_ssize_t given, PyObject *keywords, PyObject *const *arguments,
-    PyObject *const *sorted, int count)
+enum { KNOWN_OPTIONS = 4 };
+
+/* The latest ones. The interpreter's lock guards them. */
+static struct options known_options[KNOWN_OPTIONS];
+
+/* Returns NULL if there are other names, or if the names are not the interned ones. sort_arguments() then finds out. */
+APART const struct options *learn_options(PyObject *names)
 {
-    Py_ssize_t named = PyTuple_Size(keywords);
-    PyObject *former;
+    static int next;
+    struct options found = {names, -1, -1}, *place = &known_options[next];
+    PyObject *former = place->names;
+    Py_ssize_t count = PyTuple_Size(names);
 
-    for (Py_ssize_t number = 0; number < named; number++) {
-        int which = 0;
+    for (int which = 0; which < count; which++) {
+        PyObject *name = PyTuple_GetItem(names, which);
+        int *where = name == names_with_remote[CONTEXT] ? &found.context
+            : name == names_with_remote[FLAGS]          ? &found.flags
+                                                        : NULL;
 
-        while (which < count && sorted[which] != arguments[given + number]) which++;
-        /* The same object in two places. */
-        for (int other = which + 1; other < count; other++)
-            if (sorted[other] == sorted[which]) return 0;
-        site->place[number] = (signed char)which;
+        if (!where || *where >= 0) return NULL;
+        *where = which;
     }
-    former = site->keywords;
-    site->keywords = Py_NewRef(keywords);
+    next = (next + 1) % KNOWN_OPTIONS;
+    *place = found;
+    Py_INCREF(names);
     Py_XDECREF(former);
-    site->given = given;
-    site->named = named;
+    return place;
+}
+
+HOT const struct options *find_options(PyObject *names)
+{
+    for (int number = 0; number < KNOWN_OPTIONS; number++)
+        if (known_options[number].names == names) return &known_options[number];
+    return learn_options(names);
+}
+
+/* Does sort_arguments(). The first `positional` arguments are required. context follows them and, if there is one more, flags. */
+HOT int sort(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords, PyObject *const *names,
+    int positional, int count, PyObject **out)
+{
+    if (given == positional) {
+        const struct options *options = keywords ? find_options(keywords) : NULL;
+
+        for (int which = 0; which < positional; which++) out[which] = arguments[which];
+        out[positional] = NULL;
+        if (count > positional + 1) out[positional + 1] = NULL;
+        if (!keywords) return 0;
+        if (options && (options->flags < 0 || count > positional + 1)) {
+            if (options->context >= 0) out[positional] = arguments[positional + options->context];
+            if (options->flags >= 0) out[positional + 1] = arguments[positional + options->flags];
+            return 0;
+        }
+    }
+    for (int which = 0; which < count; which++) out[which] = NULL;
+    if (sort_arguments(function, arguments, given, keywords, names, positional, count, out) < 0) return -1;
+    for (int which = 0; which < positional; which++) {
+        if (out[which]) continue;
+        PyErr_Format(PyExc_TypeError, "%s() needs the argument '%U'", function, names[which]);
+        return -1;
+    }
     return 0;
 }
 
-/* Does sort_arguments(). */
-HOT int sort(struct call_site *site, const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
-    PyObject *const *names, int positional, int count, PyObject **out)
+HOT PyObject *post_to_peer(PyObject *self, uint32_t operation, const char *function, PyObject *const *arguments,
+    Py_ssize_t count, PyObject *keywords)
 {
-    if (keywords && keywords == site->keywords && given == site->given) {
-        /* sort_arguments() has seen that there are not more. */
-        if (given > 0) out[0] = arguments[0];
-        if (given > 1) out[1] = arguments[1];
-        out[(int)site->place[0]] = arguments[given];
-        for (Py_ssize_t number = 1; number < site->named; number++)
-            out[(int)site->place[number]] = arguments[given + number];
-        return 0;
-    }
-    if (sort_arguments(function, arguments, given, keywords, names, positional, count, out) < 0) return -1;
-    return keywords && PyTuple_Size(keywords) ? learn_call_site(site, given, keywords, arguments, out, count) : 0;
-}
+    PyObject *given[ARGUMENTS];
 
-static PyObject *missing(const char *function, const char *name)
-{
-    PyErr_Format(PyExc_TypeError, "%s() needs the argument '%s'", function, name);
-    return NULL;
-}
-
-HOT PyObject *post_to_peer(PyObject *self, uint32_t operation, const char *function, struct call_site *site,
-    PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
-{
-    PyObject *given[ARGUMENTS] = {NULL};
-
-    if (sort(site, function, arguments, count, keywords, names_with_remote, 2, ARGUMENTS, given) < 0) return NULL;
-    if (!given[SGES]) return missing(function, "sges");
-    if (!given[REMOTE]) return missing(function, "remote");
+    if (sort(function, arguments, count, keywords, names_with_remote, 2, ARGUMENTS, given) < 0) return NULL;
     return post((WorkQueues *)self, operation, given[SGES], given[REMOTE], given[CONTEXT], given[FLAGS]);
 }
 
 static PyObject *queues_send(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    static struct call_site site;
-    PyObject *given[3] = {NULL};
+    PyObject *given[3];
 
-    if (sort(&site, "send", arguments, count, keywords, names_without_remote, 1, 3, given) < 0) return NULL;
-    if (!given[0]) return missing("send", "sges");
+    if (sort("send", arguments, count, keywords, names_without_remote, 1, 3, given) < 0) return NULL;
     return post((WorkQueues *)self, NDPY_SEND, given[0], NULL, given[1], given[2]);
 }
 
 static PyObject *queues_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     WorkQueues *queues = (WorkQueues *)self;
-    static struct call_site site;
-    PyObject *given[2] = {NULL};
+    PyObject *given[2];
 
-    if (sort(&site, "receive", arguments, count, keywords, names_without_remote, 1, 2, given) < 0) return NULL;
-    if (!given[0]) return missing("receive", "sges");
+    if (sort("receive", arguments, count, keywords, names_without_remote, 1, 2, given) < 0) return NULL;
     if (queues->srq && queues->srq != Py_None) {
         raise_made(PyObject_CallMethod(self, "_no_own_receives", NULL));
         return NULL;
@@ -328,16 +361,12 @@ static PyObject *queues_receive(PyObject *self, PyObject *const *arguments, Py_s
 
 static PyObject *queues_read(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    static struct call_site site;
-
-    return post_to_peer(self, NDPY_READ, "read", &site, arguments, count, keywords);
+    return post_to_peer(self, NDPY_READ, "read", arguments, count, keywords);
 }
 
 static PyObject *queues_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    static struct call_site site;
-
-    return post_to_peer(self, NDPY_WRITE, "write", &site, arguments, count, keywords);
+    return post_to_peer(self, NDPY_WRITE, "write", arguments, count, keywords);
 }
 
 /* ---- batches ---- */
@@ -368,7 +397,8 @@ static int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
 
         newest->requests = newest->left = *posted;
     } else {
-        Py_DECREF(records_withdraw(records));
+        records->count--;
+        Py_DECREF((PyObject *)list);
     }
     return refused;
 }

@@ -69,6 +69,8 @@ HOT unsigned int native_flags(const struct ndpy_queue_pair *qp, const struct ndp
 {
     unsigned int flags = signaled ? IBV_SEND_SIGNALED : 0;
 
+    if (!(slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE)) && !qp->fences_all)
+        return flags;
     if (qp->fences_all ? slot->operation != NDPY_READ : slot->flags & NDPY_READ_FENCE)
         flags |= IBV_SEND_FENCE;
     if (slot->flags & NDPY_SOLICITED)

@@ -103,6 +103,64 @@ def test_a_region_that_holds_its_own_element_is_collected():
     assert gone() is None
 
 
+def test_the_limits_of_the_last_slice_mean_the_same_for_other_memory():
+    start, stop, region = 300, 1000, Region()
+    region.length = 1000
+    for _ in range(2):
+        element, piece = region[start:stop], RemoteMemory(0, 1000, 8)[start:stop]
+        assert (element.address, element.length, piece.address, piece.length) == (0x1000 + 300, 700, 300, 700)
+        with pytest.raises(ElementRangeError, match=r"\[300:1000\] is outside the region of 100 bytes"):
+            Region()[start:stop]
+        with pytest.raises(ElementRangeError, match="a step of 2 is not possible"):
+            region[start:stop:2]
+        assert region[start:].length == 700
+        assert region[:stop].length == 1000
+
+
+@pytest.fixture
+def frozen():
+    """The garbage collector does not look at objects from before the test."""
+    for element in [Region()[:] for _ in range(100)]:
+        del element
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_elements_are_collected_that_use_the_memory_of_frozen_ones(frozen):
+    for _ in range(100):
+        region = Region()
+        region.whole = region[:]
+        gone = weakref.ref(region)
+        del region
+        gc.collect()
+        assert gone() is None
+
+
+def test_an_element_that_is_made_in_the_middle_of_a_collection_stays_whole():
+    regions, made = [Region()], []
+
+    class Garbage:
+        def __init__(self):
+            self.elements = [regions[0][:] for _ in range(10)]
+            self.itself = self
+
+        def __del__(self):
+            self.elements.clear()
+            made.extend(regions[0][place : place + 1] for place in range(20))
+
+    for _ in range(3):
+        Garbage()
+    gc.collect()
+    assert [element.address - 0x1000 for element in made] == 3 * list(range(20))
+    assert all(element.region is regions[0] for element in made)
+    gone = weakref.ref(regions.pop())
+    made.clear()
+    gc.collect()
+    assert gone() is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [((-1, 8, 7), ValueError), ((0, 1 << 64, 7), ValueError), ((0, 8, "7"), TypeError), ((0, 8), TypeError)],
