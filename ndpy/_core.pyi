@@ -9,7 +9,9 @@ from typing_extensions import Self
 
 from ndpy import completion, errors
 from ndpy.adapter import Adapter as PublicAdapter
-from ndpy.cache.lease import Lease
+from ndpy.cache import lease
+from ndpy.cache.ownership import MemoryRange
+from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.flags import Access, Operation, Status
 from ndpy.memory import Binding, Elements, InlineElements
 from ndpy.memory import MemoryRegion as PublicRegion
@@ -245,23 +247,32 @@ class Entry:
     def take(self) -> None: ...
     def give_back(self) -> None: ...
 
+class Export:
+    def __init__(self, buffer: Any, /) -> None: ...
+    @property
+    def address(self) -> int: ...
+
 class KnownBuffer:
     def __init__(
         self,
         entry: Entry,
         rights: int,
-        export: Callable[[Any], Any] | None,
-        subject: Any,
-        pointer: Any,
-        size: int,
+        start: int,
+        length: int,
+        is_exported: bool,
+        changed: Callable[[Any], Any] | None,
+        watch: Any,
         /,
     ) -> None: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def length(self) -> int: ...
     @property
     def entry(self) -> Any: ...
 
 class LeaseFinder:
     _known_buffers: dict[Any, Any]
-    _lease_type: type[LeaseBase]
     _over_bounds: bool
     @property
     def _hits(self) -> int: ...
@@ -270,7 +281,19 @@ class LeaseFinder:
     ) -> Lease: ...
     def _next_use(self) -> int: ...
 
-class LeaseBase:
+class Lease:
+    _cache: RegistrationCache
+    _range: MemoryRange | KnownBuffer
+    _view: Any
+    @property
+    def address(self) -> int: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def region(self) -> PublicRegion: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: slice) -> Sge: ...
+    def _entry_in_use(self) -> lease.Entry: ...
     def release(self) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(

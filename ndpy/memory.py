@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
@@ -523,31 +522,6 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
     return view, address_of(view), view.nbytes
 
 
-@functools.cache
-def _ffi() -> Any:
-    """Return an FFI without declarations. That is enough for buffers, so no platform's module is needed."""
-    # Import it here, so that `ndpy doctor` works without it and says what to do.
-    from _cffi_backend import FFI
-
-    return FFI()
-
-
 def address_of(view: memoryview) -> int:
     """The address of a contiguous view's first byte."""
-    ffi = _ffi()
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
-
-
-def pointer_of(view: memoryview) -> Any:
-    """The same address as a pointer. It keeps nothing alive, and can be compared with the results of exporter()."""
-    ffi = _ffi()
-    return ffi.cast("char *", ffi.from_buffer(view))
-
-
-def exporter() -> Callable[[Any], Any]:
-    """Return a function that exports a contiguous buffer.
-
-    The function's result has a length in bytes and keeps the memory in place.
-    """
-    export: Callable[[Any], Any] = _ffi().from_buffer
-    return export
+    return _core.Export(view).address

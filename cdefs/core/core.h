@@ -15,11 +15,14 @@
 
 #include "../hot.h"
 #include "../ndpy_abi.h"
+#include "spares.h"
 
 /* ---- module.c ---- */
 
 /* Frees the object itself, and gives back the reference to its type. */
 void free_object(PyObject *self);
+/* The same for an object that the garbage collector tracks. */
+void free_tracked(PyObject *self);
 /* Creates a type and adds it to the module. Returns NULL with an error. */
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec);
 
@@ -29,6 +32,15 @@ PyTypeObject *add_type(PyObject *module, PyType_Spec *spec);
 int sort_arguments(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords,
     PyObject *const *names, int positional, int count, PyObject **out);
 PyObject *interned(const char *name);
+
+/* Whether an object is of a type or of a subtype. usual: a type that was one, or NULL; its reference is never given back. */
+HOT int is_of(PyObject *object, PyTypeObject *type, PyTypeObject **usual)
+{
+    if (Py_TYPE(object) == *usual) return 1;
+    if (!PyObject_TypeCheck(object, type)) return 0;
+    if (!*usual) *usual = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
+    return 1;
+}
 
 /* Raises what `defunct` makes, if the object cannot be used any more. Returns 0, or -1 with the error. */
 HOT int is_usable(PyObject *defunct)
@@ -41,16 +53,14 @@ void raise_made(PyObject *error);
 
 /* ---- memory.c ---- */
 
-/* A scatter/gather element of a region. export: what a lease keeps the buffer in place by, or NULL. was_visited: whether the garbage
-   collector has looked at it since it was made. */
+/* A scatter/gather element of a region. export: what a lease keeps the buffer in place by, or NULL. */
 typedef struct {
-    PyObject_HEAD
+    Reusable head;
     PyObject *region;
     PyObject *export;
     unsigned long long address;
     unsigned long long length;
     unsigned long long token;
-    char was_visited;
 } Element;
 
 /* Memory of a peer. sliced_from: the memory that this is a slice of, or NULL. */
@@ -64,8 +74,42 @@ typedef struct Remote {
 
 extern PyTypeObject *element_type, *remote_type;
 
+/* Makes an element. Returns NULL with an error. */
+PyObject *element_new(PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token);
+/* Finds the offset and the length of a slice of `whole` bytes, which `what` names. Unlike Python's slices, it must be inside:
+   missing bytes cannot be sent. Returns 0, or -1 with an error. */
+int find_bounds(
+    PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset, unsigned long long *length);
 /* The element of region[key]. */
 PyObject *region_slice(PyObject *self, PyObject *key);
+
+/* ---- exports.c ---- */
+
+/* A Py_buffer. The limited API has had it since 3.11, with the same fields as before. */
+struct buffer {
+    void *address;
+    PyObject *object;
+    Py_ssize_t length;
+    Py_ssize_t item_size;
+    int is_readonly;
+    int dimensions;
+    char *format;
+    Py_ssize_t *shape;
+    Py_ssize_t *strides;
+    Py_ssize_t *suboffsets;
+    void *internal;
+};
+
+/* Keeps the memory of a buffer in place. */
+typedef struct {
+    Reusable head;
+    struct buffer buffer;
+} Export;
+
+extern PyTypeObject *export_type;
+
+/* Exports a buffer whose bytes lie one after the other. Returns NULL with an error. */
+Export *export_new(PyObject *object);
 
 /* ---- resource.c ---- */
 
@@ -337,6 +381,7 @@ int add_completion_arrays(PyObject *module);
 int add_completions(PyObject *module);
 int add_work_queues(PyObject *module);
 int add_completion_queues(PyObject *module);
+int add_exports(PyObject *module);
 int add_leases(PyObject *module);
 int add_resources(PyObject *module);
 int add_regions(PyObject *module);

@@ -18,11 +18,12 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *entry;
-    PyObject *export;  /* a function whose result keeps the buffer in place. None if the buffer stays in place by itself */
-    PyObject *subject; /* the argument of export; None for the buffer */
-    PyObject *pointer; /* the export must equal this; None if the buffer's memory cannot be replaced */
-    Py_ssize_t size;   /* the length that the export must have; -1 for any */
-    long rights;       /* a lease may ask for these rights only */
+    PyObject *changed; /* a function that tells whether the watched memory has changed, or None */
+    PyObject *watch;   /* its argument */
+    unsigned long long start;
+    unsigned long long length;
+    long rights;     /* a lease may ask for these rights only */
+    char is_exported; /* whether a lease needs an export of the buffer, whose memory must be the same as before */
 } KnownBuffer;
 
 /* The part of a cache that a hit needs. */
@@ -30,25 +31,29 @@ typedef struct {
     PyObject_HEAD
     /* A dict of KnownBuffer. A key is the buffer's identity, (address, length), or ((address, length), True) if raw. */
     PyObject *known_buffers;
-    PyObject *lease_type; /* a subclass of Lease */
     PyObject *defunct;    /* None while the cache is open */
     long long uses;
     long long hits;
     char over_bounds; /* whether more is registered than the bounds allow */
 } Cache;
 
-/* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: the export, NULL or None after
-   release. */
+/* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: what keeps the memory in place; NULL or None after
+   release. was_finalized: an object is finalized once. */
 typedef struct {
-    PyObject_HEAD
+    Reusable head;
     PyObject *cache;
     PyObject *range;
     PyObject *view;
+    char was_finalized;
 } Lease;
 
 enum { LOCAL_WRITE = 1 };
 
-static PyTypeObject *entry_base_type, *known_base_type, *cache_base_type, *lease_base_type;
+static PyTypeObject *entry_base_type, *known_base_type, *cache_base_type, *lease_type;
+/* The classes of ndpy/cache, once an object of them was seen. */
+static PyTypeObject *usual_known_type, *usual_cache_type;
+static PyObject *closed_error;
+static struct spares spare_leases;
 
 /* ---- Entry ---- */
 
@@ -93,21 +98,25 @@ static PyType_Spec entry_spec = {
 static int known_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(keywords))
 {
     KnownBuffer *known = (KnownBuffer *)self;
-    PyObject *entry, *export, *subject, *pointer;
-    Py_ssize_t size;
+    PyObject *entry, *changed, *watch;
+    unsigned long long start, length;
     long rights;
+    int is_exported;
 
     if (known->entry) {
         PyErr_SetString(PyExc_TypeError, "a known buffer is initialized once");
         return -1;
     }
-    if (!PyArg_ParseTuple(arguments, "O!lOOOn", entry_base_type, &entry, &rights, &export, &subject, &pointer, &size)) return -1;
+    if (!PyArg_ParseTuple(arguments, "O!lKKpOO", entry_base_type, &entry, &rights, &start, &length, &is_exported, &changed,
+            &watch))
+        return -1;
     known->entry = Py_NewRef(entry);
-    known->export = Py_NewRef(export);
-    known->subject = Py_NewRef(subject);
-    known->pointer = Py_NewRef(pointer);
-    known->size = size;
+    known->changed = Py_NewRef(changed);
+    known->watch = Py_NewRef(watch);
+    known->start = start;
+    known->length = length;
     known->rights = rights;
+    known->is_exported = (char)is_exported;
     return 0;
 }
 
@@ -117,9 +126,8 @@ static int known_traverse(PyObject *self, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(known->entry);
-    Py_VISIT(known->export);
-    Py_VISIT(known->subject);
-    Py_VISIT(known->pointer);
+    Py_VISIT(known->changed);
+    Py_VISIT(known->watch);
     return 0;
 }
 
@@ -128,9 +136,8 @@ static int known_clear(PyObject *self)
     KnownBuffer *known = (KnownBuffer *)self;
 
     Py_CLEAR(known->entry);
-    Py_CLEAR(known->export);
-    Py_CLEAR(known->subject);
-    Py_CLEAR(known->pointer);
+    Py_CLEAR(known->changed);
+    Py_CLEAR(known->watch);
     return 0;
 }
 
@@ -143,11 +150,13 @@ static void known_dealloc(PyObject *self)
 
 static PyMemberDef known_members[] = {
     {"entry", T_OBJECT_EX, offsetof(KnownBuffer, entry), READONLY, NULL},
+    {"start", T_ULONGLONG, offsetof(KnownBuffer, start), READONLY, NULL},
+    {"length", T_ULONGLONG, offsetof(KnownBuffer, length), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot known_slots[] = {
-    {Py_tp_doc, "KnownBuffer(entry, rights, export, subject, pointer, size): a buffer whose entry was found before."},
+    {Py_tp_doc, "KnownBuffer(entry, rights, start, length, is_exported, changed, watch): a buffer whose entry was found before."},
     {Py_tp_init, known_init},
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_traverse, known_traverse},
@@ -207,52 +216,47 @@ static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
     }
     if (!key) return NULL;
     found = PyDict_GetItemWithError(all, key);
-    if (found && (!PyObject_TypeCheck(found, known_base_type) || !((KnownBuffer *)found)->entry)) found = NULL;
+    if (found && (!is_of(found, known_base_type, &usual_known_type) || !((KnownBuffer *)found)->entry)) found = NULL;
     Py_XINCREF(found);
     Py_DECREF(key);
     return (KnownBuffer *)found;
 }
 
-/* Makes what keeps the buffer in place. */
-static PyObject *make_view(const KnownBuffer *known, PyObject *buffer)
+/* Returns what keeps the memory in place. Returns NULL if it is not the same memory as before, or with an error. */
+static PyObject *hold(const KnownBuffer *known, PyObject *buffer)
 {
-    PyObject *subject = known->subject == Py_None ? buffer : known->subject;
+    PyObject *changed;
+    Export *export;
+    int is_changed;
 
-    if (known->export == Py_None) return Py_NewRef(subject);
-    if (known->export == (PyObject *)&PyMemoryView_Type) return PyMemoryView_FromObject(subject);
-    return PyObject_CallFunctionObjArgs(known->export, subject, NULL);
-}
-
-/* Returns 1 if the buffer has the same memory as before, 0 if not, -1 with an error. */
-static int still_there(const KnownBuffer *known, PyObject *view)
-{
-    int equal = 1;
-
-    if (known->pointer != Py_None) equal = PyObject_RichCompareBool(view, known->pointer, Py_EQ);
-    if (equal == 1 && known->size >= 0) {
-        Py_ssize_t size = PyObject_Size(view);
-        equal = size < 0 ? -1 : size == known->size;
-    }
-    return equal;
-}
-
-/* Returns a new lease, which does not count as a use yet. Returns NULL without an error for a miss. */
-static Lease *prepare(const Cache *cache, const KnownBuffer *known, PyObject *buffer, long access)
-{
-    PyObject *view;
-    Lease *lease = NULL;
-
-    if (access & ~known->rights || (cache->defunct && cache->defunct != Py_None)) return NULL;
-    if (!cache->lease_type || !PyType_Check(cache->lease_type) ||
-        !PyType_IsSubtype((PyTypeObject *)cache->lease_type, lease_base_type))
+    if (known->is_exported) {
+        export = export_new(buffer);
+        if (!export) return NULL;
+        if ((uintptr_t)export->buffer.address == known->start && (uint64_t)export->buffer.length == known->length)
+            return (PyObject *)export;
+        Py_DECREF((PyObject *)export);
         return NULL;
-    view = make_view(known, buffer);
-    if (!view) return NULL;
-    if (still_there(known, view) == 1) lease = (Lease *)PyType_GenericAlloc((PyTypeObject *)cache->lease_type, 0);
-    if (lease)
-        lease->range = view;
-    else
-        Py_DECREF(view);
+    }
+    if (known->changed == Py_None) return Py_NewRef(buffer);
+    changed = PyObject_CallFunctionObjArgs(known->changed, known->watch, NULL);
+    if (!changed) return NULL;
+    is_changed = PyObject_IsTrue(changed);
+    Py_DECREF(changed);
+    return is_changed ? NULL : Py_NewRef(buffer);
+}
+
+/* Makes a lease. Steals the reference to `range`. Returns NULL with an error. */
+static Lease *lease_new(Cache *cache, KnownBuffer *range, PyObject *view)
+{
+    PyObject *object = take_spare(&spare_leases);
+    Lease *lease;
+
+    if (!object) object = make_reusable(&spare_leases, lease_type);
+    if (!object) return NULL;
+    lease = (Lease *)object;
+    lease->cache = Py_NewRef((PyObject *)cache);
+    lease->range = (PyObject *)range;
+    lease->view = view;
     return lease;
 }
 
@@ -260,23 +264,23 @@ static Lease *prepare(const Cache *cache, const KnownBuffer *known, PyObject *bu
 static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
 {
     KnownBuffer *known = cache->known_buffers ? look_up(cache->known_buffers, buffer, raw) : NULL;
+    PyObject *view = NULL;
+    Lease *lease = NULL;
     Entry *entry;
-    Lease *lease;
 
     if (!known) return NULL;
-    lease = prepare(cache, known, buffer, access);
+    if (!(access & ~known->rights) && is_usable(cache->defunct)) view = hold(known, buffer);
     entry = (Entry *)known->entry;
-    if (!lease || !entry->cached) {
-        Py_XDECREF(lease);
-        Py_DECREF(known);
+    /* What keeps the memory in place is made by code that may have changed the cache. */
+    if (view && entry->cached) lease = lease_new(cache, known, view);
+    if (!lease) {
+        Py_XDECREF(view);
+        Py_DECREF((PyObject *)known);
         return NULL;
     }
     entry->uses++;
     entry->used = ++cache->uses;
     cache->hits++;
-    lease->view = lease->range;
-    lease->range = (PyObject *)known;
-    lease->cache = Py_NewRef((PyObject *)cache);
     return (PyObject *)lease;
 }
 
@@ -290,7 +294,10 @@ static PyObject *cache_local(PyObject *self, PyObject *const *arguments, Py_ssiz
     long access = LOCAL_WRITE;
     int raw = 0;
 
-    if (sort_arguments("local", arguments, count, keywords, argument_names, QUEUE_PAIR, ARGUMENTS, given) < 0) return NULL;
+    if (count == 1 && !keywords)
+        given[BUFFER] = arguments[0];
+    else if (sort_arguments("local", arguments, count, keywords, argument_names, QUEUE_PAIR, ARGUMENTS, given) < 0)
+        return NULL;
     if (!given[BUFFER]) {
         PyErr_SetString(PyExc_TypeError, "local() needs a buffer");
         return NULL;
@@ -343,7 +350,6 @@ static int cache_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((Cache *)self)->known_buffers);
-    Py_VISIT(((Cache *)self)->lease_type);
     Py_VISIT(((Cache *)self)->defunct);
     return 0;
 }
@@ -351,7 +357,6 @@ static int cache_traverse(PyObject *self, visitproc visit, void *arg)
 static int cache_clear(PyObject *self)
 {
     Py_CLEAR(((Cache *)self)->known_buffers);
-    Py_CLEAR(((Cache *)self)->lease_type);
     Py_CLEAR(((Cache *)self)->defunct);
     return 0;
 }
@@ -365,7 +370,6 @@ static void cache_dealloc(PyObject *self)
 
 static PyMemberDef cache_members[] = {
     {"_known_buffers", T_OBJECT_EX, offsetof(Cache, known_buffers), 0, NULL},
-    {"_lease_type", T_OBJECT_EX, offsetof(Cache, lease_type), 0, NULL},
     {"_defunct", T_OBJECT, offsetof(Cache, defunct), 0, NULL},
     {"_over_bounds", T_BOOL, offsetof(Cache, over_bounds), 0, NULL},
     {"_hits", T_LONGLONG, offsetof(Cache, hits), READONLY, NULL},
@@ -405,14 +409,15 @@ static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
     Entry *entry;
 
     if (!is_used(lease)) Py_RETURN_NONE;
-    if (PyObject_TypeCheck(lease->range, known_base_type))
-        found = Py_NewRef(((KnownBuffer *)lease->range)->entry);
+    if (lease->range && is_of(lease->range, known_base_type, &usual_known_type))
+        found = Py_XNewRef(((KnownBuffer *)lease->range)->entry);
     else
-        found = PyObject_GetAttrString(lease->range, "entry");
-    if (!found) return NULL;
-    if (!PyObject_TypeCheck(found, entry_base_type) || !PyObject_TypeCheck(lease->cache, cache_base_type)) {
+        found = PyObject_GetAttrString(lease->range ? lease->range : Py_None, "entry");
+    if (PyErr_Occurred()) return NULL;
+    if (!found || !PyObject_TypeCheck(found, entry_base_type) || !lease->cache ||
+        !is_of(lease->cache, cache_base_type, &usual_cache_type)) {
         PyErr_SetString(PyExc_TypeError, "the lease does not belong to a cache");
-        Py_DECREF(found);
+        Py_XDECREF(found);
         return NULL;
     }
     entry = (Entry *)found;
@@ -429,13 +434,20 @@ static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
     return result;
 }
 
+/* Returns the entry of a lease that was not released, or NULL with an error. */
+static PyObject *lease_entry_in_use(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    if (is_used((Lease *)self)) return PyObject_GetAttrString(((Lease *)self)->range, "entry");
+    PyErr_Format(closed_error, "%R was released", self);
+    return NULL;
+}
+
 static PyObject *lease_enter(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (!is_used((Lease *)self)) {
-        PyObject *nothing = PyObject_CallMethod(self, "_entry_in_use", NULL);
-        if (!nothing) return NULL;
-        Py_DECREF(nothing);
-    }
+    PyObject *entry = lease_entry_in_use(self, NULL);
+
+    if (!entry) return NULL;
+    Py_DECREF(entry);
     return Py_NewRef(self);
 }
 
@@ -444,13 +456,88 @@ static PyObject *lease_exit(PyObject *self, PyObject *const *Py_UNUSED(arguments
     return lease_release(self, NULL);
 }
 
+static PyObject *part_of_range(PyObject *self, const char *name)
+{
+    PyObject *range = ((Lease *)self)->range;
+
+    return PyObject_GetAttrString(range ? range : Py_None, name);
+}
+
+static PyObject *lease_address(PyObject *self, void *Py_UNUSED(none))
+{
+    return part_of_range(self, "start");
+}
+
+static PyObject *lease_length(PyObject *self, void *Py_UNUSED(none))
+{
+    return part_of_range(self, "length");
+}
+
+static PyObject *lease_region(PyObject *self, void *Py_UNUSED(none))
+{
+    PyObject *entry = lease_entry_in_use(self, NULL), *region;
+
+    if (!entry) return NULL;
+    region = PyObject_GetAttrString(entry, "region");
+    Py_DECREF(entry);
+    return region;
+}
+
+/* Reads address or length. Returns 0, or -1 with an error. */
+static int read_range(PyObject *self, const char *name, unsigned long long *out)
+{
+    PyObject *number = part_of_range(self, name);
+
+    *out = number ? PyLong_AsUnsignedLongLong(number) : 0;
+    Py_XDECREF(number);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+static Py_ssize_t lease_size(PyObject *self)
+{
+    unsigned long long length;
+
+    return read_range(self, "length", &length) < 0 ? -1 : (Py_ssize_t)length;
+}
+
+static PyObject *lease_slice(PyObject *self, PyObject *key)
+{
+    PyObject *region = lease_region(self, NULL), *element = NULL;
+    unsigned long long address, whole, offset = 0, length = 0;
+
+    if (!region) return NULL;
+    if (!PyObject_TypeCheck(region, region_type)) {
+        PyErr_SetString(PyExc_TypeError, "the lease has no region");
+    } else if (read_range(self, "start", &address) == 0 && read_range(self, "length", &whole) == 0 &&
+        find_bounds(key, whole, "the lease", &offset, &length) == 0) {
+        element = element_new(region, address + offset, length, ((Region *)region)->local_token);
+        if (element) ((Element *)element)->export = Py_XNewRef(((Lease *)self)->view);
+    }
+    Py_DECREF(region);
+    return element;
+}
+
+static PyObject *lease_repr(PyObject *self)
+{
+    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "__name__"), *text = NULL;
+    unsigned long long address, length;
+
+    if (name && read_range(self, "start", &address) == 0 && read_range(self, "length", &length) == 0)
+        text = PyUnicode_FromFormat("<%U of %llu bytes at %p>", name, length, (void *)(uintptr_t)address);
+    Py_XDECREF(name);
+    return text;
+}
+
 static void lease_finalize(PyObject *self)
 {
+    Lease *lease = (Lease *)self;
     PyObject *type, *value, *traceback, *nothing;
 
-    if (!is_used((Lease *)self)) return;
+    if (lease->was_finalized) return;
+    lease->was_finalized = 1;
+    if (!is_used(lease)) return;
     PyErr_Fetch(&type, &value, &traceback);
-    nothing = PyObject_CallMethod(self, "_on_dropped", NULL);
+    nothing = PyObject_CallMethod(lease->cache ? lease->cache : Py_None, "_on_dropped", "O", self);
     if (nothing)
         Py_DECREF(nothing);
     else
@@ -462,6 +549,7 @@ static int lease_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Lease *lease = (Lease *)self;
 
+    lease->head.was_visited = 1;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(lease->cache);
     Py_VISIT(lease->range);
@@ -479,11 +567,23 @@ static int lease_clear(PyObject *self)
     return 0;
 }
 
+/* Finalizes an object without references. Returns whether somebody has it now. */
+static int finalize_dropped(PyObject *self)
+{
+    Py_SET_REFCNT(self, 1);
+    lease_finalize(self);
+    Py_SET_REFCNT(self, Py_REFCNT(self) - 1);
+    return Py_REFCNT(self) != 0;
+}
+
 static void lease_dealloc(PyObject *self)
 {
-    PyObject_GC_UnTrack(self);
+    Lease *lease = (Lease *)self;
+
+    if (is_used(lease) && !lease->was_finalized && finalize_dropped(self)) return;
     lease_clear(self);
-    free_object(self);
+    if (Py_TYPE(self) == lease_type && !lease->was_finalized && keep_spare(&spare_leases, self)) return;
+    free_tracked(self);
 }
 
 static PyMemberDef lease_members[] = {
@@ -493,25 +593,48 @@ static PyMemberDef lease_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyGetSetDef lease_properties[] = {
+    {"address", lease_address, NULL, "Where the requested bytes are.", NULL},
+    {"length", lease_length, NULL, "How many bytes were requested.", NULL},
+    {"region", lease_region, NULL, "A region that covers the requested bytes, and perhaps more.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyMethodDef lease_methods[] = {
-    {"release", lease_release, METH_NOARGS, "End the lease. The memory stays registered, in the cache. Harmless when repeated."},
+    {"release", lease_release, METH_NOARGS,
+        "release($self)\n--\n\nEnd the lease. The memory stays registered, in the cache. Harmless when repeated."},
+    {"_entry_in_use", lease_entry_in_use, METH_NOARGS, "Return the entry. Raises ClosedError after release()."},
     {"__enter__", lease_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
+PyDoc_STRVAR(lease_doc,
+    "Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.\n\n"
+    "lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized until\n"
+    "release() is called and the requests that were posted with lease[a:b] have completed. Call release() after they have\n"
+    "completed, because it may deregister the region. Then requests that are still under way fail.\n\n"
+    "Attributes:\n"
+    "    region: a region that covers the requested bytes, and perhaps more.\n"
+    "    address, length: of the requested bytes.\n");
+
 static PyType_Slot lease_slots[] = {
-    {Py_tp_doc, "The part of leases and exposures that a hit needs."},
+    {Py_tp_doc, (void *)lease_doc},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_repr, lease_repr},
+    {Py_mp_length, lease_size},
+    {Py_mp_subscript, lease_slice},
     {Py_tp_finalize, lease_finalize},
     {Py_tp_traverse, lease_traverse},
     {Py_tp_clear, lease_clear},
     {Py_tp_dealloc, lease_dealloc},
     {Py_tp_members, lease_members},
+    {Py_tp_getset, lease_properties},
     {Py_tp_methods, lease_methods},
     {0, NULL},
 };
 
-static PyType_Spec lease_spec = {"ndpy._core.LeaseBase", sizeof(Lease), 0,
+static PyType_Spec lease_spec = {"ndpy._core.Lease", sizeof(Lease), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, lease_slots};
 
 /* ---- the module ---- */
@@ -524,6 +647,11 @@ static PyMethodDef functions[] = {
 int add_leases(PyObject *module)
 {
     static const char *const names[ARGUMENTS] = {"buffer", "access", "queue_pair", "raw"};
+    PyObject *errors = PyImport_ImportModule("ndpy.errors");
+
+    closed_error = errors ? PyObject_GetAttrString(errors, "ClosedError") : NULL;
+    Py_XDECREF(errors);
+    if (!closed_error) return -1;
 
     for (int which = 0; which < ARGUMENTS; which++) {
         argument_names[which] = interned(names[which]);
@@ -533,6 +661,6 @@ int add_leases(PyObject *module)
     entry_base_type = add_type(module, &entry_spec);
     known_base_type = add_type(module, &known_spec);
     cache_base_type = add_type(module, &cache_spec);
-    lease_base_type = add_type(module, &lease_spec);
-    return entry_base_type && known_base_type && cache_base_type && lease_base_type ? 0 : -1;
+    lease_type = add_type(module, &lease_spec);
+    return entry_base_type && known_base_type && cache_base_type && lease_type ? 0 : -1;
 }

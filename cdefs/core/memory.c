@@ -4,18 +4,9 @@
 
 #include "core.h"
 
-enum { SPARE_ELEMENTS = 64 };
-
 PyTypeObject *element_type, *remote_type;
 static PyObject *range_error;
-
-/* Elements that were freed, for the next slices. The interpreter's lock guards them.
-
-   The garbage collector goes on tracking a spare element, which saves a tenth of a slice. It visits all elements of a generation
-   before it sorts them or moves them. A visited one is tracked anew when it is used again. So it leaves the collector's lists of
-   garbage and of old objects, as a new object must. Only gc.freeze() moves elements that it has not visited. */
-static Element *spare_elements[SPARE_ELEMENTS];
-static int spare_count;
+static struct spares spare_elements;
 
 /* ---- slices ---- */
 
@@ -90,9 +81,7 @@ HOT int is_last(PyObject *key, unsigned long long whole)
         limit_of(key, stop_offset) == last.stop && limit_of(key, step_offset) == Py_None && last.end <= whole;
 }
 
-/* Finds the offset and the length of a slice. Unlike Python's slices, it must be inside: missing bytes cannot be
-   sent. */
-static int find_bounds(
+int find_bounds(
     PyObject *key, unsigned long long whole, const char *what, unsigned long long *offset, unsigned long long *length)
 {
     Py_ssize_t start, stop, step;
@@ -151,47 +140,26 @@ static int read_number(PyObject *number, const char *what, unsigned long long *o
 
 /* ---- elements ---- */
 
-/* Returns an element that the garbage collector tracks, or NULL with an error. */
-APART Element *element_track(Element *element)
-{
-    if (element) {
-        PyObject_GC_UnTrack(element);
-    } else {
-        element = PyObject_GC_New(Element, element_type);
-        if (!element) return NULL;
-        element->region = element->export = NULL;
-    }
-    element->was_visited = 0;
-    PyObject_GC_Track(element);
-    return element;
-}
-
 HOT PyObject *element_fill(
-    Element *element, PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
+    PyObject *object, PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
 {
+    Element *element = (Element *)object;
+
     element->region = Py_NewRef(region);
     element->address = address;
     element->length = length;
     element->token = token;
-    return (PyObject *)element;
+    return object;
 }
 
-APART PyObject *element_make(
-    PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
+PyObject *element_new(PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
 {
-    Element *element = element_track(spare_count ? spare_elements[--spare_count] : NULL);
+    PyObject *element = make_reusable(&spare_elements, element_type);
 
     return element ? element_fill(element, region, address, length, token) : NULL;
 }
 
-HOT PyObject *element_new_slice(
-    PyObject *region, unsigned long long address, unsigned long long length, unsigned long long token)
-{
-    if (!spare_count || spare_elements[spare_count - 1]->was_visited) return element_make(region, address, length, token);
-    return element_fill(spare_elements[--spare_count], region, address, length, token);
-}
-
-static PyObject *element_new(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *keywords)
+static PyObject *element_create(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"region", "address", "length", "token", NULL};
     PyObject *region, *address, *length, *token;
@@ -206,14 +174,14 @@ static PyObject *element_new(PyTypeObject *Py_UNUSED(type), PyObject *arguments,
         PyErr_Format(PyExc_TypeError, "an Sge is a piece of a MemoryRegion, not of %R", region);
         return NULL;
     }
-    return element_new_slice(region, numbers[0], numbers[1], numbers[2]);
+    return element_new(region, numbers[0], numbers[1], numbers[2]);
 }
 
 static int element_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Element *element = (Element *)self;
 
-    element->was_visited = 1;
+    element->head.was_visited = 1;
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(element->region);
     Py_VISIT(element->export);
@@ -235,16 +203,7 @@ static void element_dealloc(PyObject *self)
     PyObject *region = element->region, *export = element->export;
 
     element->region = element->export = NULL;
-    if (spare_count < SPARE_ELEMENTS) {
-        Py_SET_REFCNT(self, 1);
-        spare_elements[spare_count++] = element;
-    } else {
-        PyTypeObject *type = Py_TYPE(self);
-
-        PyObject_GC_UnTrack(self);
-        PyObject_GC_Del(self);
-        Py_DECREF(type);
-    }
+    if (!keep_spare(&spare_elements, self)) free_tracked(self);
     Py_XDECREF(region);
     Py_XDECREF(export);
 }
@@ -275,7 +234,7 @@ PyDoc_STRVAR(element_doc,
 
 static PyType_Slot element_slots[] = {
     {Py_tp_doc, (void *)element_doc},
-    {Py_tp_new, element_new},
+    {Py_tp_new, element_create},
     {Py_tp_repr, element_repr},
     {Py_tp_traverse, element_traverse},
     {Py_tp_clear, element_clear},
@@ -352,15 +311,16 @@ APART PyObject *slice_slowly(PyObject *self, PyObject *key)
     unsigned long long offset = 0, length = 0;
 
     if (find_bounds(key, region->length, "the region", &offset, &length) < 0) return NULL;
-    return element_new_slice(self, region->address + offset, length, region->local_token);
+    return element_new(self, region->address + offset, length, region->local_token);
 }
 
 PyObject *region_slice(PyObject *self, PyObject *key)
 {
     const Region *region = (Region *)self;
+    PyObject *element = is_last(key, region->length) ? take_spare(&spare_elements) : NULL;
 
-    if (!is_last(key, region->length)) return slice_slowly(self, key);
-    return element_new_slice(self, region->address + last.offset, last.end - last.offset, region->local_token);
+    if (!element) return slice_slowly(self, key);
+    return element_fill(element, self, region->address + last.offset, last.end - last.offset, region->local_token);
 }
 
 /* ---- the module ---- */

@@ -9,6 +9,25 @@ void free_object(PyObject *self)
     Py_DECREF(type);
 }
 
+void free_tracked(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    free_object(self);
+}
+
+PyObject *make_reusable(struct spares *spares, PyTypeObject *type)
+{
+    PyObject *object;
+
+    /* This one is tracked already, and its fields are 0. */
+    if (!spares->count) return PyType_GenericAlloc(type, 0);
+    object = spares->objects[--spares->count];
+    PyObject_GC_UnTrack(object);
+    ((Reusable *)object)->was_visited = 0;
+    PyObject_GC_Track(object);
+    return object;
+}
+
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
 {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -87,7 +106,7 @@ PyMODINIT_FUNC PyInit__core(void)
 
     if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_records(module) < 0 ||
                       add_batches(module) < 0 || add_completion_arrays(module) < 0 || add_completions(module) < 0 || add_work_queues(module) < 0 ||
-                      add_completion_queues(module) < 0 || add_leases(module) < 0 || add_resources(module) < 0 ||
+                      add_completion_queues(module) < 0 || add_exports(module) < 0 || add_leases(module) < 0 || add_resources(module) < 0 ||
                       add_regions(module) < 0))
         Py_CLEAR(module);
     return module;

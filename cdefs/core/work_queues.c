@@ -112,12 +112,9 @@ HOT int decode_remote(PyObject *object, struct ndpy_remote *out)
 {
     const Remote *remote = (Remote *)object, *window = remote;
 
-    if (Py_TYPE(object) != usual_remote_type) {
-        if (!PyObject_TypeCheck(object, remote_type)) {
-            PyErr_Format(PyExc_TypeError, "the peer's memory is a RemoteMemory, not %R", (PyObject *)Py_TYPE(object));
-            return -1;
-        }
-        if (!usual_remote_type) usual_remote_type = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
+    if (!is_of(object, remote_type, &usual_remote_type)) {
+        PyErr_Format(PyExc_TypeError, "the peer's memory is a RemoteMemory, not %R", (PyObject *)Py_TYPE(object));
+        return -1;
     }
     if (remote->token > UINT32_MAX) {
         PyErr_Format(PyExc_ValueError, "a remote token is 0 to 2**32-1, not %llu", remote->token);

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ndpy import _core, errors
-from ndpy.cache.ownership import KnownBuffer, MemoryRange, Owner
+from ndpy.cache.ownership import Owner
 from ndpy.flags import Access
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
 from ndpy.queue_pair import QueuePair
-
-if TYPE_CHECKING:
-    from ndpy.cache.registration_cache import RegistrationCache
 
 
 @dataclass
@@ -114,70 +109,8 @@ class Grant:
         self.ended = False
 
 
-class Lease(_core.LeaseBase):
-    """Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.
-
-    lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized until
-    release() is called and the requests that were posted with lease[a:b] have completed. Call release() after they have
-    completed, because it may deregister the region. Then requests that are still under way fail.
-
-    Attributes:
-        region: a region that covers the requested bytes, and perhaps more.
-        address, length: of the requested bytes.
-    """
-
-    __slots__ = ()
-
-    # Set by the cache.
-    _cache: RegistrationCache
-    _range: MemoryRange | KnownBuffer
-    #: The export of the buffer. None after release().
-    _view: Any
-
-    @property
-    def address(self) -> int:
-        return self._range.start
-
-    @property
-    def length(self) -> int:
-        return self._range.length
-
-    @property
-    def region(self) -> MemoryRegion:
-        return self._entry_in_use().region
-
-    def _entry_in_use(self) -> Entry:
-        if self._view is None:
-            raise errors.ClosedError(f"{self!r} was released")
-        entry: Entry = self._range.entry
-        return entry
-
-    def __len__(self) -> int:
-        return self._range.length
-
-    def __getitem__(self, key: slice) -> Sge:
-        """The element of bytes start to stop. Raises ElementRangeError unless all of them are inside."""
-        region = self._entry_in_use().region
-        offset, length = _core.slice_bounds(key, self.length, "the lease")
-        element = Sge(region, self.address + offset, length, region.local_token)
-        element._export = self._view
-        return element
-
-    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
-        return entry, None, self._view
-
-    def _on_dropped(self) -> None:
-        """The finalizer calls this for a lease that was not released."""
-        if sys.is_finalizing():
-            return
-        message = f"unreleased {self!r}"
-        # This comes first: if warnings are errors, the last line raises.
-        self._cache._abandoned.append(self._abandon(self._range.entry))
-        self._cache._reaper.wake()
-        warnings.warn(message, ResourceWarning, stacklevel=2, source=self)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.length} bytes at {self.address:#x}>"
+#: Registered memory for the time of its use.
+Lease = _core.Lease
 
 
 class Exposure(Lease):
@@ -214,6 +147,3 @@ class Exposure(Lease):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.release()
-
-    def _abandon(self, entry: Entry) -> tuple[Entry, Grant | None, Any]:
-        return entry, self._grant, self._view

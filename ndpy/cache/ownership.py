@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import _core, errors
-from ndpy.memory import buffer_range, exporter, pointer_of
+from ndpy.memory import buffer_range
 
 _lone_view = memoryview(bytearray(1))
 # The sys.getrefcount() of an object to which only one memoryview refers.
@@ -65,30 +65,24 @@ class KnownBuffer(_core.KnownBuffer):
     Parameters:
         found: the range with which it was found.
         entry: the entry.
-        export: export(subject), or export(buffer) if the subject is None, makes what keeps the buffer in place. None if
-            nothing has to.
-        pointer: the export must be equal to it. It is set if the memory of the buffer may be replaced (mmap, NumPy array,
-            monitored memory). None if it cannot be replaced (memoryview, and objects of which the cache has an export). A
-            buffer that can shrink in place (mmap) must have the same length too.
+        is_exported: whether a lease needs an export of the buffer, which must have the same memory as before.
+        changed, watch: changed(watch) tells whether the memory has changed. None if nobody watches it.
         reference: a weak reference whose callback forgets the buffer.
     """
 
-    __slots__ = ("length", "reference", "start")
+    __slots__ = ("reference",)
 
     def __init__(
         self,
         found: MemoryRange,
         entry: Any,
-        export: Callable[[Any], Any] | None,
-        subject: Any,
-        pointer: Any,
+        is_exported: bool,
+        changed: Callable[[Any], Any] | None,
+        watch: Any,
         reference: Any,
     ) -> None:
         readonly = isinstance(found.view, memoryview) and found.view.readonly
-        size = found.length if isinstance(found.root, mmap.mmap) else -1
-        super().__init__(entry, 0 if readonly else entry.rights, export, subject, pointer, size)
-        self.start = found.start
-        self.length = found.length
+        super().__init__(entry, 0 if readonly else entry.rights, found.start, found.length, is_exported, changed, watch)
         self.reference = reference
 
 
@@ -179,26 +173,20 @@ def remember_buffer(
     if entry.queue_pairs is not None:
         return
     key: Any = _core.identity(buffer)
-    subject = pointer = reference = None
-    export: Callable[[Any], Any] | None = memoryview
+    reference = None
     if type(buffer) is tuple:
         if (found.start, found.end) != (entry.start, entry.end):
             return
         key = (buffer, True) if found.root is None else buffer
-        if changed is None or entry.watch is None:
-            export = None
-        else:
-            # The "export" is 0 unless the memory has changed.
-            export, subject, pointer = changed, entry.watch, 0
-    elif found.root is None or found.root is MONITORED:
+        watch = entry.watch
+        known[key] = KnownBuffer(found, entry, False, None if watch is None else changed, watch, None)
+        return
+    if found.root is None or found.root is MONITORED:
         return
     # If the cache has an export of the object, the object lives as long as the entry.
-    elif entry.owner.view is None or buffer is not found.root:
+    if entry.owner.view is None or buffer is not found.root:
         try:
             reference = weakref.ref(buffer, lambda _: known.pop(key, None))
         except TypeError:
             return
-        if type(buffer) is not memoryview:
-            pointer = pointer_of(found.view)
-            export = exporter()
-    known[key] = KnownBuffer(found, entry, export, subject, pointer, reference)
+    known[key] = KnownBuffer(found, entry, True, None, None, reference)

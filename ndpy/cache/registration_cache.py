@@ -5,7 +5,7 @@ a watched owner dies, its entries are marked. If an owner can be resized, an exp
 that has no owner, and marks entries too.
 
 A callback that marks may run in any thread, with any lock held. The reaper deregisters. It runs at the next use of the
-cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/lease.c) does not
+cache, in the adapter's thread, or in close(). No provider is called under the cache's lock. A hit (cdefs/core/lease.c) does not
 take that lock.
 """
 
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 import threading
+import warnings
 import weakref
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -125,7 +127,6 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         self._owners: dict[int, Owner] = {}
         #: Buffers that were found before. The key is their identity. A record is valid only while its entry is cached.
         self._known_buffers = {}
-        self._lease_type = Lease
         #: All entries that are registered, cached or only in use.
         self._entries: set[Entry] = set()
         #: The entries that are not cached any more.
@@ -565,6 +566,17 @@ class RegistrationCache(_core.LeaseFinder, Resource):
             heapq.heappush(order, item)
         self._counts.evictions += len(doomed)
         return self._detach(doomed)
+
+    def _on_dropped(self, lease: Lease) -> None:
+        """The finalizer of a lease that was not released calls this."""
+        if sys.is_finalizing():
+            return
+        message = f"unreleased {lease!r}"
+        grant = lease._grant if isinstance(lease, Exposure) else None
+        # This comes first: if warnings are errors, the last line raises.
+        self._abandoned.append((lease._range.entry, grant, lease._view))
+        self._reaper.wake()
+        warnings.warn(message, ResourceWarning, stacklevel=2, source=lease)
 
     def _take_abandoned_owners(self) -> list[Entry]:
         """Detach the memory that only the cache's export keeps alive. Called under the lock."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import gc
 import inspect
+import mmap
 import sys
 import weakref
 
 import pytest
 
-from ndpy import Access, _core
+from ndpy import Access, ClosedError, Lease, _core
+from ndpy.memory import address_of
 
 ACCESS, SINK = int(Access.LOCAL_WRITE), int(Access.READ_SINK)
 
@@ -19,14 +22,18 @@ class LeaseFinder(_core.LeaseFinder):
 
     def __init__(self):
         self._known_buffers = {}
-        self._lease_type = Lease
-        self.released = []
+        self.released, self.dropped, self.on_dropped = [], 0, None
 
     def _local(self, *arguments):
         return arguments
 
     def _on_released(self, entry):
         self.released.append(entry)
+
+    def _on_dropped(self, lease):
+        self.dropped += 1
+        if self.on_dropped:
+            self.on_dropped(lease)
 
 
 class Entry(_core.Entry):
@@ -40,25 +47,19 @@ class KnownBuffer(_core.KnownBuffer):
     __slots__ = ("__weakref__",)
 
 
-class Lease(_core.LeaseBase):
-    __slots__ = ("__weakref__",)
-    dropped = 0
-
-    def _entry_in_use(self):
-        raise ValueError("it was released")
-
-    def _on_dropped(self):
-        type(self).dropped += 1
-
-
 @pytest.fixture
 def finder():
     return LeaseFinder()
 
 
-def learn(finder, buffer, export=memoryview, subject=None, pointer=None, size=-1, key=None):
+def learn(finder, buffer, key=None, changed=None, watch=None, *, at=None, length=None):
     entry = Entry()
-    known = KnownBuffer(entry, ACCESS, export, subject, pointer, size)
+    if buffer is None:
+        known = KnownBuffer(entry, ACCESS, 4096, 8, False, changed, watch)
+    else:
+        view = memoryview(buffer)
+        start, length = at or address_of(view), length or view.nbytes
+        known = KnownBuffer(entry, ACCESS, start, length, True, None, None)
     finder._known_buffers[id(buffer) if key is None else key] = known
     return entry
 
@@ -89,7 +90,7 @@ def test_a_hit_is_a_use_until_it_is_released(finder):
     assert state(finder, entry) == (0, 2)
     assert finder.released == []
     buffer.append(1)
-    with pytest.raises(ValueError, match="released"), second:
+    with pytest.raises(ClosedError, match="released"), second:
         pass
     assert finder._next_use() == 3
 
@@ -105,20 +106,70 @@ def test_what_is_no_hit_counts_as_none(finder, why):
     buffer.append(1)
 
 
-def test_an_export_has_to_be_equal_and_as_long(finder):
-    buffer = bytearray(b"12345678")
-    entry = learn(finder, buffer, pointer=b"12345678", size=8)
+def test_an_export_has_to_be_of_the_same_memory(finder):
+    buffer, other = bytearray(8), bytearray(8)
+    entries = [learn(finder, buffer, at=address_of(memoryview(other))), learn(finder, buffer, length=7)]
+    assert find(finder, buffer) is None
+    assert [state(finder, entry) for entry in entries] == [(0, 0), (0, 0)]
+    learn(finder, buffer)
     find(finder, buffer).release()
-    buffer[0] = 0
+    buffer.append(1)
     assert find(finder, buffer) is None
-    entry = learn(finder, buffer, size=7)
-    assert find(finder, buffer) is None
-    assert state(finder, entry) == (0, 1)
     buffer.append(1)
 
 
+@pytest.mark.filterwarnings("ignore:Setting the strides:DeprecationWarning")
+def test_buffers_of_any_kind_are_exported_and_let_go(finder):
+    numpy = pytest.importorskip("numpy")
+    columns = numpy.zeros((4, 4), order="F")
+    for buffer in (
+        bytes(8),
+        bytearray(8),
+        memoryview(bytearray(8)),
+        array.array("q", [1, 2]),
+        mmap.mmap(-1, 4096),
+        columns,
+    ):
+        learn(finder, buffer)
+        before = sys.getrefcount(buffer)
+        lease = find(finder, buffer)
+        assert sys.getrefcount(buffer) == before + 1
+        lease.release()
+        assert sys.getrefcount(buffer) == before
+    view = memoryview(bytearray(8))
+    learn(finder, view)
+    with find(finder, view), pytest.raises(BufferError):
+        view.release()
+    view.release()
+    learn(finder, columns)
+    columns.strides = (8, 16)
+    with pytest.raises((BufferError, ValueError), match="contiguous"):
+        find(finder, columns)
+
+
+def test_an_export_keeps_a_buffer_in_place_and_is_collected():
+    class Buffer(bytearray):
+        pass
+
+    buffer = Buffer(8)
+    export = _core.Export(buffer)
+    with pytest.raises(BufferError):
+        buffer.append(1)
+    del export
+    buffer.append(1)
+    buffer.export = _core.Export(buffer)
+    gone = weakref.ref(buffer)
+    del buffer
+    gc.collect()
+    assert gone() is None
+    with pytest.raises(TypeError, match="is not a buffer"):
+        _core.Export(5)
+    with pytest.raises((BufferError, ValueError), match="contiguous"):
+        _core.Export(memoryview(bytes(8))[::2])
+
+
 def test_ranges_are_found_by_their_value_and_by_whether_the_caller_watches_them(finder):
-    own, raw = learn(finder, None, export=None, key=(4096, 8)), learn(finder, None, export=None, key=((4096, 8), True))
+    own, raw = learn(finder, None, key=(4096, 8)), learn(finder, None, key=((4096, 8), True))
     with find(finder, (4096, 8)), find(finder, (4096, 8), raw=True):
         assert (own.uses, raw.uses) == (1, 1)
     assert find(finder, (4096, 9)) is None
@@ -128,7 +179,7 @@ def test_ranges_are_found_by_their_value_and_by_whether_the_caller_watches_them(
 
 def test_a_watch_is_asked_instead_of_the_buffer(finder):
     changed = {"watch": 0}
-    learn(finder, None, export=changed.get, subject="watch", pointer=0, key=(4096, 8))
+    learn(finder, None, (4096, 8), changed.get, "watch")
     find(finder, (4096, 8)).release()
     changed["watch"] = 1
     assert find(finder, (4096, 8)) is None
@@ -170,28 +221,27 @@ def test_a_release_that_fails_is_one_all_the_same(finder):
     buffer.append(1)
 
 
-def test_a_dropped_lease_says_so_once_and_a_released_one_nothing(finder, monkeypatch):
-    monkeypatch.setattr(Lease, "dropped", 0)
+def test_a_dropped_lease_says_so_once_and_a_released_one_nothing(finder):
     buffer = bytearray(8)
     learn(finder, buffer)
     find(finder, buffer).release()
-    assert Lease.dropped == 0
+    assert finder.dropped == 0
     find(finder, buffer)
-    assert Lease.dropped == 1
+    assert finder.dropped == 1
     try:
         raise KeyError("kept")
     except KeyError as error:
         find(finder, buffer)
         assert str(error) == "'kept'"
-    assert Lease.dropped == 2
+    assert finder.dropped == 2
 
 
 def test_what_a_finalizer_raises_is_reported_and_nothing_else_is_lost(finder, monkeypatch):
-    def fail(self):
+    def fail(lease):
         raise OSError("no")
 
     reports = []
-    monkeypatch.setattr(Lease, "_on_dropped", fail)
+    finder.on_dropped = fail
     monkeypatch.setattr(sys, "unraisablehook", lambda report: reports.append(str(report.exc_value)))
     buffer = bytearray(8)
     learn(finder, buffer)
@@ -199,17 +249,43 @@ def test_what_a_finalizer_raises_is_reported_and_nothing_else_is_lost(finder, mo
     assert reports == ["no"]
 
 
+def test_a_dropped_lease_that_somebody_takes_is_dropped_once(finder):
+    kept = []
+    finder.on_dropped = kept.append
+    buffer = bytearray(8)
+    entry = learn(finder, buffer)
+    find(finder, buffer)
+    assert (len(kept), finder.dropped, entry.uses) == (1, 1, 1)
+    kept.clear()
+    assert finder.dropped == 1
+    buffer.append(1)
+
+
+def test_leases_in_cycles_are_dropped_once_however_often_their_memory_was_used(finder):
+    buffer = bytearray(8)
+    for number in range(1, 20):
+        entry = learn(finder, buffer)
+        entry.cycle = find(finder, buffer), find(finder, buffer)
+        learn(finder, buffer)
+        del entry
+        gc.collect()
+        assert finder.dropped == 2 * number
+        find(finder, buffer).release()
+    finder._known_buffers.clear()
+    buffer.append(1)
+
+
 def test_cycles_are_collected(finder):
     buffer = bytearray(8)
     entry = learn(finder, buffer)
     lease = find(finder, buffer)
     entry.cycle = (lease, finder)
-    watches = [weakref.ref(thing) for thing in (lease, entry, finder._known_buffers[id(buffer)])]
+    watches = [weakref.ref(thing) for thing in (entry, finder._known_buffers[id(buffer)])]
     lease.release()
     finder._known_buffers.clear()
     del lease, entry
     gc.collect()
-    assert [watch() for watch in watches] == [None, None, None]
+    assert [watch() for watch in watches] == [None, None]
 
 
 def test_nothing_is_left_of_many_uses(finder):
@@ -239,18 +315,13 @@ def test_nothing_is_left_of_many_uses(finder):
 
 def test_wrong_calls_are_refused(finder):
     with pytest.raises(TypeError):
-        KnownBuffer(object(), ACCESS, None, None, None, -1)
-    known = KnownBuffer(Entry(), ACCESS, None, None, None, -1)
+        KnownBuffer(object(), ACCESS, 0, 8, False, None, None)
+    known = KnownBuffer(Entry(), ACCESS, 0, 8, False, None, None)
     with pytest.raises(TypeError):
-        known.__init__(Entry(), ACCESS, None, None, None, -1)
+        known.__init__(Entry(), ACCESS, 0, 8, False, None, None)
     for wrong in (object(), KnownBuffer.__new__(KnownBuffer)):
         finder._known_buffers[(4096, 8)] = wrong
         assert find(finder, (4096, 8)) is None
-    buffer = bytearray(8)
-    learn(finder, buffer)
-    for wrong in (int, object()):
-        finder._lease_type = wrong
-        assert find(finder, buffer) is None
     lease = Lease()
     lease._range, lease._view = 5, 5
     with pytest.raises(AttributeError):

@@ -1,0 +1,100 @@
+/* Exports of buffers: what a memoryview does, without being one. */
+
+#include "core.h"
+
+PyTypeObject *export_type;
+
+static struct spares spare_exports;
+
+/* Slots and flags of the buffer protocol, which the limited API names since 3.11. */
+enum { SLOT_GET_BUFFER = 1, SLOT_RELEASE_BUFFER = 2, ANY_CONTIGUOUS = 0x98 };
+
+typedef int (*get_buffer)(PyObject *object, struct buffer *buffer, int flags);
+typedef void (*release_buffer)(PyObject *object, struct buffer *buffer);
+
+Export *export_new(PyObject *object)
+{
+    get_buffer get = (get_buffer)PyType_GetSlot(Py_TYPE(object), SLOT_GET_BUFFER);
+    PyObject *export;
+
+    if (!get) {
+        PyErr_Format(PyExc_TypeError, "%R is not a buffer", (PyObject *)Py_TYPE(object));
+        return NULL;
+    }
+    export = take_spare(&spare_exports);
+    if (!export) export = make_reusable(&spare_exports, export_type);
+    if (!export) return NULL;
+    if (get(object, &((Export *)export)->buffer, ANY_CONTIGUOUS) == 0) return (Export *)export;
+    ((Export *)export)->buffer.object = NULL;
+    Py_DECREF(export);
+    return NULL;
+}
+
+static void let_go(Export *export)
+{
+    PyObject *object = export->buffer.object;
+    release_buffer release;
+
+    if (!object) return;
+    release = (release_buffer)PyType_GetSlot(Py_TYPE(object), SLOT_RELEASE_BUFFER);
+    if (release) release(object, &export->buffer);
+    export->buffer.object = NULL;
+    Py_DECREF(object);
+}
+
+static PyObject *export_create(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *Py_UNUSED(keywords))
+{
+    PyObject *object;
+
+    if (!PyArg_ParseTuple(arguments, "O:Export", &object)) return NULL;
+    return (PyObject *)export_new(object);
+}
+
+static int export_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    ((Reusable *)self)->was_visited = 1;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Export *)self)->buffer.object);
+    return 0;
+}
+
+static int export_clear(PyObject *self)
+{
+    let_go((Export *)self);
+    return 0;
+}
+
+static void export_dealloc(PyObject *self)
+{
+    let_go((Export *)self);
+    if (!keep_spare(&spare_exports, self)) free_tracked(self);
+}
+
+static PyObject *export_address(PyObject *self, void *Py_UNUSED(none))
+{
+    return PyLong_FromVoidPtr(((Export *)self)->buffer.address);
+}
+
+static PyGetSetDef export_properties[] = {
+    {"address", export_address, NULL, "Of the first byte.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot export_slots[] = {
+    {Py_tp_doc, "Export(buffer): keeps the memory of a buffer in place while it exists."},
+    {Py_tp_new, export_create},
+    {Py_tp_traverse, export_traverse},
+    {Py_tp_clear, export_clear},
+    {Py_tp_dealloc, export_dealloc},
+    {Py_tp_getset, export_properties},
+    {0, NULL},
+};
+
+static PyType_Spec export_spec = {
+    "ndpy._core.Export", sizeof(Export), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, export_slots};
+
+int add_exports(PyObject *module)
+{
+    export_type = add_type(module, &export_spec);
+    return export_type ? 0 : -1;
+}
