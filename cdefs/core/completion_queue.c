@@ -427,13 +427,13 @@ HOT int tell_of_failures(CompletionQueue *self, PyObject *failed)
    their number, or minus an errno. Called with the lock. */
 static int spin(CompletionQueue *self, struct ndpy_completion *entries, uint32_t room, double seconds)
 {
-    const Lock *lock = (Lock *)self->lock;
+    const volatile int *waiters = lock_waiters(self->lock);
     const struct ndpy_provider *provider = self->provider;
     struct ndpy_completion_queue *native = self->native;
     int got;
 
     Py_BEGIN_ALLOW_THREADS
-    got = provider->spin(native, entries, room, &lock->waiters, (uint64_t)(seconds * 1e9));
+    got = provider->spin(native, entries, room, waiters, (uint64_t)(seconds * 1e9));
     Py_END_ALLOW_THREADS
     return got;
 }
@@ -446,7 +446,7 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
     PyObject *found[BATCH];
     Py_ssize_t count = 0;
 
-    while (seconds > 0 && !count && !((Lock *)self->lock)->waiters) {
+    while (seconds > 0 && !count && !*lock_waiters(self->lock)) {
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
         int got = began < 0 ? 0 : spin(self, entries, wanted < BATCH ? (uint32_t)wanted : BATCH, slice);
 
@@ -715,7 +715,7 @@ static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **
 static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t enough, double seconds, PyObject **failed)
 {
     array_read(array);
-    while (seconds > 0 && array->count < enough && !((Lock *)self->lock)->waiters) {
+    while (seconds > 0 && array->count < enough && !*lock_waiters(self->lock)) {
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
         int got = began < 0 ? 0 : spin(self, array->entries + array->count, (uint32_t)array->capacity - array->count, slice);
 

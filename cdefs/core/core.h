@@ -15,6 +15,7 @@
 
 #include "../hot.h"
 #include "../ndpy_abi.h"
+#include "lock.h"
 #include "spares.h"
 
 /* ---- module.c ---- */
@@ -119,18 +120,6 @@ struct link {
     struct link *previous;
 };
 
-/* The lock of one object that several threads may close. owner: the thread that has taken it `count` times. The
-   interpreter's lock guards these. bell: what the `waiting` threads wait for; made when the first one waits. rung:
-   whether one of them was woken and has not looked yet. */
-typedef struct {
-    PyObject_HEAD
-    unsigned long owner;
-    unsigned int count;
-    unsigned int waiting;
-    PyThread_type_lock bell;
-    char rung;
-} RLock;
-
 /* What was dropped without close(). dropped: a deque. */
 typedef struct {
     PyObject_HEAD
@@ -157,28 +146,7 @@ typedef struct {
     char closing;
 } Adapter;
 
-extern PyTypeObject *rlock_type, *orphans_type, *adapter_type;
-
-RLock *rlock_new(void);
-/* Waits for a lock that another thread holds. Returns 1 with the lock, 0 at the deadline, -1 if a signal handler
-   raised. */
-int rlock_wait(RLock *lock, PY_TIMEOUT_T microseconds);
-/* Takes the lock, which the caller then gives back with rlock_leave(). Returns 0, or -1 if a signal handler raised. */
-static inline int rlock_enter(RLock *lock)
-{
-    unsigned long thread = PyThread_get_thread_ident();
-
-    if (lock->count && lock->owner != thread) return rlock_wait(lock, -1) == 1 ? 0 : -1;
-    lock->owner = thread;
-    lock->count++;
-    return 0;
-}
-static inline void rlock_leave(RLock *lock)
-{
-    if (--lock->count || !lock->waiting || lock->rung) return;
-    lock->rung = 1;
-    PyThread_release_lock(lock->bell);
-}
+extern PyTypeObject *orphans_type, *adapter_type;
 
 /* ---- regions.c ---- */
 
@@ -206,42 +174,6 @@ typedef struct {
 } Region;
 
 extern PyTypeObject *region_type;
-
-/* ---- lock.c ---- */
-
-/* signal: the system's lock on which `waiters` threads sleep. is_signaled: it was released for one of them, which has not run
-   yet. */
-typedef struct {
-    PyObject_HEAD
-    PyThread_type_lock signal;
-    int waiters;
-    char held;
-    char is_signaled;
-} Lock;
-
-extern PyTypeObject *lock_type;
-
-/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: the object is not a
-   Lock, or a signal handler raised. */
-int lock_wait(PyObject *lock);
-HOT int lock_enter(PyObject *lock)
-{
-    if (lock && Py_TYPE(lock) == lock_type && !((Lock *)lock)->held) {
-        ((Lock *)lock)->held = 1;
-        return 0;
-    }
-    return lock_wait(lock);
-}
-/* Wakes one of the threads that wait for a lock. */
-void lock_wake(Lock *lock);
-HOT void lock_leave(PyObject *lock)
-{
-    ((Lock *)lock)->held = 0;
-    if (((Lock *)lock)->waiters) lock_wake((Lock *)lock);
-}
-
-/* time.monotonic(), or -1 with an error: out of memory. */
-double monotonic_now(void);
 
 /* ---- records.c ---- */
 

@@ -1,23 +1,17 @@
-/* A lock that C and Python code share. Whether it is held is a flag that the interpreter's lock guards, so C takes and leaves a
-   free one in a few instructions. Threads that find it held sleep on a lock of the system. Whoever leaves wakes one of them, and
-   that one looks again: a third thread may have been quicker. */
+/* Locks that C and Python code share. Whether one is held is a field that the interpreter's lock guards (see lock.h), so C takes and
+   leaves a free one in a few instructions. Threads that find it held wait at its gate: they sleep on a lock of the system. Whoever
+   leaves wakes one of them, and that one looks again: a third thread may have been quicker. A waiting thread that gives up may
+   leave a signal that was meant for it. The next one that waits then looks once too often. */
 
 #include "core.h"
 
 /* The system's locks wait no longer than some number that differs by system. */
 #define LONGEST_S 3600
 
-PyTypeObject *lock_type;
+PyTypeObject *lock_type, *rlock_type;
 
 /* time.monotonic(). */
 static PyObject *monotonic;
-
-void lock_wake(Lock *lock)
-{
-    if (lock->is_signaled) return;
-    lock->is_signaled = 1;
-    PyThread_release_lock(lock->signal);
-}
 
 double monotonic_now(void)
 {
@@ -28,46 +22,56 @@ double monotonic_now(void)
     return seconds;
 }
 
-/* Sleeps until the lock may be free, or until the deadline. Returns 0, or -1 if a signal handler raised. */
-static int sleep_on(Lock *lock, PY_TIMEOUT_T microseconds)
+/* ---- gates ---- */
+
+/* Sleeps until somebody wakes it, or for so long. Returns 0, or -1 with an error. */
+static int sleep_at(struct gate *gate, PY_TIMEOUT_T microseconds)
 {
     PyLockStatus status;
 
-    lock->waiters++;
+    if (gate_prepare(gate) < 0) return -1;
+    gate_begin_sleep(gate);
     Py_BEGIN_ALLOW_THREADS
-    status = PyThread_acquire_lock_timed(lock->signal, microseconds, 1);
+    status = PyThread_acquire_lock_timed(gate->signal, microseconds, 1);
     Py_END_ALLOW_THREADS
-    lock->waiters--;
-    if (status == PY_LOCK_ACQUIRED) lock->is_signaled = 0;
+    gate_end_sleep(gate, status == PY_LOCK_ACQUIRED);
     return status == PY_LOCK_INTR ? Py_MakePendingCalls() : 0;
 }
 
-/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, -1 with an
-   error. */
-static int acquire(Lock *lock, double seconds)
+int gate_wait(struct gate *gate, double *seconds)
 {
-    int is_limited = seconds >= 0;
-    double deadline = 0, left = seconds;
+    double began, now, sleep_s = *seconds < LONGEST_S ? *seconds : LONGEST_S;
 
-    if (is_limited && left > 0 && lock->held) {
-        deadline = monotonic_now();
-        if (deadline < 0) return -1;
-        deadline += seconds;
-    }
-    while (lock->held) {
-        double sleep_s = left < LONGEST_S ? left : LONGEST_S;
-
-        if (is_limited && left <= 0) return 0;
-        if (sleep_on(lock, is_limited ? (PY_TIMEOUT_T)(sleep_s * 1e6) + 1 : -1) < 0) return -1;
-        if (is_limited && lock->held) {
-            double time = monotonic_now();
-
-            if (time < 0) return -1;
-            left = deadline - time;
-        }
-    }
-    lock->held = 1;
+    if (*seconds < 0) return sleep_at(gate, -1) < 0 ? -1 : 1;
+    if (*seconds == 0) return 0;
+    began = monotonic_now();
+    if (began < 0 || sleep_at(gate, (PY_TIMEOUT_T)(sleep_s * 1e6) + 1) < 0) return -1;
+    now = monotonic_now();
+    if (now < 0) return -1;
+    *seconds = *seconds > now - began ? *seconds - (now - began) : 0;
     return 1;
+}
+
+void gate_wake(struct gate *gate)
+{
+    if (gate_begin_wake(gate)) PyThread_release_lock(gate->signal);
+}
+
+void gate_free(struct gate *gate)
+{
+    if (gate_is_silent(gate)) PyThread_release_lock(gate->signal);
+    if (gate->signal) PyThread_free_lock(gate->signal);
+}
+
+/* ---- Lock ---- */
+
+/* As rlock_acquire(). */
+static int lock_acquire(Lock *lock, double seconds)
+{
+    int got = 1;
+
+    while (got == 1 && !lock_take(lock)) got = gate_wait(&lock->gate, &seconds);
+    return got;
 }
 
 int lock_wait(PyObject *lock)
@@ -76,48 +80,29 @@ int lock_wait(PyObject *lock)
         PyErr_SetString(PyExc_TypeError, "the lock is not an ndpy._core.Lock");
         return -1;
     }
-    return acquire((Lock *)lock, -1) == 1 ? 0 : -1;
-}
-
-static PyObject *lock_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments), PyObject *Py_UNUSED(keywords))
-{
-    Lock *lock = (Lock *)PyType_GenericAlloc(type, 0);
-
-    if (!lock) return NULL;
-    lock->signal = PyThread_allocate_lock();
-    if (!lock->signal) {
-        Py_DECREF(lock);
-        return PyErr_NoMemory();
-    }
-    PyThread_acquire_lock(lock->signal, NOWAIT_LOCK);
-    return (PyObject *)lock;
+    return lock_acquire((Lock *)lock, -1) == 1 ? 0 : -1;
 }
 
 static void lock_dealloc(PyObject *self)
 {
-    Lock *lock = (Lock *)self;
-
-    if (lock->signal) {
-        if (!lock->is_signaled) PyThread_release_lock(lock->signal);
-        PyThread_free_lock(lock->signal);
-    }
+    gate_free(&((Lock *)self)->gate);
     free_object(self);
 }
 
-static PyObject *lock_acquire(PyObject *self, PyObject *arguments, PyObject *keywords)
+static PyObject *lock_acquire_method(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
     static char *names[] = {"blocking", "timeout", NULL};
     int blocking = 1, got;
     double timeout = -1;
 
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, &timeout)) return NULL;
-    got = acquire((Lock *)self, !blocking ? 0 : timeout);
+    got = lock_acquire((Lock *)self, blocking ? timeout : 0);
     return got < 0 ? NULL : PyBool_FromLong(got);
 }
 
 static PyObject *lock_release(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (!((Lock *)self)->held) {
+    if (!lock_is_held((Lock *)self)) {
         PyErr_SetString(PyExc_RuntimeError, "release of a lock that nobody holds");
         return NULL;
     }
@@ -127,7 +112,7 @@ static PyObject *lock_release(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *lock_locked(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    return PyBool_FromLong(((Lock *)self)->held);
+    return PyBool_FromLong(lock_is_held((Lock *)self));
 }
 
 static PyObject *lock_begin(PyObject *self, PyObject *Py_UNUSED(none))
@@ -142,7 +127,7 @@ static PyObject *lock_end(PyObject *self, PyObject *const *Py_UNUSED(arguments),
 }
 
 static PyMethodDef lock_methods[] = {
-    {"acquire", (PyCFunction)(void (*)(void))lock_acquire, METH_VARARGS | METH_KEYWORDS, "As that of threading.Lock."},
+    {"acquire", (PyCFunction)(void (*)(void))lock_acquire_method, METH_VARARGS | METH_KEYWORDS, "As that of threading.Lock."},
     {"release", lock_release, METH_NOARGS, "As that of threading.Lock."},
     {"locked", lock_locked, METH_NOARGS, "As that of threading.Lock."},
     {"__enter__", lock_begin, METH_NOARGS, NULL},
@@ -152,13 +137,101 @@ static PyMethodDef lock_methods[] = {
 
 static PyType_Slot lock_slots[] = {
     {Py_tp_doc, "A lock as threading.Lock, which C code can take too."},
-    {Py_tp_new, lock_new},
+    {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, lock_dealloc},
     {Py_tp_methods, lock_methods},
     {0, NULL},
 };
 
 static PyType_Spec lock_spec = {"ndpy._core.Lock", sizeof(Lock), 0, Py_TPFLAGS_DEFAULT, lock_slots};
+
+/* ---- RLock ---- */
+
+RLock *rlock_new(void)
+{
+    RLock *lock = PyObject_New(RLock, rlock_type);
+
+    if (!lock) return NULL;
+    lock->gate = (struct gate){0};
+    lock->count = 0;
+    return lock;
+}
+
+static PyObject *rlock_make(PyTypeObject *Py_UNUSED(type), PyObject *Py_UNUSED(arguments), PyObject *Py_UNUSED(keywords))
+{
+    return (PyObject *)rlock_new();
+}
+
+static void rlock_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+
+    gate_free(&((RLock *)self)->gate);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+int rlock_acquire(RLock *lock, double seconds)
+{
+    int got = 1;
+
+    while (got == 1 && !rlock_take(lock)) got = gate_wait(&lock->gate, &seconds);
+    return got;
+}
+
+static PyObject *rlock_acquire_method(PyObject *self, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"blocking", "timeout", NULL};
+    int blocking = 1, got;
+    double timeout = -1;
+
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, &timeout)) return NULL;
+    got = rlock_acquire((RLock *)self, blocking ? timeout : 0);
+    return got < 0 ? NULL : PyBool_FromLong(got);
+}
+
+static PyObject *rlock_release(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    RLock *lock = (RLock *)self;
+
+    if (!rlock_is_own(lock)) {
+        PyErr_SetString(PyExc_RuntimeError, "release of a lock that this thread does not hold");
+        return NULL;
+    }
+    rlock_leave(lock);
+    Py_RETURN_NONE;
+}
+
+static PyObject *rlock_begin(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    if (rlock_enter((RLock *)self) < 0) return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *rlock_end(PyObject *self, PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
+{
+    return rlock_release(self, NULL);
+}
+
+static PyMethodDef rlock_methods[] = {
+    {"acquire", (PyCFunction)(void (*)(void))rlock_acquire_method, METH_VARARGS | METH_KEYWORDS, "As that of threading.RLock."},
+    {"release", rlock_release, METH_NOARGS, "As that of threading.RLock."},
+    {"__enter__", rlock_begin, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))rlock_end, METH_FASTCALL, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot rlock_slots[] = {
+    {Py_tp_doc, "A lock as threading.RLock, which C code can take too."},
+    {Py_tp_new, rlock_make},
+    {Py_tp_dealloc, rlock_dealloc},
+    {Py_tp_methods, rlock_methods},
+    {0, NULL},
+};
+
+static PyType_Spec rlock_spec = {"ndpy._core.RLock", sizeof(RLock), 0, Py_TPFLAGS_DEFAULT, rlock_slots};
+
+/* ---- the module ---- */
 
 int add_locks(PyObject *module)
 {
@@ -167,6 +240,8 @@ int add_locks(PyObject *module)
     if (!time) return -1;
     monotonic = PyObject_GetAttrString(time, "monotonic");
     Py_DECREF(time);
-    lock_type = monotonic ? add_type(module, &lock_spec) : NULL;
-    return lock_type ? 0 : -1;
+    if (!monotonic) return -1;
+    lock_type = add_type(module, &lock_spec);
+    rlock_type = add_type(module, &rlock_spec);
+    return lock_type && rlock_type ? 0 : -1;
 }

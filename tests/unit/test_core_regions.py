@@ -102,6 +102,48 @@ def test_a_thread_that_gave_up_takes_no_others_turn():
     ended(waiting)
 
 
+def test_a_thread_that_is_woken_too_late_waits_for_the_rest_of_its_time_only():
+    lock, stop, is_held = _core.RLock(), threading.Event(), threading.Event()
+
+    def wake_in_vain() -> None:
+        lock.acquire()
+        is_held.set()
+        for _ in range(int(DEADLINE_S / 0.02)):
+            if stop.wait(0.02):
+                break
+            # No other thread runs between these two.
+            lock.release()
+            lock.acquire()
+        lock.release()
+
+    thread = started(wake_in_vain)
+    assert is_held.wait(DEADLINE_S)
+    began = time.monotonic()
+    got = lock.acquire(timeout=0.3)
+    took = time.monotonic() - began
+    stop.set()
+    if got:
+        lock.release()
+    ended(thread)
+    assert got or took >= 0.3
+    assert took < DEADLINE_S / 2
+
+
+def test_a_wait_for_a_lock_may_be_as_long_as_one_likes():
+    lock, is_held = _core.RLock(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            is_held.set()
+            time.sleep(0.05)
+
+    thread = started(hold)
+    assert is_held.wait(DEADLINE_S)
+    assert lock.acquire(timeout=1e18)
+    lock.release()
+    ended(thread)
+
+
 def test_of_many_threads_one_at_a_time_has_the_lock():
     lock, inside, most, turns = _core.RLock(), [], [], []
 
