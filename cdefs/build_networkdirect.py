@@ -78,6 +78,8 @@ def source() -> str:
 #include "networkdirect/version1/shim.h"
 #include "networkdirect/loader.c"
 #include "networkdirect/requests.c"
+#include "rings.c"
+#include "networkdirect/common.c"
 #include "networkdirect/data_path.c"
 #include "networkdirect/version1/data_path.c"
 """

@@ -51,8 +51,11 @@ def source() -> str:
 
 {names}
 
+#include "rings.c"
 #include "verbs/events.c"
 #include "verbs/data_path.c"
+#include "verbs/lists.c"
+#include "verbs/provider.c"
 #include "verbs/userfaultfd.c"
 """
 

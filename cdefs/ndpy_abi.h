@@ -99,7 +99,7 @@ struct ndpy_completion {
     uint32_t flags;
 };
 
-/* The data path (data_path.c): one for all providers. */
+/* The data path. Each provider has these functions, made of those in data_path.h. */
 struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
     uint32_t receive_depth, uint32_t max_initiator_sge, uint32_t max_receive_sge, uint32_t inline_size,
     uint64_t max_length);

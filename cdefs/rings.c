@@ -1,11 +1,7 @@
-/* The rings of posted requests, and the completions that a queue stores (see data_path.c). All providers share this
-   file.
+/* The rings of posted requests, and the completions that a queue stores: what is not hot of rings.h. All providers share this
+   file. */
 
-   A provider's own data_path.c defines NATIVE_CANCELED and NATIVE_NO_MEMORY, and then includes this file once. */
-
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
+#include "rings.h"
 
 /* ---- creation ---- */
 
@@ -86,11 +82,6 @@ void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
     qp->refuses_reads = 1;
 }
 
-static uint32_t ring_in_flight(struct ndpy_ring *ring)
-{
-    return atomic_load(&ring->posted) - atomic_load(&ring->retired);
-}
-
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive)
 {
     return ring_in_flight(receive ? qp->receive : qp->initiator);
@@ -158,7 +149,6 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
 
 #define FIRST_SLOTS 8
 
-/* Adds slots behind the newest one. Returns 0, or -1 if memory is short. */
 static int ring_grow(struct ndpy_ring *ring)
 {
     uint32_t count = ring->allocated ? ring->allocated : FIRST_SLOTS;
@@ -191,38 +181,6 @@ static int ring_grow(struct ndpy_ring *ring)
     return 0;
 }
 
-/* Finds the slot of the next request. Returns 0 or a refusal. */
-HOT int ring_next(struct ndpy_ring *ring, struct ndpy_slot **slot)
-{
-    uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_relaxed);
-    uint32_t in_flight = posted - atomic_load_explicit(&ring->retired, memory_order_acquire);
-
-    if (in_flight >= ring->allocated) {
-        if (in_flight >= ring->depth)
-            return NDPY_QUEUE_FULL;
-        if (ring->allocated < ring->depth && ring_grow(ring))
-            return NATIVE_NO_MEMORY;
-    }
-    *slot = ring->newest->next;
-    (*slot)->sequence = posted;
-    return 0;
-}
-
-/* Call this before the provider sees the request: its completion may be polled before the post returns. */
-HOT void ring_commit(struct ndpy_ring *ring, struct ndpy_slot *slot)
-{
-    ring->former = ring->newest;
-    ring->newest = slot;
-    atomic_store_explicit(&ring->posted, slot->sequence + 1, memory_order_release);
-}
-
-/* Takes the last request back. */
-HOT void ring_withdraw(struct ndpy_ring *ring)
-{
-    ring->newest = ring->former;
-    atomic_fetch_sub_explicit(&ring->posted, 1, memory_order_release);
-}
-
 /* Finds the slot of a request that is in flight, beginning at *place, which goes on. The slots come in the order of posting. */
 static struct ndpy_slot *ring_find(struct ndpy_slot **place, uint32_t sequence)
 {
@@ -236,12 +194,6 @@ static struct ndpy_slot *ring_find(struct ndpy_slot **place, uint32_t sequence)
 
 /* ---- postings of lists ---- */
 
-HOT struct ndpy_posting *posting_at(struct ndpy_ring *ring, uint32_t place)
-{
-    return &ring->postings.items[place % (ring->depth + 1)];
-}
-
-/* Looks for the posting of a list's request that has ended. See find_posted(). */
 static int search_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
 {
     const struct ndpy_list *list = list_of(slot);
@@ -266,28 +218,6 @@ static int search_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, u
     return 0;
 }
 
-/* Finds the number in the ring of a list's request that has ended: that of its oldest posting in which it has not ended yet.
-   Returns 0 if there is none. Once the last request of the oldest posting was found, the posting is over. Call this with the
-   completion queue's lock. */
-HOT int find_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
-{
-    uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
-
-    if (first != atomic_load_explicit(&ring->postings.end, memory_order_acquire)) {
-        const struct ndpy_posting *posting = posting_at(ring, first);
-        uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
-        uint32_t left = atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence;
-
-        *sequence = posting->base + slot->sequence;
-        if (posting->list == list_of(slot) && (int32_t)(*sequence - retired) >= 0 && (int32_t)left > 0) {
-            if (left == 1)
-                atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
-            return 1;
-        }
-    }
-    return search_posted(ring, slot, sequence);
-}
-
 /* The slot of a list's request by its number in the ring. NULL if the number is not that of a list's request. Call this with the
    completion queue's lock. */
 static struct ndpy_slot *listed_slot(struct ndpy_ring *ring, uint32_t sequence)
@@ -302,16 +232,6 @@ static struct ndpy_slot *listed_slot(struct ndpy_ring *ring, uint32_t sequence)
     }
     return NULL;
 }
-
-static const uint16_t allowed_flags[] = {
-    [NDPY_RECEIVE] = 0,
-    [NDPY_SEND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
-    [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
-    [NDPY_READ] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
-    [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
-    [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-};
 
 /* ---- stored completions ---- */
 
@@ -333,13 +253,6 @@ static int reserve_stored(struct ndpy_completion_queue *cq, uint32_t more)
     cq->stored = grown;
     cq->stored_capacity = capacity;
     return 0;
-}
-
-static void store(struct ndpy_completion_queue *cq, const struct ndpy_completion *completion)
-{
-    cq->stored[cq->stored_head + cq->stored_count++] = *completion;
-    if (!(completion->flags & NDPY_INTERNAL))
-        cq->undelivered++;
 }
 
 int ndpy_poll_internal(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
@@ -401,7 +314,8 @@ uint32_t ndpy_renumber_stored(struct ndpy_completion_queue *cq, uint32_t native_
     return count;
 }
 
-int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq)
+static int cancel_rest(
+    struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq, uint32_t native_status)
 {
     struct ndpy_ring *ring = receive ? qp->receive : qp->initiator;
     uint32_t left = ring_in_flight(ring);
@@ -417,7 +331,7 @@ int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_comple
             .context = slot->context,
             .operation = slot->operation,
             .status = NDPY_CANCELED,
-            .native_status = NATIVE_CANCELED,
+            .native_status = native_status,
             .queue_pair = ring->number,
             .retired = 1,
             .slot = retired + i,

@@ -1,14 +1,22 @@
-/* The structures behind those that Python sees (ndpy_abi.h). */
+/* The structures behind those that Python sees (ndpy_abi.h), and what is hot of rings.c.
 
+   Each direction of a queue pair is a ring of slots. The provider gets the address of a request's slot as the
+   request's context, and returns it with the completion. Requests of one direction complete in order. So a
+   completion retires every slot up to its own, including the silent (unsignaled) ones before it. A ring has one
+   writer of `posted`: the thread that holds the queue pair's lock. It has one writer of `retired`: the thread that
+   holds the completion queue's lock. The two threads share only these counters. */
+
+#ifndef NDPY_RINGS_H
+#define NDPY_RINGS_H
+
+#include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "hot.h"
 
 #define NDPY_POLL_BATCH 32
-
-/* A result of native_post(): the request counts as posted, but the provider will not complete it. ndpy_cancel_rest
-   ends it. */
-#define NATIVE_NEVER_COMPLETES (-100)
 
 struct ndpy_ring;
 
@@ -120,3 +128,94 @@ struct ndpy_completion_queue {
 
 _Static_assert(sizeof(struct ndpy_completion) == 48, "the Python side unpacks 48 bytes");
 _Static_assert(sizeof(uintptr_t) <= sizeof(uint64_t), "a slot's address fits a request's context");
+
+/* ---- rings.c ---- */
+
+/* Adds slots behind the newest one. Returns 0, or -1 if memory is short. */
+static int ring_grow(struct ndpy_ring *ring);
+/* Looks for the posting of a list's request that has ended. See find_posted(). */
+static int search_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence);
+/* Makes room for more stored completions. Returns 0 or an errno. */
+static int reserve_stored(struct ndpy_completion_queue *cq, uint32_t more);
+/* As ndpy_cancel_rest(). native_status: the provider's number for a canceled request. */
+static int cancel_rest(
+    struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq, uint32_t native_status);
+
+/* ---- places in a ring ---- */
+
+static inline uint32_t ring_in_flight(struct ndpy_ring *ring)
+{
+    return atomic_load(&ring->posted) - atomic_load(&ring->retired);
+}
+
+/* Finds the slot of the next request. Returns 0, a refusal, or the number for being short of memory. */
+HOT int ring_next(struct ndpy_ring *ring, struct ndpy_slot **slot, int no_memory)
+{
+    uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_relaxed);
+    uint32_t in_flight = posted - atomic_load_explicit(&ring->retired, memory_order_acquire);
+
+    if (in_flight >= ring->allocated) {
+        if (in_flight >= ring->depth)
+            return NDPY_QUEUE_FULL;
+        if (ring->allocated < ring->depth && ring_grow(ring))
+            return no_memory;
+    }
+    *slot = ring->newest->next;
+    (*slot)->sequence = posted;
+    return 0;
+}
+
+/* Call this before the provider sees the request: its completion may be polled before the post returns. */
+HOT void ring_commit(struct ndpy_ring *ring, struct ndpy_slot *slot)
+{
+    ring->former = ring->newest;
+    ring->newest = slot;
+    atomic_store_explicit(&ring->posted, slot->sequence + 1, memory_order_release);
+}
+
+/* Takes the last request back. */
+HOT void ring_withdraw(struct ndpy_ring *ring)
+{
+    ring->newest = ring->former;
+    atomic_fetch_sub_explicit(&ring->posted, 1, memory_order_release);
+}
+
+/* ---- postings of lists ---- */
+
+HOT struct ndpy_posting *posting_at(struct ndpy_ring *ring, uint32_t place)
+{
+    return &ring->postings.items[place % (ring->depth + 1)];
+}
+
+/* Finds the number in the ring of a list's request that has ended: that of its oldest posting in which it has not ended yet.
+   Returns 0 if there is none. Once the last request of the oldest posting was found, the posting is over. Call this with the
+   completion queue's lock. */
+HOT int find_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
+{
+    uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
+
+    if (first != atomic_load_explicit(&ring->postings.end, memory_order_acquire)) {
+        const struct ndpy_posting *posting = posting_at(ring, first);
+        uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+        uint32_t left = atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence;
+
+        *sequence = posting->base + slot->sequence;
+        if (posting->list == list_of(slot) && (int32_t)(*sequence - retired) >= 0 && (int32_t)left > 0) {
+            if (left == 1)
+                atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
+            return 1;
+        }
+    }
+    return search_posted(ring, slot, sequence);
+}
+
+/* ---- stored completions ---- */
+
+static inline void store(struct ndpy_completion_queue *cq, const struct ndpy_completion *completion)
+{
+    cq->stored[cq->stored_head + cq->stored_count++] = *completion;
+    if (!(completion->flags & NDPY_INTERNAL))
+        cq->undelivered++;
+}
+
+#endif

@@ -1,8 +1,6 @@
-/* The NetworkDirect 2 part of the data path (see ../data_path.c). With a completion the provider returns two
+/* The NetworkDirect 2 part of the data path (see ../data_path.h). With a completion the provider returns two
    contexts. The request's context is the address of its slot. The queue pair's context is the number of the queue
    pair in Python. */
-
-#include "../rings.h"
 
 _Static_assert(sizeof(struct nd2_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 _Static_assert(sizeof(struct nd2_result) == 32, "ND2_RESULT");
@@ -12,49 +10,14 @@ _Static_assert(offsetof(struct nd2_result, request_type) == 24, "ND2_RESULT.Requ
 _Static_assert(sizeof(struct nd2_adapter_info) == 96, "ND2_ADAPTER_INFO");
 _Static_assert(offsetof(struct nd2_adapter_info, max_initiator_sge) == 32, "ND2_ADAPTER_INFO.MaxInitiatorSge");
 _Static_assert(offsetof(struct nd2_adapter_info, adapter_flags) == 92, "ND2_ADAPTER_INFO.AdapterFlags");
-/* Flags have the same numbers in NetworkDirect and in ndpy. */
-_Static_assert((int)ND_OP_FLAG_SILENT_SUCCESS == (int)NDPY_SILENT_SUCCESS, "flags");
-_Static_assert((int)ND_OP_FLAG_READ_FENCE == (int)NDPY_READ_FENCE, "flags");
-_Static_assert((int)ND_OP_FLAG_SEND_AND_SOLICIT_EVENT == (int)NDPY_SOLICITED, "flags");
-_Static_assert((int)ND_OP_FLAG_INLINE == (int)NDPY_INLINE, "flags");
 
-#define LARGEST_TOKEN UINT32_MAX
-
-struct native_request {
+struct version2_request {
     const struct nd2_sge *elements;
     uint32_t count;
     uint32_t remote_token;
     uint64_t remote_address;
-    /* bind and invalidate */
-    void *region;
-    void *window;
-    unsigned char *granted;     /* version 1: where the bind writes the window's descriptor */
-    uint64_t address;
-    uint64_t length;
-    uint32_t access;
+    struct window_request bind;
 };
-
-struct native_result {
-    struct nd2_result result;
-};
-
-#define ND_BUFFER_OVERFLOW 0x80000005u
-#define ND_NO_MORE_ENTRIES 0x8000001Au
-#define ND_ACCESS_VIOLATION 0xC0000005u
-#define ND_INVALID_DEVICE_REQUEST 0xC0000010u
-#define ND_DATA_OVERRUN 0xC000003Cu
-#define ND_DATA_ERROR 0xC000003Eu
-#define ND_INSUFFICIENT_RESOURCES 0xC000009Au
-#define ND_IO_TIMEOUT 0xC00000B5u
-#define ND_INTERNAL_ERROR 0xC00000E5u
-#define ND_CANCELED 0xC0000120u
-#define ND_REMOTE_ERROR 0xC000013Du
-#define ND_CONNECTION_INVALID 0xC000023Au
-
-#define NATIVE_CANCELED ND_CANCELED
-#define NATIVE_NO_MEMORY ((int)ND_INSUFFICIENT_RESOURCES)
-
-#include "../rings.c"
 
 /* NetworkDirect has remote tokens in network order (contract D.4.2). For Python they are numbers, as on verbs. */
 static uint32_t swap_token(uint32_t token)
@@ -62,7 +25,7 @@ static uint32_t swap_token(uint32_t token)
     return token >> 24 | (token >> 8 & 0xFF00) | (token << 8 & 0xFF0000) | token << 24;
 }
 
-static const struct nd2_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
+static void *version2_elements(void *out, const struct ndpy_element *elements, uint32_t count)
 {
     struct nd2_sge *sge = out;
 
@@ -74,9 +37,11 @@ static const struct nd2_sge *native_elements(void *out, const struct ndpy_elemen
     return sge;
 }
 
-static void native_data_request(struct native_request *out, uint32_t operation, const struct nd2_sge *elements,
-    uint32_t count, const struct ndpy_remote *remote)
+static void version2_data_request(
+    void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote)
 {
+    struct version2_request *out = request;
+
     (void)operation;
     out->elements = elements;
     out->count = count;
@@ -84,21 +49,9 @@ static void native_data_request(struct native_request *out, uint32_t operation, 
     out->remote_token = swap_token(remote->token);
 }
 
-/* Translate a provider's refusal to enum ndpy_refusal, if that has the same reason. */
-static inline int refusal(int32_t status)
+static int version2_native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *posted, int signaled)
 {
-    switch ((uint32_t)status) {
-    case ND_NO_MORE_ENTRIES:
-        return NDPY_QUEUE_FULL;
-    case ND_CONNECTION_INVALID:
-        return NDPY_NOT_CONNECTED;
-    default:
-        return status;
-    }
-}
-
-static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
-{
+    const struct version2_request *request = posted;
     struct IND2QueuePair *native = qp->native;
     const struct nd2_sge *sge = request->elements;
     uint32_t flags = slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE);
@@ -115,90 +68,146 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
         return refusal(IND2QueuePair_Write(native, slot, sge, request->count, request->remote_address,
             request->remote_token, flags));
     case NDPY_BIND:
-        return refusal(IND2QueuePair_Bind(native, slot, request->region, request->window,
-            (const void *)(uintptr_t)request->address, (size_t)request->length, flags | request->access));
+        return refusal(IND2QueuePair_Bind(native, slot, request->bind.region, request->bind.window,
+            (const void *)(uintptr_t)request->bind.address, (size_t)request->bind.length,
+            flags | request->bind.access));
     default:
-        return refusal(IND2QueuePair_Invalidate(native, slot, request->window, flags));
+        return refusal(IND2QueuePair_Invalidate(native, slot, request->bind.window, flags));
     }
 }
 
-static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct nd2_sge *elements, uint32_t count)
+static int version2_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *elements, uint32_t count)
 {
     return refusal(IND2QueuePair_Receive(qp->native, slot, elements, count));
 }
 
-static int native_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_slot *slot,
-    const struct nd2_sge *elements, uint32_t count)
+static int version2_receive_shared(
+    struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count)
 {
     return refusal(IND2SharedReceiveQueue_Receive(queue->native, slot, elements, count));
 }
 
-_Static_assert(sizeof(struct native_result) == sizeof(struct nd2_result), "an array of results is one of ND2_RESULT");
-
-static int native_poll(struct ndpy_completion_queue *cq, struct native_result *results, uint32_t count)
+static int version2_native_poll(struct ndpy_completion_queue *cq, void *results, uint32_t count)
 {
-    return (int)IND2CompletionQueue_GetResults(cq->native, &results->result, count);
+    return (int)IND2CompletionQueue_GetResults(cq->native, results, count);
 }
 
-static struct ndpy_slot *native_slot(const struct native_result *result)
+static struct ndpy_slot *version2_slot(const void *result)
 {
-    return result->result.request_context;
+    return ((const struct nd2_result *)result)->request_context;
 }
 
-static uint32_t native_queue_pair(const struct native_result *result)
+static uint32_t version2_queue_pair(const void *result)
 {
-    return (uint32_t)(uintptr_t)result->result.queue_pair_context;
+    return (uint32_t)(uintptr_t)((const struct nd2_result *)result)->queue_pair_context;
 }
 
-static uint32_t status_of(const struct native_result *result)
+static uint32_t version2_status(const void *result)
 {
-    return (uint32_t)result->result.status;
+    return (uint32_t)((const struct nd2_result *)result)->status;
 }
 
-static uint32_t native_bytes(const struct native_result *result)
+static uint64_t version2_bytes(const void *result)
 {
-    return result->result.bytes_transferred;
+    return ((const struct nd2_result *)result)->bytes_transferred;
 }
 
-static uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
+static void version2_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
+
+static const struct native version2 = {
+    .elements = version2_elements,
+    .data_request = version2_data_request,
+    .post = version2_native_post,
+    .receive = version2_receive,
+    .receive_shared = version2_receive_shared,
+    .no_memory = (int)ND_INSUFFICIENT_RESOURCES,
+    .result_size = sizeof(struct nd2_result),
+    .poll = version2_native_poll,
+    .slot = version2_slot,
+    .queue_pair = version2_queue_pair,
+    .status = version2_status,
+    .vendor_status = no_vendor_status,
+    .bytes = version2_bytes,
+    .received = nothing_received,
+    .translate_status = translate_status,
+    .translate_other = version2_translate_other,
+};
+
+/* ---- the functions of ndpy_abi.h and shim.h ---- */
+
+APART void version2_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
 {
-    (void)operation;
-    (void)flags;
-    switch (status) {
-    case 0:
-        return NDPY_SUCCESS;
-    case ND_CANCELED:
-        return NDPY_CANCELED;
-    case ND_ACCESS_VIOLATION:
-        return NDPY_ACCESS_VIOLATION;
-    case ND_BUFFER_OVERFLOW:
-        return NDPY_BUFFER_OVERFLOW;
-    case ND_DATA_OVERRUN:
-    case ND_DATA_ERROR:
-        return NDPY_DATA_OVERRUN;
-    case ND_IO_TIMEOUT:
-        return NDPY_IO_TIMEOUT;
-    case ND_REMOTE_ERROR:
-        return NDPY_REMOTE_ERROR;
-    case ND_INVALID_DEVICE_REQUEST:
-        return NDPY_INVALID_REQUEST;
-    case ND_INTERNAL_ERROR:
-        return NDPY_INTERNAL_ERROR;
-    default:
-        return NDPY_UNKNOWN;
-    }
+    translate_rest(&version2, result, slot, out);
 }
 
-static uint64_t native_time_ns(void)
+int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
 {
-    LARGE_INTEGER ticks, frequency;
+    struct version2_request request;
 
-    QueryPerformanceCounter(&ticks);
-    QueryPerformanceFrequency(&frequency);
-    return (uint64_t)((double)ticks.QuadPart * 1e9 / (double)frequency.QuadPart);
+    return post_request(&version2, qp, operation, flags, context, elements, count, remote, &request);
 }
 
-#include "both_versions.c"
+int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count)
+{
+    return post_shared(&version2, queue, slot, context, elements, count);
+}
+
+int ndpy_post_marker(struct ndpy_queue_pair *qp)
+{
+    struct version2_request request;
+
+    return post_marker(&version2, qp, &request);
+}
+
+int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
+    unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
+{
+    struct version2_request request = {.bind = {region, window, descriptor, address, length, access}};
+
+    return post_initiator(&version2, qp, NDPY_BIND, flags, context, length, &request);
+}
+
+int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
+{
+    struct version2_request request = {.bind = {.window = window}};
+
+    return post_initiator(&version2, qp, NDPY_INVALIDATE, flags, context, 0, &request);
+}
+
+int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+{
+    struct nd2_result results[NDPY_POLL_BATCH];
+
+    return poll_results(&version2, cq, out, count, results);
+}
+
+int ndpy_drain(struct ndpy_completion_queue *cq)
+{
+    struct nd2_result results[NDPY_POLL_BATCH];
+
+    return drain_results(&version2, cq, results);
+}
+
+static int version2_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
+    const volatile int *stop, uint64_t nanoseconds)
+{
+    return spin(ndpy_poll, native_time_ns, cq, out, count, stop, nanoseconds);
+}
+
+const struct ndpy_provider *ndpy_provider_table(void)
+{
+    static const struct ndpy_provider provider = {
+        .post = ndpy_post,
+        .poll = ndpy_poll,
+        .poll_internal = ndpy_poll_internal,
+        .spin = version2_spin,
+        .largest_token = UINT32_MAX,
+    };
+
+    return &provider;
+}
 
 uint32_t ndpy_region_remote_token(struct IND2MemoryRegion *region)
 {

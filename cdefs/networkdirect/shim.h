@@ -60,7 +60,7 @@ struct ndpy_packet {
 int ndpy_take_packets(void *port, struct ndpy_packet *out, uint32_t count, uint32_t timeout_ms);
 int32_t ndpy_post_packet(void *port, uint64_t key);
 
-/* The data path for windows (both_versions.c). access: ND_OP_FLAG_ALLOW_READ and ND_OP_FLAG_ALLOW_WRITE.
+/* The data path for windows. access: ND_OP_FLAG_ALLOW_READ and ND_OP_FLAG_ALLOW_WRITE.
    descriptor: version 1 writes the window's descriptor there; NULL in version 2. */
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
     unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access);

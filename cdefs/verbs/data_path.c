@@ -1,14 +1,12 @@
-/* The verbs part of the data path (see ../data_path.c). */
+/* The verbs part of the data path (see ../data_path.h). */
 
 #include <arpa/inet.h>
-#include <time.h>
 
-#include "../rings.h"
+#include "../data_path.h"
 
 _Static_assert(sizeof(struct ibv_sge) <= NATIVE_ELEMENT_SIZE, "an element fits");
 
 #define LARGEST_TOKEN UINT32_MAX
-#define NATIVE_HAS_LISTS
 
 struct native_request {
     struct ibv_send_wr wr;
@@ -17,11 +15,6 @@ struct native_request {
 struct native_result {
     struct ibv_wc wc;
 };
-
-#define NATIVE_CANCELED IBV_WC_WR_FLUSH_ERR
-#define NATIVE_NO_MEMORY ENOMEM
-
-#include "../rings.c"
 
 /* The errno of a refused request. Some providers return it, some its negative, some return -1 and set errno. */
 static int post_error(int result)
@@ -45,7 +38,7 @@ HOT enum ibv_wr_opcode native_opcode(uint32_t operation)
     }
 }
 
-HOT struct ibv_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
+HOT void *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
 {
     struct ibv_sge *sge = out;
 
@@ -54,9 +47,11 @@ HOT struct ibv_sge *native_elements(void *out, const struct ndpy_element *elemen
     return sge;
 }
 
-HOT void native_data_request(struct native_request *out, uint32_t operation, struct ibv_sge *elements, uint32_t count,
-    const struct ndpy_remote *remote)
+HOT void native_data_request(
+    void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote)
 {
+    struct native_request *out = request;
+
     out->wr.opcode = native_opcode(operation);
     out->wr.sg_list = elements;
     out->wr.num_sge = (int)count;
@@ -80,9 +75,9 @@ HOT unsigned int native_flags(const struct ndpy_queue_pair *qp, const struct ndp
     return flags;
 }
 
-HOT int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
+HOT int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *request, int signaled)
 {
-    struct ibv_send_wr *wr = &request->wr, *bad;
+    struct ibv_send_wr *wr = &((struct native_request *)request)->wr, *bad;
     int error;
 
     wr->wr_id = (uintptr_t)slot;
@@ -99,7 +94,7 @@ HOT int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct n
 /* siw refuses a receive without elements, but takes one element of no bytes. */
 static struct ibv_sge empty_element;
 
-HOT int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct ibv_sge *elements, uint32_t count)
+HOT int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *elements, uint32_t count)
 {
     struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = elements, .num_sge = (int)count}, *bad;
     int error = ibv_post_recv(qp->native, &wr, &bad);
@@ -112,8 +107,8 @@ HOT int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
     return error ? post_error(error) : 0;
 }
 
-static int native_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_slot *slot,
-    struct ibv_sge *elements, uint32_t count)
+static int native_receive_shared(
+    struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count)
 {
     struct ibv_recv_wr wr = {.wr_id = (uintptr_t)slot, .sg_list = elements, .num_sge = (int)count}, *bad;
     int error = ibv_post_srq_recv(queue->native, &wr, &bad);
@@ -128,40 +123,40 @@ static int native_receive_shared(struct ndpy_shared_queue *queue, struct ndpy_sl
 
 _Static_assert(sizeof(struct native_result) == sizeof(struct ibv_wc), "an array of results is one of ibv_wc");
 
-static int native_poll(struct ndpy_completion_queue *cq, struct native_result *results, uint32_t count)
+static int native_poll(struct ndpy_completion_queue *cq, void *results, uint32_t count)
 {
-    return ibv_poll_cq(cq->native, (int)count, &results->wc);
+    return ibv_poll_cq(cq->native, (int)count, results);
 }
 
-static struct ndpy_slot *native_slot(const struct native_result *result)
+static struct ndpy_slot *native_slot(const void *result)
 {
-    return (struct ndpy_slot *)(uintptr_t)result->wc.wr_id;
+    return (struct ndpy_slot *)(uintptr_t)((const struct native_result *)result)->wc.wr_id;
 }
 
-static uint32_t native_queue_pair(const struct native_result *result)
+static uint32_t native_queue_pair(const void *result)
 {
-    return result->wc.qp_num;
+    return ((const struct native_result *)result)->wc.qp_num;
 }
 
-static uint32_t status_of(const struct native_result *result)
+static uint32_t status_of(const void *result)
 {
-    return result->wc.status;
+    return ((const struct native_result *)result)->wc.status;
 }
 
-static uint32_t native_vendor_status(const struct native_result *result)
+static uint32_t native_vendor_status(const void *result)
 {
-    return result->wc.vendor_err;
+    return ((const struct native_result *)result)->wc.vendor_err;
 }
 
-static uint32_t native_bytes(const struct native_result *result)
+static uint64_t native_bytes(const void *result)
 {
-    return result->wc.byte_len;
+    return ((const struct native_result *)result)->wc.byte_len;
 }
 
 /* Pass on immediate data or an invalidated token. They share a field, because no message has both. */
-HOT void native_received(const struct native_result *result, struct ndpy_completion *out)
+HOT void native_received(const void *result, struct ndpy_completion *out)
 {
-    const struct ibv_wc *wc = &result->wc;
+    const struct ibv_wc *wc = &((const struct native_result *)result)->wc;
 
     if (wc->wc_flags & IBV_WC_WITH_IMM) {
         out->flags |= wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM ? NDPY_IMMEDIATE | NDPY_WRITTEN : NDPY_IMMEDIATE;
@@ -216,15 +211,54 @@ HOT uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flag
     }
 }
 
-static uint64_t native_time_ns(void)
-{
-    struct timespec now;
+static void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+static const struct native verbs = {
+    .elements = native_elements,
+    .data_request = native_data_request,
+    .post = native_post,
+    .receive = native_receive,
+    .receive_shared = native_receive_shared,
+    .no_memory = ENOMEM,
+    .result_size = sizeof(struct native_result),
+    .poll = native_poll,
+    .slot = native_slot,
+    .queue_pair = native_queue_pair,
+    .status = status_of,
+    .vendor_status = native_vendor_status,
+    .bytes = native_bytes,
+    .received = native_received,
+    .translate_status = translate_status,
+    .translate_other = translate_other,
+};
+
+/* ---- the functions of ndpy_abi.h and shim.h ---- */
+
+APART void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
+{
+    translate_rest(&verbs, result, slot, out);
 }
 
-#include "../data_path.c"
+int ndpy_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+{
+    struct native_request request;
+
+    return post_request(&verbs, qp, operation, flags, context, elements, count, remote, &request);
+}
+
+int ndpy_post_shared(struct ndpy_shared_queue *queue, uint32_t slot, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count)
+{
+    return post_shared(&verbs, queue, slot, context, elements, count);
+}
+
+int ndpy_post_marker(struct ndpy_queue_pair *qp)
+{
+    struct native_request request;
+
+    return post_marker(&verbs, qp, &request);
+}
 
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
     struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token)
@@ -239,7 +273,7 @@ int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
     request.wr.bind_mw.bind_info.addr = address;
     request.wr.bind_mw.bind_info.length = length;
     request.wr.bind_mw.bind_info.mw_access_flags = access;
-    return post_initiator(qp, NDPY_BIND, flags, context, length, &request);
+    return post_initiator(&verbs, qp, NDPY_BIND, flags, context, length, &request);
 }
 
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token)
@@ -249,10 +283,29 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     memset(&request, 0, sizeof request);
     request.wr.opcode = IBV_WR_LOCAL_INV;
     request.wr.invalidate_rkey = token;
-    return post_initiator(qp, NDPY_INVALIDATE, flags, context, 0, &request);
+    return post_initiator(&verbs, qp, NDPY_INVALIDATE, flags, context, 0, &request);
 }
 
 void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp)
 {
     qp->fences_all = 1;
+}
+
+int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+{
+    struct native_result results[NDPY_POLL_BATCH];
+
+    return poll_results(&verbs, cq, out, count, results);
+}
+
+int ndpy_drain(struct ndpy_completion_queue *cq)
+{
+    struct native_result results[NDPY_POLL_BATCH];
+
+    return drain_results(&verbs, cq, results);
+}
+
+int ndpy_cancel_rest(struct ndpy_queue_pair *qp, int receive, struct ndpy_completion_queue *cq)
+{
+    return cancel_rest(qp, receive, cq, IBV_WC_WR_FLUSH_ERR);
 }

@@ -242,7 +242,7 @@ APART int read_or_keep(
     }
     untouched->count = 0;
     for (int i = 0; i < got; i++)
-        translate(&found[i], &out[i]);
+        translate(&verbs, &found[i], &out[i]);
     return got;
 }
 

@@ -34,10 +34,11 @@ ROOT = Path(__file__).resolve().parents[2]
 STATE = ROOT / ".rig/mutants"
 SCOPE = ("ndpy/*.py", "ndpy/cache/*.py", "ndpy/verbs/*.py", "ndpy/networkdirect/**/*.py")
 C_SCOPE = (
-    "cdefs/data_path.c",
+    "cdefs/data_path.h",
     "cdefs/rings.c",
+    "cdefs/rings.h",
     "cdefs/verbs/data_path.c",
-    "cdefs/networkdirect/both_versions.c",
+    "cdefs/networkdirect/common.c",
     "cdefs/networkdirect/data_path.c",
     "cdefs/networkdirect/version1/data_path.c",
 )
@@ -382,7 +383,7 @@ def record(place: Place, now: dict[str, str], mode: str) -> Recording:
     cdefs = folder / "cdefs"
     shutil.copytree(ROOT / "cdefs", cdefs)
     files = [file for file in now if place.meets(file)]
-    c_files = {file: now[file].count("\n") + 2 for file in files if file.endswith(".c")}
+    c_files = {file: now[file].count("\n") + 2 for file in files if file.endswith((".c", ".h"))}
     for file in c_files:
         (folder / file).write_text(c_with_counters(file, now[file]))
     out = folder / place.extension.rsplit(".", 1)[1]

@@ -1,4 +1,4 @@
-"""A provider that the test plays itself, beneath the data path in C (cdefs/data_path.c, rings.c, verbs/data_path.c).
+"""A provider that the test plays itself, beneath the data path in C (cdefs/data_path.h, rings.c, verbs/data_path.c).
 
 The numbers of the provider are those of <infiniband/verbs.h>.
 """

@@ -1,38 +1,6 @@
-/* The NetworkDirect 1 part of the data path (see ../../data_path.c). A provider gets the address of an ND_RESULT
+/* The NetworkDirect 1 part of the data path (see ../../data_path.h). A provider gets the address of an ND_RESULT
    with each request, and returns it with the completion. Each slot has a cell: an ND_RESULT, followed by the address
    of the slot. So the result leads to the slot. The cells live as long as the queue pair's rings (contract I.5). */
-
-/* The extension module has two data paths. The functions of this one get names of their own. */
-#define native_request version1_request
-#define native_result version1_result
-#define native_elements version1_elements
-#define native_data_request version1_data_request
-#define native_post version1_native_post
-#define native_receive version1_native_receive
-#define native_poll version1_native_poll
-#define native_slot version1_slot
-#define native_queue_pair version1_queue_pair
-#define status_of version1_status_of
-#define native_vendor_status version1_vendor_status
-#define native_bytes version1_bytes
-#define native_received version1_received
-#define post_initiator version1_post_initiator
-#define post_receive version1_post_receive
-#define translate version1_translate
-#define translate_success version1_translate_success
-#define translate_other version1_translate_other
-#define poll_again version1_poll_again
-#define ndpy_post_marker version1_post_marker
-#define ndpy_post version1_post
-#define ndpy_post_bind version1_post_bind
-#define ndpy_post_invalidate version1_post_invalidate
-#define ndpy_poll version1_poll
-#define ndpy_drain version1_drain
-#define ndpy_provider_table version1_provider_table
-
-#undef LARGEST_TOKEN
-#define LARGEST_TOKEN UINT64_MAX
-#define NATIVE_HAS_NO_SHARED_QUEUES
 
 #define ND_MW_DESCRIPTOR_SIZE 20
 
@@ -65,23 +33,13 @@ struct version1_window {
     unsigned char descriptor[ND_MW_DESCRIPTOR_SIZE];
 };
 
-struct native_request {
+struct version1_request {
     const struct nd_sge *elements;
     uint32_t count;
     int invalidates;
     uint64_t offset;
     unsigned char descriptor[ND_MW_DESCRIPTOR_SIZE];
-    /* bind and invalidate */
-    void *region;
-    void *window;
-    unsigned char *granted;
-    uint64_t address;
-    uint64_t length;
-    uint32_t access;
-};
-
-struct native_result {
-    struct version1_cell *cell;
+    struct window_request bind;
 };
 
 struct version1_endpoint *version1_endpoint_new(uint32_t initiator_depth, uint32_t receive_depth, uint32_t max_receive_sge)
@@ -152,7 +110,7 @@ unsigned char *version1_window_descriptor(struct version1_window *window)
 
 /* ---- hooks ---- */
 
-static const struct nd_sge *native_elements(void *out, const struct ndpy_element *elements, uint32_t count)
+static void *version1_elements(void *out, const struct ndpy_element *elements, uint32_t count)
 {
     struct nd_sge *sge = out;
 
@@ -190,9 +148,11 @@ uint64_t version1_window_of(const struct ndpy_remote *remote, unsigned char *des
     return 0;
 }
 
-static void native_data_request(struct native_request *out, uint32_t operation, const struct nd_sge *elements,
-    uint32_t count, const struct ndpy_remote *remote)
+static void version1_data_request(
+    void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote)
 {
+    struct version1_request *out = request;
+
     out->elements = elements;
     out->count = count;
     out->invalidates = operation == NDPY_SEND_AND_INVALIDATE;
@@ -207,8 +167,9 @@ static struct nd_result *result_of(struct version1_cell *cells, struct ndpy_slot
     return &cell->result;
 }
 
-static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struct native_request *request, int signaled)
+static int version1_native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *posted, int signaled)
 {
+    const struct version1_request *request = posted;
     struct version1_endpoint *endpoint = qp->native;
     struct INDEndpoint *native = endpoint->native;
     struct nd_result *result = result_of(endpoint->initiator, slot);
@@ -233,15 +194,15 @@ static int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, struc
         return refusal(
             INDEndpoint_Write(native, result, sge, request->count, request->descriptor, request->offset, flags));
     case NDPY_BIND:
-        return refusal(INDEndpoint_Bind(native, result, request->region, request->window,
-            (const void *)(uintptr_t)request->address, (size_t)request->length, flags | request->access,
-            request->granted));
+        return refusal(INDEndpoint_Bind(native, result, request->bind.region, request->bind.window,
+            (const void *)(uintptr_t)request->bind.address, (size_t)request->bind.length,
+            flags | request->bind.access, request->bind.granted));
     default:
-        return refusal(INDEndpoint_Invalidate(native, result, request->window, flags));
+        return refusal(INDEndpoint_Invalidate(native, result, request->bind.window, flags));
     }
 }
 
-static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, const struct nd_sge *elements, uint32_t count)
+static int version1_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *elements, uint32_t count)
 {
     struct version1_endpoint *endpoint = qp->native;
     size_t index = slot->index;
@@ -251,7 +212,7 @@ static int native_receive(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, co
             elements, count));
     endpoint->kept_counts[index] = count;
     if (count)
-        memcpy(&endpoint->kept[index * endpoint->max_receive_sge], elements, count * sizeof *elements);
+        memcpy(&endpoint->kept[index * endpoint->max_receive_sge], elements, count * sizeof *endpoint->kept);
     return 0;
 }
 
@@ -273,42 +234,127 @@ int version1_endpoint_post_kept(struct ndpy_queue_pair *qp)
     return error;
 }
 
-_Static_assert(sizeof(struct native_result) == sizeof(struct nd_result *), "an array of results is one of ND_RESULT *");
 _Static_assert(offsetof(struct version1_cell, result) == 0, "a result is its cell");
 
-static int native_poll(struct ndpy_completion_queue *cq, struct native_result *results, uint32_t count)
+static int version1_native_poll(struct ndpy_completion_queue *cq, void *results, uint32_t count)
 {
-    return (int)INDCompletionQueue_GetResults(cq->native, (struct nd_result **)results, count);
+    return (int)INDCompletionQueue_GetResults(cq->native, results, count);
 }
 
-static struct ndpy_slot *native_slot(const struct native_result *result)
+/* A result of the data path is the address of one of NetworkDirect. */
+static const struct version1_cell *cell_of(const void *result)
 {
-    return result->cell->slot;
+    return (const struct version1_cell *)*(struct nd_result *const *)result;
+}
+
+static struct ndpy_slot *version1_slot(const void *result)
+{
+    return cell_of(result)->slot;
 }
 
 /* Called only for a window's result, which belongs to no queue pair. */
-static uint32_t native_queue_pair(const struct native_result *result)
+static uint32_t version1_queue_pair(const void *result)
 {
     (void)result;
     return 0;
 }
 
-static uint32_t status_of(const struct native_result *result)
+static uint32_t version1_status(const void *result)
 {
-    return (uint32_t)result->cell->result.status;
+    return (uint32_t)cell_of(result)->result.status;
 }
 
-static uint64_t native_bytes(const struct native_result *result)
+static uint64_t version1_bytes(const void *result)
 {
-    return result->cell->result.bytes_transferred;
+    return cell_of(result)->result.bytes_transferred;
 }
 
-#include "../both_versions.c"
+static void version1_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 
-#undef ndpy_post_marker
-#undef ndpy_post
-#undef ndpy_post_bind
-#undef ndpy_post_invalidate
-#undef ndpy_poll
-#undef ndpy_drain
-#undef ndpy_provider_table
+static const struct native version1 = {
+    .elements = version1_elements,
+    .data_request = version1_data_request,
+    .post = version1_native_post,
+    .receive = version1_receive,
+    .no_memory = (int)ND_INSUFFICIENT_RESOURCES,
+    .result_size = sizeof(struct nd_result *),
+    .poll = version1_native_poll,
+    .slot = version1_slot,
+    .queue_pair = version1_queue_pair,
+    .status = version1_status,
+    .vendor_status = no_vendor_status,
+    .bytes = version1_bytes,
+    .received = nothing_received,
+    .translate_status = translate_status,
+    .translate_other = version1_translate_other,
+};
+
+/* ---- the functions of ndpy_abi.h and shim.h ---- */
+
+APART void version1_translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
+{
+    translate_rest(&version1, result, slot, out);
+}
+
+int version1_post(struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+{
+    struct version1_request request;
+
+    return post_request(&version1, qp, operation, flags, context, elements, count, remote, &request);
+}
+
+int version1_post_marker(struct ndpy_queue_pair *qp)
+{
+    struct version1_request request;
+
+    return post_marker(&version1, qp, &request);
+}
+
+int version1_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *region, void *window,
+    unsigned char *descriptor, uint64_t address, uint64_t length, uint32_t access)
+{
+    struct version1_request request = {.bind = {region, window, descriptor, address, length, access}};
+
+    return post_initiator(&version1, qp, NDPY_BIND, flags, context, length, &request);
+}
+
+int version1_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, void *window)
+{
+    struct version1_request request = {.bind = {.window = window}};
+
+    return post_initiator(&version1, qp, NDPY_INVALIDATE, flags, context, 0, &request);
+}
+
+int version1_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
+{
+    struct nd_result *results[NDPY_POLL_BATCH];
+
+    return poll_results(&version1, cq, out, count, results);
+}
+
+int version1_drain(struct ndpy_completion_queue *cq)
+{
+    struct nd_result *results[NDPY_POLL_BATCH];
+
+    return drain_results(&version1, cq, results);
+}
+
+static int version1_spin(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
+    const volatile int *stop, uint64_t nanoseconds)
+{
+    return spin(version1_poll, native_time_ns, cq, out, count, stop, nanoseconds);
+}
+
+const struct ndpy_provider *version1_provider_table(void)
+{
+    static const struct ndpy_provider provider = {
+        .post = version1_post,
+        .poll = version1_poll,
+        .poll_internal = ndpy_poll_internal,
+        .spin = version1_spin,
+        .largest_token = UINT64_MAX,
+    };
+
+    return &provider;
+}

@@ -1,0 +1,368 @@
+/* Posting and polling, for every provider.
+
+   A provider has a constant struct native of functions of its own, and calls the functions here with it. These become part of
+   their callers. So the compiler knows the constant there, and calls the provider's functions directly or makes them part of the
+   caller too.
+
+   Silent requests alone would never retire (see rings.h). So every half ring of them has one that is signaled. Its completion is
+   internal.
+
+   Closing a queue pair takes completions from the provider before anybody polls for them. So does arming a
+   completion queue. They are stored in the completion queue's own memory, where ndpy_poll looks first. */
+
+#ifndef NDPY_DATA_PATH_H
+#define NDPY_DATA_PATH_H
+
+#include "rings.h"
+
+/* A result of struct native's post(): the request counts as posted, but the provider will not complete it. ndpy_cancel_rest
+   ends it. */
+#define NATIVE_NEVER_COMPLETES (-100)
+
+/* What a provider does in a way of its own. `request`, `elements` and `result` are structures of its own.
+
+   elements: puts a request's elements into the provider's layout, and returns them.
+   data_request: puts a request other than a bind or an invalidation into the provider's words.
+   post, receive, receive_shared: give a request to the provider. Each returns 0, one of enum ndpy_refusal, or the provider's own
+   number. receive_shared is NULL if there are no shared receive queues.
+   no_memory: the provider's number for being short of memory.
+
+   poll: takes up to `count` results of result_size each. Returns how many, or a negative number.
+   slot: what the request of a result was posted with.
+   queue_pair: the number of the queue pair of a result from a shared receive queue.
+   status: 0 for success.
+   received: adds what a message brought with it.
+   translate_other: translate_rest() as a function that does not become part of its callers. */
+struct native {
+    void *(*elements)(void *out, const struct ndpy_element *elements, uint32_t count);
+    void (*data_request)(
+        void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote);
+    int (*post)(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *request, int signaled);
+    int (*receive)(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *elements, uint32_t count);
+    int (*receive_shared)(struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count);
+    int no_memory;
+    uint32_t result_size;
+    int (*poll)(struct ndpy_completion_queue *cq, void *results, uint32_t count);
+    struct ndpy_slot *(*slot)(const void *result);
+    uint32_t (*queue_pair)(const void *result);
+    uint32_t (*status)(const void *result);
+    uint32_t (*vendor_status)(const void *result);
+    uint64_t (*bytes)(const void *result);
+    void (*received)(const void *result, struct ndpy_completion *out);
+    uint32_t (*translate_status)(uint32_t status, uint32_t operation, uint32_t flags);
+    void (*translate_other)(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
+};
+
+/* The flags that each operation takes. */
+static const uint16_t allowed_flags[] = {
+    [NDPY_RECEIVE] = 0,
+    [NDPY_SEND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_BIND] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
+    [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
+    [NDPY_READ] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
+    [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
+    [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
+};
+
+/* ---- posting ---- */
+
+HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+    uint64_t context, uint64_t nbytes, void *request)
+{
+    struct ndpy_ring *ring = qp->initiator;
+    struct ndpy_slot *slot;
+    int signaled, error;
+
+    if (flags & ~(uint32_t)allowed_flags[operation])
+        return NDPY_BAD_FLAGS;
+    if (atomic_load_explicit(&qp->connection, memory_order_acquire) == NDPY_NEVER_CONNECTED)
+        return NDPY_NOT_CONNECTED;
+    if (operation == NDPY_READ && qp->refuses_reads)
+        return NDPY_NO_READS;
+    error = ring_next(ring, &slot, native->no_memory);
+    if (error)
+        return error;
+    slot->context = context;
+    slot->nbytes = nbytes;
+    slot->operation = (uint16_t)operation;
+    slot->flags = (uint16_t)flags;
+    signaled = !(flags & NDPY_SILENT_SUCCESS) || flags & NDPY_MARKER || 2 * (ring->silent_run + 1) >= ring->depth;
+
+    ring_commit(ring, slot);
+    if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
+        error = NATIVE_NEVER_COMPLETES;
+    else
+        error = native->post(qp, slot, request, signaled);
+    if (error == NATIVE_NEVER_COMPLETES) {
+        slot->flags &= NDPY_MARKER;
+        return 0;
+    }
+    if (error) {
+        ring_withdraw(ring);
+        return error;
+    }
+    ring->silent_run = signaled ? 0 : ring->silent_run + 1;
+    return 0;
+}
+
+/* ndpy_post_marker(). request: room for one, as in post_request(). */
+HOT int post_marker(const struct native *native, struct ndpy_queue_pair *qp, void *request)
+{
+    static const struct ndpy_remote nowhere;
+    struct ndpy_slot *slot;
+
+    if (!ring_in_flight(qp->initiator) || !qp->initiator->silent_run)
+        return 0;
+    if (ring_next(qp->initiator, &slot, native->no_memory))
+        return 0;
+    slot->context = 0;
+    slot->nbytes = 0;
+    slot->operation = NDPY_SEND;
+    slot->flags = NDPY_MARKER;
+    native->data_request(request, NDPY_SEND, NULL, 0, &nowhere);
+    ring_commit(qp->initiator, slot);
+    if (native->post(qp, slot, request, 1)) {
+        ring_withdraw(qp->initiator);
+        return 0;
+    }
+    qp->initiator->silent_run = 0;
+    return 1;
+}
+
+HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
+{
+    struct ndpy_slot *slot;
+    int error;
+
+    if (count > qp->max_receive_sge)
+        return NDPY_TOO_MANY_ELEMENTS;
+    if (nbytes > qp->max_length)
+        return NDPY_TOO_LONG;
+    error = ring_next(qp->receive, &slot, native->no_memory);
+    if (error)
+        return error;
+    slot->context = context;
+    slot->nbytes = nbytes;
+    slot->operation = NDPY_RECEIVE;
+    slot->flags = (uint16_t)flags;
+    ring_commit(qp->receive, slot);
+    if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
+        return 0;
+    error = native->receive(qp, slot, native->elements(qp->elements, elements, count), count);
+    if (error)
+        ring_withdraw(qp->receive);
+    return error;
+}
+
+HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+    uint64_t context, const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
+    void *request)
+{
+    uint64_t nbytes = 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        nbytes += elements[i].length;
+    if (operation == NDPY_RECEIVE)
+        return post_receive(native, qp, flags, context, elements, count, nbytes);
+    if (flags & NDPY_INLINE && allowed_flags[operation] & NDPY_INLINE) {
+        if (nbytes > qp->inline_size)
+            return NDPY_INLINE_TOO_LONG;
+    } else if (nbytes > qp->max_length) {
+        return NDPY_TOO_LONG;
+    }
+    if (count > qp->max_initiator_sge)
+        return NDPY_TOO_MANY_ELEMENTS;
+    native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
+    if (operation == NDPY_SEND_AND_INVALIDATE)
+        operation = NDPY_SEND;
+    return post_initiator(native, qp, operation, flags, context, nbytes, request);
+}
+
+/* ndpy_post(). request: room for one. Compiled twice, because most requests have one element. */
+HOT int post_request(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+    uint64_t context, const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
+    void *request)
+{
+    if (count == 1)
+        return post_elements(native, qp, operation, flags, context, elements, 1, remote, request);
+    return post_elements(native, qp, operation, flags, context, elements, count, remote, request);
+}
+
+/* ndpy_post_shared(). */
+HOT int post_shared(const struct native *native, struct ndpy_shared_queue *queue, uint32_t slot_index, uint64_t context,
+    const struct ndpy_element *elements, uint32_t count)
+{
+    struct ndpy_slot *slot = &queue->slots[slot_index];
+    uint64_t nbytes = 0;
+
+    if (count > queue->max_sge)
+        return NDPY_TOO_MANY_ELEMENTS;
+    for (uint32_t i = 0; i < count; i++)
+        nbytes += elements[i].length;
+    if (nbytes > queue->max_length)
+        return NDPY_TOO_LONG;
+    slot->context = context;
+    slot->nbytes = nbytes;
+    slot->operation = NDPY_RECEIVE;
+    return native->receive_shared(queue, slot, native->elements(queue->elements, elements, count), count);
+}
+
+/* ---- polling ---- */
+
+/* Translates the completion of one request of a queue pair that succeeded, and that the program gets. Returns 0 for any other
+   one. 0 is every provider's number for success. */
+HOT int translate_success(
+    const struct native *native, const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out)
+{
+    struct ndpy_ring *ring = slot->ring;
+    uint32_t sequence = slot->sequence, retired, newly;
+
+    if (native->status(result) || slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER) || !ring)
+        return 0;
+    if (slot->flags & NDPY_LISTED && !find_posted(ring, slot, &sequence))
+        return 0;
+    retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+    newly = sequence + 1 - retired;
+    if (newly - 1 >= atomic_load_explicit(&ring->posted, memory_order_acquire) - retired)
+        return 0;
+    *out = (struct ndpy_completion){
+        .context = slot->context,
+        .nbytes = slot->nbytes,
+        .operation = slot->operation,
+        .queue_pair = ring->number,
+        .retired = newly,
+        .slot = sequence,
+    };
+    if (slot->operation == NDPY_RECEIVE) {
+        out->nbytes = native->bytes(result);
+        native->received(result, out);
+    }
+    atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
+    return 1;
+}
+
+/* Translates any other completion. */
+HOT void translate_rest(
+    const struct native *native, const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
+{
+    struct ndpy_ring *ring = slot->ring;
+    uint32_t sequence = slot->sequence;
+    int is_posted = !(slot->flags & NDPY_LISTED) || find_posted(ring, slot, &sequence);
+
+    out->context = slot->context;
+    out->operation = slot->operation;
+    out->native_status = native->status(result);
+    out->status = native->translate_status(out->native_status, slot->operation, slot->flags);
+    out->vendor_status = out->status == NDPY_SUCCESS ? 0 : native->vendor_status(result);
+    out->flags = 0;
+    out->slot = sequence;
+    if (out->status != NDPY_SUCCESS)
+        out->nbytes = 0;
+    else
+        out->nbytes = slot->operation == NDPY_RECEIVE ? native->bytes(result) : slot->nbytes;
+    if (ring) {
+        int32_t newly = (int32_t)(sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
+
+        out->queue_pair = ring->number;
+        if (!is_posted || (int32_t)(sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0) {
+            /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
+            out->flags = NDPY_INTERNAL;
+            out->retired = 0;
+            return;
+        }
+        /* If a provider breaks the order, a later request's completion has already retired this slot. */
+        out->retired = newly > 0 ? (uint32_t)newly : 0;
+        if (slot->flags & NDPY_SILENT_SUCCESS ? out->status == NDPY_SUCCESS : slot->flags & NDPY_MARKER)
+            out->flags = NDPY_INTERNAL;
+        if (out->status != NDPY_SUCCESS)
+            atomic_store_explicit(&ring->failed, 1, memory_order_relaxed);
+        if (newly > 0)
+            atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
+    } else {
+        out->queue_pair = native->queue_pair(result);
+        out->retired = 0;
+        out->flags = NDPY_FROM_SHARED_QUEUE;
+        if (slot->operation == NDPY_INVALIDATE)
+            out->flags |= NDPY_INTERNAL | NDPY_INVALIDATED;
+    }
+    if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS)
+        native->received(result, out);
+}
+
+HOT void translate(const struct native *native, const void *result, struct ndpy_completion *out)
+{
+    struct ndpy_slot *slot = native->slot(result);
+
+    if (!translate_success(native, result, slot, out))
+        native->translate_other(result, slot, out);
+}
+
+HOT const void *result_at(const struct native *native, const void *results, int place)
+{
+    return (const char *)results + (size_t)place * native->result_size;
+}
+
+/* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
+HOT int poll_results(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
+    uint32_t count, void *results)
+{
+    uint32_t done = 0;
+
+    while (cq->stored_count && done < count) {
+        out[done] = cq->stored[cq->stored_head++];
+        cq->stored_count--;
+        if (!(out[done++].flags & NDPY_INTERNAL))
+            cq->undelivered--;
+    }
+    while (done < count) {
+        uint32_t wanted = count - done < NDPY_POLL_BATCH ? count - done : NDPY_POLL_BATCH;
+        int got = native->poll(cq, results, wanted);
+
+        if (got < 0)
+            return done ? (int)done : -EIO;
+        for (int i = 0; i < got; i++)
+            translate(native, result_at(native, results, i), &out[done++]);
+        if ((uint32_t)got < wanted)
+            break;
+    }
+    return (int)done;
+}
+
+/* struct ndpy_provider's spin(). poll_once: its poll(). time_ns: a clock that goes on steadily. */
+HOT int spin(int (*poll_once)(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count),
+    uint64_t (*time_ns)(void), struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count,
+    const volatile int *stop, uint64_t nanoseconds)
+{
+    uint64_t begin = time_ns();
+    int got;
+
+    do
+        got = poll_once(cq, out, count);
+    while (!got && !*stop && time_ns() - begin < nanoseconds);
+    return got;
+}
+
+/* ndpy_drain(). results: as in poll_results(). */
+HOT int drain_results(const struct native *native, struct ndpy_completion_queue *cq, void *results)
+{
+    uint32_t before = cq->undelivered;
+    int got;
+
+    do {
+        struct ndpy_completion completion;
+
+        if (reserve_stored(cq, NDPY_POLL_BATCH))
+            return -ENOMEM;
+        got = native->poll(cq, results, NDPY_POLL_BATCH);
+        if (got < 0)
+            return -EIO;
+        for (int i = 0; i < got; i++) {
+            translate(native, result_at(native, results, i), &completion);
+            store(cq, &completion);
+        }
+    } while (got == NDPY_POLL_BATCH);
+    return (int)(cq->undelivered - before);
+}
+
+#endif
