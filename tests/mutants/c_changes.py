@@ -128,6 +128,8 @@ class _Places:
         #: (offset at which code can be inserted, line of the block)
         self.beginnings: list[tuple[int, int]] = []
         open_blocks: list[tuple[int, str, bool]] = []
+        # For each open parenthesis, whether a value begins there: then it may be the type of a structure's value.
+        parentheses: list[bool] = []
         previous = ""
         function, line, label, header = "", 1, False, ""
         depth = 0
@@ -138,8 +140,11 @@ class _Places:
                 continue
             if text in "([":
                 depth += 1
+                parentheses.append(previous == "return" or not re.match(r"[\w)]", previous))
             elif text in ")]":
                 depth -= 1
+                if parentheses.pop():
+                    text = "value"
             if text == "{":
                 inside = bool(open_blocks) and bool(open_blocks[-1][0])
                 code = previous == ")" or (inside and previous in ("else", "do"))
