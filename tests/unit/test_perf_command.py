@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from ndpy.cli import main
-from ndpy.cli.perf import report
+from ndpy.cli.perf import plot, report
 from ndpy.cli.perf.end import pattern
 from ndpy.cli.perf.figures import PERCENTILES, Bandwidth, Distribution, Latency, Transfer
 from ndpy.cli.perf.limits import MaxLatency, MinRate, parse_max_us
@@ -206,49 +206,6 @@ def test_csv_without_results_has_a_header_only(tmp_path):
     assert [float(row["gbps"]) for row in rows] == [result.gbps for result in BANDWIDTHS]
 
 
-@pytest.mark.parametrize("results", [LATENCIES, BANDWIDTHS, ()])
-def test_plots_are_drawn(tmp_path, results):
-    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
-    report.write_plot(tmp_path / "x.png", run_of(*results))
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
-
-
-class FakeAxes:
-    """Notes the curves, and accepts the other calls."""
-
-    def __init__(self):
-        self.curves = []
-
-    def plot(self, xs, ys, **_):
-        self.curves.append((list(xs), list(ys)))
-
-    def __getattr__(self, name):
-        return lambda *arguments, **options: None
-
-
-def test_plots_show_a_curve_for_each_percentile_or_one_of_the_bandwidth(tmp_path, monkeypatch):
-    axes = FakeAxes()
-
-    class Figure:
-        def __init__(self, **_):
-            pass
-
-        def subplots(self):
-            return axes
-
-        def savefig(self, path):
-            path.write_text("a picture")
-
-    monkeypatch.setattr(report, "plotting", lambda: Figure)
-    report.write_plot(tmp_path / "x.png", run_of(*LATENCIES))
-    # Only the first size has enough iterations for the last percentiles.
-    assert [curve[0] for curve in axes.curves] == [[2, 4096]] * 3 + [[2]] * 2
-    axes.curves.clear()
-    report.write_plot(tmp_path / "y.png", run_of(*BANDWIDTHS))
-    assert axes.curves == [([2, 65536], [result.gbps for result in BANDWIDTHS])]
-    assert (tmp_path / "y.png").read_text() == "a picture"
-
-
 def test_without_matplotlib_a_plot_is_refused_before_the_measuring(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -258,7 +215,7 @@ def test_without_matplotlib_a_plot_is_refused_before_the_measuring(tmp_path, mon
 
 
 def test_a_picture_of_an_unknown_kind_is_refused_before_the_measuring(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "plotting", lambda: None)
+    monkeypatch.setattr(plot, "plotting", lambda: None)
     result = CliRunner().invoke(main, ["perf", "write_lat", "--plot", str(tmp_path / "x.doc")])
     assert result.exit_code == 2
     assert ".png, .svg, .pdf" in result.output

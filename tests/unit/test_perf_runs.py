@@ -194,6 +194,20 @@ def test_csv_has_a_line_for_each_size(perf, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "head", "words"),
+    [
+        ("out.png", b"\x89PNG", ["write_lat", "--all"]),
+        ("out.svg", b"<?xml", ["write_lat", "--size", "4K"]),
+        ("out.svg", b"<?xml", ["send_bw", "--size", 64, "--size", "64K", "--queue-pairs", 3, "--bidirectional"]),
+    ],
+)
+def test_the_figures_are_drawn(perf, tmp_path, name, head, words):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    perf(*words, "--iterations", 4, "--warm-up", 0, "--plot", tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(head)
+
+
+@pytest.mark.parametrize(
     ("words", "broken"),
     [
         (["write_lat", "--max-us", "1000000"], None),

@@ -13,7 +13,7 @@ import ndpy
 from ndpy import Capability
 from ndpy.cli.channel import BadRequest
 from ndpy.cli.peers import PeerLost, PeerRefused
-from ndpy.cli.perf import report
+from ndpy.cli.perf import plot, report
 from ndpy.cli.perf.client import Amount, Client, Peer
 from ndpy.cli.perf.end import Failure
 from ndpy.cli.perf.limits import Limit, MinRate, parse_max_us
@@ -59,8 +59,8 @@ class Measurement:
                 raise click.UsageError(f"cannot write {path.name}: there is no folder {path.parent}")
         if options["plot_file"] is not None:
             try:
-                report.plotting()
-            except report.PlotUnavailable as error:
+                plot.plotting()
+            except plot.PlotUnavailable as error:
                 raise click.UsageError(str(error)) from None
             if options["plot_file"].suffix not in _PICTURES:
                 raise click.UsageError(f"--plot: the name ends with one of {', '.join(_PICTURES)}")
@@ -142,7 +142,7 @@ class Measurement:
             if options["csv_file"] is not None:
                 report.write_csv(options["csv_file"], run)
             if options["plot_file"] is not None:
-                report.write_plot(options["plot_file"], run)
+                plot.write_plot(options["plot_file"], run)
         except OSError as error:
             click.echo(f"perf: {error.filename}: {error.strerror}", err=True)
             return 1

@@ -1,9 +1,8 @@
-"""The output of a run: a table and a histogram for people, JSON, CSV, a picture, and the progress bar."""
+"""The output of a run: a table and a histogram for people, JSON, CSV, and the progress bar. plot.py draws the picture."""
 
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import time
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ndpy.cli.perf.figures import PERCENTILES, Bandwidth, Bucket, Latency, Result, percentile_name
+from ndpy.cli.perf.figures import PERCENTILES, Bandwidth, Bucket, Latency, Result
 
 #: The progress bar is drawn by the thread that measures, so not often.
 _REDRAW_S = 1.0
@@ -115,42 +114,6 @@ def write_csv(path: Path, run: Run) -> None:
         writer = csv.DictWriter(file, list(rows[0]) if rows else ["bytes"])
         writer.writeheader()
         writer.writerows(rows)
-
-
-class PlotUnavailable(Exception):
-    """matplotlib is not installed."""
-
-
-def plotting() -> Any:
-    """The class of matplotlib's figures. Raises PlotUnavailable."""
-    try:
-        return importlib.import_module("matplotlib.figure").Figure
-    except ImportError:
-        raise PlotUnavailable('--plot needs matplotlib: pip install "ndpy[plot]"') from None
-
-
-def write_plot(path: Path, run: Run) -> None:
-    """Draw the figures over the sizes. The name of the file decides the format."""
-    figure = plotting()(figsize=(8, 5), layout="constrained")
-    axes = figure.subplots()
-    sizes = [result.size for result in run.results]
-    if run.results and isinstance(run.results[0], Latency):
-        rows = [result.to_dict() for result in run.results]
-        for percent in PERCENTILES:
-            points = [(row["bytes"], row[name]) for row in rows if row[name := percentile_name(percent)] is not None]
-            if points:
-                axes.plot(*zip(*points, strict=True), marker="o", label=f"{percent:g} %")
-        axes.set_ylabel("latency in us")
-        axes.set_yscale("log")
-        axes.legend()
-    else:
-        axes.plot(sizes, [getattr(result, "gbps", 0.0) for result in run.results], marker="o")
-        axes.set_ylabel("Gb/s")
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("bytes")
-    axes.set_title(f"{run.test} on {run.adapter}")
-    axes.grid(True, which="both", alpha=0.3)
-    figure.savefig(path)
 
 
 class Bar:
