@@ -18,7 +18,7 @@ import ndpy
 from ndpy import Capability
 from ndpy.cli import main
 from ndpy.cli.channel import Channel
-from ndpy.cli.perf import server
+from ndpy.cli.perf import loops, server
 from ndpy.cli.perf.plan import TESTS
 
 LATENCY = [name for name, test in TESTS.items() if test.is_latency]
@@ -394,3 +394,98 @@ def test_a_batch_is_posted_with_one_call(perf, monkeypatch):
     )
     perf("write_bw", "--iterations", 40, "--warm-up", 0, "--batch", 10, "--depth", 20)
     assert [len(batch.requests) for batch in posted] == [10] * 4
+
+
+@pytest.mark.parametrize("test", TESTS)
+@pytest.mark.parametrize("direction", [[], ["--bidirectional"]])
+def test_only_a_wait_without_progress_is_limited(perf, monkeypatch, test, direction):
+    """Each loop begins with a wait in vain, as in front of a slow peer, and does not ask the watch again."""
+    if direction and TESTS[test].is_latency:
+        pytest.skip("takes turns")
+    original = loops.taker
+
+    def taker(end, idle):
+        if idle.__name__ != "idle":
+            return original(end, idle)
+        first, take = [idle], original(end, lambda progress: time.sleep(0))
+
+        def take_and_ask_once(progress):
+            while first:
+                first.pop()(progress)
+            return take(progress)
+
+        return take_and_ask_once
+
+    monkeypatch.setattr(loops, "taker", taker)
+    perf(test, "--duration", 1.5, "--timeout", 1, "--size", 8, *direction)
+
+
+@pytest.mark.parametrize("direction", [[], ["--bidirectional"]])
+def test_the_last_message_goes_over_every_queue_pair_even_if_a_grant_comes_late(perf, serving, monkeypatch, direction):
+    """The first queue pair gets its grants when the last messages of the others have gone already."""
+    held, original_send, original_exchange = [], fake_adapter.QueuePair.send, loops.exchange
+
+    def send(self, element, **options):
+        if element == [] and held is not None and self is serving.adapter.world.queue_pairs[3]:
+            held.append((self, element, options))
+        else:
+            original_send(self, element, **options)
+
+    def release():
+        nonlocal held
+        grants, held = held, None
+        for queue_pair, element, options in grants:
+            original_send(queue_pair, element, **options)
+
+    def exchange(end, idle, size, group, groups, *arguments, **options):
+        if end.adapter is not serving.adapter and groups == 3:
+            assert end.credit[0] == 0
+            threading.Timer(0.3, release).start()
+        original_exchange(end, idle, size, group, groups, *arguments, **options)
+
+    monkeypatch.setattr(fake_adapter.QueuePair, "send", send)
+    monkeypatch.setattr(loops, "exchange", exchange)
+    # Each queue pair sends eight messages, for which it needs no grant.
+    words = ["--queue-pairs", 3, "--depth", 4, "--size", 8, "--timeout", 2, *direction]
+    perf("send_bw", "--iterations", 8, "--warm-up", 0, *words)
+    assert held is None
+
+
+def test_a_missing_message_is_named_in_both_directions(perf, monkeypatch):
+    """The side that misses it says so before the other side gives up."""
+    monkeypatch.setattr("ndpy.cli.perf.end.End.fill", lambda *_, **__: None)
+    output = perf("send_bw", *QUICK[:4], "--timeout", 1, "--size", 100, "--bidirectional", status=1)
+    assert "the last message over queue pair 0 is not there: " in output
+
+
+def test_a_stall_says_what_each_side_waits_for(world, perf, monkeypatch):
+    """Grants get lost, as on a connection that fails in one direction."""
+    original = fake_adapter.QueuePair.send
+
+    def send(self, element, *, context=0, flags=0):
+        if element != []:
+            original(self, element, context=context, flags=flags)
+
+    monkeypatch.setattr(fake_adapter.QueuePair, "send", send)
+    words = ["--queue-pairs", 2, "--depth", 4, "--cq-mod", 2, "--bidirectional", "--timeout", 1, "--size", 8]
+    output = perf("send_bw", "--iterations", 100, "--warm-up", 0, *words, status=1)
+    # Each side may send eight messages over each queue pair without a grant.
+    state = (
+        "8 of 100 groups have gone, 8 are complete; 16 messages have come; "
+        "queue pair 0: 0 groups outstanding, 2 held back, credit 0, 0 messages ungranted; "
+        "queue pair 1: 0 groups outstanding, 2 held back, credit 0, 0 messages ungranted"
+    )
+    assert re.search(f"this side: {state}; the other side: nothing has come for 1 s; {state}$", output, re.M), output
+
+
+def test_a_stall_says_which_completions_are_missing(perf, monkeypatch):
+    original = fake_adapter.QueuePair.write
+    monkeypatch.setattr(
+        fake_adapter.QueuePair,
+        "write",
+        lambda self, *words, context=0, flags=0: context == 1 or original(self, *words, context=context, flags=flags),
+    )
+    words = ["--queue-pairs", 2, "--depth", 2, "--cq-mod", 1, "--timeout", 1, "--size", 8]
+    output = perf("write_bw", "--iterations", 10, "--warm-up", 0, *words, status=1)
+    assert "nothing has come for 1 s; this side: 20 of 20 groups have gone, 18 are complete; " in output
+    assert "queue pair 0: 0 groups outstanding; queue pair 1: 2 groups outstanding" in output

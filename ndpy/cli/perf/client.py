@@ -19,10 +19,12 @@ from ndpy.cli.perf.figures import Bandwidth, Distribution, Latency, Result, Tran
 from ndpy.cli.perf.loops import Tally
 from ndpy.cli.perf.plan import DEFAULT_PORT, PROTOCOL, Plan, Round
 from ndpy.cli.perf.rounds import quiet, send_all, take_rest, take_until_told
-from ndpy.cli.perf.watch import Stalled, Watch
+from ndpy.cli.perf.watch import NothingCame, Stalled, Watch
 
 #: How long to wait for the reason when a connection has failed. Usually the other side has gone.
 _REASON_S = 2.0
+#: How long, if this side has waited in vain. Usually the other side does so too.
+_STALLED_S = 5.0
 #: How long a part of a latency test takes about. Between parts the progress is shown.
 _PART_S = 0.25
 _FIRST_PART = 16
@@ -104,15 +106,27 @@ class Client:
 
     def _explained(self, error: Exception) -> Exception:
         """The reason for a failed request: the other side's if it says one, or has gone."""
-        deadline = time.monotonic() + _REASON_S
+        waited = error if isinstance(error, NothingCame) else None
+        deadline = time.monotonic() + (_STALLED_S if waited and not self._plan.peer_is_passive else _REASON_S)
         while time.monotonic() < deadline:
             try:
                 if self._peer.look() is not None:
                     break
-            except (PeerLost, PeerRefused) as reason:
+            except PeerRefused as reason:
+                return self._with_both_sides(waited, reason)
+            except PeerLost as reason:
                 return reason
             time.sleep(0.01)
-        return error
+        return Stalled(f"{waited}; this side: {self._end.waits_for}") if waited and self._end.waits_for else error
+
+    def _with_both_sides(self, ours: NothingCame | None, theirs: PeerRefused) -> Exception:
+        """The other side's reason. If it has waited in vain, it is said what both sides wait for."""
+        if theirs.name != NothingCame.__name__:
+            return theirs
+        texts = [str(ours)] if ours else []
+        if self._end.waits_for:
+            texts.append(f"this side: {self._end.waits_for}")
+        return Stalled("; ".join([*texts, f"the other side: {theirs.text}"]))
 
     # ---- rounds ----
 
@@ -128,6 +142,8 @@ class Client:
                 self._measure_bandwidth(size, seed, amount, results, show)
         except (ndpy.NdpyError, Stalled) as error:
             raise self._explained(error) from error
+        except PeerRefused as error:
+            raise self._with_both_sides(None, error) from error
 
     def _begin(self, now: Round) -> None:
         self._end.prepare(now.size, now.seed)
@@ -143,7 +159,6 @@ class Client:
         self._begin(Round(size, seed, 0, 0, 0.0))
         times = Distribution(2 if kind.is_round_trip else 1)
         measure = self._latency_loop(size)
-        self._watch.restart()
         try:
             with quiet():
                 if amount.warm_up:
@@ -162,14 +177,20 @@ class Client:
         results.append(Latency(size, times))
 
     def _latency_loop(self, size: int) -> Callable[[array[int], int], None]:
-        end, idle = self._end, self._watch.idle
-        operation = self._plan.kind.operation
-        if operation is Operation.READ:
-            return lambda stamps, count: loops.read_one_by_one(end, idle, size, stamps, count)
-        if operation is Operation.SEND:
-            return lambda stamps, count: loops.ping_by_send(end, idle, size, stamps, count)
-        marks = loops.new_marks()
-        return lambda stamps, count: loops.ping_by_write(end, idle, size, stamps, count, marks)
+        """The loop that measures a part: it fills an array with so many stamps."""
+        end, watch = self._end, self._watch
+        operation, marks = self._plan.kind.operation, loops.new_marks()
+
+        def measure(stamps: array[int], count: int) -> None:
+            watch.restart()
+            if operation is Operation.READ:
+                loops.read_one_by_one(end, watch.idle, size, stamps, count)
+            elif operation is Operation.SEND:
+                loops.ping_by_send(end, watch.idle, size, stamps, count)
+            else:
+                loops.ping_by_write(end, watch.idle, size, stamps, count, marks)
+
+        return measure
 
     def _measure_parts(
         self, measure: Callable[[array[int], int], None], times: Distribution, amount: Amount, show: Show

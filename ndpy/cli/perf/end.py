@@ -82,6 +82,8 @@ class End:
         self.ungranted = [0] * count
         #: All messages that were sent and that have come, apart from grants.
         self.sent = self.received = 0
+        #: What a loop waited for that was given up, in words. "" if it cannot say so.
+        self.waits_for = ""
 
     @contextlib.contextmanager
     def _undone_if_it_fails(self):  # type: ignore[no-untyped-def]
@@ -174,6 +176,7 @@ class End:
 
     def prepare(self, size: int, seed: int) -> None:
         """Before a round: fill what is sent, and clear what comes."""
+        self.waits_for = ""
         self.fill(size, seed)
         for q in range(len(self.queue_pairs)):
             start = self.plan.inbox(q)
@@ -192,7 +195,8 @@ class End:
         if mark is not None:
             expected[-1] = mark
         # The completion of a write does not always mean that the bytes are there (Quirk.IWARP_NO_ACKNOWLEDGEMENT).
-        deadline = time.monotonic() + self.plan.timeout_s
+        # The other side waits for the answer meanwhile, and should not give up before it has come.
+        deadline = time.monotonic() + self.plan.timeout_s / 2
         for q in range(len(self.queue_pairs)):
             start = self.plan.inbox(q)
             while (found := self.buffer[start : start + size]) != expected:

@@ -13,15 +13,17 @@ import itertools
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import ndpy
 from ndpy import Flags, Operation
+from ndpy.cli.peers import PeerRefused
 from ndpy.cli.perf.end import End
-from ndpy.cli.perf.watch import Idle
+from ndpy.cli.perf.watch import Idle, NothingCame
 
 #: How often a loop looks at memory in vain before it calls idle(), and how long it polls a queue.
 _SPINS = range(500)
@@ -235,6 +237,29 @@ def _post_each(post: Callable[..., None], what: tuple[Any, ...], context: int, f
     post(*what, context=context, flags=flags)
 
 
+def _waits_for(
+    end: End, posted: int, done: int, wanted: int, outstanding: Iterable[int], held: Sequence[int] = ()
+) -> str:
+    """What a loop of a bandwidth test waits for.
+
+    outstanding, held: the index of the queue pair for each group without a completion, and for each that waits for credit.
+    """
+    of_each, held_of_each = Counter(outstanding), Counter(held)
+    told = []
+    if wanted:
+        of = f" of {wanted}" if wanted < _FOREVER else ""
+        told.append(f"{posted}{of} groups have gone, {done} are complete")
+    sends = end.plan.kind.operation is Operation.SEND
+    if sends:
+        told.append(f"{end.received} messages have come")
+    for q in range(len(end.queue_pairs)):
+        text = f"queue pair {q}: {of_each[q]} groups outstanding"
+        if sends:
+            text += f", {held_of_each[q]} held back, credit {end.credit[q]}, {end.ungranted[q]} messages ungranted"
+        told.append(text)
+    return "; ".join(told)
+
+
 def stream(
     end: End,
     idle: Idle,
@@ -254,6 +279,7 @@ def stream(
     take, clock = taker(end, idle), time.perf_counter_ns
     wanted = groups or _FOREVER
     tokens = _tokens(end, group, wanted)
+    outstanding = Counter(tokens)
     posted = done = 0
     started = now = clock()
     until = started + duration_ns if duration_ns else _FOREVER
@@ -274,7 +300,11 @@ def stream(
             if now >= until:
                 wanted = posted
             if posted + len(tokens) > wanted:
+                outstanding.subtract(tokens[wanted - posted :])
                 del tokens[wanted - posted :]
+    except (NothingCame, PeerRefused):
+        end.waits_for = _waits_for(end, posted, done, wanted, outstanding.elements())
+        raise
     finally:
         tally.groups, tally.ns = done, now - started
 
@@ -305,6 +335,7 @@ def exchange(
     posters = _posters(end, size, group)
     wanted = groups or (_FOREVER if duration_ns else 0)
     tokens = _tokens(end, group, wanted)
+    outstanding = Counter(tokens)
     posted = done = progress = 0
     started = now = clock()
     until = started + duration_ns if duration_ns else _FOREVER
@@ -314,8 +345,6 @@ def exchange(
         while True:
             blocked = []
             for q in tokens:
-                if posted == wanted:
-                    break
                 if credit[q] < group:
                     blocked.append(q)
                     continue
@@ -348,6 +377,15 @@ def exchange(
                 next_tick = now + _TICK_NS
             if now >= until:
                 wanted = posted
+            if posted + len(tokens) > wanted:
+                # The groups that wait for credit are in front. So the last message goes over every queue pair.
+                outstanding.subtract(tokens[wanted - posted :])
+                del tokens[wanted - posted :]
+    except (NothingCame, PeerRefused):
+        end.received = received
+        outstanding.subtract(tokens)
+        end.waits_for = _waits_for(end, posted, done, wanted, outstanding.elements(), tokens)
+        raise
     finally:
         tally.groups, tally.ns = done, now - started
         end.sent += posted * group

@@ -38,13 +38,15 @@ def send_all(end: End, watch: Watch, now: Round, tally: Tally, tick: Tick) -> No
     """This side's part of a bandwidth test: the warm-up, what counts, and a last message that can be told from the others."""
     operation, group = end.plan.kind.operation, end.plan.group
     loop = loops.exchange if operation is Operation.SEND else loops.stream
-    watch.restart()
     if now.warm_up:
+        watch.restart()
         loop(end, watch.idle, now.size, group, now.warm_up, 0, Tally(), no_tick)
+    watch.restart()
     loop(end, watch.idle, now.size, group, now.groups, round(now.duration_s * 1e9), tally, tick)
     if operation is not Operation.READ:
         # Messages do not overtake each other. When this one has come, so have the others.
         end.fill(now.size, now.seed, last=True)
+        watch.restart()
         loop(end, watch.idle, now.size, 1, len(end.queue_pairs), 0, Tally(), no_tick)
 
 

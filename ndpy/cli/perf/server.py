@@ -22,7 +22,7 @@ from ndpy.cli.perf.end import TOKEN_SIZE, End, Failure
 from ndpy.cli.perf.loops import Tally
 from ndpy.cli.perf.plan import PROTOCOL, Plan, Round
 from ndpy.cli.perf.rounds import no_tick, quiet, send_all, take_rest, take_until_told
-from ndpy.cli.perf.watch import Ended, Stalled, Watch
+from ndpy.cli.perf.watch import Ended, NothingCame, Stalled, Watch
 from ndpy.cli.serving import answer_hello
 
 _HELLO_LIMIT_S = 10.0
@@ -76,7 +76,8 @@ class ClientSession:
         except (ndpy.NdpyError, OSError, Failure, Stalled) as error:
             # If the client has gone, that is the reason.
             self._look_for(_REASON_S)
-            return {"error": type(error).__name__, "text": str(error)}
+            waits_for = self._end.waits_for if isinstance(error, NothingCame) and self._end else ""
+            return {"error": type(error).__name__, "text": f"{error}; {waits_for}" if waits_for else str(error)}
 
     def _look_for(self, seconds: float) -> None:
         """Raise ChannelClosed if the client goes within this time."""

@@ -25,6 +25,10 @@ class Stalled(Exception):
     """Nothing has come for too long, or the connection has ended."""
 
 
+class NothingCame(Stalled):
+    """Nothing has come for too long."""
+
+
 class Watch:
     """Looks after a wait of any length.
 
@@ -42,7 +46,7 @@ class Watch:
         self._deadline = self._next_look = 0.0
 
     def restart(self) -> None:
-        """Another loop begins."""
+        """Another loop begins, whose progress starts anew. Without this, its wait may look like a part of the last loop's."""
         self.progress = -1
         self._next_look = 0.0
 
@@ -64,7 +68,7 @@ class Watch:
         if problem and self._message is None:
             raise Stalled(problem)
         if now > self._deadline:
-            raise Stalled(f"nothing has come for {self._timeout_s:g} s")
+            raise NothingCame(f"nothing has come for {self._timeout_s:g} s")
 
     def idle_until_told(self, progress: int) -> None:
         """The same. Raises Ended when there is a message of the other side."""
