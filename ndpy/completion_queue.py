@@ -166,7 +166,11 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         added = self._native_drain(self._native)
         if added < 0:
             raise errors.from_errno("poll", -added)
-        return int(self._native_undelivered(self._native))
+        return self._undelivered()
+
+    def _undelivered(self) -> int:
+        """How many completions the program can take that the provider has handed over. Under the lock."""
+        return len(self._kept) + int(self._native_undelivered(self._native))
 
     def _collect_one(self, entry: tuple[int, ...], failed: list[PostedRequests]) -> Completion | None:
         """What the program gets for one struct ndpy_completion, or None. Under the lock.
@@ -333,7 +337,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _count_stored(self) -> int:
         """How many stored completions the program can take. The provider does not notify of these. Under the lock."""
-        return int(self._native_undelivered(self._native))
+        return self._undelivered()
 
     def _end_and_wake(self, ended: list[Pending[None]], waiter: Any = None) -> None:
         """End these Pendings, and wake the waiting threads and pollers. `waiter` is the caller's own, which stays as it is."""
@@ -392,7 +396,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _notify_of_stored(self) -> bool:
         """Whether a stored completion has not ended a notification yet. From now on all stored ones count as notified."""
-        last = self._taken + int(self._native_undelivered(self._native))
+        last = self._taken + self._undelivered()
         if last <= max(self._notified, self._taken):
             return False
         self._notified = last

@@ -14,7 +14,7 @@ enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
    their queue pair. last: the PostedRequests of the last completion, and their number. kept: NULL, or a list of
    completions that a poll took before an exception ended it; the next poll returns them. empty, single: the lists without and
    with one completion that polls returned last, or NULL. The next poll returns them again if nobody else has them. taken: how
-   many completions were taken since creation. */
+   many completions were taken since creation, including those that are kept. */
 typedef struct {
     PyObject_HEAD
     PyObject *defunct;
@@ -830,7 +830,7 @@ static PyObject *queue_begin_sleep(PyObject *object, PyObject *taken)
         raise_made(PyObject_CallMethod(object, "_arm_error", "i", -4096 - stored));
     else if (stored < 0)
         raise_made(PyObject_CallMethod(object, "_poll_error", "i", -stored));
-    else if (stored)
+    else if (stored || self->kept)
         result = Py_NewRef(Py_True);
     else if (waiter && PyList_Append(taken, waiter) == 0 &&
         move_waiter(waiter, self->idle_waiters, place, self->waiters) == 0)
@@ -952,7 +952,6 @@ static PyMemberDef queue_members[] = {
     {"_lock", T_OBJECT_EX, offsetof(CompletionQueue, lock), 0, NULL},
     {"_posted_requests", T_OBJECT_EX, offsetof(CompletionQueue, posted), READONLY,
         "By the serial number of the queue pair, until its last completion is taken."},
-    {"_taken", T_LONGLONG, offsetof(CompletionQueue, taken), READONLY, "How many completions were taken since creation."},
     {"depth", T_UINT, offsetof(CompletionQueue, depth), 0, NULL},
     {"_waiters", T_OBJECT_EX, offsetof(CompletionQueue, waiters), 0, "A list of what threads sleep on."},
     {"_idle_waiters", T_OBJECT_EX, offsetof(CompletionQueue, idle_waiters), 0, "Those that are free for the next threads."},
@@ -962,6 +961,29 @@ static PyMemberDef queue_members[] = {
     {"_left", T_OBJECT, offsetof(CompletionQueue, left), 0, "close() waits on it until no thread waits for the queue."},
     {"_overrun", T_BOOL, offsetof(CompletionQueue, overrun), 0, NULL},
     {NULL, 0, 0, 0, NULL},
+};
+
+static Py_ssize_t kept_count(const CompletionQueue *self)
+{
+    return self->kept ? PyList_Size(self->kept) : 0;
+}
+
+static PyObject *queue_taken(PyObject *self, void *Py_UNUSED(none))
+{
+    return PyLong_FromLongLong(((CompletionQueue *)self)->taken - kept_count((CompletionQueue *)self));
+}
+
+static PyObject *queue_kept(PyObject *self, void *Py_UNUSED(none))
+{
+    PyObject *kept = ((CompletionQueue *)self)->kept;
+
+    return kept ? PyList_GetSlice(kept, 0, PyList_Size(kept)) : PyList_New(0);
+}
+
+static PyGetSetDef queue_properties[] = {
+    {"_taken", queue_taken, NULL, "How many completions the program has got since creation.", NULL},
+    {"_kept", queue_kept, NULL, "Completions that a poll took before an exception ended it. The next poll returns them.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 PyDoc_STRVAR(poll_doc,
@@ -1018,6 +1040,7 @@ static PyType_Slot queue_slots[] = {
     {Py_tp_clear, queue_clear},
     {Py_tp_dealloc, queue_dealloc},
     {Py_tp_members, queue_members},
+    {Py_tp_getset, queue_properties},
     {Py_tp_methods, queue_methods},
     {0, NULL},
 };

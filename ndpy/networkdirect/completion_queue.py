@@ -176,7 +176,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             if status == SUCCESS and self._native is not None:
                 # The provider reports a completion once. If nobody waited for this report, store what is there for the
                 # next arm().
-                stored = self._drain() if given_up else int(self._native_undelivered(self._native))
+                stored = self._drain() if given_up else self._undelivered()
                 if armed:
                     self._notified = max(self._notified, self._taken + min(stored, 1))
             if pending is None or not armed or (status == CANCELED and self._defunct is not None):
@@ -226,7 +226,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 self._check_end(request, status)
             if request.running:
                 raise errors.DeviceBusyError("the packet that was asked for before has not come", operation="notify")
-            if self._native_undelivered(self._native) or self._issue(kind, request):
+            if self._undelivered() or self._issue(kind, request):
                 return 0
             return int(ffi.cast("uintptr_t", request.overlapped))
 

@@ -189,13 +189,22 @@ class VerbsCompletionQueue(CompletionQueue):
                 return False
             waiting = self._drain()
             first = max(0, self._notified - self._taken)
-            place = lib.ndpy_undelivered_failure(self._native, first) if waiting else 0
+            place = self._find_failure(first) if waiting else 0
             if not place:
                 return True
             self._notified = self._taken + place
             ended = self._take_armed()
         self._end_and_wake(ended)
         return False
+
+    def _find_failure(self, first: int) -> int:
+        """The place of the first stored completion after `first` others that failed, counted from 1, or 0. Under the lock."""
+        kept = self._kept
+        for place, completion in enumerate(kept[first:], first + 1):
+            if not completion.ok:
+                return place
+        place = int(lib.ndpy_undelivered_failure(self._native, max(0, first - len(kept))))
+        return place + len(kept) if place else 0
 
     # ---- changes and the end ----
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -148,6 +149,69 @@ def test_no_completion_is_lost_when_a_poll_is_interrupted(fake, adapter, monkeyp
     assert [completion.context for completion in scene.queue.poll()] == [1, 2]
     assert scene.queue.poll() == []
     assert scene.queue._taken == 3
+    scene.close()
+
+
+@pytest.fixture
+def interrupt(fake, monkeypatch):
+    """Interrupt a poll that has taken three completions of a scene, of which the first has failed."""
+
+    def fail(*arguments: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    def interrupt(scene: Queue) -> None:
+        assert fake.complete(scene.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
+        scene.arrive()
+        scene.arrive()
+        monkeypatch.setattr(ndpy.CompletionQueue, "_collect_one", fail)
+        with pytest.raises(KeyboardInterrupt):
+            ndpy.CompletionQueue.poll(scene.queue)
+
+    return interrupt
+
+
+def test_completions_of_an_interrupted_poll_end_one_notification(fake, adapter, interrupt):
+    scene = Queue(fake, adapter, receives=8)
+    interrupt(scene)
+    scene.queue.arm().result(DEADLINE_S)
+    second = scene.queue.arm()
+    assert not second.done()
+    assert len(scene.queue.poll()) == 3
+    assert not second.done()
+    scene.arrive()
+    second.result(DEADLINE_S)
+    scene.close()
+
+
+def test_a_thread_that_is_about_to_sleep_gets_the_completions_of_an_interrupted_poll(
+    fake, adapter, interrupt, monkeypatch
+):
+    scene = Queue(fake, adapter, receives=8)
+    go_to_sleep = ndpy.CompletionQueue._wait_for_notification
+
+    def wait(queue: Any, deadline: float) -> None:
+        interrupt(scene)
+        go_to_sleep(queue, deadline)
+
+    for _ in range(2):
+        # The first time, there is no waiter yet that sleeps with calls of C.
+        monkeypatch.setattr(ndpy.CompletionQueue, "_wait_for_notification", wait)
+        began = time.monotonic()
+        assert len(scene.queue.wait(DEADLINE_S)) == 3
+        assert time.monotonic() - began < DEADLINE_S / 2
+    scene.close()
+
+
+def test_failures_are_found_among_the_completions_of_an_interrupted_poll(fake, adapter, interrupt):
+    scene = Queue(fake, adapter, receives=8)
+    interrupt(scene)
+    assert [scene.queue._find_failure(first) for first in range(4)] == [1, 0, 0, 0]
+    scene.arrive()
+    assert fake.complete(scene.queue_pair, status=lib.IBV_WC_LOC_PROT_ERR)
+    assert scene.queue._drain() == 5
+    assert [scene.queue._find_failure(first) for first in range(6)] == [1, 5, 5, 5, 5, 0]
+    assert len(scene.queue.poll()) == 5
     scene.close()
 
 
