@@ -290,6 +290,46 @@ HOT void translate_rest(
         native->received(result, out);
 }
 
+HOT const void *result_at(const struct native *native, const void *results, int place)
+{
+    return (const char *)results + (size_t)place * native->result_size;
+}
+
+/* Translates results of receives that follow the one of `slot`, which was a plain success. Each has to be the success of the next
+   slot of the ring. Returns how many were translated. */
+HOT int translate_alike(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
+    struct ndpy_completion *out)
+{
+    struct ndpy_ring *ring = slot->ring;
+    uint32_t sequence = slot->sequence + 1;
+    uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_acquire) - sequence;
+    int done;
+
+    if ((uint32_t)count > posted)
+        count = (int)posted;
+    for (done = 0; done < count; done++) {
+        const void *result = result_at(native, results, done);
+
+        if (native->slot(result) != slot->next || native->status(result))
+            break;
+        slot = slot->next;
+        if (slot->sequence != sequence)
+            break;
+        out[done] = (struct ndpy_completion){
+            .context = slot->context,
+            .nbytes = native->bytes(result),
+            .operation = NDPY_RECEIVE,
+            .queue_pair = ring->number,
+            .retired = 1,
+            .slot = sequence++,
+        };
+        native->received(result, &out[done]);
+    }
+    if (done)
+        atomic_store_explicit(&ring->retired, sequence, memory_order_release);
+    return done;
+}
+
 HOT void translate(const struct native *native, const void *result, struct ndpy_completion *out)
 {
     struct ndpy_slot *slot = native->slot(result);
@@ -298,9 +338,17 @@ HOT void translate(const struct native *native, const void *result, struct ndpy_
         native->translate_other(result, slot, out);
 }
 
-HOT const void *result_at(const struct native *native, const void *results, int place)
+/* Translates `got` results. */
+HOT void translate_all(const struct native *native, const void *results, int got, struct ndpy_completion *out)
 {
-    return (const char *)results + (size_t)place * native->result_size;
+    for (int done = 0; done < got; done++) {
+        struct ndpy_slot *slot = native->slot(result_at(native, results, done));
+
+        if (!translate_success(native, result_at(native, results, done), slot, &out[done]))
+            native->translate_other(result_at(native, results, done), slot, &out[done]);
+        else if (done + 1 < got && slot->operation == NDPY_RECEIVE && !(slot->flags & NDPY_LISTED))
+            done += translate_alike(native, result_at(native, results, done + 1), got - done - 1, slot, &out[done + 1]);
+    }
 }
 
 /* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
@@ -321,8 +369,8 @@ HOT int poll_results(const struct native *native, struct ndpy_completion_queue *
 
         if (got < 0)
             return done ? (int)done : -EIO;
-        for (int i = 0; i < got; i++)
-            translate(native, result_at(native, results, i), &out[done++]);
+        translate_all(native, results, got, out + done);
+        done += (uint32_t)got;
         if ((uint32_t)got < wanted)
             break;
     }

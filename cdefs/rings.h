@@ -16,7 +16,7 @@
 
 #include "hot.h"
 
-#define NDPY_POLL_BATCH 32
+#define NDPY_POLL_BATCH 64
 
 struct ndpy_ring;
 

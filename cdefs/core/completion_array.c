@@ -12,22 +12,32 @@ void array_clear(CompletionArray *array)
 
     array->count = array->owned = 0;
     array->untouched.count = 0;
-    while (count--) Py_CLEAR(array->owners[count]);
+    while (count--) Py_CLEAR(array->owners[count].posted);
     Py_CLEAR(array->list);
 }
 
 /* Translates what is untouched. */
 void array_read(CompletionArray *array)
 {
-    PyObject *owner;
-
     if (!array->untouched.count) return;
     array->provider->read_results(array->results, &array->untouched, array->entries);
-    /* The first one has an owner already. */
-    owner = array->owners[0];
-    for (; array->owned < array->count; array->owned++) array->owners[array->owned] = Py_NewRef(owner);
     array->untouched.count = 0;
     Py_CLEAR(array->list);
+}
+
+PyObject *array_owner(const CompletionArray *array, uint32_t place)
+{
+    uint32_t first = 0, last = array->owned - 1;
+
+    while (first < last) {
+        uint32_t middle = first + (last - first) / 2;
+
+        if (place < array->owners[middle].end)
+            last = middle;
+        else
+            first = middle + 1;
+    }
+    return array->owners[first].posted;
 }
 
 int array_prepare(CompletionArray *array, const struct ndpy_provider *provider)
@@ -79,7 +89,7 @@ static int array_traverse(PyObject *self, visitproc visit, void *arg)
     CompletionArray *array = (CompletionArray *)self;
 
     Py_VISIT(Py_TYPE(self));
-    for (uint32_t place = 0; place < array->owned; place++) Py_VISIT(array->owners[place]);
+    for (uint32_t place = 0; place < array->owned; place++) Py_VISIT(array->owners[place].posted);
     Py_VISIT(array->list);
     return 0;
 }
@@ -117,7 +127,7 @@ static PyObject *array_item(PyObject *self, Py_ssize_t place)
         return NULL;
     }
     array_read(array);
-    return completion_new(&array->entries[place], array->owners[place]);
+    return completion_new(&array->entries[place], array_owner(array, (uint32_t)place));
 }
 
 static int first_failure(CompletionArray *array)

@@ -5,10 +5,16 @@
 
 enum { LARGEST_ARRAY = 1 << 20 };
 
-/* entries: the completions. owners: the PostedRequests of the first `owned` of them. views: of the entries, as integers of 64 and
-   of 32 bits. is_exposed: the program may look at the entries through a column at any time. results: the completions in the
-   form of `provider`. If untouched.count is not 0, only these exist, only the first completion has its owner, and list keeps what
-   they refer to. is_busy: a poll_into() is under way. */
+/* Completions in a row that have the same PostedRequests. end: the place behind them. */
+struct owner {
+    PyObject *posted;
+    uint32_t end;
+};
+
+/* entries: the completions. owners: the PostedRequests of all of them, `owned` runs of them. views: of the entries, as integers of
+   64 and of 32 bits. is_exposed: the program may look at the entries through a column at any time. results: the completions in the
+   form of `provider`. If untouched.count is not 0, only these exist, and list keeps what they refer to. is_busy: a poll_into() is
+   under way. */
 typedef struct {
     PyObject_HEAD
     Py_ssize_t capacity;
@@ -17,7 +23,7 @@ typedef struct {
     char is_exposed;
     char is_busy;
     struct ndpy_completion *entries;
-    PyObject **owners;
+    struct owner *owners;
     PyObject *views[2];
     PyObject *list;
     struct ndpy_untouched untouched;
@@ -27,6 +33,16 @@ typedef struct {
 
 extern PyTypeObject *completion_array_type;
 
+/* Gives the completions from the last owned one to the one before `end` an owner. */
+HOT void array_own(CompletionArray *array, PyObject *posted, uint32_t end)
+{
+    if (!array->owned || array->owners[array->owned - 1].posted != posted)
+        array->owners[array->owned++].posted = Py_NewRef(posted);
+    array->owners[array->owned - 1].end = end;
+}
+
+/* The owner of a completion, borrowed. */
+PyObject *array_owner(const CompletionArray *array, uint32_t place);
 void array_clear(CompletionArray *array);
 void array_read(CompletionArray *array);
 /* Makes memory for the provider's results. Returns 0, or -1 with an error. */

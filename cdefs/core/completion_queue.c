@@ -600,8 +600,7 @@ static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssi
 HOT void set_entry(CompletionArray *array, uint32_t place, const struct ndpy_completion *entry, PyObject *posted)
 {
     if (&array->entries[place] != entry) array->entries[place] = *entry;
-    array->owners[place] = Py_NewRef(posted);
-    array->owned = place + 1;
+    array_own(array, posted, place + 1);
 }
 
 /* Puts kept completions into an array. Returns 0, or -1 with an error. */
@@ -615,7 +614,7 @@ static int take_kept_into(CompletionQueue *self, CompletionArray *array)
 
         set_entry(array, (uint32_t)place, &completion->entry, completion->posted);
     }
-    array->count = array->owned;
+    array->count = (uint32_t)PyList_Size(taken);
     Py_DECREF(taken);
     return 0;
 }
@@ -629,7 +628,7 @@ static void keep_array(CompletionQueue *self, CompletionArray *array)
     note_failure(&failure);
     completions = PyList_New(0);
     for (uint32_t place = 0; completions && place < array->count; place++) {
-        PyObject *completion = completion_new(&array->entries[place], array->owners[place]);
+        PyObject *completion = completion_new(&array->entries[place], array_owner(array, place));
 
         if (completion) PyList_Append(completions, completion);
         Py_XDECREF(completion);
@@ -688,8 +687,8 @@ static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **
         Posted *posted = retire_one(self, array->entries);
 
         if (posted) {
-            array->owners[0] = Py_NewRef((PyObject *)posted);
-            array->owned = array->count = 1;
+            array_own(array, (PyObject *)posted, 1);
+            array->count = 1;
             self->taken++;
             return 0;
         }
@@ -698,9 +697,8 @@ static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **
         Posted *posted = retire_untouched(self, &array->untouched, &array->list);
 
         if (posted) {
-            array->owners[0] = Py_NewRef((PyObject *)posted);
-            array->owned = 1;
             array->count = array->untouched.count;
+            array_own(array, (PyObject *)posted, array->count);
             self->taken += array->count;
             if (array->is_exposed) array_read(array);
             return 0;

@@ -241,8 +241,10 @@ APART int read_or_keep(
         return got;
     }
     untouched->count = 0;
-    for (int i = 0; i < got; i++)
-        translate(&verbs, &found[i], &out[i]);
+    if (got == 1)
+        translate(&verbs, found, out);
+    else
+        translate_all(&verbs, found, got, out);
     return got;
 }
 

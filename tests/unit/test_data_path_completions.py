@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import sys
 from typing import Any
 
@@ -159,7 +160,7 @@ def flood(provider: Provider, count: int) -> Any:
     return qp
 
 
-@pytest.mark.parametrize("wanted", [0, 1, 31, 32, 33, 99, 100, 101, 200])
+@pytest.mark.parametrize("wanted", [0, 1, 63, 64, 65, 99, 100, 101, 200])
 def test_a_poll_takes_up_to_what_is_wanted_oldest_first(provider, wanted):
     flood(provider, 100)
     taken = provider.poll(wanted)
@@ -185,10 +186,62 @@ def test_a_poll_that_fails_says_so_unless_it_has_something(provider):
     assert lib.ndpy_poll(provider.cq, out, 0) == 0
 
 
+def script(rng: random.Random, length: int) -> list[tuple[Any, ...]]:
+    """Posts to three queues, and their completions: runs of receives that succeed, with everything else between them."""
+    steps: list[tuple[Any, ...]] = []
+    waiting: list[list[int]] = [[], [], []]
+    total = 0
+    while total < length:
+        which = rng.randrange(3)
+        for _ in range(rng.choice([1, 2, 10])):
+            steps.append(("post", which, total, lib.NDPY_UNWRITABLE if which < 2 and rng.random() < 0.05 else 0))
+            waiting[which].append(total)
+            total += 1
+        which = rng.randrange(3)
+        while waiting[which] and rng.random() < 0.9:
+            place = 0 if rng.random() < 0.95 else rng.randrange(len(waiting[which]))
+            status = 0 if rng.random() < 0.95 else rng.choice([lib.IBV_WC_WR_FLUSH_ERR, lib.IBV_WC_LOC_LEN_ERR])
+            flags = WC_WITH_INV if which < 2 and rng.random() < 0.05 else 0
+            steps.append(("complete", which, waiting[which].pop(place), status, flags))
+    return steps
+
+
+def play(provider: Provider, steps: list[tuple[Any, ...]], number: int, at_once: int) -> list[Any]:
+    """All completions of a script, which is polled so many at once."""
+    queue_pairs = [provider.queue_pair(depth=1000, number=number), provider.queue_pair(depth=1000, number=number + 1)]
+    ids, taken = {}, []
+    for step in steps:
+        kind, which, request = step[:3]
+        if kind == "post":
+            operation = lib.NDPY_SEND if which == 2 else lib.NDPY_RECEIVE
+            assert post(queue_pairs[which % 2], operation, 1, context=request, flags=step[3]) == 0
+            ids[request] = provider.sent.id
+        else:
+            provider.library.complete(ids[request], WC_SEND if which == 2 else WC_RECV, step[3], request, step[4], 0x55)
+    while found := provider.poll(at_once):
+        taken += [
+            (
+                *(each.context, each.nbytes, each.operation, each.status, each.native_status, each.vendor_status),
+                *(each.queue_pair - number, each.retired, each.slot, each.flags),
+            )
+            for each in found
+        ]
+    return taken
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_completions_that_are_polled_together_are_those_that_are_polled_one_by_one(provider, seed):
+    steps = script(random.Random(seed), 250)
+    one_by_one = play(provider, steps, 10, 1)
+    assert len(one_by_one) == sum(step[0] == "complete" for step in steps)
+    assert play(provider, steps, 20, 64) == one_by_one
+    assert play(provider, steps, 30, 5) == one_by_one
+
+
 # ---- stored completions ----
 
 
-@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 100])
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 100])
 def test_all_that_the_provider_has_is_stored_and_comes_first_and_once(provider, count):
     flood(provider, count)
     assert lib.ndpy_drain(provider.cq) == count
