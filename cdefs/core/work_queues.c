@@ -182,6 +182,13 @@ HOT int enter(WorkQueues *self)
 
 static PyObject *post_again(WorkQueues *self, struct post *post, Element *sge);
 
+/* Checks an element that has numbers of more than 32 bits. Every provider takes tokens of 32 bits. */
+APART int check_large(const WorkQueues *self, const Element *sge)
+{
+    if (sge->length > UINT32_MAX) return NDPY_TOO_LONG;
+    return sge->token > self->provider->largest_token ? NDPY_BAD_TOKEN : 0;
+}
+
 /* Posts one element of a region. operation: that of `post`, which is a constant in each caller. */
 HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, Element *sge)
 {
@@ -204,12 +211,8 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
     }
     /* Kept until the provider has copied what is sent inline. */
     owner = post->flags & NDPY_INLINE ? Py_XNewRef(region->owner) : NULL;
-    if (sge->length > UINT32_MAX)
-        refused = NDPY_TOO_LONG;
-    else if (sge->token > self->provider->largest_token)
-        refused = NDPY_BAD_TOKEN;
-    else
-        refused = post_elements(self, operation, post, &element, 1, (PyObject *)sge);
+    refused = (sge->length | sge->token) > UINT32_MAX ? check_large(self, sge) : 0;
+    if (!refused) refused = post_elements(self, operation, post, &element, 1, (PyObject *)sge);
     lock_leave(self->lock);
     Py_XDECREF(owner);
     if (!refused && !self->ended) Py_RETURN_NONE;
@@ -265,38 +268,51 @@ struct options {
 
 enum { KNOWN_OPTIONS = 4 };
 
-/* The latest ones. The interpreter's lock guards them. */
+/* The latest ones, the last one first. The interpreter's lock guards them. */
 static struct options known_options[KNOWN_OPTIONS];
 
-/* Returns NULL if there are other names, or if the names are not the interned ones. sort_arguments() then finds out. */
-APART const struct options *learn_options(PyObject *names)
+/* Returns 0 if there are other names, or if the names are not the interned ones. sort_arguments() then finds out. */
+static int read_options(PyObject *names, struct options *out)
 {
-    static int next;
-    struct options found = {names, -1, -1}, *place = &known_options[next];
-    PyObject *former = place->names;
     Py_ssize_t count = PyTuple_Size(names);
 
+    *out = (struct options){names, -1, -1};
     for (int which = 0; which < count; which++) {
         PyObject *name = PyTuple_GetItem(names, which);
-        int *where = name == names_with_remote[CONTEXT] ? &found.context
-            : name == names_with_remote[FLAGS]          ? &found.flags
+        int *where = name == names_with_remote[CONTEXT] ? &out->context
+            : name == names_with_remote[FLAGS]          ? &out->flags
                                                         : NULL;
 
-        if (!where || *where >= 0) return NULL;
+        if (!where || *where >= 0) return 0;
         *where = which;
     }
-    next = (next + 1) % KNOWN_OPTIONS;
-    *place = found;
-    Py_INCREF(names);
+    return 1;
+}
+
+/* Makes the options of these names the first ones. Returns NULL if read_options() cannot read them. */
+APART const struct options *find_other_options(PyObject *names)
+{
+    int number = 1;
+    struct options found;
+    PyObject *former = NULL;
+
+    while (number < KNOWN_OPTIONS && known_options[number].names != names) number++;
+    if (number < KNOWN_OPTIONS) {
+        found = known_options[number];
+    } else {
+        if (!read_options(names, &found)) return NULL;
+        Py_INCREF(names);
+        former = known_options[--number].names;
+    }
+    for (; number > 0; number--) known_options[number] = known_options[number - 1];
+    known_options[0] = found;
     Py_XDECREF(former);
-    return place;
+    return &known_options[0];
 }
 
 HOT const struct options *find_options(PyObject *names)
 {
-    for (int number = 0; number < KNOWN_OPTIONS; number++)
-        if (known_options[number].names == names) return &known_options[number];
-    return learn_options(names);
+    return known_options[0].names == names ? &known_options[0] : find_other_options(names);
 }
 
 /* Does sort_arguments(). The first `positional` arguments are required. context follows them and, if there is one more, flags. */
