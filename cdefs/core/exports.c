@@ -66,7 +66,15 @@ static int export_clear(PyObject *self)
 
 static void export_dealloc(PyObject *self)
 {
+    /* The buffer's own code may run a garbage collection, which takes a tracked object without references for garbage. */
+    Py_SET_REFCNT(self, 1);
     let_go((Export *)self);
+    if (Py_REFCNT(self) > 1) {
+        /* The collector's functions have given it to somebody. */
+        Py_DECREF(self);
+        return;
+    }
+    Py_SET_REFCNT(self, 0);
     if (!keep_spare(&spare_exports, self)) free_tracked(self);
 }
 

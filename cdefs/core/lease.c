@@ -580,10 +580,15 @@ static void lease_dealloc(PyObject *self)
 {
     Lease *lease = (Lease *)self;
 
+    PyObject *parts[3];
+
     if (is_used(lease) && !lease->was_finalized && finalize_dropped(self)) return;
-    lease_clear(self);
-    if (Py_TYPE(self) == lease_type && !lease->was_finalized && keep_spare(&spare_leases, self)) return;
-    free_tracked(self);
+    parts[0] = lease->cache;
+    parts[1] = lease->range;
+    parts[2] = lease->view;
+    lease->cache = lease->range = lease->view = NULL;
+    if (Py_TYPE(self) != lease_type || lease->was_finalized || !keep_spare(&spare_leases, self)) free_tracked(self);
+    for (int part = 0; part < 3; part++) Py_XDECREF(parts[part]);
 }
 
 static PyMemberDef lease_members[] = {

@@ -5,6 +5,8 @@
    visited is tracked anew when it is used again. So it leaves the collector's lists of garbage and of old objects, as a new object
    must. Only gc.freeze() moves objects that it has not visited.
 
+   So tp_dealloc must not run code of others while the object is tracked and has no references.
+
    The interpreter's lock guards all of this. */
 
 #ifndef NDPY_SPARES_H

@@ -147,6 +147,28 @@ def test_buffers_of_any_kind_are_exported_and_let_go(finder):
         find(finder, columns)
 
 
+def test_a_collection_in_the_middle_of_letting_go_takes_nothing_away(finder):
+    """What is let go collects garbage in its finalizer."""
+    collected = []
+
+    class Buffer(bytearray):
+        def __del__(self):
+            collected.append(gc.collect())
+
+    for number in range(1, 10):
+        export = _core.Export(Buffer(8))
+        del export
+        lease = Lease()
+        lease._range = Buffer(8)
+        del lease
+        assert len(collected) == 2 * number
+    buffer = bytearray(8)
+    learn(finder, buffer)
+    with find(finder, buffer), find(finder, buffer):
+        pass
+    buffer.append(1)
+
+
 def test_an_export_keeps_a_buffer_in_place_and_is_collected():
     class Buffer(bytearray):
         pass
