@@ -81,6 +81,12 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     "--kernel", metavar="VERSION", help="Kernel of the VM. Default: the newest one with the module for --adapter."
 )
 @click.option(
+    "--kernel-root",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Look for kernels in this folder instead of /. Their packages were unpacked there, and depmod was run.",
+)
+@click.option(
     "--icount",
     is_flag=True,
     help="Use a VM with one processor whose clock counts instructions, for repeatable timings.",
@@ -112,6 +118,7 @@ def run(
     cpus: int,
     memory: str,
     kernel: str | None,
+    kernel_root: Path | None,
     icount: bool,
     kvm: bool,
     network: bool,
@@ -144,8 +151,9 @@ def run(
         raise click.UsageError(f"cannot write {keep_log.name}: there is no folder {keep_log.parent}")
     network = network or bool(forwards)
     adapters = (adapter,) if adapter else ("rxe", "siw")
-    machine = vm.Machine(cpus, memory, kernel, adapters, icount, kvm, forwards if network else None)
-    force_vm = force_vm or icount or network or kernel is not None
+    root = Path("/") if kernel_root is None else kernel_root.resolve()
+    machine = vm.Machine(cpus, memory, kernel, root, adapters, icount, kvm, forwards if network else None)
+    force_vm = force_vm or icount or network or kernel is not None or kernel_root is not None
     request = runner.Request(words, limit, force_vm, adapter, machine, keep_log)
     try:
         links.require_linux()

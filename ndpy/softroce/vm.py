@@ -63,6 +63,8 @@ class Machine:
     cpus: int = 2
     memory: str = "2G"
     kernel: str | None = None
+    # Where /lib/modules and /boot of the kernel are: "/", or a folder in which a kernel's packages were unpacked.
+    kernel_root: Path = Path("/")
     adapters: tuple[str, ...] = ("rxe", "siw")
     icount: bool = False
     # Whether KVM may be used if it works.
@@ -235,7 +237,7 @@ class _Session:
 
     def start(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         machine = self._machine
-        kernel = tools.find_kernel(machine.kernel, Path("/"), machine.adapters)
+        kernel = tools.find_kernel(machine.kernel, machine.kernel_root, machine.adapters)
         job = self._folder / "job"
         job.mkdir()
         (self._folder / "checkout").symlink_to(writable_folder(cwd))
@@ -410,7 +412,7 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
     absent = tools.missing(tools.FOR_VM)
     if absent:
         raise SetupError(tools.explain_missing(absent))
-    kernel = tools.find_kernel(machine.kernel, Path("/"), machine.adapters)
+    kernel = tools.find_kernel(machine.kernel, machine.kernel_root, machine.adapters)
     qemu = tools.find("qemu-system-x86_64")
     assert qemu is not None
     environment = {"PYTHONUNBUFFERED": "1", **os.environ}
@@ -442,6 +444,6 @@ def _explain_panics(kernel: tools.Kernel, machine: Machine, panics: int, console
     return (
         f"Linux {kernel.version} ({kernel.image}) panicked in each of {panics} boots, before the command began: "
         f"{kernel_log.fatal_line(console)}\n"
-        f"Choose another kernel of /lib/modules (--kernel VERSION){one_processor}. The end of its console:\n"
+        f"Choose another kernel of {machine.kernel_root / 'lib/modules'} (--kernel VERSION){one_processor}. The end of its console:\n"
         f"{kernel_log.console_tail(console)}"
     )

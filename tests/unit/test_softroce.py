@@ -190,6 +190,16 @@ def test_the_virtual_machine_boots_the_kernel_that_has_what_is_asked_for(monkeyp
     assert seen == [(None, ("siw",)), (None, ("rxe",)), ("6.1.0", ("rxe", "siw"))]
 
 
+def test_the_virtual_machine_boots_a_kernel_of_the_folder_that_was_asked_for(monkeypatch, tmp_path):
+    kernel_tree(tmp_path, "7.2.13", rxe=False)
+    monkeypatch.setattr(tools, "missing", lambda wanted: {})
+    result = invoke("run", "--kernel-root", str(tmp_path), "--adapter", "rxe", "--", "true")
+    assert result.exit_code == runner.EXIT_SETUP
+    assert f"no kernel with rdma_rxe was found in {tmp_path / 'lib/modules'}" in result.output
+    assert "7.2.13: no module rdma_rxe" in result.output
+    assert invoke("run", "--kernel-root", str(tmp_path / "absent"), "--", "true").exit_code == 2
+
+
 def test_unusable_kernels_are_listed_with_what_they_lack(tmp_path):
     kernel_tree(tmp_path, "6.12.0-cloud", rxe=False)
     kernel_tree(tmp_path, "6.1.0", image="")
