@@ -120,8 +120,8 @@ def test_the_limits_of_the_last_slice_mean_the_same_for_other_memory():
 @pytest.fixture
 def frozen():
     """The garbage collector does not look at objects from before the test."""
-    for element in [Region()[:] for _ in range(100)]:
-        del element
+    elements = [Region()[0:8] for _ in range(100)]
+    del elements
     gc.collect()
     gc.freeze()
     yield
@@ -131,7 +131,8 @@ def frozen():
 def test_elements_are_collected_that_use_the_memory_of_frozen_ones(frozen):
     for _ in range(100):
         region = Region()
-        region.whole = region[:]
+        # The limits of the last slice, so that a spare element is used as it is.
+        region.part = region[0:8]
         gone = weakref.ref(region)
         del region
         gc.collect()
@@ -140,23 +141,26 @@ def test_elements_are_collected_that_use_the_memory_of_frozen_ones(frozen):
 
 def test_an_element_that_is_made_in_the_middle_of_a_collection_stays_whole():
     regions, made = [Region()], []
+    kept = [regions[0][0:8] for _ in range(100)]
 
-    class Garbage:
-        def __init__(self):
-            self.elements = [regions[0][:] for _ in range(10)]
-            self.itself = self
-
-        def __del__(self):
-            self.elements.clear()
-            made.extend(regions[0][place : place + 1] for place in range(20))
-
-    for _ in range(3):
-        Garbage()
+    # The collector does not track code, so this ends while the collector clears what it has found.
+    last = compile("0", "", "eval")
+    assert not gc.is_tracked(last)
+    watch = weakref.ref(last, lambda _: made.extend(regions[0][0:8] for _ in range(10)))
+    # The list is cleared before the elements, which are new. It lets its first item go last.
+    garbage = [last]
+    garbage.append(garbage)
+    garbage.extend(regions[0][0:8] for _ in range(10))
+    identities = [id(element) for element in garbage[2:]]
+    del last
+    del garbage
     gc.collect()
-    assert [element.address - 0x1000 for element in made] == 3 * list(range(20))
-    assert all(element.region is regions[0] for element in made)
+    assert watch() is None
+    assert sorted(id(element) for element in made) == sorted(identities)
+    assert all(element.region is regions[0] and element.length == 8 for element in made)
     gone = weakref.ref(regions.pop())
     made.clear()
+    kept.clear()
     gc.collect()
     assert gone() is None
 
