@@ -2,7 +2,7 @@
 # `make test-kernels`: the smoke test and the contract's tests on rxe0, in VMs with the newest kernels of Debian. The results stand in a
 # table of the README.
 #
-#   KERNELS="stable testing unstable"    which; also the suites of rig/kernels.sh one by one
+#   KERNELS="stable unstable"    chooses suites. Without it: all of rig/kernels.sh
 
 set -u
 cd "$(dirname "$0")/.."

@@ -444,11 +444,7 @@ static PyObject *lease_entry_in_use(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *lease_enter(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    PyObject *entry = lease_entry_in_use(self, NULL);
-
-    if (!entry) return NULL;
-    Py_DECREF(entry);
-    return Py_NewRef(self);
+    return is_used((Lease *)self) ? Py_NewRef(self) : lease_entry_in_use(self, NULL);
 }
 
 static PyObject *lease_exit(PyObject *self, PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
