@@ -109,7 +109,18 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     metavar="HOST_PORT:VM_PORT",
     help="Forward a TCP port of this machine's loopback interface to a port of 10.0.2.15 in the VM. Implies --network.",
 )
-@click.option("--keep-log", type=click.Path(dir_okay=False, path_type=Path), help="Write the kernel log to this file.")
+@click.option(
+    "--hosts",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="2: run COMMAND in each of two VMs with a network between them.",
+)
+@click.option(
+    "--keep-log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the kernel log to this file (with --hosts 2: FILE.1 and FILE.2).",
+)
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND...")
 def run(
     force_vm: bool,
@@ -123,6 +134,7 @@ def run(
     kvm: bool,
     network: bool,
     forwards: tuple[vm.Forward, ...],
+    hosts: int,
     keep_log: Path | None,
     words: tuple[str, ...],
 ) -> None:
@@ -140,7 +152,22 @@ def run(
     The VM sees the files of this machine. Files that it writes to the Git checkout around the working folder are kept.
     Without a checkout, files that it writes to the working folder are kept.
 
-    The exit status is that of COMMAND, or one of these:
+    With --hosts 2 the adapter, rxe0 or siw0, is on an Ethernet between the two VMs, with MTU 4200. COMMAND begins when both
+    have booted, and each line of output begins with the number of its host. In the environment:
+
+    \b
+      NDPY_HOST                  1 or 2
+      NDPY_ADDRESS               this host's address on that Ethernet (netdev wire0)
+      NDPY_PEER_ADDRESS          the other host's
+      NDPY_CONTROL_ADDRESS       this host's address on a second network (wire1),
+                                 which remains when a test disturbs the first
+      NDPY_PEER_CONTROL_ADDRESS  the other host's
+      NDPY_KILL                  write a line to this file to cut the other
+                                 host's power
+
+    When COMMAND has failed on one host, the other one has 30 s to end. A host whose power was cut does not count.
+
+    The exit status is that of COMMAND (of the first host on which it failed), or one of these:
 
     \b
       123  COMMAND succeeded, but the kernel log shows a bug.
@@ -149,12 +176,16 @@ def run(
     """
     if keep_log is not None and not keep_log.parent.is_dir():
         raise click.UsageError(f"cannot write {keep_log.name}: there is no folder {keep_log.parent}")
+    if hosts > 1 and (network or forwards or icount):
+        raise click.UsageError("--hosts cannot be used together with --network, --forward or --icount")
     network = network or bool(forwards)
+    if hosts > 1:
+        adapter = adapter or "rxe"
     adapters = (adapter,) if adapter else ("rxe", "siw")
     root = Path("/") if kernel_root is None else kernel_root.resolve()
     machine = vm.Machine(cpus, memory, kernel, root, adapters, icount, kvm, forwards if network else None)
     force_vm = force_vm or icount or network or kernel is not None or kernel_root is not None
-    request = runner.Request(words, limit, force_vm, adapter, machine, keep_log)
+    request = runner.Request(words, limit, force_vm, adapter, machine, keep_log, hosts)
     try:
         links.require_linux()
         signal.signal(signal.SIGTERM, _terminated)

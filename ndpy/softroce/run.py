@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ndpy.softroce import SetupError, kernel_log, links, vm
+from ndpy.softroce import SetupError, hosts, kernel_log, links, vm
 
 EXIT_KERNEL = 123  # the command succeeded, but the kernel log shows a bug
 EXIT_LIMIT = 124  # the command did not finish in time; timeout(1) has the same status
@@ -29,10 +29,14 @@ class Request:
     adapter: str | None = None
     machine: vm.Machine = field(default_factory=vm.Machine)
     keep_log: Path | None = None
+    # 2: two VMs with a network between them.
+    hosts: int = 1
 
 
 def run(request: Request, say: Callable[[str], None]) -> int:
     """Run the command. Returns the exit status to pass on. `say` is called with messages for the user."""
+    if request.hosts > 1:
+        return _finish_hosts(hosts.run(request.command, request.machine, request.limit_s, say), request, say)
     if not request.force_vm:
         if links.adapters() and (request.adapter is None or links.adapters(request.adapter)):
             say(f"running here, on {', '.join(links.adapters(request.adapter))}")
@@ -88,6 +92,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         end()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_TERM_LIMIT_S)
+
+
+def _finish_hosts(outcomes: Sequence[vm.Outcome], request: Request, say: Callable[[str], None]) -> int:
+    """The status of the first host that did not succeed. A host whose power was cut counts only for its kernel's bugs."""
+    statuses = []
+    for i, outcome in enumerate(outcomes, 1):
+        log = request.keep_log and request.keep_log.with_name(f"{request.keep_log.name}.{i}")
+        status = _finish(outcome, replace(request, keep_log=log), say)
+        statuses.append(status if not outcome.cut else EXIT_KERNEL if kernel_log.find_bugs(outcome.log) else 0)
+    return next((status for status in statuses if status), 0)
 
 
 def _finish(outcome: vm.Outcome, request: Request, say: Callable[[str], None]) -> int:

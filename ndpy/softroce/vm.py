@@ -6,7 +6,8 @@ programs at the same paths. Two facts shape this module:
 - The VM's serial console loses and garbles output under load. virtme-ng gives QEMU this process's own standard streams,
   whose last bytes can be lost when the VM ends. So the command's output, the kernel log and the exit status use four
   virtio ports. Each is a Unix socket on this machine. A write in the VM returns before QEMU has passed the bytes on.
-  So each stream ends with a random mark, and the VM runs until all marks have arrived.
+  So each stream ends with a random mark, and the VM runs until all marks have arrived. The kernel log has a random name of
+  its own for this run, so that a command that prints the log does not end its output.
 - A shutdown inside the VM can hang for ever on an adapter that is still in use. So the VM is ended from outside.
 """
 
@@ -16,7 +17,6 @@ import contextlib
 import os
 import re
 import secrets
-import select
 import selectors
 import shlex
 import signal
@@ -32,9 +32,12 @@ from importlib import resources
 from pathlib import Path
 
 from ndpy.softroce import SetupError, kernel_log, kvm, tools
+from ndpy.softroce.place import GRACE_S, Place
 
 _BOOT_LIMIT_S = 300.0
 _KVM_BOOT_LIMIT_S = 60.0
+# A host may boot again after a panic.
+_OTHERS_LIMIT_S = 3 * _BOOT_LIMIT_S
 _END_LIMIT_S = 30.0
 # A kernel that panics still prints for a while, and may then hang.
 _AFTER_PANIC_S = 3.0
@@ -78,12 +81,14 @@ class Outcome:
     """The outcome of a command. `status` is None if it is not known, and `reason` then says why.
 
     broken: the VM stopped working. Then output may be missing, even if the command succeeded.
+    cut: another host cut this one's power.
     """
 
     status: int | None
     reason: str = ""
     timed_out: bool = False
     broken: bool = False
+    cut: bool = False
     log: list[kernel_log.Record] = field(default_factory=list)
     console: str = ""
 
@@ -96,9 +101,21 @@ class _PanicError(_BootError):
     """The kernel reported a panic or an oops before the command began."""
 
 
+class Stopped(Exception):
+    """The VM was ended before its command ended, because its run was stopped."""
+
+
 def _network_options(forwards: Sequence[Forward]) -> list[str]:
     rules = "".join(f",hostfwd=tcp:127.0.0.1:{rule.host_port}-:{rule.guest_port}" for rule in forwards)
     return [f"-netdev user,id=ndpy-net{rules}", "-device virtio-net-pci,netdev=ndpy-net"]
+
+
+def _wire_options(place: Place) -> list[str]:
+    options = []
+    for i, wire in enumerate(place.wires):
+        options.append(f"-netdev {wire.netdev},id=ndpy-wire{i}")
+        options.append(f"-device virtio-net-pci,netdev=ndpy-wire{i},mac={wire.mac}{wire.device_options}")
+    return options
 
 
 def writable_folder(cwd: Path) -> Path:
@@ -167,36 +184,28 @@ class _Stream:
         self._held = b""
 
 
-def _write_to(fd: int) -> Callable[[bytes], None]:
-    def write(data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(fd, view) :]
-            except BlockingIOError:  # another program made the output non-blocking
-                select.select([], [fd], [])
-
-    return write
-
-
 class _Session:
     """One VM. Use it as a context manager: leaving the context ends the VM in any case."""
 
-    def __init__(self, machine: Machine, merged: bool, kvm: bool) -> None:
+    def __init__(self, machine: Machine, place: Place, merged: bool, kvm: bool) -> None:
         self._machine = machine
+        self._place = place
         self._merged = merged
         self._kvm = kvm
         self._mark = f"ndpy-{secrets.token_hex(16)}"
+        self._run = secrets.token_hex(8)
         self._selector = selectors.DefaultSelector()
         self._resources = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._folder = Path()
         self._control = b""
+        self._control_port: socket.socket | None = None
         self._streams = {
-            "out": _Stream(self._mark.encode(), _write_to(1)),
-            "err": _Stream(self._mark.encode(), _write_to(2)),
+            "out": _Stream(self._mark.encode(), place.out),
+            "err": _Stream(self._mark.encode(), place.err),
         }
         self._log = kernel_log.Collector()
+        self.ready = False
         self.began = False
         self.status: int | None = None
         self.failure = ""
@@ -232,8 +241,19 @@ class _Session:
                 break
             except subprocess.TimeoutExpired:
                 continue
+        self.cut_power()
+
+    def cut_power(self) -> None:
+        """End the VM without a warning. A thread other than the session's may call this until the session ends."""
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def go(self) -> None:
+        """Let the command begin, on a VM that is ready."""
+        assert self._control_port is not None
+        with contextlib.suppress(OSError):  # a VM that has ended is noticed by pump()
+            self._control_port.sendall(b"go\n")
 
     def start(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         machine = self._machine
@@ -245,11 +265,13 @@ class _Session:
         (job / "guest.sh").write_text(guest, encoding="utf-8")
         (job / "command").write_text(_job_script(command, cwd, environment), encoding="utf-8")
         settings = {
-            "NONCE": self._mark,
+            "MARK": self._mark,
+            "RUN": self._run,
             "ADAPTERS": " ".join(machine.adapters),
             "MERGED": "1" if self._merged else "",
             "CHECKOUT": str(writable_folder(cwd)),
             "NETWORK": "" if machine.forwards is None else "1",
+            "WIRES": " ".join(f"{wire.mac}/{wire.ipv4}/{wire.ipv6}" for wire in self._place.wires),
         }
         lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
         (job / "settings").write_text("".join(lines), encoding="utf-8")
@@ -271,12 +293,13 @@ class _Session:
             qemu_options.append("-icount shift=1,sleep=off")
         if machine.forwards is not None:
             qemu_options += _network_options(machine.forwards)
+        qemu_options += _wire_options(self._place)
         arguments = [vng, "--verbose", "--run", str(kernel.image), "--force-9p", "--disable-microvm"]
         arguments += ["--cpus", "1" if machine.icount else str(machine.cpus), "--memory", machine.memory]
         arguments += [
             "--user",
             "root",
-            f"--append=loglevel=5 mitigations=off modprobe.blacklist={_UNUSED_MODULES}",
+            f"--append=loglevel=5 mitigations=off net.ifnames=0 modprobe.blacklist={_UNUSED_MODULES}",
             f"--rodir={job}",
         ]
         if not self._kvm:
@@ -302,24 +325,26 @@ class _Session:
 
     def records(self) -> list[kernel_log.Record]:
         """The records of the kernel log since the command began."""
-        begin = self._log.position(f"ndpy: begin {self._mark}")
-        end = self._log.position(f"ndpy: end {self._mark}")
+        begin = self._log.position(f"ndpy: begin {self._run}")
+        end = self._log.position(f"ndpy: end {self._run}")
         return [] if begin is None else self._log.records[begin + 1 : end]
 
     @property
     def complete(self) -> bool:
         streams = [self._streams["out"]] if self._merged else list(self._streams.values())
-        logged = self._log.position(f"ndpy: end {self._mark}") is not None
+        logged = self._log.position(f"ndpy: end {self._run}") is not None
         return self.status is not None and logged and all(stream.ended for stream in streams)
 
     def pump(self, until: Callable[[], bool], deadline: float) -> bool:
         """Process what the VM sends until until() is true.
 
-        Returns False if the VM ends or the deadline passes first, else True.
+        Returns False if the VM ends or the deadline passes first, else True. Raises Stopped if the run is stopped.
         """
         assert self._process is not None
         ended = False
         while not until():
+            if self._place.together.stopped:
+                raise Stopped
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -339,6 +364,8 @@ class _Session:
             connection = self._resources.enter_context(sock.accept()[0])
             self._selector.unregister(sock)
             self._selector.register(connection, selectors.EVENT_READ, ("read", port))
+            if port == "control":
+                self._control_port = connection
             return
         try:
             data = sock.recv(65536)
@@ -357,8 +384,12 @@ class _Session:
 
     def _handle_control_line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
-        if word == "begin":
+        if word == "ready":
+            self.ready = True
+        elif word == "begin":
             self.began = True
+        elif word == "kill":
+            self._place.together.cut_power_of_others(self._place.number)
         elif word == "status":
             self.status = int(rest)
         elif word == "failed":
@@ -369,45 +400,79 @@ class _Session:
             stream.give_up()
 
 
+def _boot(session: _Session, limit_s: float) -> None:
+    """Wait until the VM is ready."""
+    session.pump(lambda: session.ready or bool(session.failure or session.fatal_line()), time.monotonic() + limit_s)
+    if not session.ready and session.fatal_line():
+        session.pump(lambda: False, time.monotonic() + _AFTER_PANIC_S)
+        raise _PanicError(session.console())
+    if session.failure:
+        raise SetupError(f"the VM could not be set up: {session.failure}")
+    if not session.ready:
+        raise _BootError(session.console())
+
+
+def _wait_for_others(session: _Session, place: Place) -> None:
+    if not session.pump(lambda: place.together.all_ready, time.monotonic() + _OTHERS_LIMIT_S):
+        raise SetupError(f"the VM ended, or waited {_OTHERS_LIMIT_S:g} s for the other host to boot")
+
+
 def _run_once(
-    command: Sequence[str], machine: Machine, limit_s: float, kvm: bool, environment: Mapping[str, str]
+    command: Sequence[str],
+    machine: Machine,
+    limit_s: float,
+    kvm: bool,
+    environment: Mapping[str, str],
+    place: Place,
+    merged: bool,
 ) -> Outcome:
-    merged = os.path.sameopenfile(1, 2)
-    with _Session(machine, merged, kvm) as session:
+    together = place.together
+    with _Session(machine, place, merged, kvm) as session:
         session.start(command, Path.cwd(), environment)
-        boot_limit = time.monotonic() + (_KVM_BOOT_LIMIT_S if kvm else _BOOT_LIMIT_S)
-        session.pump(lambda: session.began or bool(session.failure or session.fatal_line()), boot_limit)
-        if not session.began and session.fatal_line():
-            session.pump(lambda: False, time.monotonic() + _AFTER_PANIC_S)
-            raise _PanicError(session.console())
-        if session.failure:
-            raise SetupError(f"the VM could not be set up: {session.failure}")
-        if not session.began:
-            raise _BootError(session.console())
+        _boot(session, _KVM_BOOT_LIMIT_S if kvm else _BOOT_LIMIT_S)
+        together.is_ready(place.number, session.cut_power)
+        _wait_for_others(session, place)
+        session.go()
         deadline = time.monotonic() + limit_s
-        told = session.pump(lambda: session.status is not None, deadline)
+        told = session.pump(lambda: session.status is not None or together.failed, deadline)
+        if told and session.status is None:
+            limit_s, deadline = GRACE_S, min(deadline, time.monotonic() + GRACE_S)
+            told = session.pump(lambda: session.status is not None, deadline)
         whole = told and session.pump(lambda: session.complete, time.monotonic() + _END_LIMIT_S)
         if not whole:
             session.give_up()
         outcome = Outcome(session.status, log=session.records(), console=session.console())
-        if not told and time.monotonic() >= deadline:
+        if place.number in together.cut:
+            outcome.cut = True
+        elif not told and time.monotonic() >= deadline:
             outcome.timed_out = True
-            outcome.reason = f"the command did not finish within {limit_s:g} s; the VM was ended"
+            after = " after the other host had failed" if together.failed else ""
+            outcome.reason = f"the command did not finish within {limit_s:g} s{after}; the VM was ended"
         elif not told:
             outcome.broken = True
             outcome.reason = "the VM ended before the command did: the kernel panicked or was powered off"
         elif not whole:
             outcome.broken = True
             outcome.reason = "the VM hung after the command; the output may be incomplete"
+        if outcome.status != 0 and not outcome.cut:
+            together.has_failed()
         return outcome
 
 
-def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[[str], None]) -> Outcome:
-    """Run `command` in a VM. Its output goes to this process's standard output and error as it arrives.
+def run(
+    command: Sequence[str],
+    machine: Machine,
+    limit_s: float,
+    say: Callable[[str], None],
+    place: Place | None = None,
+    merged: bool | None = None,
+) -> Outcome:
+    """Run `command` in a VM. Its output goes to this process's standard output and error as it arrives, or where `place` says.
 
     limit_s: after this many seconds the VM is ended. Booting has its own limit.
     say: called with one line about progress.
-    Raises SetupError if the VM cannot be started or set up.
+    merged: whether both streams of the command are one. Default: if this process's are.
+    Raises SetupError if the VM cannot be started or set up, and Stopped if place.together was stopped.
     """
     absent = tools.missing(tools.FOR_VM)
     if absent:
@@ -415,14 +480,16 @@ def run(command: Sequence[str], machine: Machine, limit_s: float, say: Callable[
     kernel = tools.find_kernel(machine.kernel, machine.kernel_root, machine.adapters)
     qemu = tools.find("qemu-system-x86_64")
     assert qemu is not None
-    environment = {"PYTHONUNBUFFERED": "1", **os.environ}
+    place = place or Place()
+    merged = os.path.sameopenfile(1, 2) if merged is None else merged
+    environment = {"PYTHONUNBUFFERED": "1", **os.environ, **place.environment}
     with_kvm = machine.kvm and not machine.icount and kvm.works(qemu)
     panics = 0
     while True:
         how = "with KVM" if with_kvm else "in emulation (about 15 s to boot)"
         say(f"booting Linux {kernel.version} {how}")
         try:
-            return _run_once(command, machine, limit_s, with_kvm, environment)
+            return _run_once(command, machine, limit_s, with_kvm, environment, place, merged)
         except _PanicError as error:
             panics += 1
             if panics > _BOOTS_AGAIN:

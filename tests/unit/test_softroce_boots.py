@@ -33,15 +33,21 @@ if what == "ends":
 if what == "runs":
     control, log, out, err = map(port, ("control", "log", "out", "err"))
     job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--rodir="))
-    mark = re.search(r"^NONCE=(\S+)", pathlib.Path(job, "settings").read_text(), re.M)[1]
+    settings = pathlib.Path(job, "settings").read_text()
+    mark, run = (re.search(rf"^{name}=(\S+)", settings, re.M)[1] for name in ("MARK", "RUN"))
+    control.sendall(b"ready\n")
+    assert control.recv(3) == b"go\n"
     control.sendall(b"begin 1\n")
-    log.sendall(f"6,1,1,-;ndpy: begin {mark}\n".encode())
+    log.sendall(f"6,1,1,-;ndpy: begin {run}\n".encode())
     out.sendall(b"the command ran\n" + mark.encode())
     err.sendall(mark.encode())
-    log.sendall(f"6,2,2,-;ndpy: end {mark}\n".encode())
+    log.sendall(f"6,2,2,-;ndpy: end {run}\n".encode())
     control.sendall(b"status 0\n")
 if what == "begins":
-    port("control").sendall(b"begin 1\n")
+    control = port("control")
+    control.sendall(b"ready\n")
+    assert control.recv(3) == b"go\n"
+    control.sendall(b"begin 1\n")
     time.sleep(0.2)
     sys.stdout.write("[    9.0] Kernel panic - not syncing: of the command's making\n")
     sys.exit(0)

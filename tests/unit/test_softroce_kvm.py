@@ -92,7 +92,7 @@ def boots(monkeypatch):
     """Every boot with KVM fails. The list shows how each boot was tried."""
     seen = []
 
-    def run_once(command, machine, limit_s, quick, environment):
+    def run_once(command, machine, limit_s, quick, environment, place, merged):
         seen.append(quick)
         if quick:
             raise vm._BootError("no word from the kernel")
