@@ -10,6 +10,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,33 +82,27 @@ def _environment(wires: Sequence[Wire], peers: Sequence[Wire], number: int) -> d
     }
 
 
-def run(
-    command: Sequence[str], machine: vm.Machine, limit_s: float, say: Callable[[str], None], count: int = 2
-) -> list[vm.Outcome]:
-    """Run `command` on `count` hosts, which must be 2. It begins when all of them have booted.
+def run(command: Sequence[str], machine: vm.Machine, limit_s: float, say: Callable[[str], None]) -> list[vm.Outcome]:
+    """Run `command` on two hosts. It begins when all of them have booted.
 
     Each line of output begins with the number of its host. The environment tells a command which host it is on
     (NDPY_HOST) and both hosts' addresses. Writing a line to the file that NDPY_KILL names cuts the other host's power.
     If a command fails, the other one has GRACE_S seconds to end.
     Returns the outcome of each host. Raises SetupError if a VM cannot be started or set up.
     """
-    if count != 2 or len(machine.adapters) != 1:
-        raise ValueError("there are two hosts, with one kind of adapter")
-    together = Together(count)
+    if len(machine.adapters) != 1:
+        raise ValueError("two hosts have one kind of adapter")
+    together = Together(2)
     lock = threading.Lock()
-    # Without the standard error of its own, a host's two streams stay in order.
     merged = os.path.sameopenfile(1, 2)
-    outcomes: dict[int, vm.Outcome] = {}
-    errors: dict[int, BaseException] = {}
 
-    def work(place: Place) -> None:
+    def work(place: Place) -> vm.Outcome:
         try:
-            outcomes[place.number] = vm.run(
-                command, machine, limit_s, lambda text: say(_label(place.number, text)), place, merged=merged
-            )
-        except BaseException as error:
-            errors[place.number] = error
+            number = place.number
+            return vm.run(command, machine, limit_s, lambda text: say(_label(number, text)), place, merged)
+        except BaseException:
             together.stop()
+            raise
 
     # Not $TMPDIR: the path of a socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ndpy-hosts-", dir="/tmp") as name:
@@ -123,29 +118,27 @@ def run(
             )
             for number in (1, 2)
         ]
-        threads = [threading.Thread(target=work, args=(place,), name=f"host {place.number}") for place in places]
-        for thread in threads:
-            thread.start()
-        try:
-            for thread in threads:
-                thread.join()
-        finally:
-            together.stop()
-            for thread in threads:
-                thread.join()
-            for place in places:
-                for sink in (place.out, place.err):
-                    assert isinstance(sink, Labelled)
-                    sink.finish()
-    for number in (1, 2):
-        if number in errors and not isinstance(errors[number], vm.Stopped):
-            raise _with_number(number, errors[number])
-    return [replace(outcomes[number], reason=_label(number, outcomes[number].reason)) for number in (1, 2)]
+        with futures.ThreadPoolExecutor(2) as threads:
+            running = [threads.submit(work, place) for place in places]
+            try:
+                futures.wait(running)
+            finally:
+                together.stop()
+                # Not left to the end of the block: Thread.join() does not wait again after Ctrl-C before Python 3.13.
+                futures.wait(running)
+        for place in places:
+            for sink in (place.out, place.err):
+                assert isinstance(sink, Labelled)
+                sink.finish()
+    for place, future in zip(places, running, strict=True):
+        error = future.exception()
+        if isinstance(error, SetupError):
+            raise SetupError(_label(place.number, str(error)))
+        if error is not None and not isinstance(error, vm.Stopped):
+            raise error
+    outcomes = [future.result() for future in running]
+    return [replace(outcome, reason=_label(i, outcome.reason)) for i, outcome in enumerate(outcomes, 1)]
 
 
 def _label(number: int, text: str) -> str:
     return f"host {number}: {text}" if text else ""
-
-
-def _with_number(number: int, error: BaseException) -> BaseException:
-    return SetupError(_label(number, str(error))) if isinstance(error, SetupError) else error

@@ -435,8 +435,11 @@ def _run_once(
         session.go()
         deadline = time.monotonic() + limit_s
         told = session.pump(lambda: session.status is not None or together.failed, deadline)
+        allowed = f"{limit_s:g} s"
         if told and session.status is None:
-            limit_s, deadline = GRACE_S, min(deadline, time.monotonic() + GRACE_S)
+            if time.monotonic() + GRACE_S < deadline:
+                deadline = time.monotonic() + GRACE_S
+                allowed = f"{GRACE_S:g} s after the other host had failed"
             told = session.pump(lambda: session.status is not None, deadline)
         whole = told and session.pump(lambda: session.complete, time.monotonic() + _END_LIMIT_S)
         if not whole:
@@ -446,8 +449,7 @@ def _run_once(
             outcome.cut = True
         elif not told and time.monotonic() >= deadline:
             outcome.timed_out = True
-            after = " after the other host had failed" if together.failed else ""
-            outcome.reason = f"the command did not finish within {limit_s:g} s{after}; the VM was ended"
+            outcome.reason = f"the command did not finish within {allowed}; the VM was ended"
         elif not told:
             outcome.broken = True
             outcome.reason = "the VM ended before the command did: the kernel panicked or was powered off"
