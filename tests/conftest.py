@@ -12,6 +12,7 @@ import signal
 import sys
 
 import pytest
+import remote
 from helpers import SEED, Keeper, Pair, connect_pair, require
 
 import ndpy
@@ -22,6 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--adapter", metavar="NAME", help="run on this adapter, and fail if it is absent")
+    parser.addoption("--peer", metavar="ADDRESS:PORT", help="where tests/remote.py listens on the other host")
 
 
 @pytest.fixture(scope="session")
@@ -36,6 +38,17 @@ def adapter_name(request: pytest.FixtureRequest) -> str:
         if wanted or os.environ.get("NDPY_ADAPTER"):
             pytest.fail(f"the adapter asked for is not usable: {error}")
         pytest.skip(f"no adapter: {error}")
+
+
+@pytest.fixture(scope="session")
+def peer_host(request: pytest.FixtureRequest):
+    """The other host, on which remote.py listens, or None."""
+    peer = request.config.getoption("--peer")
+    if peer is None:
+        yield None
+        return
+    with remote.connect(remote.address_of(peer), timeout_s=60) as host:
+        yield host
 
 
 @pytest.fixture
