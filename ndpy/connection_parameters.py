@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from ndpy import errors
 
 if TYPE_CHECKING:
     from ndpy.info import AdapterInfo
+
+# The unit of ack_timeout.
+_TIMEOUT_UNIT_S = 4.096e-6
 
 
 class ReadLimits(NamedTuple):
@@ -34,7 +38,8 @@ class RetryPolicy:
     leaves them to its provider.
 
     Parameters:
-        retry_count: 0 to 7. How often it tries again if the peer's adapter does not answer. Without a policy 7.
+        retry_count: 0 to 7. How often it tries again if the peer's adapter does not answer. Without a policy 7. On rxe,
+            which never gives up with 7, ndpy sets 6 instead.
         rnr_retry_count: 0 to 7. How often it tries again if the peer has no receive posted. ENDLESS (7) never gives up.
             The peer's min_rnr_timer is the time between two tries. Without a policy it is at most 6, so that a message
             that nobody receives ends IO_TIMEOUT within 5 s. But it is ENDLESS if the peer says that it has a shared
@@ -44,6 +49,9 @@ class RetryPolicy:
             Without a policy 27.
         ack_timeout: 0 to 31. The adapter tries again after 4.096 us times 2**ack_timeout without an answer. 0 waits for
             ever. Adapters round the time up. Without a policy the connection manager computes it.
+
+    gives_up_s is the time that retry_count and ack_timeout make. QueuePair.retry is what a connection really has.
+
     Raises:
         ValueError: a value is out of range.
     Source: ibv_modify_qp(3), rdma_connect(3).
@@ -61,6 +69,21 @@ class RetryPolicy:
             value = getattr(self, field)
             if value is not None and not (isinstance(value, int) and 0 <= value <= most):
                 raise ValueError(f"{field} is 0 to {most} or None, not {value!r}")
+
+    @property
+    def gives_up_s(self) -> float | None:
+        """After how many seconds a request fails if the peer's adapter has fallen silent, for example because its host died.
+
+        This is 4.096 us times 2**ack_timeout times (retry_count + 1). The time runs from the last answer, or from the
+        request if none was outstanding. InfiniBand allows adapters to wait up to four times as long, and some have a
+        lowest timeout of their own. rnr_retry_count has no part in it, because a peer that is not ready does answer.
+
+        math.inf if ack_timeout is 0. None if retry_count or ack_timeout is None.
+        Source: InfiniBand Architecture, volume 1, 9.7.6.1.3 and 9.9.2.1.1; ibv_modify_qp(3).
+        """
+        if self.retry_count is None or self.ack_timeout is None:
+            return None
+        return _TIMEOUT_UNIT_S * 2**self.ack_timeout * (self.retry_count + 1) if self.ack_timeout else math.inf
 
 
 class ConnectionParameters(NamedTuple):

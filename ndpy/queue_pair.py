@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ndpy import _core, errors, window_requests
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
-from ndpy.flags import Access, Flags, Operation, Status
+from ndpy.flags import Access, Capability, Flags, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
 from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import BAD_FLAGS, MARKER, QueuePairLimits, WorkQueues
@@ -141,6 +141,29 @@ class QueuePair(WorkQueues):
         if connector is None or self._never_connected:
             raise errors.NotConnectedError("the queue pair has no connection", operation="read_limits")
         return connector.read_limits
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How often and how long the adapter tries again on this connection, as the adapter itself reports it.
+
+        retry.gives_up_s is the time after which a request to a dead host fails. The values may differ from the policy that
+        the program asked for: an adapter rounds, a connection manager lowers, and 7 is not possible on rxe.
+
+        All fields are None on adapters without RETRY_POLICY in info.capabilities: iWARP leaves retries to TCP, and
+        NetworkDirect leaves them to its provider and does not tell them.
+
+        Raises:
+            NotConnectedError: there never was a connection.
+        Source: ibv_query_qp(3).
+        """
+        self._check()
+        with self._lock:
+            self._check()
+            if self._never_connected:
+                raise errors.NotConnectedError("the queue pair has no connection", operation="retry")
+            if Capability.RETRY_POLICY not in self._adapter.info.capabilities:
+                return RetryPolicy()
+            return self._native_retry()
 
     @property
     def _completion_queues(self) -> tuple[CompletionQueue, CompletionQueue]:
@@ -517,8 +540,8 @@ class QueuePair(WorkQueues):
                 lowered to that.
             outbound_read_limit: how many reads of this side may run at once. None for the adapter's limit. A larger limit is
                 lowered to that, and to what the remote endpoint says that it serves. read_limits has both results.
-            retry: see RetryPolicy. Fields that are None are as in ibv_rc_pingpong: retry_count 7, rnr_retry_count ENDLESS,
-                min_rnr_timer 12, ack_timeout 14.
+            retry: see RetryPolicy. Fields that are None are as in ibv_rc_pingpong: retry_count 7 (6 on rxe),
+                rnr_retry_count ENDLESS, min_rnr_timer 12, ack_timeout 14.
         Raises:
             UnsupportedError: iWARP and NetworkDirect adapters connect through connectors only.
             ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
@@ -615,6 +638,10 @@ class QueuePair(WorkQueues):
         self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
     ) -> None:
         """Connect the native queue pair. Called only if _has_endpoints."""
+        raise NotImplementedError
+
+    def _native_retry(self) -> RetryPolicy:
+        """Return what the native queue pair has. Called only on adapters with Capability.RETRY_POLICY."""
         raise NotImplementedError
 
     def _native_choose_token(self, window: MemoryWindow) -> int:

@@ -145,6 +145,12 @@ class Quirk(enum.Enum):
         driver="rdma_rxe",
         spared="ndpy leaves the queue pair to the driver",
     )
+    RXE_RETRIES_FOR_EVER = Difference(
+        "rxe tries again for ever if the retry count is 7, so that a request to a dead host never ends",
+        "Linux drivers/infiniband/sw/rxe/rxe_comp.c, rxe_completer(): a count of 7 is never lowered; seen on 6.1 and 7.2.13",
+        driver="rdma_rxe",
+        spared="ndpy sets 6 where 7 is asked for",
+    )
     RXE_CLOSED_PORT_ENDS_MANAGER = Difference(
         "a datagram of the connection manager that meets a closed port leaves rxe's manager dead for good",
         "Linux drivers/infiniband/sw/rxe/rxe_net.c",

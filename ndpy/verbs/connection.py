@@ -21,6 +21,7 @@ from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
 from ndpy.quirks import Quirk
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
+from ndpy.verbs.endpoint import finite_retry_count
 from ndpy.verbs.native_calls import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 
@@ -125,7 +126,7 @@ class VerbsConnector(Connector):
         parameters.initiator_depth = limits.outbound
         parameters.flow_control = 1
         # How often the peer's adapter tries again. The peer's program can lower it.
-        parameters.retry_count = _RETRY_COUNT
+        parameters.retry_count = finite_retry_count(self._adapter, _RETRY_COUNT)
         parameters.rnr_retry_count = RetryPolicy.ENDLESS
         parameters.srq = int(queue_pair.srq is not None)
         parameters.qp_num = queue_pair._number
@@ -178,6 +179,7 @@ class VerbsConnector(Connector):
                 attributes.max_rd_atomic = self._read_limits.outbound
                 if retry.retry_count is not None:
                     attributes.retry_cnt = retry.retry_count
+                attributes.retry_cnt = finite_retry_count(self._adapter, attributes.retry_cnt)
                 if retry.rnr_retry_count is not None:
                     attributes.rnr_retry = retry.rnr_retry_count
                 elif not self._peer_shares:

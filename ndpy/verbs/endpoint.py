@@ -72,10 +72,17 @@ def active_port(adapter: VerbsAdapter) -> PortInfo:
 _DEFAULTS = RetryPolicy(retry_count=7, rnr_retry_count=RetryPolicy.ENDLESS, min_rnr_timer=12, ack_timeout=14)
 
 
-def with_defaults(retry: RetryPolicy | None) -> RetryPolicy:
+def with_defaults(adapter: VerbsAdapter, retry: RetryPolicy) -> RetryPolicy:
     """The policy that connect_endpoint() uses: the program's values, and defaults for the others."""
-    chosen = {} if retry is None else {name: value for name, value in vars(retry).items() if value is not None}
-    return dataclasses.replace(_DEFAULTS, **chosen)
+    chosen = {name: value for name, value in vars(retry).items() if value is not None}
+    policy = dataclasses.replace(_DEFAULTS, **chosen)
+    assert policy.retry_count is not None
+    return dataclasses.replace(policy, retry_count=finite_retry_count(adapter, policy.retry_count))
+
+
+def finite_retry_count(adapter: VerbsAdapter, count: int) -> int:
+    """The retry count to set if `count` is asked for. With it the adapter gives up some day."""
+    return min(count, 6) if Quirk.RXE_RETRIES_FOR_EVER in adapter._differences else count
 
 
 def path_mtu(local: Endpoint, remote: Endpoint) -> int:

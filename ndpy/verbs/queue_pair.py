@@ -220,7 +220,7 @@ class VerbsQueuePair(QueuePair):
     def _native_connect_endpoint(
         self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
     ) -> None:
-        policy = with_defaults(retry)
+        policy = with_defaults(self._adapter, retry)
         make_ready_to_receive(self._qp, self._adapter, local, remote, limits, policy)
         try:
             make_ready_to_send(self._qp, local, limits, policy)
@@ -230,6 +230,12 @@ class VerbsQueuePair(QueuePair):
             self._to_state(lib.IBV_QPS_ERR)
             raise
         self._path_mtu = path_mtu(local, remote)
+
+    def _native_retry(self) -> RetryPolicy:
+        attributes, initial = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
+        wanted = lib.IBV_QP_RETRY_CNT | lib.IBV_QP_RNR_RETRY | lib.IBV_QP_MIN_RNR_TIMER | lib.IBV_QP_TIMEOUT
+        check("retry", lib.ibv_query_qp(self._qp, attributes, wanted, initial))
+        return RetryPolicy(attributes.retry_cnt, attributes.rnr_retry, attributes.min_rnr_timer, attributes.timeout)
 
     def _explain(self, status: Status) -> str:
         return explain(self._adapter, status, self._path, self.connector, self._path_mtu)

@@ -110,3 +110,20 @@ def test_a_policy_is_refused_where_there_is_none_and_changes_nothing(adapter, ke
     offer.server.close()
     offer.listener.close()
     assert_works(keep, connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter)))
+
+
+def test_a_queue_pair_says_what_its_connection_has(adapter, keep, pair):
+    """Adapters without retries of their own say nothing."""
+    with pytest.raises(ndpy.NotConnectedError):
+        _ = create_end(keep, adapter).queue_pair.retry
+    for end in pair:
+        said = end.queue_pair.retry
+        if ndpy.Capability.RETRY_POLICY not in adapter.info.capabilities:
+            assert said == RetryPolicy()
+            assert said.gives_up_s is None
+        else:
+            assert said.retry_count is not None
+            assert 0 < said.gives_up_s < 300
+    pair.client.connector.disconnect(DEADLINE_S)
+    # A program may ask after its request has failed.
+    assert pair.client.queue_pair.retry == said

@@ -17,8 +17,9 @@ from ndpy._verbs import lib
 from racing import DEADLINE_S, soon
 
 import ndpy
-from ndpy import Access, Notify, Status
-from ndpy.verbs import adapter_info
+from ndpy import Access, Notify, RetryPolicy, Status
+from ndpy.verbs import adapter_info, connection
+from ndpy.verbs.endpoint import with_defaults
 
 QUIET_S = 0.2
 
@@ -176,3 +177,40 @@ def test_memory_on_demand_is_pinned(fake, monkeypatch):
         assert ndpy.Capability.ON_DEMAND_PAGING in adapter.info.capabilities
         assert region.access == Access.REMOTE_WRITE | Access.ON_DEMAND
         assert not fake.seen.access & lib.IBV_ACCESS_ON_DEMAND
+
+
+# ---- retries ----
+
+
+@pytest.mark.parametrize(("driver", "count"), [("rdma_rxe", 6), ("mlx5_core", 7)])
+@pytest.mark.parametrize("way", ["without a policy", "with 7", "with 3"])
+def test_no_count_of_retries_makes_rxe_try_for_ever(fake, monkeypatch, driver, count, way):
+    monkeypatch.setattr(adapter_info, "_driver", lambda name, vendor: driver)
+    asked = {"without a policy": RetryPolicy(), "with 7": RetryPolicy(retry_count=7), "with 3": RetryPolicy(3)}[way]
+    with fake.open() as adapter:
+        assert with_defaults(adapter, asked).retry_count == min(count, asked.retry_count or 7)
+
+
+@pytest.mark.parametrize(("driver", "count"), [("rdma_rxe", 6), ("mlx5_core", 7)])
+def test_the_peer_is_asked_for_a_finite_count_too(fake, monkeypatch, driver, count):
+    """The connection manager tells both ends the client's count."""
+    monkeypatch.setattr(adapter_info, "_driver", lambda name, vendor: driver)
+    fake.have_address()
+    asked = []
+
+    class Telling:
+        def __getattr__(self, name):
+            return getattr(lib, name)
+
+        def rdma_connect(self, identifier, parameters):
+            asked.append(parameters.retry_count)
+            return lib.rdma_connect(identifier, parameters)
+
+    monkeypatch.setattr(connection, "lib", Telling())
+    with (
+        fake.open() as adapter,
+        adapter.create_completion_queue(8) as queue,
+        adapter.create_queue_pair(queue) as queue_pair,
+    ):
+        adapter.connect(queue_pair, ("127.0.0.1", 4791), timeout_s=DEADLINE_S).close()
+    assert asked == [count]
