@@ -487,7 +487,11 @@ class Connector(Resource):
     def disconnect(self, timeout_s: float | None = None) -> None:
         """End the connection, and wait until the peer knows. All outstanding requests complete CANCELED.
 
-        This also succeeds if the peer disconnected first.
+        This also succeeds if the peer disconnected first. On rxe the requests are cancelled when the peer has answered, or
+        0.2 s later. Until then its adapter acknowledges what it has received.
+
+        If the peer's host has died, the connection manager asks again for about a minute. After a request that failed it
+        takes at most 2 s.
 
         Parameters:
             timeout_s: how long to wait. None waits for ever.
@@ -554,6 +558,9 @@ class Connector(Resource):
 
     def wait_disconnected(self, timeout_s: float | None = None) -> None:
         """Wait until the connection has ended, whichever side ends it.
+
+        If the peer's host dies, it cannot say so. Then the connection ends at most 2 s after a request of this side has
+        failed (see QueuePair.retry) and the program has taken its completion.
 
         Parameters:
             timeout_s: how long to wait. None waits for ever.

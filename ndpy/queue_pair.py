@@ -301,6 +301,15 @@ class QueuePair(WorkQueues):
         in_flight = self._lib.ndpy_queue_pair_in_flight
         return int(in_flight(self._native, 0) + in_flight(self._native, 1))
 
+    def _awaits_answers(self) -> bool:
+        """Whether initiator requests of the connection are outstanding, and none has failed."""
+        with self._lock:
+            if self._native is None or self._ended:
+                return False
+            with self.initiator_cq._lock:
+                self.initiator_cq._drain()
+            return not self._lib.ndpy_queue_pair_ended(self._native, self._count_posted(self._native))
+
     def _drain_queues(self) -> None:
         for queue in set(self._completion_queues):
             with queue._lock:

@@ -145,6 +145,14 @@ class Quirk(enum.Enum):
         driver="rdma_rxe",
         spared="ndpy leaves the queue pair to the driver",
     )
+    RXE_ANSWERS_LATE = Difference(
+        "rxe completes a receive before it acknowledges the message, sends no acknowledgement from a queue pair that is in the "
+        "error state by then, and may handle an answer after the peer's disconnect",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c, do_complete(): the completion is posted before the state is looked at; "
+        "seen on 7.2.13, where a work queue does it",
+        driver="rdma_rxe",
+        spared="ndpy tells the peer before it flushes, and waits up to 0.2 s for answers",
+    )
     RXE_RETRIES_FOR_EVER = Difference(
         "rxe tries again for ever if the retry count is 7, so that a request to a dead host never ends",
         "Linux drivers/infiniband/sw/rxe/rxe_comp.c, rxe_completer(): a count of 7 is never lowered; seen on 6.1 and 7.2.13",

@@ -8,8 +8,11 @@ the queue pair through its states. On iWARP the kernel moves it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import math
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
@@ -34,6 +37,11 @@ _RETRY_COUNT = 7
 # All tries take 0.7 s with the timer that ndpy sets, and 4 s with the longest one (contract F.3.5).
 _RNR_RETRY_COUNT = 6
 _RNR_TIMER_123_MS = 27
+# A request has failed, and the peer was told. If it does not answer, the connection ends here after so many seconds. The
+# connection manager would ask again for about a minute.
+_FAREWELL_S = 2.0
+# See Quirk.RXE_ANSWERS_LATE.
+_LATE_ANSWERS_S = 0.2
 # Bits of rdma_init_qp_attr()'s mask that kernels leave set by mistake on InfiniBand.
 _ROCE_MASK_BITS = 0xE00000
 
@@ -49,10 +57,15 @@ class VerbsConnector(Connector):
         #: The peer receives from a shared receive queue, so a message may wait for ever (contract F.3.6).
         self._peer_shares = False
         self._disconnect_sent = False
+        #: The peer has disconnected, and the queue pair still waits for answers that the peer's adapter sent before.
+        self._peer_left = False
+        #: When the queue pair is flushed and when the connection ends, if the peer says nothing. Times of time.monotonic().
+        self._flush_at = self._end_at = math.inf
         #: The peer left before complete_connect(), on a transport whose connection is up before that call. The peer's
         #: messages have arrived.
         self._left_early = False
         self._differences = adapter._differences
+        self._answers_late = Quirk.RXE_ANSWERS_LATE in self._differences
         self._up_at_the_reply = Quirk.IWARP_UP_AT_THE_REPLY in self._differences
         self._kernel_moves_queue_pair = Quirk.IWARP_KERNEL_MOVES_QUEUE_PAIRS in self._differences
         self._offer_spends_queue_pair = self._up_at_the_reply
@@ -226,15 +239,48 @@ class VerbsConnector(Connector):
         if self._state == "disconnected":
             self._on_disconnected()
             return
-        self._flush_unless_the_queue_is_sent()
+        if not self._answers_late:
+            self._flush_unless_the_queue_is_sent()
         number = self._tell_peer()
         if number:
             raise errors.from_errno("disconnect", number)
+        if self._answers_late and self._state == "established":
+            # The peer's answer means that the adapter has sent all of its own.
+            self._flush_at = min(self._flush_at, time.monotonic() + _LATE_ANSWERS_S)
+            self._look_at_the_clock()
 
     def _native_on_failed_completion(self) -> None:
         self._flush_unless_the_queue_is_sent()
         # If this fails now, disconnect() reports it. The thread that polled gets the completions.
-        self._tell_peer()
+        if not self._tell_peer() and self._state == "established":
+            self._end_at = min(self._end_at, time.monotonic() + _FAREWELL_S)
+            self._look_at_the_clock()
+
+    def _look_at_the_clock(self) -> None:
+        self._adapter._events.look_regularly(self._on_time)
+
+    def _on_time(self) -> bool:
+        """Flush the queue pair and end the connection when it is time. Returns whether there is more to wait for."""
+        with self._state_lock:
+            if self._state != "established" or self._id is None or self._released:
+                return False
+            now = time.monotonic()
+            late = now >= self._flush_at
+            if now >= self._end_at or (self._peer_left and (late or not self._awaits_answers())):
+                self._on_disconnected()
+                return False
+            if late:
+                self._flush_at = math.inf
+                if self.queue_pair is not None:
+                    self.queue_pair._end_connection()
+            return min(self._flush_at, self._end_at) < math.inf
+
+    def _awaits_answers(self) -> bool:
+        if self.queue_pair is not None:
+            # A queue that has failed has no answers.
+            with contextlib.suppress(errors.NdpyError):
+                return self.queue_pair._awaits_answers()
+        return False
 
     def _flush_unless_the_queue_is_sent(self) -> None:
         """Flush the queue pair, unless this transport sends the queue before it disconnects.
@@ -296,7 +342,12 @@ class VerbsConnector(Connector):
         elif kind == lib.RDMA_CM_EVENT_DISCONNECTED and self._state == "established":
             # Answer the peer's request. Without this the peer waits until its retries have run out.
             lib.rdma_disconnect(self._id)
-            self._on_disconnected()
+            if self._answers_late and not self._disconnect_sent and self._awaits_answers():
+                self._disconnect_sent = self._peer_left = True
+                self._flush_at = time.monotonic() + _LATE_ANSWERS_S
+                self._look_at_the_clock()
+            else:
+                self._on_disconnected()
         elif self._up_at_the_reply and kind in _ENDINGS and self._state == "offered":
             # The peer may have sent messages before it left. They count, so complete_connect() will succeed.
             lib.rdma_disconnect(self._id)
