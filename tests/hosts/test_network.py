@@ -8,8 +8,9 @@ import threading
 import time
 
 import pytest
-from helpers import DEADLINE_S, SEED, rounds
+from helpers import DEADLINE_S, SEED, rounds, wait_until
 from hosts import traffic
+from hosts.conftest import MTU, NETDEV
 
 import ndpy
 
@@ -82,3 +83,96 @@ def _patient(adapter):
     if ndpy.Capability.RETRY_POLICY not in adapter.info.capabilities:
         return None
     return ndpy.RetryPolicy(ack_timeout=19, retry_count=6)
+
+
+def test_a_link_that_stays_away_ends_the_connection_within_the_retry_time(adapter, server, network, peer_address):
+    """60 s. TCP, below iWARP, tries for a quarter of an hour: there the connection lives on."""
+    client = traffic.Client(adapter, server.address, random.Random(SEED), limit_s=120)
+    gives_up_s = client.end.queue_pair.retry.gives_up_s
+    seconds = rounds(60, 60 if gives_up_s is None else 15)
+    with in_background(client) as ended:
+        time.sleep(1)
+        with network.disturbed("loss", "100%"):
+            start = time.monotonic()
+            while not ended and time.monotonic() < start + seconds:
+                time.sleep(0.1)
+            lasted = time.monotonic() - start
+            if gives_up_s is not None:
+                (error,) = ended
+                # InfiniBand allows four times the timeout. The program has to take the completion, in an emulated machine.
+                assert lasted < 4 * gives_up_s + 2, (lasted, gives_up_s)
+                assert isinstance(error, ndpy.NdpyError), error
+                assert peer_address in str(error)
+                client.connector.wait_disconnected(2 + DEADLINE_S)
+                time.sleep(max(start + seconds - time.monotonic(), 0))
+        if gives_up_s is None:
+            wait_until(lambda: client.bytes, "operations")
+            before = client.bytes
+            wait_until(lambda: client.bytes > before, "an operation after the link came back", 100)
+    if gives_up_s is None:
+        assert ended == [None]
+    client.close()
+    assert traffic.run(adapter, server.address, SEED, 10) > 0
+
+
+def test_a_path_that_shrinks_ends_long_transfers_and_a_new_connection_adapts(adapter, server, network, peer_address):
+    """RoCE has no way to make packets smaller on a connection. TCP has."""
+    client = traffic.Client(adapter, server.address, random.Random(SEED), limit_s=60)
+    client.write()
+    network.run("ip", "link", "set", NETDEV, "mtu", 1500)
+    try:
+        start = time.monotonic()
+        gives_up_s = client.end.queue_pair.retry.gives_up_s
+        offset = 100
+        memoryview(client.end.outbox.buffer)[:] = bytes(traffic.MESSAGE)
+        client.end.queue_pair.write(client.end.outbox, client.remote[offset : offset + traffic.MESSAGE], context=9)
+        (completion,) = client.end.cq.wait(60)
+        if gives_up_s is None:
+            assert completion.ok, completion
+            client.shadow[offset : offset + traffic.MESSAGE] = bytes(traffic.MESSAGE)
+            client.compare()
+        else:
+            assert time.monotonic() - start < 4 * gives_up_s + 2
+            with pytest.raises(ndpy.NdpyError, match=peer_address):
+                completion.raise_for_status()
+            client.connector.wait_disconnected(2 + DEADLINE_S)
+        client.close()
+        assert traffic.run(adapter, server.address, SEED, 10) > 0
+    finally:
+        network.run("ip", "link", "set", NETDEV, "mtu", MTU)
+
+
+@pytest.mark.timeout(7200)
+def test_random_connections_over_a_lossy_network(adapter, server, network, nothing_leaks):
+    """10,000 connections with NDPY_STRESS=1. Each transfers and ends. 1 % of the frames get lost in each direction."""
+    count, threads = rounds(10_000, 40), 12
+    numbers = iter(range(count))
+    lock = threading.Lock()
+    failures: list[str] = []
+    done = 0
+
+    def work() -> None:
+        nonlocal done
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None or len(failures) > 10:
+                return
+            try:
+                traffic.run(adapter, server.address, (SEED, number), number % 4, longest=8192)
+            except (ndpy.NdpyError, traffic.Mismatch) as error:
+                failures.append(f"connection {number}: {type(error).__name__}: {error}")
+            with lock:
+                done += 1
+                if done % 500 == 0:
+                    print(f"{done} of {count} connections", flush=True)
+
+    with network.disturbed("loss", "1%"):
+        workers = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert failures == []
+    assert done == count
+    assert wait_until(lambda: server.served == count, "the end of the last connection there")

@@ -1,0 +1,287 @@
+"""The other host dies: its power is cut once, in the middle of everything. Each test looks at one thing that was going on.
+
+Nothing hangs, every request ends in the time that its connection was made with, errors name the peer, and everything closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import SEED, Keeper, create_end, kernel_resources, memory, take, wait_until
+from hosts import traffic
+from hosts.conftest import settles
+
+import ndpy
+from ndpy import Access, Capability, RetryPolicy, Status
+
+pytestmark = pytest.mark.timeout(300)
+
+# Each answer within 4.096 us * 2^16 = 0.27 s, 5 times.
+_RETRY = RetryPolicy(ack_timeout=16, retry_count=4)
+# For a connection that is being made when the host dies.
+_CONNECT_S = 6.0
+# TCP, below iWARP, gives up after so many tries: 3.2 s at least. Linux' own number is 15, which takes a quarter of an hour.
+_TCP_TRIES = 4
+_TCP_LIMIT_S = 30.0
+# What an emulated machine may take to run a thread.
+_SLACK_S = 4.0
+
+
+@dataclass
+class Work:
+    """Something that a thread was doing. `seconds` is how long it went on after the death."""
+
+    name: str
+    error: BaseException | None = None
+    seconds: float = 0.0
+    turns: int = 0
+    thread: threading.Thread = field(default_factory=threading.Thread)
+
+
+class Scene:
+    """What was going on when the other host died."""
+
+    def __init__(self, adapter: ndpy.Adapter, retries: bool) -> None:
+        self.adapter = adapter
+        self.retry = _RETRY if retries else None
+        self.keep = Keeper()
+        self.works: dict[str, Work] = {}
+        self.died = 0.0
+        self.clients: dict[str, traffic.Client] = {}
+        self.things: dict[str, Any] = {}
+
+    def start(self, name: str, do: Any) -> None:
+        work = self.works[name] = Work(name)
+
+        def run() -> None:
+            try:
+                while True:
+                    do()
+                    work.turns += 1
+            except BaseException as error:
+                work.error = error
+                work.seconds = time.monotonic() - self.died
+
+        work.thread = threading.Thread(target=run, daemon=True)
+        work.thread.start()
+
+    def ended(self, name: str, limit_s: float) -> Work:
+        work = self.works[name]
+        work.thread.join(max(self.died + limit_s - time.monotonic(), 0) + _SLACK_S)
+        assert not work.thread.is_alive(), f"{name} goes on {time.monotonic() - self.died:.1f} s after the death"
+        assert work.seconds < limit_s + _SLACK_S, work
+        return work
+
+    @property
+    def limit_s(self) -> float:
+        """Within this time each request of a connection with _RETRY fails."""
+        retry = self.clients["writes"].end.queue_pair.retry
+        return _TCP_LIMIT_S if retry.gives_up_s is None else 4 * retry.gives_up_s
+
+
+@pytest.fixture(scope="module")
+def scene(peer_host, adapter_name):
+    """Begins everything, cuts the power of the other host, and closes everything at the end."""
+    address, peer_address = os.environ["NDPY_ADDRESS"], os.environ["NDPY_PEER_ADDRESS"]
+    Path("/proc/sys/net/ipv4/tcp_retries2").write_text(f"{_TCP_TRIES}\n")
+    adapter = ndpy.open_adapter(adapter_name)
+    resources = kernel_resources()
+    scene = Scene(adapter, Capability.RETRY_POLICY in adapter.info.capabilities)
+    server = peer_host.call("hosts.traffic:Server", adapter_name, peer_address)
+    for name in ("writes", "reads", "messages", "patient", "idle", "leases"):
+        retry = None if name == "patient" else scene.retry
+        scene.clients[name] = traffic.Client(adapter, server.address, random.Random(f"{SEED} {name}"), retry=retry)
+    _lend(scene)
+    _connect(scene, peer_host, adapter_name, address, peer_address)
+    for name, step in (("writes", "write"), ("reads", "read"), ("messages", "echo"), ("patient", "write")):
+        scene.start(name, getattr(scene.clients[name], step))
+    scene.start("ending", lambda: scene.clients["writes"].connector.wait_disconnected(120) or _stop())
+    for name in ("writes", "reads", "messages"):
+        wait_until(lambda name=name: scene.works[name].turns > 2, name)
+    scene.died = time.monotonic()
+    Path(os.environ["NDPY_KILL"]).write_text("\n")
+    yield scene
+    start = time.monotonic()
+    for client in scene.clients.values():
+        with contextlib.suppress(ndpy.NdpyError):
+            client.close(disconnect=False)
+    scene.keep.close()
+    assert time.monotonic() - start < 20
+    assert settles(kernel_resources, resources) == resources
+    adapter.close()
+
+
+class _Stop(Exception):
+    pass
+
+
+def _stop() -> None:
+    raise _Stop
+
+
+def _lend(scene: Scene) -> None:
+    """A cache with a lease that a write of the connection uses, and an exposure that the other host may use."""
+    client = scene.clients["leases"]
+    cache = scene.keep(ndpy.RegistrationCache(scene.adapter, max_bytes=64 << 20, max_entries=64))
+    lent, exposed = bytearray(b"L" * 4096), bytearray(b"E" * 4096)
+    scene.things.update(cache=cache, lent=lent, exposed=exposed)
+    scene.things["lease"] = cache.local(lent, Access.NONE, queue_pair=client.end.queue_pair)
+    scene.things["exposure"] = cache.remote(exposed, client.end.queue_pair, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    client.write(64)  # the window's bind is done before this write
+
+
+def _connect(scene: Scene, peer_host: Any, name: str, address: str, peer_address: str) -> None:
+    """Connections that are being made: connects that nobody answers, and requests and offers of the other host."""
+    keep, adapter = scene.keep, scene.adapter
+    peer = scene.things["peer"] = peer_host.call("ndpy:open_adapter", name)
+    deaf = peer.listen((peer_address, 0))
+    scene.things["there"] = [deaf]
+    end = create_end(keep, adapter)
+    connector = keep(adapter.create_connector())
+    connecting = connector.begin_connect(end.queue_pair, deaf.address[:2])
+    scene.things["there"].append(deaf.get_request(20))
+    scene.things["connecting"] = connecting, connector
+    scene.things["address"] = deaf.address[:2]
+    listener = keep(adapter.listen((address, 0)))
+    for number in range(2):
+        their_cq = peer.create_completion_queue(16)
+        theirs = peer.create_queue_pair(their_cq)
+        their_connector = peer.create_connector()
+        begun = their_connector.begin_connect(theirs, listener.address[:2])
+        request = keep(listener.get_request(20))
+        own = create_end(keep, adapter)
+        scene.things["there"] += [their_cq, theirs, their_connector, begun]
+        if number == 0:
+            scene.things["request"] = request, own
+        else:
+            accepting = request.begin_accept(own.queue_pair)
+            begun.result(20)
+            scene.things["accepting"] = accepting, request
+
+
+@pytest.mark.parametrize("name", ["writes", "reads", "messages"])
+def test_requests_fail_within_the_retry_time_and_name_the_peer(scene, name, peer_address):
+    error = scene.ended(name, scene.limit_s).error
+    assert isinstance(error, ndpy.NdpyError), error
+    assert peer_address in str(error), error
+    client = scene.clients[name]
+    with pytest.raises(ndpy.NdpyError):
+        client.end.queue_pair.send(client.end.outbox[:1])
+        for completion in take(client.end.cq, 1):
+            completion.raise_for_status()
+
+
+def test_the_end_of_the_connection_is_told_soon_after_the_failed_request(scene):
+    failed = scene.ended("writes", scene.limit_s)
+    told = scene.ended("ending", scene.limit_s + 2)
+    assert isinstance(told.error, _Stop)
+    assert told.seconds - failed.seconds < 2 + _SLACK_S
+    assert scene.clients["writes"].connector.state == "disconnected"
+
+
+def test_every_outstanding_receive_is_cancelled(scene):
+    scene.ended("writes", scene.limit_s)
+    client = scene.clients["writes"]
+    client.connector.wait_disconnected(20)
+    assert {completion.status for completion in take(client.end.cq, 4)} == {Status.CANCELED}
+
+
+def test_an_exposure_ends_and_a_lease_is_released(scene):
+    """The window's grant ends on the survivor with the connection: nobody can use the memory through it any more."""
+    client = scene.clients["leases"]
+    cache, lease, exposure = (scene.things[name] for name in ("cache", "lease", "exposure"))
+    client.end.queue_pair.write(lease[0:64], client.remote[0:64], context=5)
+    (completion,) = take(client.end.cq, 1, scene.limit_s + _SLACK_S)
+    assert not completion.ok
+    client.connector.wait_disconnected(2 + _SLACK_S)
+    exposure.release()
+    lease.release()
+    cache.invalidate(scene.things["exposed"])
+    scene.things["exposed"].extend(b"its memory is free to move")
+    assert cache.stats.in_use == 0
+    with pytest.raises(ndpy.NotConnectedError):
+        cache.remote(scene.things["lent"], client.end.queue_pair)
+    cache.close()
+
+
+def test_a_connect_that_waits_for_the_dead_host_ends_when_its_time_is_up(scene, peer_address):
+    connecting, connector = scene.things["connecting"]
+    with pytest.raises(ndpy.NdpyError):
+        connecting.result(_CONNECT_S)
+    start = time.monotonic()
+    connector.close()
+    assert time.monotonic() - start < _SLACK_S
+
+
+def test_a_connect_to_the_dead_host_names_it(scene, peer_address):
+    end = create_end(scene.keep, scene.adapter)
+    start = time.monotonic()
+    with pytest.raises(ndpy.NdpyError, match=re.escape(peer_address)):
+        scene.adapter.connect(end.queue_pair, scene.things["address"], timeout_s=_CONNECT_S)
+    assert time.monotonic() - start < _CONNECT_S + _SLACK_S
+
+
+def test_an_accept_of_a_request_of_the_dead_host_ends_when_its_time_is_up(scene):
+    request, end = scene.things["request"]
+    start = time.monotonic()
+    # On iWARP a server's connection is up when it accepts.
+    with contextlib.suppress(ndpy.NdpyError):
+        request.accept(end.queue_pair, timeout_s=_CONNECT_S)
+    assert time.monotonic() - start < _CONNECT_S + _SLACK_S
+    request.close()
+    assert time.monotonic() - start < _CONNECT_S + 2 * _SLACK_S
+
+
+def test_an_accept_that_waits_for_the_dead_host_ends_when_its_time_is_up(scene):
+    accepting, connector = scene.things["accepting"]
+    start = time.monotonic()
+    with contextlib.suppress(ndpy.NdpyError):
+        accepting.result(_CONNECT_S)
+    connector.close()
+    assert time.monotonic() - start < _CONNECT_S + 2 * _SLACK_S
+
+
+def test_the_default_policy_notices_too(scene, peer_address):
+    policy = scene.clients["patient"].end.queue_pair.retry
+    limit_s = _TCP_LIMIT_S if policy.gives_up_s is None else 4 * policy.gives_up_s
+    assert limit_s < 100
+    work = scene.ended("patient", limit_s)
+    assert peer_address in str(work.error)
+
+
+def test_an_end_that_only_receives_notices_nothing_until_it_sends(scene):
+    """As the README says. Its first request fails within the retry time."""
+    client = scene.clients["idle"]
+    if scene.retry is not None:
+        wait_until(lambda: time.monotonic() > scene.died + scene.limit_s, "the retry time", 100)
+        assert client.connector.state == "established"
+    start = time.monotonic()
+    with contextlib.suppress(ndpy.NotConnectedError):
+        client.end.queue_pair.write(client.end.outbox[:0], client.remote[0:0], context=6)
+        while (completion := take(client.end.cq, 1, scene.limit_s + _SLACK_S)[0]).context != 6:
+            assert completion.status is Status.CANCELED
+        assert not completion.ok
+        assert time.monotonic() - start < scene.limit_s + _SLACK_S
+    client.connector.wait_disconnected(2 + _SLACK_S)
+
+
+def test_the_adapter_still_works(scene):
+    """Two ends on this host, after all that."""
+    if scene.adapter.info.transport == "iWARP":
+        region = memory(scene.keep, scene.adapter, 4096)
+        assert region.length == 4096
+        return
+    server = traffic.Server(scene.adapter.info.name, os.environ["NDPY_ADDRESS"])
+    try:
+        assert traffic.run(scene.adapter, server.address, SEED, 3) > 0
+    finally:
+        server.close()
