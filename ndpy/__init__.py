@@ -47,7 +47,7 @@ from ndpy.errors import ConnectionRefusedError as ConnectionRefusedError
 from ndpy.errors import PermissionError as PermissionError
 from ndpy.errors import TimeoutError as TimeoutError
 from ndpy.flags import Access, Capability, Flags, Notify, Operation, Status
-from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.pending import Pending
@@ -128,6 +128,7 @@ __all__ = [
     "NotConnectedError",
     "Notify",
     "Operation",
+    "PathInfo",
     "Pending",
     "Poller",
     "PortInfo",

@@ -1,4 +1,4 @@
-"""Descriptions of adapters and their ports."""
+"""Descriptions of adapters, their ports, and the paths of their connections."""
 
 from __future__ import annotations
 
@@ -48,6 +48,36 @@ class PortInfo:
     lid: int
     netdev: str | None
     gids: tuple[Gid, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PathInfo:
+    """The path of a connection, as the adapter itself has it. See QueuePair.path.
+
+    Parameters:
+        mtu: the largest payload of a packet, in bytes.
+        port: the number of the local port.
+        local_gid: this end's GID. None if the packets carry no GIDs, as within a subnet of InfiniBand, or if the GID has gone.
+        remote_gid: the peer's GID, 16 bytes. None if the packets carry no GIDs.
+        remote_qp_number: the number of the peer's queue pair.
+        remote_lid: the peer's address on InfiniBand. 0 on Ethernet.
+        service_level: 0 to 15. On Ethernet it chooses the priority of a tagged frame.
+        traffic_class: 0 to 255. On RoCE v2 it is the IP header's byte of that name, or TOS. 0 without GIDs.
+        flow_label: 0 to 2**20 - 1. 0 without GIDs.
+        hop_limit: how many routers a packet may pass. 0 without GIDs.
+    Source: ibv_query_qp(3).
+    """
+
+    mtu: int
+    port: int
+    local_gid: Gid | None
+    remote_gid: bytes | None
+    remote_qp_number: int
+    remote_lid: int
+    service_level: int
+    traffic_class: int
+    flow_label: int
+    hop_limit: int
 
 
 @dataclasses.dataclass(frozen=True)

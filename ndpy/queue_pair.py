@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.connection import Connector
     from ndpy.endpoint import Endpoint
+    from ndpy.info import PathInfo
     from ndpy.shared_receive_queue import SharedReceiveQueue
     from ndpy.window_requests import BindRequest
 
@@ -126,6 +127,22 @@ class QueuePair(WorkQueues):
     def connection_ended(self) -> bool:
         """Whether its connection has ended. A flush() during the connection ends it too."""
         return self._ended
+
+    @property
+    def path(self) -> PathInfo | None:
+        """The path of its connection, which the adapter is asked for at each look. It also tells of an ended connection.
+
+        Returns: None if the transport does not tell: on iWARP, whose connections are those of TCP, and on NetworkDirect.
+        Raises:
+            NotConnectedError: there was no connection yet.
+            ProviderError: the adapter does not answer.
+        Source: ibv_query_qp(3).
+        """
+        with self._lock:
+            self._check()
+            if self._never_connected:
+                raise errors.NotConnectedError("there was no connection yet", operation="path")
+            return self._native_path()
 
     @property
     def read_limits(self) -> ReadLimits:
@@ -642,6 +659,10 @@ class QueuePair(WorkQueues):
     def _native_endpoint(self, gid_index: int | None, psn: int | None) -> Endpoint:
         """Do local_endpoint(). Called only if _has_endpoints."""
         raise NotImplementedError
+
+    def _native_path(self) -> PathInfo | None:
+        """Do `path`. Called only if there is or was a connection."""
+        return None
 
     def _native_connect_endpoint(
         self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy

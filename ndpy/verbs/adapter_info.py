@@ -259,6 +259,15 @@ def _gids(context: Any, name: str, port: int, count: int, iwarp: bool) -> tuple[
     return tuple(gids)
 
 
+def gid_at(context: Any, name: str, port: int, index: int) -> Gid | None:
+    """The entry of a port's GID table, as it is now. None if that place is free."""
+    attributes = ffi.new("struct ibv_port_attr *")
+    if lib.ndpy_query_port(context, port, attributes):
+        return None
+    found = _gids(context, name, port, attributes.gid_tbl_len, False)
+    return next((gid for gid in found if gid.index == index), None)
+
+
 _GID_TYPES = {
     lib.IBV_GID_TYPE_IB: "InfiniBand",
     lib.IBV_GID_TYPE_ROCE_V1: "RoCE v1",

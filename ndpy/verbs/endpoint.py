@@ -12,8 +12,9 @@ from ndpy import errors
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import MTUS, Endpoint
 from ndpy.flags import Status
-from ndpy.info import Gid, PortInfo
+from ndpy.info import Gid, PathInfo, PortInfo
 from ndpy.quirks import Quirk
+from ndpy.verbs.adapter_info import gid_at, mtu_bytes
 from ndpy.verbs.native_calls import check, ffi, lib
 
 if TYPE_CHECKING:
@@ -138,6 +139,30 @@ def make_ready_to_send(queue_pair: Any, local: Endpoint, limits: ReadLimits, ret
             | lib.IBV_QP_MAX_QP_RD_ATOMIC,
         ),
     )  # fmt: skip
+
+
+def path_of(adapter: VerbsAdapter, queue_pair: Any) -> PathInfo:
+    """The path of a connected native queue pair, as the driver tells it."""
+    attributes = ffi.new("struct ibv_qp_attr *")
+    wanted = lib.IBV_QP_PATH_MTU | lib.IBV_QP_AV | lib.IBV_QP_PORT | lib.IBV_QP_DEST_QPN
+    check("path", lib.ibv_query_qp(queue_pair, attributes, wanted, ffi.new("struct ibv_qp_init_attr *")))
+    vector = attributes.ah_attr
+    route = vector.grh if vector.is_global else None
+    number = vector.port_num or attributes.port_num or adapter._port
+    # The table may have changed since the adapter was opened.
+    own = gid_at(adapter._context, adapter.info.name, number, route.sgid_index) if route is not None else None
+    return PathInfo(
+        mtu=mtu_bytes(attributes.path_mtu),
+        port=number,
+        local_gid=own,
+        remote_gid=bytes(ffi.buffer(route.dgid.raw)) if route is not None else None,
+        remote_qp_number=attributes.dest_qp_num,
+        remote_lid=vector.dlid,
+        service_level=vector.sl,
+        traffic_class=route.traffic_class if route is not None else 0,
+        flow_label=route.flow_label if route is not None else 0,
+        hop_limit=route.hop_limit if route is not None else 0,
+    )
 
 
 _CAUSES = {

@@ -22,6 +22,7 @@ from ndpy.verbs.endpoint import (
     make_ready_to_receive,
     make_ready_to_send,
     path_mtu,
+    path_of,
     with_defaults,
 )
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
@@ -29,6 +30,7 @@ from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
 from ndpy.window_requests import BindRequest
 
 if TYPE_CHECKING:
+    from ndpy.info import PathInfo
     from ndpy.verbs.adapter import VerbsAdapter
 
 
@@ -236,6 +238,11 @@ class VerbsQueuePair(QueuePair):
         wanted = lib.IBV_QP_RETRY_CNT | lib.IBV_QP_RNR_RETRY | lib.IBV_QP_MIN_RNR_TIMER | lib.IBV_QP_TIMEOUT
         check("retry", lib.ibv_query_qp(self._qp, attributes, wanted, initial))
         return RetryPolicy(attributes.retry_cnt, attributes.rnr_retry, attributes.min_rnr_timer, attributes.timeout)
+
+    def _native_path(self) -> PathInfo | None:
+        if Quirk.IWARP_NO_PATH_MTU in self._adapter._differences:
+            return None
+        return path_of(self._adapter, self._qp)
 
     def _explain(self, status: Status) -> str:
         return explain(self._adapter, status, self._path, self.connector, self._path_mtu)
