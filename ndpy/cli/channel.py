@@ -35,6 +35,15 @@ class BadRequest(Exception):
     """A request is malformed."""
 
 
+def printable(text: Any, longest: int = 500) -> str:
+    """What the other side said, for a report: without characters that steer a terminal, and not longer than this."""
+    shown = "".join(
+        character if character.isprintable() else " " if character.isspace() else "?"
+        for character in str(text)[:longest]
+    )
+    return shown + ("..." if len(str(text)) > longest else "")
+
+
 class Channel:
     """One end of the control channel. It owns the socket."""
 
@@ -106,6 +115,15 @@ class Channel:
         if not isinstance(message, dict):
             raise ChannelError("a message on the control connection is not a JSON object")
         return message
+
+    def addresses(self) -> tuple[str | None, str | None]:
+        """The IP addresses of this end and of the other end. None if the connection has none, or is over."""
+        try:
+            names = self._socket.getsockname(), self._socket.getpeername()
+        except OSError:
+            return None, None
+        own, other = (name[0] if isinstance(name, tuple) else None for name in names)
+        return own, other
 
     def close(self) -> None:
         """Close the connection. A thread that waits in receive() gets ChannelClosed."""

@@ -13,13 +13,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import IO, Any
 
-from ndpy.cli.channel import REPLY_LIMIT, Channel, ChannelClosed, ChannelError, SecretListener
+from ndpy.cli.channel import REPLY_LIMIT, Channel, ChannelClosed, ChannelError, SecretListener, printable
 
 _START_LIMIT_S = 60.0
 _CONNECT_LIMIT_S = 10.0
 _END_LIMIT_S = 5.0
 #: The time that an answer may take beyond the time that the requested work takes.
 _GRACE_S = 15.0
+_MOST_ADDRESSES = 64
 
 
 class PeerLost(Exception):
@@ -30,6 +31,7 @@ class PeerRefused(Exception):
     """The peer's library refused a request. `name` and `text` are those of its exception."""
 
     def __init__(self, name: str, text: str) -> None:
+        name, text = printable(name, 64), printable(text)
         super().__init__(f"at the peer: {name}: {text}")
         self.name = name
         self.text = text
@@ -159,6 +161,29 @@ class PeerDescription:
     transport: str
     addresses: tuple[str, ...]
 
+    @classmethod
+    def from_answer(cls, answer: dict[str, Any]) -> PeerDescription:
+        """Read the answer to hello. Raises KeyError or TypeError if it is not one."""
+        addresses = answer["addresses"]
+        if not isinstance(addresses, list) or not all(isinstance(address, str) for address in addresses):
+            raise TypeError("addresses")
+        names = ("version", "host", "system", "adapter", "provider", "driver", "transport")
+        return cls(
+            **{name: printable(answer[name], 100) for name in names},
+            addresses=tuple(filter(_is_address, addresses[:_MOST_ADDRESSES])),
+        )
+
+
+def _is_address(text: str) -> bool:
+    # A scope is a name, which may be of any characters.
+    if len(text) > 64 or not text.isprintable():
+        return False
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
 
 class PeerLink:
     """The control connection to the peer. The peer takes one command at a time. Base of the peers of the commands."""
@@ -178,7 +203,7 @@ class PeerLink:
         try:
             self._send({"command": "hello", "protocol": protocol})
             answer = self.finish(_START_LIMIT_S)
-            self.description = PeerDescription(**{**answer, "addresses": tuple(answer["addresses"])})
+            self.description = PeerDescription.from_answer(answer)
         except PeerRefused as error:
             self.close()
             raise PeerLost(error.text) from None
@@ -195,6 +220,11 @@ class PeerLink:
         if self.pid is not None:
             return f"process {self.pid} on this machine"
         return f"{self.description.adapter} of {self.description.host} ({self.host})"
+
+    @property
+    def control_addresses(self) -> tuple[str | None, str | None]:
+        """The addresses of this end and of the other end of the control connection."""
+        return self._channel.addresses()
 
     @property
     def pid(self) -> int | None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 
 from ndpy.doctor.findings import Finding, failed, split_remedy
-from ndpy.errors import ProviderNotFoundError
+from ndpy.doctor.link import LinkDescription, plain_description, port_in_use
+from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError
+from ndpy.info import AdapterInfo
+
+__all__ = ["Finding", "LinkDescription", "describe_link", "diagnose"]
 
 _INSTALL_AGAIN = "install ndpy again with pip"
 
@@ -26,3 +30,26 @@ def diagnose() -> list[Finding]:
     except ProviderNotFoundError as error:
         return [failed("ndpy", *split_remedy(str(error), _INSTALL_AGAIN))]
     return [failed("ndpy", f"ndpy has no provider for {sys.platform}", "use Linux or Windows")]
+
+
+def describe_link(adapter: str | AdapterInfo, gid_index: int | None = None) -> LinkDescription:
+    """Describe the link of an adapter of this machine. Settings that the system does not tell are None.
+
+    Parameters:
+        adapter: the adapter's name, or what the adapter says about itself.
+        gid_index: the GID in use, such as QueuePair.path says. None for the one that local_endpoint() chooses.
+    Raises:
+        NdpyError: there is no adapter of that name, or it cannot be opened.
+    """
+    if sys.platform == "linux":
+        from ndpy.doctor import linux_link
+
+        return linux_link.read_link(linux_link.look_up(adapter) if isinstance(adapter, str) else adapter, gid_index)
+    if isinstance(adapter, str):
+        from ndpy.networkdirect.platform import list_adapters
+
+        found = [info for info in list_adapters() if info.name == adapter]
+        if not found:
+            raise AdapterNotFoundError(f"there is no adapter {adapter!r}")
+        adapter = found[0]
+    return plain_description(adapter, port_in_use(adapter), None)

@@ -20,6 +20,7 @@ GROUPS = {
     "enumerate": "load",
     "register": "memory",
     "windows": "windows",
+    "link": "link",
     "connect": "connect",
     "send-receive": "messages",
     "read-write": "one_sided",

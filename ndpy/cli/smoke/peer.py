@@ -8,10 +8,12 @@ from typing import Any
 
 import ndpy
 from ndpy import Access, Flags, Operation, RemoteMemory, Status
-from ndpy.cli.channel import Arguments, encode
-from ndpy.cli.peers import PeerLink
+from ndpy.cli.channel import Arguments, encode, printable
+from ndpy.cli.peers import PeerLink, PeerRefused
 from ndpy.cli.smoke.resources import difference, pattern
 from ndpy.cli.smoke.server import MAX_CONTENTS, MAX_WAIT_S, PROTOCOL
+from ndpy.cli.smoke.views import View
+from ndpy.doctor.link import LinkDescription
 
 DEFAULT_PORT = 18520
 
@@ -37,7 +39,11 @@ class Peer(PeerLink):
 
     def reset(self) -> list[str]:
         """Close everything at the peer. Returns a sentence for each failure."""
-        return list(self.call("reset", wait_s=60.0)["failures"])
+        return _sentences(self.call("reset", wait_s=60.0))
+
+    def link(self, end: int | None = None) -> LinkDescription:
+        """The peer's description of its link. end: the number of its connection end, if there is one."""
+        return read_link(self.call("link", wait_s=MAX_WAIT_S, **({} if end is None else {"end": end})))
 
     def listen(self, host: str) -> tuple[int, int]:
         """Start a listener at this address of the peer. Returns its number and its port."""
@@ -53,6 +59,18 @@ class Peer(PeerLink):
         answer = self.call("memory", wait_s=MAX_WAIT_S, length=length, access=int(access), seed=seed, **over)
         remote = RemoteMemory.from_bytes(Arguments(answer).data("remote", 20)) if "remote" in answer else None
         return PeerMemory(self, int(answer["memory"]), length, seed, remote)
+
+
+def read_link(answer: dict[str, Any]) -> LinkDescription:
+    """Read the answer to the command link. Raises PeerRefused if it makes no sense."""
+    try:
+        return LinkDescription.from_dict(answer.get("link", {}))
+    except ValueError as error:
+        raise PeerRefused("ValueError", f"its description of its link makes no sense: {error}") from None
+
+
+def _sentences(answer: dict[str, Any]) -> list[str]:
+    return [printable(failure) for failure in list(answer["failures"])[:64]]
 
 
 class PeerMemory:
@@ -87,7 +105,7 @@ class PeerMemory:
 
     def close(self) -> list[str]:
         """Deregister the memory. Returns a sentence for each failure."""
-        return list(self.peer.call("close", wait_s=10.0, object=self.number)["failures"])
+        return _sentences(self.peer.call("close", wait_s=10.0, object=self.number))
 
 
 class PeerConnectionEnd:
@@ -97,7 +115,7 @@ class PeerConnectionEnd:
         self.peer = peer
         self.number = int(answer["end"])
         self.private_data = Arguments(answer).data("private_data", 512)
-        self.peer_address = (str(answer["peer_address"][0]), int(answer["peer_address"][1]))
+        self.peer_address = (printable(answer["peer_address"][0], 64), int(answer["peer_address"][1]))
         self.read_limits = ndpy.ReadLimits(*answer["read_limits"])
         self.slot_size = size
         self._receives = (
@@ -162,6 +180,11 @@ class PeerConnectionEnd:
             for context, operation, status, nbytes in answer["completions"]
         ]
 
+    def view(self) -> View:
+        """What the peer sees of the connection."""
+        answer = self.peer.call("view", end=self.number)
+        return View.from_dict(answer, self.peer.description.addresses)
+
     def disconnect(self, timeout_s: float) -> None:
         self.peer.call("disconnect", wait_s=timeout_s, end=self.number, timeout_s=timeout_s)
 
@@ -173,4 +196,4 @@ class PeerConnectionEnd:
 
     def close(self) -> list[str]:
         """Close the connector and the queue pair without a disconnect. Returns a sentence for each failure."""
-        return list(self.peer.call("close", wait_s=30.0, object=self.number)["failures"])
+        return _sentences(self.peer.call("close", wait_s=30.0, object=self.number))

@@ -22,10 +22,11 @@ from ndpy.cli.channel import (
     encode,
 )
 from ndpy.cli.serving import answer_hello
+from ndpy.cli.smoke.link_answer import describe_own, view_of
 from ndpy.cli.smoke.resources import DEPTH, Closable, ConnectionEnd, Memory, close_all
 
 #: The version of the protocol. Both sides must have the same.
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_WAIT_S = 60.0
 MAX_MEMORY = 32 << 20
 MAX_TOTAL_MEMORY = 128 << 20
@@ -43,8 +44,10 @@ Answer = dict[str, Any]
 class ClientSession:
     """The objects that one client has created here. The client refers to them by number."""
 
-    def __init__(self, adapter: ndpy.Adapter) -> None:
+    def __init__(self, adapter: ndpy.Adapter, control: tuple[str | None, str | None] = (None, None)) -> None:
+        """control: the addresses of this end and of the client's end of the control connection."""
         self._adapter = adapter
+        self._control = control
         self._objects: dict[int, Any] = {}
         self._next = 1
         self._commands: dict[str, Callable[[Arguments], Answer]] = {
@@ -54,6 +57,8 @@ class ClientSession:
             "accept": self._accept,
             "reject": self._reject,
             "hold": self._hold,
+            "link": self._link,
+            "view": self._view,
             "memory": self._memory,
             "contents": self._contents,
             "post": self._post,
@@ -172,6 +177,19 @@ class ClientSession:
         self._require_room()
         return {"connector": self._add(listener.get_request(timeout_s))}
 
+    def _link(self, arguments: Arguments) -> Answer:
+        end = self._get(ConnectionEnd, arguments, "end") if arguments.has("end") else None
+        arguments.finish()
+        described = describe_own(self._adapter.info, None if end is None else end.queue_pair)
+        return {"link": described.to_dict()}
+
+    def _view(self, arguments: Arguments) -> Answer:
+        end = self._get(ConnectionEnd, arguments, "end")
+        arguments.finish()
+        if end.connector is None:
+            raise BadRequest("that end has no connection")
+        return {**vars(view_of(self._adapter.info, end, self._control)), "addresses": []}
+
     def _memory(self, arguments: Arguments) -> Answer:
         length = arguments.integer("length", 1, MAX_MEMORY)
         access = Access(
@@ -283,7 +301,7 @@ class ClientSession:
 def serve_client(adapter: ndpy.Adapter, connection: socket.socket) -> str:
     """Serve one client until it leaves. Returns how it ended."""
     channel = Channel(connection, line_limit=REQUEST_LIMIT)
-    session = ClientSession(adapter)
+    session = ClientSession(adapter, channel.addresses())
     try:
         limit_s = _HELLO_LIMIT_S
         while True:

@@ -365,10 +365,12 @@ class Testbed:
         peer_outbound: int | None = None,
         offered: Callable[[ndpy.Connector], None] | None = None,
         send_first: bool = False,
+        retry: ndpy.RetryPolicy | None = None,
     ) -> Connection:
         """Connect this end, or a new one, to the peer. The peer posts `receives` receives of `size` bytes.
 
         offered: called between connect() and complete_connect().
+        retry: how often this side's requests are tried again.
         send_first: send a message, because the peer may not send earlier (Quirk.IWARP_CLIENT_SENDS_FIRST).
         """
         end = end or self.new_end()
@@ -393,6 +395,7 @@ class Testbed:
                 private_data=private_data,
                 inbound_read_limit=inbound,
                 outbound_read_limit=outbound,
+                retry=retry,
                 timeout_s=self.step(),
             )
             if offered is not None:
