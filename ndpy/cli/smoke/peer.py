@@ -69,6 +69,23 @@ def read_link(answer: dict[str, Any]) -> LinkDescription:
         raise PeerRefused("ValueError", f"its description of its link makes no sense: {error}") from None
 
 
+def read_completions(answer: dict[str, Any]) -> list[PeerCompletion]:
+    """Read the answer to the command completions. Raises PeerRefused if it makes no sense."""
+    try:
+        return [
+            PeerCompletion(_number(context), Operation[operation], Status[status], _number(nbytes))
+            for context, operation, status, nbytes in answer["completions"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise PeerRefused(type(error).__name__, f"its completions make no sense: {error}") from None
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise ValueError(f"{value!r:.40} is no number of 64 bits")
+    return value
+
+
 def _sentences(answer: dict[str, Any]) -> list[str]:
     return [printable(failure) for failure in list(answer["failures"])[:64]]
 
@@ -175,10 +192,7 @@ class PeerConnectionEnd:
         deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
         left = max(deadline - time.monotonic(), 0.0)
         answer = self.peer.call("completions", wait_s=left, end=self.number, count=count, timeout_s=left)
-        return [
-            PeerCompletion(context, Operation[operation], Status[status], nbytes)
-            for context, operation, status, nbytes in answer["completions"]
-        ]
+        return read_completions(answer)
 
     def view(self) -> View:
         """What the peer sees of the connection."""
