@@ -27,6 +27,15 @@ def roce_payload(link_mtu: int) -> int:
     return max((size for size in _PAYLOADS if size <= link_mtu - _ROCE_HEADERS), default=0)
 
 
+def set_mtu(end: LinkDescription, mtu: int) -> str:
+    """How to set the MTU of an end's interface."""
+    if end.transport == "NetworkDirect":
+        return (
+            f"set the MTU of {end.netdev or 'the interface of ' + end.adapter} to {mtu}, in the settings of its driver"
+        )
+    return f"ip link set {end.netdev or 'NETDEV'} mtu {mtu}"
+
+
 def compare(near: LinkDescription, far: LinkDescription, *, connected: bool) -> list[Finding]:
     """What is wrong between this end and the peer.
 
@@ -128,9 +137,7 @@ def _mtus(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
         numbers = f"{NEAR}: MTU {near.link_mtu}{_where(near)}, {FAR}: {far.link_mtu}{_where(far)}"
         name, end = _smaller(ends, near.link_mtu, far.link_mtu)
         larger = max(near.link_mtu, far.link_mtu)
-        remedy = (
-            f"{_at(name)}ip link set {end.netdev or 'NETDEV'} mtu {larger}, if every switch between them carries that"
-        )
+        remedy = f"{_at(name)}{set_mtu(end, larger)}, if every switch between them carries that"
         payload = roce_payload(min(near.link_mtu, far.link_mtu))
         if roce and (payload != roce_payload(larger) or near.rdma_mtu != far.rdma_mtu):
             lost = f"RoCE packets of more than {payload} bytes get lost on the way to that end"
@@ -156,7 +163,7 @@ def _own_mtu(name: str, end: LinkDescription) -> Iterator[Finding]:
             "RDMA MTU",
             f"{name}: {end.adapter} sends packets of {end.rdma_mtu} bytes, and its interface{_where(end)} has MTU "
             f"{end.link_mtu}, which carries {roce_payload(end.link_mtu)}",
-            f"{_at(name)}ip link set {end.netdev or 'NETDEV'} mtu {end.rdma_mtu + _ROCE_LINK_MTU - 4096}",
+            _at(name) + set_mtu(end, end.rdma_mtu + _ROCE_LINK_MTU - 4096),
         )
 
 

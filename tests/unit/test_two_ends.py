@@ -133,7 +133,9 @@ def test_different_transports_are_the_only_finding():
 
 def test_windows_does_not_tell_its_transport():
     windows = LinkDescription("softnd0", "NetworkDirect", link_mtu=1500)
-    assert only(changed(GOOD, transport="iWARP"), windows).verdict is Verdict.WARN
+    finding = only(changed(GOOD, transport="iWARP"), windows)
+    assert finding.verdict is Verdict.WARN
+    assert finding.remedy.startswith("on the peer: set the MTU of the interface of softnd0 to 4200")
 
 
 def test_an_mtu_that_differs_only_warns_on_iwarp():

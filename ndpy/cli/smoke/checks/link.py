@@ -12,7 +12,7 @@ from ndpy.cli.smoke.catalog import Failure, check
 from ndpy.cli.smoke.link_answer import describe_own, view_of
 from ndpy.cli.smoke.testbed import Connection, Testbed, expect, expect_same
 from ndpy.cli.smoke.views import describe, disagreements, translated_control
-from ndpy.doctor.ends import FAR, NEAR, agreement, compare, roce_payload
+from ndpy.doctor.ends import FAR, NEAR, agreement, compare, roce_payload, set_mtu
 from ndpy.doctor.findings import Finding, Verdict
 from ndpy.doctor.link import LinkDescription
 
@@ -170,7 +170,7 @@ def _explain(
     name, end = min(small, key=lambda pair: pair[1].link_mtu or 0)
     larger = max(link.link_mtu or 0 for link in links)
     place = "this machine" if name == NEAR else FAR
-    remedy = f"on {place}: ip link set {end.netdev or 'NETDEV'} mtu {max(larger, 4200)}"
+    remedy = f"on {place}: {set_mtu(end, max(larger, 4200))}"
     return f"{told}. Probably {name} is wrong; its link carries packets of {roce_payload(end.link_mtu or 0)} bytes; {remedy}"
 
 
