@@ -120,7 +120,7 @@ def _states(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
             yield failed(
                 "port",
                 f"{name}: the port of {end.adapter} is {end.port_state}",
-                f"{_at(name)}ip link set {end.netdev or 'NETDEV'} up, or check the cable",
+                _at(name) + (f"ip link set {end.netdev} up, or check the cable" if end.netdev else "check the cable"),
             )
 
 
@@ -138,8 +138,9 @@ def _mtus(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
         name, end = _smaller(ends, near.link_mtu, far.link_mtu)
         larger = max(near.link_mtu, far.link_mtu)
         remedy = f"{_at(name)}{set_mtu(end, larger)}, if every switch between them carries that"
-        payload = roce_payload(min(near.link_mtu, far.link_mtu))
-        if roce and (payload != roce_payload(larger) or near.rdma_mtu != far.rdma_mtu):
+        known = [size for size in (near.rdma_mtu, far.rdma_mtu) if size is not None]
+        payload = min([roce_payload(min(near.link_mtu, far.link_mtu)), *known])
+        if roce and payload < max(known if len(known) == 2 else [roce_payload(larger)]):
             lost = f"RoCE packets of more than {payload} bytes get lost on the way to that end"
             yield failed("link MTU", f"{numbers}. Probably {name} is wrong; {lost}", remedy)
         else:
@@ -148,9 +149,7 @@ def _mtus(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
         numbers = f"{NEAR}: RDMA MTU {near.rdma_mtu} ({near.adapter}), {FAR}: {far.rdma_mtu} ({far.adapter})"
         name, end = _smaller(ends, near.rdma_mtu, far.rdma_mtu)
         if roce:
-            remedy = (
-                f"{_at(name)}ip link set {end.netdev or 'NETDEV'} mtu {_ROCE_LINK_MTU}, or open {end.adapter} again"
-            )
+            remedy = _at(name) + set_mtu(end, _ROCE_LINK_MTU)
             yield failed("RDMA MTU", f"{numbers}. Probably {name} is wrong", remedy)
         else:
             remedy = "look at the MTU of both ports in the subnet manager's configuration"

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 
+import psutil
 import pytest
 from helpers import connect_pair, create_end, host_of
 
 import ndpy
+from ndpy.doctor import LinkDescription, describe_link
 from ndpy.quirks import Quirk, differences
 
 
@@ -51,3 +54,16 @@ def test_a_path_without_a_connection_manager_has_the_endpoints_values(adapter, k
     assert (path.mtu, path.remote_qp_number) == (endpoints[1].mtu, ends[1].number)
     assert path.remote_gid == endpoints[1].gid
     assert (path.local_gid.index, path.local_gid.type) == (endpoints[0].gid_index, endpoints[0].gid_type)
+
+
+def test_the_link_of_an_adapter_is_described_by_its_name(adapter):
+    found = describe_link(adapter.info.name)
+    assert LinkDescription.from_dict(json.loads(json.dumps(found.to_dict()))).link_mtu == found.link_mtu
+    assert (found.adapter, found.transport, found.port_state) == (adapter.info.name, adapter.info.transport, "active")
+    assert found.netdev == adapter.info.netdev
+    assert found.link_mtu == psutil.net_if_stats()[found.netdev].mtu
+    if has_paths(adapter):
+        assert found.rdma_mtu == adapter.info.mtu
+        assert (found.gid, found.gid_type, found.vlan) == (host_of(adapter), "RoCE v2", 0)
+    with pytest.raises(ndpy.AdapterNotFoundError):
+        describe_link("absent9")

@@ -87,6 +87,22 @@ def test_an_mtu_of_1500_says_both_numbers_and_what_gets_lost():
 
 
 @pytest.mark.parametrize(
+    ("near", "far", "verdict"),
+    [
+        ((4200, None), (9000, None), Verdict.WARN),
+        ((4200, 4096), (9000, None), Verdict.WARN),
+        ((1500, None), (9000, None), Verdict.FAIL),
+        ((1500, 1024), (9000, 1024), Verdict.WARN),
+        ((4180, 2048), (4200, 4096), Verdict.FAIL),
+    ],
+)
+def test_different_link_mtus_fail_only_if_packets_of_rdma_get_lost(near, far, verdict):
+    """Each end is (link MTU, RDMA MTU). A switch on the way may have forced two ports to the same small packets."""
+    ends = [changed(end, link_mtu=link, rdma_mtu=rdma) for end, (link, rdma) in ((GOOD, near), (OTHER, far))]
+    assert only(*ends).verdict is verdict
+
+
+@pytest.mark.parametrize(
     ("mtu", "payload"),
     [(4200, 4096), (4176, 4096), (4175, 2048), (1500, 1024), (9000, 4096), (336, 256), (335, 0), (0, 0)],
 )
