@@ -19,7 +19,6 @@ from ndpy.doctor.link import LinkDescription
 _PACKETS = (256, 512, 1024, 2048, 4096)
 #: Messages of these lengths are moved. The last one takes several packets of any size.
 _LENGTHS = (*_PACKETS, 16384)
-_ROOM = max(_LENGTHS)
 # Three tries of at least half a second each. A path that loses packets of one size loses all of them.
 _SHORT = RetryPolicy(retry_count=2, ack_timeout=17)
 _TRANSFER_LIMIT_S = 6.0
