@@ -65,7 +65,7 @@ def agreement(near: LinkDescription, far: LinkDescription) -> str:
         return f"{setting}: {NEAR} {mine}, {FAR} {theirs}"
 
     settings = [("link MTU", _told(near.link_mtu), _told(far.link_mtu))]
-    if near.transport != "iWARP":
+    if near.has_path_mtu:
         settings.append(("RDMA MTU", _told(near.rdma_mtu), _told(far.rdma_mtu)))
         settings.append(("GID type", _told(near.gid_type), _told(far.gid_type)))
     settings += [

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.quirks import Quirk
 
 PRIORITIES = 8
 _TRANSPORTS = ("RoCE", "InfiniBand", "iWARP", "NetworkDirect")
@@ -68,6 +69,11 @@ class LinkDescription:
     ecn_reaction: tuple[int, ...] | None = None
     traffic_class: int | None = None
 
+    @property
+    def has_path_mtu(self) -> bool:
+        """Whether the transport sends packets of its own, with GIDs and a path MTU. Over TCP it does not."""
+        return has_path_mtu(self.transport)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
@@ -110,6 +116,10 @@ class LinkDescription:
             ecn_reaction=_priorities(values, "ecn_reaction"),
             traffic_class=_integer(values, "traffic_class", 0, 255),
         )
+
+
+def has_path_mtu(transport: str) -> bool:
+    return not Quirk.IWARP_NO_PATH_MTU.value.is_of("", transport)
 
 
 def _text(values: Mapping[str, Any], name: str) -> str | None:
@@ -184,7 +194,7 @@ def plain_description(info: AdapterInfo, port: PortInfo | None, gid: Gid | None)
         link_layer=port.link_layer if port is not None else None,
         netdev=(port.netdev if port is not None else None) or info.netdev,
         link_mtu=None if native else info.mtu or None,
-        rdma_mtu=(port.mtu or None) if native and port is not None and info.transport != "iWARP" else None,
+        rdma_mtu=(port.mtu or None) if native and port is not None and has_path_mtu(info.transport) else None,
         gid=gid.address if gid is not None else None,
         gid_index=gid.index if gid is not None else None,
         gid_type=gid.type if gid is not None else None,

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ndpy.doctor.link import PRIORITIES, LinkDescription, plain_description, port_in_use
+from ndpy.doctor.link import PRIORITIES, LinkDescription, has_path_mtu, plain_description, port_in_use
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.verbs.adapter_info import describe, open_context
 from ndpy.verbs.endpoint import rank
@@ -79,7 +79,7 @@ def read_link(
 
 
 def _gid(info: AdapterInfo, port: PortInfo | None, index: int | None) -> Gid | None:
-    if port is None or info.transport == "iWARP":
+    if port is None or not has_path_mtu(info.transport):
         return None
     if index is not None:
         return next((gid for gid in port.gids if gid.index == index), None)
