@@ -2,6 +2,10 @@
 
 With `--adapter NAME` the tests use that adapter, and fail if it is absent. Without it they use the one that
 ndpy.open_adapter() chooses, and are skipped if there is none.
+
+With `--peer ADDRESS:PORT` the other end of a connection is on another host, where `python tests/remote.py --listen
+ADDRESS:PORT` runs. The adapter has the same name there. tests/contract/test_connector.py, test_listener.py,
+test_retry_policy.py and test_queue_pair_endings.py can do this.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import sys
 
 import pytest
 import remote
-from helpers import SEED, Keeper, Pair, connect_pair, require
+from helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
 
 import ndpy
 
@@ -23,7 +27,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--adapter", metavar="NAME", help="run on this adapter, and fail if it is absent")
-    parser.addoption("--peer", metavar="ADDRESS:PORT", help="where tests/remote.py listens on the other host")
+    parser.addoption("--peer", metavar="ADDRESS:PORT", type=remote.address_of, help="the other ends are on this host")
 
 
 @pytest.fixture(scope="session")
@@ -42,21 +46,28 @@ def adapter_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def peer_host(request: pytest.FixtureRequest):
-    """The other host, on which remote.py listens, or None."""
-    peer = request.config.getoption("--peer")
-    if peer is None:
+    """The host of --peer. None without it."""
+    address = request.config.getoption("--peer")
+    if address is None:
         yield None
         return
-    with remote.connect(remote.address_of(peer), timeout_s=60) as host:
+    with remote.connect(address, timeout_s=90) as host:
         yield host
 
 
 @pytest.fixture
-def adapter(adapter_name):
+def adapter(adapter_name, peer_host):
     """An open adapter. It is closed at the end, and that fails if one of its objects is still open."""
     adapter = ndpy.open_adapter(adapter_name)
-    yield adapter
+    with peering(adapter, peer_host, adapter_name):
+        yield adapter
     adapter.close()
+
+
+@pytest.fixture
+def peer(adapter) -> ndpy.Adapter:
+    """The adapter for the other end of a connection: with --peer that of the other host, else the same one."""
+    return peer_of(adapter)
 
 
 @pytest.fixture
@@ -69,7 +80,7 @@ def keep(adapter):
 
 @pytest.fixture
 def pair(keep, adapter) -> Pair:
-    """Two queue pairs of this process, connected to each other. Each has its own completion queue."""
+    """Two queue pairs, connected to each other. Each has its own completion queue. With --peer the server is there."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     return connect_pair(keep, adapter)
 

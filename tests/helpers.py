@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
 import pytest
+import remote
 from defects import differs, skip_where
 
 import ndpy
@@ -72,7 +74,7 @@ class Keeper:
         for thing in self._things:
             try:
                 thing.close()
-            except ndpy.NdpyError as error:
+            except (ndpy.NdpyError, remote.HostDied, remote.DeadlinePassed) as error:
                 failures.append(f"{thing!r}: {error!r}")
         self._things.clear()
         assert not failures, failures
@@ -86,10 +88,14 @@ class End:
     cq: ndpy.CompletionQueue
     connector: ndpy.Connector
 
+    @property
+    def adapter(self) -> ndpy.Adapter:
+        return self.queue_pair.adapter
+
 
 @dataclass
 class Pair:
-    """Two connected ends in one process."""
+    """Two connected ends. `adapter` is the client's. With --peer the server is on the other host."""
 
     adapter: ndpy.Adapter
     client: End
@@ -126,6 +132,43 @@ def require_reusable_queue_pairs(adapter: ndpy.Adapter) -> None:
     skip_where(adapter, Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP)
 
 
+# ---- the other host (--peer) ----
+
+# How to get the other host's adapter, for the adapter of the test that runs.
+_peers: dict[int, Callable[[], ndpy.Adapter]] = {}
+
+
+@contextlib.contextmanager
+def peering(adapter: ndpy.Adapter, host: remote.Host | None, name: str) -> Iterator[None]:
+    """Let peer_of(adapter) open the adapter of that name on a host. It is closed at the end."""
+    opened: list[ndpy.Adapter] = []
+
+    def open_once() -> ndpy.Adapter:
+        if not opened:
+            opened.append(host.call("ndpy:open_adapter", name))  # type: ignore[union-attr]
+        return opened[0]
+
+    if host is not None:
+        _peers[id(adapter)] = open_once
+    try:
+        yield
+    finally:
+        _peers.pop(id(adapter), None)
+        for peer in opened:
+            peer.close()
+
+
+def peer_of(adapter: ndpy.Adapter) -> ndpy.Adapter:
+    """The adapter for the other end of a connection: with --peer that of the other host, else the same one."""
+    return _peers.get(id(adapter), lambda: adapter)()
+
+
+def open_another(keep: Keeper, adapter: ndpy.Adapter) -> ndpy.Adapter:
+    """Open the same device once more, on the same host."""
+    host, name = remote.host_of(adapter), adapter.info.name
+    return keep(ndpy.open_adapter(name) if host is None else host.call("ndpy:open_adapter", name))
+
+
 def host_of(adapter: ndpy.Adapter, version: int = 4) -> str:
     """An address of the adapter to connect to."""
     addresses = [text for text in adapter.info.addresses if not text.lower().startswith("fe80")]
@@ -149,6 +192,11 @@ def contents(region: ndpy.MemoryRegion) -> bytes:
 
 def fill(region: ndpy.MemoryRegion, data: bytes, offset: int = 0) -> None:
     """Write bytes into a region's buffer, as a program would."""
+    host = remote.host_of(region)
+    if host is not None:
+        # `region.buffer` is a copy here.
+        host.call("helpers:fill", region, data, offset)
+        return
     memoryview(region.buffer)[offset : offset + len(data)] = data
 
 
@@ -214,9 +262,20 @@ class Offer:
     server: ndpy.Connector
 
 
-def ask(keep: Keeper, adapter: ndpy.Adapter, queue_pair: ndpy.QueuePair, version: int = 4, **options: Any) -> Offer:
-    """Start to connect a queue pair to a new listener of the same adapter, and wait until the request is there."""
-    listener = keep(adapter.listen((host_of(adapter, version), 0)))
+def ask(
+    keep: Keeper,
+    adapter: ndpy.Adapter,
+    queue_pair: ndpy.QueuePair,
+    version: int = 4,
+    to: ndpy.Adapter | None = None,
+    **options: Any,
+) -> Offer:
+    """Start to connect a queue pair to a new listener, and wait until the request is there.
+
+    The listener is one of the adapter `to`, by default of peer_of(adapter).
+    """
+    to = to or peer_of(adapter)
+    listener = keep(to.listen((host_of(to, version), 0)))
     client = keep(adapter.create_connector())
     connecting = client.begin_connect(queue_pair, listener.address, **options)
     server = keep(listener.get_request(DEADLINE_S))
@@ -233,7 +292,7 @@ def establish(offer: Offer, queue_pair: ndpy.QueuePair, **options: Any) -> None:
 
 def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, **options: Any) -> Pair:
     """Connect two ends to each other."""
-    offer = ask(keep, adapter, client.queue_pair, **options)
+    offer = ask(keep, client.adapter, client.queue_pair, to=server.adapter, **options)
     establish(offer, server.queue_pair)
     offer.listener.close()
     client.connector, server.connector = offer.client, offer.server
@@ -242,15 +301,15 @@ def connect_ends(keep: Keeper, adapter: ndpy.Adapter, client: End, server: End, 
 
 def connect_pair(keep: Keeper, adapter: ndpy.Adapter, **options: Any) -> Pair:
     """Two connected ends. Both are created with these options of create_end()."""
-    return connect_ends(keep, adapter, create_end(keep, adapter, **options), create_end(keep, adapter, **options))
+    client, server = create_end(keep, adapter, **options), create_end(keep, peer_of(adapter), **options)
+    return connect_ends(keep, adapter, client, server)
 
 
 def send_message(keep: Keeper, source: End, sink: End, data: bytes) -> None:
     """Send one message. The test fails unless it arrives whole."""
-    adapter = source.queue_pair.adapter
-    target = memory(keep, adapter, len(data))
+    target = memory(keep, sink.adapter, len(data))
     sink.queue_pair.receive(target, context=901)
-    source.queue_pair.send(memory(keep, adapter, data, Access.NONE), context=902)
+    source.queue_pair.send(memory(keep, source.adapter, data, Access.NONE), context=902)
     (sent,) = succeed(source.cq)
     (received,) = succeed(sink.cq)
     assert (sent.operation, sent.context) == (Operation.SEND, 902)

@@ -21,6 +21,7 @@ from helpers import (
     expose,
     host_of,
     memory,
+    open_another,
     require,
     require_reusable_queue_pairs,
     send_message,
@@ -36,10 +37,10 @@ from ndpy.quirks import Quirk
 
 
 @pytest.fixture
-def ends(adapter, keep):
+def ends(adapter, keep, peer):
     """Two unconnected ends."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    return create_end(keep, adapter), create_end(keep, adapter)
+    return create_end(keep, adapter), create_end(keep, peer)
 
 
 def offered(keep, adapter, client, server, **options):
@@ -59,11 +60,11 @@ def assert_private_data(connector, data) -> None:
 # ---- H.1: the order of calls ----
 
 
-def test_h_1_4_the_states_on_the_way(adapter, keep, ends):
+def test_h_1_4_the_states_on_the_way(adapter, keep, ends, peer):
     client, server = ends
     connector = keep(adapter.create_connector())
     assert connector.state == "idle"
-    listener = keep(adapter.listen((host_of(adapter), 0)))
+    listener = keep(peer.listen((host_of(peer), 0)))
     connector.bind((host_of(adapter), 0))
     assert connector.state == "bound"
     connecting = connector.begin_connect(client.queue_pair, listener.address)
@@ -121,7 +122,7 @@ def test_what_a_server_sent_before_it_left_arrives(adapter, keep, ends):
         client.queue_pair.receive(inbox, context=context)
     offer, accepting = offered(keep, adapter, client, server)
     accepting.result(DEADLINE_S)
-    server.queue_pair.send(memory(keep, adapter, b"all there is"))
+    server.queue_pair.send(memory(keep, server.adapter, b"all there is"))
     succeed(server.cq)
     offer.server.disconnect(DEADLINE_S)
     time.sleep(QUIET_S)
@@ -140,14 +141,14 @@ def test_what_a_server_sent_before_it_left_arrives(adapter, keep, ends):
 # ---- H.2: bind ----
 
 
-def test_h_2_1_bind_chooses_the_local_address(adapter, keep, ends):
+def test_h_2_1_bind_chooses_the_local_address(adapter, keep, ends, peer):
     client, server = ends
     connector = keep(adapter.create_connector())
     connector.bind((host_of(adapter), 0))
     host, port = connector.local_address[:2]
     assert host == host_of(adapter)
     assert port >= 1024
-    listener = keep(adapter.listen((host_of(adapter), 0)))
+    listener = keep(peer.listen((host_of(peer), 0)))
     connecting = connector.begin_connect(client.queue_pair, listener.address)
     other = keep(listener.get_request(DEADLINE_S))
     assert other.peer_address[:2] == (host, port)
@@ -177,7 +178,7 @@ def test_h_2_3_bind_after_connect_is_refused_and_does_no_harm(adapter, keep, end
     establish(offer, server.queue_pair)
 
 
-def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends):
+def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends, peer):
     client, server = ends
     connector = keep(adapter.create_connector())
     connector.bind((host_of(adapter), 0))
@@ -185,7 +186,7 @@ def test_h_2_4_connect_works_after_a_second_bind(adapter, keep, ends):
         connector.bind((host_of(adapter), 0))
     except ndpy.NdpyError:
         assert connector.state == "bound"
-    listener = keep(adapter.listen((host_of(adapter), 0)))
+    listener = keep(peer.listen((host_of(peer), 0)))
     connecting = connector.begin_connect(client.queue_pair, listener.address)
     establish_from(keep(listener.get_request(DEADLINE_S)), connecting, connector, server)
 
@@ -200,8 +201,8 @@ def test_h_2_6_a_foreign_local_address_is_refused(adapter, keep):
 # ---- H.4: connect ----
 
 
-def test_h_4_2_nobody_listens(adapter, keep, ends):
-    listener = adapter.listen((host_of(adapter), 0))
+def test_h_4_2_nobody_listens(adapter, keep, ends, peer):
+    listener = peer.listen((host_of(peer), 0))
     address = listener.address
     listener.close()
     connector = keep(adapter.create_connector())
@@ -233,8 +234,8 @@ def test_h_4_4_a_refused_connector_may_retry(adapter, keep, ends):
     send_message(keep, client, server, b"second try")
 
 
-def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends):
-    listener = keep(adapter.listen((host_of(adapter), 0)))
+def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends, peer):
+    listener = keep(peer.listen((host_of(peer), 0)))
     connector = keep(adapter.create_connector())
     begin = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -273,7 +274,7 @@ def test_h_4_2_what_is_no_address_is_refused(adapter, keep, ends, address):
 def test_h_4_2_nothing_can_be_reached_at_port_0(adapter, keep, ends):
     connector = keep(adapter.create_connector())
     with pytest.raises(ndpy.AddressUnreachableError, match="port 0"):
-        connector.begin_connect(ends[0].queue_pair, (host_of(adapter), 0))
+        connector.begin_connect(ends[0].queue_pair, (host_of(ends[1].adapter), 0))
     assert connector.state == "idle"
 
 
@@ -285,9 +286,9 @@ def test_h_4_5_private_data_up_to_the_limit_arrive(adapter, keep, ends):
     establish(offer, server.queue_pair)
 
 
-def test_h_4_2_longer_private_data_are_refused_inline_and_do_no_harm(adapter, keep, ends):
+def test_h_4_2_longer_private_data_are_refused_inline_and_do_no_harm(adapter, keep, ends, peer):
     client, server = ends
-    listener = keep(adapter.listen((host_of(adapter), 0)))
+    listener = keep(peer.listen((host_of(peer), 0)))
     connector = keep(adapter.create_connector())
     limit = adapter.info.max_caller_data
     with pytest.raises(ndpy.LimitExceededError, match=str(limit)):
@@ -309,8 +310,8 @@ def test_h_4_2_a_queue_pair_of_another_adapter_is_refused(adapter, keep, adapter
 def test_h_4_6_read_limits_above_the_adapters_are_lowered_silently(adapter, keep, ends):
     client, server = ends
     offer = ask(keep, adapter, client.queue_pair, inbound_read_limit=100_000, outbound_read_limit=100_000)
-    assert offer.server.read_limits.inbound <= adapter.info.max_inbound_read_limit
-    assert offer.server.read_limits.outbound <= adapter.info.max_outbound_read_limit
+    assert offer.server.read_limits.inbound <= server.adapter.info.max_inbound_read_limit
+    assert offer.server.read_limits.outbound <= server.adapter.info.max_outbound_read_limit
     establish(offer, server.queue_pair, inbound_read_limit=100_000, outbound_read_limit=100_000)
     send_message(keep, client, server, b"connected")
 
@@ -372,9 +373,9 @@ def test_h_5_1_complete_needs_an_offer(adapter, keep, ends):
         offer.client.complete_connect(DEADLINE_S)
 
 
-def test_h_5_3_accept_takes_a_queue_pair_of_the_same_adapter(adapter, keep, ends, adapter_name):
+def test_h_5_3_accept_takes_a_queue_pair_of_the_same_adapter(adapter, keep, ends):
     client, server = ends
-    foreign = create_end(keep, keep(ndpy.open_adapter(adapter_name)))
+    foreign = create_end(keep, open_another(keep, server.adapter))
     offer = ask(keep, adapter, client.queue_pair)
     with pytest.raises(ndpy.ForeignObjectError):
         offer.server.begin_accept(foreign.queue_pair)
@@ -384,8 +385,9 @@ def test_h_5_3_accept_takes_a_queue_pair_of_the_same_adapter(adapter, keep, ends
 def test_h_5_4_too_long_private_data_leave_the_request_intact(adapter, keep, ends):
     client, server = ends
     offer = ask(keep, adapter, client.queue_pair)
-    with pytest.raises(ndpy.LimitExceededError, match=str(adapter.info.max_callee_data)):
-        offer.server.begin_accept(server.queue_pair, private_data=bytes(adapter.info.max_callee_data + 1))
+    limit = server.adapter.info.max_callee_data
+    with pytest.raises(ndpy.LimitExceededError, match=str(limit)):
+        offer.server.begin_accept(server.queue_pair, private_data=bytes(limit + 1))
     assert offer.server.state == "requested"
     establish(offer, server.queue_pair)
 
@@ -395,7 +397,7 @@ def test_h_5_4_a_connected_queue_pair_cannot_accept(adapter, keep, pair):
     offer = ask(keep, adapter, client.queue_pair)
     with pytest.raises(ndpy.NdpyError):
         offer.server.begin_accept(pair.server.queue_pair)
-    establish(offer, create_end(keep, adapter).queue_pair)
+    establish(offer, create_end(keep, pair.server.adapter).queue_pair)
     assert_works(keep, pair)
 
 
@@ -416,7 +418,7 @@ def test_h_5_5_accept_succeeds_although_the_client_disconnects_at_once(adapter, 
 
 def test_h_5_8_private_data_of_the_server_arrive_before_the_client_completes(adapter, keep, ends):
     client, server = ends
-    data = bytes(index % 255 + 1 for index in range(adapter.info.max_callee_data))
+    data = bytes(index % 255 + 1 for index in range(server.adapter.info.max_callee_data))
     offer, accepting = offered(keep, adapter, client, server, private_data=data)
     assert_private_data(offer.client, data)
     offer.client.complete_connect(DEADLINE_S)
@@ -446,7 +448,7 @@ def test_h_6_2_without_the_capability_refusing_an_offer_ends_the_connection(adap
 def test_h_6_3_too_much_to_say_leaves_the_request_intact(adapter, keep, ends):
     offer = ask(keep, adapter, ends[0].queue_pair)
     with pytest.raises(ndpy.LimitExceededError):
-        offer.server.reject(bytes(adapter.info.max_callee_data + 1))
+        offer.server.reject(bytes(ends[1].adapter.info.max_callee_data + 1))
     establish(offer, ends[1].queue_pair)
 
 
@@ -502,7 +504,7 @@ def test_f_3_13_a_read_without_a_read_limit_is_invalid(adapter, keep, ends):
     client, server = ends
     offer = ask(keep, adapter, client.queue_pair, outbound_read_limit=0)
     establish(offer, server.queue_pair)
-    owner = memory(keep, adapter, b"contents", Access.REMOTE_READ)
+    owner = memory(keep, server.adapter, b"contents", Access.REMOTE_READ)
     remote = expose(keep, server, owner)
     sink = memory(keep, adapter, b"original", Access.LOCAL_WRITE | Access.READ_SINK)
     try:
@@ -519,14 +521,16 @@ def test_h_7_8_each_side_sees_the_others_address(pair):
     client, server = pair.client.connector, pair.server.connector
     assert client.local_address[:2] == server.peer_address[:2]
     assert client.peer_address[:2] == server.local_address[:2]
-    assert client.local_address[0] == host_of(pair.adapter)
+    assert client.local_address[0] == host_of(pair.client.adapter)
+    assert server.local_address[0] == host_of(pair.server.adapter)
 
 
 def test_an_ipv6_connection(adapter, keep, ends):
     client, server = ends
     offer = ask(keep, adapter, client.queue_pair, version=6)
     establish(offer, server.queue_pair)
-    assert offer.client.peer_address[0] == offer.server.local_address[0] == host_of(adapter, 6)
+    assert offer.client.peer_address[0] == offer.server.local_address[0] == host_of(server.adapter, 6)
+    assert offer.server.peer_address[0] == offer.client.local_address[0] == host_of(adapter, 6)
     send_message(keep, client, server, b"over IPv6")
 
 
@@ -629,15 +633,15 @@ def test_a_closed_connector_cannot_be_used(adapter, keep, ends):
             use()
 
 
-def test_connections_come_and_go_in_threads(adapter, keep):
+def test_connections_come_and_go_in_threads(adapter, keep, peer):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
             for _ in range(3):
-                with adapter.create_completion_queue(8) as first, adapter.create_completion_queue(8) as second:
-                    run_once(adapter, first, second)
+                with adapter.create_completion_queue(8) as first, peer.create_completion_queue(8) as second:
+                    run_once(adapter, peer, first, second)
         except BaseException as error:
             failures.append(error)
 
@@ -650,11 +654,11 @@ def test_connections_come_and_go_in_threads(adapter, keep):
     assert_works(keep, connect_pair(keep, adapter))
 
 
-def run_once(adapter, first, second) -> None:
+def run_once(adapter, peer, first, second) -> None:
     with (
         adapter.create_queue_pair(first) as client,
-        adapter.create_queue_pair(second) as server,
-        adapter.listen((host_of(adapter), 0)) as listener,
+        peer.create_queue_pair(second) as server,
+        peer.listen((host_of(peer), 0)) as listener,
         adapter.create_connector() as connector,
     ):
         connecting = connector.begin_connect(client, listener.address)

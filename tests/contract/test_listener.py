@@ -1,4 +1,4 @@
-"""Listeners: contract H.3."""
+"""Listeners: contract H.3. With --peer the listeners are here and their clients there, but for those of ask()."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from helpers import (
     connect_ends,
     create_end,
     host_of,
+    peer_of,
     require,
     send_message,
     wait_until,
@@ -30,9 +31,10 @@ def listener(adapter, keep):
 
 
 def start(keep, adapter, address, **options):
-    """Start a connection request. Returns the connector and its pending operation."""
-    end = create_end(keep, adapter)
-    end.connector = keep(adapter.create_connector())
+    """Start a connection request of the peer. Returns its end and the pending operation."""
+    peer = peer_of(adapter)
+    end = create_end(keep, peer)
+    end.connector = keep(peer.create_connector())
     return end, end.connector.begin_connect(end.queue_pair, address, **options)
 
 
@@ -227,9 +229,9 @@ def test_h_3_10_after_closing_connects_are_refused_and_the_address_is_free(adapt
     keep(adapter.listen(address))
 
 
-def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep):
+def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep, peer):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    client, server = create_end(keep, adapter), create_end(keep, peer)
     offer = ask(keep, adapter, client.queue_pair)
     offer.listener.close()
     accepting = offer.server.begin_accept(server.queue_pair)
@@ -239,22 +241,22 @@ def test_h_3_10_connectors_given_out_outlive_the_listener(adapter, keep):
     send_message(keep, client, server, b"still")
 
 
-def test_connections_outlive_the_listener(adapter, keep):
+def test_connections_outlive_the_listener(adapter, keep, peer):
     """connect_ends() closes its listener as soon as the connection is made."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    pair = connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter))
+    pair = connect_ends(keep, adapter, create_end(keep, peer), create_end(keep, adapter))
     send_message(keep, pair.client, pair.server, b"still")
 
 
-def test_h_3_11_a_burst_of_requests_is_served(adapter, keep):
+def test_h_3_11_a_burst_of_requests_is_served(adapter, keep, peer):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     count = 24
     listener = keep(adapter.listen((host_of(adapter), 0), backlog=0))
-    cq = keep(adapter.create_completion_queue(8))
+    cq, cq_of_peer = keep(adapter.create_completion_queue(8)), keep(peer.create_completion_queue(8))
     attempts = []
     for _ in range(count):
-        connector = keep(adapter.create_connector())
-        queue_pair = keep(adapter.create_queue_pair(cq, receive_queue_depth=1, initiator_queue_depth=1))
+        connector = keep(peer.create_connector())
+        queue_pair = keep(peer.create_queue_pair(cq_of_peer, receive_queue_depth=1, initiator_queue_depth=1))
         attempts.append((connector, connector.begin_connect(queue_pair, listener.address)))
     accepting = []
     for _ in range(count):

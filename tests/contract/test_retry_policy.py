@@ -9,6 +9,7 @@ from helpers import (
     assert_quiet,
     assert_works,
     connect_ends,
+    connect_pair,
     contents,
     contexts,
     create_end,
@@ -30,17 +31,16 @@ PATIENT = RetryPolicy(rnr_retry_count=RetryPolicy.ENDLESS)
 
 
 @pytest.fixture
-def ends(adapter, keep):
+def ends(adapter, keep, peer):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS, ndpy.Capability.RETRY_POLICY)
-    return create_end(keep, adapter), create_end(keep, adapter)
+    return create_end(keep, adapter), create_end(keep, peer)
 
 
 def send_before_the_receive(keep, source, sink):
     """Send a message, and post its receive LATE_S later. The message must arrive."""
-    adapter = source.queue_pair.adapter
-    source.queue_pair.send(memory(keep, adapter, b"early"), context=1)
+    source.queue_pair.send(memory(keep, source.adapter, b"early"), context=1)
     assert_quiet(source.cq, LATE_S)
-    inbox = memory(keep, adapter, 64)
+    inbox = memory(keep, sink.adapter, 64)
     sink.queue_pair.receive(inbox, context=2)
     (sent,), (received,) = succeed(source.cq), succeed(sink.cq)
     assert (sent.context, received.context, received.nbytes) == (1, 2, 5)
@@ -66,21 +66,22 @@ def test_a_policy_of_accept_makes_the_servers_messages_wait(adapter, keep, ends)
 
 
 def test_connect_and_complete_in_one_call_takes_a_policy(adapter, keep, ends):
-    client, server = ends
+    """The server is on this host: a function cannot be called back from the other one."""
+    server, client = ends
     listener = keep(adapter.listen((host_of(adapter), 0)))
     asked = listener.begin_get_request()
     asked.add_done_callback(lambda request: accepted.append(request.result().begin_accept(server.queue_pair)))
     accepted: list[ndpy.Pending[None]] = []
-    keep(adapter.connect(client.queue_pair, listener.address, retry=PATIENT, timeout_s=DEADLINE_S))
+    keep(client.adapter.connect(client.queue_pair, listener.address, retry=PATIENT, timeout_s=DEADLINE_S))
     keep(asked.result(DEADLINE_S))
     accepted[0].result(DEADLINE_S)
     send_before_the_receive(keep, client, server)
 
 
-def test_no_retry_at_all_fails_at_once(adapter, keep, ends):
+def test_no_retry_at_all_fails_at_once(adapter, keep, ends, peer):
     """It fails before an earlier message that is tried six times more, at the longest intervals."""
     client, server = ends
-    other = create_end(keep, adapter, cq=client.cq), create_end(keep, adapter)
+    other = create_end(keep, adapter, cq=client.cq), create_end(keep, peer)
     for source, sink, policy in (
         (client, server, RetryPolicy(rnr_retry_count=0)),
         (*other, RetryPolicy(rnr_retry_count=6)),
@@ -94,11 +95,11 @@ def test_no_retry_at_all_fails_at_once(adapter, keep, ends):
     assert statuses(ended) == [Status.IO_TIMEOUT] * 2
 
 
-def test_a_policy_is_refused_where_there_is_none_and_changes_nothing(adapter, keep):
+def test_a_policy_is_refused_where_there_is_none_and_changes_nothing(adapter, keep, peer):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     if ndpy.Capability.RETRY_POLICY in adapter.info.capabilities:
         pytest.skip(f"{adapter.info.name} has RETRY_POLICY")
-    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    client, server = create_end(keep, adapter), create_end(keep, peer)
     connector = keep(adapter.create_connector())
     with pytest.raises(ndpy.UnsupportedError, match="RETRY_POLICY"):
         connector.begin_connect(client.queue_pair, (host_of(adapter), 9), retry=PATIENT)
@@ -109,7 +110,7 @@ def test_a_policy_is_refused_where_there_is_none_and_changes_nothing(adapter, ke
     assert offer.server.state == "requested"
     offer.server.close()
     offer.listener.close()
-    assert_works(keep, connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter)))
+    assert_works(keep, connect_pair(keep, adapter))
 
 
 def test_a_queue_pair_says_what_its_connection_has(adapter, keep, pair):
