@@ -797,6 +797,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # The embeddable Python of Windows does not add the folder of a script.
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
     # Its classes are pickled by name, so they must be those of the module and not of "__main__".
     import remote
 

@@ -73,6 +73,13 @@ class Thing:
         return any(other is self for other in others)
 
 
+class Buffer:
+    """As much of a region as contents() and fill() need."""
+
+    def __init__(self, contents: bytes) -> None:
+        self.buffer = bytearray(contents)
+
+
 class Region(ndpy.MemoryRegion):
     """Only its class matters. It is never registered."""
 
@@ -90,10 +97,6 @@ MADE: weakref.WeakSet[Thing] = weakref.WeakSet()
 
 def echo(*values: Any) -> Any:
     return values
-
-
-def pid() -> int:
-    return os.getpid()
 
 
 def alive() -> int:
@@ -123,7 +126,7 @@ def fail(kind: str) -> None:
 
         raise LocalError("only here")
     if kind == "ndpy":
-        raise ndpy.TimeoutError("it took too long", operation="wait", native=110)
+        raise ndpy.TimeoutError("it took too long", operation="wait", native=110, native_name="ETIMEDOUT")
     raise ndpy.ClosedError("closed there")
 
 

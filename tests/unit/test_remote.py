@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import remote
 import remote_things
+from helpers import contents, fill, peer_of, peering
 from starting import create_process
 
 import ndpy
@@ -24,9 +25,8 @@ START_S = 60.0
 
 
 @pytest.fixture
-def server(monkeypatch):
+def server():
     """The other process. It is killed at the end."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     process = create_process(
         lambda: subprocess.Popen(
             [sys.executable, remote.__file__, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True
@@ -44,6 +44,7 @@ def server(monkeypatch):
 @pytest.fixture
 def host(server):
     with remote.connect(server.address, START_S) as host:
+        host.call("sys:path.append", str(Path(__file__).parent))
         yield host
 
 
@@ -53,7 +54,7 @@ def thing(host):
 
 
 def test_calls_run_in_the_other_process(host, server):
-    assert host.call("remote_things:pid") == server.pid != os.getpid()
+    assert host.call("os:getpid") == server.pid != os.getpid()
 
 
 @pytest.mark.parametrize(
@@ -311,11 +312,11 @@ def test_connections_notice_a_host_that_is_gone_without_a_word(host):
 
 def test_the_server_ends_with_its_client(server):
     host = remote.connect(server.address, START_S)
-    host.call("remote_things:pid")
+    host.call("os:getpid")
     host.close()
     assert server.wait(SOON_S) == 0
     with pytest.raises(remote.HostDied, match="closed"):
-        host.call("remote_things:pid")
+        host.call("os:getpid")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
@@ -334,7 +335,7 @@ def test_what_is_no_client_does_no_harm(server):
     with socket.create_connection(server.address) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
     with remote.connect(server.address, START_S) as host:
-        assert host.call("remote_things:echo", 1) == (1,)
+        assert host.call("os:getpid") == server.pid
 
 
 def test_a_proxy_is_neither_pickled_nor_copied(thing):
@@ -344,6 +345,51 @@ def test_a_proxy_is_neither_pickled_nor_copied(thing):
     for use in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="proxy"):
             use(thing)
+
+
+def test_the_helpers_fill_memory_there(host):
+    region = host.call("remote_things:Buffer", b"original")
+    region.buffer[0] = 0
+    assert contents(region) == b"original"
+    fill(region, b"new", offset=2)
+    assert contents(region) == b"ornewnal"
+
+
+class AdapterStandIn:
+    open = True
+
+    def close(self) -> None:
+        self.open = False
+
+
+class HostStandIn:
+    def __init__(self) -> None:
+        self.opened: list[AdapterStandIn] = []
+
+    def call(self, function: str, name: str) -> AdapterStandIn:
+        assert (function, name) == ("ndpy:open_adapter", "rxe0")
+        self.opened.append(AdapterStandIn())
+        return self.opened[-1]
+
+
+def test_the_peers_adapter_is_opened_when_it_is_asked_for_and_closed_at_the_end():
+    adapter, other, host = AdapterStandIn(), AdapterStandIn(), HostStandIn()
+    with peering(adapter, host, "rxe0"):
+        assert not host.opened
+        peer = peer_of(adapter)
+        assert peer is peer_of(adapter) is host.opened[0]
+        assert peer_of(other) is other
+        assert peer.open
+    assert not peer.open
+    assert len(host.opened) == 1
+    assert peer_of(adapter) is adapter
+
+
+def test_without_another_host_the_peer_is_the_adapter_itself():
+    adapter = AdapterStandIn()
+    with peering(adapter, None, "rxe0"):
+        assert peer_of(adapter) is adapter
+    assert adapter.open
 
 
 @pytest.mark.parametrize(
