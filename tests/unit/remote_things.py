@@ -90,7 +90,7 @@ class Region(ndpy.MemoryRegion):
         pass
 
 
-EVENT = threading.Event()
+WAITING, EVENT = threading.Event(), threading.Event()
 # The Things that exist now.
 MADE: weakref.WeakSet[Thing] = weakref.WeakSet()
 
@@ -109,6 +109,7 @@ def sleep(seconds: float) -> str:
 
 
 def wait_for_event(seconds: float) -> bool:
+    WAITING.set()
     return EVENT.wait(seconds)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import remote
 import remote_things
-from helpers import contents, fill, peer_of, peering
+from helpers import contents, fill, peer_of, peering, wait_until
 from starting import create_process
 
 import ndpy
@@ -221,6 +221,7 @@ def test_a_call_that_waits_holds_up_no_other_thread(host):
     thread = threading.Thread(target=lambda: answers.append(host.call("remote_things:wait_for_event", START_S)))
     begin = time.monotonic()
     thread.start()
+    wait_until(lambda: host.call("remote_things:WAITING.is_set"), "the thread waits there", START_S)
     host.call("remote_things:set_event")
     thread.join(START_S)
     assert answers == [True]
@@ -258,6 +259,17 @@ def test_an_object_is_dropped_with_its_proxy(host, thing):
     assert host.call("remote_things:alive") == 2
 
 
+def test_an_object_stays_while_a_further_reference_is_on_its_way():
+    server, thing = remote._Server(), object()
+    first, second = server.encode(thing), server.encode(thing)
+    assert first == second
+    server.drop([(first.number, 1)])
+    assert server.decode(second) is thing
+    server.drop([(second.number, 1)])
+    with pytest.raises(KeyError):
+        server.decode(second)
+
+
 def test_a_call_has_a_deadline(host):
     host.call_limit_s = 0.5
     begin = time.monotonic()
@@ -269,7 +281,7 @@ def test_a_call_has_a_deadline(host):
     assert host.call("remote_things:echo", "next") == ("next",)
 
 
-def test_a_process_that_dies_in_a_call_ends_the_calls_of_all_threads(host, server, thing):
+def test_a_process_that_dies_in_a_call_ends_the_calls_of_all_threads(host, server, thing, monkeypatch):
     ended = []
 
     def wait() -> None:
@@ -288,6 +300,8 @@ def test_a_process_that_dies_in_a_call_ends_the_calls_of_all_threads(host, serve
         thread.join(START_S)
     assert time.monotonic() - begin < SOON_S
     assert len(ended) == 2
+    # Later calls do not try again: a host that answers nothing would cost seconds each time.
+    monkeypatch.setattr(host, "_connection", None)
     with pytest.raises(remote.HostDied, match=r"127\.0\.0\.1"):
         thing.total()
     assert "gone" in repr(thing)
