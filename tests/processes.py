@@ -31,6 +31,7 @@ from helpers import wait_until
 from starting import create_process
 
 import ndpy
+from ndpy.verbs import distribution
 
 _INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,11 +184,14 @@ def start_example(name: str, *arguments: str | int | Path) -> Process:
     return start_python(EXAMPLES / f"{name}.py", *arguments, *limit)
 
 
-def start_program(config: pytest.Config, name: str, package: str, *arguments: str | int) -> Process:
-    """Run a program of a system package. If it is not installed, the test skips; with --adapter it fails."""
+def start_program(config: pytest.Config, name: str, thing: str, *arguments: str | int) -> Process:
+    """Run a program of a system package. If it is not installed, the test skips; with --adapter it fails.
+
+    thing: what ndpy.verbs.distribution calls the program.
+    """
     path = shutil.which(name)
     if path is None:
-        message = f"{name} is not installed; it is in the package {package}"
+        message = f"{name} is not installed; {distribution.read().install(thing)}"
         if config.getoption("--adapter"):
             pytest.fail(message)
         pytest.skip(message)

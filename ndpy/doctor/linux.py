@@ -18,8 +18,9 @@ from ndpy.errors import NdpyError, ProviderNotFoundError
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
+from ndpy.verbs import distribution
 from ndpy.verbs.adapter_info import describe, device_names, open_context, why_no_adapter
-from ndpy.verbs.native_calls import PACKAGES, lib, load
+from ndpy.verbs.native_calls import LIBRARIES, lib, load
 
 _ROOT = Path("/")
 
@@ -49,14 +50,14 @@ def diagnose(root: Path = _ROOT) -> list[Finding]:
 def examine_libraries() -> Iterator[Finding]:
     """Examine whether libibverbs and librdmacm can be loaded, from where, and have the functions that ndpy calls."""
     usable = True
-    for variable, name, package in PACKAGES:
+    for variable, name, thing in LIBRARIES:
         path = os.environ.get(variable) or name
         check = name.partition(".")[0]
         try:
             ctypes.CDLL(path)
         except OSError as error:
             usable = False
-            yield failed(check, f"{path} cannot be loaded ({error})", _install(package, variable))
+            yield failed(check, f"{path} cannot be loaded ({error})", _install(thing, variable))
         else:
             named = f", which {variable} names" if os.environ.get(variable) else ""
             yield passed(check, f"{_mapped(path)} can be loaded{named}")
@@ -65,7 +66,10 @@ def examine_libraries() -> Iterator[Finding]:
     try:
         load()
     except ProviderNotFoundError as error:
-        yield failed("symbols", *split_remedy(str(error), "install rdma-core again"))
+        yield failed(
+            "symbols",
+            *split_remedy(str(error), distribution.read().install(*(thing for _, _, thing in LIBRARIES), again=True)),
+        )
         return
     missing = [name for name in OPTIONAL if not lib.ndpy_has_symbol(name.encode())]
     for name in missing:
@@ -75,8 +79,8 @@ def examine_libraries() -> Iterator[Finding]:
         yield passed("symbols", "the libraries have every function that ndpy can use")
 
 
-def _install(package: str, variable: str) -> str:
-    return f"install {package}, or set {variable} to the library's path"
+def _install(thing: str, variable: str) -> str:
+    return f"{distribution.read().install(thing)}, or set {variable} to the library's path"
 
 
 def _mapped(path: str) -> str:
@@ -102,18 +106,18 @@ def examine_drivers(root: Path) -> Iterator[Finding]:
     there = {driver for driver in named if any(file.startswith(f"lib{driver}-rdmav") for file in files)}
     # A name with a slash is the path of a driver in another folder.
     absent = {driver for driver in named - there if "/" not in driver}
-    packages = PACKAGES[0][2]
+    here = distribution.read(root)
     if not named:
         yield warned(
             "drivers",
             "/etc/libibverbs.d names no driver, so libibverbs finds no adapter unless it was built with its drivers inside",
-            f"install {packages}",
+            here.install(distribution.LIBIBVERBS),
         )
     elif absent:
         yield warned(
             "drivers",
             f"/etc/libibverbs.d names {', '.join(sorted(absent))}, but there is no library of that name",
-            f"install {packages} again",
+            here.install(distribution.LIBIBVERBS, again=True),
         )
     else:
         yield passed("drivers", f"libibverbs has drivers for {', '.join(sorted(named))}")

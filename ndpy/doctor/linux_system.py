@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ndpy.doctor.findings import Finding, examine, failed, passed, warned
+from ndpy.verbs import distribution
 from ndpy.verbs.memory import MEMLOCK_REMEDY
 
 _MIB = 1 << 20
@@ -27,9 +28,6 @@ _NO_LIMIT = 1 << 62
 _CAP_IPC_LOCK = 14
 _WHOLE_MACHINE = ["0", "0", "4294967295"]
 
-_MODULE_PACKAGES = (
-    "linux-modules-extra-{release} (Ubuntu), linux-image-amd64 (Debian; its cloud flavour has none), or the like"
-)
 _ELSEWHERE = (
     "where that cannot be, `ndpy softroce run --vm -- COMMAND` runs a command in a small machine that has an adapter"
 )
@@ -72,10 +70,11 @@ def examine_modules(root: Path) -> Iterator[Finding]:
         elif state == "available":
             yield failed(check, f"not loaded, so no program can use {purpose}", f"as root: modprobe {module}")
         else:
-            package = f"the package {_MODULE_PACKAGES.format(release=_release(root))}"
-            remedy = f"install {package}; then, as root, modprobe {module}; {_ELSEWHERE}"
+            release = _release(root)
+            remedy = f"{distribution.read(root).install_module(module, release)}; then, as root, modprobe {module}; {_ELSEWHERE}"
             if in_container(root):
-                remedy = f"on the host, as root: modprobe {module} (in {package}); {_ELSEWHERE}"
+                package = distribution.module_packages(release)
+                remedy = f"on the host, as root: modprobe {module} (in the package {package}); {_ELSEWHERE}"
             yield failed(check, f"neither loaded nor in /lib/modules, so no program can use {purpose}", remedy)
     states = [f"{module} is {module_state(root, module)}" for module in ("rdma_rxe", "siw")]
     yield passed("software adapters", " and ".join(states))
@@ -134,9 +133,8 @@ def _device_file(root: Path, path: Path) -> Finding:
             # The mode allows it: a control group's list of devices does not.
             remedy = "allow the device to the container: docker run --device=/dev/infiniband"
         elif error.errno == errno.EACCES:
-            remedy = (
-                "add the user to the group that owns the file, or install rdma-core, whose udev rules open it to all"
-            )
+            rules = distribution.read(root).install(distribution.RULES)
+            remedy = f"add the user to the group that owns the file, or take rdma-core, whose udev rules open it to all ({rules})"
         else:
             remedy = "look at the kernel's log (dmesg) for what the driver says; load the driver again"
         return failed(shown, reason, remedy)

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ndpy.softroce import SetupError, tools
+from ndpy.verbs import distribution
 
 # Deleting an adapter waits in the kernel until every process has closed it. Signals do not interrupt that.
 _DELETE_LIMIT_S = 15.0
 _CALL_LIMIT_S = 30.0
 
 _DEVICES = Path("/sys/class/infiniband")
+_MODULES = Path("/sys/module")
 
 # The names of the adapters that up() created. Without names, down() removes only these.
 _STATE = Path("/run/ndpy-softroce.json")
@@ -128,33 +130,21 @@ def require_root() -> None:
         raise SetupError(f"this needs root: sudo {sys.executable} -m ndpy softroce ...")
 
 
-def _package_with_rxe() -> str:
-    release = os.uname().release
-    try:
-        system = Path("/etc/os-release").read_text(encoding="utf-8")
-    except OSError:
-        system = ""
-    if "ID=ubuntu" in system:
-        return f"install the package linux-modules-extra-{release}"
-    if "ID=debian" in system or "ID_LIKE=debian" in system:
-        return "install the package linux-image-amd64 and boot it (the cloud flavour has no rdma_rxe)"
-    return "install your distribution's package of additional kernel modules"
-
-
 def load_module(name: str = "rdma_rxe") -> None:
     """Load a kernel module. If this kernel has none, raises SetupError, which names the package that has it."""
-    if Path("/sys/module", name).exists():
+    if (_MODULES / name).exists():
         return
     try:
         _call(["modprobe", name], f"the module {name} cannot be loaded")
     except SetupError as error:
-        remedy = f"{_package_with_rxe()}, or use `ndpy softroce run --vm`"
-        raise SetupError(f"{error}\nkernel {os.uname().release} has no {name}: {remedy}") from None
+        release = os.uname().release
+        remedy = f"{distribution.read().install_module(name, release)}, or use `ndpy softroce run --vm`"
+        raise SetupError(f"{error}\nkernel {release} has no {name}: {remedy}") from None
 
 
 def module_available(name: str = "rdma_rxe") -> bool:
     """Whether the running kernel has the module, loaded or not."""
-    if Path("/sys/module", name).exists():
+    if (_MODULES / name).exists():
         return True
     modprobe = tools.find("modprobe")
     if modprobe is None:

@@ -81,10 +81,12 @@ def open_context(name: str) -> Any:
 def _open_error(name: str, number: int) -> Exception:
     path = _device_file(name)
     if path is not None and not os.access(path, os.R_OK | os.W_OK):
+        from ndpy.verbs import distribution
+
         mode = stat.filemode(path.stat().st_mode)
         return errors.PermissionError(
-            f"{path} ({mode}) may not be opened by uid {os.getuid()}; add the user to the group that owns it, or install "
-            "rdma-core, whose udev rules open it to all",
+            f"{path} ({mode}) may not be opened by uid {os.getuid()}; add the user to the group that owns it, or take "
+            f"rdma-core, whose udev rules open it to all ({distribution.read().install(distribution.RULES)})",
             operation="ibv_open_device",
             native=number,
         )
@@ -419,7 +421,7 @@ def why_no_adapter() -> str:
     names = ", ".join(sorted(path.name for path in _SYSFS.glob("*")))
     if not Path("/dev/infiniband").exists() or not list(Path("/dev/infiniband").glob("uverbs*")):
         return f"the kernel has {names}, but no /dev/infiniband/uverbs*: run `modprobe ib_uverbs rdma_ucm`"
-    return (
-        f"the kernel has {names}, but libibverbs has no driver for it: install ibverbs-providers (Debian, Ubuntu) or "
-        "libibverbs (Fedora, RHEL)"
-    )
+    from ndpy.verbs import distribution
+
+    remedy = distribution.read().install(distribution.LIBIBVERBS)
+    return f"the kernel has {names}, but libibverbs has no driver for it: {remedy}"

@@ -16,19 +16,17 @@ try:
     from ndpy._verbs import ffi as ffi
     from ndpy._verbs import lib as lib
 except ImportError as error:
+    from ndpy.verbs import distribution
+
     raise ProviderNotFoundError(
         f"ndpy's extension module for verbs is missing ({error}); install ndpy with pip, or run "
-        "`python setup.py build_ext --inplace` in a checkout (needs libibverbs-dev and librdmacm-dev)"
+        f"`python setup.py build_ext --inplace` in a checkout, for which: {distribution.read().install(distribution.HEADERS)}"
     ) from None
 
-# For each library: the environment variable for its path, its name, and the packages that contain it.
-PACKAGES = (
-    (
-        "NDPY_LIBIBVERBS",
-        "libibverbs.so.1",
-        "libibverbs1 and ibverbs-providers (Debian, Ubuntu), libibverbs (Fedora, RHEL)",
-    ),
-    ("NDPY_LIBRDMACM", "librdmacm.so.1", "librdmacm1 (Debian, Ubuntu), librdmacm (Fedora, RHEL)"),
+# For each library: the environment variable for its path, its name, and what ndpy.verbs.distribution calls it.
+LIBRARIES = (
+    ("NDPY_LIBIBVERBS", "libibverbs.so.1", "libibverbs"),
+    ("NDPY_LIBRDMACM", "librdmacm.so.1", "librdmacm"),
 )
 
 _lock = threading.Lock()
@@ -49,14 +47,16 @@ def load() -> None:
     with _lock:
         if _loaded:
             return
-        paths = [os.environ.get(variable) or name for variable, name, _ in PACKAGES]
+        paths = [os.environ.get(variable) or name for variable, name, _ in LIBRARIES]
         reason = ffi.new("char[512]")
         failed = lib.ndpy_load(paths[0].encode(), paths[1].encode(), reason, len(reason))
         if failed:
-            variable, _, package = PACKAGES[failed - 1]
+            from ndpy.verbs import distribution
+
+            variable, _, thing = LIBRARIES[failed - 1]
             raise ProviderNotFoundError(
                 f"{paths[failed - 1]} cannot be used ({ffi.string(reason).decode(errors='replace')}); "
-                f"install {package}, or set {variable} to the library's path"
+                f"{distribution.read().install(thing)}, or set {variable} to the library's path"
             )
         _loaded = True
 

@@ -19,15 +19,16 @@ from helpers import (
 from processes import Process, free_port, start_program, wait_for_rdma_listener
 
 from ndpy import Status
+from ndpy.verbs import distribution
 
-PACKAGE = "rdmacm-utils"
+PROGRAMS = distribution.CONNECTION_PROGRAMS
 # Their message finds no receive posted for this long. A message of ndpy's would give up after 0.7 s.
 LATE_S = 2.0
 SIZE = 16
 
 
 def start(config: pytest.Config, name: str, *arguments: object) -> Process:
-    return start_program(config, name, PACKAGE, *map(str, arguments))
+    return start_program(config, name, PROGRAMS, *map(str, arguments))
 
 
 def test_rdma_server_waits_for_a_receive_that_is_posted_late(adapter, keep, pytestconfig):

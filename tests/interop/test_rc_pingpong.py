@@ -11,8 +11,9 @@ from processes import free_port, start_example, start_program, wait_for_tcp_list
 
 import ndpy
 from ndpy.quirks import Quirk
+from ndpy.verbs import distribution
 
-PACKAGE = "ibverbs-utils"
+PROGRAMS = distribution.VERBS_PROGRAMS
 PROGRAM = "ibv_rc_pingpong"
 
 # Options that both programs take: several packets, a larger path MTU, and a single packet.
@@ -76,7 +77,7 @@ def test_peer_without_a_gid_is_told_apart(adapter, name, pytestconfig):
     port = free_port()
     with start_example("rc_pingpong", "-d", name, "-p", port) as server:
         server.wait_for("listening on TCP port")
-        with start_program(pytestconfig, PROGRAM, PACKAGE, "-d", name, "-p", port, "127.0.0.1") as client:
+        with start_program(pytestconfig, PROGRAM, PROGRAMS, "-d", name, "-p", port, "127.0.0.1") as client:
             result = server.finish()
             assert client.finish().status
     assert result.status == 1
@@ -91,7 +92,7 @@ def talk_to_our_server(config, adapter, name, ours, theirs):
     with start_example("rc_pingpong", "-d", name, "-p", 0, *ours) as server:
         port = server.wait_for(r"listening on TCP port (\d+)")[1]
         options = ["-d", name, "-p", port, *with_gid(adapter, theirs)]
-        with start_program(config, PROGRAM, PACKAGE, *options, "127.0.0.1") as client:
+        with start_program(config, PROGRAM, PROGRAMS, *options, "127.0.0.1") as client:
             theirs = client.succeed()
         result = server.succeed()
     check_both_know_both(result, theirs)
@@ -101,7 +102,7 @@ def talk_to_our_server(config, adapter, name, ours, theirs):
 def talk_to_their_server(config, adapter, name, ours, theirs):
     port = free_port()
     options = ["-d", name, "-p", port, *with_gid(adapter, theirs)]
-    with start_program(config, PROGRAM, PACKAGE, *options) as server:
+    with start_program(config, PROGRAM, PROGRAMS, *options) as server:
         wait_for_tcp_listener(server, port)
         with start_example("rc_pingpong", "-d", name, "-p", port, *ours, "127.0.0.1") as client:
             result = client.succeed()

@@ -6,6 +6,8 @@ import pytest
 from helpers import STRESS, host_of, only_under_stress, sample
 from processes import free_port, start_example, start_program, wait_for_rdma_listener
 
+from ndpy.verbs import distribution
+
 # rping's default size, its greatest, its least, and a prime number.
 SIZES_AND_COUNTS = sample([(64, 10), (65535, 3), (23, 3), (10007, 3)], 1)
 
@@ -20,7 +22,7 @@ def test_rping_client_validates_what_our_server_writes(adapter, pytestconfig, si
     with start_example("rping", "-s", "-v", "-a", address, "-p", 0, "--adapter", adapter.info.name) as server:
         port = server.wait_for(r"listening on \S+ port (\d+)")[1]
         options = ["-c", "-v", "-V", "-a", address, "-p", port, "-S", size, "-C", count]
-        with start_program(pytestconfig, "rping", "rdmacm-utils", *options) as client:
+        with start_program(pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, *options) as client:
             theirs = client.succeed()
         ours = server.succeed()
     assert f"{count} rounds verified" in ours.out
@@ -33,7 +35,7 @@ def test_rping_client_validates_what_our_server_writes(adapter, pytestconfig, si
 def test_our_client_verifies_what_rping_server_writes(adapter, pytestconfig, size, count):
     address, port = host_of(adapter), free_port()
     options = ["-s", "-v", "-a", address, "-p", port, "-S", size]
-    with start_program(pytestconfig, "rping", "rdmacm-utils", *options) as server:
+    with start_program(pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, *options) as server:
         wait_for_rdma_listener(server)
         options = ["-c", "-v", "-a", address, "-p", port, "-S", size, "-C", count]
         with start_example("rping", *options, "--adapter", adapter.info.name) as client:
@@ -50,12 +52,14 @@ def test_rping_works_over_ipv6(adapter, pytestconfig):
     with start_example("rping", "-s", "-a", address, "-p", 0, "--adapter", adapter.info.name) as server:
         chosen = server.wait_for(r"listening on \S+ port (\d+)")[1]
         options = ["-c", "-V", "-a", address, "-p", chosen, "-C", 3]
-        with start_program(pytestconfig, "rping", "rdmacm-utils", *options) as client:
+        with start_program(pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, *options) as client:
             client.succeed()
         assert "3 rounds verified" in server.succeed().out
     if not STRESS:
         return
-    with start_program(pytestconfig, "rping", "rdmacm-utils", "-s", "-a", address, "-p", port) as server:
+    with start_program(
+        pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, "-s", "-a", address, "-p", port
+    ) as server:
         wait_for_rdma_listener(server)
         options = ["-c", "-a", address, "-p", port, "-C", 3]
         with start_example("rping", *options, "--adapter", adapter.info.name) as client:
@@ -66,7 +70,9 @@ def test_rping_works_over_ipv6(adapter, pytestconfig):
 @only_under_stress
 def test_persistent_rping_server_serves_several_of_our_clients(adapter, pytestconfig):
     address, port = host_of(adapter), free_port()
-    with start_program(pytestconfig, "rping", "rdmacm-utils", "-s", "-P", "-a", address, "-p", port) as server:
+    with start_program(
+        pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, "-s", "-P", "-a", address, "-p", port
+    ) as server:
         wait_for_rdma_listener(server)
         options = ["-c", "-a", address, "-p", port, "-C", 20, "--adapter", adapter.info.name]
         clients = [start_example("rping", *options) for _ in range(2)]
@@ -79,7 +85,9 @@ def test_our_server_ends_cleanly_when_the_rping_client_is_killed(adapter, pytest
     address = host_of(adapter)
     with start_example("rping", "-s", "-a", address, "-p", 0, "-v", "--adapter", adapter.info.name) as server:
         port = server.wait_for(r"listening on \S+ port (\d+)")[1]
-        with start_program(pytestconfig, "rping", "rdmacm-utils", "-c", "-a", address, "-p", port) as client:
+        with start_program(
+            pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, "-c", "-a", address, "-p", port
+        ) as client:
             server.wait_for("server ping data: rdma-ping-3")
             client.popen.kill()
             result = server.finish()

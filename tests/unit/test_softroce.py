@@ -1,6 +1,7 @@
 """ndpy softroce without a VM: arguments, missing tools, the choice of a kernel, limits, the kernel log."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +14,13 @@ from click.testing import CliRunner
 from ndpy.cli import main
 from ndpy.softroce import SetupError, kernel_log, links, tools, vm
 from ndpy.softroce import run as runner
+from ndpy.verbs import distribution
 
 if sys.platform != "linux":
     pytest.skip("software adapters of the kernel are Linux's", allow_module_level=True)
+
+
+DEBIAN = distribution.Distribution("debian", "debian", "/etc/os-release")
 
 
 def invoke(*arguments):
@@ -103,6 +108,7 @@ def test_unknown_adapter_kind_is_refused():
 
 def test_all_missing_tools_are_named_at_once_with_their_packages(monkeypatch, no_adapter_here):
     monkeypatch.setattr(tools, "find", lambda tool: None)
+    monkeypatch.setattr(distribution, "read", lambda root=Path("/"): DEBIAN)
     result = invoke("run", "--", "true")
     assert result.exit_code == runner.EXIT_SETUP
     for tool in tools.FOR_VM:
@@ -112,7 +118,7 @@ def test_all_missing_tools_are_named_at_once_with_their_packages(monkeypatch, no
 
 
 def test_every_tool_has_a_package():
-    assert set(tools.FOR_VM) | set(tools.FOR_LINKS) <= set(tools.PACKAGES)
+    assert set(tools.FOR_VM) | set(tools.FOR_LINKS) <= set(tools.THINGS)
 
 
 # The choice of a kernel
@@ -183,7 +189,7 @@ def test_the_virtual_machine_boots_the_kernel_that_has_what_is_asked_for(monkeyp
         seen.append((version, adapters))
         raise SetupError("no kernel here")
 
-    monkeypatch.setattr(tools, "missing", lambda wanted: {})
+    monkeypatch.setattr(tools, "missing", lambda wanted: [])
     monkeypatch.setattr(tools, "find_kernel", find_kernel)
     for arguments in (["--adapter", "siw"], ["--adapter", "rxe"], ["--kernel", "6.1.0"]):
         assert invoke("run", "--vm", *arguments, "--", "true").exit_code == runner.EXIT_SETUP
@@ -192,7 +198,7 @@ def test_the_virtual_machine_boots_the_kernel_that_has_what_is_asked_for(monkeyp
 
 def test_the_virtual_machine_boots_a_kernel_of_the_folder_that_was_asked_for(monkeypatch, tmp_path):
     kernel_tree(tmp_path, "7.2.13", rxe=False)
-    monkeypatch.setattr(tools, "missing", lambda wanted: {})
+    monkeypatch.setattr(tools, "missing", lambda wanted: [])
     result = invoke("run", "--kernel-root", str(tmp_path), "--adapter", "rxe", "--", "true")
     assert result.exit_code == runner.EXIT_SETUP
     assert f"no kernel with rdma_rxe was found in {tmp_path / 'lib/modules'}" in result.output
@@ -211,8 +217,10 @@ def test_unusable_kernels_are_listed_with_what_they_lack(tmp_path):
 
 
 def test_machine_without_any_kernel_is_told_how_to_get_one(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text("ID=debian\n")
     with pytest.raises(SetupError, match="linux-image-amd64"):
-        tools.find_kernel(root=tmp_path)
+        tools.find_kernel(root=tmp_path, system=tmp_path)
 
 
 # Links on this machine
@@ -227,22 +235,23 @@ def test_up_and_down_need_root(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("system", "package"),
-    [("ID=ubuntu\nID_LIKE=debian\n", "linux-modules-extra-"), ("ID=debian\n", "linux-image-amd64")],
+    ("family", "package"),
+    [
+        ("ubuntu", f"linux-modules-extra-{os.uname().release}, or use"),
+        ("debian", "linux-image-amd64"),
+        ("fedora", f"kernel-modules-{os.uname().release}, or use"),
+        ("", "CONFIG_RDMA_RXE"),
+    ],
 )
-def test_kernel_without_rxe_names_the_package(monkeypatch, system, package):
+def test_kernel_without_rxe_names_the_package(monkeypatch, family, package):
     def refuse(command, what, limit_s=0):
         raise SetupError(f"{what}: not found")
 
-    read_text = Path.read_text
-
-    def release(path, *args, **kwargs):
-        return system if str(path) == "/etc/os-release" else read_text(path, *args, **kwargs)
-
     monkeypatch.setattr(links, "_call", refuse)
-    monkeypatch.setattr(Path, "read_text", release)
-    with pytest.raises(SetupError, match=package):
-        links.load_module("rdma_rxe_that_is_absent")
+    monkeypatch.setattr(links, "_MODULES", Path("/nonexistent"))
+    monkeypatch.setattr(distribution, "read", lambda root=Path("/"): distribution.Distribution(family, family, "x"))
+    with pytest.raises(SetupError, match=re.escape(package)):
+        links.load_module("rdma_rxe")
 
 
 def test_tool_that_hangs_is_given_up_after_its_limit(monkeypatch):

@@ -83,7 +83,7 @@ def boots(monkeypatch, tmp_path):
     program = tmp_path / "vng"
     program.write_text(f"#!{sys.executable}\n{STAND_IN}")
     program.chmod(0o755)
-    monkeypatch.setattr(tools, "missing", lambda programs: {})
+    monkeypatch.setattr(tools, "missing", lambda programs: [])
     monkeypatch.setattr(tools, "find", lambda name: str(program))
     monkeypatch.setattr(tools, "find_kernel", lambda *arguments: tools.Kernel("7.2.13", Path("/boot/vmlinuz-7.2.13")))
     monkeypatch.setattr(vm, "_AFTER_PANIC_S", 0.3)
