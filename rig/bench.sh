@@ -1,4 +1,4 @@
-# What `make bench` compares ndpy with: Debian's pyverbs and PyPI's ibverbs, in .rig/bench. Read by setup.sh.
+# What `make bench` compares ndpy with: the distribution's pyverbs and PyPI's ibverbs, in .rig/bench. Read by setup.sh.
 # The environment is the system's Python, because pyverbs is built for that one only. It has what ndpy needs, but not ndpy.
 
 bench_python=/usr/bin/python3
@@ -7,14 +7,14 @@ bench_key() {
     {
         "$bench_python" --version
         cat "$rig/bench.sh"
-        dpkg-query -W -f '${Package} ${Version}\n' python3-pyverbs
+        package_version python3-pyverbs
     } | sha256sum
 }
 
 provide_bench() {
     if ! installed python3-pyverbs; then
         say "installing python3-pyverbs"
-        apt_install python3-pyverbs || die "python3-pyverbs could not be installed"
+        install_now python3-pyverbs || die "python3-pyverbs could not be installed"
     fi
     bench=$state/bench
     key=$(bench_key)

@@ -13,6 +13,8 @@ keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 
 die() { echo "kernels: $*" >&2; exit 1; }
 
+command -v apt-get >/dev/null || die "the kernels of Debian are fetched with apt-get, which this machine does not have"
+
 # The mirror that this machine uses, or Debian's own.
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep '/debian/*$' | head -n 1)
 mirror=${mirror:-http://deb.debian.org/debian}

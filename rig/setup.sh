@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prepares a fresh Debian or Ubuntu machine for ndpy's tests. It provides packages, a kernel with software adapters for the
+# Prepares a fresh Debian, Ubuntu or Fedora machine for ndpy's tests. It provides packages, a kernel with software adapters for the
 # VM, a virtual environment, and a Windows Python under Wine. Run it as root or as a user who may use sudo. It does only what
 # is missing, so a second run takes a second.
 #

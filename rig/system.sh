@@ -1,32 +1,72 @@
 # What the machine itself needs: packages, a kernel for the VM, soft-iWARP. Read by setup.sh.
+# apt.sh or dnf.sh has what differs between package managers.
+
+# Tests look at another root folder than this machine's.
+root=${NDPY_SETUP_ROOT:-}
 
 if [ "$(id -u)" = 0 ]; then as_root=; else as_root=sudo; fi
-export DEBIAN_FRONTEND=noninteractive
 export PATH="$PATH:/usr/sbin:/sbin"
 
-# apt-get update, at most once in a run: package lists of a fresh machine are absent or old.
+# The value of $1 in the release file. The file is data: it is not run as a script.
+release_value() {
+    for file in "$root/etc/os-release" "$root/usr/lib/os-release"; do
+        if [ -f "$file" ] && [ -r "$file" ]; then
+            tr '\000' '?' <"$file" | LC_ALL=C sed -n "s/^[[:blank:]]*$1=//p" | tail -n 1 |
+                LC_ALL=C sed "s/[[:space:]]*$//; s/^\"\(.*\)\"$/\1/; s/^'\(.*\)'$/\1/"
+            return
+        fi
+    done
+}
+
+# The family of this distribution, as in ndpy/verbs/distribution.py: debian, ubuntu, fedora, rhel, or nothing.
+family() {
+    # Without -f the shell would take a * in the file for names of files.
+    (
+        set -f
+        for word in $(release_value ID) $(release_value ID_LIKE); do
+            case $word in
+            debian | ubuntu | fedora | rhel) echo "$word"; return ;;
+            centos | rocky | almalinux) echo rhel; return ;;
+            esac
+        done
+    )
+}
+
+case $(family) in
+debian | ubuntu) . "$rig/apt.sh" ;;
+fedora) . "$rig/dnf.sh" ;;
+rhel) die "RHEL and its rebuilds have kernels without rdma_rxe and no package with qemu-system-x86_64, so there can be no VM" \
+    "here; rig/setup.sh venv makes only .venv" ;;
+*)
+    id=$(release_value ID | LC_ALL=C tr -c 'A-Za-z0-9._\n-' '?' | cut -c 1-40)
+    if [ -n "$id" ]; then said="/etc/os-release says ID=$id"; else said="there is no ID in /etc/os-release"; fi
+    die "this is for Debian, Ubuntu and Fedora, but $said; install what rig/packages.txt lists, under the names that it has" \
+        "here, and a kernel with rdma_rxe; then rig/setup.sh venv makes .venv"
+    ;;
+esac
+
+# At most once in a run: package lists of a fresh machine are absent or old.
 update_lists() {
     [ -z "${lists_updated:-}" ] || return 0
     lists_updated=1
     say "updating the package lists"
-    $as_root apt-get -qq update
+    update
 }
 
-apt_install() {
-    update_lists
-    $as_root apt-get -qq -o Dpkg::Use-Pty=0 install --no-install-recommends -y "$@" >"$state/apt.log" 2>&1 ||
-        { tail -n 20 "$state/apt.log" >&2; return 1; }
+# The names of packages.txt for this package manager.
+wanted_packages() {
+    sed 's/#.*//' "$rig/packages.txt" | while read -r first second; do
+        case $package_column in 1) name=$first ;; *) name=$second ;; esac
+        case $name in '' | -) ;; *) echo "$name" ;; esac
+    done
 }
-
-installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 install_packages() {
-    command -v apt-get >/dev/null || die "this is for Debian and Ubuntu; install what rig/packages.txt lists"
+    command -v "$manager" >/dev/null || die "$manager is missing; install what rig/packages.txt lists"
     command -v sudo >/dev/null || [ -z "$as_root" ] || die "run this as root, or install sudo"
-    [ "$(dpkg --print-architecture)" = amd64 ] || die "the VM is made for amd64 only"
-    wanted=$(sed 's/#.*//' "$rig/packages.txt")
+    for_this_machine || die "the VM is made for amd64 only"
     absent=
-    for package in $wanted; do
+    for package in $(wanted_packages); do
         name=${package%\?}
         if installed "$name"; then continue; fi
         if [ "$name" != "$package" ] && { update_lists; ! available "$name"; }; then continue; fi
@@ -34,18 +74,18 @@ install_packages() {
     done
     if [ -n "$absent" ]; then
         say "installing$absent"
-        apt_install $absent || die "the packages could not be installed"
+        install_now $absent || die "the packages could not be installed"
     fi
 }
 
 has_rxe() {
-    for file in "/lib/modules/$1"/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*; do [ ! -e "$file" ] || return 0; done
+    for file in "$root/lib/modules/$1"/kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko*; do [ ! -e "$file" ] || return 0; done
     return 1
 }
 
 has_siw() {
-    for file in "/lib/modules/$1"/updates/siw.ko* "/lib/modules/$1"/updates/*/siw.ko* \
-        "/lib/modules/$1"/kernel/drivers/infiniband/sw/siw/siw.ko*; do
+    for file in "$root/lib/modules/$1"/updates/siw.ko* "$root/lib/modules/$1"/updates/*/siw.ko* \
+        "$root/lib/modules/$1"/kernel/drivers/infiniband/sw/siw/siw.ko*; do
         [ ! -e "$file" ] || return 0
     done
     return 1
@@ -54,64 +94,75 @@ has_siw() {
 # The version of the newest kernel that has rxe or siw ($1) and an image we can read, or nothing.
 # ndpy.softroce.tools.find_kernel makes the same choice.
 usable_kernel() {
-    for modules in $(ls -d /lib/modules/*/ 2>/dev/null | sort -V -r); do
+    for modules in $(ls -d "$root"/lib/modules/*/ 2>/dev/null | sort -V -r); do
         version=$(basename "$modules")
         "has_$1" "$version" || continue
-        for image in "${modules}vmlinuz" "/boot/vmlinuz-$version"; do
+        for image in "${modules}vmlinuz" "$root/boot/vmlinuz-$version"; do
             if [ -r "$image" ]; then echo "$version"; return; fi
         done
     done
 }
 
-available() { apt-cache show --no-all-versions "$1" 2>/dev/null | grep -q "^Filename:"; }
+# The version of the newest kernel that has rxe, and an image in /boot that only root may read, or nothing. Ubuntu's are so.
+closed_kernel() {
+    for modules in $(ls -d "$root"/lib/modules/*/ 2>/dev/null | sort -V -r); do
+        version=$(basename "$modules")
+        if has_rxe "$version" && [ -e "$root/boot/vmlinuz-$version" ]; then echo "$version"; return; fi
+    done
+}
 
-# The kernel version behind the distribution's general kernel package. Ubuntu's is called generic;
-# Debian's cloud flavour and Ubuntu's kvm flavour lack rdma_rxe, so they are never asked for.
-archive_kernel() {
-    for meta in linux-image-amd64 linux-image-generic; do
-        apt-cache depends --important "$meta" 2>/dev/null |
-            sed -n 's/^ *Depends: linux-image-\([0-9].*\)$/\1/p' | head -n 1
-    done | head -n 1
+# Gives the kernel $1 a copy of the image $2 that everybody may read, where the VM looks for it.
+copy_image() {
+    $as_root cp "$2" "$root/lib/modules/$1/vmlinuz"
+    $as_root chmod a+r "$root/lib/modules/$1/vmlinuz"
+}
+
+provide_kernel() {
+    kernel=$(usable_kernel rxe)
+    [ -z "$kernel" ] || return 0
+    kernel=$(closed_kernel)
+    if [ -n "$kernel" ]; then
+        say "copying the image of kernel $kernel, which only root may read, to /lib/modules/$kernel/vmlinuz"
+        copy_image "$kernel" "$root/boot/vmlinuz-$kernel"
+    else
+        unpack_kernel
+    fi
+    [ "$(usable_kernel rxe)" = "$kernel" ] || die "kernel $kernel has no rdma_rxe"
 }
 
 # Image and modules are unpacked, not installed: nothing of how this machine boots is touched.
 # They have to be in /lib/modules/VERSION, since the VM has this machine's files as its own.
-provide_kernel() {
-    kernel=$(usable_kernel rxe)
-    [ -z "$kernel" ] || return 0
+unpack_kernel() {
     update_lists
     kernel=$(archive_kernel)
-    [ -n "$kernel" ] || die "the archive has neither linux-image-amd64 nor linux-image-generic"
+    [ -n "$kernel" ] || die "$no_archive_kernel"
     say "unpacking kernel $kernel for the VM"
     work=$state/kernel
     rm -rf "$work"
     mkdir -p "$work/root"
     packages=
-    # Debian 7.2 and later have the image in linux-binary, the modules in linux-modules and their lists in linux-base; Ubuntu too
-    # has modules of their own.
-    for package in "linux-image-$kernel" "linux-binary-$kernel" "linux-base-$kernel" "linux-modules-$kernel" \
-        "linux-modules-extra-$kernel"; do
+    for package in $(kernel_packages "$kernel"); do
         if available "$package"; then packages="$packages $package"; fi
     done
-    (cd "$work" && apt-get -qq download $packages 2>"$state/download.log") ||
+    (cd "$work" && download $packages 2>"$state/download.log") ||
         { cat "$state/download.log" >&2; die "the kernel could not be downloaded"; }
-    for file in "$work"/*.deb; do dpkg-deb -x "$file" "$work/root"; done
+    unpack "$work" "$work/root" || die "the kernel could not be unpacked"
 
-    $as_root mkdir -p "/lib/modules/$kernel"
+    $as_root mkdir -p "$root/lib/modules/$kernel"
     for modules in "$work/root/lib/modules/$kernel" "$work/root/usr/lib/modules/$kernel"; do
-        [ ! -d "$modules" ] || $as_root cp -a --no-clobber "$modules/." "/lib/modules/$kernel/"
+        [ ! -d "$modules" ] || $as_root cp -a --no-clobber "$modules/." "$root/lib/modules/$kernel/"
     done
     if [ -e "$work/root/boot/vmlinuz-$kernel" ]; then
-        $as_root cp "$work/root/boot/vmlinuz-$kernel" "/lib/modules/$kernel/vmlinuz"
+        copy_image "$kernel" "$work/root/boot/vmlinuz-$kernel"
+    else
+        $as_root chmod a+r "$root/lib/modules/$kernel/vmlinuz"
     fi
-    $as_root chmod a+r "/lib/modules/$kernel/vmlinuz"
     $as_root depmod "$kernel"
     rm -rf "$work"
-    [ "$(usable_kernel rxe)" = "$kernel" ] || die "kernel $kernel has no rdma_rxe"
 }
 
-# Debian's kernel is built without siw, but its source package has it. Without siw there is no siw0 on this kernel:
-# `ndpy softroce run --adapter siw` takes the newest one that has it. Everything else works.
+# Without siw there is no siw0 on this kernel: `ndpy softroce run --adapter siw` takes the newest one that has it. Everything
+# else works.
 provide_siw() {
     ! has_siw "$kernel" || return 0
     given_up=$state/no-siw-$kernel
@@ -124,27 +175,4 @@ provide_siw() {
         say "siw could not be built for kernel $kernel (remove $given_up to try again): $other"
         touch "$given_up"
     fi
-}
-
-build_siw() {
-    series=$(echo "$kernel" | sed 's/^\([0-9]*\.[0-9]*\).*/\1/')
-    source=linux-source-$series
-    update_lists || return 1
-    available "$source" && available "linux-headers-$kernel" || return 1
-    headers=/usr/src/linux-headers-$kernel
-    if [ ! -e "$headers/Makefile" ]; then apt_install "linux-headers-$kernel" || return 1; fi
-    work=$state/siw
-    rm -rf "$work"
-    mkdir -p "$work"
-    (cd "$work" && apt-get -qq download "$source") || return 1
-    # Only one folder is wanted of the 1.3 GB in the archive inside the package.
-    dpkg-deb --fsys-tarfile "$work"/linux-source-*.deb | tar -x -O -f - "./usr/src/$source.tar.xz" |
-        xz -d -T 0 | tar -x -C "$work" --wildcards --strip-components=1 -f - '*/drivers/infiniband/sw/siw'
-    siw=$work/drivers/infiniband/sw/siw
-    make -C "$headers" M="$siw" CONFIG_RDMA_SIW=m modules || return 1
-    strip --strip-debug "$siw/siw.ko" || return 1
-    $as_root mkdir -p "/lib/modules/$kernel/updates" &&
-        $as_root cp "$siw/siw.ko" "/lib/modules/$kernel/updates/siw.ko" &&
-        $as_root depmod "$kernel" || return 1
-    rm -rf "$work"
 }
