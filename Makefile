@@ -1,4 +1,4 @@
-# Each target sets up what it needs on a fresh Debian or Ubuntu machine. Run it as root or with sudo.
+# Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
 .PHONY: help setup venv smoke smoke-windows test test-kernels test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help

@@ -29,10 +29,10 @@ unpack() {
     done
 }
 
-# The newest kernel of the archive. dnf 4 ends each line itself, dnf 5 does not.
+# The newest kernel of the archive. dnf 5 ends no line itself. dnf 4 does, which leaves empty lines, and those sort first.
 archive_kernel() {
     dnf -q repoquery --latest-limit=1 --arch=x86_64 --qf '%{version}-%{release}.%{arch}\n' kernel-core 2>/dev/null |
-        grep . | sort -V | tail -n 1
+        sort -V | tail -n 1
 }
 no_archive_kernel="the archive has no kernel-core"
 

@@ -18,7 +18,8 @@ release_value() {
     done
 }
 
-# The family of this distribution, as in ndpy/verbs/distribution.py: debian, ubuntu, fedora, rhel, or nothing.
+# The family of this distribution, as in ndpy/verbs/distribution.py: debian, ubuntu, fedora, rhel, or nothing. Rebuilds of RHEL
+# name it in ID_LIKE.
 family() {
     # Without -f the shell would take a * in the file for names of files.
     (
@@ -26,7 +27,6 @@ family() {
         for word in $(release_value ID) $(release_value ID_LIKE); do
             case $word in
             debian | ubuntu | fedora | rhel) echo "$word"; return ;;
-            centos | rocky | almalinux) echo rhel; return ;;
             esac
         done
     )
