@@ -22,6 +22,8 @@ from ndpy.softroce import tools
 from ndpy.verbs import distribution
 
 RIG = Path(__file__).parents[2] / "rig"
+if not RIG.is_dir():
+    pytest.skip("the tests of a wheel have no rig", allow_module_level=True)
 RELEASES = Path(__file__).with_name("distributions")
 NOBODY = 65534
 LIMIT_S = 60
