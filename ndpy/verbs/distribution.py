@@ -87,6 +87,9 @@ _COMMANDS_AGAIN = {"apt-get install": "apt-get install --reinstall", "dnf instal
 # Rebuilds of RHEL have its packages under the same names.
 _FAMILIES = {"centos": "rhel", "rocky": "rhel", "almalinux": "rhel", **{family: family for family in _PACKAGES}}
 
+# Kernel modules that a family's kernels are built without.
+_BUILT_WITHOUT: dict[str, tuple[str, ...]] = {"debian": ("siw",), "rhel": ("rdma_rxe",)}
+
 _OPTIONS = {
     "ib_uverbs": "CONFIG_INFINIBAND_USER_ACCESS",
     "rdma_ucm": "CONFIG_INFINIBAND_USER_ACCESS",
@@ -142,14 +145,15 @@ class Distribution:
 
     def install_module(self, module: str, release: str) -> str:
         """Say how to get a module for the running kernel `release`. The text has no "; "."""
+        lacking = module in _BUILT_WITHOUT.get(self.family, ())
         if self.family == "debian":
-            if module == "siw":
-                return "Debian's kernels have no siw, but `make setup` in a checkout of ndpy builds it"
+            if lacking:
+                return f"Debian's kernels have no {module}, but `make setup` in a checkout of ndpy builds it"
             return f"as root: apt-get install linux-image-amd64, and boot it (the cloud flavour has no {module}){self._likeness()}"
         if self.family == "ubuntu":
             return f"as root: apt-get install linux-modules-extra-{release}{self._likeness()}"
-        if self.family == "rhel" and module == "rdma_rxe":
-            return f"the kernels of {self.id} are built without rdma_rxe{self._likeness()}"
+        if lacking:
+            return f"the kernels of {self.id} are built without {module}{self._likeness()}"
         if self.family:
             return f"as root: dnf install kernel-modules-{release}{self._likeness()}"
         return f"install the module {module} ({_option(module)}) for kernel {release} ({self.unknown()})"
@@ -157,8 +161,9 @@ class Distribution:
     def install_kernel(self, module: str) -> str:
         """Say how to get a kernel with the module, for the VM to boot."""
         setup = "run `make setup` in a checkout of ndpy"
-        if self.family == "debian" and module == "siw":
-            return f"{setup}, which builds siw, since Debian's kernels have none{self._likeness()}"
+        lacking = module in _BUILT_WITHOUT.get(self.family, ())
+        if self.family == "debian" and lacking:
+            return f"{setup}, which builds {module}, since Debian's kernels have none{self._likeness()}"
         if self.family == "debian":
             return f"{setup}, or, as root: apt-get install linux-image-amd64 (its cloud flavour has no {module}){self._likeness()}"
         if self.family == "ubuntu":
@@ -168,8 +173,8 @@ class Distribution:
             return f"{setup}, or, as root: dnf install kernel-core kernel-modules{self._likeness()}"
         unpack = "unpack a kernel that has it and name its folder with --kernel-root"
         if self.family == "rhel":
-            built = " are built without rdma_rxe" if module == "rdma_rxe" else " may have been built without siw"
-            return f"the kernels of {self.id}{built}{self._likeness()}: {unpack}"
+            built = "are" if lacking else "may have been"
+            return f"the kernels of {self.id} {built} built without {module}{self._likeness()}: {unpack}"
         return f"{unpack}: it needs {_option(module)} ({self.unknown()})"
 
     def _likeness(self) -> str:
