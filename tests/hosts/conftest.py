@@ -57,6 +57,18 @@ class Network:
         finally:
             self.heal()
 
+    @contextlib.contextmanager
+    def narrow(self, mtu: int) -> Iterator[None]:
+        """Frames of more than `mtu` bytes get lost between the hosts, as behind a switch with a smaller MTU."""
+        police = ("police", "rate", "10gbit", "burst", "10mb", "mtu", mtu + 14, "conform-exceed", "drop/continue")
+        self.run("tc", "qdisc", "add", "dev", NETDEV, "clsact")
+        try:
+            self.run("tc", "filter", "add", "dev", NETDEV, "ingress", "matchall", "action", *police)
+            yield
+        finally:
+            self.run("tc", "qdisc", "del", "dev", NETDEV, "clsact")
+            self.heal()
+
     def heal(self) -> None:
         for run in (self.run_here, self.run_there):
             with contextlib.suppress(AssertionError):  # there may be no such discipline

@@ -21,7 +21,7 @@ from hosts import traffic
 from hosts.conftest import settles
 
 import ndpy
-from ndpy import Access, Capability, RetryPolicy, Status
+from ndpy import Access, Capability, Operation, RetryPolicy, Status
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -136,7 +136,12 @@ def _lend(scene: Scene) -> None:
     scene.things.update(cache=cache, lent=lent, exposed=exposed)
     scene.things["lease"] = cache.local(lent, Access.NONE, queue_pair=client.end.queue_pair)
     scene.things["exposure"] = cache.remote(exposed, client.end.queue_pair, Access.REMOTE_READ | Access.REMOTE_WRITE)
-    client.write(64)  # the window's bind is done before this write
+    if Capability.MEMORY_WINDOWS in scene.adapter.info.capabilities:
+        region = scene.keep(scene.adapter.register(bytearray(4096), Access.LOCAL_WRITE))
+        window = scene.keep(scene.adapter.create_memory_window())
+        client.end.queue_pair.bind(window, region, Access.REMOTE_READ, flags=ndpy.Flags.SILENT_SUCCESS)
+        scene.things["window"] = window, region
+    client.write(64)  # the windows are bound before this write is done
 
 
 def _connect(scene: Scene, peer_host: Any, name: str, address: str, peer_address: str) -> None:
@@ -192,7 +197,9 @@ def test_every_outstanding_receive_is_cancelled(scene):
     scene.ended("writes", scene.limit_s)
     client = scene.clients["writes"]
     client.connector.wait_disconnected(20)
-    assert {completion.status for completion in take(client.end.cq, 4)} == {Status.CANCELED}
+    failed, *cancelled = client.failed + client.end.cq.poll()
+    assert failed.operation is Operation.WRITE
+    assert [(other.operation, other.status) for other in cancelled] == [(Operation.RECEIVE, Status.CANCELED)] * 4
 
 
 def test_an_exposure_ends_and_a_lease_is_released(scene):
@@ -211,6 +218,12 @@ def test_an_exposure_ends_and_a_lease_is_released(scene):
     with pytest.raises(ndpy.NotConnectedError):
         cache.remote(scene.things["lent"], client.end.queue_pair)
     cache.close()
+    if "window" in scene.things:
+        window, region = scene.things["window"]
+        with pytest.raises(ndpy.DeviceBusyError):  # the binding lasts as long as the window and the queue pair (E.6.7)
+            region.deregister()
+        window.close()
+        region.deregister()
 
 
 def test_a_connect_that_waits_for_the_dead_host_ends_when_its_time_is_up(scene, peer_address):

@@ -183,12 +183,16 @@ class Client:
         # What the server's board holds.
         self.shadow = bytearray(BOARD)
         self.bytes = 0
+        # Completions that did not succeed.
+        self.failed: list[ndpy.Completion] = []
 
     def _take(self, count: int) -> dict[Operation, ndpy.Completion]:
         taken: dict[Operation, ndpy.Completion] = {}
         deadline = time.monotonic() + self.limit_s
         while len(taken) < count:
-            for completion in self.end.cq.wait(max(deadline - time.monotonic(), 0)):
+            completions = self.end.cq.wait(max(deadline - time.monotonic(), 0))
+            self.failed += [completion for completion in completions if not completion.ok]
+            for completion in completions:
                 completion.raise_for_status()
                 taken[completion.operation] = completion
         return taken
