@@ -159,6 +159,14 @@ class Quirk(enum.Enum):
         driver="rdma_rxe",
         spared="ndpy sets 6 where 7 is asked for",
     )
+    RXE_SPINS_ON_LONG_PACKETS = Difference(
+        "rxe sends a packet that the path does not carry any more again and again: when the MTU shrinks below that of a "
+        "connection, one processor is busy and no request ends until the queue pair is closed",
+        "Linux drivers/infiniband/sw/rxe/rxe_net.c, rxe_send(): each failure is reported as EAGAIN; seen on 6.1, "
+        "while 7.2.13 flushes the request",
+        driver="rdma_rxe",
+        last=(6, 1),
+    )
     RXE_CLOSED_PORT_ENDS_MANAGER = Difference(
         "a datagram of the connection manager that meets a closed port leaves rxe's manager dead for good",
         "Linux drivers/infiniband/sw/rxe/rxe_net.c",

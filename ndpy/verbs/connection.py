@@ -38,7 +38,7 @@ _RETRY_COUNT = 7
 _RNR_RETRY_COUNT = 6
 _RNR_TIMER_123_MS = 27
 # A request has failed, and the peer was told. If it does not answer, the connection ends here after so many seconds. The
-# connection manager would ask again for about a minute.
+# connection manager would ask again for 102 s (seen on Linux 6.1).
 _FAREWELL_S = 2.0
 # See Quirk.RXE_ANSWERS_LATE.
 _LATE_ANSWERS_S = 0.2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 from helpers import (
     DEADLINE_S,
@@ -128,3 +131,23 @@ def test_a_queue_pair_says_what_its_connection_has(adapter, keep, pair):
     pair.client.connector.disconnect(DEADLINE_S)
     # A program may ask after its request has failed.
     assert pair.client.queue_pair.retry == said
+
+
+def test_the_example_of_the_readme_works(adapter, keep, ends, capsys):
+    blocks = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split("```python\n")[1:]
+    (example,) = [code for block in blocks if "gives_up_s" in (code := block.partition("```")[0])]
+    near, far = ends
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    address = '("192.0.2.1", 7471)'
+    assert address in example
+    names = {"ndpy": ndpy, "adapter": adapter, "near": near.queue_pair}
+    server = threading.Thread(
+        target=lambda: keep(listener.get_request(DEADLINE_S)).accept(far.queue_pair, timeout_s=DEADLINE_S)
+    )
+    server.start()
+    exec(example.replace(address, repr(listener.address[:2])), names)
+    keep(names["connector"])
+    server.join(DEADLINE_S)
+    said, promised = float(capsys.readouterr().out), float(example.partition("gives_up_s)  # ")[2].partition(",")[0])
+    assert said == pytest.approx(promised, abs=0.005)
+    succeed(near.cq)
