@@ -146,7 +146,7 @@ class Quirk(enum.Enum):
         spared="ndpy leaves the queue pair to the driver",
     )
     RXE_ANSWERS_LATE = Difference(
-        "rxe completes a receive before it acknowledges the message, sends no acknowledgement from a queue pair that is in the "
+        "rxe completes a receive, or fails it, before it answers the message, sends no answer from a queue pair that is in the "
         "error state by then, and may handle an answer after the peer's disconnect",
         "Linux drivers/infiniband/sw/rxe/rxe_resp.c, do_complete(): the completion is posted before the state is looked at; "
         "seen on 7.2.13, where a work queue does it",

@@ -239,18 +239,26 @@ class VerbsConnector(Connector):
         if self._state == "disconnected":
             self._on_disconnected()
             return
-        if not self._answers_late:
-            self._flush_unless_the_queue_is_sent()
+        self._flush_soon()
         number = self._tell_peer()
         if number:
             raise errors.from_errno("disconnect", number)
-        if self._answers_late and self._state == "established":
-            # The peer's answer means that the adapter has sent all of its own.
-            self._flush_at = min(self._flush_at, time.monotonic() + _LATE_ANSWERS_S)
-            self._look_at_the_clock()
+
+    def _flush_soon(self) -> None:
+        """Flush now. If the adapter may have answers to send, flush when the peer is heard from, or soon after all."""
+        if not self._answers_late:
+            self._flush_unless_the_queue_is_sent()
+            return
+        # When the peer is heard from, the adapter has sent its answers.
+        self._flush_at = min(self._flush_at, time.monotonic() + _LATE_ANSWERS_S)
+        self._look_at_the_clock()
 
     def _native_on_failed_completion(self) -> None:
-        self._flush_unless_the_queue_is_sent()
+        if self._peer_left:
+            self._on_disconnected()
+            return
+        # The failure may be one of a receive, and the peer has yet to hear of it.
+        self._flush_soon()
         # If this fails now, disconnect() reports it. The thread that polled gets the completions.
         if not self._tell_peer() and self._state == "established":
             self._end_at = min(self._end_at, time.monotonic() + _FAREWELL_S)

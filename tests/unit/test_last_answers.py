@@ -115,7 +115,7 @@ def test_a_failure_that_the_program_takes_ends_the_wait(fake, monkeypatch, queue
     assert fake.connection_event(connector, DISCONNECTED)
     assert fake.complete(queue_pair, receive=False, status=lib.IBV_WC_REM_INV_REQ_ERR)
     assert queue.wait(DEADLINE_S)[0].status is Status.DATA_OVERRUN
-    ends(connector)
+    assert ends(connector) < connection._FAREWELL_S / 2
     assert taken(queue) == [(2, Status.CANCELED)]
 
 
@@ -203,6 +203,34 @@ def test_the_queue_pair_is_flushed_soon_although_the_peer_says_nothing(fake, que
     assert not disconnecting.done(), "the peer does not know yet"
     assert fake.connection_event(connector, DISCONNECTED)
     disconnecting.result(DEADLINE_S)
+
+
+def test_the_refusal_of_a_message_is_sent_before_the_queue_pair_is_flushed(
+    fake, monkeypatch, queue, queue_pair, connector, calls
+):
+    """Contract F.3.4: the message was too long. The receive fails before the adapter has told the sender."""
+    monkeypatch.setattr(connection, "_LATE_ANSWERS_S", 10 * DEADLINE_S)
+    queue_pair.receive([], context=1)
+    queue_pair.receive([], context=2)
+    assert fake.complete(queue_pair, status=lib.IBV_WC_LOC_LEN_ERR)
+    assert taken(queue) == [(1, Status.BUFFER_OVERFLOW)]
+    time.sleep(MEANWHILE_S)
+    assert calls == ["rdma_disconnect"]
+    assert fake.connection_event(connector, DISCONNECTED)
+    ends(connector)
+    assert calls[-1] == "ibv_modify_qp"
+    assert taken(queue) == [(2, Status.CANCELED)]
+
+
+def test_after_a_failure_the_rest_is_cancelled_soon_although_the_peer_says_nothing(fake, queue, queue_pair, connector):
+    queue_pair.receive([], context=1)
+    queue_pair.receive([], context=2)
+    assert fake.complete(queue_pair, status=lib.IBV_WC_LOC_LEN_ERR)
+    assert len(queue.poll()) == 1
+    begin = time.monotonic()
+    assert queue.wait(DEADLINE_S)[0].status is Status.CANCELED
+    assert time.monotonic() - begin < connection._LATE_ANSWERS_S + 1
+    assert connector.state == "established", "the peer may still answer"
 
 
 @pytest.mark.parametrize("driver", ["mlx5_core"])
