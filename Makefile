@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test test-kernels test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench bench-windows bench-cache soak bench-register
+.PHONY: help setup venv smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -17,6 +17,7 @@ help:
 	@echo "make smoke-windows   run it on softnd, under Wine"
 	@echo "make test            run all the tests"
 	@echo "make test-kernels    run the smoke test and the contract on the newest kernels of Debian; KERNELS= chooses"
+	@echo "make test-hosts      run the tests of two hosts, VMs with a network between them, on ADAPTER (rxe, siw)"
 	@echo "make test-warnings   run the unit and contract tests with every warning as an error"
 	@echo "make stress          run all the tests with full counts"
 	@echo "make soak            run a busy server with the registration cache for SOAK_S (600) seconds on ADAPTER (rxe, siw, softnd)"
@@ -57,7 +58,12 @@ KERNELS ?= stable testing unstable
 export KERNELS
 
 test-kernels: setup
-	@rig/test-kernels.sh
+	@rig/test-kernels.sh; status=$$?; \
+	    [ $$status = 3 ] || .venv/bin/python rig/kernel_table.py .rig/results/kernels README.md; exit $$status
+
+# LIMIT=7200 NDPY_STRESS=1: see rig/test-hosts.sh.
+test-hosts: setup
+	@rig/test-hosts.sh $(ADAPTER) $(ARGS)
 
 # -W twice: for Python itself, and for pytest, which has warning filters of its own.
 test-warnings: windows

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds softnd.dll and runs its tests:
-#   rig/test-softnd.sh windows   the wire code, natively with sanitizers and in a fuzzer for a minute; then the tests
+#   rig/test-softnd.sh windows   the wire code, natively with sanitizers and in a fuzzer; then the tests
 #                                that need Windows, on a Windows Python under Wine
 #   rig/test-softnd.sh peers     hostile and other peers, in Python, against a provider under Wine
 #   rig/test-softnd.sh siw       siw in a VM against a provider under Wine
@@ -14,7 +14,7 @@ results=.rig/results
 siw=tests/softnd/test_siw.py
 mkdir -p $results
 failed=
-if [ -n "${NDPY_STRESS:-}" ]; then limit=10800; else limit=1200; fi
+if [ -n "${NDPY_STRESS:-}" ]; then limit=10800 fuzz_s=60; else limit=1200 fuzz_s=20; fi
 
 report() { if [ "$2" != 0 ]; then failed="$failed $1"; fi; }
 
@@ -22,7 +22,7 @@ windows() {
     echo "== softnd: its wire code, natively"
     make -s -C softnd/fuzz test
     report wire $?
-    nice -n 19 make -s -C softnd/fuzz fuzz SECONDS=60 >$results/fuzz.log 2>&1 &
+    nice -n 19 make -s -C softnd/fuzz fuzz SECONDS=$fuzz_s >$results/fuzz.log 2>&1 &
     fuzzer=$!
 
     echo "== softnd under Wine"

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 results=.rig/results
 mkdir -p $results
 version_1='tests/contract/test_memory_window.py tests/contract/test_send_and_invalidate.py
-    tests/contract/test_queue_pair.py tests/contract/test_queue_pair_endings.py tests/contract/test_connector.py'
+    tests/contract/test_connector.py'
 if [ -n "${NDPY_STRESS:-}" ]; then limit=10800 version_1=tests/contract; else limit=1800; fi
 folders='tests/contract tests/examples'
 if [ -d tests/networkdirect ]; then folders="$folders tests/networkdirect"; fi

@@ -1,9 +1,12 @@
 #!/bin/sh
 # Runs all the tests, for `make test`, which sets the machine up first:
 #
-#   on this machine   tests/unit, tests/wheels
-#   in a VM           the tests that need an adapter, on rxe0 and then on siw0
-#   under Wine        rig/test-softnd.sh and rig/test-windows.sh, then the VM's own tests and softnd against siw: in the background
+# Two rows of parts run side by side:
+#
+#   in the foreground   tests/unit and tests/wheels on this machine; then, in VMs, the tests that need an adapter on rxe0, and
+#                       rig/test-kernels.sh on the newest kernel
+#   in the background   rig/test-softnd.sh and rig/test-windows.sh under Wine; then the VM's own tests, softnd against siw, the
+#                       tests on siw0, and two hosts (rig/test-hosts.sh)
 #
 # NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. At the end, each part's time and slowest modules are printed.
 
@@ -38,6 +41,52 @@ on_adapter() {
     report "$adapter" $?
 }
 
+# tests/wheels creates this environment, unless ARGS deselects it.
+installed=$PWD/.rig/wheels/linux/bin/ndpy
+name_installed() { if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi; }
+
+on_siw() {
+    name_installed
+    if ! has_siw; then
+        echo "== no tests on siw0: this machine has no siw module"
+    elif [ -n "${NDPY_STRESS:-}" ]; then
+        on_adapter siw siw0 tests/contract tests/interop tests/verbs tests/examples
+    else
+        # tests/verbs starts dozens of processes, which takes minutes in the VM.
+        on_adapter siw siw0 tests/contract tests/interop
+    fi
+}
+
+# Two hosts are two VMs, so this does not depend on SOFTROCE. With one processor each, rxe is as fast and siw sometimes hangs.
+on_hosts() {
+    begin "two hosts, rxe"
+    LIMIT=$limit rig/test-hosts.sh rxe $connections tests/hosts --junitxml $results/hosts-rxe.xml ${ARGS:-}
+    report hosts-rxe $?
+    if has_siw; then
+        begin "two hosts, siw"
+        LIMIT=$limit CPUS=2 rig/test-hosts.sh siw $siw_hosts --junitxml $results/hosts-siw.xml ${ARGS:-}
+        report hosts-siw $?
+    fi
+}
+connections='tests/contract/test_connector.py tests/contract/test_listener.py'
+if [ -n "${NDPY_STRESS:-}" ]; then
+    siw_hosts="$connections tests/hosts"
+else
+    # The connection tests between two hosts take three minutes there, and they run on siw0 in one VM.
+    siw_hosts=tests/hosts
+fi
+
+on_newest_kernel() {
+    begin "the newest kernel of Debian"
+    KERNELS=unstable rig/test-kernels.sh
+    status=$?
+    if [ $status = 3 ]; then
+        echo "== no tests on the newest kernel: it could not be fetched"
+    else
+        report newest-kernel $status
+    fi
+}
+
 # `softroce run --adapter siw` boots the newest kernel that has siw. That need not be the newest kernel.
 has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapters=("siw",))' 2>/dev/null; }
 
@@ -48,15 +97,25 @@ make -s -C softnd || exit 1
 # after them: two emulated VMs at the same time are slow on two processors.
 vm_tests=tests/unit/test_softroce_vm.py
 {
-    status=0
-    rig/test-softnd.sh windows || status=1
-    rig/test-windows.sh || status=1
-    rig/test-softnd.sh peers || status=1
-    echo "== tests of the VM"
-    $python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-} || status=1
-    rig/test-softnd.sh siw || status=1
-    echo "== end (after $((($(date +%s) - started) / 60)) min)"
-    exit $status
+    rig/test-softnd.sh windows
+    report softnd-windows $?
+    rig/test-windows.sh
+    report windows $?
+    rig/test-softnd.sh peers
+    report softnd-peers $?
+    begin "tests of the VM"
+    $python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-}
+    report vm $?
+    begin "softnd and siw"
+    rig/test-softnd.sh siw
+    report softnd-siw $?
+    on_siw
+    on_hosts
+    begin "end of the background"
+    if [ -n "$failed" ]; then
+        echo "failed:$failed"
+        exit 1
+    fi
 } >$results/background.log 2>&1 &
 background=$!
 # A background job of a shell ignores Ctrl-C.
@@ -65,25 +124,16 @@ trap 'kill $background; exit 130' INT TERM
 begin "tests without an adapter"
 $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
-# tests/wheels creates this environment, unless ARGS deselects it.
-installed=$PWD/.rig/wheels/linux/bin/ndpy
-if [ -x "$installed" ] || [ -z "${ARGS:-}" ]; then export NDPY_INSTALLED="$installed"; fi
+name_installed
 on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
-if ! has_siw; then
-    echo "== no tests on siw0: this machine has no siw module"
-elif [ -n "${NDPY_STRESS:-}" ]; then
-    on_adapter siw siw0 tests/contract tests/interop tests/verbs tests/examples
-else
-    # tests/verbs starts dozens of processes, which takes minutes in the VM.
-    on_adapter siw siw0 tests/contract tests/interop
-fi
+on_newest_kernel
 begin "tests in the background"
 wait $background
 status=$?
 cat $results/background.log
 report background $status
 
-$python rig/sum_results.py $results/*.xml
+$python rig/sum_results.py $results/*.xml $results/kernels/*.xml
 begin "end"
 if [ -n "$failed" ]; then
     echo "failed:$failed"
