@@ -214,7 +214,6 @@ def test_an_exposure_ends_and_a_lease_is_released(scene):
     lease.release()
     cache.invalidate(scene.things["exposed"])
     scene.things["exposed"].extend(b"its memory is free to move")
-    assert cache.stats.in_use == 0
     with pytest.raises(ndpy.NotConnectedError):
         cache.remote(scene.things["lent"], client.end.queue_pair)
     cache.close()
