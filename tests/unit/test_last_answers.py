@@ -113,6 +113,7 @@ def test_a_failure_that_the_program_takes_ends_the_wait(fake, monkeypatch, queue
     queue_pair.send([], context=1)
     queue_pair.send([], context=2)
     assert fake.connection_event(connector, DISCONNECTED)
+    soon(lambda: connector._peer_left, "the connector knows")
     assert fake.complete(queue_pair, receive=False, status=lib.IBV_WC_REM_INV_REQ_ERR)
     assert queue.wait(DEADLINE_S)[0].status is Status.DATA_OVERRUN
     assert ends(connector) < connection._FAREWELL_S / 2
