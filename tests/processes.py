@@ -184,18 +184,26 @@ def start_example(name: str, *arguments: str | int | Path) -> Process:
     return start_python(EXAMPLES / f"{name}.py", *arguments, *limit)
 
 
-def start_program(config: pytest.Config, name: str, thing: str, *arguments: str | int) -> Process:
-    """Run a program of a system package. If it is not installed, the test skips; with --adapter it fails.
+def start_installed(name: str, thing: str, *arguments: str | int) -> Process:
+    """Run a program of a system package. If it is not installed, the test fails.
 
     thing: what ndpy.verbs.distribution calls the program.
     """
     path = shutil.which(name)
     if path is None:
-        message = f"{name} is not installed; {distribution.read().install(thing)}"
-        if config.getoption("--adapter"):
-            pytest.fail(message)
-        pytest.skip(message)
+        pytest.fail(_not_installed(name, thing))
     return Process(path, *map(str, arguments))
+
+
+def start_program(config: pytest.Config, name: str, thing: str, *arguments: str | int) -> Process:
+    """The same, but the test skips if the program is not installed. With --adapter it fails."""
+    if shutil.which(name) is None and not config.getoption("--adapter"):
+        pytest.skip(_not_installed(name, thing))
+    return start_installed(name, thing, *arguments)
+
+
+def _not_installed(name: str, thing: str) -> str:
+    return f"{name} is not installed; {distribution.read().install(thing)}"
 
 
 def free_port() -> int:
