@@ -81,7 +81,14 @@ def connect_as_server(queue_pair, local, args):
 
 
 def connect_as_client(queue_pair, local, args):
-    with socket.create_connection((args.host, args.port), timeout=args.timeout) as connection:
+    try:
+        connection = socket.create_connection((args.host, args.port), timeout=args.timeout)
+    except OSError as error:
+        sys.exit(
+            f"rc_pingpong: {args.host} TCP port {args.port}: {error.strerror or error}; "
+            "check the address, the network, and that a server listens there"
+        )
+    with connection:
         connection.sendall(to_wire(local))
         remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
         queue_pair.connect_endpoint(remote)
