@@ -147,6 +147,13 @@ class Connection:
             )
         self.used += 1
 
+    def let_writes_arrive(self) -> None:
+        """Wait until the writes that have completed here are in the peer's memory.
+
+        On iWARP a write completes before it has arrived. A message is received after all that was sent before it.
+        """
+        self.send_through(self.testbed.ping)
+
     def expect_alive(self) -> None:
         """Fail unless the connection still carries messages."""
         try:

@@ -63,6 +63,7 @@ def on_demand(testbed: Testbed) -> str:
     buffer[start : start + 256] = pattern(3, 256)
     connection.queue_pair.write(region[start : start + 256], far.remote)
     expect_ok(connection.take(1, "a write from memory on demand"), "a write from memory on demand")
+    connection.let_writes_arrive()
     expect_same(far.contents(0, 256), pattern(3, 256), "what was written from memory on demand")
     return "256 bytes into two places, 256 bytes out"
 

@@ -26,6 +26,7 @@ def write(testbed: Testbed) -> str:
     expect(written.operation is Operation.WRITE, f"a write completed as {written.operation.name}")
     expected = bytearray(pattern(far.seed, far.length))
     expected[100 : 100 + 65536] = memory.contents()
+    connection.let_writes_arrive()
     expect_same(far.contents(), bytes(expected), "the peer's memory")
     return "65536 bytes, 100 on either side unchanged"
 
@@ -88,6 +89,7 @@ def gathered_write(testbed: Testbed) -> str:
     connection.queue_pair.write([memory.region[start : start + length] for start, length in pieces], far.remote)
     expect_ok(connection.take(1, "the gathered write"), "the gathered write")
     expected = b"".join(memory.contents(start, length) for start, length in pieces)
+    connection.let_writes_arrive()
     expect_same(far.contents(0, len(expected)), expected, "what was gathered")
     back = min(count, testbed.info.max_read_sge)
     pieces = [(2000 + index * 100, 60) for index in range(back)][::-1]

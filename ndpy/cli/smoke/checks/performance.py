@@ -43,6 +43,7 @@ def write_latency(testbed: Testbed) -> str:
                 raise Failure("a write of 8 bytes took more than 5 s")
         taken.append(time.perf_counter() - started)
         expect_ok(ended, "a write of 8 bytes")
+    connection.let_writes_arrive()
     expect_same(far.contents(), memory.contents(), "what was written")
     return _times(testbed, "write", taken)
 
@@ -69,6 +70,7 @@ def write_bandwidth(testbed: Testbed) -> str:
                 expect_ok([ended], "a write of 64 KiB")
             completed += 1
     seconds = time.perf_counter() - started
+    connection.let_writes_arrive()
     expect_same(far.contents(), memory.contents(), "what was written")
     rate = completed * size / seconds
     testbed.figures["write_64k_bytes_per_s"] = rate
