@@ -23,11 +23,12 @@ from processes import EXAMPLES, Process, start_example, start_installed, start_p
 import ndpy
 from ndpy.cli.smoke import catalog
 from ndpy.quirks import Quirk
+from ndpy.verbs import distribution
 
 pytestmark = pytest.mark.timeout(300)
 NDPY = str(Path(ndpy.__file__).with_name("__main__.py"))
-RPING = ("rping", "rdmacm-utils")
-RC_PINGPONG = ("ibv_rc_pingpong", "ibverbs-utils")
+RPING = ("rping", distribution.CONNECTION_PROGRAMS)
+RC_PINGPONG = ("ibv_rc_pingpong", distribution.VERBS_PROGRAMS)
 # Emulated machines are slow.
 LIMIT_S = 200
 # How long a program may take to say that the peer's host is not there: 10 s for its attempt, and its start.
