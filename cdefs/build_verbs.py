@@ -53,6 +53,7 @@ def source() -> str:
 
 #include "rings.c"
 #include "verbs/events.c"
+#include "verbs/connecting.c"
 #include "verbs/data_path.c"
 #include "verbs/lists.c"
 #include "verbs/provider.c"

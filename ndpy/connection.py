@@ -695,7 +695,9 @@ class Connector(Resource):
 
     def _native_no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
         """Return the error that connect() raises instead of a TimeoutError. Not called under the lock."""
-        return error
+        if error.native or timeout_s is None:
+            return error
+        return errors.TimeoutError(f"{self._target} has not answered within {timeout_s:g} s", operation="connect")
 
     @abc.abstractmethod
     def _native_complete(self, queue_pair: QueuePair) -> None:

@@ -226,6 +226,14 @@ class Quirk(enum.Enum):
         first=(5, 3),
         spared="ndpy fences all other requests",
     )
+    SIW_CONNECT_BLOCKS = Difference(
+        "siw opens the TCP connection inside rdma_connect(): with a silent host the call takes until TCP gives up, up to 127 s, "
+        "and ibv_destroy_qp() waits for it",
+        "Linux drivers/infiniband/sw/siw/siw_cm.c, siw_connect(): kernel_bindconnect() is called in blocking mode; seen on 6.1",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy makes the call in a thread of its own, and ends it when the attempt is given up",
+    )
 
     # ---- iWARP ----
 

@@ -1,4 +1,4 @@
-/* The functions of loader.c, events.c, data_path.c and userfaultfd.c that Python calls. */
+/* The functions of loader.c, events.c, connecting.c, data_path.c and userfaultfd.c that Python calls. */
 
 /* Opens both libraries and looks up the symbols of ibverbs.h and rdmacm.h in them. Returns 0 on success. Otherwise 1
    (libibverbs) or 2 (librdmacm) says which one cannot be used, and `failed` has the reason. */
@@ -47,6 +47,14 @@ const char *ndpy_cm_device(struct rdma_cm_id *id);
 int ndpy_cm_let_go(struct rdma_cm_id *id);
 /* Copies a socket address of a connection into out: its own, or the peer's if `peer` is not 0. Returns its length. */
 int ndpy_cm_address(struct rdma_cm_id *id, int peer, unsigned char *out, int size);
+/* connecting.c: rdma_connect() in a thread that can be made to give up. run() waits for the call and returns 0 or an errno.
+   That is ECANCELED if the call gave up. Any thread may call give_up(), before, during and after the run. The parameters
+   must exist until run() has returned. new() returns NULL if there is no memory. */
+struct ndpy_connecting;
+struct ndpy_connecting *ndpy_connecting_new(struct rdma_cm_id *id, struct rdma_conn_param *parameters);
+int ndpy_connecting_run(struct ndpy_connecting *connecting);
+void ndpy_connecting_give_up(struct ndpy_connecting *connecting);
+void ndpy_connecting_free(struct ndpy_connecting *connecting);
 int ndpy_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out);
 /* ibv_reg_mr(). It writes the address of the ibv_mr to `out`, because a returned region would be lost if a signal handler
    raised as the call returns. nanoseconds: how long the call took, without the wait for the interpreter's lock. Returns

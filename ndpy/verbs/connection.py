@@ -24,6 +24,7 @@ from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
 from ndpy.quirks import Quirk
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
+from ndpy.verbs.connect_call import ConnectCall
 from ndpy.verbs.endpoint import finite_retry_count
 from ndpy.verbs.native_calls import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
@@ -54,6 +55,8 @@ class VerbsConnector(Connector):
         if key:
             self._serial = key
         self._id = identifier
+        #: rdma_connect() in a thread of its own. None if there was no such call for this identifier.
+        self._connect_call: ConnectCall | None = None
         #: The peer receives from a shared receive queue, so a message may wait for ever (contract F.3.6).
         self._peer_shares = False
         self._disconnect_sent = False
@@ -97,8 +100,13 @@ class VerbsConnector(Connector):
 
     def _replace_identifier(self, identifier: Any) -> None:
         former, self._id = self._id, identifier
-        if former is not None:
+        if former is not None and not self._give_up_call():
             lib.rdma_destroy_id(former)
+
+    def _give_up_call(self) -> bool:
+        """End rdma_connect() if it still runs in a thread. Returns whether that thread destroys the identifier."""
+        call, self._connect_call = self._connect_call, None
+        return call is not None and call.give_up()
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
         source = None
@@ -153,7 +161,8 @@ class VerbsConnector(Connector):
             return
         if former == "connecting" and Quirk.IWARP_DESTROY_WAITS in self._differences:
             identifier, self._id = self._id, None
-            self._adapter._in_background(lambda: lib.rdma_destroy_id(identifier))
+            if not self._give_up_call():
+                self._adapter._in_background(lambda: lib.rdma_destroy_id(identifier))
             return
         if former == "requested" or (former in ("offered", "completing") and not self._up_at_the_reply):
             lib.rdma_reject(self._id, ffi.NULL, 0)
@@ -377,12 +386,14 @@ class VerbsConnector(Connector):
                 check_errno("connect", lib.rdma_resolve_route(self._id, _RESOLVE_MS))
                 return
             if kind == lib.RDMA_CM_EVENT_ROUTE_RESOLVED:
-                parameters, _kept = self._native_parameters()
-                if lib.rdma_connect(self._id, parameters):
-                    number = ffi.errno
-                    if number in _NO_ANSWER:
-                        raise self._unreachable(number)
-                    raise errors.from_errno("connect", number)
+                parameters, kept = self._native_parameters()
+                if Quirk.SIW_CONNECT_BLOCKS in self._differences:
+                    self._connect_call = ConnectCall(
+                        self._id, parameters, kept, self._state_lock, self._on_connect_call_failed
+                    )
+                    self._adapter._in_background(self._connect_call.run)
+                elif lib.rdma_connect(self._id, parameters):
+                    raise self._connect_error(ffi.errno)
                 return
             if kind in (lib.RDMA_CM_EVENT_CONNECT_RESPONSE, lib.RDMA_CM_EVENT_ESTABLISHED):
                 self._peer_shares = event.srq
@@ -398,6 +409,14 @@ class VerbsConnector(Connector):
         if error is not None:
             spends = Quirk.IWARP_ATTEMPT_USES_QUEUE_PAIR_UP in self._differences
             self._on_connect_failed(error, spent=spends and kind == lib.RDMA_CM_EVENT_REJECTED)
+
+    def _on_connect_call_failed(self, number: int) -> None:
+        """rdma_connect() has failed in its thread, with this errno."""
+        self._on_connect_failed(self._connect_error(number))
+
+    def _connect_error(self, number: int) -> errors.NdpyError:
+        """The error for an rdma_connect() that failed with this errno."""
+        return self._unreachable(number) if number in _NO_ANSWER else errors.from_errno("connect", number)
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
         """The error that the event reports. None if the event does not end the attempt."""

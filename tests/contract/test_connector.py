@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from defects import expect_defect
@@ -11,6 +15,7 @@ from helpers import (
     CLOCK_TICK_S,
     DEADLINE_S,
     QUIET_S,
+    Keeper,
     ask,
     assert_works,
     connect_ends,
@@ -20,6 +25,7 @@ from helpers import (
     establish,
     expose,
     host_of,
+    kernel_resources,
     memory,
     open_another,
     require,
@@ -34,6 +40,9 @@ from helpers import (
 import ndpy
 from ndpy import Access, Status
 from ndpy.quirks import Quirk
+
+# What an emulated machine may take to run a thread.
+_SLACK_S = 3.0
 
 
 @pytest.fixture
@@ -242,6 +251,46 @@ def test_h_4_2_a_timeout_while_the_server_is_silent(adapter, keep, ends, peer):
         connector.connect(ends[0].queue_pair, listener.address, timeout_s=0.5)
     assert 0.5 - CLOCK_TICK_S <= time.monotonic() - begin < DEADLINE_S
     assert ends[0].cq.poll() == []
+
+
+@pytest.fixture
+def silent_host(adapter):
+    """The address of a host that has a neighbour entry and never answers: its power was cut a moment ago."""
+    if os.geteuid() or not Path("/dev/virtio-ports/ndpy.control").exists():
+        pytest.skip("adds a neighbour: only inside the VM of `ndpy softroce run`")
+    host = host_of(adapter).rpartition(".")[0] + ".99"
+    route = subprocess.run(["ip", "route", "get", host], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+    device = route.stdout.split("dev ")[1].split()[0]
+    entry = [host, "lladdr", "02:00:00:00:00:99", "dev", device]
+    subprocess.run(["ip", "neigh", "replace", *entry, "nud", "permanent"], timeout=DEADLINE_S, check=True)
+    yield host
+    subprocess.run(["ip", "neigh", "del", *entry], timeout=DEADLINE_S, check=True)
+
+
+def test_h_4_2_a_silent_host_holds_up_nobody_else(adapter, peer, silent_host):
+    """siw's kernel waits for it in rdma_connect(), for up to 127 s (Quirk.SIW_CONNECT_BLOCKS)."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    resources = kernel_resources()
+    keep = Keeper()
+    client, failing, left, closed = (create_end(keep, adapter) for _ in range(4))
+    server = create_end(keep, peer)
+    begun = [
+        keep(adapter.create_connector()).begin_connect(end.queue_pair, (silent_host, 7000)) for end in (left, closed)
+    ]
+    start = time.monotonic()
+    with pytest.raises(ndpy.TimeoutError, match=re.escape(silent_host)):
+        adapter.connect(failing.queue_pair, (silent_host, 7000), timeout_s=2)
+    assert time.monotonic() - start < 2 + _SLACK_S
+    assert_works(keep, connect_ends(keep, adapter, client, server))
+    assert not any(pending.done() for pending in begun)
+    start = time.monotonic()
+    closed.queue_pair.close()
+    keep.close()
+    for pending in begun:
+        with pytest.raises(ndpy.CanceledError):
+            pending.result(0)
+    assert time.monotonic() - start < 2 * _SLACK_S
+    wait_until(lambda: kernel_resources() == resources, "the kernel has let go of everything")
 
 
 def test_h_4_2_an_address_nobody_has(adapter, keep, ends):

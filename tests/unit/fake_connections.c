@@ -18,6 +18,7 @@ struct identifier {
     int alive;
     int unacknowledged;
     int connected;
+    int connecting;
     struct identifier *next;
 };
 
@@ -32,6 +33,10 @@ struct fake_connecting {
     int32_t iwarp;
     int32_t silent;         /* bits, by enum rdma_cm_event_type, of the events that do not come by themselves */
     int32_t rejected;       /* the test reads this: number of calls of rdma_reject() */
+    int32_t blocks;         /* rdma_connect() waits until this is 0 */
+    int32_t blocked;        /* the test reads this: number of calls of rdma_connect() that wait */
+    int32_t calls;          /* the test reads this: number of calls of rdma_connect() */
+    int32_t failure;        /* the errno of rdma_connect(), which has no answer then */
 } fake_connecting;
 
 static struct ibv_context context_of_manager;
@@ -207,6 +212,8 @@ int rdma_destroy_id(struct rdma_cm_id *ibv)
 
     fake_point("rdma_destroy_id", 0);
     pthread_mutex_lock(&fake_lock);
+    if (id->connecting)
+        fake_fault("rdma_destroy_id", "rdma_connect() still uses the identifier");
     if (fake_check("rdma_destroy_id", id->alive)) {
         id->alive = 0;
         ((struct manager *)ibv->channel)->users--;
@@ -284,11 +291,39 @@ int rdma_resolve_route(struct rdma_cm_id *ibv, int timeout_ms)
     return end("rdma_resolve_route", 0);
 }
 
+static void stop_waiting(void *argument)
+{
+    struct identifier *id = argument;
+
+    pthread_mutex_lock(&fake_lock);
+    id->connecting = 0;
+    fake_connecting.blocked--;
+    pthread_mutex_unlock(&fake_lock);
+}
+
+/* A driver that opens a TCP connection inside the call. Like its system call, usleep() can be cancelled. */
+static void wait_for_host(struct identifier *id)
+{
+    pthread_mutex_lock(&fake_lock);
+    id->connecting = 1;
+    fake_connecting.blocked++;
+    fake_connecting.calls++;
+    pthread_mutex_unlock(&fake_lock);
+    pthread_cleanup_push(stop_waiting, id);
+    while (__atomic_load_n(&fake_connecting.blocks, __ATOMIC_SEQ_CST))
+        usleep(1000);
+    pthread_cleanup_pop(1);
+}
+
 int rdma_connect(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
 {
-    struct identifier *id = begin("rdma_connect", ibv);
+    struct identifier *id;
 
     (void)parameters;
+    wait_for_host((struct identifier *)ibv);
+    id = begin("rdma_connect", ibv);
+    if (fake_connecting.failure)
+        return end("rdma_connect", fake_connecting.failure);
     id->connected = 1;
     answer(id, fake_connecting.iwarp ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_CONNECT_RESPONSE);
     return end("rdma_connect", 0);

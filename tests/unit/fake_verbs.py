@@ -99,7 +99,9 @@ class Failures(ctypes.Structure):
 class Connecting(ctypes.Structure):
     """struct fake_connecting."""
 
-    _fields_ = tuple((name, ctypes.c_int32) for name in ("iwarp", "silent", "rejected"))
+    _fields_ = tuple(
+        (name, ctypes.c_int32) for name in ("iwarp", "silent", "rejected", "blocks", "blocked", "calls", "failure")
+    )
 
 
 def _pointer(native: Any) -> ctypes.c_void_p:
