@@ -84,6 +84,17 @@ class VerbsConnector(Connector):
             return None if peer else self._bound_to
         return unpack_address(self._id, peer)
 
+    def _addresses(self) -> tuple[Address, Address] | None:
+        """This side's address and the peer's. None if one of them is not known."""
+        with self._state_lock:
+            own, peer = self._native_address(peer=False), self._native_address(peer=True)
+        return (own, peer) if own is not None and peer is not None else None
+
+    def _release_queue_pair(self) -> None:
+        if isinstance(self.queue_pair, VerbsQueuePair) and not self.queue_pair._never_connected:
+            self.queue_pair._former_addresses = self._addresses()
+        super()._release_queue_pair()
+
     # ---- the active side ----
 
     def _native_bind(self, address: Address) -> Address:

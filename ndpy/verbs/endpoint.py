@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import ipaddress
 import random
@@ -18,7 +17,7 @@ from ndpy.verbs.adapter_info import gid_at, mtu_bytes
 from ndpy.verbs.native_calls import check, ffi, lib
 
 if TYPE_CHECKING:
-    from ndpy.connection import Connector
+    from ndpy.addresses import Address
     from ndpy.verbs.adapter import VerbsAdapter
 
 
@@ -181,19 +180,24 @@ def explain(
     adapter: VerbsAdapter,
     status: Status,
     path: tuple[Endpoint, Endpoint] | None,
-    connector: Connector | None,
+    addresses: tuple[Address, Address] | None,
     mtu: int,
 ) -> str:
     """Describe the path that a request failed on, and the likely causes. "" if the path is not a likely cause.
 
-    mtu: the path MTU of this end, 0 if there is none.
+    Parameters:
+        path: the two ends, if the program has connected them without a connector.
+        addresses: the two ends of a connector's connection.
+        mtu: the path MTU of this end, 0 if there is none.
     """
     ends = ""
     if path is not None:
         ends = f"from {path[0]} to {path[1]}"
-    elif connector is not None:
-        with contextlib.suppress(errors.NdpyError):
-            ends = f"from {connector.local_address} to {connector.peer_address} on {adapter.info.name}"
+    elif addresses is not None:
+        ends = f"from {addresses[0]} to {addresses[1]} on {adapter.info.name}"
+    if status is Status.CANCELED:
+        # On iWARP this may be all that is heard of a peer that died.
+        return ends and f"connection {ends}"
     if ends:
         ends += f", with path MTU {mtu} on this end; " if mtu else "; "
     if status is Status.IO_TIMEOUT:

@@ -30,6 +30,7 @@ from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
 from ndpy.window_requests import BindRequest
 
 if TYPE_CHECKING:
+    from ndpy.addresses import Address
     from ndpy.info import PathInfo
     from ndpy.verbs.adapter import VerbsAdapter
 
@@ -47,6 +48,8 @@ class VerbsQueuePair(QueuePair):
     _has_endpoints = True
     #: The path MTU of the connection, made with or without librdmacm.
     _path_mtu = 0
+    #: This side's address and the peer's, of the connection whose connector has let go of the queue pair.
+    _former_addresses: tuple[Address, Address] | None = None
 
     # ---- creation and states ----
 
@@ -245,7 +248,10 @@ class VerbsQueuePair(QueuePair):
         return path_of(self._adapter, self._qp)
 
     def _explain(self, status: Status) -> str:
-        return explain(self._adapter, status, self._path, self.connector, self._path_mtu)
+        addresses, connector = self._former_addresses, self.connector
+        if connector is not None:
+            addresses = connector._addresses()  # type: ignore[attr-defined]
+        return explain(self._adapter, status, self._path, addresses, self._path_mtu)
 
     def _native_status_name(self, native_status: int) -> str:
         return text(lib.ibv_wc_status_str(native_status))

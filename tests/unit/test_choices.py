@@ -156,15 +156,22 @@ def test_the_path_mtu_is_the_lesser_of_those_known():
 def test_a_lost_request_is_explained_with_both_ends_and_the_transports_causes(info, transport):
     adapter = with_ports(info, {}, {}, transport=transport)
     ends = Endpoint(1, 2, 3, bytes(16)), Endpoint(1, 4, 3, bytes(16))
-    connector = types.SimpleNamespace(local_address=("192.0.2.1", 1), peer_address=("192.0.2.2", 4))
+    addresses = ("192.0.2.1", 1), ("192.0.2.2", 4)
     told = explain(adapter, Status.IO_TIMEOUT, ends, None, 1024)
     assert told.startswith(f"from {ends[0]} to {ends[1]}, with path MTU 1024 on this end; likely causes:")
     assert ("4791" in told) == (transport == "RoCE")
-    told = explain(adapter, Status.IO_TIMEOUT, None, connector, 0)
+    told = explain(adapter, Status.IO_TIMEOUT, None, addresses, 0)
     assert told.startswith("from ('192.0.2.1', 1) to ('192.0.2.2', 4) on fake0; likely causes:")
     assert explain(adapter, Status.IO_TIMEOUT, None, None, 0).startswith("likely causes:")
     adapter.port_state = "down"
     assert explain(adapter, Status.IO_TIMEOUT, ends, None, 1024).startswith("port 2 of fake0 is down")
+
+
+def test_a_cancelled_request_names_the_ends_of_its_connection(info):
+    adapter = with_ports(info, {}, {})
+    assert explain(adapter, Status.CANCELED, None, None, 0) == ""
+    told = explain(adapter, Status.CANCELED, None, (("192.0.2.1", 1), ("192.0.2.2", 4)), 1024)
+    assert told == "connection from ('192.0.2.1', 1) to ('192.0.2.2', 4) on fake0"
 
 
 @pytest.mark.parametrize("status", list(Status))
@@ -172,7 +179,6 @@ def test_another_mtu_is_suspected_where_the_program_connected_the_ends(info, sta
     adapter = with_ports(info, {}, {})
     ends = Endpoint(1, 2, 3, bytes(16)), Endpoint(1, 4, 3, bytes(16))
     suspects = (Status.DATA_OVERRUN, Status.BUFFER_OVERFLOW, Status.REMOTE_ERROR)
-    if status is not Status.IO_TIMEOUT:
+    if status not in (Status.IO_TIMEOUT, Status.CANCELED):
         assert ("another path MTU" in explain(adapter, status, ends, None, 1024)) == (status in suspects)
-        connector = types.SimpleNamespace(local_address=("192.0.2.1", 1), peer_address=("192.0.2.2", 4))
-        assert explain(adapter, status, None, connector, 1024) == ""
+        assert explain(adapter, status, None, (("192.0.2.1", 1), ("192.0.2.2", 4)), 1024) == ""

@@ -83,6 +83,21 @@ def test_a_poll_that_the_provider_fails_says_so(fake, queue):
     assert queue.poll() == []
 
 
+@pytest.mark.parametrize("closes", ["", "connector", "queue pair"])
+def test_a_cancelled_request_names_the_peer_also_when_the_connection_has_gone(fake, adapter, queue, closes):
+    with (
+        adapter.create_queue_pair(queue) as queue_pair,
+        adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) as way,
+    ):
+        queue_pair.receive([])
+        assert fake.complete(queue_pair, status=lib.IBV_WC_WR_FLUSH_ERR)
+        (completion,) = queue.poll()
+        if closes:
+            {"connector": way, "queue pair": queue_pair}[closes].close()
+        with pytest.raises(ndpy.CanceledError, match=r"connection from .* to \('127\.0\.0\.1', 4791\) on fake0"):
+            completion.raise_for_status()
+
+
 def test_completions_kept_of_a_closed_queue_pair_are_its_last_trace(adapter, queue):
     with adapter.create_queue_pair(queue) as queue_pair:
         for context in range(3):
