@@ -33,8 +33,8 @@ OFFER_LENGTH = 20 + HASH_LENGTH
 
 
 def finish(queue, operation, timeout_s):
-    """Wait for the one outstanding request of this queue. Raise if it failed."""
-    (completion,) = queue.wait(timeout_s)
+    """Wait for the oldest outstanding request of this queue. Raise if it failed."""
+    (completion,) = queue.wait(timeout_s, 1)
     completion.raise_for_status()
     assert completion.operation is operation
 
