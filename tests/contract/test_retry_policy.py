@@ -137,7 +137,7 @@ def test_the_example_of_the_readme_works(adapter, keep, ends, capsys):
     blocks = (Path(__file__).parents[2] / "README.md").read_text("utf-8").split("```python\n")[1:]
     (example,) = [code for block in blocks if "gives_up_s" in (code := block.partition("```")[0])]
     near, far = ends
-    listener = keep(adapter.listen((host_of(adapter), 0)))
+    listener = keep(far.adapter.listen((host_of(far.adapter), 0)))
     address = '("192.0.2.1", 7471)'
     assert address in example
     names = {"ndpy": ndpy, "adapter": adapter, "near": near.queue_pair}
