@@ -38,7 +38,7 @@ class Together:
 
     def __init__(self, count: int = 1) -> None:
         self._count = count
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._ready: set[int] = set()
         self._kill: dict[int, Callable[[], None]] = {}
         self._failed = False
@@ -48,16 +48,21 @@ class Together:
 
     def is_ready(self, number: int, kill: Callable[[], None]) -> None:
         """This host can begin. kill: cuts its power."""
-        with self._changed:
+        with self._lock:
             self._ready.add(number)
             self._kill[number] = kill
+
+    def has_ended(self, number: int) -> None:
+        """This host's VM is gone, and the number of its process may soon be another's."""
+        with self._lock:
+            self._kill.pop(number, None)
 
     @property
     def all_ready(self) -> bool:
         return len(self._ready) == self._count
 
     def cut_power_of_others(self, number: int) -> None:
-        with self._changed:
+        with self._lock:
             for other, kill in self._kill.items():
                 if other != number and other not in self.cut:
                     self.cut.add(other)
@@ -65,7 +70,7 @@ class Together:
 
     def has_failed(self) -> None:
         """A host's command failed, or its VM ended without being asked to."""
-        with self._changed:
+        with self._lock:
             self._failed = True
 
     @property

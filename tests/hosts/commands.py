@@ -1,4 +1,4 @@
-"""Commands of the system on the other host."""
+"""Commands of the system, for both hosts."""
 
 import subprocess
 

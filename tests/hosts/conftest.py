@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from helpers import kernel_resources
+from hosts import commands
 from remote import Host
 
+from ndpy.softroce.hosts import MTU
+
 NETDEV = "wire0"
-MTU = 4200
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,10 +35,7 @@ class Network:
         self._other = other
 
     def run_here(self, *words: object) -> str:
-        command = [str(word) for word in words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
-        return done.stdout
+        return commands.run([str(word) for word in words])
 
     def run_there(self, *words: object) -> str:
         text: str = self._other.call("hosts.commands:run", [str(word) for word in words])
