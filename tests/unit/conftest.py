@@ -16,3 +16,17 @@ def pytest_runtest_makereport(item, call):
     outcome = yield
     if call.when == "call":
         item.failed = outcome.get_result().failed
+
+
+@pytest.fixture
+def queue(adapter):
+    """A completion queue of the module's adapter."""
+    with adapter.create_completion_queue(64) as queue:
+        yield queue
+
+
+@pytest.fixture
+def queue_pair(adapter, queue):
+    """A queue pair of the module's adapter. Nothing is connected."""
+    with adapter.create_queue_pair(queue) as queue_pair:
+        yield queue_pair

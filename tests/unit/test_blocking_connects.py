@@ -46,18 +46,6 @@ def adapter(fake, monkeypatch):
 
 
 @pytest.fixture
-def queue(adapter):
-    with adapter.create_completion_queue(64) as queue:
-        yield queue
-
-
-@pytest.fixture
-def queue_pair(adapter, queue):
-    with adapter.create_queue_pair(queue) as queue_pair:
-        yield queue_pair
-
-
-@pytest.fixture
 def connector(adapter):
     with adapter.create_connector() as connector:
         yield connector

@@ -46,12 +46,6 @@ def adapter(fake):
 
 
 @pytest.fixture
-def queue(adapter):
-    with adapter.create_completion_queue(64) as queue:
-        yield queue
-
-
-@pytest.fixture
 def connected(adapter, queue):
     """A connected queue pair."""
     with adapter.create_queue_pair(queue) as queue_pair, adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):

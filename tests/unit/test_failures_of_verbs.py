@@ -42,18 +42,6 @@ def adapter(fake):
         yield adapter
 
 
-@pytest.fixture
-def queue(adapter):
-    with adapter.create_completion_queue(64) as queue:
-        yield queue
-
-
-@pytest.fixture
-def queue_pair(adapter, queue):
-    with adapter.create_queue_pair(queue) as queue_pair:
-        yield queue_pair
-
-
 # ---- memory, and allocations that fail ----
 
 

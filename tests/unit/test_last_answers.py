@@ -40,18 +40,6 @@ def adapter(fake, monkeypatch, driver):
 
 
 @pytest.fixture
-def queue(adapter):
-    with adapter.create_completion_queue(64) as queue:
-        yield queue
-
-
-@pytest.fixture
-def queue_pair(adapter, queue):
-    with adapter.create_queue_pair(queue) as queue_pair:
-        yield queue_pair
-
-
-@pytest.fixture
 def connector(fake, adapter, queue_pair):
     """The connector of a connected queue pair. Its peer tells nothing by itself."""
     fake.connecting.silent = 1 << DISCONNECTED

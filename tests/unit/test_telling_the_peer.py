@@ -30,18 +30,6 @@ def adapter(fake):
 
 
 @pytest.fixture
-def queue(adapter):
-    with adapter.create_completion_queue(64) as queue:
-        yield queue
-
-
-@pytest.fixture
-def queue_pair(adapter, queue):
-    with adapter.create_queue_pair(queue) as queue_pair:
-        yield queue_pair
-
-
-@pytest.fixture
 def connector(adapter, queue_pair):
     """The connector of a connected queue pair."""
     with adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S) as connector:

@@ -30,12 +30,6 @@ def adapter(fake):
         yield adapter
 
 
-@pytest.fixture
-def queue(adapter):
-    with adapter.create_completion_queue(64) as queue:
-        yield queue
-
-
 def refuse(fake, adapter, queue_pair):
     """Neither connect nor accept takes this queue pair. No peer is asked."""
     before = fake.counts.identifiers
