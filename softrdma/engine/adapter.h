@@ -1,0 +1,54 @@
+/* The adapter: limits, switches, and the token table of its memory. */
+#ifndef ENGINE_ADAPTER_H
+#define ENGINE_ADAPTER_H
+
+#include "memory.h"
+#include "object.h"
+#include "switches.h"
+
+#define MAX_REGISTRATION_SIZE ((size_t)1 << 36)
+#define MAX_SGE 16u
+#define MAX_TRANSFER_LENGTH (1u << 30)
+#define MAX_INLINE_DATA 236u
+#define MAX_READ_LIMIT 64u
+/* Odd, so one less than this is even. Some programs use that depth, and return credits for half of it at a time. */
+#define MAX_QUEUE_DEPTH 1025u
+#define MAX_SHARED_QUEUE_DEPTH 4096u
+#define MAX_CQ_DEPTH 65536u
+#define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame can carry */
+#define MIN_GRANTED_SGE 4u
+
+struct adapter {
+    struct object object;
+    struct switches switches;
+    struct token_table tokens;
+    _Atomic int64_t requests;      /* counted for REMOVE_AFTER_REQUESTS */
+    _Atomic int64_t registrations; /* counted for REFUSE_REGISTRATIONS_AFTER */
+    _Atomic int32_t removed;
+};
+
+/* The number of elements that a request may have if the program asked for this many. Some programs ask for 1 and use
+ * 2. */
+static inline uint32_t granted_sge(const struct adapter *adapter, uint32_t asked)
+{
+    return adapter->switches.exact_sge || asked > MIN_GRANTED_SGE ? asked : MIN_GRANTED_SGE;
+}
+
+/* adapter_start needs zeroed memory and returns false if the workers cannot be started. adapter_end does not free the
+ * memory. The class is the face's. */
+bool adapter_start(struct adapter *adapter, const struct object_class *class, void *face);
+void adapter_end(struct adapter *adapter);
+/* Counts a request. False if the adapter is gone. */
+bool adapter_request(struct adapter *adapter);
+/* Ends all connections and whatever waits. Later calls find the adapter gone. */
+void adapter_remove(struct adapter *adapter);
+static inline bool adapter_gone(const struct adapter *adapter)
+{
+    return adapter->removed != 0;
+}
+
+void adapter_count_registration(int32_t made, int32_t leaked);
+int32_t adapter_registrations_made(void);
+int32_t adapter_registrations_leaked(void);
+
+#endif

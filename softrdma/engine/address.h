@@ -1,0 +1,14 @@
+/* IPv4 and IPv6 socket addresses. */
+#ifndef ENGINE_ADDRESS_H
+#define ENGINE_ADDRESS_H
+
+#include "system.h"
+
+int address_size(const struct sockaddr *address);
+bool address_is_wildcard(const struct sockaddr *address);
+/* Ignores port and scope. */
+bool address_same_host(const struct sockaddr *a, const struct sockaddr *b);
+uint16_t address_port(const struct sockaddr *address);
+void address_set_port(struct sockaddr *address, uint16_t port);
+
+#endif

@@ -1,0 +1,45 @@
+/* What the engine asks of its face, the interface that programs see: NetworkDirect or verbs. Each face implements all of
+ * this. Unless a line says otherwise, the engine calls these functions without locks.
+ */
+#ifndef ENGINE_FACE_H
+#define ENGINE_FACE_H
+
+#include "vocabulary.h"
+
+#include <stdbool.h>
+
+struct adapter;
+struct completion_queue;
+struct connector;
+struct listener;
+struct object;
+struct shared_queue;
+struct stream;
+struct window;
+
+/* What the names of this face's environment variables begin with, "SOFTND_" for example. */
+extern const char face_prefix[];
+
+/* The last reference to an object is gone. Frees object->face. The engine frees the object afterwards. */
+void face_free(struct object *object);
+
+/* The queue has new entries that it was armed for, or it failed. It is no longer armed. */
+void face_notified(struct completion_queue *cq, nd_status status);
+/* The shared receive queue has fewer entries than its threshold. Called again for each entry that is taken. */
+void face_below_threshold(struct shared_queue *srq);
+/* The peer has invalidated the window. Returns the context of an entry for the receive queue, which precedes the
+ * Receive; NULL: no entry. Called under the token table's lock. */
+void *face_window_invalidated(struct window *window);
+/* The adapter has just been removed by its switch: ends whatever waits on it. */
+void face_adapter_removed(struct adapter *adapter);
+/* The last object is gone; the face lets go of what keeps the transport in use. */
+void face_stopping(void);
+
+/* A connector is the face's side of a connection, a listener that of a listening socket. Both hold an object. */
+struct object *connector_object(struct connector *connector);
+void connector_event(struct connector *connector, struct stream *stream, unsigned events, nd_status status);
+struct object *listener_object(struct listener *listener);
+/* A peer has sent its MPA request. */
+void listener_request(struct listener *listener, struct stream *stream);
+
+#endif

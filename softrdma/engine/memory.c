@@ -1,0 +1,160 @@
+#include "memory.h"
+#include "adapter.h"
+#include "queue_pair.h"
+
+#include <stdlib.h>
+
+/* How many freed slots wait before the first of them is used again. */
+#define FREE_SLOTS_KEPT 4096u
+
+void tokens_start(struct token_table *table)
+{
+    lock_start(&table->lock);
+    table->used = 1;
+}
+
+void tokens_free(struct token_table *table)
+{
+    for (uint32_t i = 0; i < TOKEN_CHUNKS; i++)
+        free(table->chunks[i]);
+}
+
+struct token_slot *tokens_slot(struct token_table *table, uint32_t slot)
+{
+    return &table->chunks[slot / TOKEN_CHUNK][slot % TOKEN_CHUNK];
+}
+
+uint32_t tokens_take(struct token_table *table)
+{
+    bool may_grow = table->used < TOKEN_CHUNK * TOKEN_CHUNKS;
+
+    if (may_grow && (table->free_count < FREE_SLOTS_KEPT || table->free_count == 0)) {
+        uint32_t slot = table->used;
+        struct token_slot **chunk = &table->chunks[slot / TOKEN_CHUNK];
+        if (*chunk == NULL)
+            *chunk = calloc(TOKEN_CHUNK, sizeof **chunk);
+        if (*chunk != NULL) {
+            table->used++;
+            return slot;
+        }
+    }
+    if (table->free_count == 0)
+        return 0;
+    uint32_t slot = table->free_first;
+    table->free_first = tokens_slot(table, slot)->next_free;
+    table->free_count--;
+    return slot;
+}
+
+void tokens_give_back(struct token_table *table, uint32_t slot)
+{
+    struct token_slot *entry = tokens_slot(table, slot);
+
+    entry->region = NULL;
+    entry->window = NULL;
+    entry->next_free = 0;
+    if (table->free_count++ == 0)
+        table->free_first = slot;
+    else
+        tokens_slot(table, table->free_last)->next_free = slot;
+    table->free_last = slot;
+}
+
+static bool inside(uint64_t base, uint64_t length, uint64_t address, uint64_t size)
+{
+    return address >= base && size <= length && address - base <= length - size;
+}
+
+static bool region_grants(const struct adapter *adapter, const struct region *region, enum access access)
+{
+    switch (access) {
+    case ACCESS_LOCAL_READ:
+        return true;
+    case ACCESS_LOCAL_WRITE:
+        return (region->flags & ND_MR_FLAG_ALLOW_LOCAL_WRITE) != 0;
+    case ACCESS_READ_SINK:
+        return (region->flags & ND_MR_FLAG_ALLOW_LOCAL_WRITE) != 0 &&
+               (!adapter->switches.strict_read_sink || (region->flags & ND_MR_FLAG_RDMA_READ_SINK) != 0);
+    case ACCESS_REMOTE_READ:
+        return (region->flags & ND_MR_FLAG_ALLOW_REMOTE_READ) != 0;
+    case ACCESS_REMOTE_WRITE:
+        return (region->flags & 4) != 0; /* the bit of the access right, B.2.2 */
+    }
+    return false;
+}
+
+/* The address of the memory that the token grants, NULL if it grants none. */
+static uint8_t *granted(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
+                        const struct queue_pair *queue_pair)
+{
+    struct token_table *table = &adapter->tokens;
+    uint32_t host = ntohl(token), index = host >> 8;
+    bool remote = access == ACCESS_REMOTE_READ || access == ACCESS_REMOTE_WRITE;
+
+    if (index == 0 || index >= table->used || (access == ACCESS_REMOTE_READ && queue_pair->refuses_reads) ||
+        (access == ACCESS_REMOTE_WRITE && queue_pair->refuses_writes))
+        return NULL;
+    const struct token_slot *slot = tokens_slot(table, index);
+    const struct region *region = slot->region;
+    if (region != NULL) {
+        bool allowed = token_make(index, slot->generation, remote) == host && region->domain == queue_pair->domain && inside(region->address, region->size, address, size) &&
+                       region_grants(adapter, region, access);
+        return allowed ? (uint8_t *)(uintptr_t)(address + region->shift) : NULL;
+    }
+    const struct window *window = slot->window;
+    if (window == NULL || window->region == NULL || window->queue_pair != queue_pair || window->key != (uint8_t)host)
+        return NULL;
+    uint32_t needed = access == ACCESS_REMOTE_WRITE ? ND_OP_FLAG_ALLOW_WRITE : ND_OP_FLAG_ALLOW_READ;
+    bool allowed = remote && (window->flags & needed) != 0 && inside(window->address, window->size, address, size);
+    return allowed ? (uint8_t *)(uintptr_t)(address + window->region->shift) : NULL;
+}
+
+bool memory_check(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
+                  const struct queue_pair *queue_pair)
+{
+    lock_share(&adapter->tokens.lock);
+    bool result = granted(adapter, token, address, size, access, queue_pair) != NULL;
+    lock_unshare(&adapter->tokens.lock);
+    return result;
+}
+
+bool memory_read(struct adapter *adapter, uint32_t token, uint64_t address, void *destination, size_t size,
+                 enum access access, const struct queue_pair *queue_pair)
+{
+    lock_share(&adapter->tokens.lock);
+    const uint8_t *source = granted(adapter, token, address, size, access, queue_pair);
+    bool result = source != NULL && guarded_copy(destination, source, size);
+    lock_unshare(&adapter->tokens.lock);
+    return result;
+}
+
+bool memory_write(struct adapter *adapter, uint32_t token, uint64_t address, const void *source, size_t size,
+                  enum access access, const struct queue_pair *queue_pair)
+{
+    lock_share(&adapter->tokens.lock);
+    uint8_t *destination = granted(adapter, token, address, size, access, queue_pair);
+    bool result = destination != NULL && guarded_copy(destination, source, size);
+    lock_unshare(&adapter->tokens.lock);
+    return result;
+}
+
+char memory_refusal(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size,
+                    const struct queue_pair *queue_pair)
+{
+    uint32_t host = ntohl(token), index = host >> 8;
+    char reason = 'T';
+
+    lock_share(&adapter->tokens.lock);
+    if (index != 0 && index < adapter->tokens.used) {
+        const struct token_slot *slot = tokens_slot(&adapter->tokens, index);
+        const struct window *window = slot->window;
+        if (slot->region != NULL && token_make(index, slot->generation, true) == host &&
+            slot->region->domain == queue_pair->domain)
+            reason = inside(slot->region->address, slot->region->size, address, size) ? 'R' : 'B';
+        else if (window != NULL && window->region != NULL && window->key == (uint8_t)host &&
+                 window->queue_pair == queue_pair)
+            reason = inside(window->address, window->size, address, size) ? 'R' : 'B';
+    }
+    lock_unshare(&adapter->tokens.lock);
+    return reason;
+}

@@ -1,0 +1,563 @@
+#include "queue_pair.h"
+#include "trace.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void operation_release(struct operation *operation)
+{
+    if (operation->bind.region != NULL)
+        object_drop(&operation->bind.region->object);
+    if (operation->bind.window != NULL)
+        object_drop(&operation->bind.window->object);
+    operation->bind.region = NULL;
+    operation->bind.window = NULL;
+}
+
+/* ---- The connection's beginning and end ---- */
+
+bool qp_attach(struct queue_pair *qp, struct stream *stream)
+{
+    lock_acquire(&qp->lock);
+    bool free = qp->state == QP_IDLE && !qp->closed;
+    if (free) {
+        qp->state = QP_CONNECTING;
+        qp->stream = stream;
+        stream_hold(stream);
+        object_hold(&qp->object);
+        stream->queue_pair = qp;
+    }
+    lock_release(&qp->lock);
+    return free;
+}
+
+void qp_detach(struct queue_pair *qp, struct stream *stream)
+{
+    lock_acquire(&qp->lock);
+    bool attached = qp->state == QP_CONNECTING && qp->stream == stream;
+    if (attached) {
+        qp->state = QP_IDLE;
+        qp->stream = NULL;
+    }
+    lock_release(&qp->lock);
+    if (attached)
+        stream_drop(stream);
+}
+
+void qp_established(struct queue_pair *qp, struct stream *stream)
+{
+    lock_acquire(&qp->lock);
+    qp->state = QP_CONNECTED;
+    qp->outbound_limit = stream->own_outbound < stream->peer_inbound ? stream->own_outbound : stream->peer_inbound;
+    qp->acknowledgements = stream->peer_to_peer || qp->outbound_limit > 0;
+    lock_release(&qp->lock);
+}
+
+bool qp_has_requests(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    bool has = qp->completed < qp->posted;
+    lock_release(&qp->lock);
+    return has;
+}
+
+static struct cq_entry canceled(const struct queue_pair *qp, void *context, ND2_REQUEST_TYPE type, nd_status status)
+{
+    return (struct cq_entry){.result = {.Status = status,
+                                        .QueuePairContext = qp->context,
+                                        .RequestContext = context,
+                                        .RequestType = type}};
+}
+
+/* A flush adds the entries of both queues before it notifies anybody (F.7.3). */
+static void flush_initiator(struct queue_pair *qp, nd_status first, bool *notify)
+{
+    for (uint64_t i = qp->completed; i < qp->posted; i++)
+        if (qp_operation(qp, i)->state == OPERATION_FAILED)
+            first = ND_CANCELED;
+    for (; qp->completed < qp->posted; qp->completed++) {
+        struct operation *operation = qp_operation(qp, qp->completed);
+        nd_status status = operation->state == OPERATION_FAILED ? operation->status : first;
+        bool taken = operation->state == OPERATION_SENT && operation->type != Nd2RequestTypeRead &&
+                     qp->completed < qp->acknowledged;
+        bool done = operation->state == OPERATION_DONE || taken;
+        struct cq_entry entry = canceled(qp, operation->context, operation->type, done ? ND_SUCCESS : status);
+        entry.terminate = operation->state == OPERATION_FAILED ? operation->terminate : 0;
+        operation_release(operation);
+        if (!done)
+            first = ND_CANCELED;
+        else if ((operation->flags & ND_OP_FLAG_SILENT_SUCCESS) != 0)
+            continue;
+        qp->broken |= !cq_put(qp->initiator_cq, &entry, 1, notify);
+    }
+    qp->started = qp->posted;
+    qp->offset = 0;
+    for (uint64_t i = qp->reads_first; i < qp->reads_end; i++)
+        qp->reads[i % READ_SLOTS].discarded = true;
+}
+
+static void flush_receives(struct queue_pair *qp, bool *notify)
+{
+    if (qp->has_receive) {
+        struct cq_entry entry = canceled(qp, qp->receive.context, Nd2RequestTypeReceive, ND_CANCELED);
+        qp->broken |= !cq_put(qp->receive_cq, &entry, 1, notify);
+        qp->has_receive = false;
+    }
+    while (ring_take(&qp->receives, &qp->receive)) {
+        struct cq_entry entry = canceled(qp, qp->receive.context, Nd2RequestTypeReceive, ND_CANCELED);
+        qp->broken |= !cq_put(qp->receive_cq, &entry, 1, notify);
+    }
+}
+
+static void publish(struct queue_pair *qp, struct stream *stream)
+{
+    if (qp->entry_count > 0)
+        qp->broken |= !cq_put(qp->receive_cq, qp->entries, qp->entry_count, &stream->after.receive_cq);
+    qp->entry_count = 0;
+}
+
+void qp_publish(struct queue_pair *qp, struct stream *stream)
+{
+    lock_acquire(&qp->lock);
+    /* A refusal becomes visible only after the peer was told of it (F.5.5). */
+    if (!qp->terminating || qp->output_ended || qp->peer_terminated)
+        publish(qp, stream);
+    lock_release(&qp->lock);
+}
+
+void qp_cancel_receives(struct queue_pair *qp, struct stream *stream)
+{
+    lock_acquire(&qp->lock);
+    flush_receives(qp, &stream->after.receive_cq);
+    lock_release(&qp->lock);
+}
+
+/* Whether its program may learn that it takes no more messages. Under the lock. */
+static bool finishes_openly(const struct queue_pair *qp)
+{
+    return qp->finishing && !(qp->unaware && qp->peer_left);
+}
+
+void qp_end(struct queue_pair *qp, struct stream *stream, nd_status first)
+{
+    lock_acquire(&qp->lock);
+    publish(qp, stream);
+    bool was_attached = qp->stream == stream;
+    if (was_attached) {
+        initiator_final_receipt(qp, stream);
+        qp->state = QP_ENDED;
+        qp->stream = NULL;
+        qp->lingering = qp->unaware && !finishes_openly(qp) && !qp->flushed;
+        if (!qp->lingering) {
+            flush_initiator(qp, first, &stream->after.initiator_cq);
+            flush_receives(qp, &stream->after.receive_cq);
+        }
+    }
+    lock_release(&qp->lock);
+    if (was_attached)
+        stream_drop(stream);
+    if (qp->srq != NULL)
+        srq_forget(qp->srq, qp);
+}
+
+void qp_fail(struct queue_pair *qp, nd_status first)
+{
+    bool initiator = false, receive = false;
+
+    lock_acquire(&qp->lock);
+    if (qp->stream == NULL) {
+        qp->state = QP_ENDED;
+        qp->lingering = false;
+        flush_initiator(qp, first, &initiator);
+        flush_receives(qp, &receive);
+    }
+    lock_release(&qp->lock);
+    if (initiator)
+        cq_notify(qp->initiator_cq);
+    if (receive)
+        cq_notify(qp->receive_cq);
+}
+
+static struct stream *stream_of(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    struct stream *stream = qp->stream;
+    if (stream != NULL)
+        stream_hold(stream);
+    lock_release(&qp->lock);
+    return stream;
+}
+
+void qp_finish_now(struct queue_pair *qp)
+{
+    struct stream *stream = stream_of(qp);
+
+    if (stream != NULL) {
+        stream_lock(stream);
+        if (stream->phase >= STREAM_ESTABLISHED) {
+            stream_disconnect(stream);
+        } else if (stream->phase != STREAM_CLOSED) {
+            stream->after.events |= EVENT_FAILED;
+            stream->after.status = ND_CANCELED;
+            stream_withdraw(stream);
+        }
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
+    qp_fail(qp, ND_CANCELED);
+}
+
+bool qp_has_ended(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    bool ended = qp->state == QP_ENDED && !qp->lingering;
+    lock_release(&qp->lock);
+    return ended;
+}
+
+bool qp_lingers(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    bool lingers = qp->lingering;
+    lock_release(&qp->lock);
+    return lingers;
+}
+
+static void pump(struct stream *stream)
+{
+    stream_lock(stream);
+    stream_pump(stream);
+    stream_unlock(stream);
+    stream_drop(stream);
+}
+
+void qp_resume(struct queue_pair *qp)
+{
+    struct stream *stream = stream_of(qp);
+
+    if (stream == NULL)
+        return;
+    stream_resume(stream);
+    stream_drop(stream);
+}
+
+void qp_break(struct queue_pair *qp)
+{
+    struct stream *stream = stream_of(qp);
+
+    lock_acquire(&qp->lock);
+    qp->broken = true;
+    lock_release(&qp->lock);
+    if (stream != NULL)
+        pump(stream);
+}
+
+/* ---- Posting ---- */
+
+/* Whether an initiator request can be posted. ND_CANCELED: it is accepted and completes at once. Under the lock. */
+static nd_status may_post(struct queue_pair *qp)
+{
+    if (qp->state < QP_CONNECTED && !qp->early)
+        return ND_CONNECTION_INVALID;
+    if (qp->posted - qp->completed == qp->limits.initiator_depth)
+        return ND_NO_MORE_ENTRIES;
+    return (qp->state == QP_ENDED && !qp->lingering) || qp->flushed ? ND_CANCELED : ND_SUCCESS;
+}
+
+/* Queues a filled-in operation and releases the lock. */
+static nd_status post(struct queue_pair *qp, const struct operation *operation, nd_status status)
+{
+    struct stream *stream = NULL;
+    bool notify = false;
+
+    if (status == ND_SUCCESS) {
+        struct operation *slot = qp_operation(qp, qp->posted);
+        memcpy(slot, operation, offsetof(struct operation, sge) + operation->sge_count * sizeof(ND2_SGE));
+        if ((operation->flags & ND_OP_FLAG_INLINE) != 0)
+            memcpy(slot->inline_data, operation->inline_data, (size_t)operation->length);
+        if (slot->bind.region != NULL)
+            object_hold(&slot->bind.region->object);
+        if (slot->bind.window != NULL)
+            object_hold(&slot->bind.window->object);
+        qp->posted++;
+        if (qp->stream != NULL)
+            stream_needs_upkeep();
+        bool held_back = qp->batch_thread != 0 && qp->batch_thread == thread_id();
+        stream = held_back ? NULL : qp->stream;
+        if (stream != NULL)
+            stream_hold(stream);
+    } else if (status == ND_CANCELED) {
+        struct cq_entry entry = canceled(qp, operation->context, operation->type, ND_CANCELED);
+        cq_put(qp->initiator_cq, &entry, 1, &notify);
+        status = ND_SUCCESS;
+    }
+    lock_release(&qp->lock);
+    if (notify)
+        cq_notify(qp->initiator_cq);
+    if (stream != NULL)
+        pump(stream);
+    return status;
+}
+
+void qp_start_batch(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    qp->batch_thread = thread_id();
+    lock_release(&qp->lock);
+}
+
+void qp_submit_batch(struct queue_pair *qp)
+{
+    lock_acquire(&qp->lock);
+    if (qp->batch_thread == thread_id())
+        qp->batch_thread = 0;
+    lock_release(&qp->lock);
+    struct stream *stream = stream_of(qp);
+    if (stream != NULL)
+        pump(stream);
+}
+
+static nd_status take_inline(struct operation *operation, const ND2_SGE *sge, uint32_t sge_count, uint32_t limit)
+{
+    ND2_SGE element;
+
+    for (uint32_t i = 0; i < sge_count; i++) {
+        if (sge == NULL || !guarded_copy(&element, &sge[i], sizeof element))
+            return ND_ACCESS_VIOLATION;
+        if (element.BufferLength > limit - operation->length)
+            return ND_BUFFER_OVERFLOW;
+        if (!guarded_copy(operation->inline_data + operation->length, element.Buffer, element.BufferLength))
+            return ND_ACCESS_VIOLATION;
+        operation->length += element.BufferLength;
+    }
+    return ND_SUCCESS;
+}
+
+nd_status qp_post_data(struct queue_pair *qp, struct operation *operation, const ND2_SGE *sge, uint32_t sge_count)
+{
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    lock_acquire(&qp->lock);
+    nd_status status = may_post(qp), arguments;
+    if (status != ND_SUCCESS && status != ND_CANCELED) {
+        lock_release(&qp->lock);
+        return status;
+    }
+    if ((operation->flags & ND_OP_FLAG_INLINE) != 0) {
+        arguments = take_inline(operation, sge, sge_count, qp->limits.inline_size);
+    } else {
+        arguments = sge_take(operation->sge, sge, sge_count, qp->limits.initiator_sge, &operation->length);
+        operation->sge_count = sge_count;
+    }
+    if (arguments != ND_SUCCESS) {
+        lock_release(&qp->lock);
+        return arguments;
+    }
+    return post(qp, operation, status);
+}
+
+void operation_begin(struct operation *operation, void *context, ND2_REQUEST_TYPE type, uint32_t flags)
+{
+    memset(operation, 0, offsetof(struct operation, sge));
+    operation->context = context;
+    operation->type = type;
+    operation->flags = flags;
+}
+
+nd_status qp_post_bind(struct queue_pair *qp, struct operation *operation, struct region *region, struct window *window,
+                       uint64_t address, uint64_t size)
+{
+    if (region->object.adapter != qp->object.adapter || window->object.adapter != qp->object.adapter)
+        return ND_INVALID_PARAMETER_MIX;
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    lock_acquire(&qp->lock);
+    nd_status status = may_post(qp);
+    if (status == ND_SUCCESS || status == ND_CANCELED) {
+        nd_status arguments = window_prepare(window, region, address, size, operation->flags, &operation->bind);
+        if (arguments != ND_SUCCESS && operation->refuses_late) {
+            operation->refusal = arguments;
+            arguments = ND_SUCCESS;
+        }
+        if (arguments == ND_SUCCESS) {
+            if (status == ND_SUCCESS)
+                window_accept(&operation->bind);
+            return post(qp, operation, status);
+        }
+        status = arguments;
+    }
+    lock_release(&qp->lock);
+    return status;
+}
+
+nd_status qp_post_invalidate(struct queue_pair *qp, struct operation *operation, struct window *window)
+{
+    if (window != NULL && window->object.adapter != qp->object.adapter)
+        return ND_INVALID_PARAMETER_MIX;
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    operation->bind.window = window;
+    lock_acquire(&qp->lock);
+    nd_status status = may_post(qp);
+    if (status == ND_SUCCESS || status == ND_CANCELED)
+        return post(qp, operation, status);
+    lock_release(&qp->lock);
+    return status;
+}
+
+nd_status qp_receive(struct queue_pair *qp, void *context, const ND2_SGE *sge, uint32_t sge_count)
+{
+    bool notify = false, stalled = false;
+
+    if (qp->srq != NULL)
+        return ND_INVALID_DEVICE_REQUEST;
+    if (!adapter_request(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    lock_acquire(&qp->lock);
+    nd_status status = ring_add(&qp->receives, context, sge, sge_count, qp->limits.receive_sge);
+    if (status == ND_SUCCESS) {
+        if ((qp->state == QP_ENDED && !qp->lingering) || qp->flushed ||
+            (finishes_openly(qp) && qp->entry_count == 0))
+            flush_receives(qp, &notify);
+        stalled = qp->stalled;
+    }
+    lock_release(&qp->lock);
+    if (notify)
+        cq_notify(qp->receive_cq);
+    if (stalled)
+        qp_resume(qp);
+    return status;
+}
+
+nd_status qp_flush(struct queue_pair *qp)
+{
+    bool initiator = false, receive = false;
+
+    if (adapter_gone(qp->object.adapter))
+        return ND_DEVICE_REMOVED;
+    struct stream *stream = stream_of(qp);
+    if (stream != NULL)
+        stream_lock(stream);
+    lock_acquire(&qp->lock);
+    flush_initiator(qp, ND_CANCELED, &initiator);
+    flush_receives(qp, &receive);
+    qp->flushed |= qp->state == QP_CONNECTED;
+    lock_release(&qp->lock);
+    if (stream != NULL) {
+        stream_pump(stream); /* a Disconnect under way has nothing left to wait for */
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
+    if (initiator)
+        cq_notify(qp->initiator_cq);
+    if (receive)
+        cq_notify(qp->receive_cq);
+    return ND_SUCCESS;
+}
+
+static void qp_closed(struct object *object)
+{
+    struct queue_pair *qp = CONTAINER_OF(object, struct queue_pair, object);
+    bool initiator = false, receive = false;
+
+    lock_acquire(&qp->lock);
+    qp->closed = true;
+    lock_release(&qp->lock);
+    struct stream *stream = stream_of(qp);
+    if (stream != NULL) {
+        stream_lock(stream);
+        if (stream->phase >= STREAM_ESTABLISHED) {
+            /* The connector of a Disconnect under way must be told. */
+            bool finishing = qp->finishing;
+            qp_end(qp, stream, ND_CANCELED);
+            if (finishing)
+                stream_end(stream);
+            else
+                stream_close(stream);
+        } else if (stream->phase != STREAM_CLOSED) {
+            stream->after.events |= EVENT_FAILED;
+            stream->after.status = ND_CANCELED;
+            stream_withdraw(stream);
+        }
+        stream_unlock(stream);
+        stream_drop(stream);
+    }
+    lock_acquire(&qp->lock);
+    if (qp->lingering)
+        flush_initiator(qp, ND_CANCELED, &initiator);
+    flush_receives(qp, &receive);
+    lock_release(&qp->lock);
+    if (initiator)
+        cq_notify(qp->initiator_cq);
+    if (receive)
+        cq_notify(qp->receive_cq);
+    windows_forget(object->adapter, qp);
+    cq_unlist(qp->receive_cq, &qp->receive_user);
+    cq_unlist(qp->initiator_cq, &qp->initiator_user);
+}
+
+static void qp_destroy(struct object *object)
+{
+    struct queue_pair *qp = CONTAINER_OF(object, struct queue_pair, object);
+
+    object_drop(&qp->receive_cq->object);
+    object_drop(&qp->initiator_cq->object);
+    if (qp->srq != NULL)
+        object_drop(&qp->srq->object);
+    if (qp->owner != NULL)
+        object_drop(qp->owner);
+    free(qp->receives.entries);
+    free(qp->operations);
+    free(qp);
+}
+
+static const struct object_class class = {
+    .kind = KIND_QUEUE_PAIR,
+    .closed = qp_closed,
+    .destroy = qp_destroy,
+};
+
+nd_status qp_create(struct adapter *adapter, const void *domain, struct completion_queue *receive_cq,
+                    struct completion_queue *initiator_cq, struct shared_queue *srq, void *context,
+                    const struct queue_pair_limits *limits, struct object *owner, void *face, struct queue_pair **out)
+{
+    nd_status status;
+    struct queue_pair *qp = calloc(1, sizeof *qp);
+    if (qp == NULL)
+        return ND_NO_MEMORY;
+    lock_start(&qp->lock);
+    qp->domain = domain;
+    qp->limits = *limits;
+    qp->limits.receive_sge = granted_sge(adapter, limits->receive_sge);
+    qp->limits.initiator_sge = granted_sge(adapter, limits->initiator_sge);
+    qp->context = context;
+    qp->receive_cq = receive_cq;
+    qp->initiator_cq = initiator_cq;
+    qp->srq = srq;
+    qp->owner = owner;
+    qp->operations = calloc(limits->initiator_depth == 0 ? 1 : limits->initiator_depth, sizeof *qp->operations);
+    if (qp->operations == NULL || !ring_start(&qp->receives, limits->receive_depth)) {
+        status = ND_NO_MEMORY;
+        goto fail;
+    }
+    if (!object_start(&qp->object, &class, adapter, face)) {
+        status = ND_INSUFFICIENT_RESOURCES;
+        goto fail;
+    }
+    object_hold(&receive_cq->object);
+    object_hold(&initiator_cq->object);
+    if (srq != NULL)
+        object_hold(&srq->object);
+    if (owner != NULL)
+        object_hold(owner);
+    cq_enlist(receive_cq, &qp->receive_user, qp);
+    cq_enlist(initiator_cq, &qp->initiator_user, qp);
+    *out = qp;
+    return ND_SUCCESS;
+
+fail:
+    free(qp->receives.entries);
+    free(qp->operations);
+    free(qp);
+    return status;
+}

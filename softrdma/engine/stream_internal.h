@@ -1,0 +1,25 @@
+/* What stream.c, stream_io.c and upkeep.c call in each other. Callers hold the stream's lock, except for stream_receive_all and
+ * the callbacks. */
+#ifndef ENGINE_STREAM_INTERNAL_H
+#define ENGINE_STREAM_INTERNAL_H
+
+#include "stream.h"
+
+/* stream.c */
+/* The peer sent its FIN (`error` is ND_SUCCESS), or the connection is lost. */
+void stream_connection_lost(struct stream *stream, nd_status error);
+void stream_close_socket(struct stream *stream);
+/* All open streams, each held. The caller frees the array. NULL if there is no memory. Without locks. */
+struct stream **streams_hold(size_t *count);
+
+/* stream_io.c */
+/* Gives back the large buffers, unless one of them is in use. False: there are some left that can be given back later. */
+bool stream_shrink(struct stream *stream);
+/* Handles buffered input as the phase requires. */
+void stream_process(struct stream *stream);
+void stream_receive_all(struct stream *stream);
+void stream_send_done(struct io *io, nd_status error, size_t bytes);
+void stream_receive_done(struct io *io, nd_status error, size_t bytes);
+void stream_resume_done(struct io *io, nd_status error, size_t bytes);
+
+#endif

@@ -1,0 +1,171 @@
+#include "addresses.h"
+#include "switches.h"
+
+#include <iphlpapi.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ADDRESSES 256
+
+/* Whether the comma-separated list in SOFTND_ADDRESSES names the address. Every address is selected if it is unset. */
+static bool selected(const struct sockaddr *address)
+{
+    char list[2048], text[INET6_ADDRSTRLEN];
+    struct sockaddr_storage named;
+
+    if (!switches_text("ADDRESSES", list, sizeof list))
+        return true;
+    for (char *at = list; *at != '\0';) {
+        size_t length = strcspn(at, ", ");
+        if (length > 0 && length < sizeof text) {
+            memcpy(text, at, length);
+            text[length] = '\0';
+            memset(&named, 0, sizeof named);
+            if (inet_pton(AF_INET, text, &((struct sockaddr_in *)&named)->sin_addr) == 1)
+                named.ss_family = AF_INET;
+            else if (inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&named)->sin6_addr) == 1)
+                named.ss_family = AF_INET6;
+            if (named.ss_family != 0 && address_same_host(address, (struct sockaddr *)&named))
+                return true;
+        }
+        at += length;
+        at += *at != '\0';
+    }
+    return false;
+}
+
+static unsigned add(struct sockaddr_storage *all, unsigned count, const struct sockaddr *address)
+{
+    if (count == MAX_ADDRESSES || (address->sa_family != AF_INET && address->sa_family != AF_INET6))
+        return count;
+    if (address_is_wildcard(address) || !selected(address))
+        return count;
+    for (unsigned i = 0; i < count; i++)
+        if (address_same_host((struct sockaddr *)&all[i], address))
+            return count;
+    memset(&all[count], 0, sizeof all[count]);
+    memcpy(&all[count], address, (size_t)address_size(address));
+    address_set_port((struct sockaddr *)&all[count], 0);
+    return count + 1;
+}
+
+static unsigned collect(struct sockaddr_storage *all)
+{
+    ULONG flags = GAA_FLAG_SKIP_ANYCAST | GAA_FLAG_SKIP_MULTICAST | GAA_FLAG_SKIP_DNS_SERVER;
+    ULONG size = 32768;
+    IP_ADAPTER_ADDRESSES *list = NULL;
+    unsigned count = 0;
+
+    for (;;) {
+        IP_ADAPTER_ADDRESSES *grown = realloc(list, size);
+        if (grown == NULL)
+            break;
+        list = grown;
+        ULONG error = GetAdaptersAddresses(AF_UNSPEC, flags, NULL, list, &size);
+        if (error == ERROR_BUFFER_OVERFLOW && size < (1u << 24))
+            continue;
+        if (error != ERROR_SUCCESS)
+            break;
+        for (IP_ADAPTER_ADDRESSES *at = list; at != NULL; at = at->Next)
+            for (IP_ADAPTER_UNICAST_ADDRESS *unicast = at->FirstUnicastAddress; unicast; unicast = unicast->Next)
+                count = add(all, count, unicast->Address.lpSockaddr);
+        break;
+    }
+    free(list);
+
+    /* Loopback always works, even if no interface has it. */
+    struct sockaddr_in loopback = {.sin_family = AF_INET};
+    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    return add(all, count, (struct sockaddr *)&loopback);
+}
+
+HRESULT addresses_list(SOCKET_ADDRESS_LIST *list, ULONG *size)
+{
+    struct sockaddr_storage all[MAX_ADDRESSES];
+    ULONG have;
+
+    if (!guarded_copy(&have, size, sizeof have))
+        return ND_ACCESS_VIOLATION;
+    unsigned count = collect(all);
+    size_t head = offsetof(SOCKET_ADDRESS_LIST, Address) + count * sizeof(SOCKET_ADDRESS);
+    if (head < sizeof(SOCKET_ADDRESS_LIST))
+        head = sizeof(SOCKET_ADDRESS_LIST);
+    size_t need = head;
+    for (unsigned i = 0; i < count; i++)
+        need += (size_t)(address_size((struct sockaddr *)&all[i]) + 7) & ~(size_t)7;
+    ULONG required = (ULONG)need;
+    if (!guarded_copy(size, &required, sizeof required))
+        return ND_ACCESS_VIOLATION;
+    if (list == NULL || have < required)
+        return ND_BUFFER_OVERFLOW;
+
+    char *copy = calloc(1, need);
+    if (copy == NULL)
+        return ND_NO_MEMORY;
+    SOCKET_ADDRESS_LIST *built = (SOCKET_ADDRESS_LIST *)(void *)copy;
+    built->iAddressCount = (INT)count;
+    size_t at = head;
+    for (unsigned i = 0; i < count; i++) {
+        int length = address_size((struct sockaddr *)&all[i]);
+        memcpy(copy + at, &all[i], (size_t)length);
+        built->Address[i].lpSockaddr = (struct sockaddr *)(void *)((char *)list + at);
+        built->Address[i].iSockaddrLength = length;
+        at += (size_t)(length + 7) & ~(size_t)7;
+    }
+    HRESULT status = guarded_copy(list, copy, need) ? ND_SUCCESS : ND_ACCESS_VIOLATION;
+    free(copy);
+    return status;
+}
+
+bool addresses_serve(const struct sockaddr *address)
+{
+    struct sockaddr_storage all[MAX_ADDRESSES];
+
+    /* Checked first because loopback is always listed, and listing the other addresses takes a millisecond. */
+    if (address->sa_family == AF_INET && ((const struct sockaddr_in *)address)->sin_addr.s_addr == htonl(INADDR_LOOPBACK))
+        return selected(address);
+    unsigned count = collect(all);
+    for (unsigned i = 0; i < count; i++)
+        if (address_same_host((struct sockaddr *)&all[i], address))
+            return true;
+    return false;
+}
+
+bool addresses_any(int family, struct sockaddr_storage *out)
+{
+    struct sockaddr_storage all[MAX_ADDRESSES];
+    unsigned count = collect(all);
+
+    for (unsigned i = 0; i < count; i++) {
+        if (all[i].ss_family != family)
+            continue;
+        *out = all[i];
+        return true;
+    }
+    return false;
+}
+
+HRESULT address_take(const struct sockaddr *address, ULONG size, struct sockaddr_storage *out)
+{
+    memset(out, 0, sizeof *out);
+    if (size < sizeof(struct sockaddr))
+        return ND_INVALID_PARAMETER_2;
+    if (address == NULL || !guarded_copy(out, address, size < sizeof *out ? size : sizeof *out))
+        return ND_ACCESS_VIOLATION;
+    if (out->ss_family != AF_INET && out->ss_family != AF_INET6)
+        return ND_INVALID_ADDRESS;
+    if (size < (ULONG)address_size((struct sockaddr *)out))
+        return ND_INVALID_PARAMETER_2;
+    return ND_SUCCESS;
+}
+
+HRESULT address_give(const struct sockaddr_storage *address, struct sockaddr *out, ULONG *size)
+{
+    ULONG have, need = (ULONG)address_size((const struct sockaddr *)address);
+
+    if (!guarded_copy(&have, size, sizeof have) || !guarded_copy(size, &need, sizeof need))
+        return ND_ACCESS_VIOLATION;
+    if (out == NULL || have < need)
+        return ND_BUFFER_OVERFLOW;
+    return guarded_copy(out, address, need) ? ND_SUCCESS : ND_ACCESS_VIOLATION;
+}

@@ -1,0 +1,34 @@
+#include "status.h"
+
+nd_status handshake_status(DWORD error)
+{
+    switch (error) {
+    case ERROR_CONNECTION_REFUSED:
+    case WSAECONNREFUSED:
+        return ND_CONNECTION_REFUSED;
+    case ERROR_NETWORK_UNREACHABLE:
+    case WSAENETUNREACH:
+    case WSAENETDOWN:
+    case WSAEINVAL: /* under Wine: no route from the address that the connector is bound to */
+        return ND_NETWORK_UNREACHABLE;
+    case ERROR_HOST_UNREACHABLE:
+    case WSAEHOSTUNREACH:
+    case WSAEHOSTDOWN:
+        return ND_HOST_UNREACHABLE;
+    case ERROR_SEM_TIMEOUT:
+    case ERROR_TIMEOUT:
+    case WSAETIMEDOUT:
+        return ND_IO_TIMEOUT;
+    case WSAEADDRNOTAVAIL:
+    case ERROR_INVALID_NETNAME:
+    case ERROR_INVALID_ADDRESS:
+        return ND_INVALID_ADDRESS;
+    case WSAEADDRINUSE:
+    case ERROR_ADDRESS_ALREADY_ASSOCIATED:
+        return ND_ADDRESS_ALREADY_EXISTS;
+    case ERROR_DEVICE_REMOVED:
+        return ND_DEVICE_REMOVED;
+    default:
+        return ND_CONNECTION_ABORTED;
+    }
+}
