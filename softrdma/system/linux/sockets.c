@@ -1,0 +1,491 @@
+/* Sockets with completion.
+ *
+ * Each direction of a socket has a lock, which is held during its system calls: they do not block. An operation that
+ * cannot go on waits in its direction. If the socket becomes ready after the attempt that failed, an edge follows, and
+ * the worker needs the lock to handle it. So it finds the operation. Callbacks run without the lock. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "forking.h"
+#include "internal.h"
+#include "transport.h"
+#include "watch.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+static nd_status status_of(int error)
+{
+    switch (error) {
+    case ECANCELED:
+        return ND_CANCELED;
+    case ECONNREFUSED:
+        return ND_CONNECTION_REFUSED;
+    case ENETUNREACH:
+    case ENETDOWN:
+        return ND_NETWORK_UNREACHABLE;
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+        return ND_HOST_UNREACHABLE;
+    case ETIMEDOUT:
+        return ND_IO_TIMEOUT;
+    case EADDRNOTAVAIL:
+        return ND_INVALID_ADDRESS;
+    case EADDRINUSE:
+        return ND_ADDRESS_ALREADY_EXISTS;
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+    case ENOBUFS:
+    case ENOSPC:
+        return ND_INSUFFICIENT_RESOURCES;
+    default:
+        return ND_CONNECTION_ABORTED;
+    }
+}
+
+static bool would_block(int error)
+{
+    return error == EAGAIN || error == EWOULDBLOCK;
+}
+
+static socklen_t address_length(const struct sockaddr_storage *address)
+{
+    return address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) : sizeof(struct sockaddr_in);
+}
+
+static bool port_is_zero(const struct sockaddr_storage *address)
+{
+    return address->ss_family == AF_INET6 ? ((const struct sockaddr_in6 *)address)->sin6_port == 0
+                                          : ((const struct sockaddr_in *)address)->sin_port == 0;
+}
+
+static void set_option(int handle, int level, int option)
+{
+    int on = 1;
+
+    setsockopt(handle, level, option, &on, sizeof on);
+}
+
+/* ---- Handles ---- */
+
+static socket_handle bound(const struct sockaddr_storage *address, int option_level, int option, nd_status *status)
+{
+    handles_lock();
+    int handle = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+    bool none_left = handle < 0 && (errno == EMFILE || errno == ENFILE);
+    if (!handles_add(handle))
+        handle = NO_SOCKET;
+    handles_unlock();
+    if (handle < 0) {
+        *status = none_left ? ND_TOO_MANY_OPENED_FILES : ND_INSUFFICIENT_RESOURCES;
+        return NO_SOCKET;
+    }
+    if (option != 0)
+        set_option(handle, option_level, option);
+    if (address->ss_family == AF_INET6)
+        set_option(handle, IPPROTO_IPV6, IPV6_V6ONLY);
+    if (bind(handle, (const struct sockaddr *)address, address_length(address)) == 0) {
+        *status = ND_SUCCESS;
+        return handle;
+    }
+    if (errno == EADDRINUSE && port_is_zero(address))
+        *status = ND_TOO_MANY_ADDRESSES;
+    else
+        *status = errno == EADDRINUSE || errno == EACCES                       ? ND_SHARING_VIOLATION
+                  : errno == EADDRNOTAVAIL || errno == EINVAL || errno == ENODEV ? ND_INVALID_ADDRESS
+                                                                                 : ND_INSUFFICIENT_RESOURCES;
+    socket_discard(handle);
+    return NO_SOCKET;
+}
+
+socket_handle socket_bound(const struct sockaddr_storage *address, bool listening, nd_status *status)
+{
+    return bound(address, SOL_SOCKET, listening ? SO_REUSEADDR : 0, status);
+}
+
+socket_handle socket_for_connecting(const struct sockaddr_storage *own, nd_status *status)
+{
+    return bound(own, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, status);
+}
+
+bool socket_address(socket_handle handle, struct sockaddr_storage *out)
+{
+    socklen_t length = sizeof *out;
+
+    return getsockname(handle, (struct sockaddr *)out, &length) == 0;
+}
+
+socket_handle socket_accept(socket_handle listening, struct sockaddr_storage *peer)
+{
+    socklen_t length = sizeof *peer;
+
+    handles_lock();
+    int cancel = cancel_off();
+    int handle = accept4(listening, (struct sockaddr *)peer, peer != NULL ? &length : NULL,
+                         SOCK_CLOEXEC | SOCK_NONBLOCK);
+    cancel_as(cancel);
+    if (!handles_add(handle)) {
+        errno = ENOMEM;
+        handle = NO_SOCKET;
+    }
+    handles_unlock();
+    return handle;
+}
+
+void socket_discard(socket_handle handle)
+{
+    handles_lock();
+    handles_close(handle);
+    handles_unlock();
+}
+
+/* ---- The life of a socket ---- */
+
+static void open_direction(struct direction *direction, int handle)
+{
+    lock_acquire(&direction->lock);
+    direction->handle = handle;
+    direction->connects = direction->empty = direction->ended = direction->holds = false;
+    lock_release(&direction->lock);
+}
+
+/* After this, no operation uses the handle. Returns the one that was waiting. */
+static struct io *close_direction(struct direction *direction)
+{
+    lock_acquire(&direction->lock);
+    struct io *io = direction->io;
+    direction->io = NULL;
+    direction->handle = NO_SOCKET;
+    lock_release(&direction->lock);
+    return io;
+}
+
+static void post_canceled(unsigned worker, struct io *io)
+{
+    if (io == NULL)
+        return;
+    io->worker = worker;
+    worker_post_error(io, ND_CANCELED);
+}
+
+bool channel_usable(const struct channel *channel)
+{
+    return channel != NULL && channel->generation == atomic_load_explicit(&system_generation, memory_order_relaxed);
+}
+
+bool socket_start(struct socket *socket, socket_handle handle)
+{
+    struct sockaddr_storage peer;
+    socklen_t length = sizeof peer;
+    int on = 1;
+
+    handles_lock();
+    bool noted = handles_add(handle);
+    handles_unlock();
+    if (!noted)
+        return false;
+    socket->worker = transport_next_worker();
+    struct channel *channel = worker_take_channel(socket->worker);
+    if (channel == NULL) {
+        socket_discard(handle);
+        return false;
+    }
+    ioctl(handle, FIONBIO, &on);
+    set_option(handle, IPPROTO_TCP, TCP_NODELAY);
+    set_option(handle, SOL_SOCKET, SO_KEEPALIVE);
+    socket->handle = handle;
+    socket->channel = channel;
+    channel->generation = atomic_load(&system_generation);
+    open_direction(&channel->in, handle);
+    open_direction(&channel->out, handle);
+    /* A socket that has not connected yet is watched later. Now it would look like one that has ended. */
+    bool connected = getpeername(handle, (struct sockaddr *)&peer, &length) == 0;
+    if (!connected || worker_watch(socket->worker, handle, channel, true))
+        return true;
+    socket_close(socket);
+    return false;
+}
+
+void socket_connected(struct socket *socket, struct sockaddr_storage *local)
+{
+    if (channel_usable(socket->channel))
+        socket_address(socket->handle, local);
+}
+
+void socket_end_sending(struct socket *socket)
+{
+    if (!channel_usable(socket->channel))
+        return;
+    struct direction *out = &socket->channel->out;
+    lock_acquire(&out->lock);
+    if (out->handle != NO_SOCKET)
+        shutdown(out->handle, SHUT_WR);
+    lock_release(&out->lock);
+}
+
+void socket_cancel(struct socket *socket, bool reset)
+{
+    struct linger linger = {1, 0};
+
+    if (!channel_usable(socket->channel))
+        return;
+    if (reset)
+        setsockopt(socket->handle, SOL_SOCKET, SO_LINGER, &linger, sizeof linger);
+    struct io *receiving = close_direction(&socket->channel->in);
+    struct io *sending = close_direction(&socket->channel->out);
+    post_canceled(socket->worker, receiving);
+    post_canceled(socket->worker, sending);
+}
+
+void socket_close(struct socket *socket)
+{
+    struct channel *channel = socket->channel;
+
+    socket->channel = NULL;
+    if (!channel_usable(channel))
+        return;
+    post_canceled(socket->worker, close_direction(&channel->in));
+    post_canceled(socket->worker, close_direction(&channel->out));
+    worker_unwatch(socket->worker, socket->handle, true);
+    socket_discard(socket->handle);
+    socket->handle = NO_SOCKET;
+    worker_give_channel(socket->worker, channel);
+}
+
+/* ---- Operations ---- */
+
+/* Both return 0 or an errno. */
+static int try_receive(struct direction *in, void *data, size_t size, size_t *received)
+{
+    ssize_t count;
+
+    if (in->empty && !in->ended)
+        return EAGAIN;
+    int cancel = cancel_off();
+    do
+        count = recv(in->handle, data, size, MSG_DONTWAIT);
+    while (count < 0 && errno == EINTR);
+    cancel_as(cancel);
+    int error = count < 0 ? errno : 0;
+    in->empty = would_block(error) || (count > 0 && (size_t)count < size);
+    *received = count > 0 ? (size_t)count : 0;
+    return error;
+}
+
+static int try_send(struct direction *out, const void *data, size_t size, bool more, size_t *sent)
+{
+    int cancel = cancel_off();
+    ssize_t count;
+
+    do
+        count = send(out->handle, data, size, MSG_DONTWAIT | MSG_NOSIGNAL | (more ? MSG_MORE : 0));
+    while (count < 0 && errno == EINTR);
+    cancel_as(cancel);
+    *sent = count > 0 ? (size_t)count : 0;
+    return count < 0 ? errno : 0;
+}
+
+static enum io_result failed(int error, nd_status *status)
+{
+    *status = status_of(error);
+    return IO_FAILED;
+}
+
+/* Ends a call that has the direction's lock. */
+static enum io_result finish(struct direction *direction, struct io *io, void *data, size_t size, int error,
+                             nd_status *status)
+{
+    bool pending = would_block(error);
+
+    if (pending) {
+        io->data = data;
+        io->size = size;
+        direction->io = io;
+    }
+    lock_release(&direction->lock);
+    return pending ? IO_PENDING : error == 0 ? IO_DONE : failed(error, status);
+}
+
+enum io_result socket_receive(struct socket *socket, struct io *io, void *data, size_t size, size_t *received,
+                              nd_status *error)
+{
+    *received = 0;
+    if (!channel_usable(socket->channel))
+        return failed(ECANCELED, error);
+    struct direction *in = &socket->channel->in;
+    lock_acquire(&in->lock);
+    int result = in->handle == NO_SOCKET ? ECANCELED : try_receive(in, data, size, received);
+    return finish(in, io, data, size, result, error);
+}
+
+bool socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size)
+{
+    if (!channel_usable(socket->channel))
+        return false;
+    struct direction *in = &socket->channel->in;
+    lock_acquire(&in->lock);
+    bool pending = in->io == io;
+    if (pending) {
+        io->data = data;
+        io->size = size;
+    }
+    lock_release(&in->lock);
+    return pending;
+}
+
+enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more,
+                           size_t *sent, nd_status *error)
+{
+    *sent = 0;
+    if (!channel_usable(socket->channel))
+        return failed(ECANCELED, error);
+    struct direction *out = &socket->channel->out;
+    lock_acquire(&out->lock);
+    out->connects = false;
+    more = more && driving_here();
+    int result = out->handle == NO_SOCKET ? ECANCELED : try_send(out, data, size, more, sent);
+    /* What is not held back takes along what was. */
+    out->holds = more && result == 0;
+    if (out->holds && !out->listed) {
+        out->listed = true;
+        driving_hold(socket->channel);
+    }
+    return finish(out, io, (void *)(uintptr_t)data, size, result, error);
+}
+
+enum io_result socket_connect(struct socket *socket, struct io *io, const struct sockaddr_storage *peer,
+                              nd_status *error)
+{
+    if (!channel_usable(socket->channel))
+        return failed(ECANCELED, error);
+    struct direction *out = &socket->channel->out;
+    lock_acquire(&out->lock);
+    int result = ECANCELED;
+    if (out->handle != NO_SOCKET) {
+        int cancel = cancel_off();
+        int connected = connect(out->handle, (const struct sockaddr *)peer, address_length(peer));
+        cancel_as(cancel);
+        result = connected == 0 ? 0 : errno == EINPROGRESS || errno == EINTR ? EAGAIN : errno;
+        if ((result == 0 || result == EAGAIN) && !worker_watch(socket->worker, out->handle, socket->channel, true))
+            result = errno;
+        out->connects = result == EAGAIN;
+    }
+    return finish(out, io, NULL, 0, result, error);
+}
+
+/* EAGAIN: it still connects. */
+static int connect_outcome(int handle)
+{
+    struct pollfd state = {.fd = handle, .events = POLLOUT};
+    int error = 0;
+    socklen_t length = sizeof error;
+
+    if (poll(&state, 1, 0) <= 0)
+        return EAGAIN;
+    if (getsockopt(handle, SOL_SOCKET, SO_ERROR, &error, &length) != 0)
+        return errno;
+    return error == 0 && (state.revents & (POLLERR | POLLHUP)) != 0 ? ECONNABORTED : error;
+}
+
+void channel_push(struct channel *channel)
+{
+    struct direction *out = &channel->out;
+
+    lock_acquire(&out->lock);
+    if (out->holds && out->handle != NO_SOCKET)
+        set_option(out->handle, IPPROTO_TCP, TCP_NODELAY);
+    out->holds = out->listed = false;
+    lock_release(&out->lock);
+}
+
+/* ---- Silent peers ---- */
+
+#define PROBE_S 1
+/* More than socket_peer_silent() needs. */
+#define PROBES 30
+/* What Linux has by default. */
+#define USUAL_PROBE_S 7200
+#define UNANSWERED 3
+
+void socket_probe(struct socket *socket, bool on)
+{
+    int idle = on ? PROBE_S : USUAL_PROBE_S, every = PROBE_S, count = PROBES;
+
+    if (!channel_usable(socket->channel))
+        return;
+    setsockopt(socket->handle, IPPROTO_TCP, TCP_KEEPINTVL, &every, sizeof every);
+    setsockopt(socket->handle, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+    setsockopt(socket->handle, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+}
+
+/* A host that is there answers a retransmission, and a probe even if its program takes no data. The time alone says
+ * nothing: TCP asks a peer with a closed window more and more seldom. */
+bool socket_peer_silent(struct socket *socket, uint32_t ms)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+
+    return channel_usable(socket->channel) &&
+           getsockopt(socket->handle, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_last_ack_recv >= ms &&
+           info.tcpi_retransmits + info.tcpi_probes >= UNANSWERED;
+}
+
+/* ---- Edges ---- */
+
+static void run(struct io *io, int error, size_t bytes)
+{
+    io->done(io, error == 0 ? ND_SUCCESS : status_of(error), bytes);
+}
+
+static void in_ready(struct channel *channel, bool ended)
+{
+    struct direction *in = &channel->in;
+    size_t received = 0;
+    int error = EAGAIN;
+
+    lock_acquire(&in->lock);
+    struct io *io = in->io;
+    in->empty = false;
+    in->ended = in->ended || ended;
+    if (io != NULL)
+        error = try_receive(in, io->data, io->size, &received);
+    if (!would_block(error))
+        in->io = NULL;
+    lock_release(&in->lock);
+    if (!would_block(error))
+        run(io, error, received);
+}
+
+static void out_ready(struct direction *out)
+{
+    size_t sent = 0;
+    int error = EAGAIN;
+
+    lock_acquire(&out->lock);
+    struct io *io = out->io;
+    if (io != NULL)
+        error = out->connects ? connect_outcome(out->handle) : try_send(out, io->data, io->size, false, &sent);
+    if (!would_block(error))
+        out->io = NULL;
+    lock_release(&out->lock);
+    if (!would_block(error))
+        run(io, error, sent);
+}
+
+void channel_ready(struct channel *channel, uint32_t events)
+{
+    if (watch_run(channel))
+        return;
+    if ((events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0)
+        out_ready(&channel->out);
+    if ((events & (EPOLLIN | EPOLLPRI | EPOLLRDHUP | EPOLLERR | EPOLLHUP)) != 0)
+        in_ready(channel, (events & (EPOLLPRI | EPOLLRDHUP | EPOLLERR | EPOLLHUP)) != 0);
+}

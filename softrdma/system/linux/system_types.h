@@ -1,0 +1,49 @@
+/* The types of ../../engine/system.h on Linux. */
+#ifndef SYSTEM_TYPES_H
+#define SYSTEM_TYPES_H
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+/* `state` counts the sharers and has two flags. `writers` counts the threads that wait for exclusive access: while
+ * there are any, nobody new shares. */
+struct lock {
+    _Atomic uint32_t state, writers;
+};
+
+struct condition {
+    _Atomic uint32_t wakes, waiters;
+};
+
+#define LOCK_INIT {0, 0}
+#define CONDITION_INIT {0, 0}
+
+/* One operation in flight. */
+struct io {
+    io_done *done;
+    unsigned worker;
+    /* Below: for the worker and the socket. */
+    struct io *next;
+    nd_status error;
+    void *data;
+    size_t size;
+};
+
+/* Small enough for the cache of a processor, with room for whole segments. */
+#define IN_BUFFER_SIZE (256u * 1024)
+#define OUT_BUFFER_SIZE (264u * 1024)
+
+typedef int socket_handle;
+#define NO_SOCKET (-1)
+#define SOCKET_RECEIVES_STAY false
+
+/* May be freed or reused as soon as socket_close has returned and the callbacks of its operations have run: the worker
+ * knows only the channel. */
+struct socket {
+    int handle;
+    unsigned worker;
+    struct channel *channel;
+};
+
+#endif

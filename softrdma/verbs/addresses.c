@@ -1,0 +1,234 @@
+/* The machine's addresses, which are also the GIDs of the port. */
+#include "soft.h"
+#include "address.h"
+#include "switches.h"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <string.h>
+
+/* How the addresses are sorted. */
+enum { IPV4, IPV6, IPV4_LOOPBACK, IPV6_LOOPBACK, RANKS };
+
+static const uint8_t mapped_prefix[12] = {[10] = 0xFF, [11] = 0xFF};
+
+static bool is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET)
+        return ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)address)->sin6_addr);
+}
+
+/* An address that also means something without an interface. */
+static bool is_usable(const struct sockaddr *address)
+{
+    if (address->sa_family != AF_INET && address->sa_family != AF_INET6)
+        return false;
+    if (address->sa_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)address)->sin6_addr))
+        return false;
+    return !address_is_wildcard(address);
+}
+
+/* Whether the comma-separated list in SOFTVERBS_ADDRESSES names the address. Unset, it selects every address. */
+static bool selected(const struct sockaddr *address)
+{
+    char list[2048], text[INET6_ADDRSTRLEN];
+
+    if (!switches_text("ADDRESSES", list, sizeof list))
+        return true;
+    for (char *at = list; *at != '\0';) {
+        size_t length = strcspn(at, ", ");
+        if (length > 0 && length < sizeof text) {
+            struct sockaddr_storage named = {.ss_family = AF_UNSPEC};
+            memcpy(text, at, length);
+            text[length] = '\0';
+            if (inet_pton(AF_INET, text, &((struct sockaddr_in *)&named)->sin_addr) == 1)
+                named.ss_family = AF_INET;
+            else if (inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&named)->sin6_addr) == 1)
+                named.ss_family = AF_INET6;
+            if (address_same_host(address, (struct sockaddr *)&named))
+                return true;
+        }
+        at += length;
+        at += *at != '\0';
+    }
+    return false;
+}
+
+static int add(struct sockaddr_storage *out, int count, int max, const struct sockaddr *address)
+{
+    if (count >= max || !selected(address))
+        return count;
+    for (int i = 0; i < count; i++)
+        if (address_same_host((struct sockaddr *)&out[i], address))
+            return count;
+    memset(&out[count], 0, sizeof out[count]);
+    memcpy(&out[count], address, (size_t)address_size(address));
+    address_set_port((struct sockaddr *)&out[count], 0);
+    return count + 1;
+}
+
+static int add_ranked(struct sockaddr_storage *out, int count, int max, const struct ifaddrs *interfaces, int rank)
+{
+    for (const struct ifaddrs *at = interfaces; at != NULL; at = at->ifa_next) {
+        const struct sockaddr *address = at->ifa_addr;
+        if (address == NULL || (at->ifa_flags & IFF_UP) == 0 || !is_usable(address))
+            continue;
+        int own = (address->sa_family == AF_INET6 ? IPV6 : IPV4) + (is_loopback(address) ? IPV4_LOOPBACK : 0);
+        if (own == rank)
+            count = add(out, count, max, address);
+    }
+    return count;
+}
+
+/* Why getifaddrs() failed: it could work later. */
+static bool for_want_of_resources(int error)
+{
+    return error == ENOMEM || error == ENOBUFS || error == EMFILE || error == ENFILE;
+}
+
+/* The order does not depend on `max`, so an index means the same everywhere. */
+int soft_addresses(struct sockaddr_storage *out, int max)
+{
+    const struct sockaddr_in loopback = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_storage all[SOFT_MAX_GIDS];
+    struct ifaddrs *interfaces;
+    int count = 0;
+
+    if (getifaddrs(&interfaces) == 0) {
+        /* On a machine with very many addresses, loopback is listed nevertheless. */
+        for (int rank = 0; rank < RANKS; rank++)
+            count = add_ranked(all, count, rank < IPV4_LOOPBACK ? SOFT_MAX_GIDS - 2 : SOFT_MAX_GIDS, interfaces, rank);
+        freeifaddrs(interfaces);
+    } else if (for_want_of_resources(errno)) {
+        return -1;
+    } else { /* some sandboxes do not list interfaces */
+        count = add(all, 0, SOFT_MAX_GIDS, (const struct sockaddr *)&loopback);
+    }
+    if (count > max)
+        count = max > 0 ? max : 0;
+    if (count > 0)
+        memcpy(out, all, (size_t)count * sizeof *out);
+    return count;
+}
+
+/* The name of the interface that is up and has the address, "" if the system cannot be asked. */
+static bool interface_of(const struct sockaddr *address, char name[static IF_NAMESIZE])
+{
+    struct ifaddrs *interfaces;
+    bool found = false;
+
+    name[0] = '\0';
+    if (getifaddrs(&interfaces) != 0)
+        return for_want_of_resources(errno);
+    for (const struct ifaddrs *at = interfaces; at != NULL && !found; at = at->ifa_next) {
+        if (at->ifa_addr == NULL || (at->ifa_flags & IFF_UP) == 0 || !address_same_host(at->ifa_addr, address))
+            continue;
+        strncpy(name, at->ifa_name, IF_NAMESIZE - 1);
+        name[IF_NAMESIZE - 1] = '\0';
+        found = true;
+    }
+    freeifaddrs(interfaces);
+    return found;
+}
+
+bool soft_serves(const struct sockaddr *address)
+{
+    char name[IF_NAMESIZE];
+
+    if (!is_usable(address) || !selected(address))
+        return false;
+    /* The machine has every address of 127.0.0.0/8, and interfaces list only the first. */
+    return is_loopback(address) || interface_of(address, name);
+}
+
+void soft_gid_of(const struct sockaddr *address, union ibv_gid *gid)
+{
+    if (address->sa_family == AF_INET6) {
+        memcpy(gid->raw, &((const struct sockaddr_in6 *)address)->sin6_addr, sizeof gid->raw);
+        return;
+    }
+    memcpy(gid->raw, mapped_prefix, sizeof mapped_prefix);
+    memcpy(gid->raw + sizeof mapped_prefix, &((const struct sockaddr_in *)address)->sin_addr, 4);
+}
+
+bool soft_address_of(const union ibv_gid *gid, struct sockaddr_storage *out)
+{
+    static const uint8_t zeros[10];
+
+    memset(out, 0, sizeof *out);
+    if (memcmp(gid->raw, mapped_prefix, sizeof mapped_prefix) == 0) {
+        out->ss_family = AF_INET;
+        memcpy(&((struct sockaddr_in *)out)->sin_addr, gid->raw + sizeof mapped_prefix, 4);
+    } else {
+        out->ss_family = AF_INET6;
+        memcpy(&((struct sockaddr_in6 *)out)->sin6_addr, gid->raw, sizeof gid->raw);
+        /* The GIDs of other iWARP devices are MAC addresses with zeros behind them. */
+        if (gid->raw[0] == 0xFF || memcmp(gid->raw + 6, zeros, sizeof zeros) == 0)
+            return false;
+    }
+    return is_usable((struct sockaddr *)out);
+}
+
+/* For programs that look for soft0's addresses without opening it. */
+EXPORT int softverbs_addresses(struct sockaddr_storage *out, int max)
+{
+    return soft_addresses(out, max);
+}
+
+/* ---- The table of GIDs ---- */
+
+static void describe(const struct sockaddr *address, int index, struct ibv_gid_entry *out)
+{
+    char name[IF_NAMESIZE];
+
+    memset(out, 0, sizeof *out);
+    soft_gid_of(address, &out->gid);
+    out->gid_index = (uint32_t)index;
+    out->port_num = 1;
+    out->gid_type = IBV_GID_TYPE_IB; /* as the kernel says for iWARP devices */
+    out->ndev_ifindex = interface_of(address, name) ? if_nametoindex(name) : 0;
+}
+
+EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *out,
+                             uint32_t flags, size_t size)
+{
+    struct sockaddr_storage all[SOFT_MAX_GIDS];
+    struct ibv_gid_entry entry;
+
+    UNUSED(context);
+    if (flags != 0)
+        return errno = EOPNOTSUPP;
+    int count = soft_addresses(all, SOFT_MAX_GIDS);
+    if (count < 0)
+        return errno;
+    if (port != 1 || index >= (uint32_t)count)
+        return errno = EINVAL;
+    describe((struct sockaddr *)&all[index], (int)index, &entry);
+    memset(out, 0, size);
+    memcpy(out, &entry, size < sizeof entry ? size : sizeof entry);
+    return 0;
+}
+
+EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *out, size_t max, uint32_t flags,
+                                    size_t size)
+{
+    struct sockaddr_storage all[SOFT_MAX_GIDS];
+    int count;
+
+    UNUSED(context);
+    if (flags != 0)
+        return -EOPNOTSUPP;
+    count = soft_addresses(all, max < SOFT_MAX_GIDS ? (int)max : SOFT_MAX_GIDS);
+    if (count < 0)
+        return -errno;
+    for (int i = 0; i < count; i++) {
+        struct ibv_gid_entry entry;
+        char *at = (char *)out + (size_t)i * size;
+        describe((struct sockaddr *)&all[i], i, &entry);
+        memset(at, 0, size);
+        memcpy(at, &entry, size < sizeof entry ? size : sizeof entry);
+    }
+    return count;
+}

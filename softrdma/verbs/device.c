@@ -1,0 +1,479 @@
+/* The device, its contexts, and what programs ask about it. */
+#include "soft.h"
+#include "by_hand.h"
+#include "cm.h"
+#include "face.h"
+#include "forking.h"
+#include "guarded.h"
+#include "stream.h"
+#include "trace.h"
+#include "transport.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char face_prefix[] = "SOFTVERBS_";
+
+#define FIRMWARE "softverbs"
+#define PORT_STATE_LINK_UP 5
+#define WIDTH_4X 2
+#define SPEED_EDR 32
+
+/* Libraries of cards (libmlx5, libefa) look for their own pointer behind any device. */
+static struct {
+    struct ibv_device device;
+    uint64_t none[32];
+} only = {
+    .device = {
+        .node_type = IBV_NODE_RNIC,
+        .transport_type = IBV_TRANSPORT_IWARP,
+        .name = SOFT_NAME,
+        .dev_name = SOFT_NAME,
+    },
+};
+
+/* All contexts of the process share one adapter, which lives as long as one of them. */
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct soft_context *contexts;
+static struct adapter *adapter;
+static unsigned adapter_users;
+static pthread_mutex_t shared_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct ibv_context *shared;
+
+struct ibv_device *soft_device(void)
+{
+    return &only.device;
+}
+
+/* ---- The adapter ---- */
+
+static void adapter_destroy(struct object *object)
+{
+    struct adapter *gone = CONTAINER_OF(object, struct adapter, object);
+
+    adapter_end(gone);
+    free(gone);
+}
+
+static const struct object_class adapter_class = {
+    .kind = KIND_ADAPTER,
+    .destroy = adapter_destroy,
+};
+
+/* Under contexts_lock. */
+static struct adapter *adapter_use(void)
+{
+    if (adapter == NULL) {
+        struct adapter *made = calloc(1, sizeof *made);
+        if (made == NULL)
+            return NULL;
+        if (!adapter_start(made, &adapter_class, NULL)) {
+            free(made);
+            return NULL;
+        }
+        adapter = made;
+    }
+    adapter_users++;
+    return adapter;
+}
+
+static void adapter_unuse(void)
+{
+    struct adapter *last = NULL;
+
+    pthread_mutex_lock(&contexts_lock);
+    if (--adapter_users == 0) {
+        last = adapter;
+        adapter = NULL;
+    }
+    pthread_mutex_unlock(&contexts_lock);
+    if (last != NULL)
+        object_close(&last->object);
+}
+
+void face_free(struct object *object)
+{
+    UNUSED(object); /* the faces are freed by the calls that destroy them */
+}
+
+void face_stopping(void)
+{
+}
+
+void face_adapter_removed(struct adapter *removed)
+{
+    UNUSED(removed);
+    pthread_mutex_lock(&contexts_lock);
+    for (struct soft_context *context = contexts; context != NULL; context = context->next)
+        soft_async(context, IBV_EVENT_DEVICE_FATAL, NULL);
+    pthread_mutex_unlock(&contexts_lock);
+    cm_device_removed();
+}
+
+/* ---- The list and contexts ---- */
+
+EXPORT struct ibv_device **ibv_get_device_list(int *count)
+{
+    struct ibv_device **list = calloc(2, sizeof *list);
+
+    if (list != NULL)
+        list[0] = &only.device;
+    if (count != NULL)
+        *count = list != NULL ? 1 : 0;
+    return list;
+}
+
+EXPORT void ibv_free_device_list(struct ibv_device **list)
+{
+    free(list);
+}
+
+static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out, size_t size)
+{
+    struct ibv_port_attr attributes = {
+        .state = adapter_gone(adapter_of(context)) ? IBV_PORT_DOWN : IBV_PORT_ACTIVE,
+        .max_mtu = IBV_MTU_4096,
+        .active_mtu = IBV_MTU_4096,
+        .max_msg_sz = MAX_TRANSFER_LENGTH,
+        .pkey_tbl_len = 1,
+        .active_width = WIDTH_4X,
+        .active_speed = SPEED_EDR,
+        .phys_state = PORT_STATE_LINK_UP,
+        .link_layer = IBV_LINK_LAYER_ETHERNET,
+        .max_vl_num = 1,
+    };
+    struct sockaddr_storage addresses[SOFT_MAX_GIDS];
+
+    if (soft_inherited(context))
+        return EIO;
+    if (port != 1)
+        return errno = EINVAL;
+    int gids = soft_addresses(addresses, SOFT_MAX_GIDS);
+    if (gids < 0)
+        return errno;
+    attributes.gid_tbl_len = gids;
+    memcpy(out, &attributes, size < sizeof attributes ? size : sizeof attributes);
+    return 0;
+}
+
+static int query_device_ex(struct ibv_context *context, const struct ibv_query_device_ex_input *input,
+                           struct ibv_device_attr_ex *out, size_t size)
+{
+    struct ibv_device_attr_ex attributes = {.phys_port_cnt_ex = 1};
+
+    UNUSED(input);
+    ibv_query_device(context, &attributes.orig_attr);
+    memcpy(out, &attributes, size < sizeof attributes ? size : sizeof attributes);
+    return 0;
+}
+
+EXPORT struct ibv_context *ibv_open_device(struct ibv_device *asked)
+{
+    if (asked != &only.device) {
+        errno = ENODEV;
+        return NULL;
+    }
+    struct soft_context *context = calloc(1, sizeof *context);
+    if (context == NULL || !event_queue_start(&context->events)) {
+        free(context);
+        return NULL;
+    }
+    pthread_mutex_lock(&contexts_lock);
+    context->adapter = adapter_use();
+    if (context->adapter != NULL) {
+        context->next = contexts;
+        contexts = context;
+    }
+    pthread_mutex_unlock(&contexts_lock);
+    if (context->adapter == NULL) {
+        int error = errno;
+        event_queue_end(&context->events);
+        free(context);
+        errno = error == EMFILE || error == ENFILE ? error : ENOMEM;
+        return NULL;
+    }
+    struct verbs_context *verbs = &context->verbs;
+    verbs->sz = sizeof *verbs;
+    verbs->query_port = query_port;
+    verbs->query_device_ex = query_device_ex;
+    verbs->create_qp_ex = soft_create_qp_ex;
+    verbs->create_srq_ex = soft_create_srq_ex;
+    struct ibv_context *ibv = &verbs->context;
+    ibv->device = &only.device;
+    ibv->abi_compat = __VERBS_ABI_IS_EXTENDED;
+    ibv->cmd_fd = -1;
+    ibv->async_fd = context->events.fd;
+    ibv->num_comp_vectors = 1;
+    pthread_mutex_init(&ibv->mutex, NULL);
+    ibv->ops.alloc_mw = soft_alloc_mw;
+    ibv->ops.dealloc_mw = soft_dealloc_mw;
+    ibv->ops.bind_mw = soft_bind_mw;
+    ibv->ops.poll_cq = soft_poll_cq;
+    ibv->ops.req_notify_cq = soft_req_notify_cq;
+    ibv->ops.post_send = soft_post_send;
+    ibv->ops.post_recv = soft_post_recv;
+    ibv->ops.post_srq_recv = soft_post_srq_recv;
+    context->generation = system_generation;
+    return ibv;
+}
+
+/* ---- Forked children ---- */
+
+bool soft_inherited(const struct ibv_context *context)
+{
+    const struct soft_context *mine = CONTAINER_OF(context, const struct soft_context, verbs.context);
+
+    if (mine->generation == system_generation)
+        return false;
+    errno = EIO;
+    return true;
+}
+
+static int no_poll(struct ibv_cq *cq, int count, struct ibv_wc *wc)
+{
+    UNUSED(cq);
+    UNUSED(count);
+    UNUSED(wc);
+    errno = EIO;
+    return -1;
+}
+
+static int no_arming(struct ibv_cq *cq, int solicited_only)
+{
+    UNUSED(cq);
+    UNUSED(solicited_only);
+    return errno = EIO;
+}
+
+static int no_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    UNUSED(qp);
+    *bad = wr;
+    return errno = EIO;
+}
+
+static int no_receive(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    UNUSED(qp);
+    *bad = wr;
+    return errno = EIO;
+}
+
+static int no_shared_receive(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    UNUSED(srq);
+    *bad = wr;
+    return errno = EIO;
+}
+
+/* The parent's threads may have had any lock during the fork, so nothing of the parent's is touched from here on. */
+static void begin_anew(void)
+{
+    for (struct soft_context *context = contexts; context != NULL; context = context->next) {
+        struct ibv_context_ops *ops = &context->verbs.context.ops;
+        ops->poll_cq = no_poll;
+        ops->req_notify_cq = no_arming;
+        ops->post_send = no_send;
+        ops->post_recv = no_receive;
+        ops->post_srq_recv = no_shared_receive;
+    }
+    system_keep(contexts);
+    contexts = NULL;
+    adapter = NULL;
+    adapter_users = 0;
+    shared = NULL;
+    pthread_mutex_init(&contexts_lock, NULL);
+    pthread_mutex_init(&shared_lock, NULL);
+    transport_forget();
+    numbers_forget();
+}
+
+static bool is_any(const struct event *event, const void *what)
+{
+    UNUSED(event);
+    UNUSED(what);
+    return true;
+}
+
+EXPORT int ibv_close_device(struct ibv_context *ibv)
+{
+    struct soft_context *context = soft_context(ibv);
+
+    if (soft_inherited(ibv)) {
+        event_queue_end(&context->events);
+        return 0;
+    }
+    pthread_mutex_lock(&contexts_lock);
+    struct soft_context **at = &contexts;
+    while (*at != NULL && *at != context)
+        at = &(*at)->next;
+    if (*at != NULL)
+        *at = context->next;
+    pthread_mutex_unlock(&contexts_lock);
+    event_remove(&context->events, is_any, NULL);
+    event_queue_end(&context->events);
+    pthread_mutex_destroy(&ibv->mutex);
+    free(context);
+    adapter_unuse();
+    return 0;
+}
+
+struct ibv_context *soft_shared_context(void)
+{
+    pthread_mutex_lock(&shared_lock);
+    if (shared == NULL)
+        shared = ibv_open_device(&only.device);
+    struct ibv_context *result = shared;
+    pthread_mutex_unlock(&shared_lock);
+    return result;
+}
+
+/* ---- Queries ---- */
+
+EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
+{
+    UNUSED(context);
+    memset(out, 0, sizeof *out);
+    memcpy(out->fw_ver, FIRMWARE, sizeof FIRMWARE);
+    out->node_guid = out->sys_image_guid = ibv_get_device_guid(&only.device);
+    out->max_mr_size = MAX_REGISTRATION_SIZE;
+    out->page_size_cap = 4096;
+    out->vendor_id = SOFT_VENDOR_ID;
+    out->vendor_part_id = SOFT_PART_ID;
+    out->max_qp = 65536;
+    out->max_qp_wr = SOFT_MAX_QP_WR;
+    out->device_cap_flags = IBV_DEVICE_CURR_QP_STATE_MOD | IBV_DEVICE_SYS_IMAGE_GUID | IBV_DEVICE_RC_RNR_NAK_GEN |
+                            IBV_DEVICE_SRQ_RESIZE | IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_MGT_EXTENSIONS |
+                            IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+    out->max_sge = MAX_SGE;
+    out->max_sge_rd = MAX_SGE;
+    out->max_cq = 65536;
+    out->max_cqe = MAX_CQ_DEPTH;
+    out->max_mr = 1 << 22;
+    out->max_pd = 65536;
+    out->max_qp_rd_atom = MAX_READ_LIMIT;
+    out->max_res_rd_atom = (int)MAX_READ_LIMIT * 65536;
+    out->max_qp_init_rd_atom = MAX_READ_LIMIT;
+    out->atomic_cap = IBV_ATOMIC_NONE;
+    out->max_mw = 1 << 22;
+    out->max_srq = 65536;
+    out->max_srq_wr = SOFT_MAX_SRQ_WR;
+    out->max_srq_sge = MAX_SGE;
+    out->max_pkeys = 1;
+    out->phys_port_cnt = 1;
+    return 0;
+}
+
+/* The exported call is that of programs that were built before the structure grew. Newer ones come through the context. */
+#undef ibv_query_port
+EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *out)
+{
+    return query_port(context, port, (struct ibv_port_attr *)out, offsetof(struct ibv_port_attr, port_cap_flags2));
+}
+
+EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)
+{
+    struct sockaddr_storage addresses[SOFT_MAX_GIDS];
+    int count = soft_addresses(addresses, SOFT_MAX_GIDS);
+
+    UNUSED(context);
+    if (count < 0)
+        return -1;
+    if (port != 1 || index < 0 || index >= count) {
+        errno = EINVAL;
+        return -1;
+    }
+    soft_gid_of((struct sockaddr *)&addresses[index], gid);
+    return 0;
+}
+
+/* ---- Asynchronous events ---- */
+
+void soft_async(struct soft_context *context, enum ibv_event_type type, void *element)
+{
+    struct soft_async_event *event = calloc(1, sizeof *event);
+
+    if (event == NULL)
+        return;
+    event->ibv.event_type = type;
+    if (element != NULL)
+        event->ibv.element.qp = element; /* the members are pointers of one size */
+    else
+        event->ibv.element.port_num = 1;
+    event_put(&context->events, &event->event);
+}
+
+EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *out)
+{
+    struct event *event = event_take(&soft_context(ibv)->events);
+
+    if (event == NULL)
+        return -1;
+    *out = ((struct soft_async_event *)event)->ibv;
+    free(event);
+    return 0;
+}
+
+EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
+{
+    UNUSED(event); /* what is destroyed takes its events with it, so nobody waits for an acknowledgement */
+}
+
+/* ---- Load and unload ---- */
+
+__attribute__((constructor)) static void load(void)
+{
+    trace_open();
+    guarded_copy_start();
+    system_on_fork(begin_anew);
+}
+
+/* The process ends, and the workers still run. */
+__attribute__((destructor)) static void unload(void)
+{
+    object_write_statistics();
+}
+
+int soft_errno(nd_status status)
+{
+    switch (status) {
+    case ND_SUCCESS:
+        return 0;
+    case ND_NO_MEMORY:
+    case ND_INSUFFICIENT_RESOURCES:
+    case ND_NO_MORE_ENTRIES:
+        return ENOMEM;
+    case ND_TOO_MANY_OPENED_FILES:
+        return EMFILE;
+    case ND_ACCESS_VIOLATION:
+        return EFAULT;
+    case ND_DEVICE_REMOVED:
+        return ENODEV;
+    case ND_DEVICE_BUSY:
+        return errno = EBUSY;
+    case ND_SHARING_VIOLATION:
+    case ND_ADDRESS_ALREADY_EXISTS:
+        return EADDRINUSE;
+    case ND_INVALID_ADDRESS:
+        return EADDRNOTAVAIL;
+    case ND_TOO_MANY_ADDRESSES:
+        return EAGAIN;
+    case ND_CONNECTION_REFUSED:
+        return ECONNREFUSED;
+    case ND_CONNECTION_ABORTED:
+        return ECONNRESET;
+    case ND_CONNECTION_INVALID:
+        return ENOTCONN;
+    case ND_CONNECTION_ACTIVE:
+        return EISCONN;
+    case ND_NETWORK_UNREACHABLE:
+        return ENETUNREACH;
+    case ND_HOST_UNREACHABLE:
+        return EHOSTUNREACH;
+    case ND_IO_TIMEOUT:
+        return ETIMEDOUT;
+    default:
+        return EINVAL;
+    }
+}

@@ -1,0 +1,254 @@
+/* Protection domains, memory regions and memory windows. */
+#include "soft.h"
+#include "guarded.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* The device has no atomics, so their right changes nothing. Programs ask for it all the same. */
+#define KNOWN_ACCESS                                                                                    \
+    (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND | \
+     IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_OPTIONAL_RANGE)
+
+/* ---- Protection domains ---- */
+
+EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+    if (soft_inherited(context))
+        return NULL;
+    if (adapter_gone(adapter_of(context))) {
+        errno = ENODEV;
+        return NULL;
+    }
+    struct soft_pd *pd = calloc(1, sizeof *pd);
+    if (pd != NULL)
+        pd->ibv.context = context;
+    return pd != NULL ? &pd->ibv : NULL;
+}
+
+EXPORT int ibv_dealloc_pd(struct ibv_pd *ibv)
+{
+    struct soft_pd *pd = (struct soft_pd *)ibv;
+
+    if (soft_inherited(ibv->context))
+        return 0;
+    if (pd->users > 0)
+        return errno = EBUSY;
+    free(pd);
+    return 0;
+}
+
+/* ---- Regions ---- */
+
+static uint32_t flags_of(unsigned access)
+{
+    uint32_t flags = 0;
+
+    if ((access & IBV_ACCESS_LOCAL_WRITE) != 0)
+        flags |= ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK;
+    if ((access & IBV_ACCESS_REMOTE_READ) != 0)
+        flags |= ND_MR_FLAG_ALLOW_REMOTE_READ;
+    if ((access & IBV_ACCESS_REMOTE_WRITE) != 0)
+        flags |= ND_MR_FLAG_ALLOW_REMOTE_WRITE;
+    return flags;
+}
+
+/* 0, or an errno. */
+static int check_access(unsigned access)
+{
+    if ((access & (IBV_ACCESS_ON_DEMAND | IBV_ACCESS_HUGETLB)) != 0)
+        return EOPNOTSUPP;
+    if ((access & ~(unsigned)KNOWN_ACCESS) != 0)
+        return EINVAL;
+    return (access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0 ? EINVAL : 0;
+}
+
+static int begin(struct soft_mr *mr, void *address, size_t length, uint64_t iova, unsigned access)
+{
+    guarded_copy_refresh();
+    nd_status status = region_begin(mr->region, address, length, iova, flags_of(access));
+    if (status != ND_SUCCESS)
+        return soft_errno(status);
+    mr->region->may_bind = (access & IBV_ACCESS_MW_BIND) != 0;
+    mr->ibv.addr = address;
+    mr->ibv.length = length;
+    mr->ibv.lkey = ntohl(region_local_token(mr->region));
+    mr->ibv.rkey = ntohl(region_remote_token(mr->region));
+    return 0;
+}
+
+static struct ibv_mr *reg(struct ibv_pd *ibv, void *address, size_t length, uint64_t iova, unsigned access)
+{
+    struct soft_pd *pd = (struct soft_pd *)ibv;
+    struct adapter *adapter = adapter_of(ibv->context);
+    uint32_t delay_ms = adapter->switches.delay_registration_ms;
+    struct soft_mr *mr = NULL;
+
+    int error = soft_inherited(ibv->context) ? EIO : adapter_gone(adapter) ? ENODEV : check_access(access);
+    if (error == 0 && (mr = calloc(1, sizeof *mr)) == NULL)
+        error = ENOMEM;
+    if (error == 0)
+        error = soft_errno(region_create(adapter, pd, mr, &mr->region));
+    if (error == 0) {
+        const struct timespec delay = {delay_ms / 1000, (long)(delay_ms % 1000) * 1000000};
+        if (delay_ms > 0)
+            nanosleep(&delay, NULL);
+        if ((access & IBV_ACCESS_ZERO_BASED) != 0)
+            iova = 0;
+        error = begin(mr, address, length, iova, access);
+        if (error != 0)
+            object_close(&mr->region->object);
+    }
+    if (error != 0) {
+        free(mr);
+        errno = error;
+        return NULL;
+    }
+    mr->ibv.context = ibv->context;
+    mr->ibv.pd = ibv;
+    pd->users++;
+    adapter_count_registration(1, 1);
+    return &mr->ibv;
+}
+
+#undef ibv_reg_mr
+EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
+{
+    return reg(pd, address, length, (uintptr_t)address, (unsigned)access);
+}
+
+#undef ibv_reg_mr_iova
+EXPORT struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access)
+{
+    return reg(pd, address, length, iova, (unsigned)access);
+}
+
+EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned access)
+{
+    return reg(pd, address, length, iova, access);
+}
+
+EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *address, size_t length, int access)
+{
+    struct soft_mr *mr = (struct soft_mr *)ibv;
+
+    if (soft_inherited(ibv->context))
+        return IBV_REREG_MR_ERR_INPUT;
+    if (flags == 0 || (flags & ~IBV_REREG_MR_FLAGS_SUPPORTED) != 0) {
+        errno = EINVAL;
+        return IBV_REREG_MR_ERR_INPUT;
+    }
+    /* Rights and domain alone keep the range, and the range keeps the rights. */
+    if ((flags & IBV_REREG_MR_CHANGE_TRANSLATION) == 0) {
+        address = ibv->addr;
+        length = ibv->length;
+    }
+    uint32_t kept = mr->region->flags;
+    unsigned rights = (unsigned)access;
+    if ((flags & IBV_REREG_MR_CHANGE_ACCESS) == 0) {
+        rights = (kept & ND_MR_FLAG_ALLOW_LOCAL_WRITE) != 0 ? IBV_ACCESS_LOCAL_WRITE : 0;
+        rights |= (kept & ND_MR_FLAG_ALLOW_REMOTE_READ) != 0 ? IBV_ACCESS_REMOTE_READ : 0;
+        rights |= (kept & 4) != 0 ? IBV_ACCESS_REMOTE_WRITE : 0;
+        rights |= mr->region->may_bind ? IBV_ACCESS_MW_BIND : 0;
+    }
+    int error = check_access(rights);
+    if (error == 0)
+        error = soft_errno(region_end(mr->region, false));
+    if (error != 0) {
+        errno = error;
+        return IBV_REREG_MR_ERR_INPUT;
+    }
+    if ((flags & IBV_REREG_MR_CHANGE_PD) != 0) {
+        ((struct soft_pd *)ibv->pd)->users--;
+        ((struct soft_pd *)pd)->users++;
+        ibv->pd = pd;
+        mr->region->domain = pd;
+    }
+    error = begin(mr, address, length, (uintptr_t)address, rights);
+    if (error == 0)
+        return 0;
+    ibv->lkey = ibv->rkey = 0;
+    errno = error;
+    return IBV_REREG_MR_ERR_CMD;
+}
+
+EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
+{
+    struct soft_mr *mr = (struct soft_mr *)ibv;
+
+    if (soft_inherited(ibv->context))
+        return 0;
+    nd_status status = region_end(mr->region, false);
+
+    if (status == ND_DEVICE_BUSY)
+        return errno = EBUSY;
+    if (status == ND_SUCCESS)
+        adapter_count_registration(0, -1);
+    ((struct soft_pd *)ibv->pd)->users--;
+    object_close(&mr->region->object);
+    free(mr);
+    return 0;
+}
+
+/* ---- Windows ---- */
+
+struct ibv_mw *soft_alloc_mw(struct ibv_pd *ibv, enum ibv_mw_type type)
+{
+    struct soft_pd *pd = (struct soft_pd *)ibv;
+    int error = 0;
+
+    if (soft_inherited(ibv->context))
+        return NULL;
+    if (type != IBV_MW_TYPE_2) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    if (adapter_gone(adapter_of(ibv->context))) {
+        errno = ENODEV;
+        return NULL;
+    }
+    struct soft_mw *mw = calloc(1, sizeof *mw);
+    if (mw == NULL)
+        return NULL;
+    error = soft_errno(window_create(adapter_of(ibv->context), pd, mw, &mw->window));
+    if (error != 0) {
+        free(mw);
+        errno = error;
+        return NULL;
+    }
+    mw->ibv.context = ibv->context;
+    mw->ibv.pd = ibv;
+    mw->ibv.type = type;
+    mw->ibv.rkey = ntohl(window_token(mw->window));
+    pd->users++;
+    return &mw->ibv;
+}
+
+int soft_dealloc_mw(struct ibv_mw *ibv)
+{
+    struct soft_mw *mw = (struct soft_mw *)ibv;
+
+    if (soft_inherited(ibv->context))
+        return 0;
+    ((struct soft_pd *)ibv->pd)->users--;
+    object_close(&mw->window->object);
+    free(mw);
+    return 0;
+}
+
+/* ibv_bind_mw() is for windows of type 1, which soft0 does not have. */
+int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+{
+    UNUSED(qp);
+    UNUSED(mw);
+    UNUSED(bind);
+    return EOPNOTSUPP;
+}
+
+/* A window of verbs has no completion of its own when the peer invalidates it. */
+void *face_window_invalidated(struct window *window)
+{
+    UNUSED(window);
+    return NULL;
+}

@@ -1,0 +1,482 @@
+/* Queue pairs: creation, states, posting. */
+#include "by_hand.h"
+#include "connection.h"
+#include "guarded.h"
+#include "soft.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+
+/* ---- Creation ---- */
+
+static int check(const struct ibv_qp_init_attr_ex *attributes)
+{
+    const struct ibv_qp_cap *cap = &attributes->cap;
+
+    if (attributes->qp_type != IBV_QPT_RC)
+        return EOPNOTSUPP;
+    if (attributes->send_cq == NULL || attributes->recv_cq == NULL || cap->max_send_wr > SOFT_MAX_QP_WR ||
+        cap->max_recv_wr > SOFT_MAX_QP_WR || cap->max_send_sge > MAX_SGE || cap->max_recv_sge > MAX_SGE ||
+        cap->max_inline_data > MAX_INLINE_DATA)
+        return EINVAL;
+    return 0;
+}
+
+/* A new queue pair of the engine, for a new one of verbs or one that goes back to RESET. */
+static int make(struct soft_qp *qp)
+{
+    const struct ibv_qp_init_attr_ex *initial = &qp->initial;
+    struct soft_srq *srq = (struct soft_srq *)initial->srq;
+    const struct queue_pair_limits limits = {
+        .receive_depth = srq != NULL ? 0 : initial->cap.max_recv_wr,
+        .initiator_depth = initial->cap.max_send_wr,
+        .receive_sge = initial->cap.max_recv_sge,
+        .initiator_sge = initial->cap.max_send_sge,
+        .inline_size = MAX_INLINE_DATA,
+    };
+    return soft_errno(qp_create(adapter_of(qp->ibv.context), qp->ibv.pd, ((struct soft_cq *)initial->recv_cq)->cq,
+                                ((struct soft_cq *)initial->send_cq)->cq, srq != NULL ? srq->srq : NULL,
+                                (void *)(uintptr_t)qp->ibv.qp_num, &limits, NULL, qp, &qp->qp));
+}
+
+struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attributes)
+{
+    struct soft_qp *qp = NULL;
+    int error = soft_inherited(context) ? EIO : adapter_gone(adapter_of(context)) ? ENODEV : 0;
+
+    if (error == 0 && ((attributes->comp_mask & IBV_QP_INIT_ATTR_PD) == 0 ||
+                       (attributes->comp_mask & ~(uint32_t)IBV_QP_INIT_ATTR_PD) != 0))
+        error = EOPNOTSUPP;
+    if (error == 0)
+        error = check(attributes);
+    if (error == 0 && (qp = calloc(1, sizeof *qp)) == NULL)
+        error = ENOMEM;
+    if (error == 0) {
+        pthread_mutex_init(&qp->lock, NULL);
+        qp->references = 1;
+        qp->ibv.context = context;
+        qp->ibv.pd = attributes->pd;
+        qp->initial = *attributes;
+        error = number_take(qp, &qp->ibv.qp_num);
+    }
+    if (error == 0 && (error = make(qp)) != 0)
+        number_give_back(qp);
+    if (error != 0) {
+        free(qp);
+        errno = error;
+        return NULL;
+    }
+    attributes->cap.max_send_sge = qp->qp->limits.initiator_sge;
+    if (attributes->srq == NULL)
+        attributes->cap.max_recv_sge = qp->qp->limits.receive_sge;
+    attributes->cap.max_inline_data = MAX_INLINE_DATA;
+    qp->initial.cap = attributes->cap;
+    qp->all_signaled = attributes->sq_sig_all != 0;
+    qp->ibv.qp_context = attributes->qp_context;
+    qp->ibv.send_cq = attributes->send_cq;
+    qp->ibv.recv_cq = attributes->recv_cq;
+    qp->ibv.srq = attributes->srq;
+    qp->ibv.qp_type = IBV_QPT_RC;
+    qp->ibv.state = qp->attributes.qp_state = IBV_QPS_RESET;
+    pthread_mutex_init(&qp->ibv.mutex, NULL);
+    pthread_cond_init(&qp->ibv.cond, NULL);
+    ((struct soft_pd *)attributes->pd)->users++;
+    ((struct soft_cq *)attributes->send_cq)->users++;
+    ((struct soft_cq *)attributes->recv_cq)->users++;
+    if (attributes->srq != NULL)
+        ((struct soft_srq *)attributes->srq)->users++;
+    return &qp->ibv;
+}
+
+EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
+{
+    struct ibv_qp_init_attr_ex extended = {
+        .qp_context = attributes->qp_context,
+        .send_cq = attributes->send_cq,
+        .recv_cq = attributes->recv_cq,
+        .srq = attributes->srq,
+        .cap = attributes->cap,
+        .qp_type = attributes->qp_type,
+        .sq_sig_all = attributes->sq_sig_all,
+        .comp_mask = IBV_QP_INIT_ATTR_PD,
+        .pd = pd,
+    };
+    struct ibv_qp *qp = soft_create_qp_ex(pd->context, &extended);
+    attributes->cap = extended.cap;
+    return qp;
+}
+
+EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
+{
+    struct soft_qp *qp = (struct soft_qp *)ibv;
+    void *context = (void *)(uintptr_t)ibv->qp_num;
+
+    if (soft_inherited(ibv->context))
+        return 0;
+    hand_close(qp);
+    number_give_back(qp);
+    pthread_mutex_lock(&qp->lock);
+    qp->destroyed = true;
+    pthread_mutex_unlock(&qp->lock);
+    object_close(&qp->qp->object);
+    cq_forget(((struct soft_cq *)ibv->send_cq)->cq, context);
+    cq_forget(((struct soft_cq *)ibv->recv_cq)->cq, context);
+    soft_async_forget(soft_context(ibv->context), ibv);
+    ((struct soft_pd *)ibv->pd)->users--;
+    ((struct soft_cq *)ibv->send_cq)->users--;
+    ((struct soft_cq *)ibv->recv_cq)->users--;
+    if (ibv->srq != NULL)
+        ((struct soft_srq *)ibv->srq)->users--;
+    pthread_mutex_destroy(&ibv->mutex);
+    pthread_cond_destroy(&ibv->cond);
+    soft_qp_drop(qp);
+    return 0;
+}
+
+void soft_qp_drop(struct soft_qp *qp)
+{
+    if (--qp->references > 0)
+        return;
+    pthread_mutex_destroy(&qp->lock);
+    free(qp);
+}
+
+/* ---- States ---- */
+
+static void set_state(struct soft_qp *qp, enum ibv_qp_state state)
+{
+    qp->attributes.qp_state = qp->attributes.cur_qp_state = state;
+    qp->state = state;
+    qp->ibv.state = state;
+    qp->qp->early = state == IBV_QPS_RTS;
+}
+
+/* The connection is over, or there is none: whatever was posted is flushed, and what is posted later too. */
+static void flush(struct soft_qp *qp)
+{
+    qp_finish_now(qp->qp);
+    if (qp->ibv.srq != NULL)
+        soft_async(soft_context(qp->ibv.context), IBV_EVENT_QP_LAST_WQE_REACHED, &qp->ibv);
+}
+
+/* Back to RESET: requests and completions are forgotten. */
+static int reset(struct soft_qp *qp)
+{
+    struct queue_pair *old = qp->qp;
+    void *context = (void *)(uintptr_t)qp->ibv.qp_num;
+
+    int error = make(qp);
+    if (error != 0) {
+        qp->qp = old;
+        return error;
+    }
+    object_close(&old->object);
+    cq_forget(((struct soft_cq *)qp->ibv.send_cq)->cq, context);
+    cq_forget(((struct soft_cq *)qp->ibv.recv_cq)->cq, context);
+    memset(&qp->attributes, 0, sizeof qp->attributes);
+    set_state(qp, IBV_QPS_RESET);
+    return 0;
+}
+
+static bool may_follow(enum ibv_qp_state from, enum ibv_qp_state to)
+{
+    switch (to) {
+    case IBV_QPS_RESET:
+    case IBV_QPS_ERR:
+        return true;
+    case IBV_QPS_INIT:
+        return from == IBV_QPS_RESET || from == IBV_QPS_INIT;
+    case IBV_QPS_RTR:
+        return from == IBV_QPS_INIT;
+    case IBV_QPS_RTS:
+        return from == IBV_QPS_RTR || from == IBV_QPS_RTS;
+    default:
+        return false;
+    }
+}
+
+static int needed_mask(enum ibv_qp_state from, enum ibv_qp_state to)
+{
+    if (from == IBV_QPS_RESET && to == IBV_QPS_INIT)
+        return IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    return 0;
+}
+
+static void take_attributes(struct soft_qp *qp, const struct ibv_qp_attr *from, int mask)
+{
+    struct ibv_qp_attr *to = &qp->attributes;
+
+    if ((mask & IBV_QP_ACCESS_FLAGS) != 0) {
+        to->qp_access_flags = from->qp_access_flags;
+        qp->qp->refuses_reads = (from->qp_access_flags & IBV_ACCESS_REMOTE_READ) == 0;
+        qp->qp->refuses_writes = (from->qp_access_flags & IBV_ACCESS_REMOTE_WRITE) == 0;
+    }
+    if ((mask & IBV_QP_PKEY_INDEX) != 0)
+        to->pkey_index = from->pkey_index;
+    if ((mask & IBV_QP_PORT) != 0)
+        to->port_num = from->port_num;
+    if ((mask & IBV_QP_QKEY) != 0)
+        to->qkey = from->qkey;
+    if ((mask & IBV_QP_AV) != 0)
+        to->ah_attr = from->ah_attr;
+    if ((mask & IBV_QP_PATH_MTU) != 0)
+        to->path_mtu = from->path_mtu;
+    if ((mask & IBV_QP_TIMEOUT) != 0)
+        to->timeout = from->timeout;
+    if ((mask & IBV_QP_RETRY_CNT) != 0)
+        to->retry_cnt = from->retry_cnt;
+    if ((mask & IBV_QP_RNR_RETRY) != 0)
+        to->rnr_retry = from->rnr_retry;
+    if ((mask & IBV_QP_RQ_PSN) != 0)
+        to->rq_psn = from->rq_psn;
+    if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0)
+        to->max_rd_atomic = from->max_rd_atomic;
+    if ((mask & IBV_QP_MIN_RNR_TIMER) != 0)
+        to->min_rnr_timer = from->min_rnr_timer;
+    if ((mask & IBV_QP_SQ_PSN) != 0)
+        to->sq_psn = from->sq_psn;
+    if ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0)
+        to->max_dest_rd_atomic = from->max_dest_rd_atomic;
+    if ((mask & IBV_QP_DEST_QPN) != 0)
+        to->dest_qp_num = from->dest_qp_num;
+}
+
+EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
+{
+    struct soft_qp *qp = (struct soft_qp *)ibv;
+    int error = 0;
+
+    if (soft_inherited(ibv->context))
+        return EIO;
+    if (adapter_gone(adapter_of(ibv->context)) && ((mask & IBV_QP_STATE) == 0 || attributes->qp_state != IBV_QPS_ERR))
+        return errno = ENODEV;
+    /* Before the lock is taken, because an event of the connection may be waiting for it. */
+    if ((mask & IBV_QP_STATE) != 0 && attributes->qp_state == IBV_QPS_RESET)
+        hand_close(qp);
+    pthread_mutex_lock(&qp->lock);
+    enum ibv_qp_state from = qp->attributes.qp_state;
+    enum ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? attributes->qp_state : from;
+    int needed = needed_mask(from, to);
+    bool by_hand = (mask & IBV_QP_AV) != 0 && hand_names_a_peer(attributes);
+    if (((mask & IBV_QP_CUR_STATE) != 0 && attributes->cur_qp_state != from) || !may_follow(from, to) ||
+        (to == IBV_QPS_RTR && (mask & IBV_QP_AV) != 0 && hand_names_nobody(attributes)) ||
+        (mask & needed) != needed || ((mask & IBV_QP_PORT) != 0 && attributes->port_num != 1) ||
+        ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0 && attributes->max_rd_atomic > MAX_READ_LIMIT) ||
+        ((mask & IBV_QP_MAX_DEST_RD_ATOMIC) != 0 && attributes->max_dest_rd_atomic > MAX_READ_LIMIT))
+        error = EINVAL;
+    else if (to == IBV_QPS_RESET && from != IBV_QPS_RESET)
+        error = reset(qp);
+    if (error == 0 && to != IBV_QPS_RESET && to != IBV_QPS_ERR)
+        take_attributes(qp, attributes, mask);
+    if (error == 0 && from == IBV_QPS_INIT && to == IBV_QPS_RTR && by_hand)
+        error = hand_check(qp);
+    if (error == 0)
+        set_state(qp, to);
+    pthread_mutex_unlock(&qp->lock);
+    if (error != 0)
+        return errno = error;
+    if (to == IBV_QPS_ERR && from != IBV_QPS_ERR)
+        flush(qp);
+    else if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && by_hand)
+        hand_connect(qp);
+    else if ((mask & (IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT)) != 0)
+        hand_set_patience(qp);
+    return 0;
+}
+
+int soft_qp_move(struct soft_qp *qp, enum ibv_qp_state state)
+{
+    pthread_mutex_lock(&qp->lock);
+    enum ibv_qp_state from = qp->attributes.qp_state;
+    set_state(qp, state);
+    if (state == IBV_QPS_INIT) {
+        qp->attributes.port_num = 1;
+        qp->attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
+    }
+    pthread_mutex_unlock(&qp->lock);
+    if (state == IBV_QPS_ERR && from != IBV_QPS_ERR)
+        flush(qp);
+    return 0;
+}
+
+void soft_qp_ended(struct soft_qp *qp)
+{
+    pthread_mutex_lock(&qp->lock);
+    bool first = !qp->destroyed && qp->attributes.qp_state != IBV_QPS_ERR && qp->attributes.qp_state != IBV_QPS_RESET;
+    if (first)
+        set_state(qp, IBV_QPS_ERR);
+    if (first && qp->ibv.srq != NULL)
+        soft_async(soft_context(qp->ibv.context), IBV_EVENT_QP_LAST_WQE_REACHED, &qp->ibv);
+    pthread_mutex_unlock(&qp->lock);
+}
+
+EXPORT int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *out, int mask, struct ibv_qp_init_attr *initial)
+{
+    struct soft_qp *qp = (struct soft_qp *)ibv;
+
+    UNUSED(mask);
+    if (soft_inherited(ibv->context))
+        return EIO;
+    pthread_mutex_lock(&qp->lock);
+    /* An end that nobody has told of yet. */
+    if (qp_has_ended(qp->qp) && qp->attributes.qp_state > IBV_QPS_INIT)
+        set_state(qp, IBV_QPS_ERR);
+    *out = qp->attributes;
+    out->cap = qp->initial.cap;
+    out->path_mtu = out->path_mtu != 0 ? out->path_mtu : IBV_MTU_4096;
+    *initial = (struct ibv_qp_init_attr){
+        .qp_context = ibv->qp_context,
+        .send_cq = ibv->send_cq,
+        .recv_cq = ibv->recv_cq,
+        .srq = ibv->srq,
+        .cap = qp->initial.cap,
+        .qp_type = IBV_QPT_RC,
+        .sq_sig_all = qp->all_signaled,
+    };
+    pthread_mutex_unlock(&qp->lock);
+    return 0;
+}
+
+EXPORT int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode operation, uint32_t flags)
+{
+    UNUSED(qp);
+    UNUSED(operation);
+    UNUSED(flags);
+    return 0;
+}
+
+/* ---- Posting ---- */
+
+static int error_of(nd_status status)
+{
+    switch (status) {
+    case ND_SUCCESS:
+        return 0;
+    case ND_NO_MORE_ENTRIES:
+        return ENOMEM;
+    case ND_DEVICE_REMOVED:
+        return EIO;
+    case ND_ACCESS_VIOLATION:
+        return EFAULT;
+    default:
+        return EINVAL;
+    }
+}
+
+static nd_status post_bind(struct soft_qp *qp, struct operation *operation, const struct ibv_send_wr *wr)
+{
+    struct soft_mw *mw = (struct soft_mw *)wr->bind_mw.mw;
+    const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
+
+    if (mw == NULL || info->mr == NULL || (wr->bind_mw.rkey ^ mw->ibv.rkey) >> 8 != 0 || info->length == 0 ||
+        (info->mw_access_flags & ~(unsigned)(IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)) != 0)
+        return ND_INVALID_PARAMETER;
+    if ((info->mw_access_flags & IBV_ACCESS_REMOTE_READ) != 0)
+        operation->flags |= ND_OP_FLAG_ALLOW_READ;
+    if ((info->mw_access_flags & IBV_ACCESS_REMOTE_WRITE) != 0)
+        operation->flags |= ND_OP_FLAG_ALLOW_WRITE;
+    operation->bind.has_key = true;
+    operation->bind.key = (uint8_t)wr->bind_mw.rkey;
+    operation->refuses_late = true;
+    return qp_post_bind(qp->qp, operation, ((struct soft_mr *)info->mr)->region, mw->window, info->addr, info->length);
+}
+
+static nd_status post_data(struct soft_qp *qp, struct operation *operation, const struct ibv_send_wr *wr)
+{
+    ND2_SGE sge[MAX_SGE];
+
+    if (wr->num_sge < 0 || wr->num_sge > (int)qp->qp->limits.initiator_sge)
+        return ND_DATA_OVERRUN;
+    return qp_post_data(qp->qp, operation, sge, soft_sges(sge, wr->sg_list, wr->num_sge));
+}
+
+static nd_status post_one(struct soft_qp *qp, const struct ibv_send_wr *wr)
+{
+    struct operation operation;
+    uint32_t flags = 0;
+
+    if ((wr->send_flags & IBV_SEND_SIGNALED) == 0 && !qp->all_signaled)
+        flags |= ND_OP_FLAG_SILENT_SUCCESS;
+    if ((wr->send_flags & IBV_SEND_FENCE) != 0)
+        flags |= ND_OP_FLAG_READ_FENCE;
+    switch (wr->opcode) {
+    case IBV_WR_SEND:
+    case IBV_WR_SEND_WITH_INV:
+        if ((wr->send_flags & IBV_SEND_SOLICITED) != 0)
+            flags |= ND_OP_FLAG_SEND_AND_SOLICIT_EVENT;
+        if ((wr->send_flags & IBV_SEND_INLINE) != 0)
+            flags |= ND_OP_FLAG_INLINE;
+        operation_begin(&operation, (void *)(uintptr_t)wr->wr_id, Nd2RequestTypeSend, flags);
+        if (wr->opcode == IBV_WR_SEND_WITH_INV) {
+            operation.invalidates = true;
+            operation.remote_token = htonl(wr->invalidate_rkey);
+        }
+        return post_data(qp, &operation, wr);
+    case IBV_WR_RDMA_WRITE:
+        if ((wr->send_flags & IBV_SEND_INLINE) != 0)
+            flags |= ND_OP_FLAG_INLINE;
+        operation_begin(&operation, (void *)(uintptr_t)wr->wr_id, Nd2RequestTypeWrite, flags);
+        operation.remote_address = wr->wr.rdma.remote_addr;
+        operation.remote_token = htonl(wr->wr.rdma.rkey);
+        return post_data(qp, &operation, wr);
+    case IBV_WR_RDMA_READ:
+        operation_begin(&operation, (void *)(uintptr_t)wr->wr_id, Nd2RequestTypeRead, flags);
+        operation.remote_address = wr->wr.rdma.remote_addr;
+        operation.remote_token = htonl(wr->wr.rdma.rkey);
+        return post_data(qp, &operation, wr);
+    case IBV_WR_LOCAL_INV:
+        operation_begin(&operation, (void *)(uintptr_t)wr->wr_id, Nd2RequestTypeInvalidate, flags);
+        operation.remote_token = htonl(wr->invalidate_rkey);
+        return qp_post_invalidate(qp->qp, &operation, NULL);
+    case IBV_WR_BIND_MW:
+        operation_begin(&operation, (void *)(uintptr_t)wr->wr_id, Nd2RequestTypeBind, flags);
+        return post_bind(qp, &operation, wr);
+    default:
+        return ND_NOT_SUPPORTED;
+    }
+}
+
+int soft_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    struct soft_qp *qp = (struct soft_qp *)ibv;
+    int state = qp->state;
+    /* iWARP cannot only receive. Programs that know this leave a server in RTR, such as ib_send_bw. */
+    bool may_send = state == IBV_QPS_RTR || state == IBV_QPS_RTS || state == IBV_QPS_ERR;
+    nd_status status = may_send ? ND_SUCCESS : ND_CONNECTION_INVALID;
+    bool list = wr != NULL && wr->next != NULL;
+
+    guarded_copy_refresh();
+    if (list)
+        qp_start_batch(qp->qp);
+    while (wr != NULL && status == ND_SUCCESS) {
+        status = post_one(qp, wr);
+        if (status == ND_SUCCESS)
+            wr = wr->next;
+    }
+    if (list)
+        qp_submit_batch(qp->qp);
+    if (status != ND_SUCCESS)
+        *bad = wr;
+    return error_of(status);
+}
+
+int soft_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    struct soft_qp *qp = (struct soft_qp *)ibv;
+    ND2_SGE sge[MAX_SGE];
+
+    for (; wr != NULL; wr = wr->next) {
+        int error = EINVAL;
+        if (qp->state != IBV_QPS_RESET && wr->num_sge >= 0 &&
+            wr->num_sge <= (int)qp->qp->limits.receive_sge)
+            error = error_of(qp_receive(qp->qp, (void *)(uintptr_t)wr->wr_id, sge,
+                                        soft_sges(sge, wr->sg_list, wr->num_sge)));
+        if (error != 0) {
+            *bad = wr;
+            return error;
+        }
+    }
+    return 0;
+}

@@ -1,0 +1,183 @@
+/* The verbs face: what a program's structures are inside.
+ *
+ * libsoftverbs.so exports the calls of libibverbs and librdmacm over one device, soft0. A structure that a program sees,
+ * such as struct ibv_qp, is the first member of the structure here, which is also the `face` of the engine's object.
+ */
+#ifndef SOFTVERBS_SOFT_H
+#define SOFTVERBS_SOFT_H
+
+#include "adapter.h"
+#include "completion_queue.h"
+#include "memory.h"
+#include "queue_pair.h"
+#include "shared_receive_queue.h"
+
+#include <infiniband/verbs.h>
+#include <pthread.h>
+
+#define EXPORT __attribute__((visibility("default")))
+/* A call that had another signature in its first version. The version script names both. */
+#define EXPORT_VERSION(name, symbol) __asm__(".symver " #name ", " symbol)
+
+#define SOFT_NAME "soft0"
+#define SOFT_VENDOR_ID 0x736Eu
+#define SOFT_PART_ID 0x0003u
+#define SOFT_MAX_GIDS 64
+#define SOFT_MAX_QP_WR 16384u
+#define SOFT_MAX_SRQ_WR 16384u
+
+/* ---- Events that a program waits for on a descriptor ---- */
+
+/* A list of events and a descriptor that is readable while the list is not empty. */
+struct event {
+    struct event *next;
+};
+
+struct event_queue {
+    pthread_mutex_t lock;
+    int fd; /* an eventfd; a program may make it nonblocking and poll it */
+    struct event *first, **last;
+};
+
+bool event_queue_start(struct event_queue *queue);
+void event_queue_end(struct event_queue *queue);
+void event_put(struct event_queue *queue, struct event *event);
+/* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. */
+struct event *event_take(struct event_queue *queue);
+/* Whether an event is in the list. */
+bool event_waits(struct event_queue *queue);
+/* Takes out each event for which `matches` is true and hands it to free(). */
+void event_remove(struct event_queue *queue, bool (*matches)(const struct event *event, const void *what),
+                  const void *what);
+
+/* ---- Objects ---- */
+
+struct soft_context {
+    struct verbs_context verbs; /* its last member is the struct ibv_context that programs have */
+    struct adapter *adapter; /* one for all contexts of the process */
+    struct event_queue events; /* asynchronous events: struct soft_async_event */
+    struct soft_context *next; /* list of device.c */
+    uint32_t generation;       /* of the process that opened it */
+};
+
+struct soft_async_event {
+    struct event event; /* first */
+    struct ibv_async_event ibv;
+};
+
+struct soft_pd {
+    struct ibv_pd ibv;
+    _Atomic int32_t users; /* regions, windows, queue pairs, shared receive queues */
+};
+
+struct soft_mr {
+    struct ibv_mr ibv;
+    struct region *region;
+};
+
+struct soft_mw {
+    struct ibv_mw ibv;
+    struct window *window;
+};
+
+struct soft_channel {
+    struct ibv_comp_channel ibv;
+    struct event_queue events; /* struct soft_cq.arrival */
+};
+
+struct soft_cq_event {
+    struct event event; /* first */
+    struct soft_cq *cq;
+};
+
+struct soft_cq {
+    struct ibv_cq ibv;
+    struct completion_queue *cq;
+    _Atomic int32_t users; /* queue pairs */
+    _Atomic uint32_t events_given; /* to be acknowledged */
+    struct soft_cq_event *_Atomic spare; /* for the next notification */
+    _Atomic bool failed;
+};
+
+struct soft_srq {
+    struct ibv_srq ibv;
+    struct shared_queue *srq;
+    _Atomic int32_t users;
+    _Atomic bool limit_armed;
+};
+
+struct hand;
+
+struct soft_qp {
+    struct ibv_qp ibv;
+    _Atomic int32_t references; /* the program's, and those of soft_qp_hold() */
+    pthread_mutex_t lock; /* of everything below; taken outside of the engine's locks */
+    bool destroyed;
+    struct queue_pair *qp;
+    struct hand *hand; /* what connects it, if ibv_modify_qp() does; under the lock of by_hand.c */
+    bool all_signaled;
+    _Atomic int state; /* attributes.qp_state, for those who post without the lock */
+    struct ibv_qp_attr attributes;
+    struct ibv_qp_init_attr_ex initial;
+};
+
+static inline struct soft_context *soft_context(struct ibv_context *context)
+{
+    return CONTAINER_OF(context, struct soft_context, verbs.context);
+}
+
+static inline struct adapter *adapter_of(struct ibv_context *context)
+{
+    return soft_context(context)->adapter;
+}
+
+/* Whether a forked child has the context from its parent. Then nothing of it may be used: sets errno to EIO. What closes an
+ * object succeeds without doing anything. The calls of requests and completions are others in such a context. */
+bool soft_inherited(const struct ibv_context *context);
+
+/* An errno for a status of the engine. */
+int soft_errno(nd_status status);
+/* Gives the context an asynchronous event. `element` is the queue pair, queue or port that it is about. */
+void soft_async(struct soft_context *context, enum ibv_event_type type, void *element);
+/* The element is gone: its events that nobody has taken go too. */
+void soft_async_forget(struct soft_context *context, const void *element);
+
+/* device.c: the context that the connection manager shares with all of its identifiers, opened at first use. */
+struct ibv_context *soft_shared_context(void);
+struct ibv_device *soft_device(void);
+
+/* addresses.c: the machine's addresses, loopback included, those of IPv4 first. Returns their number, or -1 and sets errno
+ * if there is no memory or no descriptor to ask the system. */
+int soft_addresses(struct sockaddr_storage *out, int max);
+bool soft_serves(const struct sockaddr *address);
+void soft_gid_of(const struct sockaddr *address, union ibv_gid *gid);
+/* False if the GID is not one of an address. The port is 0. */
+bool soft_address_of(const union ibv_gid *gid, struct sockaddr_storage *out);
+
+/* completion.c */
+int soft_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *wc);
+int soft_req_notify_cq(struct ibv_cq *cq, int solicited_only);
+/* queue_pair.c */
+int soft_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+int soft_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+struct ibv_qp *soft_create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *attributes);
+/* The queue pair with this number in this process. NULL: none. A program must not destroy it during the call. */
+struct soft_qp *soft_qp_numbered(uint32_t number);
+/* The same, but the memory stays until soft_qp_drop(). */
+struct soft_qp *soft_qp_hold(uint32_t number);
+void soft_qp_drop(struct soft_qp *qp);
+/* Elements of a request in the engine's form. Returns their number. `out` has room for as many. */
+uint32_t soft_sges(ND2_SGE *out, const struct ibv_sge *sge, int count);
+/* The connection manager moves the queue pair: to INIT, ready to receive, ready to send or the error state. */
+int soft_qp_move(struct soft_qp *qp, enum ibv_qp_state state);
+/* The connection of this queue pair has ended. */
+void soft_qp_ended(struct soft_qp *qp);
+/* memory.c */
+struct ibv_mw *soft_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type);
+int soft_dealloc_mw(struct ibv_mw *mw);
+int soft_bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind);
+/* shared_receive_queue.c */
+int soft_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+struct ibv_srq *soft_create_srq_ex(struct ibv_context *context, struct ibv_srq_init_attr_ex *attributes);
+
+#endif
