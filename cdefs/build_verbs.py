@@ -1,13 +1,14 @@
 """The cffi module ndpy._verbs: libibverbs and librdmacm, declared from their headers, opened at run time.
 
-Each function that verbs/ibverbs.h and verbs/rdmacm.h declare becomes a pointer, and loader.c fills it. The function is
-required unless its declaration is marked optional. Its name becomes a macro for the pointer, so the module links to no
-library.
+Each function that verbs/ibverbs.h, verbs/rdmacm.h and verbs/softverbs.h declare becomes a pointer for each library, and
+loader.c fills it. The function is required unless its declaration is marked optional. Its name becomes a macro that calls
+the function in the library of its first argument, so the module links to no library.
 """
 
 import re
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from cffi import FFI
 
@@ -18,16 +19,56 @@ def read(name: str) -> str:
     return (HERE / name).read_text()
 
 
-def symbols(library: str) -> list[tuple[str, str, int]]:
-    """Every function that a declaration file declares, as (library, name, required)."""
-    found = re.findall(r"^[^/\n]*?\b(\w+)\((?:[^;]*)\);(.*)$", read(f"verbs/{library}.h"), re.MULTILINE)
-    return [(library, name, int("optional" not in remark)) for name, remark in found]
+# The types whose objects lead to their library, and how loader.c finds it.
+OBJECTS = {
+    "ibv_context": "of_context",
+    "ibv_pd": "of_pd",
+    "ibv_mr": "of_mr",
+    "ibv_comp_channel": "of_comp_channel",
+    "ibv_cq": "of_cq",
+    "ibv_srq": "of_srq",
+    "ibv_qp": "of_qp",
+    "rdma_event_channel": "of_event_channel",
+    "rdma_cm_id": "of_cm_id",
+}
+
+
+class Symbol(NamedTuple):
+    """A function of one of the libraries. parameters: their declarations."""
+
+    library: str
+    name: str
+    parameters: list[str]
+    required: bool
+
+    def macro(self) -> str:
+        """What calls it in the library of its object."""
+        names = [f"a{number}" for number in range(len(self.parameters))]
+        first = re.match(r"struct (\w+) \*\w+$", self.parameters[0]) if self.parameters else None
+        found = OBJECTS.get(first[1]) if first else None
+        library = f"{found}(a0)" if found else "of_none()"
+        listed = ", ".join(names)
+        return f"#undef {self.name}\n#define {self.name}({listed}) ({library}->call_{self.name}({listed}))"
+
+
+def symbols(library: str) -> list[Symbol]:
+    """Every function that a declaration file declares."""
+    found = re.findall(r"^[^/\n]*?\b(\w+)\(([^;]*)\);(.*)$", read(f"verbs/{library}.h"), re.MULTILINE)
+    return [
+        Symbol(
+            library,
+            name,
+            [] if inside == "void" else [" ".join(part.split()) for part in inside.split(",")],
+            "optional" not in remark,
+        )
+        for name, inside, remark in found
+    ]
 
 
 def source() -> str:
-    table = symbols("ibverbs") + symbols("rdmacm")
-    entries = " \\\n".join(f"    SYMBOL({library}, {name}, {required})" for library, name, required in table)
-    names = "\n".join(f"#undef {name}\n#define {name} ndpy_call_{name}" for _, name, _ in table)
+    table = symbols("ibverbs") + symbols("rdmacm") + symbols("softverbs")
+    entries = " \\\n".join(f"    SYMBOL({each.library}, {each.name}, {int(each.required)})" for each in table)
+    macros = "\n".join(each.macro() for each in table)
     return f"""
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -46,10 +87,11 @@ def source() -> str:
 {entries}
 
 #include "ndpy_abi.h"
+#include "verbs/softverbs.h"
 #include "verbs/shim.h"
 #include "verbs/loader.c"
 
-{names}
+{macros}
 
 #include "rings.c"
 #include "verbs/events.c"
@@ -62,7 +104,7 @@ def source() -> str:
 
 
 ffibuilder = FFI()
-for part in ("ndpy_abi.h", "verbs/ibverbs.h", "verbs/rdmacm.h", "verbs/shim.h"):
+for part in ("ndpy_abi.h", "verbs/ibverbs.h", "verbs/rdmacm.h", "verbs/softverbs.h", "verbs/shim.h"):
     ffibuilder.cdef(read(part))
 ffibuilder.set_source(
     "ndpy._verbs",

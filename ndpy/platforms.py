@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import ipaddress
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from ndpy.adapter import Adapter
@@ -35,7 +37,8 @@ Poller._implementation = staticmethod(lambda: implementation().Poller)
 def list_adapters(*, provider: str | os.PathLike[str] | None = None, version: int | None = None) -> list[AdapterInfo]:
     """List the adapters of this machine in the system's order. The list is empty if there is none.
 
-    An adapter that cannot be used is left out, unless all are unusable. `ndpy doctor` says why.
+    An adapter that cannot be used is left out, unless all are unusable. `ndpy doctor` says why. soft0, the software adapter of
+    this package on Linux, is left out too, unless NDPY_ADAPTER names it. Then it is the only one.
 
     Parameters:
         provider: the path of a NetworkDirect provider's DLL, to list its adapters only. Windows only. The default is the
@@ -72,7 +75,8 @@ def open_adapter(
 
     Parameters:
         which: a name such as "rxe0", or a local IP address that the adapter serves. The default is what the environment
-            variable NDPY_ADAPTER names or, without it, the first adapter with an active port.
+            variable NDPY_ADAPTER names or, without it, the first adapter with an active port. On Linux "soft0" is the software
+            adapter of this package, which is always there. It is never taken unless it is named.
         provider: see list_adapters().
         version: see list_adapters().
     Raises:
@@ -80,13 +84,48 @@ def open_adapter(
         ProviderNotFoundError: see list_adapters().
         PermissionError: this user may not open the adapter.
     """
-    which = which or os.environ.get("NDPY_ADAPTER") or None
-    named = provider is not None or version is not None
-    adapters = list_adapters(provider=provider, version=version) if named else list_adapters()
-    if not adapters and provider is not None:
-        raise AdapterNotFoundError(f"the provider {os.fspath(provider)} serves no address")
-    opened: Adapter = implementation().open_adapter(choose(adapters, which))
+    if provider is None and version is None:
+        info = find(which)
+    else:
+        adapters = list_adapters(provider=provider, version=version)
+        if not adapters and provider is not None:
+            raise AdapterNotFoundError(f"the provider {os.fspath(provider)} serves no address")
+        info = choose(adapters, which or os.environ.get("NDPY_ADAPTER") or None)
+    opened: Adapter = implementation().open_adapter(info)
     return opened
+
+
+def find(which: str | None = None) -> AdapterInfo:
+    """Describe the adapter that open_adapter(which) opens. Raises as that does."""
+    which = which or os.environ.get("NDPY_ADAPTER") or None
+    named: list[AdapterInfo] | None = implementation().list_named(which) if sys.platform == "linux" else None
+    return choose(list_adapters() if named is None else named, which)
+
+
+def unlisted(infos: list[AdapterInfo]) -> list[str]:
+    """A sentence for each adapter that this machine has but that list_adapters(), which gave `infos`, lists only by name."""
+    if sys.platform != "linux":
+        return []
+    described: dict[str, str] = implementation().describe_unlisted()
+    present = {info.name for info in infos}
+    return [sentence for name, sentence in described.items() if name not in present]
+
+
+@contextlib.contextmanager
+def asking_for(which: str | None) -> Iterator[None]:
+    """Let NDPY_ADAPTER name this adapter meanwhile, so that list_adapters() has it although it is listed only by name."""
+    if which is None or sys.platform != "linux" or not implementation().is_listed_by_name_only(which):
+        yield
+        return
+    former = os.environ.get("NDPY_ADAPTER")
+    os.environ["NDPY_ADAPTER"] = which
+    try:
+        yield
+    finally:
+        if former is None:
+            del os.environ["NDPY_ADAPTER"]
+        else:
+            os.environ["NDPY_ADAPTER"] = former
 
 
 def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:

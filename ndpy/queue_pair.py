@@ -524,10 +524,10 @@ class QueuePair(WorkQueues):
 
         Parameters:
             gid_index: the GID to use, as ibv_rc_pingpong's -g. None chooses by rank: RoCE v2 before v1, routable before
-                link-local, IPv4 before IPv6.
+                link-local before loopback, IPv4 before IPv6.
             psn: the first packet's sequence number, 24 bits. None for a random one.
         Raises:
-            UnsupportedError: iWARP and NetworkDirect adapters connect through connectors only.
+            UnsupportedError: iWARP adapters other than soft0, and NetworkDirect's, connect through connectors only.
             ConnectionActiveError: the queue pair is connected with other values than these.
             AddressUnreachableError: the adapter has no such GID.
         """
@@ -569,7 +569,7 @@ class QueuePair(WorkQueues):
             retry: see RetryPolicy. Fields that are None are as in ibv_rc_pingpong: retry_count 7 (6 on rxe),
                 rnr_retry_count ENDLESS, min_rnr_timer 12, ack_timeout 14.
         Raises:
-            UnsupportedError: iWARP and NetworkDirect adapters connect through connectors only.
+            UnsupportedError: iWARP adapters other than soft0, and NetworkDirect's, connect through connectors only.
             ConnectionActiveError: the queue pair is connected, or was, or a connector has it.
             ProviderError: the adapter cannot reach that endpoint.
         """

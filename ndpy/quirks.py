@@ -28,6 +28,7 @@ class Difference:
         sentence: what these adapters do, for reports.
         reference: where that is written down, or which code does it.
         driver, transport: the adapters that do it. One of the two is set, to a value of AdapterInfo.
+        but_not: the drivers of that transport that do not do it.
         first, last: the oldest and the newest kernel that has it. () if there is no limit. If nobody knows which kernel
             brought it, `first` is the oldest kernel on which it was seen.
         checks: the checks of the smoke test that find it.
@@ -41,6 +42,7 @@ class Difference:
     reference: str
     driver: str = ""
     transport: str = ""
+    but_not: tuple[str, ...] = ()
     first: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
     checks: tuple[str, ...] = ()
@@ -51,7 +53,9 @@ class Difference:
 
     def is_of(self, driver: str, transport: str) -> bool:
         """Whether adapters with this driver or this transport have it."""
-        return driver == self.driver if self.driver else transport == self.transport
+        if self.driver:
+            return driver == self.driver
+        return transport == self.transport and driver not in self.but_not
 
     def is_in(self, release: str) -> bool:
         """Whether this kernel is known to have it."""
@@ -244,65 +248,79 @@ class Quirk(enum.Enum):
     )
 
     # ---- iWARP ----
+    #
+    # softverbs has fewer of these differences, also towards other iWARP ends: it asks them what they took by reads of no
+    # bytes. The exception is a peer that serves no reads.
 
     IWARP_READ_SINK_NEEDS_REMOTE_WRITE = Difference(
         "on iWARP the answer to a read is written to the sink by its remote token, so the sink needs the right REMOTE_WRITE",
         "RFC 5040: a Read Response is a tagged message to the sink",
         transport="iWARP",
+        but_not=("softverbs",),
         spared="Access.READ_SINK adds the right",
     )
     IWARP_KERNEL_MOVES_QUEUE_PAIRS = Difference(
         "on iWARP the kernel moves a queue pair through its states, together with the TCP connection",
         "Linux drivers/infiniband/core/iwcm.c",
         transport="iWARP",
+        but_not=("softverbs",),
         spared="ndpy moves queue pairs of other transports only",
     )
     IWARP_ATTEMPT_USES_QUEUE_PAIR_UP = Difference(
         "on iWARP a refused connection ends its queue pair for good",
         "Linux drivers/infiniband/core/iwcm.c",
         transport="iWARP",
+        but_not=("softverbs",),
     )
     IWARP_MANAGER_ONLY = Difference(
         "iWARP connects only through a connection manager",
         "RFC 5044: a queue pair takes over a TCP connection after the start-up frames",
         transport="iWARP",
+        but_not=("softverbs",),
     )
     IWARP_UP_AT_THE_REPLY = Difference(
         "on iWARP a connection is up when the server's reply arrives: nothing is left to complete or to refuse after that",
         "RFC 5044: the start-up is one frame from each end",
         transport="iWARP",
+        but_not=("softverbs",),
         spared="ndpy ends a connection whose offer is turned down",
     )
     IWARP_CLIENT_SENDS_FIRST = Difference(
         "on iWARP the first message has to be the client's",
         "RFC 5044, section 7.1.2",
         transport="iWARP",
+        but_not=("softverbs",),
     )
     IWARP_DISCONNECT_SENDS_THE_QUEUE = Difference(
         "iWARP sends what is queued before it disconnects, unless the queue pair is in the error state by then",
         "Linux drivers/infiniband/core/iwcm.c, iw_cm_disconnect()",
         transport="iWARP",
+        but_not=("softverbs",),
     )
     IWARP_REFUSALS_ARE_ERRNOS = Difference(
         "on iWARP the reason of a refusal is an errno, not one of InfiniBand's connection manager",
         "Linux drivers/infiniband/core/cma.c, cma_iw_handler()",
         transport="iWARP",
+        but_not=("softverbs",),
     )
     IWARP_DESTROY_WAITS = Difference(
         "on iWARP the kernel holds rdma_destroy_id() of an attempt until the peer has answered, or for ten seconds",
         "Linux drivers/infiniband/core/iwcm.c, destroy_cm_id()",
         transport="iWARP",
+        but_not=("softverbs",),
         spared="ndpy calls it in a thread of its own",
     )
     IWARP_NO_ACKNOWLEDGEMENT = Difference(
         "iWARP acknowledges no write and no send: they complete when TCP has them, before the peer has judged them",
         "RFC 5040: only reads are answered",
         transport="iWARP",
+        but_not=("softverbs",),
     )
     IWARP_NO_RECEIVER_NOT_READY = Difference(
         "iWARP has no way to say that a receiver is not ready",
         "RFC 5041",
         transport="iWARP",
+        but_not=("softverbs",),
     )
     IWARP_NO_IMMEDIATE_DATA = Difference(
         "iWARP has no immediate data",
@@ -318,12 +336,14 @@ class Quirk(enum.Enum):
         "siw flushes nothing before there was a connection",
         "Linux drivers/infiniband/sw/siw/siw_qp.c; ndpy takes it to be so on all of iWARP",
         transport="iWARP",
+        but_not=("softverbs",),
         spared="ndpy cancels the requests",
     )
     IWARP_KEEPS_LATE_REQUESTS = Difference(
         "siw flushes when a queue pair enters the error state, and does not complete what is posted after that",
         "Linux drivers/infiniband/sw/siw/siw_verbs.c; ndpy takes it to be so on all of iWARP",
         transport="iWARP",
+        but_not=("softverbs",),
         spared="ndpy cancels the requests",
     )
     IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY = Difference(
@@ -331,8 +351,18 @@ class Quirk(enum.Enum):
         "is the reason",
         "Linux drivers/infiniband/sw/siw/siw_qp_tx.c; ndpy takes it to be so on all of iWARP",
         transport="iWARP",
+        but_not=("softverbs",),
         spared="ndpy looks at the request's memory",
     )
+
+
+#: The drivers of adapters in software.
+_SOFTWARE = frozenset({"rdma_rxe", "siw", "softverbs", "softnd.dll"})
+
+
+def is_software(info: AdapterInfo) -> bool:
+    """Whether ndpy knows that this adapter is not hardware."""
+    return info.driver in _SOFTWARE
 
 
 def kernel_version(release: str) -> tuple[int, ...]:

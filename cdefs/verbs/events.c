@@ -126,7 +126,7 @@ int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *
         out->port = (uint32_t)event.element.port_num;
         break;
     }
-    ibv_ack_async_event(&event);
+    of_context(context)->call_ibv_ack_async_event(&event);
     return 0;
 }
 
@@ -177,7 +177,7 @@ int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, str
     default:
         break;
     }
-    rdma_ack_cm_event(event);
+    of_event_channel(channel)->call_rdma_ack_cm_event(event);
     return 0;
 }
 
@@ -190,7 +190,8 @@ int ndpy_cm_let_go(struct rdma_cm_id *id)
 {
     int null, error = 0;
 
-    if (!id->verbs)
+    /* softverbs has no files of the kernel. */
+    if (!id->verbs || of_cm_id(id)->call_softverbs_addresses)
         return 0;
     null = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (null < 0)

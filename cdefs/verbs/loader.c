@@ -1,30 +1,47 @@
-/* Opens libibverbs and librdmacm and fills one pointer for each symbol. build_verbs.py makes NDPY_SYMBOLS from
-   ibverbs.h and rdmacm.h. The module links to neither library, so it loads on a machine without them. */
+/* Opens libibverbs and librdmacm and looks up their functions. build_verbs.py makes NDPY_SYMBOLS from ibverbs.h, rdmacm.h
+   and softverbs.h. The module links to neither library, so it loads on a machine without them.
+
+   There are two pairs of libraries: the system's and softverbs, which is one file for both. A program can have adapters of
+   both at once. A call goes to the library of its object. build_verbs.py makes a macro for that from each declaration. */
 
 #include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#define NDPY_DEFINE(library, name, required) static __typeof__(name) *ndpy_call_##name;
-NDPY_SYMBOLS(NDPY_DEFINE)
-#undef NDPY_DEFINE
+#define NDPY_MEMBER(library, name, required) __typeof__(name) *call_##name;
+struct ndpy_library {
+    NDPY_SYMBOLS(NDPY_MEMBER)
+};
+#undef NDPY_MEMBER
+
+static struct ndpy_library ndpy_libraries[2];
 
 struct ndpy_symbol {
     const char *name;
-    void **slot;
+    size_t offset;
     int from_rdmacm;
     int required;
 };
 
-#define NDPY_ENTRY(library, name, required) {#name, (void **)&ndpy_call_##name, NDPY_IS_##library, required},
+#define NDPY_ENTRY(library, name, required) \
+    {#name, offsetof(struct ndpy_library, call_##name), NDPY_IS_##library, required},
 #define NDPY_IS_ibverbs 0
+#define NDPY_IS_softverbs 0
 #define NDPY_IS_rdmacm 1
 static const struct ndpy_symbol ndpy_symbols[] = {NDPY_SYMBOLS(NDPY_ENTRY)};
 #undef NDPY_ENTRY
 
 #define NDPY_SYMBOL_COUNT (sizeof ndpy_symbols / sizeof ndpy_symbols[0])
 
-int ndpy_load(const char *verbs_path, const char *rdmacm_path, char *failed, size_t failed_size)
+static void **slot_of(int library, const struct ndpy_symbol *symbol)
+{
+    return (void **)((char *)&ndpy_libraries[library] + symbol->offset);
+}
+
+int ndpy_load(int library, const char *verbs_path, const char *rdmacm_path, char *failed, size_t failed_size)
 {
     const char *paths[2] = {verbs_path, rdmacm_path};
     void *handles[2];
@@ -39,20 +56,151 @@ int ndpy_load(const char *verbs_path, const char *rdmacm_path, char *failed, siz
     }
     for (size_t i = 0; i < NDPY_SYMBOL_COUNT; i++) {
         const struct ndpy_symbol *symbol = &ndpy_symbols[i];
+        void **slot = slot_of(library, symbol);
 
-        *symbol->slot = dlsym(handles[symbol->from_rdmacm], symbol->name);
-        if (!*symbol->slot && symbol->required) {
+        *slot = dlsym(handles[symbol->from_rdmacm], symbol->name);
+        if (!*slot && symbol->required) {
             snprintf(failed, failed_size, "no symbol %s", symbol->name);
+            memset(&ndpy_libraries[library], 0, sizeof ndpy_libraries[library]);
             return symbol->from_rdmacm + 1;
         }
     }
     return 0;
 }
 
-int ndpy_has_symbol(const char *name)
+int ndpy_has_symbol(int library, const char *name)
 {
     for (size_t i = 0; i < NDPY_SYMBOL_COUNT; i++)
         if (!strcmp(ndpy_symbols[i].name, name))
-            return *ndpy_symbols[i].slot != NULL;
+            return *slot_of(library, &ndpy_symbols[i]) != NULL;
     return 0;
+}
+
+/* ---- the library of an object ---- */
+
+/* Every object of verbs leads to its context. The contexts of softverbs have this function, and no others do. NULL before
+   the first one is opened. */
+typedef int poll_function(struct ibv_cq *, int, struct ibv_wc *);
+static poll_function *_Atomic softverbs_poll;
+
+/* The event channels of softverbs. An identifier may have no context yet, but it leads to its channel. Entries are never
+   freed, so that nobody needs a lock, which another thread may hold when the process forks. */
+static struct softverbs_channel {
+    struct rdma_event_channel *_Atomic channel;
+    struct softverbs_channel *next;
+} *_Atomic softverbs_channels;
+
+/* The library for functions that need no object and do the same in both. */
+static const struct ndpy_library *of_none(void)
+{
+    return &ndpy_libraries[ndpy_libraries[NDPY_SYSTEM].call_ibv_get_device_list ? NDPY_SYSTEM : NDPY_SOFTVERBS];
+}
+
+static const struct ndpy_library *of_context(const struct ibv_context *context)
+{
+    poll_function *poll = atomic_load_explicit(&softverbs_poll, memory_order_relaxed);
+
+    return &ndpy_libraries[poll && context->ops.poll_cq == poll ? NDPY_SOFTVERBS : NDPY_SYSTEM];
+}
+
+#define NDPY_LEADS_TO_CONTEXT(type) \
+    static inline const struct ndpy_library *of_##type(const struct ibv_##type *object) \
+    { \
+        return of_context(object->context); \
+    }
+NDPY_LEADS_TO_CONTEXT(pd)
+NDPY_LEADS_TO_CONTEXT(mr)
+NDPY_LEADS_TO_CONTEXT(comp_channel)
+NDPY_LEADS_TO_CONTEXT(cq)
+NDPY_LEADS_TO_CONTEXT(srq)
+NDPY_LEADS_TO_CONTEXT(qp)
+#undef NDPY_LEADS_TO_CONTEXT
+
+static struct softverbs_channel *entry_of(const struct rdma_event_channel *channel)
+{
+    struct softverbs_channel *entry = atomic_load(&softverbs_channels);
+
+    while (entry && atomic_load(&entry->channel) != channel)
+        entry = entry->next;
+    return entry;
+}
+
+static const struct ndpy_library *of_event_channel(const struct rdma_event_channel *channel)
+{
+    return &ndpy_libraries[entry_of(channel) ? NDPY_SOFTVERBS : NDPY_SYSTEM];
+}
+
+static const struct ndpy_library *of_cm_id(const struct rdma_cm_id *id)
+{
+    return of_event_channel(id->channel);
+}
+
+/* Take a free entry, or add one. */
+static int note_channel(struct rdma_event_channel *channel)
+{
+    struct softverbs_channel *entry = atomic_load(&softverbs_channels);
+
+    for (; entry; entry = entry->next) {
+        struct rdma_event_channel *free_entry = NULL;
+
+        if (atomic_compare_exchange_strong(&entry->channel, &free_entry, channel))
+            return 0;
+    }
+    entry = malloc(sizeof *entry);
+    if (!entry)
+        return ENOMEM;
+    atomic_init(&entry->channel, channel);
+    entry->next = atomic_load(&softverbs_channels);
+    while (!atomic_compare_exchange_weak(&softverbs_channels, &entry->next, entry))
+        ;
+    return 0;
+}
+
+struct ibv_device **ndpy_get_device_list(int library, int *count)
+{
+    return ndpy_libraries[library].call_ibv_get_device_list(count);
+}
+
+void ndpy_free_device_list(int library, struct ibv_device **list)
+{
+    ndpy_libraries[library].call_ibv_free_device_list(list);
+}
+
+struct ibv_context *ndpy_open_device(int library, struct ibv_device *device)
+{
+    struct ibv_context *context = ndpy_libraries[library].call_ibv_open_device(device);
+
+    if (context && library == NDPY_SOFTVERBS)
+        atomic_store(&softverbs_poll, context->ops.poll_cq);
+    return context;
+}
+
+struct rdma_event_channel *ndpy_create_event_channel(int library)
+{
+    struct rdma_event_channel *channel = ndpy_libraries[library].call_rdma_create_event_channel();
+    int error = channel && library == NDPY_SOFTVERBS ? note_channel(channel) : 0;
+
+    if (error) {
+        ndpy_libraries[library].call_rdma_destroy_event_channel(channel);
+        errno = error;
+        return NULL;
+    }
+    return channel;
+}
+
+void ndpy_destroy_event_channel(struct rdma_event_channel *channel)
+{
+    struct softverbs_channel *entry = entry_of(channel);
+
+    /* Afterwards the system's library may get a channel at the same address. */
+    if (entry)
+        atomic_store(&entry->channel, NULL);
+    ndpy_libraries[entry ? NDPY_SOFTVERBS : NDPY_SYSTEM].call_rdma_destroy_event_channel(channel);
+}
+
+_Static_assert(sizeof(struct ndpy_socket_address) == sizeof(struct sockaddr_storage), "an array of one is one of the other");
+
+int ndpy_softverbs_addresses(int library, struct ndpy_socket_address *out, int count)
+{
+    return ndpy_libraries[library].call_softverbs_addresses((struct sockaddr_storage *)out, count);
 }

@@ -1,9 +1,22 @@
 /* The functions of loader.c, events.c, connecting.c, data_path.c and userfaultfd.c that Python calls. */
 
-/* Opens both libraries and looks up the symbols of ibverbs.h and rdmacm.h in them. Returns 0 on success. Otherwise 1
-   (libibverbs) or 2 (librdmacm) says which one cannot be used, and `failed` has the reason. */
-int ndpy_load(const char *verbs_path, const char *rdmacm_path, char *failed, size_t failed_size);
-int ndpy_has_symbol(const char *name);
+/* Which libraries: the system's libibverbs and librdmacm (or those that the environment names), or softverbs. */
+enum ndpy_library_number { NDPY_SYSTEM, NDPY_SOFTVERBS };
+
+/* Opens both libraries and looks up the symbols of ibverbs.h, rdmacm.h and softverbs.h in them. Returns 0 on success.
+   Otherwise 1 (libibverbs) or 2 (librdmacm) says which one cannot be used, and `failed` has the reason. */
+int ndpy_load(int library, const char *verbs_path, const char *rdmacm_path, char *failed, size_t failed_size);
+int ndpy_has_symbol(int library, const char *name);
+
+/* The functions without an object that leads to its library. The library has been loaded. */
+struct ibv_device **ndpy_get_device_list(int library, int *count);
+void ndpy_free_device_list(int library, struct ibv_device **list);
+struct ibv_context *ndpy_open_device(int library, struct ibv_device *device);
+struct rdma_event_channel *ndpy_create_event_channel(int library);
+void ndpy_destroy_event_channel(struct rdma_event_channel *channel);
+/* Only of a library that has the symbol softverbs_addresses. The element of the array is a struct sockaddr_storage. */
+struct ndpy_socket_address { uint8_t raw[128]; };
+int ndpy_softverbs_addresses(int library, struct ndpy_socket_address *out, int count);
 
 /* These wrap static inline functions of the header, which are not symbols of the library. ndpy_alloc_window()
    returns NULL and sets errno on failure. ndpy_free_window() and ndpy_arm() return an errno. */

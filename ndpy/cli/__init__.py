@@ -11,6 +11,7 @@ _SUBCOMMANDS = {
     "doctor": "ndpy.cli.doctor",
     "perf": "ndpy.cli.perf",
     "smoke": "ndpy.cli.smoke",
+    "soft": "ndpy.cli.soft",
     "softnd": "ndpy.cli.softnd",
     "softroce": "ndpy.cli.softroce",
 }

@@ -12,7 +12,7 @@ from rich.text import Text
 
 import ndpy
 from ndpy.placement import placement_warning
-from ndpy.platforms import choose
+from ndpy.platforms import find, unlisted
 
 _STATE_STYLES = {"active": "green", "down": "red"}
 
@@ -74,9 +74,8 @@ def command(adapter: str | None, verbose: bool, as_json: bool) -> None:
     If there is none, the command prints the reason and the remedy, and its exit status is 1.
     """
     try:
-        found = ndpy.list_adapters()
-        # If there is no adapter at all, choose() raises and says what is missing.
-        infos = [choose(found, adapter)] if adapter or not found else found
+        # If there is no adapter at all, find() raises and says what is missing.
+        infos = [find(adapter)] if adapter else ndpy.list_adapters() or [find()]
     except (ndpy.NdpyError, OSError) as error:
         if as_json:
             click.echo("[]")
@@ -93,6 +92,9 @@ def command(adapter: str | None, verbose: bool, as_json: bool) -> None:
         if verbose:
             for info in infos:
                 click.echo("\n" + "\n".join(_details(info)))
+        if not adapter:
+            for sentence in unlisted(infos):
+                click.echo(f"\n{sentence}")
     for info in infos:
         warning = placement_warning(info)
         if warning:

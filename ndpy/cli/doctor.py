@@ -39,7 +39,7 @@ def _choice() -> list[Finding]:
     if not wanted:
         return []
     try:
-        name = platforms.choose(platforms.list_adapters(), wanted).name
+        name = platforms.find(wanted).name
     except (ndpy.NdpyError, OSError) as error:
         return [
             failed("NDPY_ADAPTER", str(error), "set NDPY_ADAPTER to the name or address of an adapter, or unset it")

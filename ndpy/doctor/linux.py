@@ -18,9 +18,9 @@ from ndpy.errors import NdpyError, ProviderNotFoundError
 from ndpy.info import AdapterInfo, Gid, PortInfo
 from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
-from ndpy.verbs import distribution
+from ndpy.verbs import distribution, softverbs
 from ndpy.verbs.adapter_info import describe, device_names, open_context, why_no_adapter
-from ndpy.verbs.native_calls import LIBRARIES, lib, load
+from ndpy.verbs.native_calls import LIBRARIES, has_symbol, lib, load
 
 _ROOT = Path("/")
 
@@ -38,12 +38,18 @@ _ROCE_NETDEV_MTU = 4200
 
 
 def diagnose(root: Path = _ROOT) -> list[Finding]:
-    """Examine everything. `root` is the tree whose /sys, /proc, /dev and /etc are read."""
+    """Examine everything. `root` is the tree whose /sys, /proc, /dev and /etc are read.
+
+    If the environment asks for soft0, which needs nothing of the system, only soft0 is examined.
+    """
+    if softverbs.is_asked_for():
+        return examine_apart(softverbs.NAME, __name__, "examine_softverbs")
     return [
         *examine_apart("libraries", __name__, "examine_libraries"),
         *examine("drivers", examine_drivers, root),
         *examine_system(root),
         *examine_apart("adapters", __name__, "examine_devices"),
+        *examine_apart(softverbs.NAME, __name__, "examine_softverbs"),
     ]
 
 
@@ -71,7 +77,7 @@ def examine_libraries() -> Iterator[Finding]:
             *split_remedy(str(error), distribution.read().install(*(thing for _, _, thing in LIBRARIES), again=True)),
         )
         return
-    missing = [name for name in OPTIONAL if not lib.ndpy_has_symbol(name.encode())]
+    missing = [name for name in OPTIONAL if not has_symbol(name.encode())]
     for name in missing:
         without, version = OPTIONAL[name]
         yield warned("symbols", f"libibverbs has no {name}: {without}", f"rdma-core {version} and later have it")
@@ -137,11 +143,7 @@ def examine_devices() -> list[Finding]:
     infos: list[AdapterInfo] = []
     for name in names:
         try:
-            context = open_context(name)
-            try:
-                infos.append(describe(context, name))
-            finally:
-                lib.ibv_close_device(context)
+            infos.append(_describe(name))
         except (NdpyError, OSError) as error:
             otherwise = "look at the kernel's log (dmesg) for what the driver says"
             found.append(failed(name, *split_remedy(str(error), otherwise)))
@@ -152,6 +154,31 @@ def examine_devices() -> list[Finding]:
             failed("active port", "no port of any adapter is active", "bring a link up: ip link set NETDEV up")
         )
     return [*found, *examine("fork", examine_fork)]
+
+
+def _describe(name: str) -> AdapterInfo:
+    context = open_context(name)
+    try:
+        return describe(context, name)
+    finally:
+        lib.ibv_close_device(context)
+
+
+def examine_softverbs() -> Iterator[Finding]:
+    """Examine soft0, the software adapter of this package."""
+    name = softverbs.NAME
+    try:
+        info = _describe(name)
+    except (NdpyError, OSError) as error:
+        verdict = failed if softverbs.is_asked_for() else warned
+        yield verdict(name, *split_remedy(str(error), "install ndpy again with pip"))
+        return
+    what = f"the software adapter of this package works: {info.transport} over TCP, without a module of the kernel"
+    if softverbs.is_asked_for():
+        what += "; NDPY_ADAPTER asks for it, so nothing else was examined"
+    else:
+        what += f"; it is taken only by name: ndpy.open_adapter({name!r}), NDPY_ADAPTER={name}, or `ndpy soft run -- COMMAND`"
+    yield passed(name, f"{what}; {', '.join(info.addresses) or 'no IP address'}")
 
 
 def examine_adapter(info: AdapterInfo, root: Path = _ROOT) -> Iterator[Finding]:
@@ -244,7 +271,7 @@ def _gids(check: str, info: AdapterInfo, port: PortInfo) -> Finding:
 
 def examine_fork() -> Iterator[Finding]:
     """Examine what fork() does to registered memory."""
-    if not lib.ndpy_has_symbol(b"ibv_is_fork_initialized"):
+    if not has_symbol(b"ibv_is_fork_initialized"):
         return
     state = lib.ibv_is_fork_initialized()
     if state == lib.IBV_FORK_UNNEEDED:

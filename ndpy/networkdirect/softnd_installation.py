@@ -31,11 +31,11 @@ _HERE = Path(__file__).resolve().parent
 
 
 def find(package: Path = _HERE) -> Path:
-    """Return the path of softnd.dll. The wheel for Windows has it in the package, and a checkout in softnd/build.
+    """Return the path of softnd.dll. The wheel for Windows has it in the package, and a checkout in softrdma/build.
 
     Raises ProviderNotFoundError, which says how to get it.
     """
-    checkout = package.parent.parent / "softnd"
+    checkout = package.parent.parent / "softrdma"
     for path in (package / "softnd.dll", checkout / "build" / "softnd.dll"):
         if path.is_file():
             return path

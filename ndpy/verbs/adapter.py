@@ -12,6 +12,7 @@ from ndpy.adapter import Adapter
 from ndpy.flags import Access
 from ndpy.quirks import Quirk
 from ndpy.resource import _serials
+from ndpy.verbs import softverbs
 from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
@@ -27,7 +28,7 @@ from ndpy.verbs.memory import (
     register_everything,
 )
 from ndpy.verbs.monitor import Monitor
-from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, load_for, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 from ndpy.verbs.registering import RegistrationWorkers
 from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
@@ -93,7 +94,7 @@ class VerbsAdapter(Adapter):
 
     def _open_channel(self) -> Any:
         def explain(number: int) -> errors.ProviderError | None:
-            if not os.path.exists("/dev/infiniband/rdma_cm"):
+            if self.info.name != softverbs.NAME and not os.path.exists("/dev/infiniband/rdma_cm"):
                 return errors.UnsupportedError(
                     "there is no /dev/infiniband/rdma_cm; run `modprobe rdma_ucm`",
                     operation="open adapter",
@@ -101,7 +102,7 @@ class VerbsAdapter(Adapter):
                 )
             return None
 
-        return check_pointer("open adapter", lib.rdma_create_event_channel(), explain)
+        return check_pointer("open adapter", lib.ndpy_create_event_channel(load_for(self.info.name)), explain)
 
     def _bind_sentinel(self) -> Any:
         """Bind an identifier to the device.
@@ -249,7 +250,7 @@ class VerbsAdapter(Adapter):
             lib.rdma_destroy_id(self._sentinel)
             self._sentinel = None
         if self._channel is not None:
-            lib.rdma_destroy_event_channel(self._channel)
+            lib.ndpy_destroy_event_channel(self._channel)
             self._channel = None
         if self._domain is not None:
             check("close adapter", lib.ibv_dealloc_pd(self._domain))

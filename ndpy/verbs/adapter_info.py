@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import mmap
@@ -16,7 +17,10 @@ import psutil
 from ndpy import errors
 from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, Gid, PortInfo
-from ndpy.verbs.native_calls import check, ffi, lib, load, text
+from ndpy.quirks import Quirk
+from ndpy.verbs import softverbs
+from ndpy.verbs.addresses import unpack_socket_address
+from ndpy.verbs.native_calls import check, ffi, has_symbol, lib, load, load_for, text
 
 _SYSFS = Path("/sys/class/infiniband")
 
@@ -43,17 +47,24 @@ def mtu_bytes(mtu: int) -> int:
 
 
 def device_names() -> list[str]:
-    """Return the names of the verbs devices."""
+    """Return the names of the system's verbs devices."""
     load()
-    return [text(lib.ibv_get_device_name(device)) for device in _DeviceList()]
+    return _names(lib.NDPY_SYSTEM)
+
+
+def _names(library: int) -> list[str]:
+    return [text(lib.ibv_get_device_name(device)) for device in _DeviceList(library)]
 
 
 class _DeviceList:
-    """The devices. libibverbs' list exists only during an iteration."""
+    """The devices of one of the libraries. Its list exists only during an iteration."""
+
+    def __init__(self, library: int) -> None:
+        self._library = library
 
     def __iter__(self) -> Any:
         count = ffi.new("int *")
-        devices = lib.ibv_get_device_list(count)
+        devices = lib.ndpy_get_device_list(self._library, count)
         if devices == ffi.NULL:
             if ffi.errno == errno.ENOSYS:
                 # The kernel has no RDMA module loaded, so there are no devices.
@@ -63,19 +74,19 @@ class _DeviceList:
             for index in range(count[0]):
                 yield devices[index]
         finally:
-            lib.ibv_free_device_list(devices)
+            lib.ndpy_free_device_list(self._library, devices)
 
 
 def open_context(name: str) -> Any:
     """Open a device. Raises PermissionError, which names the file, if this user may not open it."""
-    load()
-    for device in _DeviceList():
+    library = load_for(name)
+    for device in _DeviceList(library):
         if text(lib.ibv_get_device_name(device)) == name:
-            context = lib.ibv_open_device(device)
+            context = lib.ndpy_open_device(library, device)
             if context == ffi.NULL:
                 raise _open_error(name, ffi.errno)
             return context
-    raise errors.AdapterNotFoundError(f"adapter {name!r} has gone; there is {', '.join(device_names()) or 'none'}")
+    raise errors.AdapterNotFoundError(f"adapter {name!r} has gone; there is {', '.join(_names(library)) or 'none'}")
 
 
 def _open_error(name: str, number: int) -> Exception:
@@ -109,7 +120,28 @@ def _read(path: Path) -> str:
 
 
 def list_adapters() -> list[AdapterInfo]:
-    """List the devices that can be used. Raises the reason for the first one if none can."""
+    """List the devices that can be used. Raises the reason for the first one if none can.
+
+    softverbs has the only one if the environment asks for it.
+    """
+    return [_examine(softverbs.NAME)] if softverbs.is_asked_for() else _list_system()
+
+
+def list_named(which: str | None) -> list[AdapterInfo] | None:
+    """The adapters among which `which` chooses. None if softverbs is not asked for: then it is those of list_adapters()."""
+    if which == softverbs.NAME:
+        return [_examine(softverbs.NAME)]
+    if which is None or not softverbs.is_asked_for():
+        return None
+    # The program asks for another one than the environment. An address that both have is soft0's.
+    infos = list_adapters()
+    if which not in infos[0].addresses:
+        with contextlib.suppress(errors.NdpyError, OSError):
+            infos += [info for info in _list_system() if info.name != softverbs.NAME]
+    return infos
+
+
+def _list_system() -> list[AdapterInfo]:
     infos = []
     failures: list[Exception] = []
     for name in device_names():
@@ -125,7 +157,14 @@ def list_adapters() -> list[AdapterInfo]:
 
 def explain_absence(name: str) -> None:
     """Raise the reason why list_adapters() leaves out the device of this name, if there is such a device."""
-    if name in device_names():
+    try:
+        names = device_names()
+    except errors.ProviderNotFoundError:
+        if softverbs.is_asked_for():
+            # The system's libraries need not be there.
+            return
+        raise
+    if name in names:
         _examine(name)
 
 
@@ -141,12 +180,18 @@ def describe(context: Any, name: str) -> AdapterInfo:
     """Ask an open device for everything that AdapterInfo contains."""
     attributes = ffi.new("struct ibv_device_attr *")
     check("ibv_query_device", lib.ibv_query_device(context, attributes), f"{name} does not answer")
-    iwarp = _read(_SYSFS / name / "node_type").startswith("4")
+    iwarp = _is_iwarp(name)
     ports = tuple(_port(context, name, number, iwarp) for number in range(1, attributes.phys_port_cnt + 1))
     best = next((port for port in ports if port.state == "active"), ports[0])
     probed = _probe(context, name, attributes)
-    capabilities = _capabilities(attributes, iwarp) | _on_demand(context) | probed.capabilities
     transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
+    driver = _driver(name, attributes.vendor_id)
+    capabilities = _capabilities(attributes, iwarp, driver) | _on_demand(context) | probed.capabilities
+    addresses = [address for port in ports for address in _addresses(port)]
+    if name == softverbs.NAME:
+        addresses = _addresses_of_softverbs()
+        # The processor writes to the memory, in the order in which the bytes come.
+        capabilities |= Capability.IN_ORDER_DMA | _resizing(context)
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
     registration = int(attributes.max_mr_size)
@@ -154,8 +199,8 @@ def describe(context: Any, name: str) -> AdapterInfo:
         name=name,
         provider="verbs",
         transport=transport,
-        driver=_driver(name, attributes.vendor_id),
-        addresses=tuple(dict.fromkeys(address for port in ports for address in _addresses(port))),
+        driver=driver,
+        addresses=tuple(dict.fromkeys(addresses)),
         vendor_id=attributes.vendor_id,
         device_id=attributes.vendor_part_id,
         firmware=text(attributes.fw_ver),
@@ -183,7 +228,11 @@ def describe(context: Any, name: str) -> AdapterInfo:
     )
 
 
-def _capabilities(attributes: Any, iwarp: bool) -> Capability:
+def _is_iwarp(name: str) -> bool:
+    return name == softverbs.NAME or _read(_SYSFS / name / "node_type").startswith("4")
+
+
+def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
     found = Capability.GIDS | Capability.LOOPBACK_CONNECTIONS | Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
@@ -195,8 +244,12 @@ def _capabilities(attributes: Any, iwarp: bool) -> Capability:
         found |= Capability.SHARED_RECEIVE_QUEUES
     if attributes.atomic_cap != lib.IBV_ATOMIC_NONE:
         found |= Capability.ATOMICS
+    if iwarp and Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE.value.is_of(driver, "iWARP"):
+        found |= Capability.READ_SINK_REQUIRED
+    if iwarp and not Quirk.IWARP_UP_AT_THE_REPLY.value.is_of(driver, "iWARP"):
+        found |= Capability.REFUSE_OFFER
     if iwarp:
-        return found | Capability.READ_SINK_REQUIRED
+        return found
     return (
         found
         | Capability.IN_ORDER_DMA
@@ -204,6 +257,16 @@ def _capabilities(attributes: Any, iwarp: bool) -> Capability:
         | Capability.RESIZE_COMPLETION_QUEUE
         | Capability.RETRY_POLICY
     )
+
+
+def _resizing(context: Any) -> Capability:
+    """Try whether a completion queue can be resized."""
+    queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
+    if queue == ffi.NULL:
+        return Capability.NONE
+    failed = lib.ibv_resize_cq(queue, 16)
+    lib.ibv_destroy_cq(queue)
+    return Capability.NONE if failed else Capability.RESIZE_COMPLETION_QUEUE
 
 
 def _on_demand(context: Any) -> Capability:
@@ -218,6 +281,8 @@ def _on_demand(context: Any) -> Capability:
 
 
 def _driver(name: str, vendor: int) -> str:
+    if name == softverbs.NAME:
+        return softverbs.DRIVER
     driver = _SYSFS / name / "device" / "driver"
     if driver.exists():
         return driver.resolve().name
@@ -256,7 +321,8 @@ def _gids(context: Any, name: str, port: int, count: int, iwarp: bool) -> tuple[
     gids = []
     for index, value, kind in _gid_table(context, name, port, count):
         if any(value):
-            address = value[:6].hex(":") if iwarp else gid_address(value)
+            # The GIDs of other iWARP adapters begin with the MAC address.
+            address = value[:6].hex(":") if iwarp and name != softverbs.NAME else gid_address(value)
             gids.append(Gid(index, value, "iWARP" if iwarp else kind, address))
     return tuple(gids)
 
@@ -266,7 +332,7 @@ def gid_at(context: Any, name: str, port: int, index: int) -> Gid | None:
     attributes = ffi.new("struct ibv_port_attr *")
     if lib.ndpy_query_port(context, port, attributes):
         return None
-    found = _gids(context, name, port, attributes.gid_tbl_len, False)
+    found = _gids(context, name, port, attributes.gid_tbl_len, _is_iwarp(name))
     return next((gid for gid in found if gid.index == index), None)
 
 
@@ -279,7 +345,7 @@ _GID_TYPES = {
 
 def _gid_table(context: Any, name: str, port: int, count: int) -> list[tuple[int, bytes, str]]:
     """Return (index, GID, type) of a port's entries. Most of a table's thousand places are free."""
-    if lib.ndpy_has_symbol(b"_ibv_query_gid_table"):
+    if has_symbol(b"_ibv_query_gid_table", load_for(name)):
         entries = ffi.new("struct ibv_gid_entry[]", max(count, 1))
         found = lib._ibv_query_gid_table(context, entries, count, 0, ffi.sizeof("struct ibv_gid_entry"))
         if found >= 0:
@@ -292,7 +358,7 @@ def _gid_table(context: Any, name: str, port: int, count: int) -> list[tuple[int
     table = []
     gid = ffi.new("union ibv_gid *")
     for index in range(count):
-        kind = _read(types / str(index))
+        kind = softverbs.DRIVER if name == softverbs.NAME else _read(types / str(index))
         if kind and not lib.ibv_query_gid(context, port, index, gid):
             kind = "RoCE v1" if kind == "IB/RoCE v1" else kind
             table.append((index, bytes(ffi.buffer(gid.raw)), kind))
@@ -318,6 +384,28 @@ def _netdev(name: str, port: int, gids: tuple[Gid, ...], iwarp: bool) -> str | N
                 return netdev
     devices = sorted(path.name for path in (_SYSFS / name / "device" / "net").glob("*"))
     return devices[0] if devices else None
+
+
+def _addresses_of_softverbs() -> list[str]:
+    """Return the addresses of soft0, which are those of the machine: routable ones first, link-local ones last."""
+    library, most, found = load_for(softverbs.NAME), 16, 0
+    entry = ffi.sizeof("struct ndpy_socket_address")
+    while True:
+        table = ffi.new("struct ndpy_socket_address[]", most)
+        found = lib.ndpy_softverbs_addresses(library, table, most)
+        if found < most:
+            break
+        # There may be more than fitted.
+        most = 2 * max(found, most)
+    raw = bytes(ffi.buffer(table))
+    addresses = [unpack_socket_address(raw[place : place + entry]) for place in range(0, max(found, 0) * entry, entry)]
+    hosts = [address[0] for address in addresses if address is not None]
+
+    def rank(host: str) -> int:
+        address = ipaddress.ip_address(host.partition("%")[0])
+        return 2 if address.is_link_local else int(address.is_loopback)
+
+    return sorted(hosts, key=rank)
 
 
 def _addresses(port: PortInfo) -> list[str]:
@@ -348,14 +436,16 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
             return _Probed(0, Capability.NONE)
         try:
             inline = _probe_inline(context, domain)
-            capabilities = _probe_registration(domain) | (Capability.INLINE if inline else Capability.NONE)
+            capabilities = _probe_registration(domain, load_for(name)) | (
+                Capability.INLINE if inline else Capability.NONE
+            )
             _probed[key] = _Probed(inline, capabilities)
         finally:
             lib.ibv_dealloc_pd(domain)
     return _probed[key]
 
 
-def _probe_registration(domain: Any) -> Capability:
+def _probe_registration(domain: Any, library: int) -> Capability:
     """Try whether a region's rights can be changed, and whether dma-bufs are supported.
 
     If they are, a bad descriptor gives EBADF.
@@ -368,7 +458,7 @@ def _probe_registration(domain: Any) -> Capability:
             if not lib.ibv_rereg_mr(region, change, ffi.NULL, ffi.NULL, 0, 0):
                 found |= Capability.REREGISTRATION
             lib.ibv_dereg_mr(region)
-    if lib.ndpy_has_symbol(b"ibv_reg_dmabuf_mr"):
+    if has_symbol(b"ibv_reg_dmabuf_mr", library):
         region = lib.ibv_reg_dmabuf_mr(domain, 0, mmap.PAGESIZE, 0, -1, lib.IBV_ACCESS_LOCAL_WRITE)
         if region != ffi.NULL:
             lib.ibv_dereg_mr(region)
@@ -412,6 +502,11 @@ def _try_inline(domain: Any, queue: Any, size: int) -> int | None:
 
 def why_no_adapter() -> str:
     """Say what is missing on a machine without verbs devices, and what to do."""
+    hint = softverbs.hint()
+    return _missing() + (f"; or, without an adapter, {hint}" if hint else "")
+
+
+def _missing() -> str:
     if not Path("/sys/class/infiniband").exists() or not list(_SYSFS.glob("*")):
         return (
             "the kernel has no RDMA device: for a card, load its driver (lspci shows the card, `modprobe mlx5_ib` or the "

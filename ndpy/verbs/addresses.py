@@ -31,10 +31,15 @@ def unpack_address(identifier: Any, peer: bool) -> Address | None:
     """The local (host, port) of a connection, or the peer's. None before there is one."""
     data = ffi.new("unsigned char[28]")
     length = lib.ndpy_cm_address(identifier, int(peer), data, 28)
-    raw = bytes(ffi.buffer(data, length))
-    if length == 16:
+    return unpack_socket_address(bytes(ffi.buffer(data, length)))
+
+
+def unpack_socket_address(raw: bytes) -> Address | None:
+    """The (host, port) of a struct sockaddr of either family, which other bytes may follow. None for other families."""
+    family = int.from_bytes(raw[:2], sys.byteorder)
+    if family == socket.AF_INET and len(raw) >= 16:
         return socket.inet_ntoa(raw[4:8]), int.from_bytes(raw[2:4], "big")
-    if length == 28:
+    if family == socket.AF_INET6 and len(raw) >= 28:
         host = socket.inet_ntop(socket.AF_INET6, raw[8:24])
         scope = int.from_bytes(raw[24:28], sys.byteorder)
         if scope and ipaddress.ip_address(host).is_link_local:

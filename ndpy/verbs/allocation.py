@@ -17,7 +17,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.memory import address_of
-from ndpy.verbs.native_calls import lib, load
+from ndpy.verbs.native_calls import has_symbol, lib, load, softverbs_only
 
 _MAP_HUGETLB = 0x40000
 _MADV_POPULATE_WRITE = 23
@@ -92,13 +92,16 @@ def _populate(memory: mmap.mmap, size: int, page: int, node: int | None) -> None
 
 def _is_shared_with_children() -> bool:
     """Whether a fork() endangers registered memory."""
+    if softverbs_only():
+        # It pins nothing.
+        return False
     try:
         load()
     except errors.ProviderNotFoundError:
         # No adapter will use the memory.
         return False
     # A library without the symbol is old, so its kernel is probably old too.
-    return not lib.ndpy_has_symbol(b"ibv_is_fork_initialized") or lib.ibv_is_fork_initialized() == lib.IBV_FORK_DISABLED
+    return not has_symbol(b"ibv_is_fork_initialized") or lib.ibv_is_fork_initialized() == lib.IBV_FORK_DISABLED
 
 
 def _place(memory: mmap.mmap, size: int, node: int) -> None:

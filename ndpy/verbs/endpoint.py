@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 def rank(gid: Gid) -> tuple[int, int, int, int]:
-    """A sort key, smallest for the best GID: RoCE v2 before v1, routable before link-local, IPv4 before IPv6."""
+    """A sort key, smallest for the best GID: RoCE v2 before v1, routable before others, IPv4 before IPv6."""
     address = ipaddress.IPv6Address(gid.value)
     version = {"RoCE v2": 0, "InfiniBand": 0, "RoCE v1": 1}.get(gid.type, 2)
-    return version, int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
+    loopback = (address.ipv4_mapped or address).is_loopback
+    return version, 2 if loopback else int(address.is_link_local), int(address.ipv4_mapped is None), gid.index
 
 
 def local_endpoint_of(adapter: VerbsAdapter, qp_number: int, gid_index: int | None, psn: int | None) -> Endpoint:

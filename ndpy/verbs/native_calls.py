@@ -1,6 +1,6 @@
 """The compiled module that calls libibverbs and librdmacm, and the exceptions for failed calls.
 
-load() opens the two libraries.
+load() opens the two libraries, and load_for() those of an adapter: the system's, or softverbs.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
 from ndpy.forking import in_child
+from ndpy.verbs import softverbs
 
 try:
     from ndpy._verbs import ffi as ffi
@@ -31,6 +32,7 @@ LIBRARIES = (
 
 _lock = threading.Lock()
 _loaded = False
+_softverbs_loaded = False
 
 
 def _renew_lock() -> None:
@@ -42,23 +44,70 @@ in_child(_renew_lock)
 
 
 def load() -> None:
-    """Open the libraries once. Raises ProviderNotFoundError, which names the missing library and its package."""
+    """Open the system's libraries, or those that the environment names, once.
+
+    Raises ProviderNotFoundError, which names the missing library and its package.
+    """
     global _loaded
     with _lock:
         if _loaded:
             return
         paths = [os.environ.get(variable) or name for variable, name, _ in LIBRARIES]
-        reason = ffi.new("char[512]")
-        failed = lib.ndpy_load(paths[0].encode(), paths[1].encode(), reason, len(reason))
+        failed, reason = _load(lib.NDPY_SYSTEM, paths)
         if failed:
             from ndpy.verbs import distribution
 
             variable, _, thing = LIBRARIES[failed - 1]
+            without = f", or do without: {hint}" if (hint := softverbs.hint()) else ""
             raise ProviderNotFoundError(
-                f"{paths[failed - 1]} cannot be used ({ffi.string(reason).decode(errors='replace')}); "
-                f"{distribution.read().install(thing)}, or set {variable} to the library's path"
+                f"{paths[failed - 1]} cannot be used ({reason}); {distribution.read().install(thing)}, or set {variable} to "
+                f"the library's path{without}"
             )
         _loaded = True
+
+
+def _load(library: int, paths: list[str]) -> tuple[int, str]:
+    """The number of the path that cannot be used, counted from 1, and the reason. 0 if both can."""
+    reason = ffi.new("char[512]")
+    failed = lib.ndpy_load(library, paths[0].encode(), paths[1].encode(), reason, len(reason))
+    return failed, ffi.string(reason).decode(errors="replace")
+
+
+def load_for(name: str) -> int:
+    """Open the libraries of the adapter of this name. Returns the number of the libraries.
+
+    Raises ProviderNotFoundError.
+    """
+    global _softverbs_loaded
+    if name != softverbs.NAME:
+        load()
+        return int(lib.NDPY_SYSTEM)
+    with _lock:
+        if _softverbs_loaded:
+            return int(lib.NDPY_SOFTVERBS)
+        loaded = _loaded
+    if loaded or os.environ.get(LIBRARIES[0][0]):
+        load()
+        if lib.ndpy_has_symbol(lib.NDPY_SYSTEM, softverbs.MARK):
+            # The process has softverbs in place of the system's libraries. A second copy would have another state.
+            return int(lib.NDPY_SYSTEM)
+    path = str(softverbs.folder() / softverbs.LIBRARY)
+    with _lock:
+        failed, reason = _load(lib.NDPY_SOFTVERBS, [path, path])
+        if failed:
+            raise ProviderNotFoundError(f"{path} cannot be used ({reason}); install ndpy again")
+        _softverbs_loaded = True
+    return int(lib.NDPY_SOFTVERBS)
+
+
+def softverbs_only() -> bool:
+    """Whether the process uses softverbs and not the system's libraries."""
+    return _softverbs_loaded and not _loaded
+
+
+def has_symbol(name: bytes, library: int = lib.NDPY_SYSTEM) -> bool:
+    """Whether the libraries have a function that is optional. library: a number that load_for() returned."""
+    return bool(lib.ndpy_has_symbol(library, name))
 
 
 def text(value: Any) -> str:

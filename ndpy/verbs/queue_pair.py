@@ -79,7 +79,7 @@ class VerbsQueuePair(QueuePair):
 
     # Receives can only be posted from the state INIT on.
     def _initialise(self) -> None:
-        if Quirk.IWARP_KERNEL_MOVES_QUEUE_PAIRS in self._adapter._differences:
+        if Quirk.IWARP_MANAGER_ONLY in self._adapter._differences:
             return
         attributes = ffi.new("struct ibv_qp_attr *")
         attributes.qp_state = lib.IBV_QPS_INIT

@@ -22,6 +22,8 @@ from ndpy.cli.smoke.peer import DEFAULT_PORT
 from ndpy.cli.smoke.runner import Runner, describe
 from ndpy.cli.smoke.server import serve_client
 from ndpy.cli.smoke.testbed import Testbed
+from ndpy.platforms import asking_for
+from ndpy.quirks import is_software
 
 _INTERRUPTED = 130
 _NO_ADAPTER = Check("load", "open", "the adapter can be opened", (), lambda testbed: "")
@@ -125,7 +127,8 @@ def command(
         sys.exit(serve("smoke", DEFAULT_PORT, serve_client, adapter, listen_at, client))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
-    status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
+    with asking_for(adapter):
+        status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
     try:
         if json_file is not None:
             report.write_json(json_file, run)
@@ -159,7 +162,7 @@ def _run_checks(
             reporter.ended(result)
             return 1, False
         info = adapter.info
-        run.adapter, run.provider = info.name, info.provider
+        run.adapter, run.provider, run.software = info.name, info.provider, is_software(info)
         run.details |= describe(info)
         reporter.say(
             f"smoke: {info.name} ({info.transport}, {info.driver}, port {info.state}, "

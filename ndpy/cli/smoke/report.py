@@ -21,10 +21,11 @@ _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.KNOWN: "yell
 
 @dataclass
 class Run:
-    """The results of a run. The summary names `adapter` and `provider`."""
+    """The results of a run. The summary names `adapter` and `provider`, and says whether the adapter is software."""
 
     adapter: str
     provider: str
+    software: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
     seconds: float = 0.0
@@ -39,7 +40,7 @@ class Run:
         n = self.counts
         return (
             f"smoke: {n[Verdict.PASS]} passed, {n[Verdict.FAIL]} failed, {n[Verdict.KNOWN]} known, "
-            f"{n[Verdict.SKIP]} skipped on {self.adapter} ({self.provider})"
+            f"{n[Verdict.SKIP]} skipped on {self.adapter} ({self.provider}{', software' if self.software else ''})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -47,6 +48,7 @@ class Run:
         return {
             "adapter": self.adapter,
             "provider": self.provider,
+            "software": self.software,
             **self.details,
             "seconds": round(self.seconds, 3),
             "interrupted": self.interrupted,
