@@ -4,6 +4,7 @@
 # is missing, so a second run takes a second.
 #
 #   rig/setup.sh            everything
+#   rig/setup.sh soft       what soft0 needs: the packages for building, and .venv
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
 #   rig/setup.sh bench      what `make bench` compares ndpy with, in .rig/bench, after everything else
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
@@ -22,6 +23,11 @@ die() { say "$*"; exit 1; }
 
 case ${1:-all} in
 venv) make_venv ;;
+soft)
+    . "$rig/system.sh"
+    install_packages build
+    make_venv
+    ;;
 all)
     . "$rig/system.sh"
     install_packages

@@ -53,20 +53,22 @@ update_lists() {
     update
 }
 
-# The names of packages.txt for this package manager.
+# The names of packages.txt for this package manager. build: only those of its first paragraph.
 wanted_packages() {
-    sed 's/#.*//' "$rig/packages.txt" | while read -r first second; do
+    sed '/^#/d; s/#.*//' "$rig/packages.txt" | while read -r first second; do
         case $package_column in 1) name=$first ;; *) name=$second ;; esac
+        if [ -n "$first" ]; then begun=1; elif [ -n "${begun:-}" ] && [ "${1:-}" = build ]; then break; fi
         case $name in '' | -) ;; *) echo "$name" ;; esac
     done
 }
 
+# Installs all packages. build: only those for building.
 install_packages() {
     command -v "$manager" >/dev/null || die "$manager is missing; install what rig/packages.txt lists"
     command -v sudo >/dev/null || [ -z "$as_root" ] || die "run this as root, or install sudo"
     for_this_machine || die "the VM is made for amd64 only"
     absent=
-    for package in $(wanted_packages); do
+    for package in $(wanted_packages "$@"); do
         name=${package%\?}
         if installed "$name"; then continue; fi
         if [ "$name" != "$package" ] && { update_lists; ! available "$name"; }; then continue; fi

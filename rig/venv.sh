@@ -14,7 +14,11 @@ make_venv() {
         die "ndpy needs Python 3.10 or later; $python is $("$python" --version)"
     key=$(venv_key)
     stamp=.venv/ndpy-stamp
-    if [ "$key" = "$(cat $stamp 2>/dev/null)" ]; then return; fi
+    if [ "$key" = "$(cat $stamp 2>/dev/null)" ]; then
+        # softrdma/verbs/Makefile knows what has changed.
+        .venv/bin/python setup.py -q build_softverbs --inplace
+        return
+    fi
     say "virtual environment .venv"
     [ -x .venv/bin/python ] || "$python" -m venv .venv
     pip='.venv/bin/python -m pip --disable-pip-version-check --quiet'

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Builds the files of a release in dist, or in the folder that is given: the source archive, and from its contents the wheel
-# for Linux and the cross-compiled wheel for Windows. Run setup.sh first.
+# for Linux and the cross-compiled wheels: for Windows, and for Linux with musl and on aarch64 where a compiler is there. Run
+# setup.sh first.
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -30,11 +31,26 @@ PATH="$root/.venv/bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$dist" 
     { cat "$work/log" >&2; exit 1; }
 
 "$root/rig/windows/extension.sh"
-make -s -C "$root/softnd"
+make -s -C "$root/softrdma" build/softnd.dll
 cp "$root/ndpy/_networkdirect.pyd" "$root/ndpy/_core.pyd" "$work/windows"
-x86_64-w64-mingw32-strip -o "$work/windows/softnd.dll" "$root/softnd/build/softnd.dll"
-export NDPY_CROSS_BUILT="$work/windows"
-# build contains the files of the Linux wheel.
-rm -rf build
-hook build_wheel "$dist"
+x86_64-w64-mingw32-strip -o "$work/windows/softnd.dll" "$root/softrdma/build/softnd.dll"
+# Makes a wheel for the platform $2 of the files in the folder $1.
+cross_wheel() {
+    # build contains the files of another wheel.
+    rm -rf build
+    NDPY_CROSS_BUILT=$1 NDPY_CROSS_PLATFORM=$2 hook build_wheel "$dist"
+}
+
+cross_wheel "$work/windows" win_amd64
+if command -v musl-gcc >/dev/null; then
+    "$root/rig/cross.sh" musl-gcc strip "$work/musl"
+    cross_wheel "$work/musl" musllinux_1_2_x86_64
+fi
+if command -v aarch64-linux-gnu-gcc >/dev/null; then
+    "$root/rig/cross.sh" aarch64-linux-gnu-gcc aarch64-linux-gnu-strip "$work/aarch64"
+    # The oldest C library that has all the symbols.
+    symbols=$(for file in "$work"/aarch64/*.so*; do aarch64-linux-gnu-objdump -T "$file"; done)
+    glibc=$(echo "$symbols" | sed -n 's/.*GLIBC_2\.\([0-9]*\).*/\1/p' | sort -n | tail -n 1)
+    cross_wheel "$work/aarch64" "manylinux_2_${glibc}_aarch64"
+fi
 ls "$dist"/ndpy-*

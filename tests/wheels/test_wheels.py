@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import email
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -36,16 +37,29 @@ WINDOWS_MODULE = "ndpy/_networkdirect.pyd"
 # The modules of the registration cache.
 LINUX_CORE, WINDOWS_CORE = "ndpy/_core.abi3.so", "ndpy/_core.pyd"
 SOFTND = "ndpy/networkdirect/softnd.dll"
+SOFTVERBS = "ndpy/verbs/soft/libsoftverbs.so"
+# They bring in softverbs under the names by which programs load it.
+NAMED_BY_PROGRAMS = ["ndpy/verbs/soft/libibverbs.so.1", "ndpy/verbs/soft/librdmacm.so.1"]
+MOST_OF_SOFTVERBS = 400 << 10
 # The libraries of Windows itself, and the interpreter's python3.dll.
 WINDOWS_LIBRARIES = {"kernel32.dll", "msvcrt.dll", "ws2_32.dll", "mswsock.dll", "iphlpapi.dll", "python3.dll"}
+# The cross-compilers for other kinds of Linux: the end of the wheel's name, the machine, and the C library.
+OTHERS = {
+    "musl-gcc": ("-musllinux_1_2_x86_64.whl", "Advanced Micro Devices X86-64", "libc.so"),
+    "aarch64-linux-gnu-gcc": ("_aarch64.whl", "AArch64", "libc.so.6"),
+}
 OBJDUMP = "x86_64-w64-mingw32-objdump"
+
+
+# Five files of a release are built for the first test, which takes minutes on a busy machine.
+pytestmark = pytest.mark.timeout(420)
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
     # The installed package must see neither the adapter of the test run nor the checkout.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NDPY_", "PYTHON"))}
     words = [str(word) for word in command]
-    return subprocess.run(words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=110)
+    return subprocess.run(words, cwd=cwd, env={**clean, **variables}, capture_output=True, text=True, timeout=400)
 
 
 def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
@@ -56,11 +70,12 @@ def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 
 @dataclass(frozen=True)
 class Release:
-    """The three files of a release."""
+    """The files of a release. others: wheels for kinds of Linux other than this one, if their compilers are there."""
 
     sdist: Path
     linux: Path
     windows: Path
+    others: tuple[Path, ...]
 
 
 @pytest.fixture(scope="session")
@@ -68,11 +83,14 @@ def release() -> Release:
     shutil.rmtree(PLACE, ignore_errors=True)
     output_of(ROOT / "rig/wheels.sh", PLACE / "dist")
     paths = sorted((PLACE / "dist").iterdir())
+    own = re.compile(rf"-manylinux_2_\d+_{platform.machine()}\.whl$")
     sdist, linux, windows = (
-        [path for path in paths if part in path.name] for part in (".tar.gz", "linux", "win_amd64.whl")
+        [path for path in paths if re.search(part, path.name)] for part in (r"\.tar\.gz$", own, r"win_amd64\.whl$")
     )
-    assert len(paths) == 3 and len(sdist) == len(linux) == len(windows) == 1, paths
-    return Release(*sdist, *linux, *windows)
+    assert len(sdist) == len(linux) == len(windows) == 1, paths
+    others = tuple(path for path in paths if path not in [*sdist, *linux, *windows])
+    assert len(others) == sum(shutil.which(compiler) is not None for compiler in OTHERS)
+    return Release(*sdist, *linux, *windows, others)
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -165,7 +183,7 @@ def installed_softnd(python: Path) -> str:
 
 def test_wheels_carry_the_code_of_their_own_platform_and_are_the_same_otherwise(release):
     linux, windows = contents(release.linux), contents(release.windows)
-    assert linux.keys() - windows.keys() == {VERBS_MODULE, LINUX_CORE}
+    assert linux.keys() - windows.keys() == {VERBS_MODULE, LINUX_CORE, SOFTVERBS, *NAMED_BY_PROGRAMS}
     assert windows.keys() - linux.keys() == {WINDOWS_MODULE, WINDOWS_CORE, SOFTND}
     differing = {name.rpartition("/")[2] for name in linux.keys() & windows.keys() if linux[name] != windows[name]}
     assert differing == {"WHEEL", "RECORD"}
@@ -193,13 +211,51 @@ def test_wheels_are_tagged_for_every_python_from_3_10_on(release):
 def test_linux_modules_need_the_c_library_and_the_stable_interface_of_python_alone(release, tmp_path, name):
     module = tmp_path / "module.so"
     module.write_bytes(contents(release.linux)[name])
-    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "--dynamic", module))
-    assert {name for name in needed if not name.startswith("ld-linux")} == {"libc.so.6"}
+    assert needed_by(module) == {"libc.so.6"}
     # Windows' python3.dll exports the stable interface and nothing else.
     stable = set(re.findall(r"\b_?Py\w+", output_of(OBJDUMP, "-p", WINDOWS_PYTHON / "python3.dll")))
     undefined = re.findall(r" U (\w+)", output_of("nm", "--dynamic", module))
     assert any(name.startswith("Py") for name in undefined)
     assert {name for name in undefined if name.startswith(("Py", "_Py"))} <= stable
+
+
+def needed_by(library: Path) -> set[str]:
+    needed = re.findall(r"\(NEEDED\).*\[(.+)\]", output_of("readelf", "--dynamic", library))
+    return {name for name in needed if not name.startswith("ld-linux")}
+
+
+def test_softverbs_is_small_and_needs_the_c_library_alone(release, tmp_path):
+    inside = contents(release.linux)
+    assert sum(len(inside[name]) for name in (SOFTVERBS, *NAMED_BY_PROGRAMS)) <= MOST_OF_SOFTVERBS
+    library = tmp_path / "library.so"
+    library.write_bytes(inside[SOFTVERBS])
+    assert needed_by(library) == {"libc.so.6"}
+    for name in NAMED_BY_PROGRAMS:
+        library.write_bytes(inside[name])
+        assert needed_by(library) <= {"libsoftverbs.so", "libc.so.6"}
+        dynamic = output_of("readelf", "--dynamic", library)
+        assert "[libsoftverbs.so]" in dynamic
+        assert f"soname: [{Path(name).name}]" in dynamic
+        assert "runpath: [$ORIGIN]" in dynamic
+
+
+@pytest.mark.parametrize("compiler", OTHERS)
+def test_wheels_for_other_kinds_of_linux_have_code_for_these(release, tmp_path, compiler):
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    ending, machine, c_library = OTHERS[compiler]
+    (wheel,) = [path for path in release.others if path.name.endswith(ending)]
+    inside = contents(wheel)
+    assert inside.keys() == contents(release.linux).keys()
+    _, _, _, tags = parse_wheel_filename(wheel.name)
+    assert {(tag.interpreter, tag.abi) for tag in tags} == {("cp310", "abi3")}
+    assert set(metadata(wheel, "WHEEL").get_all("Tag")) == {str(tag) for tag in tags}
+    for name in (VERBS_MODULE, LINUX_CORE, SOFTVERBS, *NAMED_BY_PROGRAMS):
+        library = tmp_path / "library.so"
+        library.write_bytes(inside[name])
+        assert re.search(rf"Machine: +{machine}$", output_of("readelf", "--file-header", library), re.MULTILINE)
+        assert needed_by(library) <= {"libsoftverbs.so", c_library}, name
+    assert sum(len(inside[name]) for name in (SOFTVERBS, *NAMED_BY_PROGRAMS)) <= MOST_OF_SOFTVERBS
 
 
 @pytest.mark.parametrize("name", [WINDOWS_MODULE, WINDOWS_CORE, SOFTND])
@@ -220,7 +276,7 @@ def test_source_archive_has_the_whole_project(release):
     # Files whose name begins with a dot belong to the repository alone.
     tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".") and (ROOT / name).exists()}
     assert tracked <= packed.keys()
-    assert not [name for name in packed if name.endswith((".pyd", ".dll", ".so", ".o", ".pyc", ".whl"))]
+    assert not [name for name in packed if name.endswith((".pyd", ".dll", ".so", ".so.1", ".o", ".pyc", ".whl"))]
     assert packed["rig/wine-python"].mode & 0o100
 
 
@@ -239,6 +295,23 @@ def test_linux_wheel_says_that_there_is_no_adapter(on_linux):
     done = run(on_linux / "bin/ndpy", "devices", cwd=on_linux)
     assert done.returncode == 1
     assert "no RDMA adapter" in done.stdout + done.stderr
+
+
+def test_first_program_of_the_readme_runs_on_the_adapter_of_the_linux_wheel(on_linux, tmp_path):
+    program, *_ = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "hello.py").write_text(program)
+    for command in ([], [on_linux / "bin/ndpy", "soft", "run", "--"]):
+        words = [*command, on_linux / "bin/python", tmp_path / "hello.py"]
+        output = output_of(*words, cwd=tmp_path, **({} if command else {"NDPY_ADAPTER": "soft0"}))
+        assert output.splitlines()[-1] == "hello over RDMA on soft0"
+
+
+def test_smoke_test_of_the_linux_wheel_passes_on_it(on_linux):
+    output = output_of(on_linux / "bin/ndpy", "smoke", "soft0", cwd=on_linux)
+    verdict = re.fullmatch(
+        r"smoke: (\d+) passed, 0 failed, 0 known, \d+ skipped on soft0 \(verbs, software\)", output.splitlines()[-1]
+    )
+    assert verdict and int(verdict[1]) > 80, output
 
 
 def test_windows_wheel_runs_without_the_checkout(release, on_windows):
