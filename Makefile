@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
-.PHONY: help setup venv smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench mutants bench bench-windows bench-cache soak bench-register
+.PHONY: help setup venv softverbs smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench soft-bench mutants bench bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ ARGS ?=
 export PYTHON SOFTROCE ARGS
 
 help:
-	@echo "make smoke           run the hardware smoke test on a software adapter, in a VM"
+	@echo "make smoke           run the hardware smoke test on soft0, and then on a driver of the kernel, in a VM"
 	@echo "make smoke-windows   run it on softnd, under Wine"
 	@echo "make test            run all the tests"
 	@echo "make test-kernels    run the smoke test and the contract on the newest kernels of Debian; KERNELS= chooses"
@@ -26,10 +26,12 @@ help:
 	@echo "make setup           install packages, a kernel for the VM, and .venv"
 	@echo "make venv            create only .venv"
 	@echo "make windows         build ndpy/_*.pyd and softnd.dll, for Windows or Wine"
-	@echo "make softnd          build softnd/build/softnd.dll, the software NetworkDirect provider"
+	@echo "make softverbs       build the libraries of soft0, the software adapter for Linux, into ndpy/verbs/soft"
+	@echo "make softnd          build softrdma/build/softnd.dll, the software NetworkDirect provider"
 	@echo "make softnd-check    run the tests of softnd"
 	@echo "make softnd-fuzz     run its wire code in a fuzzer for a minute"
 	@echo "make softnd-bench    compare its speed with that of TCP"
+	@echo "make soft-bench      compare soft0's speed with that of TCP, then show rxe in a VM"
 	@echo "make bench           compare ndpy with C and two other Python packages on rxe and softnd, and with its bars"
 	@echo "make bench-cache     compare a hit of the registration cache with a registration"
 	@echo "make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd"
@@ -44,9 +46,13 @@ venv:
 	@rig/setup.sh venv
 
 smoke-windows: windows
-	@NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=900 rig/wine-python -m ndpy smoke softnd0 $(ARGS)
+	@NDPY_PROVIDER='softrdma\build\softnd.dll' WINE_LIMIT=900 rig/wine-python -m ndpy smoke softnd0 $(ARGS)
 
-smoke: setup
+# soft0 needs little, so it comes first.
+smoke:
+	@rig/setup.sh soft
+	.venv/bin/ndpy smoke soft0 $(ARGS)
+	@rig/setup.sh
 	@.venv/bin/python -m compileall -q ndpy # the VM is slow at compiling
 	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- .venv/bin/ndpy smoke rxe0 $(ARGS)
 
@@ -72,7 +78,7 @@ test-warnings: windows
 	.venv/bin/python -W error -m pytest -W error tests/unit --ignore tests/unit/test_softroce_vm.py $(ARGS)
 	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 3600 -- \
 	    .venv/bin/python -W error -m pytest -W error tests/contract --adapter rxe0 -p no:cacheprovider $(ARGS)
-	NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=1800 rig/wine-python -W error -m pytest -W error \
+	NDPY_PROVIDER='softrdma\build\softnd.dll' WINE_LIMIT=1800 rig/wine-python -W error -m pytest -W error \
 	    tests/contract tests/networkdirect --adapter softnd0 -p no:cacheprovider $(ARGS)
 
 stress: setup
@@ -80,7 +86,7 @@ stress: setup
 
 # setup.sh has built the extension modules.
 windows: softnd
-	@ls -l ndpy/_*.pyd softnd/build/softnd.dll
+	@ls -l ndpy/_*.pyd softrdma/build/softnd.dll
 
 ADAPTER ?= rxe
 SOAK_S ?= 600
@@ -88,8 +94,8 @@ export SOAK_S
 
 soak: setup
 ifeq ($(ADAPTER),softnd)
-	$(MAKE) -C softnd
-	NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=$$((SOAK_S + 120)) rig/wine-python tests/soak/busy_server.py softnd0
+	$(MAKE) -C softrdma build/softnd.dll
+	NDPY_PROVIDER='softrdma\build\softnd.dll' WINE_LIMIT=$$((SOAK_S + 120)) rig/wine-python tests/soak/busy_server.py softnd0
 else
 	@.venv/bin/python -m compileall -q ndpy tests
 	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter $(ADAPTER) --limit $$((SOAK_S + 120)) -- \
@@ -112,7 +118,7 @@ mutants: windows
 bench: windows
 	@rig/setup.sh bench
 	@.venv/bin/python -m compileall -q ndpy
-	@$(MAKE) -s -C softnd build/networkdirect_calls.exe
+	@$(MAKE) -s -C softrdma build/networkdirect_calls.exe
 	@.venv/bin/python benchmarks/bench.py
 
 # With one processor whose clock counts instructions, so that the results are the same on every machine.
@@ -120,22 +126,29 @@ bench-cache: setup
 	@.venv/bin/python -m compileall -q ndpy
 	.venv/bin/ndpy softroce run --vm --icount --adapter rxe -- .venv/bin/python benchmarks/registration_cache.py rxe0
 
+softverbs: venv
+	@ls -l ndpy/verbs/soft
+
 softnd: setup
-	$(MAKE) -C softnd
+	$(MAKE) -C softrdma build/softnd.dll
 
 softnd-check: setup
 	@rig/test-softnd.sh
 	@.venv/bin/python rig/sum_results.py .rig/results/softnd*.xml
 
 softnd-fuzz: setup
-	$(MAKE) -C softnd/fuzz test fuzz SECONDS=60
+	$(MAKE) -C softrdma/fuzz test fuzz SECONDS=60
+
+soft-bench: setup
+	$(MAKE) -s -C softrdma soft-bench
+	-.venv/bin/ndpy softroce run $(SOFTROCE) --adapter rxe --limit 900 -- softrdma/build/soft_bench --device rxe0 --gid 1
 
 softnd-bench: softnd
-	$(MAKE) -s -C softnd build/bench.exe
-	rig/wine-python --run softnd/build/bench.exe 'softnd\build\softnd.dll'
+	$(MAKE) -s -C softrdma build/bench.exe
+	rig/wine-python --run softrdma/build/bench.exe 'softrdma\build\softnd.dll'
 
 bench-windows: windows
-	@$(MAKE) -s -C softnd build/networkdirect_calls.exe
+	@$(MAKE) -s -C softrdma build/networkdirect_calls.exe
 	@.venv/bin/python benchmarks/bench.py --part softnd .rig/bench-windows.json
 
 # On rxe twice: with one processor and a clock that counts instructions, and with two processors and the machine's clock.
@@ -143,7 +156,7 @@ bench-register: windows
 	@.venv/bin/python -m compileall -q ndpy benchmarks
 	.venv/bin/ndpy softroce run --vm --icount --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
 	.venv/bin/ndpy softroce run --vm --adapter rxe --limit 600 -- .venv/bin/python benchmarks/registration.py rxe0
-	NDPY_PROVIDER='softnd\build\softnd.dll' SOFTND_DELAY_REGISTRATION_MS=1 rig/wine-python benchmarks/registration.py softnd0
+	NDPY_PROVIDER='softrdma\build\softnd.dll' SOFTND_DELAY_REGISTRATION_MS=1 rig/wine-python benchmarks/registration.py softnd0
 
 lint: setup
 	.venv/bin/ruff check .
@@ -155,7 +168,8 @@ wheels:
 	@rig/wheels.sh
 
 clean:
-	$(MAKE) -s -C softnd clean
+	$(MAKE) -s -C softrdma clean
 	rm -rf .venv .rig build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache ndpy/_verbs.c
+	rm -rf ndpy/verbs/soft
 	rm -f ndpy/_*.so ndpy/_*.pyd
 	find ndpy tests examples cdefs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,9 +20,9 @@ report() { if [ "$2" != 0 ]; then failed="$failed $1"; fi; }
 
 windows() {
     echo "== softnd: its wire code, natively"
-    make -s -C softnd/fuzz test
+    make -s -C softrdma/fuzz test
     report wire $?
-    nice -n 19 make -s -C softnd/fuzz fuzz SECONDS=$fuzz_s >$results/fuzz.log 2>&1 &
+    nice -n 19 make -s -C softrdma/fuzz fuzz SECONDS=$fuzz_s >$results/fuzz.log 2>&1 &
     fuzzer=$!
 
     echo "== softnd under Wine"
@@ -47,7 +47,7 @@ siw() {
     report softnd-siw $?
 }
 
-make -s -C softnd || exit 1
+make -s -C softrdma build/softnd.dll || exit 1
 case ${1:-all} in
 windows) windows ;;
 peers) peers ;;

@@ -16,11 +16,11 @@ if [ -d tests/networkdirect ]; then folders="$folders tests/networkdirect"; fi
 on_softnd() {
     junit=$1
     shift
-    NDPY_PROVIDER='softnd\build\softnd.dll' WINE_LIMIT=$limit rig/wine-python -m pytest "$@" --adapter softnd0 \
+    NDPY_PROVIDER='softrdma\build\softnd.dll' WINE_LIMIT=$limit rig/wine-python -m pytest "$@" --adapter softnd0 \
         -p no:cacheprovider --junitxml "$results/$junit.xml" ${ARGS:-}
 }
 
-rig/windows/extension.sh && make -s -C softnd && make -s -C tests/networkdirect/providers || exit 1
+rig/windows/extension.sh && make -s -C softrdma build/softnd.dll && make -s -C tests/networkdirect/providers || exit 1
 echo "== tests on softnd0, under Wine"
 on_softnd softnd0 $folders
 status=$?

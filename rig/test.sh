@@ -3,10 +3,10 @@
 #
 # Two rows of parts run side by side:
 #
-#   in the foreground   tests/unit and tests/wheels on this machine; then, in VMs, the tests that need an adapter on rxe0, and
-#                       rig/test-kernels.sh on the newest kernel
+#   in the foreground   on this machine the tests on soft0, then tests/unit and tests/wheels; then, in VMs, the tests that need an
+#                       adapter on rxe0, and rig/test-kernels.sh on the newest kernel
 #   in the background   rig/test-softnd.sh and rig/test-windows.sh under Wine; then the VM's own tests, softnd against siw, the
-#                       tests on siw0, and two hosts (rig/test-hosts.sh)
+#                       tests on siw0, two hosts (rig/test-hosts.sh), and rig/test-softverbs.sh
 #
 # NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. At the end, each part's time and slowest modules are printed.
 
@@ -40,6 +40,23 @@ on_adapter() {
         -p no:cacheprovider --junitxml "$results/$adapter.xml" ${ARGS:-}
     report "$adapter" $?
 }
+
+on_soft() {
+    begin "smoke test and tests on soft0"
+    .venv/bin/ndpy smoke soft0 >$results/soft-smoke.log 2>&1
+    status=$?
+    if [ $status = 0 ]; then tail -n 1 $results/soft-smoke.log; else cat $results/soft-smoke.log; fi
+    report soft-smoke $status
+    $python -m pytest $soft_tests --adapter soft0 -p no:cacheprovider --junitxml $results/soft0.xml ${ARGS:-}
+    report soft0 $?
+}
+# The tests of the smoke test are slow in the VM. On rxe the smoke test itself runs, with rig/test-kernels.sh.
+soft_tests='tests/contract tests/interop tests/examples tests/verbs/test_smoke.py'
+rxe_tests='tests/contract tests/interop tests/examples tests/verbs --ignore tests/verbs/test_smoke.py'
+if [ -n "${NDPY_STRESS:-}" ]; then
+    soft_tests='tests/contract tests/interop tests/examples tests/verbs'
+    rxe_tests=$soft_tests
+fi
 
 # tests/wheels creates this environment, unless ARGS deselects it.
 installed=$PWD/.rig/wheels/linux/bin/ndpy
@@ -91,7 +108,7 @@ on_newest_kernel() {
 has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapters=("siw",))' 2>/dev/null; }
 
 # Built here, so that the parts that need softnd.dll do not build it at the same time.
-make -s -C softnd || exit 1
+make -s -C softrdma build/softnd.dll || exit 1
 
 # Programs under Wine wait more than they compute. So these tests run beside the others. The parts that start short VMs come
 # after them: two emulated VMs at the same time are slow on two processors.
@@ -111,6 +128,9 @@ vm_tests=tests/unit/test_softroce_vm.py
     report softnd-siw $?
     on_siw
     on_hosts
+    begin "softverbs under sanitizers"
+    rig/test-softverbs.sh
+    report softverbs $?
     begin "end of the background"
     if [ -n "$failed" ]; then
         echo "failed:$failed"
@@ -121,11 +141,12 @@ background=$!
 # A background job of a shell ignores Ctrl-C.
 trap 'kill $background; exit 130' INT TERM
 
+on_soft # first, because it finds most mistakes in a minute
 begin "tests without an adapter"
 $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
 report unit $?
 name_installed
-on_adapter rxe rxe0 tests/contract tests/interop tests/examples tests/verbs
+on_adapter rxe rxe0 $rxe_tests
 on_newest_kernel
 begin "tests in the background"
 wait $background

@@ -14,12 +14,14 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 import remote
 from helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
 
 import ndpy
+from ndpy.platforms import asking_for
 
 # A shell starts background jobs with Ctrl-C ignored. Programs that the tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -31,17 +33,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def adapter_name(request: pytest.FixtureRequest) -> str:
-    """The name of the adapter under test."""
+def adapter_name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of the adapter under test. soft0 is in the list of adapters meanwhile."""
     wanted = request.config.getoption("--adapter")
     try:
         with ndpy.open_adapter(wanted) as adapter:
             name: str = adapter.info.name
-            return name
     except (ndpy.AdapterNotFoundError, ndpy.ProviderNotFoundError) as error:
         if wanted or os.environ.get("NDPY_ADAPTER"):
             pytest.fail(f"the adapter asked for is not usable: {error}")
         pytest.skip(f"no adapter: {error}")
+    with asking_for(name):
+        yield name
 
 
 @pytest.fixture(scope="session")

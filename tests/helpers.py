@@ -21,6 +21,7 @@ import ndpy
 import ndpy.ndk
 from ndpy import Access, Operation, Status
 from ndpy.quirks import Quirk
+from ndpy.verbs import softverbs
 
 # The deadline for something that should come at once. Emulated machines are slow.
 DEADLINE_S = 20.0
@@ -120,6 +121,17 @@ def require(adapter: ndpy.Adapter, *capabilities: ndpy.Capability) -> None:
     for capability in capabilities:
         if capability not in adapter.info.capabilities:
             pytest.skip(f"{adapter.info.name} does not claim {capability.name}")
+
+
+def has_kernel_driver(adapter: ndpy.Adapter) -> bool:
+    """Whether the kernel knows the adapter's objects. soft0 lives in the process that uses it."""
+    return adapter.info.driver != softverbs.DRIVER
+
+
+def require_kernel_driver(adapter: ndpy.Adapter, thing: str) -> None:
+    """Skip where the adapter is not one of the kernel's. `thing` says what the test needs of it."""
+    if not has_kernel_driver(adapter):
+        pytest.skip(f"{adapter.info.name} lives in its process and has no {thing}")
 
 
 def require_acknowledged_sends(adapter: ndpy.Adapter) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import socket
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +33,8 @@ from helpers import wait_until
 from starting import create_process
 
 import ndpy
-from ndpy.verbs import distribution
+from ndpy.cli import soft
+from ndpy.verbs import distribution, softverbs
 
 _INTERRUPTIBLE = Path(__file__).resolve().parent / "interruptible.py"
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,9 +57,12 @@ class Result:
 
 
 class Process:
-    """A running program. Its standard output and error are collected as they come."""
+    """A running program. Its standard output and error are collected as they come.
 
-    def __init__(self, *command: str | Path) -> None:
+    variables: of its environment, besides those of this process.
+    """
+
+    def __init__(self, *command: str | Path, variables: Mapping[str, str] | None = None) -> None:
         self.command = [str(word) for word in command]
         self._started = time.monotonic()
         self._texts = {"out": "", "err": ""}
@@ -65,6 +71,7 @@ class Process:
         environment = {
             **os.environ,
             "PYTHONPATH": str(Path(ndpy.__file__).parent.parent),
+            **(variables or {}),
         }
         self.popen = create_process(
             lambda: subprocess.Popen(
@@ -184,15 +191,20 @@ def start_example(name: str, *arguments: str | int | Path) -> Process:
     return start_python(EXAMPLES / f"{name}.py", *arguments, *limit)
 
 
+def foreign_environment() -> dict[str, str]:
+    """The environment in which a program without ndpy uses the adapter under test. soft0 is in libraries of ndpy's."""
+    return soft.environment(softverbs.folder(), os.environ) if softverbs.is_asked_for() else dict(os.environ)
+
+
 def start_installed(name: str, thing: str, *arguments: str | int) -> Process:
-    """Run a program of a system package. If it is not installed, the test fails.
+    """Run a program of a system package on the adapter under test. If it is not installed, the test fails.
 
     thing: what ndpy.verbs.distribution calls the program.
     """
     path = shutil.which(name)
     if path is None:
         pytest.fail(_not_installed(name, thing))
-    return Process(path, *map(str, arguments))
+    return Process(path, *map(str, arguments), variables=foreign_environment())
 
 
 def start_program(config: pytest.Config, name: str, thing: str, *arguments: str | int) -> Process:
@@ -207,15 +219,22 @@ def _not_installed(name: str, thing: str) -> str:
 
 
 def free_port() -> int:
-    """A port that no TCP socket uses now. RDMA has its own port space, except on iWARP."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that no TCP socket uses now, and that no system chooses by itself. RDMA has its own ports, except on iWARP."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
 
 
-def wait_for_rdma_listener(process: Process) -> None:
-    """Wait until the kernel lists a connection manager identifier on which the process listens."""
+def wait_for_rdma_listener(process: Process, port: int) -> None:
+    """Wait until the process listens on an RDMA port.
+
+    The kernel lists the connection manager's identifiers, but not their ports. On soft0 the port is one of TCP.
+    """
+    if softverbs.is_asked_for():
+        wait_for_tcp_listener(process, port)
+        return
 
     def listens() -> bool:
         if process.popen.poll() is not None:

@@ -24,17 +24,20 @@ def can_be_built() -> bool:
     return bool(shutil.which("gcc")) and Path("/usr/include/infiniband/verbs.h").exists()
 
 
-def built(source: Path) -> Path:
-    """Return the compiled program. The test skips without a compiler, and fails if the program does not compile."""
+def built(source: Path, *libraries: str) -> Path:
+    """Return the compiled program, linked with these libraries besides libibverbs.
+
+    The test skips without a compiler, and fails if the program does not compile.
+    """
     if not can_be_built():
         pytest.skip("this needs gcc and libibverbs-dev")
     read = [source, *sorted(source.parent.glob("*.h"))]
-    key = hashlib.sha256(b"".join(path.read_bytes() for path in read) + repr((_FLAGS, _LIBRARIES)).encode())
+    key = hashlib.sha256(b"".join(path.read_bytes() for path in read) + repr((_FLAGS, libraries, _LIBRARIES)).encode())
     path = _BUILT / f"{source.stem}-{key.hexdigest()[:16]}"
     if not path.exists():
         _BUILT.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f"{path.name}.{os.getpid()}")
-        command = ["gcc", *_FLAGS, "-o", str(draft), str(source), *_LIBRARIES]
+        command = ["gcc", *_FLAGS, "-o", str(draft), str(source), *libraries, *_LIBRARIES]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         draft.replace(path)

@@ -36,6 +36,8 @@ def test_ndpy_adapter_chooses_the_default(monkeypatch, adapter_name):
 
 
 def test_without_a_choice_the_first_active_adapter_opens(monkeypatch, adapter):
+    if adapter.info.driver == "softverbs":
+        pytest.skip("soft0 is taken only by name")
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     first = next(info.name for info in ndpy.list_adapters() if info.state == "active")
     with ndpy.open_adapter() as opened:

@@ -61,7 +61,8 @@ def test_the_link_of_an_adapter_is_described_by_its_name(adapter):
     assert LinkDescription.from_dict(json.loads(json.dumps(found.to_dict()))).link_mtu == found.link_mtu
     assert (found.adapter, found.transport, found.port_state) == (adapter.info.name, adapter.info.transport, "active")
     assert found.netdev == adapter.info.netdev
-    assert found.link_mtu == psutil.net_if_stats()[found.netdev].mtu
+    if found.netdev is not None or adapter.info.driver != "softverbs":
+        assert found.link_mtu == psutil.net_if_stats()[found.netdev].mtu
     if has_paths(adapter):
         assert found.rdma_mtu == adapter.info.mtu
         assert (found.gid, found.gid_type, found.vlan) == (host_of(adapter), "RoCE v2", 0)

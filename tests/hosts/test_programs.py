@@ -94,7 +94,7 @@ def test_our_rping_client_verifies_what_rping_writes(adapter_name, there, peer_a
     port = there("free_port")
     options = ["-a", peer_address, "-p", port, "-S", size]
     with there("start_installed", *RPING, "-s", "-v", *options) as server:
-        there("wait_for_rdma_listener", server)
+        there("wait_for_rdma_listener", server, port)
         with start_example("rping", "-c", "-v", *options, "-C", count, "--adapter", adapter_name) as client:
             ours = client.succeed()
         theirs = server.succeed()

@@ -36,7 +36,7 @@ def test_rdma_server_waits_for_a_receive_that_is_posted_late(adapter, keep, pyte
     port = free_port()
     end = create_end(keep, adapter)
     with start(pytestconfig, "rdma_server", "-p", port) as server:
-        wait_for_rdma_listener(server)
+        wait_for_rdma_listener(server, port)
         connector = keep(adapter.connect(end.queue_pair, (host_of(adapter), port), timeout_s=DEADLINE_S))
         end.queue_pair.send(memory(keep, adapter, SIZE))
         succeed(end.cq)
@@ -74,7 +74,7 @@ def test_connecting_to_a_server_that_accepts_and_leaves(adapter, keep, pytestcon
     end.queue_pair.receive([], context=1)
     port = free_port()
     with start(pytestconfig, "ucmatose", "-C", 0, "-p", port) as server:
-        wait_for_rdma_listener(server)
+        wait_for_rdma_listener(server, port)
         connector = keep(adapter.connect(end.queue_pair, (host_of(adapter), port), timeout_s=DEADLINE_S))
         connector.wait_disconnected(DEADLINE_S)
         (cancelled,) = take(end.cq)

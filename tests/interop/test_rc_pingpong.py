@@ -74,14 +74,25 @@ def test_a_path_mtu_that_does_not_exist_is_refused(name):
 
 
 def test_peer_without_a_gid_is_told_apart(adapter, name, pytestconfig):
-    port = free_port()
-    with start_example("rc_pingpong", "-d", name, "-p", port) as server:
-        server.wait_for("listening on TCP port")
+    with start_example("rc_pingpong", "-d", name, "-p", 0) as server:
+        port = server.wait_for(r"listening on TCP port (\d+)")[1]
         with start_program(pytestconfig, PROGRAM, PROGRAMS, "-d", name, "-p", port, "127.0.0.1") as client:
             result = server.finish()
             assert client.finish().status
     assert result.status == 1
-    assert result.err == "rc_pingpong: the peer sent no GID, and RoCE cannot do without: start it with -g INDEX\n"
+    transport = adapter.info.transport
+    assert (
+        result.err == f"rc_pingpong: the peer sent no GID, and {transport} cannot do without: start it with -g INDEX\n"
+    )
+
+
+def test_nobody_is_found_without_a_gid(name, pytestconfig):
+    port = free_port()
+    with start_program(pytestconfig, PROGRAM, PROGRAMS, "-d", name, "-p", port) as server:
+        wait_for_tcp_listener(server, port)
+        with start_program(pytestconfig, PROGRAM, PROGRAMS, "-d", name, "-p", port, "127.0.0.1") as client:
+            assert "RTR" in server.finish().err
+            client.finish()
 
 
 def with_gid(adapter, options):

@@ -36,7 +36,7 @@ def test_our_client_verifies_what_rping_server_writes(adapter, pytestconfig, siz
     address, port = host_of(adapter), free_port()
     options = ["-s", "-v", "-a", address, "-p", port, "-S", size]
     with start_program(pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, *options) as server:
-        wait_for_rdma_listener(server)
+        wait_for_rdma_listener(server, port)
         options = ["-c", "-v", "-a", address, "-p", port, "-S", size, "-C", count]
         with start_example("rping", *options, "--adapter", adapter.info.name) as client:
             ours = client.succeed()
@@ -60,7 +60,7 @@ def test_rping_works_over_ipv6(adapter, pytestconfig):
     with start_program(
         pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, "-s", "-a", address, "-p", port
     ) as server:
-        wait_for_rdma_listener(server)
+        wait_for_rdma_listener(server, port)
         options = ["-c", "-a", address, "-p", port, "-C", 3]
         with start_example("rping", *options, "--adapter", adapter.info.name) as client:
             assert "3 rounds of 64 bytes verified" in client.succeed().out
@@ -73,7 +73,7 @@ def test_persistent_rping_server_serves_several_of_our_clients(adapter, pytestco
     with start_program(
         pytestconfig, "rping", distribution.CONNECTION_PROGRAMS, "-s", "-P", "-a", address, "-p", port
     ) as server:
-        wait_for_rdma_listener(server)
+        wait_for_rdma_listener(server, port)
         options = ["-c", "-a", address, "-p", port, "-C", 20, "--adapter", adapter.info.name]
         clients = [start_example("rping", *options) for _ in range(2)]
         with clients[0], clients[1]:

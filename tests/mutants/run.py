@@ -178,7 +178,7 @@ class Softnd(Place):
         return ["rig/wine-python", "tests/mutants/worker.py", folder.relative_to(ROOT).as_posix()]
 
     def environment(self) -> dict[str, str]:
-        return {"NDPY_PROVIDER": "softnd\\build\\softnd.dll", "WINE_LIMIT": str(int(self.seconds) + 300)}
+        return {"NDPY_PROVIDER": "softrdma\\build\\softnd.dll", "WINE_LIMIT": str(int(self.seconds) + 300)}
 
     def build(self, cdefs: Path, out: Path) -> str | None:
         source = self._emit("build_networkdirect.py", cdefs)

@@ -21,8 +21,8 @@ import ndpy
 from ndpy.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOFTND = ROOT / "softnd/build/softnd.dll"
-PROVIDERS = ROOT / "softnd/build/providers"
+SOFTND = ROOT / "softrdma/build/softnd.dll"
+PROVIDERS = ROOT / "softrdma/build/providers"
 
 # Windows and Wine start and end threads of their own.
 HANDLE_SLACK = 12

@@ -28,8 +28,8 @@ from ndpy.doctor import findings, windows
 from ndpy.networkdirect import adapter_info, dll_header, native_calls, softnd_installation, winsock_catalogue
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOFTND = ROOT / "softnd/build/softnd.dll"
-BROKEN = ROOT / "softnd/build/providers"
+SOFTND = ROOT / "softrdma/build/softnd.dll"
+BROKEN = ROOT / "softrdma/build/providers"
 
 
 def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -24,8 +24,8 @@ from ndpy.networkdirect import adapter_info, winsock_catalogue
 from ndpy.networkdirect.provider_dll import Provider
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-SOFTND = ROOT / "softnd/build/softnd.dll"
-PROVIDERS = ROOT / "softnd/build/providers"
+SOFTND = ROOT / "softrdma/build/softnd.dll"
+PROVIDERS = ROOT / "softrdma/build/providers"
 
 kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
 kernel32.GetModuleHandleW.restype = wintypes.HMODULE

@@ -13,7 +13,7 @@ import pytest
 # An embedded Python does not search a test's folder. The folder above has starting.py.
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-pytest.register_assert_rewrite("early_disconnect")
+pytest.register_assert_rewrite("attacks", "early_disconnect")
 
 WINDOWS = sys.platform == "win32"
 SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))

@@ -1,4 +1,4 @@
-"""What a hostile peer sends, and the program under Wine that receives it.
+"""What a hostile peer sends, and the program that receives it.
 
 The caller seeds the generator of everything random, so a stream is identified by its seed.
 """
@@ -18,19 +18,20 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import iwarp
 import pytest
 from iwarp import Endpoint, Opcode, Queue, Rtr, Startup
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = ROOT / "softnd/build/programs"
+PROGRAMS = ROOT / "softrdma/build/programs"
 SECRET = b"GUARD!@#"  # fills memory that is not granted
 OPEN_SIZE = 0x1000
 WINDOW_SIZE = 0x200
 READABLE = b"r" * WINDOW_SIZE
 READY_BY_READ = Startup(ird=4, ord=4, peer_to_peer=True, rtr=Rtr.READ)
+P = TypeVar("P", bound="Program")
 _GRANT = struct.Struct("<QQQ4s4s4s")
 
 # A round of the program under Wine takes milliseconds. A round that takes this long hangs.
@@ -43,38 +44,36 @@ def windows_program(name: str) -> Path:
         pytest.skip("no Windows Python: make setup")
     if shutil.which("x86_64-w64-mingw32-gcc") is None:
         pytest.skip("no cross compiler: install gcc-mingw-w64-x86-64")
-    for folder in ("tests/softnd/programs",) if "SOFTND_DLL" in os.environ else ("softnd", "tests/softnd/programs"):
-        subprocess.run(["make", "-s", "-C", str(ROOT / folder)], check=True, timeout=300)
+    if "SOFTND_DLL" not in os.environ:
+        subprocess.run(["make", "-s", "-C", str(ROOT / "softrdma"), "build/softnd.dll"], check=True, timeout=300)
+    subprocess.run(["make", "-s", "-C", str(ROOT / "tests/softnd/programs")], check=True, timeout=300)
     return PROGRAMS / f"{name}.exe"
 
 
 def dll() -> str:
-    return os.environ.get("SOFTND_DLL", str(ROOT / "softnd/build/softnd.dll"))
+    return os.environ.get("SOFTND_DLL", str(ROOT / "softrdma/build/softnd.dll"))
 
 
-class WindowsProcess:
-    """A program under Wine and its output lines. A .py program runs in the Windows Python. Leaving the block ends it.
+class Program:
+    """A program and its output lines. Leaving the block ends it.
 
     Wine's services start with the first program and share its output. One of them may crash at its start. Such a
     message counts as the program's only if the program failed too.
     """
 
-    def __init__(self, program: Path, *arguments: object, limit_s: float, **environment: str) -> None:
-        command = [str(ROOT / "rig/wine-python"), str(program), *map(str, arguments)]
-        if program.suffix != ".py":
-            command.insert(1, "--run")
+    def __init__(self, command: list[Any], environment: dict[str, str]) -> None:
         self.lines: list[str] = []
         self._crashes: list[str] = []
         self._fresh: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            command,
+            [str(word) for word in command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             cwd=ROOT,
-            env={**os.environ, "WINE_LIMIT": str(int(limit_s)), **environment},
+            env=environment,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -106,7 +105,7 @@ class WindowsProcess:
             self.lines += self._crashes
         return status
 
-    def __enter__(self) -> WindowsProcess:
+    def __enter__(self: P) -> P:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -117,6 +116,16 @@ class WindowsProcess:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+
+class WindowsProcess(Program):
+    """A program under Wine. A .py program runs in the Windows Python."""
+
+    def __init__(self, program: Path, *arguments: object, limit_s: float, **environment: str) -> None:
+        command = [ROOT / "rig/wine-python", program, *arguments]
+        if program.suffix != ".py":
+            command.insert(1, "--run")
+        super().__init__(command, {**os.environ, "WINE_LIMIT": str(int(limit_s)), **environment})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +141,9 @@ class Grant:
 
 
 class Target:
-    """hostile_target.exe; its source says what it offers."""
+    """The program hostile_target; its source in programs/ says what it offers."""
 
-    def __init__(self, process: WindowsProcess, address: str = "127.0.0.1") -> None:
+    def __init__(self, process: Program, address: str = "127.0.0.1") -> None:
         self.process, self.address = process, address
         first = json.loads(process.next_line())
         self.port: int = first["port"]
@@ -172,6 +181,14 @@ class Target:
             line = self.process.next_line()
             if line.startswith('{"event": "end"'):
                 return dict(json.loads(line))
+
+    def end(self) -> None:
+        """Let the program end. It must have found nothing wrong."""
+        endpoint, _ = self.join()
+        end = self.quit(endpoint)
+        endpoint.close()
+        status = self.process.finish()
+        assert (end["violations"], end["failures"], status) == (0, 0, 0), (end, self.process.lines[-40:])
 
 
 def leaked(data: bytes) -> bool:

@@ -339,7 +339,7 @@ def parse_terminate(payload: bytes) -> Terminate:
     return Terminate(first >> 4, first & 0xF, code, header, read_header, length)
 
 
-# Between two softnd ends (softnd/README.md, "On the wire").
+# Between two softnd ends (softrdma/README.md, "On the wire").
 SOFTND_READ_OFFSET = 0x736F66746E640001
 RECEIPT_STAG, FINAL_RECEIPT_STAG = 0xFFFFFF00, 0xFFFFFF01
 

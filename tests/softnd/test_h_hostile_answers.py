@@ -1,7 +1,7 @@
 """A peer that the program connects to and that breaks every rule: start-up replies, answers to Reads, Terminates.
 
 The peer is Python in this process. Whatever it does, the requests must end with a failure, no byte may change
-except those that a Read asked for, and the provider must stay usable. test_hostile_peer.py has the other role, a
+except those that a Read asked for, and the provider must stay usable. attacks.py has the other role, a
 hostile peer that connects.
 """
 

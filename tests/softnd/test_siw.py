@@ -174,8 +174,8 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
         pytest.skip("no kernel here has siw: make setup")
     program = hostile.windows_program("rping")
     folder = tmp_path_factory.mktemp("siw")
-    done = ROOT / "softnd/build" / f"siw-{os.getpid()}.done"  # the VM sees it; the VM has its own /tmp
-    script = ROOT / "softnd/build" / f"siw-{os.getpid()}.sh"
+    done = ROOT / "softrdma/build" / f"siw-{os.getpid()}.done"  # the VM sees it; the VM has its own /tmp
+    script = ROOT / "softrdma/build" / f"siw-{os.getpid()}.sh"
     guest_ports = {**GUEST_PORTS, **EXAMPLE_PORTS}
     disconnects_port, own_disconnects_port, *ports = free_ports(3 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
     forwarded = dict(zip(guest_ports, ports, strict=False))

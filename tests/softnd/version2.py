@@ -1,7 +1,7 @@
 """NetworkDirect 2 as a program sees it: numbers, layouts and the order of methods, directly on the COM interfaces.
 
 Everything here comes from the contract's tables B.1 to B.6 and nothing from softnd's own header, so that an error
-in either shows. `softnd()` loads the DLL that SOFTND_DLL names, or softnd/build/softnd.dll.
+in either shows. `softnd()` loads the DLL that SOFTND_DLL names, or softrdma/build/softnd.dll.
 """
 
 from __future__ import annotations
@@ -442,7 +442,7 @@ def query_interface(thing: Interface, name_or_iid: Any) -> tuple[Any, Any]:
     return thing.QueryInterface(iid, out), out[0]
 
 
-DLL = Path(os.environ.get("SOFTND_DLL") or Path(__file__).parents[2] / "softnd" / "build" / "softnd.dll")
+DLL = Path(os.environ.get("SOFTND_DLL") or Path(__file__).parents[2] / "softrdma" / "build" / "softnd.dll")
 
 
 class Library:

@@ -6,7 +6,7 @@ import pytest
 
 if sys.platform == "linux":
     from data_path_provider import provider, provider_path  # noqa: F401
-    from fake_verbs import fake, fake_verbs_path  # noqa: F401
+    from fake_verbs import fake, fake_softverbs_path, fake_verbs_path, soft  # noqa: F401
     from racing import adapter, points, scene  # noqa: F401
 
 

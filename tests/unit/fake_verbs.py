@@ -19,9 +19,10 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 import ndpy
-from ndpy.verbs import adapter_info, native_calls
+from ndpy.verbs import adapter_info, native_calls, softverbs
 
 SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections")]
+SOFTVERBS = Path(__file__).with_name("fake_softverbs.c")
 
 
 class Settings(ctypes.Structure):
@@ -120,8 +121,9 @@ class FakeVerbs:
     Between hold() and release(), registrations wait in ibv_reg_mr().
     """
 
-    def __init__(self, path: Path, sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, path: Path, sysfs: Path, monkeypatch: pytest.MonkeyPatch, name: str = "fake0") -> None:
         self.path = path
+        self.name = name
         self._library = ctypes.CDLL(str(path))
         self.settings = Settings.in_dll(self._library, "fake_settings")
         self.seen = Seen.in_dll(self._library, "fake_seen")
@@ -213,27 +215,53 @@ class FakeVerbs:
         for name, value in settings.items():
             setattr(self.settings, name, value)
         adapter_info._probed.clear()
-        adapter = ndpy.open_adapter("fake0")
+        adapter = ndpy.open_adapter(self.name)
         self._adapters.add(adapter)
         # Opening has registered memory to find out what the device can do.
         self.seen.calls = self.seen.most_at_once = 0
         return adapter
 
 
-@pytest.fixture(scope="session")
-def fake_verbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _build(folder: Path, name: str, *more: Path) -> Path:
     if not shutil.which("gcc") or not Path("/usr/include/rdma/rdma_cma.h").exists():
         pytest.skip("building the provider needs gcc, libibverbs-dev and librdmacm-dev")
-    path = tmp_path_factory.mktemp("fake_verbs") / "fake_verbs.so"
+    path = folder / name
     flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
     done = subprocess.run(
-        ["gcc", *flags, "-o", path, *SOURCES, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"],
+        ["gcc", *flags, "-o", path, *SOURCES, *more, "-Wl,--no-as-needed", "-libverbs", "-lrdmacm"],
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return path
+
+
+@pytest.fixture(scope="session")
+def fake_verbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(tmp_path_factory.mktemp("fake_verbs"), "fake_verbs.so")
+
+
+@pytest.fixture(scope="session")
+def fake_softverbs_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = _build(tmp_path_factory.mktemp("fake_softverbs"), softverbs.LIBRARY, SOFTVERBS)
+    # ndpy loads neither.
+    for name in (softverbs.IBVERBS, softverbs.RDMACM):
+        shutil.copy(path, path.with_name(name))
+    return path
+
+
+def _check_end(fake: FakeVerbs) -> None:
+    """No object may exist, and none may have been used after its end."""
+    fake.call_at_points(None)
+    fault = fake.fault()
+    assert not fault, fault
+    assert fake.seen.registered == 0
+    # A thread closes dropped objects, which may take a moment.
+    deadline = time.monotonic() + 30
+    while fake.counts.left():
+        assert time.monotonic() < deadline, fake.counts.left()
+        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -258,12 +286,25 @@ def fake(
     # The next adapter uses the system's libraries again.
     monkeypatch.undo()
     native_calls._loaded = False
-    fake.call_at_points(None)
-    fault = fake.fault()
-    assert not fault, fault
-    assert fake.seen.registered == 0
-    # A thread closes dropped objects, which may take a moment.
-    deadline = time.monotonic() + 30
-    while fake.counts.left():
-        assert time.monotonic() < deadline, fake.counts.left()
-        time.sleep(0.001)
+    _check_end(fake)
+
+
+@pytest.fixture
+def soft(
+    fake_softverbs_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[FakeVerbs]:
+    """A provider in place of this installation's softverbs. Checked at the end as the other one is."""
+    folder = tmp_path / "soft"
+    shutil.copytree(fake_softverbs_path.parent, folder)
+    monkeypatch.delenv("NDPY_ADAPTER", raising=False)
+    monkeypatch.setattr("ndpy.completion_queue._SPIN_S", 0.0)
+    monkeypatch.setattr(softverbs, "folder", lambda: folder)
+    monkeypatch.setattr(native_calls, "_softverbs_loaded", False)
+    adapter_info._probed.clear()
+    soft = FakeVerbs(folder / softverbs.LIBRARY, adapter_info._SYSFS, monkeypatch, softverbs.NAME)
+    yield soft
+    if getattr(request.node, "failed", False):
+        soft.close_all()
+    adapter_info._probed.clear()
+    native_calls._softverbs_loaded = False
+    _check_end(soft)

@@ -201,7 +201,7 @@ def test_a_header_far_behind_is_found(tmp_path):
 
 
 def test_softnd_is_for_x64():
-    dll = ROOT / "softnd/build/softnd.dll"
+    dll = ROOT / "softrdma/build/softnd.dll"
     if not dll.exists():
         pytest.skip("softnd.dll is not built")
     assert dll_header.machine(str(dll)) == "x64"

@@ -45,7 +45,7 @@ def test_every_test_that_carries_a_number_belongs_to_a_clause():
 def test_every_clause_that_the_code_names_exists():
     clauses = defined()
     unknown = []
-    for path in sources("ndpy", "cdefs", "softnd", "tests", "examples"):
+    for path in sources("ndpy", "cdefs", "softrdma", "tests", "examples"):
         for first, others in NAMED_IN_TEXT.findall(path.read_text()):
             for clause in [first, *re.findall(r"[A-M](?:\.\d+)+", others)]:
                 if clause not in clauses:

@@ -253,6 +253,15 @@ def test_rhel_is_told_what_it_lacks(release):
 # Packages
 
 
+def test_soft0_needs_only_what_builds_it(known):
+    made, _ = known
+    done = made.run("wanted_packages build; echo; wanted_packages")
+    few, every = done.stdout.split("\n\n")
+    assert {"gcc", "make", "python3"} < set(few.split())
+    assert not {"wine", "wine-core", "kmod", "cpio"} & set(few.split())
+    assert every.split()[: len(few.split())] == few.split() and len(every.split()) > 2 * len(few.split())
+
+
 def test_each_line_of_the_list_has_a_name_for_each_package_manager():
     for line in (RIG / "packages.txt").read_text().splitlines():
         words = line.partition("#")[0].split()

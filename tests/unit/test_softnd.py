@@ -152,13 +152,13 @@ def test_the_dll_in_a_wheel_is_beside_the_package(tmp_path):
 
 
 def test_the_dll_in_a_checkout_is_what_make_softnd_builds(tmp_path):
-    package = layout(tmp_path, "softnd/Makefile", "softnd/build/softnd.dll")
-    assert softnd_installation.find(package) == tmp_path / "softnd/build/softnd.dll"
+    package = layout(tmp_path, "softrdma/Makefile", "softrdma/build/softnd.dll")
+    assert softnd_installation.find(package) == tmp_path / "softrdma/build/softnd.dll"
 
 
 def test_a_checkout_without_the_dll_says_make_softnd(tmp_path):
     with pytest.raises(ndpy.ProviderNotFoundError, match="is not built: run `make softnd`") as caught:
-        softnd_installation.find(layout(tmp_path, "softnd/Makefile"))
+        softnd_installation.find(layout(tmp_path, "softrdma/Makefile"))
     assert str(tmp_path) in str(caught.value)
 
 

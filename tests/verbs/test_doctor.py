@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from helpers import only_under_stress
+from helpers import has_kernel_driver, only_under_stress, require_kernel_driver
 
 # A machine may lack these although nothing is wrong with its adapter.
 TOLERATED = {"container", "huge pages", "locked memory", "pids control group", "memory control group", "libraries"}
@@ -34,7 +34,8 @@ def test_a_machine_with_a_good_adapter_passes(findings, adapter_name):
     assert not [finding for finding in others if finding["verdict"] != "PASS"]
 
 
-def test_the_adapter_its_port_and_its_files_are_there(findings, adapter_name):
+def test_the_adapter_its_port_and_its_files_are_there(findings, adapter, adapter_name):
+    require_kernel_driver(adapter, "modules, device files and limits that doctor could examine")
     wanted = {
         "libibverbs",
         "librdmacm",
@@ -51,7 +52,15 @@ def test_the_adapter_its_port_and_its_files_are_there(findings, adapter_name):
     assert any(check.startswith("/dev/infiniband/uverbs") for check in findings)
 
 
-def test_the_libraries_paths_are_told(findings):
+def test_an_adapter_without_a_kernel_driver_is_all_that_is_examined(findings, adapter, adapter_name):
+    if has_kernel_driver(adapter):
+        pytest.skip(f"{adapter_name} has a kernel driver")
+    assert {adapter_name, "NDPY_ADAPTER"} <= set(findings)
+    assert not [check for check in findings if check.startswith(("lib", "module", "/dev", "locked"))]
+
+
+def test_the_libraries_paths_are_told(findings, adapter):
+    require_kernel_driver(adapter, "libraries of the system")
     assert "/libibverbs.so.1" in findings["libibverbs"]["message"]
     assert "/librdmacm.so.1" in findings["librdmacm"]["message"]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 from defects import differs, skip_where
-from helpers import create_end, memory, take
+from helpers import assert_quiet, contexts, create_end, memory, statuses, succeed, take
 
 import ndpy
 from ndpy import Access, Endpoint, Status
@@ -34,6 +35,7 @@ def failure(completion) -> str:
 
 
 def test_different_path_mtus_are_named_when_a_request_fails(adapter, keep, ends):
+    skip_where(adapter, Quirk.IWARP_NO_PATH_MTU)
     near, far = ends
     mtu = adapter.info.mtu
     if mtu <= 512:
@@ -49,8 +51,10 @@ def test_different_path_mtus_are_named_when_a_request_fails(adapter, keep, ends)
     assert "both ends need the same" in said
 
 
-def test_both_ends_are_named_when_the_peer_does_not_answer(adapter, ends):
-    near, far = ends
+@pytest.mark.parametrize("lower_number", [True, False], ids=["lower number", "higher number"])
+def test_both_ends_are_named_when_the_peer_does_not_answer(ends, lower_number):
+    """On soft0 the end with the lower number makes the TCP connection, and the other end waits for it."""
+    near, far = sorted(ends, key=lambda end: end.queue_pair.local_endpoint().qp_number, reverse=not lower_number)
     endpoints = near.queue_pair.local_endpoint(), far.queue_pair.local_endpoint()
     near.queue_pair.connect_endpoint(endpoints[1], retry=ndpy.RetryPolicy(retry_count=1, ack_timeout=8))
     near.queue_pair.send([])
@@ -59,6 +63,46 @@ def test_both_ends_are_named_when_the_peer_does_not_answer(adapter, ends):
     said = failure(completion)
     for endpoint in endpoints:
         assert f"QPN {endpoint.qp_number:#x} at GID" in said
+
+
+def test_only_requests_notice_that_the_peer_has_left(keep, ends):
+    near, far = ends
+    connect(near.queue_pair, far.queue_pair, retry=ndpy.RetryPolicy(retry_count=1, ack_timeout=8))
+    for context in (1, 2):
+        near.queue_pair.receive([], context=context)
+    far.queue_pair.send([])
+    succeed(far.cq)
+    assert contexts(succeed(near.cq)) == [1]
+    far.queue_pair.close()
+    assert_quiet(near.cq)
+    near.queue_pair.receive([], context=3)
+    assert_quiet(near.cq)
+    near.queue_pair.send([], context=4)
+    near.queue_pair.send([], context=5)
+    completions = take(near.cq, 4)
+    assert sorted(zip(contexts(completions), statuses(completions), strict=True)) == [
+        (2, Status.CANCELED),
+        (3, Status.CANCELED),
+        (4, Status.IO_TIMEOUT),
+        (5, Status.CANCELED),
+    ]
+
+
+def test_a_request_under_way_gets_the_retry_time_when_the_peer_leaves(adapter, keep, ends):
+    """The peer may have taken what this end still waits for. ibv_srq_pingpong leaves messages of its peer behind."""
+    near, far = ends
+    retry = ndpy.RetryPolicy(retry_count=6, ack_timeout=16)
+    connect(near.queue_pair, far.queue_pair, retry=retry)
+    target = memory(keep, adapter, 8, Access.REMOTE_WRITE)
+    near.queue_pair.write(memory(keep, adapter, b"complete"), target.remote(), context=1)
+    assert contexts(succeed(near.cq)) == [1]
+    # No receive is posted for it.
+    near.queue_pair.send([], context=2)
+    begin = time.monotonic()
+    far.queue_pair.close()
+    (completion,) = take(near.cq)
+    assert time.monotonic() - begin > 0.5
+    assert (completion.context, completion.status) == (2, Status.IO_TIMEOUT)
 
 
 def test_the_path_mtu_is_named_when_a_peer_of_a_connector_does_not_answer(pair):

@@ -9,6 +9,7 @@ import pytest
 from helpers import (
     DEADLINE_S,
     create_end,
+    has_kernel_driver,
     host_of,
     kernel_resources,
     memory,
@@ -54,12 +55,13 @@ def kill(process: Process) -> None:
 
 def test_a_server_killed_in_mid_transfer(adapter, keep, start):
     """The oldest request fails and all others are cancelled, each exactly once (F.6.6)."""
+    of_receive = 1 << 40
     local = memory(keep, adapter, 65536, Access.LOCAL_WRITE | Access.READ_SINK)
     end = create_end(keep, adapter)
     with start("serve") as server:
         connector = keep(adapter.connect(end.queue_pair, address_of(server), timeout_s=DEADLINE_S))
         remote = RemoteMemory.from_bytes(connector.private_data[:20])
-        end.queue_pair.receive(local, context=1000)
+        end.queue_pair.receive(local, context=of_receive)
         posted = ended = 0
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
@@ -76,7 +78,7 @@ def test_a_server_killed_in_mid_transfer(adapter, keep, start):
     connector.wait_disconnected(NOTICE_S)
     rest = take(end.cq, posted - ended + 1, 2 * DEADLINE_S)
     assert time.monotonic() - begin < 2 * DEADLINE_S
-    assert sorted(completion.context for completion in rest) == [*range(ended, posted), 1000]
+    assert sorted(completion.context for completion in rest) == [*range(ended, posted), of_receive]
     failed = [completion for completion in rest if not completion.ok]
     assert failed
     assert {completion.status for completion in failed[1:]} <= {Status.CANCELED}
@@ -185,7 +187,7 @@ def test_a_process_killed_with_everything_open_ends_at_once(adapter, start):
     with start("hold") as process:
         process.wait_for("ready")
         pid = process.popen.pid
-        assert kernel_resources(pid)["qp"] == 2
+        assert not has_kernel_driver(adapter) or kernel_resources(pid)["qp"] == 2
         begin = time.monotonic()
         kill(process)
         assert time.monotonic() - begin < DEADLINE_S

@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from helpers import DEADLINE_S, assert_works, memory
+from helpers import DEADLINE_S, assert_works, memory, require_kernel_driver
 
 import ndpy
 from ndpy import Access
@@ -61,6 +61,7 @@ print("goes on")
 
 def test_too_little_lockable_memory_names_limit_use_and_remedy(adapter):
     """RLIMIT_MEMLOCK is 256 KiB, 64 KiB are pinned, and 1 MiB is asked for, by a user without CAP_IPC_LOCK."""
+    require_kernel_driver(adapter, "memory that is locked")
     if os.geteuid():
         pytest.skip("only root can become another user")
     done = subprocess.run(

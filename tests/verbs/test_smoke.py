@@ -16,7 +16,7 @@ from helpers import only_under_stress
 import ndpy
 
 pytestmark = pytest.mark.timeout(240)
-SUMMARY = re.compile(r"smoke: (\d+) passed, (\d+) failed, (\d+) known, (\d+) skipped on (\S+) \((\S+)\)")
+SUMMARY = re.compile(r"smoke: (\d+) passed, (\d+) failed, (\d+) known, (\d+) skipped on (\S+) \((\w+)(?:, software)?\)")
 
 
 def ndpy_command(*words):

@@ -13,7 +13,7 @@
                          (C.4.5).
      INLINE_BUSY         this many Deregister requests, the first ones, end later with ND_DEVICE_BUSY (0) */
 
-#include "../../../softnd/version2.h"
+#include "../../../softrdma/networkdirect/version2.h"
 
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Prints one JSON object: for each error number in its arguments, the status of Connect. */
-#include "../../../softnd/src/stream.h"
+#include "../../../softrdma/system/windows/status.h"
 
 #include <stdio.h>
 #include <stdlib.h>

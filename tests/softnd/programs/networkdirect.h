@@ -2,7 +2,7 @@
 #ifndef PROGRAMS_NETWORKDIRECT_H
 #define PROGRAMS_NETWORKDIRECT_H
 
-#include "../../../softnd/version2.h"
+#include "../../../softrdma/networkdirect/version2.h"
 
 /* Call a method of an interface without writing the pointer twice. */
 #define CALL(object, method, ...) (object)->methods->method(object, __VA_ARGS__)
