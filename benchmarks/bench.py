@@ -31,8 +31,8 @@ MACHINE = ("--vm", "--icount", "--adapter", "rxe", "--limit", str(LIMIT_S))
 ON_WINDOWS = (
     ROOT / "rig" / "wine-python",
     "benchmarks/networkdirect_calls.py",
-    r"softnd\build\networkdirect_calls.exe",
-    r"softnd\build\softnd.dll",
+    r"softrdma\build\networkdirect_calls.exe",
+    r"softrdma\build\softnd.dll",
 )
 MISSED, NO_FIGURES = 1, 2
 

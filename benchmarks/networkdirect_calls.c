@@ -4,7 +4,7 @@
    networkdirect_calls.exe PROVIDER.dll ROUNDS: prints three lines with the nanoseconds of a post, of a polled completion and of an
    empty poll in each round. */
 
-#include "../softnd/version2.h"
+#include "../softrdma/networkdirect/version2.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@ It uses no connection manager. The ends exchange the addresses of their queue pa
     3. The client connects its queue pair and sends "done" and a zero byte.
 
 Then the client sends a message. Each side answers each message with the same bytes. Both stop after the number
-of messages that -n gives. This works on InfiniBand and RoCE. iWARP always needs a connection manager.
+of messages that -n gives. This works on InfiniBand, RoCE and soft0. Other iWARP adapters need a connection manager.
 
 The GID is the best one by rank: RoCE v2 before v1, routable before link-local. -g selects another one by its
 index. The path MTU is not exchanged, so both ends need the same -m.
@@ -44,8 +44,9 @@ def from_wire(data, local, mtu):
         lid, qp_number, psn, gid = int(lid, 16), int(qp_number, 16), int(psn, 16), bytes.fromhex(gid)
     except ValueError:
         sys.exit(f"rc_pingpong: the peer sent {data!r}, which is no LID:QPN:PSN:GID")
-    if not any(gid) and local.gid_type.startswith("RoCE"):
-        sys.exit("rc_pingpong: the peer sent no GID, and RoCE cannot do without: start it with -g INDEX")
+    transport = local.gid_type.partition(" ")[0]
+    if not any(gid) and transport in ("RoCE", "iWARP"):
+        sys.exit(f"rc_pingpong: the peer sent no GID, and {transport} cannot do without: start it with -g INDEX")
     remote = dataclasses.replace(local, lid=lid, qp_number=qp_number, psn=psn, gid=gid, mtu=mtu)
     return dataclasses.replace(remote, inbound_read_limit=None)
 
@@ -114,7 +115,11 @@ def run(adapter, args):
         queue_pair = stack.enter_context(adapter.create_queue_pair(received, sent))
         queue_pair.receive(in_region)
 
-        local = queue_pair.local_endpoint(gid_index=args.gid_index)
+        try:
+            local = queue_pair.local_endpoint(gid_index=args.gid_index)
+        except ndpy.UnsupportedError:
+            name, transport = adapter.info.name, adapter.info.transport
+            sys.exit(f"rc_pingpong: {name} ({transport}) cannot connect without a connection manager; try pingpong.py")
         describe("local", local)
         remote = (connect_as_client if is_client else connect_as_server)(queue_pair, local, args)
         describe("remote", remote)
@@ -170,9 +175,6 @@ def main():
     if args.size < 1 or args.iterations < 1:
         parser.error("-s and -n are 1 or more")
     with ndpy.open_adapter(args.adapter) as adapter:
-        if adapter.info.transport == "iWARP" or ndpy.Capability.GIDS not in adapter.info.capabilities:
-            name, transport = adapter.info.name, adapter.info.transport
-            sys.exit(f"rc_pingpong: {name} ({transport}) cannot connect without a connection manager; try pingpong.py")
         run(adapter, args)
 
 
