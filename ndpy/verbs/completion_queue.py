@@ -160,6 +160,9 @@ class VerbsCompletionQueue(CompletionQueue):
     def _native_arm(self, kind: Notify, pending: Pending[None]) -> bool:
         if kind is not Notify.ERRORS:
             others = self._armed_kinds()
+            if not (others or self._waiters or self._pollers):
+                # An event of an earlier arming is for nobody now. After the next completion it would look like that one's.
+                lib.ndpy_take_cq_events(self._channel)
             self._native_arm_channel(solicited=kind is Notify.SOLICITED and Notify.ANY not in others)
             waiting = self._drain()
             if not others:

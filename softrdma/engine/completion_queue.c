@@ -20,10 +20,17 @@ static struct cq_entry *entry_at(struct completion_queue *cq, uint64_t sequence)
     return &cq->ring[sequence & (cq->capacity - 1)];
 }
 
-static uint64_t newest_that_satisfies(const struct completion_queue *cq, bool any)
+/* Under the lock: whether the queue is armed and an entry satisfies that. If so, it is armed no longer, and the next
+ * cq_notify() tells the face. */
+static bool trigger(struct completion_queue *cq)
 {
-    uint64_t newest = any ? cq->last_any : cq->last_solicited;
-    return newest > cq->triggered && newest > cq->taken ? newest : 0;
+    uint64_t newest = cq->any_armed ? cq->last_any : cq->solicited_armed ? cq->last_solicited : 0;
+
+    if (newest <= cq->triggered || newest <= cq->taken)
+        return false;
+    cq->any_armed = cq->solicited_armed = false;
+    cq->triggered = newest;
+    return cq->due = true;
 }
 
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, uint32_t count, bool *notify)
@@ -45,8 +52,7 @@ bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, uint32_
         TRACE("cq %p: overrun at %u entries", (void *)cq, cq->capacity);
         cq->failure = ND_BUFFER_OVERFLOW;
     }
-    *notify |= cq->failure != ND_SUCCESS || (cq->any_armed && newest_that_satisfies(cq, true) != 0) ||
-               (cq->solicited_armed && newest_that_satisfies(cq, false) != 0);
+    *notify |= trigger(cq) || cq->failure != ND_SUCCESS;
     lock_release(&cq->lock);
     return fits;
 }
@@ -76,16 +82,9 @@ void cq_notify(struct completion_queue *cq)
 {
     lock_acquire(&cq->lock);
     nd_status status = cq->failure;
-    uint64_t newest = 0;
-    if (cq->any_armed)
-        newest = newest_that_satisfies(cq, true);
-    else if (cq->solicited_armed)
-        newest = newest_that_satisfies(cq, false);
-    bool tell = (newest != 0 || status != ND_SUCCESS) && !cq->silent;
+    bool tell = (cq->due || status != ND_SUCCESS) && !cq->silent;
     if (tell) {
-        cq->any_armed = cq->solicited_armed = false;
-        if (newest > cq->triggered)
-            cq->triggered = newest;
+        cq->due = false;
         cq->notifying++;
     }
     lock_release(&cq->lock);
@@ -139,6 +138,7 @@ void cq_arm(struct completion_queue *cq, uint32_t type)
         cq->any_armed = true;
     else if (type == ND_CQ_NOTIFY_SOLICITED)
         cq->solicited_armed = true;
+    trigger(cq);
     lock_release(&cq->lock);
     cq_notify(cq);
 }
@@ -146,7 +146,7 @@ void cq_arm(struct completion_queue *cq, uint32_t type)
 void cq_disarm(struct completion_queue *cq)
 {
     lock_acquire(&cq->lock);
-    cq->any_armed = cq->solicited_armed = false;
+    cq->any_armed = cq->solicited_armed = cq->due = false;
     lock_release(&cq->lock);
 }
 

@@ -34,6 +34,7 @@ struct completion_queue {
     uint64_t triggered;
     uint64_t last_any, last_solicited; /* newest entry that satisfies this type of notification; errors satisfy both */
     bool any_armed, solicited_armed;
+    bool due; /* a notification was satisfied, and the face is not told yet */
     nd_status failure; /* ND_BUFFER_OVERFLOW after an overrun, or ND_DEVICE_REMOVED */
     bool silent;        /* the face is told nothing more */
     uint32_t notifying; /* calls of face_notified() that run */
@@ -51,7 +52,8 @@ bool cq_add(struct completion_queue *cq, const struct cq_entry *entries, uint32_
 bool cq_put(struct completion_queue *cq, const struct cq_entry *entries, uint32_t count, bool *notify);
 void cq_notify(struct completion_queue *cq);
 
-/* For the face. ND_CQ_NOTIFY_ERRORS arms nothing: a queue that failed always notifies. */
+/* For the face. ND_CQ_NOTIFY_ERRORS arms nothing: a queue that failed always notifies. A face that is to be told of a
+ * notification that was satisfied before calls cq_notify() first: its entries may be fetched already (G.2.9). */
 void cq_arm(struct completion_queue *cq, uint32_t type);
 void cq_disarm(struct completion_queue *cq);
 /* After this call face_notified() neither runs nor begins for this queue. Not within it. */

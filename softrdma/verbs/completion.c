@@ -225,6 +225,7 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 {
     struct soft_cq *cq = (struct soft_cq *)ibv;
 
+    cq_notify(cq->cq);
     /* A notification must not fail for want of memory: nobody would learn of it. */
     if (ibv->channel != NULL && cq->spare == NULL) {
         struct soft_cq_event *event = calloc(1, sizeof *event);

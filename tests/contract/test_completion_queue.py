@@ -250,6 +250,19 @@ def test_g_2_2_solicited_waits_for_a_solicited_send(request, pair):
     notified.result(DEADLINE_S / 4)
 
 
+def test_g_2_9_the_event_of_an_earlier_arming_ends_no_later_notification(request, pair):
+    expect_defect(request, pair.adapter, Quirk.SIW_NEVER_SOLICITED)
+    pair.server.cq.arm().cancel()
+    message(pair)
+    succeed(pair.server.cq)
+    time.sleep(QUIET_S)  # the event comes after the completion
+    notified = pair.server.cq.arm(Notify.SOLICITED)
+    message(pair)
+    assert still_running(notified)
+    message(pair, solicited=True)
+    notified.result(DEADLINE_S / 4)
+
+
 def test_g_2_2_errors_is_about_the_queue_itself(pair):
     notified = pair.server.cq.arm(Notify.ERRORS)
     message(pair, solicited=True)
