@@ -1,20 +1,18 @@
-"""softnd under Wine and Linux's siw in a VM, through QEMU's user network.
+"""Linux's siw in a VM, with softnd under Wine and soft0 on this machine, through QEMU's user network.
 
 rping's conversation and ndpy's examples run between them, and all data are verified. One VM serves all tests. The
-guest runs, in this order: rping's servers; rping as client of a softnd server for each size; a client that violates
-an access right; the examples as clients of servers under Windows Python; early_disconnect_siw.py. The VM is slow to
-start, so softnd's servers start before it.
+guest runs, in this order: rping's servers; rping as client of a server here for each size; a client that violates
+an access right; the examples as clients of servers here; early_disconnect_siw.py. The VM is slow to start, so the
+servers here start before it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,26 +22,33 @@ from pathlib import Path
 import hostile
 import pytest
 from conftest import share
-from hostile import ROOT, WindowsProcess
+from conversations import (
+    EXAMPLES,
+    assert_client_verified,
+    assert_server_verified,
+    client_of,
+    example_on_soft0,
+    example_on_softnd,
+    free_ports,
+    rping_on_soft0,
+    server_of,
+    wait_until_listening,
+)
+from hostile import ROOT, Program, WindowsProcess
 
 from ndpy.softroce import tools
 
 SIZES = [64, 23, 10007, 65535]
 ROUNDS = 30
 VM_LIMIT_S = share(1200, 600)
-GUEST_PORTS = {name: 7174 + at for at, name in enumerate([*map(str, SIZES), "crc", "access_violation"])}
-# ndpy's examples: those served in the VM, and those served here under Windows Python.
-EXAMPLES = {
-    "pingpong 64": ("pingpong.py", "server"),
-    "pingpong 100000": ("pingpong.py", "server"),
-    "file": ("file_server.py", "serve", "--once", "FILE"),
-}
-EXAMPLE_PORTS = {name: 7274 + at for at, name in enumerate(EXAMPLES)}
+# The end here and what it says. Each conversation has its own server.
+RPINGS = [*(("softnd", size) for size in SIZES), *(("soft0", size) for size in share(SIZES, [10007]))]
+TALKS = [("softnd", name) for name in EXAMPLES] + [("soft0", name) for name in share(list(EXAMPLES), ["file"])]
+GUEST_PORTS: dict[object, int] = {name: 7174 + at for at, name in enumerate([*RPINGS, "crc", "access_violation"])}
+EXAMPLE_PORTS: dict[object, int] = {name: 7274 + at for at, name in enumerate(TALKS)}
 DISCONNECTS = ROOT / "tests/softnd/early_disconnect_siw.py"
 DISCONNECTS_PORT = 7374
 DISCONNECTS_COUNT = share(50, 3)  # of each of 23 conversations
-ROUND_TRIPS = 20
-SERVED = ROOT / "tests/softnd/iwarp.py"
 
 pytestmark = [pytest.mark.vm, pytest.mark.timeout(VM_LIMIT_S + 120)]
 
@@ -65,45 +70,42 @@ echo leaving
 """
 
 _CLIENT = """
-echo begin: client {size}
+echo begin: client {end} {size}
 rping -c -V -a 10.0.2.2 -p {port} -S {size} -C {rounds} 2>&1
-echo end: client {size} $?
+echo end: client {end} {size} $?
 """
 
-_EXAMPLE_SERVER = "{python} -B {program} --port {port} --adapter 10.0.2.15 >/tmp/{log} 2>&1 &\n"
+_EXAMPLE_SERVER = "{command} >/tmp/{log} 2>&1 &\n"
 
 _EXAMPLE_CLIENT = """
-echo begin: example {name}
-{python} -B {program} --port {port} --adapter 10.0.2.15 2>&1
-echo end: example {name} $?
+echo begin: example {end} {name}
+{command} 2>&1
+echo end: example {end} {name} $?
 """
 
 
-def example(name: str) -> tuple[Path, list[str]]:
-    """Return the program and the arguments that make it a server."""
-    program, *arguments = EXAMPLES[name]
-    return ROOT / "examples" / program, [str(SERVED) if word == "FILE" else word for word in arguments]
+def in_vm(example: tuple[Path, list[str]], port: int, template: str, end: str, name: str) -> str:
+    """Return the lines of the guest's script that run an example for the end here."""
+    program, arguments = example
+    words = [sys.executable, "-B", program, *arguments, "--port", port, "--adapter", "10.0.2.15"]
+    log = f"example-{end}-{name.replace(' ', '-')}"
+    return template.format(command=shlex.join(map(str, words)), end=end, name=name, log=log)
 
 
-def client_of(name: str, host: str) -> list[str]:
-    """Return the arguments of the client."""
-    if name == "file":
-        return ["fetch", host]
-    return ["client", host, "--size", name.split()[1], "--count", str(ROUND_TRIPS)]
+def rping_server(end: str, port: int, **environment: str) -> Program:
+    """Start rping's server here and wait until it listens."""
+    if end == "soft0":
+        program = rping_on_soft0("-s", "-a", "127.0.0.1", "-p", port, "-S", 65535)
+        wait_until_listening(program, port)
+        return program
+    arguments = (hostile.dll(), "server", "127.0.0.1", port, 65535, 0)
+    process = WindowsProcess(hostile.PROGRAMS / "rping.exe", *arguments, limit_s=VM_LIMIT_S + 60, **environment)
+    assert process.next_line().startswith("listening")
+    return process
 
 
-def example_in_vm(name: str, arguments: list[str], port: int, template: str) -> str:
-    """Return the lines of the guest's script that run it."""
-    command = shlex.join([str(example(name)[0]), *arguments])
-    return template.format(
-        python=sys.executable, program=command, port=port, name=name, log=f"example-{name.replace(' ', '-')}"
-    )
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
+def example_here(end: str, example: tuple[Path, list[str]], port: int, limit_s: float) -> Program:
+    return example_on_soft0(example, port) if end == "soft0" else example_on_softnd(example, port, limit_s)
 
 
 class Machine:
@@ -145,17 +147,15 @@ class Machine:
 
 
 class Siw:
-    """The VM and softnd's servers for it."""
+    """The VM, and the servers here for it."""
 
-    def __init__(
-        self, machine: Machine, ports: dict[str, int], servers: dict[str, WindowsProcess], trace: Path
-    ) -> None:
+    def __init__(self, machine: Machine, ports: dict[object, int], servers: dict[object, Program], trace: Path) -> None:
         self.machine = machine
-        self.ports = ports  # ports of this machine that lead to rping's servers
+        self.ports = ports  # ports of this machine that lead to the servers in the VM
         self.servers = servers
         self.trace = trace
 
-    def softnd_client(self, name: str, role: str, size: int, **environment: str) -> list[str]:
+    def softnd_client(self, name: object, role: str, size: int, **environment: str) -> list[str]:
         """Run softnd's client against rping's server in the VM; return its output."""
         self.machine.wait_for("rping servers are there")
         arguments = (hostile.dll(), role, "127.0.0.1", self.ports[name], size, ROUNDS)
@@ -172,33 +172,32 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
         pytest.skip(tools.explain_missing(absent))
     if not any(Path("/lib/modules").glob("*/**/siw.ko*")):
         pytest.skip("no kernel here has siw: make setup")
-    program = hostile.windows_program("rping")
+    hostile.windows_program("rping")
     folder = tmp_path_factory.mktemp("siw")
     done = ROOT / "softrdma/build" / f"siw-{os.getpid()}.done"  # the VM sees it; the VM has its own /tmp
     script = ROOT / "softrdma/build" / f"siw-{os.getpid()}.sh"
     guest_ports = {**GUEST_PORTS, **EXAMPLE_PORTS}
-    disconnects_port, own_disconnects_port, *ports = free_ports(3 + len(SIZES) + len(guest_ports) + len(EXAMPLES))
+    own = [*RPINGS, "access_violation", *TALKS]
+    disconnects_port, own_disconnects_port, *ports = free_ports(2 + len(guest_ports) + len(own))
     forwarded = dict(zip(guest_ports, ports, strict=False))
-    ports = ports[len(guest_ports) :]
-    own_ports = dict(zip(EXAMPLES, ports, strict=False))
-    ports = ports[len(EXAMPLES) :]
-    names = [*map(str, SIZES), "access_violation"]
-    clients = [_CLIENT.format(size=size, port=ports[at], rounds=ROUNDS) for at, size in enumerate(SIZES)]
+    own_ports: dict[object, int] = dict(zip(own, ports[len(guest_ports) :], strict=True))
     script.write_text(
         _GUEST.format(
             servers=" ".join(map(str, GUEST_PORTS.values())),
             count=len(guest_ports),
             example_servers="".join(
-                example_in_vm(name, example(name)[1], port, _EXAMPLE_SERVER) for name, port in EXAMPLE_PORTS.items()
+                in_vm(server_of(name), EXAMPLE_PORTS[end, name], _EXAMPLE_SERVER, end, name) for end, name in TALKS
             ),
             example_clients="".join(
-                example_in_vm(name, client_of(name, "10.0.2.2"), port, _EXAMPLE_CLIENT)
-                for name, port in own_ports.items()
+                in_vm(client_of(name, "10.0.2.2"), own_ports[end, name], _EXAMPLE_CLIENT, end, name)
+                for end, name in TALKS
             ),
-            clients="".join(clients),
+            clients="".join(
+                _CLIENT.format(end=end, size=size, port=own_ports[end, size], rounds=ROUNDS) for end, size in RPINGS
+            ),
             python=sys.executable,
             access_violation=ROOT / "tests/softnd/invalid_token_siw.py",
-            access_violation_port=ports[-1],
+            access_violation_port=own_ports["access_violation"],
             disconnects=DISCONNECTS,
             disconnects_port=DISCONNECTS_PORT,
             own_disconnects_port=own_disconnects_port,
@@ -210,21 +209,16 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
     with contextlib.ExitStack() as stack:
         stack.callback(script.unlink, missing_ok=True)
         stack.callback(done.unlink, missing_ok=True)
-        servers = {}
-        for name, its_port in zip(names, ports, strict=True):
-            arguments = (hostile.dll(), "server", "127.0.0.1", its_port, 65535, 0)
-            environment = {"SOFTND_TRACE": str(trace)} if name == "access_violation" else {}
-            process = WindowsProcess(program, *arguments, limit_s=VM_LIMIT_S + 60, **environment)
-            servers[name] = stack.enter_context(process)
-            assert servers[name].next_line().startswith("listening")
-        for name, its_port in own_ports.items():
-            program_of_example, arguments_of_server = example(name)
-            options = ["--port", its_port, "--adapter", "softnd0"]
-            process = WindowsProcess(
-                program_of_example, *arguments_of_server, *options, limit_s=VM_LIMIT_S + 60, NDPY_PROVIDER=hostile.dll()
-            )
-            servers[name] = stack.enter_context(process)
-            assert "listening" in servers[name].next_line()
+        servers: dict[object, Program] = {}
+        for end, size in RPINGS:
+            servers[end, size] = stack.enter_context(rping_server(end, own_ports[end, size]))
+        servers["access_violation"] = stack.enter_context(
+            rping_server("softnd", own_ports["access_violation"], SOFTND_TRACE=str(trace))
+        )
+        for end, name in TALKS:
+            server = example_here(end, server_of(name), own_ports[end, name], VM_LIMIT_S + 60)
+            servers[end, name] = stack.enter_context(server)
+            assert "listening" in server.next_line()
         command = [sys.executable, "-m", "ndpy", "softroce", "run"]
         command += [f"--forward={port}:{guest_ports[name]}" for name, port in forwarded.items()]
         command.append(f"--forward={disconnects_port}:{DISCONNECTS_PORT}")
@@ -248,7 +242,7 @@ def siw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siw]:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_softnd_client_verifies_what_rping_server_on_siw_writes(siw, size):
-    assert siw.softnd_client(str(size), "client", size) == [f"client: {ROUNDS} rounds of {size} bytes verified"]
+    assert siw.softnd_client(("softnd", size), "client", size) == [f"client: {ROUNDS} rounds of {size} bytes verified"]
 
 
 def test_softnd_client_and_siw_use_crcs_if_they_are_asked_for(siw):
@@ -256,12 +250,22 @@ def test_softnd_client_and_siw_use_crcs_if_they_are_asked_for(siw):
     assert lines == [f"client: {ROUNDS} rounds of 10007 bytes verified"]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_rping_client_on_siw_verifies_what_softnd_server_writes(siw, size):
-    assert siw.machine.wait_for(f"end: client {size} ") == f"end: client {size} 0"
-    server = siw.servers[str(size)]
-    assert server.finish() == 0
-    assert server.lines[1:] == [f"server: {ROUNDS} rounds verified"]
+@pytest.mark.parametrize("size", [size for end, size in RPINGS if end == "soft0"])
+def test_rping_client_on_soft0_verifies_what_rping_server_on_siw_writes(siw, size):
+    siw.machine.wait_for("rping servers are there")
+    arguments = ("-c", "-V", "-a", "127.0.0.1", "-p", siw.ports["soft0", size], "-S", size, "-C", ROUNDS)
+    with rping_on_soft0(*arguments) as client:
+        assert client.finish() == 0, (client.lines, siw.machine.lines[-20:])
+
+
+@pytest.mark.parametrize(("end", "size"), RPINGS)
+def test_rping_client_on_siw_verifies_what_the_server_here_writes(siw, end, size):
+    ended = f"end: client {end} {size} "
+    assert siw.machine.wait_for(ended) == f"{ended}0"
+    server = siw.servers[end, size]
+    assert server.finish() == 0, server.lines
+    if end == "softnd":
+        assert server.lines[1:] == [f"server: {ROUNDS} rounds verified"]
 
 
 def test_siw_ends_a_connection_that_violates_access_with_a_terminate_and_softnd_understands_it(siw):
@@ -278,37 +282,23 @@ def test_softnd_ends_a_connection_that_violates_access_with_a_terminate_and_siw_
     assert "terminating with 0x11100" in siw.trace.read_text()  # DDP, tagged buffer, invalid STag
 
 
-def assert_verified(name: str, lines: list[str]) -> None:
-    """Check that the client of an example found all bytes right."""
-    text = "\n".join(lines)
-    if name == "file":
-        assert f"SHA-256 verified: {hashlib.sha256(SERVED.read_bytes()).hexdigest()}" in text
-        assert "read after revocation refused" in text
-    else:
-        assert f"verified {ROUND_TRIPS} round trips of {name.split()[1]} bytes" in text
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_ndpy_on_windows_is_the_client_of_ndpy_on_siw(siw, name):
+@pytest.mark.parametrize(("end", "name"), TALKS)
+def test_ndpy_here_is_the_client_of_ndpy_on_siw(siw, end, name):
     siw.machine.wait_for("rping servers are there")
-    options = ["--port", siw.ports[name], "--adapter", "softnd0"]
-    with WindowsProcess(
-        example(name)[0], *client_of(name, "127.0.0.1"), *options, limit_s=120, NDPY_PROVIDER=hostile.dll()
-    ) as client:
-        status = client.finish()
-    assert status == 0, client.lines
-    assert_verified(name, client.lines)
+    with example_here(end, client_of(name, "127.0.0.1"), siw.ports[end, name], 120) as client:
+        assert client.finish() == 0, client.lines
+    assert_client_verified(name, client.lines)
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_ndpy_on_siw_is_the_client_of_ndpy_on_windows(siw, name):
-    ended = siw.machine.wait_for(f"end: example {name} ")
-    assert ended.endswith(" 0"), siw.machine.between(f"begin: example {name}", ended) + siw.servers[name].lines
-    assert_verified(name, siw.machine.between(f"begin: example {name}", f"end: example {name} 0"))
-    server = siw.servers[name]
+@pytest.mark.parametrize(("end", "name"), TALKS)
+def test_ndpy_on_siw_is_the_client_of_ndpy_here(siw, end, name):
+    server = siw.servers[end, name]
+    ended = siw.machine.wait_for(f"end: example {end} {name} ")
+    said = siw.machine.between(f"begin: example {end} {name}", ended)
+    assert ended.endswith(" 0"), said + server.lines
+    assert_client_verified(name, said)
     assert server.finish() == 0, server.lines
-    said = "\n".join(server.lines)
-    assert ("window invalidated" if name == "file" else f"verified {ROUND_TRIPS} messages") in said
+    assert_server_verified(name, server.lines)
 
 
 @pytest.fixture(scope="module")
