@@ -8,9 +8,19 @@
 #   in the background   rig/test-softnd.sh and rig/test-windows.sh under Wine; then the VM's own tests, softnd against siw, the
 #                       tests on siw0, two hosts (rig/test-hosts.sh), and rig/test-softverbs.sh
 #
-# NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. At the end, each part's time and slowest modules are printed.
+# NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts below. At the end, each
+# part's time and slowest modules are printed.
 
 set -u
+parts="soft0 unit rxe0 newest-kernel softnd windows peers vm softnd-siw siw0 hosts-rxe hosts-siw softverbs"
+for part in ${PARTS:=$parts}; do
+    case " $parts " in
+    *" $part "*) ;;
+    *) echo "PARTS: there is no part $part; there are: $parts" >&2; exit 2 ;;
+    esac
+done
+wanted() { case " $PARTS " in *" $1 "*) ;; *) return 1 ;; esac; }
+
 cd "$(dirname "$0")/.."
 python=.venv/bin/python
 results=.rig/results
@@ -76,10 +86,12 @@ on_siw() {
 
 # Two hosts are two VMs, so this does not depend on SOFTROCE. With one processor each, rxe is as fast and siw sometimes hangs.
 on_hosts() {
-    begin "two hosts, rxe"
-    LIMIT=$limit rig/test-hosts.sh rxe $connections tests/hosts --junitxml $results/hosts-rxe.xml ${ARGS:-}
-    report hosts-rxe $?
-    if has_siw; then
+    if wanted hosts-rxe; then
+        begin "two hosts, rxe"
+        LIMIT=$limit rig/test-hosts.sh rxe $connections tests/hosts --junitxml $results/hosts-rxe.xml ${ARGS:-}
+        report hosts-rxe $?
+    fi
+    if wanted hosts-siw && has_siw; then
         begin "two hosts, siw"
         LIMIT=$limit CPUS=2 rig/test-hosts.sh siw $siw_hosts --junitxml $results/hosts-siw.xml ${ARGS:-}
         report hosts-siw $?
@@ -113,24 +125,38 @@ make -s -C softrdma build/softnd.dll || exit 1
 # Programs under Wine wait more than they compute. So these tests run beside the others. The parts that start short VMs come
 # after them: two emulated VMs at the same time are slow on two processors.
 vm_tests=tests/unit/test_softroce_vm.py
-{
-    rig/test-softnd.sh windows
-    report softnd-windows $?
-    rig/test-windows.sh
-    report windows $?
-    rig/test-softnd.sh peers
-    report softnd-peers $?
+part() {
+    wanted "$1" || return 0
+    name=$1
+    shift
+    "$@"
+    report "$name" $?
+}
+tests_of_the_vm() {
     begin "tests of the VM"
     $python -m pytest $vm_tests --junitxml $results/vm.xml ${ARGS:-}
-    report vm $?
-    begin "softnd and siw"
+}
+softnd_and_siw() {
+    begin "softnd, soft0 and siw"
     rig/test-softnd.sh siw
-    report softnd-siw $?
-    on_siw
-    on_hosts
+}
+under_sanitizers() {
     begin "softverbs under sanitizers"
     rig/test-softverbs.sh
-    report softverbs $?
+}
+without_an_adapter() {
+    begin "tests without an adapter"
+    $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
+}
+{
+    part softnd rig/test-softnd.sh windows
+    part windows rig/test-windows.sh
+    part peers rig/test-softnd.sh peers
+    part vm tests_of_the_vm
+    part softnd-siw softnd_and_siw
+    if wanted siw0; then on_siw; fi
+    on_hosts
+    part softverbs under_sanitizers
     begin "end of the background"
     if [ -n "$failed" ]; then
         echo "failed:$failed"
@@ -141,13 +167,11 @@ background=$!
 # A background job of a shell ignores Ctrl-C.
 trap 'kill $background; exit 130' INT TERM
 
-on_soft # first, because it finds most mistakes in a minute
-begin "tests without an adapter"
-$python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
-report unit $?
+if wanted soft0; then on_soft; fi # first, because it finds most mistakes in a minute
+part unit without_an_adapter
 name_installed
-on_adapter rxe rxe0 $rxe_tests
-on_newest_kernel
+if wanted rxe0; then on_adapter rxe rxe0 $rxe_tests; fi
+if wanted newest-kernel; then on_newest_kernel; fi
 begin "tests in the background"
 wait $background
 status=$?
