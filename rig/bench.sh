@@ -1,4 +1,5 @@
-# What `make bench` compares ndpy with: the distribution's pyverbs and PyPI's ibverbs, in .rig/bench. Read by setup.sh.
+# The distribution's pyverbs and PyPI's ibverbs, in .rig/bench: `make bench` compares ndpy with them, and tests/interop has them as
+# the other end. Read by setup.sh.
 # The environment is the system's Python, because pyverbs is built for that one only. It has what ndpy needs, but not ndpy.
 
 bench_python=/usr/bin/python3

@@ -6,7 +6,7 @@
 #   rig/setup.sh            everything
 #   rig/setup.sh soft       what soft0 needs: the packages for building, and .venv
 #   rig/setup.sh venv       only the virtual environment .venv (PYTHON=python3.12 selects another Python)
-#   rig/setup.sh bench      what `make bench` compares ndpy with, in .rig/bench, after everything else
+#   rig/setup.sh bench      the other Python packages, in .rig/bench, that tests and `make bench` compare ndpy with
 #   rig/setup.sh wine       only the packages, .venv, and the Windows Python in .rig/wine
 
 set -eu
@@ -20,6 +20,7 @@ die() { say "$*"; exit 1; }
 
 . "$rig/venv.sh"
 . "$rig/wine.sh"
+. "$rig/bench.sh"
 
 case ${1:-all} in
 venv) make_venv ;;
@@ -34,6 +35,7 @@ all)
     provide_kernel
     provide_siw
     make_venv
+    provide_bench
     provide_wine
     "$rig/windows/extension.sh"
     ;;
@@ -46,7 +48,6 @@ wine)
     ;;
 bench)
     . "$rig/system.sh"
-    . "$rig/bench.sh"
     provide_bench
     ;;
 *) die "unknown part $1" ;;
