@@ -1,0 +1,55 @@
+#include "face_of_tests.h"
+
+#include <stdlib.h>
+#include <sys/socket.h>
+
+unsigned face_notifications;
+const char face_prefix[] = "FUZZ_";
+
+void face_free(struct object *object)
+{
+    (void)object;
+}
+
+void face_notified(struct completion_queue *cq, nd_status status)
+{
+    (void)cq, (void)status;
+    face_notifications++;
+}
+
+void face_below_threshold(struct shared_queue *srq)
+{
+    (void)srq;
+}
+
+void *face_window_invalidated(struct window *window)
+{
+    (void)window;
+    return NULL;
+}
+
+void face_adapter_removed(struct adapter *adapter)
+{
+    (void)adapter;
+}
+
+void face_stopping(void)
+{
+}
+
+/* In place of verbs/addresses.c, for verbs/connection.c. */
+bool soft_serves(const struct sockaddr *address)
+{
+    (void)address;
+    return true;
+}
+
+static void destroy(struct object *object)
+{
+    struct adapter *adapter = (struct adapter *)object;
+
+    adapter_end(adapter);
+    free(adapter);
+}
+
+const struct object_class face_adapter_class = {.kind = KIND_ADAPTER, .destroy = destroy};

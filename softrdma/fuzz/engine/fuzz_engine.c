@@ -1,0 +1,471 @@
+/* For libFuzzer: a program with one queue pair over the whole engine, and a peer that sends what the input says.
+ *
+ * An input is a little program: a byte of options, then steps of one byte and its arguments. Steps of the peer send a
+ * start-up frame, an FPDU whose length and CRC are made right, or any bytes. Steps of the program post requests, take
+ * completions and end things. Others move the clock, or let sends and receives come in pieces.
+ *
+ * What must hold, besides what the sanitizers see: memory that is granted to nobody keeps its bytes; each request
+ * completes once; in the end nothing is left; what the engine sends is well formed (world.c).
+ */
+#include "address.h"
+#include "connection.h"
+#include "face_of_tests.h"
+#include "world.h"
+#include "wire/bytes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PASSIVE 1u
+#define SHARED 2u      /* receives come from a shared receive queue */
+#define SMALL_QUEUE 4u /* the completion queue overruns soon */
+#define STRICT 8u      /* the adapter's switches: CRCs are required, sinks of Reads need the right */
+#define PIECES 16u     /* start with short receives and little room to send */
+
+#define REQUESTS 4096u
+#define FILL 0xA5
+
+/* `secret` is registered without any right. `readable` is for the peer to read. */
+enum { SECRET, READABLE, WRITABLE, LOCAL, REGIONS };
+static const size_t sizes[REGIONS] = {256, 300, 5000, 3000};
+static const uint32_t rights[REGIONS] = {
+    0,
+    ND_MR_FLAG_ALLOW_REMOTE_READ,
+    ND_MR_FLAG_ALLOW_REMOTE_WRITE | ND_MR_FLAG_ALLOW_REMOTE_READ | ND_MR_FLAG_RDMA_READ_SINK,
+    ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK,
+};
+
+struct input {
+    const uint8_t *data;
+    size_t left;
+};
+
+struct program {
+    struct adapter *adapter;
+    struct completion_queue *cq;
+    struct shared_queue *srq;
+    struct queue_pair *qp;
+    struct region *regions[REGIONS];
+    uint8_t *memory[REGIONS];
+    struct window *window;
+    struct listener *listener;
+    struct connector *connector;
+    socket_handle peer;
+    bool established;
+    uint32_t msn[QUEUE_COUNT]; /* of the peer's next messages */
+    uint32_t posted;
+    uint8_t outcome[REQUESTS]; /* completions of each request */
+    bool silent[REQUESTS];
+};
+
+static struct program *program;
+
+/* ---- The input ---- */
+
+static uint8_t byte(struct input *input)
+{
+    if (input->left == 0)
+        return 0;
+    input->left--;
+    return *input->data++;
+}
+
+static uint32_t word(struct input *input)
+{
+    uint32_t high = byte(input);
+
+    return high << 8 | byte(input);
+}
+
+/* ---- The program ---- */
+
+static void connected(void *owner, struct connector *connector, enum connector_event_type type, nd_status status)
+{
+    (void)owner, (void)status;
+    if (type == CONNECTOR_OFFERED)
+        program->established = connector_complete(connector) == ND_SUCCESS;
+    else
+        program->established = type == CONNECTOR_ESTABLISHED;
+}
+
+static const struct connector_owner owner = {.event = connected};
+
+static void arrived(void *listener_owner, struct connector *connector)
+{
+    struct connection_arguments arguments = {.inbound = 4, .outbound = 4, .private_data = "hello", .private_size = 5};
+
+    (void)listener_owner;
+    if (program->connector != NULL) {
+        connector_close(connector);
+        return;
+    }
+    program->connector = connector;
+    connector_set_owner(connector, &owner, NULL);
+    if (connector_accept(connector, program->qp, &arguments) != ND_SUCCESS)
+        connector_reject(connector, NULL, 0);
+}
+
+static void take(void)
+{
+    struct cq_entry entries[8];
+    uint32_t count;
+
+    while ((count = cq_take(program->cq, entries, COUNT_OF(entries))) > 0)
+        for (uint32_t i = 0; i < count; i++) {
+            uintptr_t number = (uintptr_t)entries[i].result.RequestContext;
+            world_require(number < program->posted && program->outcome[number]++ == 0, "completes a request twice");
+        }
+}
+
+static void *next_context(void)
+{
+    return (void *)(uintptr_t)program->posted;
+}
+
+static void was_posted(nd_status status, bool silent)
+{
+    if (status != ND_SUCCESS)
+        return;
+    program->silent[program->posted] = silent;
+    program->posted++;
+}
+
+/* Up to two elements within the region, or beyond it. */
+static uint32_t elements(struct input *input, unsigned which, ND2_SGE *sge)
+{
+    uint32_t count = byte(input) % 3;
+
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t offset = word(input) % ((uint32_t)sizes[which] + 1);
+        uint32_t length = word(input) % ((uint32_t)sizes[which] + 8);
+        sge[i] = (ND2_SGE){program->memory[which] + offset, length, region_local_token(program->regions[which])};
+    }
+    return count;
+}
+
+static void post_receive(struct input *input)
+{
+    ND2_SGE sge[MAX_SGE];
+    uint32_t count = elements(input, LOCAL, sge);
+
+    if (program->srq != NULL)
+        was_posted(srq_receive(program->srq, next_context(), sge, count), false);
+    else
+        was_posted(qp_receive(program->qp, next_context(), sge, count), false);
+}
+
+static void post_data(struct input *input)
+{
+    static const ND2_REQUEST_TYPE types[] = {Nd2RequestTypeSend, Nd2RequestTypeWrite, Nd2RequestTypeRead};
+    ND2_REQUEST_TYPE type = types[byte(input) % COUNT_OF(types)];
+    uint32_t flags = byte(input) & (ND_OP_FLAG_SILENT_SUCCESS | ND_OP_FLAG_READ_FENCE | ND_OP_FLAG_SEND_AND_SOLICIT_EVENT);
+    struct operation operation;
+    ND2_SGE sge[MAX_SGE];
+
+    operation_begin(&operation, next_context(), type, flags);
+    if (type != Nd2RequestTypeSend) {
+        operation.remote_address = word(input);
+        operation.remote_token = htonl(word(input));
+    } else if ((byte(input) & 1) != 0) {
+        operation.invalidates = true;
+        operation.remote_token = htonl(word(input));
+    }
+    uint32_t count = elements(input, type == Nd2RequestTypeRead ? LOCAL : READABLE, sge);
+    was_posted(qp_post_data(program->qp, &operation, sge, count), (flags & ND_OP_FLAG_SILENT_SUCCESS) != 0);
+}
+
+static void post_window(struct input *input)
+{
+    uint8_t what = byte(input);
+    struct operation operation;
+
+    if ((what & 1) == 0) {
+        uint32_t flags = what & BIND_FLAGS & ~(uint32_t)ND_OP_FLAG_SILENT_SUCCESS;
+        uint64_t offset = word(input), size = word(input);
+        operation_begin(&operation, next_context(), Nd2RequestTypeBind, flags);
+        was_posted(qp_post_bind(program->qp, &operation, program->regions[WRITABLE], program->window,
+                                (uintptr_t)program->memory[WRITABLE] + offset, size), false);
+    } else {
+        operation_begin(&operation, next_context(), Nd2RequestTypeInvalidate, what & ND_OP_FLAG_READ_FENCE);
+        was_posted(qp_post_invalidate(program->qp, &operation, program->window), false);
+    }
+}
+
+static void end_something(uint8_t what)
+{
+    switch (what % 6) {
+    case 0:
+        if (program->connector != NULL)
+            connector_disconnect(program->connector);
+        break;
+    case 1:
+        qp_flush(program->qp);
+        break;
+    case 2:
+        region_end(program->regions[what / 6 % REGIONS], true);
+        break;
+    case 3:
+        if (program->connector != NULL)
+            connector_close(program->connector);
+        program->connector = NULL;
+        break;
+    case 4:
+        adapter_remove(program->adapter);
+        break;
+    case 5:
+        qp_finish_now(program->qp);
+        break;
+    }
+}
+
+/* ---- The peer ---- */
+
+static void send_frame(struct input *input)
+{
+    uint8_t options = byte(input), private_data[512] = {0}, out[MPA_MAX_FRAME];
+    struct mpa_frame frame = {
+        .revision = (options & 1) != 0 ? 1 : 2,
+        .reply = program->listener == NULL,
+        .markers = (options & 2) != 0,
+        .crc = (options & 4) != 0,
+        .reject = (options & 8) != 0,
+        .enhanced = (options & 1) == 0,
+        .peer_to_peer = (options & 16) != 0,
+        .rtr_send = (options & 32) != 0,
+        .rtr_write = (options & 64) != 0,
+        .rtr_read = (options & 128) != 0,
+        .ird = (uint16_t)word(input) & 0x3FFF,
+        .ord = (uint16_t)word(input) & 0x3FFF,
+        .private_size = (uint16_t)(byte(input) * 2u),
+        .private_data = private_data,
+    };
+
+    world_feed(program->peer, out, mpa_encode(out, &frame));
+}
+
+/* A token of the peer's choice: mostly one that exists. */
+static uint32_t token(struct input *input)
+{
+    uint8_t which = byte(input);
+
+    if (which < REGIONS)
+        return region_remote_token(program->regions[which]);
+    if (which < REGIONS + 2)
+        return window_token(program->window);
+    if (which < REGIONS + 4)
+        return RECEIPT_TOKEN;
+    if (which == REGIONS + 4)
+        return FINAL_RECEIPT_TOKEN;
+    return htonl((uint32_t)which << 16 | word(input));
+}
+
+static uint64_t address(struct input *input)
+{
+    uint8_t which = byte(input);
+    uint32_t offset = word(input);
+
+    if (which < REGIONS)
+        return (uintptr_t)program->memory[which] + (uint64_t)(int64_t)(int16_t)offset;
+    return which == REGIONS ? SOFTND_READ_OFFSET : which == REGIONS + 1 ? UINT64_MAX - offset : offset;
+}
+
+static void send_fpdu(struct input *input)
+{
+    uint8_t kind = byte(input), out[4096];
+    uint32_t payload = word(input) % 2048;
+    bool last = (kind & 0x80) == 0;
+    size_t size = 0;
+
+    switch (kind & 7) {
+    case RDMAP_WRITE:
+    case RDMAP_READ_RESPONSE: {
+        uint32_t stag = token(input);
+        size = wire_put_tagged(out, kind & 7, stag, address(input), last, payload);
+        break;
+    }
+    case RDMAP_READ_REQUEST: {
+        struct wire_read_request request = {.sink_stag = token(input), .sink_offset = address(input)};
+        request.source_stag = token(input);
+        request.source_offset = address(input);
+        request.size = payload;
+        payload = 0;
+        size = wire_put_read_request(out, ++program->msn[QUEUE_READ_REQUEST], &request);
+        break;
+    }
+    case RDMAP_TERMINATE:
+        payload = 0;
+        size = wire_put_terminate(out, 0x10000 | (int)(word(input) & 0xFFFF), NULL);
+        break;
+    default: {
+        uint32_t invalidated = (kind & 7) == RDMAP_SEND_INVALIDATE || (kind & 7) == RDMAP_SEND_SOLICITED_INVALIDATE
+                                   ? token(input) : 0;
+        uint32_t offset = (kind & 0x40) != 0 ? word(input) : 0;
+        size = wire_put_send(out, kind & 7, invalidated, program->msn[QUEUE_SEND] + 1, offset, last, payload);
+        program->msn[QUEUE_SEND] += last;
+    }
+    }
+    memset(out + size, 0x5B, payload);
+    size += payload;
+    if ((kind & 0x20) != 0 && size > 4)
+        out[2 + byte(input) % (size - 2)] ^= byte(input); /* one wrong byte behind the length */
+    uint32_t crc = (kind & 0x10) == 0 ? wire_crc32c(0, out, size) : 0;
+    /* The CRC covers the padding. */
+    size_t trailer = wire_put_trailer(out + size, size, false, 0);
+    if ((kind & 0x10) == 0) {
+        crc = wire_crc32c(0, out, size + trailer - 4);
+        for (int i = 0; i < 4; i++)
+            out[size + trailer - 4 + (size_t)i] = (uint8_t)(crc >> (8 * i));
+    }
+    world_feed(program->peer, out, size + trailer);
+}
+
+static void send_raw(struct input *input)
+{
+    size_t size = byte(input);
+
+    size = size < input->left ? size : input->left;
+    world_feed(program->peer, input->data, size);
+    input->data += size;
+    input->left -= size;
+}
+
+/* ---- All of it ---- */
+
+static void step(struct input *input)
+{
+    switch (byte(input) % 14) {
+    case 0:
+        send_frame(input);
+        break;
+    case 1:
+    case 2:
+    case 3:
+        send_fpdu(input);
+        break;
+    case 4:
+        send_raw(input);
+        break;
+    case 5:
+        post_receive(input);
+        break;
+    case 6:
+    case 7:
+        post_data(input);
+        break;
+    case 8:
+        post_window(input);
+        break;
+    case 9:
+        cq_arm(program->cq, byte(input) & 1 ? ND_CQ_NOTIFY_ANY : ND_CQ_NOTIFY_SOLICITED);
+        take();
+        break;
+    case 10:
+        world_pass(byte(input) * 40u);
+        break;
+    case 11: {
+        size_t chunk = byte(input), room = byte(input);
+        world_limit(chunk == 255 ? SIZE_MAX / 2 : chunk, room == 255 ? SIZE_MAX / 2 : room * 16u);
+        break;
+    }
+    case 12:
+        world_end(program->peer, byte(input) & 1);
+        break;
+    case 13:
+        end_something(byte(input));
+        break;
+    }
+    world_run();
+}
+
+static void begin(uint8_t options)
+{
+    struct queue_pair_limits limits = {.receive_depth = 16, .initiator_depth = 16, .receive_sge = 2, .initiator_sge = 2,
+                                       .inline_size = 64};
+    nd_status status;
+
+    program->adapter = calloc(1, sizeof *program->adapter);
+    world_require(adapter_start(program->adapter, &face_adapter_class, NULL), "does not start");
+    program->adapter->switches.require_crc = program->adapter->switches.strict_read_sink = (options & STRICT) != 0;
+    world_require(cq_create(program->adapter, (options & SMALL_QUEUE) != 0 ? 3 : 200, NULL, &program->cq) == 0, "has no queue");
+    for (int i = 0; i < REGIONS; i++) {
+        program->memory[i] = malloc(sizes[i]);
+        memset(program->memory[i], FILL, sizes[i]);
+        world_require(region_create(program->adapter, program, NULL, &program->regions[i]) == 0 &&
+                          region_begin(program->regions[i], program->memory[i], sizes[i],
+                                       (uintptr_t)program->memory[i], rights[i]) == 0, "does not register");
+    }
+    program->regions[WRITABLE]->may_bind = true;
+    world_require(window_create(program->adapter, program, NULL, &program->window) == 0, "has no window");
+    if ((options & SHARED) != 0)
+        world_require(srq_create(program->adapter, program, 16, 2, 0, NULL, &program->srq) == 0, "has no shared queue");
+    world_require(qp_create(program->adapter, program, program->cq, program->cq, program->srq, NULL, &limits, NULL, NULL,
+                            &program->qp) == 0, "has no queue pair");
+    struct sockaddr_storage here = {.ss_family = AF_INET};
+    if ((options & PASSIVE) != 0) {
+        socket_handle handle = socket_bound(&here, true, &status);
+        world_require(listener_create(program->adapter, handle, arrived, NULL, &program->listener) == 0, "cannot listen");
+        program->peer = world_knock();
+    } else {
+        struct connection_arguments arguments = {.inbound = 4, .outbound = 4, .private_data = "hi", .private_size = 2};
+        socket_handle handle = socket_bound(&here, false, &status);
+        socket_address(handle, &here);
+        world_require(connector_create(program->adapter, &owner, NULL, &program->connector) == 0 &&
+                          connector_connect(program->connector, program->qp, handle, &here, &arguments) == 0,
+                      "cannot connect");
+        world_run();
+        program->peer = world_newest();
+    }
+}
+
+static void end(void)
+{
+    world_limit(SIZE_MAX / 2, SIZE_MAX / 2);
+    world_run();
+    if (program->connector != NULL)
+        connector_close(program->connector);
+    if (program->listener != NULL)
+        listener_close(program->listener);
+    qp_finish_now(program->qp);
+    world_pass(10000);
+    bool overrun = program->cq->failure != ND_SUCCESS;
+    take();
+    /* Receives of a shared queue stay there. */
+    for (uint32_t i = 0; i < program->posted && !overrun && program->srq == NULL; i++)
+        world_require(program->outcome[i] == 1 || (program->silent[i] && program->outcome[i] == 0),
+                      "does not complete a request");
+    for (size_t i = 0; i < sizes[SECRET]; i++)
+        world_require(program->memory[SECRET][i] == FILL, "wrote into memory without rights");
+    for (size_t i = 0; i < sizes[READABLE]; i++)
+        world_require(program->memory[READABLE][i] == FILL, "wrote into memory that can only be read");
+    object_close(&program->qp->object);
+    if (program->srq != NULL)
+        object_close(&program->srq->object);
+    object_close(&program->window->object);
+    for (int i = 0; i < REGIONS; i++) {
+        region_end(program->regions[i], true);
+        object_close(&program->regions[i]->object);
+        free(program->memory[i]);
+    }
+    object_close(&program->cq->object);
+    object_close(&program->adapter->object);
+    world_require(object_live_count() == 0 && transport_stopped(), "keeps objects");
+    world_require(world_open_sockets() == 0, "keeps sockets");
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input input = {data, size};
+
+    world_reset();
+    program = calloc(1, sizeof *program);
+    uint8_t options = byte(&input);
+    if ((options & PIECES) != 0)
+        world_limit(3, 40);
+    begin(options);
+    while (input.left > 0 && program->posted < REQUESTS - 1)
+        step(&input);
+    end();
+    free(program);
+    world_reset();
+    return 0;
+}

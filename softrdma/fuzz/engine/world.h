@@ -1,0 +1,30 @@
+/* What the fuzzer is to the engine: the system, and the peer at the other end of each socket. */
+#ifndef FUZZ_WORLD_H
+#define FUZZ_WORLD_H
+
+#include "system.h"
+
+/* Before each input. */
+void world_reset(void);
+/* Lets everything happen that can, without moving the clock. */
+void world_run(void);
+/* Moves the clock, and runs each timer at its time. */
+void world_pass(uint64_t ms);
+
+/* The peer asks the only listening socket for a connection. Returns the socket that this makes, or NO_SOCKET. */
+socket_handle world_knock(void);
+/* The newest socket that is open. */
+socket_handle world_newest(void);
+/* The peer's bytes. */
+void world_feed(socket_handle handle, const void *data, size_t size);
+/* The peer sends no more, or is gone. */
+void world_end(socket_handle handle, bool reset);
+/* The most that a receive gets at once, and how much sends may take from now on. */
+void world_limit(size_t chunk, size_t room);
+
+/* What a wrong state of the engine ends in. */
+void world_require(bool condition, const char *what);
+/* Sockets that are open. */
+unsigned world_open_sockets(void);
+
+#endif
