@@ -1,0 +1,115 @@
+"""What test_switches.py runs, each in a process of its own: the library reads its switches when soft0 is opened.
+
+python switched.py NAME
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import pytest
+from helpers import DEADLINE_S, Keeper, connect_pair, create_end, memory, send_message, take
+
+import ndpy
+from ndpy import Access, Status
+
+# RFC 5044 section 7.1
+REQUEST, REPLY, CRC = b"MPA ID Req Frame", b"MPA ID Rep Frame", 0x40
+
+
+def delayed_registration(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    began = time.monotonic()
+    memory(keep, adapter, 64)
+    assert time.monotonic() - began >= 0.3
+
+
+def refused_registration(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    for _ in range(100):
+        try:
+            memory(keep, adapter, 64)
+        except ndpy.InsufficientResourcesError:
+            return
+    raise AssertionError("nothing was refused")
+
+
+def cut_connection(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    pair = connect_pair(keep, adapter)
+    send_message(keep, pair.client, pair.server, b"x" * 1000)
+    pair.server.queue_pair.receive(memory(keep, adapter, 100_000))
+    pair.client.queue_pair.send(memory(keep, adapter, b"y" * 100_000, Access.NONE))
+    assert not take(pair.client.cq)[0].ok
+    (cancelled,) = take(pair.server.cq)
+    assert cancelled.status is Status.CANCELED
+    pair.server.connector.wait_disconnected(DEADLINE_S)
+
+
+def removed_device(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    pair = connect_pair(keep, adapter)
+    with pytest.raises(ndpy.ProviderError):  # EIO, until the event of the removal has come
+        for _ in range(100):
+            send_message(keep, pair.client, pair.server, b"z")
+    with pytest.raises(ndpy.DeviceRemovedError):
+        for _ in range(100):
+            pair.server.cq.wait(DEADLINE_S)
+
+
+def unfinished_answer(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    """A host that begins to answer and never goes on."""
+    end = create_end(keep, adapter)
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as peer:
+        began = time.monotonic()
+        connecting = keep(adapter.create_connector()).begin_connect(end.queue_pair, peer.getsockname())
+        connection, _ = peer.accept()
+        with connection:
+            connection.sendall(REPLY[:10])
+            with pytest.raises(ndpy.NdpyError):
+                connecting.result(DEADLINE_S)
+        assert time.monotonic() - began < 5
+
+
+def required_crc(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    """The peer asks for no CRCs. The answer says whether this end does."""
+    end = create_end(keep, adapter)
+    listener = keep(adapter.listen(("127.0.0.1", 0)))
+    with socket.create_connection(listener.address, DEADLINE_S) as peer:
+        peer.sendall(REQUEST + bytes([0, 1, 0, 0]))
+        request = keep(listener.get_request(DEADLINE_S))
+        request.begin_accept(end.queue_pair)
+        peer.settimeout(DEADLINE_S)
+        reply = b""
+        while len(reply) < len(REPLY) + 1:
+            reply += peer.recv(100)
+        assert reply.startswith(REPLY)
+        assert reply[len(REPLY)] & CRC
+
+
+def one_address(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    assert {gid.address for gid in adapter.info.ports[0].gids} == {"127.0.0.1"}
+
+
+SCENARIOS: dict[str, Callable[[ndpy.Adapter, Keeper], None]] = {
+    function.__name__: function
+    for function in (
+        delayed_registration,
+        refused_registration,
+        cut_connection,
+        removed_device,
+        unfinished_answer,
+        required_crc,
+        one_address,
+    )
+}
+
+if __name__ == "__main__":
+    keeper = Keeper()
+    with ndpy.open_adapter("soft0") as opened:
+        try:
+            SCENARIOS[sys.argv[1]](opened, keeper)
+        finally:
+            keeper.close()
