@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
-.PHONY: help setup venv softverbs smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softnd-bench soft-bench mutants bench bench-windows bench-cache soak bench-register
+.PHONY: help setup venv softverbs smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -29,7 +29,8 @@ help:
 	@echo "make softverbs       build the libraries of soft0, the software adapter for Linux, into ndpy/verbs/soft"
 	@echo "make softnd          build softrdma/build/softnd.dll, the software NetworkDirect provider"
 	@echo "make softnd-check    run the tests of softnd"
-	@echo "make softnd-fuzz     run its wire code in a fuzzer for a minute"
+	@echo "make softnd-fuzz     run its wire code and the engine in fuzzers, a minute each"
+	@echo "make softrdma-coverage  how many lines of the engine its tests on Linux reach"
 	@echo "make softnd-bench    compare its speed with that of TCP"
 	@echo "make soft-bench      compare soft0's speed with that of TCP, then show rxe in a VM"
 	@echo "make bench           compare ndpy with C and two other Python packages on rxe and softnd, and with its bars"
@@ -138,6 +139,9 @@ softnd-check: setup
 
 softnd-fuzz: setup
 	$(MAKE) -C softrdma/fuzz test fuzz SECONDS=60
+
+softrdma-coverage: setup
+	@rig/coverage-softrdma.sh
 
 soft-bench: setup
 	$(MAKE) -s -C softrdma soft-bench

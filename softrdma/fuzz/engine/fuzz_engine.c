@@ -25,14 +25,15 @@
 #define REQUESTS 4096u
 #define FILL 0xA5
 
-/* `secret` is registered without any right. `readable` is for the peer to read. */
-enum { SECRET, READABLE, WRITABLE, LOCAL, REGIONS };
-static const size_t sizes[REGIONS] = {256, 300, 5000, 3000};
+/* SECRET is registered without any right. READABLE is for the peer to read. The window is bound within BINDABLE. */
+enum { SECRET, READABLE, WRITABLE, LOCAL, BINDABLE, REGIONS };
+static const size_t sizes[REGIONS] = {256, 300, 5000, 3000, 512};
 static const uint32_t rights[REGIONS] = {
     0,
     ND_MR_FLAG_ALLOW_REMOTE_READ,
     ND_MR_FLAG_ALLOW_REMOTE_WRITE | ND_MR_FLAG_ALLOW_REMOTE_READ | ND_MR_FLAG_RDMA_READ_SINK,
     ND_MR_FLAG_ALLOW_LOCAL_WRITE | ND_MR_FLAG_RDMA_READ_SINK,
+    ND_MR_FLAG_ALLOW_LOCAL_WRITE,
 };
 
 struct input {
@@ -48,6 +49,7 @@ struct program {
     struct region *regions[REGIONS];
     uint8_t *memory[REGIONS];
     struct window *window;
+    bool bound[512]; /* the bytes of BINDABLE that a window has ever let the peer write */
     struct listener *listener;
     struct connector *connector;
     socket_handle peer;
@@ -181,10 +183,13 @@ static void post_window(struct input *input)
 
     if ((what & 1) == 0) {
         uint32_t flags = what & BIND_FLAGS & ~(uint32_t)ND_OP_FLAG_SILENT_SUCCESS;
-        uint64_t offset = word(input), size = word(input);
+        uint64_t offset = byte(input) * 2u, size = byte(input);
         operation_begin(&operation, next_context(), Nd2RequestTypeBind, flags);
-        was_posted(qp_post_bind(program->qp, &operation, program->regions[WRITABLE], program->window,
-                                (uintptr_t)program->memory[WRITABLE] + offset, size), false);
+        uint32_t before = program->posted;
+        was_posted(qp_post_bind(program->qp, &operation, program->regions[BINDABLE], program->window,
+                                (uintptr_t)program->memory[BINDABLE] + offset, size), false);
+        for (uint64_t i = offset; program->posted > before && (flags & ND_OP_FLAG_ALLOW_WRITE) != 0 && i < offset + size; i++)
+            program->bound[i] = true;
     } else {
         operation_begin(&operation, next_context(), Nd2RequestTypeInvalidate, what & ND_OP_FLAG_READ_FENCE);
         was_posted(qp_post_invalidate(program->qp, &operation, program->window), false);
@@ -246,26 +251,30 @@ static void send_frame(struct input *input)
 /* A token of the peer's choice: mostly one that exists. */
 static uint32_t token(struct input *input)
 {
-    uint8_t which = byte(input);
+    uint8_t which = byte(input) % (REGIONS + 5);
 
     if (which < REGIONS)
         return region_remote_token(program->regions[which]);
-    if (which < REGIONS + 2)
+    switch (which - REGIONS) {
+    case 0:
+    case 1:
         return window_token(program->window);
-    if (which < REGIONS + 4)
+    case 2:
         return RECEIPT_TOKEN;
-    if (which == REGIONS + 4)
+    case 3:
         return FINAL_RECEIPT_TOKEN;
-    return htonl((uint32_t)which << 16 | word(input));
+    }
+    return htonl((uint32_t)byte(input) << 16 | word(input));
 }
 
+/* Mostly within or close to some memory. */
 static uint64_t address(struct input *input)
 {
-    uint8_t which = byte(input);
+    uint8_t which = byte(input) % (REGIONS + 3);
     uint32_t offset = word(input);
 
     if (which < REGIONS)
-        return (uintptr_t)program->memory[which] + (uint64_t)(int64_t)(int16_t)offset;
+        return (uintptr_t)program->memory[which] + offset % (sizes[which] + 32) - 8;
     return which == REGIONS ? SOFTND_READ_OFFSET : which == REGIONS + 1 ? UINT64_MAX - offset : offset;
 }
 
@@ -394,7 +403,7 @@ static void begin(uint8_t options)
                           region_begin(program->regions[i], program->memory[i], sizes[i],
                                        (uintptr_t)program->memory[i], rights[i]) == 0, "does not register");
     }
-    program->regions[WRITABLE]->may_bind = true;
+    program->regions[BINDABLE]->may_bind = true;
     world_require(window_create(program->adapter, program, NULL, &program->window) == 0, "has no window");
     if ((options & SHARED) != 0)
         world_require(srq_create(program->adapter, program, 16, 2, 0, NULL, &program->srq) == 0, "has no shared queue");
@@ -437,6 +446,8 @@ static void end(void)
         world_require(program->memory[SECRET][i] == FILL, "wrote into memory without rights");
     for (size_t i = 0; i < sizes[READABLE]; i++)
         world_require(program->memory[READABLE][i] == FILL, "wrote into memory that can only be read");
+    for (size_t i = 0; i < sizes[BINDABLE]; i++)
+        world_require(program->bound[i] || program->memory[BINDABLE][i] == FILL, "wrote beside a window");
     object_close(&program->qp->object);
     if (program->srq != NULL)
         object_close(&program->srq->object);
