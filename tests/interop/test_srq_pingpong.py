@@ -72,13 +72,17 @@ class OurEnd:
             queue_pair.connect_endpoint(dataclasses.replace(remote, port=local.port))
 
     def talk(self, we_begin: bool) -> Counter[ndpy.QueuePair]:
-        """Exchange COUNT messages or a few more. Returns how many came for each queue pair."""
+        """Send COUNT messages, and take as many or a few more. Returns how many came for each queue pair.
+
+        The program leaves when COUNT have come and COUNT of its own have ended. A message too many would fail.
+        """
         received: Counter[ndpy.QueuePair] = Counter()
-        sent = 0
+        posted = sent = 0
         waits = {queue_pair: {Operation.RECEIVE} for queue_pair in self.queue_pairs}
         if we_begin:
             for queue_pair in self.queue_pairs:
                 self._send(queue_pair, waits)
+                posted += 1
         while sent < COUNT or received.total() < COUNT:
             # One at a time: when both counts are reached the program leaves, and may leave a surplus message behind.
             (completion,) = self._cq.wait(DEADLINE_S, 1)
@@ -91,8 +95,9 @@ class OurEnd:
                 # A client's first message is from before our answer, or from during it.
                 self._take(completion, check=we_begin or received[queue_pair] > 1)
             waits[queue_pair].discard(completion.operation)
-            if sent < COUNT and not waits[queue_pair]:
+            if posted < COUNT and not waits[queue_pair]:
                 self._send(queue_pair, waits)
+                posted += 1
         return received
 
     def _send(self, queue_pair: ndpy.QueuePair, waits: dict[ndpy.QueuePair, set[Operation]]) -> None:
