@@ -30,10 +30,10 @@ nd_status window_prepare(struct window *window, struct region *region, uint64_t 
     struct token_table *table = &region->object.adapter->tokens;
     nd_status status = ND_SUCCESS;
 
-    if (size == 0)
-        return ND_INVALID_PARAMETER_5;
     lock_share(&table->lock);
-    if (region->slot == 0 || address < region->address || size > region->size ||
+    if (size == 0)
+        status = ND_INVALID_PARAMETER_5;
+    else if (region->slot == 0 || address < region->address || size > region->size ||
         address - region->address > region->size - size)
         status = ND_ACCESS_VIOLATION;
     else if (!region->may_bind || region->domain != window->domain)

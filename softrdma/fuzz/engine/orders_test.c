@@ -1,6 +1,7 @@
 /* Orders of calls that two threads seldom come to, made by one. */
 #include "completion_queue.h"
 #include "face_of_tests.h"
+#include "queue_pair.h"
 #include "world.h"
 
 #include <stdio.h>
@@ -112,6 +113,60 @@ static void a_canceled_arming_is_told_of_no_more(void)
     object_close(&cq->object);
 }
 
+/* What a Bind needs. The queue pair is connected by hand: it takes requests before it is connected. */
+struct binding {
+    uint8_t memory[64];
+    struct completion_queue *cq;
+    struct region *region;
+    struct window *window;
+    struct queue_pair *qp;
+    struct operation operation;
+};
+
+static void begin_binding(struct binding *binding)
+{
+    struct queue_pair_limits limits = {.receive_depth = 1, .initiator_depth = 2, .receive_sge = 1, .initiator_sge = 1};
+
+    binding->cq = new_queue();
+    world_require(region_create(adapter, adapter, NULL, &binding->region) == ND_SUCCESS &&
+                      region_begin(binding->region, binding->memory, sizeof binding->memory,
+                                   (uintptr_t)binding->memory, 0) == ND_SUCCESS, "does not register");
+    world_require(window_create(adapter, adapter, NULL, &binding->window) == ND_SUCCESS, "has no window");
+    world_require(qp_create(adapter, adapter, binding->cq, binding->cq, NULL, NULL, &limits, NULL, NULL, &binding->qp) ==
+                      ND_SUCCESS, "has no queue pair");
+    binding->qp->early = true;
+    operation_begin(&binding->operation, NULL, Nd2RequestTypeBind, ND_OP_FLAG_ALLOW_READ);
+}
+
+static void post_bind(struct binding *binding, uint64_t size)
+{
+    world_require(qp_post_bind(binding->qp, &binding->operation, binding->region, binding->window,
+                               (uintptr_t)binding->memory, size) == ND_SUCCESS, "takes no Bind");
+}
+
+static void end_binding(struct binding *binding)
+{
+    object_close(&binding->qp->object);
+    take(binding->cq, 1);
+    world_require(binding->region->object.references == 1 && binding->window->object.references == 1,
+                  "keeps what a request held");
+    object_close(&binding->window->object);
+    object_close(&binding->region->object);
+    object_close(&binding->cq->object);
+}
+
+static void a_bind_of_nothing_can_be_refused_late(void)
+{
+    struct binding binding;
+
+    begin_binding(&binding);
+    binding.operation.refuses_late = true;
+    post_bind(&binding, 0);
+    world_require(binding.operation.refusal == ND_INVALID_PARAMETER_5, "has another reason");
+    qp_fail(binding.qp, ND_CANCELED);
+    end_binding(&binding);
+}
+
 int main(void)
 {
     world_reset();
@@ -121,7 +176,8 @@ int main(void)
     an_entry_that_waits_satisfies_one_arming();
     no_entry_is_lost_between_two_armings();
     a_canceled_arming_is_told_of_no_more();
+    a_bind_of_nothing_can_be_refused_late();
     object_close(&adapter->object);
-    puts("orders: 4 passed");
+    puts("orders: 5 passed");
     return 0;
 }
