@@ -483,7 +483,8 @@ static void qp_closed(struct object *object)
         stream_drop(stream);
     }
     lock_acquire(&qp->lock);
-    if (qp->lingering)
+    /* Requests that came before a connection get none. */
+    if (qp->lingering || qp->state < QP_CONNECTED)
         flush_initiator(qp, ND_CANCELED, &initiator);
     flush_receives(qp, &receive);
     lock_release(&qp->lock);

@@ -167,6 +167,15 @@ static void a_bind_of_nothing_can_be_refused_late(void)
     end_binding(&binding);
 }
 
+static void requests_before_a_connection_end_with_the_queue_pair(void)
+{
+    struct binding binding;
+
+    begin_binding(&binding);
+    post_bind(&binding, 8);
+    end_binding(&binding);
+}
+
 int main(void)
 {
     world_reset();
@@ -176,8 +185,9 @@ int main(void)
     an_entry_that_waits_satisfies_one_arming();
     no_entry_is_lost_between_two_armings();
     a_canceled_arming_is_told_of_no_more();
+    requests_before_a_connection_end_with_the_queue_pair();
     a_bind_of_nothing_can_be_refused_late();
     object_close(&adapter->object);
-    puts("orders: 5 passed");
+    puts("orders: 6 passed");
     return 0;
 }
