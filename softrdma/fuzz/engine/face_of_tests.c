@@ -1,9 +1,11 @@
 #include "face_of_tests.h"
+#include "world.h"
 
 #include <stdlib.h>
 #include <sys/socket.h>
 
 unsigned face_notifications;
+void *face_invalidation;
 const char face_prefix[] = "FUZZ_";
 
 void face_free(struct object *object)
@@ -14,18 +16,20 @@ void face_free(struct object *object)
 void face_notified(struct completion_queue *cq, nd_status status)
 {
     (void)cq, (void)status;
+    world_require(world_locks() == 0, "tells of a completion under a lock");
     face_notifications++;
 }
 
 void face_below_threshold(struct shared_queue *srq)
 {
     (void)srq;
+    world_require(world_locks() == 0, "tells of a shared queue under a lock");
 }
 
 void *face_window_invalidated(struct window *window)
 {
     (void)window;
-    return NULL;
+    return face_invalidation;
 }
 
 void face_adapter_removed(struct adapter *adapter)

@@ -7,6 +7,8 @@
 
 /* Calls of face_notified(). */
 extern unsigned face_notifications;
+/* What face_window_invalidated() returns. */
+extern void *face_invalidation;
 extern const struct object_class face_adapter_class;
 
 #endif

@@ -31,6 +31,9 @@ static struct connection connections[MOST];
 static struct io *posted, **last_posted = &posted;
 static uint64_t clock_ms;
 static size_t chunk, room;
+static unsigned locks;
+static enum world_connects connects;
+static bool lacks_pages, lacks_copies;
 
 void world_require(bool condition, const char *what)
 {
@@ -51,12 +54,14 @@ void lock_acquire(struct lock *lock)
 {
     world_require(lock->exclusive == 0 && lock->shared == 0, "would wait for a lock of its own");
     lock->exclusive = 1;
+    locks++;
 }
 
 void lock_release(struct lock *lock)
 {
     world_require(lock->exclusive == 1, "releases a lock that it does not have");
     lock->exclusive = 0;
+    locks--;
 }
 
 void lock_share(struct lock *lock)
@@ -265,8 +270,16 @@ enum io_result socket_connect(struct socket *socket, struct io *io, const struct
 {
     struct connection *connection = of(socket->handle);
 
-    (void)peer, (void)error;
+    (void)peer;
     world_require(connection->connecting == NULL && !connection->connected, "connects twice");
+    if (connects == REFUSES_AT_ONCE) {
+        *error = ND_CONNECTION_REFUSED;
+        return IO_FAILED;
+    }
+    if (connects == CONNECTS_AT_ONCE) {
+        connection->connected = true;
+        return IO_DONE;
+    }
     connection->connecting = io;
     return IO_PENDING;
 }
@@ -418,6 +431,8 @@ void guarded_copy_stop(void)
 
 bool guarded_copy(void *destination, const void *source, size_t size)
 {
+    if (lacks_copies)
+        return false;
     memmove(destination, source, size);
     return true;
 }
@@ -430,7 +445,7 @@ bool memory_allows(const void *memory, size_t size, bool write)
 
 void *pages_take(size_t size)
 {
-    return calloc(1, size);
+    return lacks_pages ? NULL : calloc(1, size);
 }
 
 void pages_give(void *pages, size_t size)
@@ -503,6 +518,9 @@ void world_reset(void)
     last_posted = &posted;
     clock_ms = 1000;
     chunk = room = SIZE_MAX / 2;
+    connects = CONNECTS_LATER;
+    lacks_pages = lacks_copies = false;
+    world_require(locks == 0, "keeps a lock");
 }
 
 static bool step(void)
@@ -514,6 +532,7 @@ static bool step(void)
         if (posted == NULL)
             last_posted = &posted;
         io->done(io, io->error, io->bytes);
+        world_require(locks == 0, "keeps a lock");
         return true;
     }
     for (int i = 0; i < MOST; i++) {
@@ -524,8 +543,8 @@ static bool step(void)
         if (!connection->open)
             continue;
         if (connection->connecting != NULL) {
-            connection->connected = true;
-            cancel(&connection->connecting, ND_SUCCESS);
+            connection->connected = connects != REFUSES_LATER;
+            cancel(&connection->connecting, connection->connected ? ND_SUCCESS : ND_CONNECTION_REFUSED);
             return true;
         }
         if (connection->sending != NULL && (room > 0 || connection->reset)) {
@@ -625,6 +644,28 @@ void world_limit(size_t new_chunk, size_t new_room)
 {
     chunk = new_chunk > 0 ? new_chunk : 1;
     room = new_room;
+}
+
+const uint8_t *world_output(socket_handle handle, size_t *size)
+{
+    *size = handle == NO_SOCKET ? 0 : connections[handle].sent;
+    return handle == NO_SOCKET ? NULL : connections[handle].output;
+}
+
+void world_connects(enum world_connects how)
+{
+    connects = how;
+}
+
+void world_lacks(bool pages, bool copies)
+{
+    lacks_pages = pages;
+    lacks_copies = copies;
+}
+
+unsigned world_locks(void)
+{
+    return locks;
 }
 
 unsigned world_open_sockets(void)

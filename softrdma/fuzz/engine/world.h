@@ -22,6 +22,16 @@ void world_end(socket_handle handle, bool reset);
 /* The most that a receive gets at once, and how much sends may take from now on. */
 void world_limit(size_t chunk, size_t room);
 
+/* All that the engine has sent on this socket. Valid until it sends more. */
+const uint8_t *world_output(socket_handle handle, size_t *size);
+/* How the next attempts to connect go. */
+enum world_connects { CONNECTS_LATER, CONNECTS_AT_ONCE, REFUSES_AT_ONCE, REFUSES_LATER };
+void world_connects(enum world_connects how);
+/* From now on there are no pages, or copies of registered memory meet a missing page. */
+void world_lacks(bool pages, bool copies);
+/* Locks that are taken now. */
+unsigned world_locks(void);
+
 /* What a wrong state of the engine ends in. */
 void world_require(bool condition, const char *what);
 /* Sockets that are open. */
