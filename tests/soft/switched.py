@@ -18,6 +18,7 @@ from helpers import DEADLINE_S, Keeper, connect_pair, create_end, memory, send_m
 
 import ndpy
 from ndpy import Access, Status
+from ndpy.verbs.native_calls import ffi, lib
 
 # RFC 5044 section 7.1
 REQUEST, REPLY, CRC = b"MPA ID Req Frame", b"MPA ID Rep Frame", 0x40
@@ -89,6 +90,14 @@ def required_crc(adapter: ndpy.Adapter, keep: Keeper) -> None:
         assert reply[len(REPLY)] & CRC
 
 
+def exact_elements(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    """The library otherwise grants a queue pair a few elements more. ndpy itself lets no request have more than asked for."""
+    queue_pair = create_end(keep, adapter).queue_pair
+    attributes, initial = ffi.new("struct ibv_qp_attr *"), ffi.new("struct ibv_qp_init_attr *")
+    assert lib.ibv_query_qp(queue_pair._qp, attributes, lib.IBV_QP_STATE, initial) == 0
+    assert (initial.cap.max_send_sge, initial.cap.max_recv_sge) == (1, 1)
+
+
 def one_address(adapter: ndpy.Adapter, keep: Keeper) -> None:
     assert {gid.address for gid in adapter.info.ports[0].gids} == {"127.0.0.1"}
 
@@ -102,6 +111,7 @@ SCENARIOS: dict[str, Callable[[ndpy.Adapter, Keeper], None]] = {
         removed_device,
         unfinished_answer,
         required_crc,
+        exact_elements,
         one_address,
     )
 }

@@ -18,6 +18,7 @@ SWITCHES = {
     "removed_device": ("REMOVE_AFTER_REQUESTS", "7"),
     "unfinished_answer": ("START_UP_MS", "300"),
     "required_crc": ("CRC", "required"),
+    "exact_elements": ("SGE", "exact"),
     "one_address": ("ADDRESSES", "127.0.0.1"),
 }
 
@@ -52,3 +53,14 @@ def test_the_statistics_name_what_was_never_released(tmp_path):
     done = run("delayed_registration", SOFTVERBS_DELAY_REGISTRATION_MS="300", SOFTVERBS_STATISTICS=str(file))
     assert done.returncode == 0, done.stderr
     assert re.search(r"^memory region: [1-9]\d* created, 0 leaked$", file.read_text(), re.MULTILINE)
+
+
+def test_the_trace_has_a_line_for_each_event(tmp_path):
+    file = tmp_path / "trace"
+    # The scenario needs no switch to make a connection, and fails for the lack of it.
+    run("cut_connection", SOFTVERBS_TRACE=str(file))
+    lines = file.read_text().splitlines()
+    for event in (r"region \S+: register \S+\+1000 ", r"stream \S+: request of revision 2", "queue pair .* released"):
+        assert any(re.search(event, line) for line in lines), (event, lines)
+    # The time of day, the process and the thread.
+    assert all(re.match(r"\d\d:\d\d:\d\d\.\d{3} \d+\.\d+ \S", line) for line in lines), lines
