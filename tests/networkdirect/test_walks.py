@@ -6,6 +6,7 @@ Each event comes at each point between two native calls, in the calling thread a
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 from helpers import STRESS, Keeper, create_end, host_of, sample
@@ -306,9 +307,16 @@ def test_cancelling_at_any_point_of_the_event_ends_what_was_armed_once(scene, po
         ended = []
         pending = scene.queue.arm()
         pending.add_done_callback(ended.append)
-        points.watch(scene.adapter._events._thread, chosen, lambda: points.elsewhere(pending.cancel))
+        handled = threading.Event()
+
+        def asleep() -> None:
+            # Before that, the thread may still be on its way from what woke it last.
+            if pending.done():
+                handled.set()
+
+        points.watch(scene.adapter._events._thread, chosen, lambda: points.elsewhere(pending.cancel), asleep)
         scene.arrive()
-        soon(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
+        soon(lambda: points.reached or handled.is_set(), "the adapter's thread has handled it")
         points.stop()
         assert end_of(pending) is None or isinstance(end_of(pending), ndpy.CanceledError)
         assert len(ended) == 1
