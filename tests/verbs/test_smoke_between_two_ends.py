@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import DEADLINE_S, sample, wait_until
+from helpers import DEADLINE_S, only_under_stress, wait_until
 
 import ndpy
 
@@ -120,7 +120,9 @@ def test_ends_that_agree_pass_and_see_each_other(ends):
         assert "messages of 256 to 16384 bytes arrive" in checks["path-mtu"]
 
 
-@pytest.mark.parametrize(("near", "far", "wrong"), sample([(0, 1, "the peer"), (1, 0, "this end")], 1))
+# On Linux 6.1 rxe may spin in post_send() for ever, so that the machine stops, when packets that it has just sent get lost.
+@only_under_stress
+@pytest.mark.parametrize(("near", "far", "wrong"), [(0, 1, "the peer"), (1, 0, "this end")])
 def test_an_mtu_of_1500_on_one_end_names_that_end(ends, mtus, near, far, wrong):
     mtus(1, 1500)
     status, checks = smoke_between(near, far)
