@@ -31,6 +31,10 @@ _PANIC = re.compile(r"\bKernel panic - not syncing\b")
 # 0010 is the kernel's code segment.
 _PLACE = re.compile(r"\bRIP: 0010:(\S+)")
 _TIME = re.compile(r"^(?:\[[^]]*\]\s*)+")
+# The watchdog reports a processor again and again, with the time since the processor last ran another task.
+_LOCKUP = re.compile(r"\bsoft lockup - CPU#\d+ stuck for (\d+)s!.*")
+# Less may be an emulated processor that gets little time.
+_LOCKED_UP_S = 120
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,14 @@ def fatal_line(console: str) -> str:
         if _OOPS.search(said):
             place = next((found[1] for later in lines[i:] if (found := _PLACE.search(later))), "")
             return f"{said} at {place}" if place else said
+    return ""
+
+
+def lockup_line(console: str) -> str:
+    """The line that reports a processor that does one thing for two minutes, which does not end then. "" if there is none."""
+    for found in _LOCKUP.finditer(console):
+        if int(found[1]) >= _LOCKED_UP_S:
+            return found[0].rstrip()
     return ""
 
 

@@ -39,6 +39,7 @@ _KVM_BOOT_LIMIT_S = 60.0
 # A host may boot again after a panic.
 _OTHERS_LIMIT_S = 3 * _BOOT_LIMIT_S
 _END_LIMIT_S = 30.0
+_LOOK_FOR_LOCKUP_S = 5.0
 # A kernel that panics still prints for a while, and may then hang.
 _AFTER_PANIC_S = 3.0
 # An emulated machine with several processors may panic in one boot, when it gets little time, and boot well the next time.
@@ -209,6 +210,8 @@ class _Session:
         self.began = False
         self.status: int | None = None
         self.failure = ""
+        self.lockup = ""
+        self._look_for_lockup = 0.0
 
     def __enter__(self) -> _Session:
         # Not $TMPDIR: the path of a socket has at most 107 bytes, and virtme-ng takes no path with a space.
@@ -323,6 +326,13 @@ class _Session:
     def fatal_line(self) -> str:
         return kernel_log.fatal_line(self.console())
 
+    def over(self) -> bool:
+        """Whether the command's status is known, or will not be known because the kernel is locked up."""
+        if self.status is None and not self.lockup and time.monotonic() >= self._look_for_lockup:
+            self.lockup = kernel_log.lockup_line(self.console())
+            self._look_for_lockup = time.monotonic() + _LOOK_FOR_LOCKUP_S
+        return self.status is not None or bool(self.lockup)
+
     def records(self) -> list[kernel_log.Record]:
         """The records of the kernel log since the command began."""
         begin = self._log.position(f"ndpy: begin {self._run}")
@@ -434,19 +444,23 @@ def _run_once(
         _wait_for_others(session, place)
         session.go()
         deadline = time.monotonic() + limit_s
-        told = session.pump(lambda: session.status is not None or together.failed, deadline)
+        told = session.pump(lambda: session.over() or together.failed, deadline)
         allowed = f"{limit_s:g} s"
-        if told and session.status is None:
+        if told and not session.over():
             if time.monotonic() + GRACE_S < deadline:
                 deadline = time.monotonic() + GRACE_S
                 allowed = f"{GRACE_S:g} s after the other host had failed"
-            told = session.pump(lambda: session.status is not None, deadline)
+            told = session.pump(session.over, deadline)
+        told = told and not session.lockup
         whole = told and session.pump(lambda: session.complete, time.monotonic() + _END_LIMIT_S)
         if not whole:
             session.give_up()
         outcome = Outcome(session.status, log=session.records(), console=session.console())
         if place.number in together.cut:
             outcome.cut = True
+        elif session.lockup:
+            outcome.broken = True
+            outcome.reason = f"the kernel does not go on, so the VM was ended: {session.lockup}"
         elif not told and time.monotonic() >= deadline:
             outcome.timed_out = True
             outcome.reason = f"the command did not finish within {allowed}; the VM was ended"

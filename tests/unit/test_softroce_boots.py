@@ -51,6 +51,14 @@ if what == "begins":
     time.sleep(0.2)
     sys.stdout.write("[    9.0] Kernel panic - not syncing: of the command's making\n")
     sys.exit(0)
+if what == "locks":
+    control = port("control")
+    control.sendall(b"ready\n")
+    assert control.recv(3) == b"go\n"
+    control.sendall(b"begin 1\n")
+    for seconds in (26, 52, 78, 104, 130):
+        print(f"[  {seconds}.5] watchdog: BUG: soft lockup - CPU#1 stuck for {seconds}s! [python:314]", flush=True)
+        time.sleep(0.2)
 time.sleep(600)
 """
 
@@ -139,6 +147,18 @@ def test_a_panic_after_the_command_began_does_not_run_it_twice(boots):
     assert (outcome.status, outcome.broken) == (None, True)
     assert "of the command's making" in outcome.console
     assert len(boots.ids()) == 1
+
+
+def test_a_kernel_that_locks_up_is_ended_before_the_limit_of_the_command(boots, monkeypatch):
+    monkeypatch.setattr(vm, "_LOOK_FOR_LOCKUP_S", 0.1)
+    boots.add((WARNING, "locks"))
+    start = time.monotonic()
+    outcome = boots.run(kvm=False)
+    assert time.monotonic() - start < 8
+    assert (outcome.status, outcome.broken, outcome.timed_out) == (None, True, False)
+    line = "soft lockup - CPU#1 stuck for 130s! [python:314]"
+    assert outcome.reason == f"the kernel does not go on, so the VM was ended: {line}"
+    assert not any(psutil.pid_exists(number) for number in boots.ids())
 
 
 def test_a_panic_is_no_sign_against_kvm(boots, monkeypatch):
