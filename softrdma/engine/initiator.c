@@ -137,56 +137,21 @@ static bool gather(struct queue_pair *qp, const struct operation *operation, uin
         memcpy(out, operation->inline_data + offset, size);
         return true;
     }
-    for (uint32_t i = 0; i < operation->sge_count && size > 0; i++) {
-        const ND2_SGE *sge = &operation->sge[i];
-        if (offset >= sge->BufferLength) {
-            offset -= sge->BufferLength;
-            continue;
-        }
-        size_t chunk = sge->BufferLength - (size_t)offset;
-        chunk = chunk < size ? chunk : size;
-        if (!memory_read(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, out, chunk,
-                         ACCESS_LOCAL_READ, qp))
-            return false;
-        out += chunk;
-        size -= chunk;
-        offset = 0;
-    }
-    return true;
+    return elements_gather(qp->object.adapter, operation->sge, operation->sge_count, offset, out, size, qp);
 }
 
 bool initiator_place(struct queue_pair *qp, const struct operation *operation, uint64_t offset, const uint8_t *data,
                      size_t size)
 {
-    for (uint32_t i = 0; i < operation->sge_count && size > 0; i++) {
-        const ND2_SGE *sge = &operation->sge[i];
-        if (offset >= sge->BufferLength) {
-            offset -= sge->BufferLength;
-            continue;
-        }
-        size_t chunk = sge->BufferLength - (size_t)offset;
-        chunk = chunk < size ? chunk : size;
-        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, chunk,
-                          ACCESS_READ_SINK, qp))
-            return false;
-        data += chunk;
-        size -= chunk;
-        offset = 0;
-    }
-    return true;
+    return elements_scatter(qp->object.adapter, operation->sge, operation->sge_count, offset, data, size,
+                            ACCESS_READ_SINK, qp);
 }
 
 static bool elements_allow(struct queue_pair *qp, const struct operation *operation, enum access access)
 {
     if ((operation->flags & ND_OP_FLAG_INLINE) != 0)
         return true;
-    for (uint32_t i = 0; i < operation->sge_count; i++) {
-        const ND2_SGE *sge = &operation->sge[i];
-        if (sge->BufferLength > 0 && !memory_check(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer,
-                                                   sge->BufferLength, access, qp))
-            return false;
-    }
-    return true;
+    return elements_check(qp->object.adapter, operation->sge, operation->sge_count, access, qp);
 }
 
 static void fail(struct queue_pair *qp, struct operation *operation, nd_status status)

@@ -138,6 +138,52 @@ bool memory_write(struct adapter *adapter, uint32_t token, uint64_t address, con
     return result;
 }
 
+bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access,
+                    const struct queue_pair *queue_pair)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (sge[i].BufferLength > 0 && !memory_check(adapter, sge[i].MemoryRegionToken, (uintptr_t)sge[i].Buffer,
+                                                     sge[i].BufferLength, access, queue_pair))
+            return false;
+    return true;
+}
+
+/* Into `out`, or else out of `data`. */
+static bool elements_copy(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, uint8_t *out,
+                          const uint8_t *data, size_t size, enum access access, const struct queue_pair *queue_pair)
+{
+    size_t done = 0;
+
+    for (uint32_t i = 0; i < count && done < size; i++) {
+        if (offset >= sge[i].BufferLength) {
+            offset -= sge[i].BufferLength;
+            continue;
+        }
+        uint32_t token = sge[i].MemoryRegionToken;
+        uint64_t address = (uintptr_t)sge[i].Buffer + offset;
+        uint64_t chunk = sge[i].BufferLength - offset;
+        chunk = chunk < size - done ? chunk : size - done;
+        if (!(out != NULL ? memory_read(adapter, token, address, out + done, chunk, access, queue_pair)
+                          : memory_write(adapter, token, address, data + done, chunk, access, queue_pair)))
+            return false;
+        done += chunk;
+        offset = 0;
+    }
+    return true;
+}
+
+bool elements_gather(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, uint8_t *out,
+                     size_t size, const struct queue_pair *queue_pair)
+{
+    return elements_copy(adapter, sge, count, offset, out, NULL, size, ACCESS_LOCAL_READ, queue_pair);
+}
+
+bool elements_scatter(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, const uint8_t *data,
+                      size_t size, enum access access, const struct queue_pair *queue_pair)
+{
+    return elements_copy(adapter, sge, count, offset, NULL, data, size, access, queue_pair);
+}
+
 char memory_refusal(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size,
                     const struct queue_pair *queue_pair)
 {

@@ -88,40 +88,10 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
     return stop(qp, stream, reason == 'T' ? DDP_INVALID_STAG : reason == 'B' ? DDP_BOUNDS : RDMAP_ACCESS, segment);
 }
 
-static bool scatter(struct queue_pair *qp, uint64_t offset, const uint8_t *data, size_t size)
-{
-    for (uint32_t i = 0; i < qp->receive.sge_count && size > 0; i++) {
-        const ND2_SGE *sge = &qp->receive.sge[i];
-        if (offset >= sge->BufferLength) {
-            offset -= sge->BufferLength;
-            continue;
-        }
-        size_t chunk = sge->BufferLength - (size_t)offset;
-        chunk = chunk < size ? chunk : size;
-        if (!memory_write(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer + offset, data, chunk,
-                          ACCESS_LOCAL_WRITE, qp))
-            return false;
-        data += chunk;
-        size -= chunk;
-        offset = 0;
-    }
-    return true;
-}
-
-/* Every element must lie in its region, even one that the message does not reach (D.5.2). */
-static bool receive_allows(struct queue_pair *qp)
-{
-    for (uint32_t i = 0; i < qp->receive.sge_count; i++) {
-        const ND2_SGE *sge = &qp->receive.sge[i];
-        if (sge->BufferLength > 0 && !memory_check(qp->object.adapter, sge->MemoryRegionToken, (uintptr_t)sge->Buffer,
-                                                   sge->BufferLength, ACCESS_LOCAL_WRITE, qp))
-            return false;
-    }
-    return true;
-}
-
 static enum outcome take_send(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
+    struct adapter *adapter = qp->object.adapter;
+
     if (!qp->has_receive) {
         bool taken = qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive) : ring_take(&qp->receives, &qp->receive);
         if (!taken) {
@@ -135,7 +105,8 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         stream->after.srq |= qp->srq != NULL;
         qp->stalled = false;
         qp->has_receive = true;
-        if (!receive_allows(qp)) {
+        /* Every element, even one that the message does not reach (D.5.2). */
+        if (!elements_check(adapter, qp->receive.sge, qp->receive.sge_count, ACCESS_LOCAL_WRITE, qp)) {
             add_entry(qp, ND_ACCESS_VIOLATION, 0, false);
             return stop(qp, stream, RDMAP_OPERATION, segment);
         }
@@ -149,7 +120,8 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         add_entry(qp, ND_BUFFER_OVERFLOW, 0, false);
         return stop(qp, stream, DDP_TOO_LONG, segment);
     }
-    if (!scatter(qp, segment->message_offset, segment->payload, segment->size)) {
+    if (!elements_scatter(adapter, qp->receive.sge, qp->receive.sge_count, segment->message_offset, segment->payload,
+                          segment->size, ACCESS_LOCAL_WRITE, qp)) {
         add_entry(qp, ND_ACCESS_VIOLATION, 0, false);
         return stop(qp, stream, RDMAP_OPERATION, segment);
     }
@@ -157,7 +129,7 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         return HANDLED;
     bool invalidates = segment->opcode == RDMAP_SEND_INVALIDATE || segment->opcode == RDMAP_SEND_SOLICITED_INVALIDATE;
     void *context = NULL;
-    if (invalidates && !window_invalidate_token(qp->object.adapter, segment->invalidate, qp, &context)) {
+    if (invalidates && !window_invalidate_token(adapter, segment->invalidate, qp, &context)) {
         add_entry(qp, ND_INVALID_DEVICE_REQUEST, 0, false);
         return stop(qp, stream, RDMAP_CANNOT_INVALIDATE, segment);
     }
