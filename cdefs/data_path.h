@@ -61,8 +61,47 @@ static const uint16_t allowed_flags[] = {
     [NDPY_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_MARKER,
     [NDPY_READ] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
     [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
+    [NDPY_COMPARE_AND_SWAP] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
+    [NDPY_FETCH_AND_ADD] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
     [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_SEND_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_WRITE_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
 };
+
+/* What an atomic operation reads and writes. */
+#define ATOMIC_SIZE 8u
+
+/* ---- operations beyond NDPY_WRITE ---- */
+
+HOT int is_atomic(uint32_t operation)
+{
+    return operation == NDPY_COMPARE_AND_SWAP || operation == NDPY_FETCH_AND_ADD;
+}
+
+/* The operation of its completion. */
+HOT uint32_t completes_as(uint32_t operation)
+{
+    if (operation < NDPY_SEND_AND_INVALIDATE)
+        return operation;
+    return operation == NDPY_WRITE_WITH_IMMEDIATE ? NDPY_WRITE : NDPY_SEND;
+}
+
+/* Whether the queue pair takes such an operation. Returns 0, or a refusal. */
+APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+    const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote)
+{
+    if (!(qp->offered & 1u << operation))
+        return NDPY_UNSUPPORTED;
+    if (!is_atomic(operation))
+        return 0;
+    if (count != 1 || elements->length != ATOMIC_SIZE)
+        return NDPY_NOT_ATOMIC;
+    if (remote->address % ATOMIC_SIZE)
+        return NDPY_UNALIGNED;
+    if (flags & NDPY_UNWRITABLE)
+        return NDPY_NOT_WRITABLE;
+    return qp->refuses_reads ? NDPY_NO_READS : 0;
+}
 
 /* ---- posting ---- */
 
@@ -84,7 +123,7 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
         return error;
     slot->context = context;
     slot->nbytes = nbytes;
-    slot->operation = (uint16_t)operation;
+    slot->operation = (uint16_t)completes_as(operation);
     slot->flags = (uint16_t)flags;
     signaled = !(flags & NDPY_SILENT_SUCCESS) || flags & NDPY_MARKER || 2 * (ring->silent_run + 1) >= ring->depth;
 
@@ -173,9 +212,13 @@ HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, u
     }
     if (count > qp->max_initiator_sge)
         return NDPY_TOO_MANY_ELEMENTS;
+    if (operation > NDPY_WRITE) {
+        int refused = check_special(qp, operation, flags, elements, count, remote);
+
+        if (refused)
+            return refused;
+    }
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    if (operation == NDPY_SEND_AND_INVALIDATE)
-        operation = NDPY_SEND;
     return post_initiator(native, qp, operation, flags, context, nbytes, request);
 }
 

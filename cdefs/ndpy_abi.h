@@ -9,7 +9,12 @@ enum ndpy_operation {
     NDPY_READ = 4,
     NDPY_WRITE = 5,
     NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* only in Python's Operation; in C a receive with NDPY_WRITTEN */
-    NDPY_SEND_AND_INVALIDATE = 16   /* only for posting: it completes as a send */
+    NDPY_COMPARE_AND_SWAP = 7,
+    NDPY_FETCH_AND_ADD = 8,
+    /* Only for posting: they complete as sends, and the last one as a write. */
+    NDPY_SEND_AND_INVALIDATE = 16,
+    NDPY_SEND_WITH_IMMEDIATE = 17,
+    NDPY_WRITE_WITH_IMMEDIATE = 18
 };
 
 enum ndpy_status {
@@ -32,7 +37,8 @@ enum ndpy_flag {
     NDPY_INLINE = 0x20
 };
 
-/* Flags of a slot beside enum ndpy_flag. NDPY_UNWRITABLE: the receive's memory may not be written to. */
+/* Flags of a slot beside enum ndpy_flag. NDPY_UNWRITABLE: the memory of a receive or of an atomic operation may not be written
+   to. */
 enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
     NDPY_MARKER = 0x200,        /* ndpy posted this request. Its completion is internal. With SILENT_SUCCESS the
@@ -50,7 +56,11 @@ enum ndpy_refusal {
     NDPY_BAD_FLAGS = -6,
     NDPY_NO_READS = -7,
     NDPY_BAD_TOKEN = -8,        /* larger than the provider's tokens; only ndpy._core and lists return it */
-    NDPY_POST_SINGLY = -9       /* only for lists: post the rest one by one */
+    NDPY_POST_SINGLY = -9,      /* only for lists: post the rest one by one */
+    NDPY_UNSUPPORTED = -10,     /* see ndpy_queue_pair_offer() */
+    NDPY_NOT_ATOMIC = -11,      /* an atomic operation has one element of 8 bytes */
+    NDPY_UNALIGNED = -12,       /* an atomic operation is on 8 bytes at a multiple of 8 */
+    NDPY_NOT_WRITABLE = -13     /* the result of an atomic operation is written there */
 };
 
 enum ndpy_connection {
@@ -76,13 +86,16 @@ struct ndpy_element {
     uint32_t length;
 };
 
-/* Memory of a peer. window_address and window_length: the memory that it is a slice of. */
+/* What a request says to the peer: memory of it, immediate data, and the operands of an atomic operation: what is compared and
+   then swapped in, or what is added. window_address and window_length: the memory that the memory is a slice of. */
 struct ndpy_remote {
     uint64_t address;
     uint64_t length;
     uint64_t window_address;
     uint64_t window_length;
     uint32_t token;
+    uint32_t immediate;
+    uint64_t operands[2];
 };
 
 /* 48 bytes. retired: how many requests this completion ends, including the silent ones before it. */
@@ -105,7 +118,9 @@ struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint3
     uint64_t max_length);
 void ndpy_queue_pair_free(struct ndpy_queue_pair *qp);
 void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
-/* Refuse to post reads, because the peer does not serve them. */
+/* Take these operations beyond NDPY_WRITE, each as the bit of its number. Without this call it takes none of them. */
+void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations);
+/* Refuse to post reads and atomic operations, because the peer does not serve them. */
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
 /* Silent requests that succeeded leave no trace until a later completion. So in the error state, post a request that
    the provider flushes behind them. Returns whether it was posted. It takes a place in the initiator queue. */

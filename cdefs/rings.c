@@ -77,6 +77,11 @@ void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection)
     atomic_store(&qp->connection, connection);
 }
 
+void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations)
+{
+    qp->offered = operations;
+}
+
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
 {
     qp->refuses_reads = 1;

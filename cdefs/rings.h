@@ -80,6 +80,7 @@ struct ndpy_queue_pair {
     uint64_t max_length;
     int fences_all;
     int refuses_reads;
+    uint32_t offered;           /* operations beyond NDPY_WRITE, each as the bit of its number */
     atomic_int connection;
     struct ndpy_list *lists;    /* those in use, and those for the next ones */
 };

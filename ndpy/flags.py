@@ -14,7 +14,9 @@ class Capability(enum.Flag):
         RESIZE_COMPLETION_QUEUE: CompletionQueue.resize() works.
         IN_ORDER_DMA: the last byte of a message is written last. So a program may poll the memory for it.
         LOOPBACK_CONNECTIONS: two queue pairs of this adapter can be connected to each other.
-        ATOMICS: regions take Access.REMOTE_ATOMIC.
+        ATOMICS: compare_and_swap() and fetch_and_add() work, and regions take Access.REMOTE_ATOMIC.
+        GLOBAL_ATOMICS: these operations are atomic also with the host's processors and its other adapters.
+        IMMEDIATE_DATA: send() and write() take `immediate`.
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
         REFUSE_OFFER: a client can withdraw its request, and can refuse the connection after the server accepted it.
@@ -50,6 +52,8 @@ class Capability(enum.Flag):
     IMPLICIT_ON_DEMAND = enum.auto()
     DMABUF = enum.auto()
     RETRY_POLICY = enum.auto()
+    GLOBAL_ATOMICS = enum.auto()
+    IMMEDIATE_DATA = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""
@@ -91,7 +95,8 @@ class Flags(enum.IntFlag):
     Names:
         SILENT_SUCCESS: the request has no completion if it succeeds (an unsignaled work request).
         READ_FENCE: the request starts when all earlier reads of this queue pair have completed.
-        SOLICITED: the completion of the peer's receive satisfies Notify.SOLICITED. Only for send.
+        SOLICITED: the completion of the peer's receive satisfies Notify.SOLICITED. Only for send, and for write with immediate
+            data.
         INLINE: the bytes are copied during the call, so the memory need not be registered. Only for send and write.
     Source: ND_OP_FLAG_* (contract B.2); ibv_post_send(3).
     """
@@ -118,6 +123,8 @@ class Operation(enum.IntEnum):
     READ = 4
     WRITE = 5
     RECEIVE_RDMA_WITH_IMMEDIATE = 6
+    COMPARE_AND_SWAP = 7
+    FETCH_AND_ADD = 8
 
 
 class Status(enum.IntEnum):

@@ -121,6 +121,7 @@ class QueuePair(WorkQueues):
         )
         if not native:
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")
+        self._lib.ndpy_queue_pair_offer(native, self._offered())
         return native
 
     @property

@@ -7,7 +7,7 @@ sent inline, and what a refusal means.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,29 @@ if TYPE_CHECKING:
 QUEUE_FULL, NOT_CONNECTED, TOO_MANY_ELEMENTS, TOO_LONG, INLINE_TOO_LONG, BAD_FLAGS, NO_READS, BAD_TOKEN = range(
     -1, -9, -1
 )
+UNSUPPORTED, NOT_ATOMIC, UNALIGNED, NOT_WRITABLE = range(-10, -14, -1)
 
 RECEIVE = int(Operation.RECEIVE)
 SEND = int(Operation.SEND)
 READ = int(Operation.READ)
 WRITE = int(Operation.WRITE)
-# enum ndpy_operation: a send that completes as one.
-SEND_AND_INVALIDATE = 16
+COMPARE_AND_SWAP = int(Operation.COMPARE_AND_SWAP)
+FETCH_AND_ADD = int(Operation.FETCH_AND_ADD)
+# enum ndpy_operation: two sends and a write, which complete as such.
+SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE = 16, 17, 18
+_ATOMIC = (COMPARE_AND_SWAP, FETCH_AND_ADD)
+_MAY_BE_INLINE = (SEND, WRITE, SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE)
+# What an adapter needs for the operations beyond WRITE.
+_NEEDS = {
+    COMPARE_AND_SWAP: Capability.ATOMICS,
+    FETCH_AND_ADD: Capability.ATOMICS,
+    SEND_AND_INVALIDATE: Capability.SEND_INVALIDATE,
+    SEND_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
+    WRITE_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
+}
+#: The immediate data and both operands of a request that has none.
+Words = tuple[int, int, int]
+_NO_WORDS: Words = (0, 0, 0)
 _INLINE = int(Flags.INLINE)
 # enum ndpy_internal_flag of cdefs/ndpy_abi.h.
 _UNWRITABLE = 0x100
@@ -41,6 +57,8 @@ MARKER = 0x200
 _FLAGS_OF: dict[int, str] = {
     SEND: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     SEND_AND_INVALIDATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
+    SEND_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
+    WRITE_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
 }
 
@@ -54,7 +72,12 @@ def is_writable(local: Any) -> bool:
 
 def operation_name(operation: int) -> str:
     """Return the name of the method that posts this operation."""
-    return "send_and_invalidate" if operation == SEND_AND_INVALIDATE else Operation(operation).name.lower()
+    names = {
+        SEND_AND_INVALIDATE: "send_and_invalidate",
+        SEND_WITH_IMMEDIATE: "send with immediate data",
+        WRITE_WITH_IMMEDIATE: "write with immediate data",
+    }
+    return names.get(operation) or Operation(operation).name.lower()
 
 
 def flatten(local: Any) -> list[Any]:
@@ -156,13 +179,12 @@ class WorkQueues(_core.WorkQueues, Resource):
         Source: INDEndpoint::SendAndInvalidate (contract I.4.2); ibv_post_send(3) with IBV_WR_SEND_WITH_INV.
         """
         self._check()
-        if Capability.SEND_INVALIDATE not in self._adapter.info.capabilities:
-            raise errors.UnsupportedError(
-                f"{self._adapter.info.name} cannot invalidate a peer's window with a message; use send(), and let the peer "
-                "call invalidate() itself",
-                operation="send_and_invalidate",
-            )
         self._post_many(SEND_AND_INVALIDATE, sges, context, flags, remote)
+
+    def _offered(self) -> int:
+        """The operations beyond WRITE that the adapter has, each as the bit of its number."""
+        capabilities = self._adapter.info.capabilities
+        return sum(1 << operation for operation, needed in _NEEDS.items() if needed in capabilities)
 
     def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
         """Post memory for several messages of the peer, in one call of the provider where that has such a call.
@@ -187,16 +209,12 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _post_singly(self, batch: _core.Batch, first: int) -> None:
         """Post the requests of a batch from number `first` on, one by one."""
-        methods: dict[int, Callable[..., None]] = {SEND: self.send, READ: self.read, WRITE: self.write}
         calls = batch._calls(first)
         self._require_room(batch, calls[0][0] == RECEIVE, len(calls))
-        for place, (operation, sges, remote, context, flags) in enumerate(calls, first):
+        for place, (operation, sges, remote, context, flags, words) in enumerate(calls, first):
             try:
-                if operation == RECEIVE:
-                    self.receive(sges, context=context)
-                else:
-                    memory = (sges,) if remote is None else (sges, remote)
-                    methods[operation](*memory, context=context, flags=flags)
+                self._check()
+                self._post_many(operation, sges, context, flags, remote, words)
             except errors.NdpyError as error:
                 raise _in_batch(error, place, place) from None
 
@@ -211,7 +229,7 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _refuse_batch(self, batch: _core.Batch, refused: int, bad: int, posted: int) -> Exception:
         """The error for a refused post(). bad: the number of the request that was refused."""
-        operation, sges, _, _, flags = batch._calls(bad)[0]
+        operation, sges, _, _, flags, _ = batch._calls(bad)[0]
         queue, depth = self._queue_of(operation)
         if refused == QUEUE_FULL and len(batch) > depth:
             return errors.LimitExceededError(
@@ -226,14 +244,22 @@ class WorkQueues(_core.WorkQueues, Resource):
             return "receive", limits.receive_queue_depth
         return "initiator", limits.initiator_queue_depth
 
-    def _post_many(self, operation: int, local: Any, context: int, flags: int, remote: RemoteMemory | None) -> None:
+    def _post_many(
+        self,
+        operation: int,
+        local: Any,
+        context: int,
+        flags: int,
+        remote: RemoteMemory | None,
+        words: Words = _NO_WORDS,
+    ) -> None:
         """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these."""
         elements = flatten(local)
         limits = self.limits
         limit = limits.max_receive_sge if operation == RECEIVE else limits.max_initiator_sge
         if len(elements) > limit:
             raise self._refusal(operation, TOO_MANY_ELEMENTS, elements, flags)
-        inline = operation in (SEND, WRITE, SEND_AND_INVALIDATE) and flags & _INLINE
+        inline = operation in _MAY_BE_INLINE and flags & _INLINE
         # An export keeps inline data from being resized or freed until the provider has copied it.
         exports: list[memoryview] | None = [] if inline else None
         try:
@@ -241,17 +267,27 @@ class WorkQueues(_core.WorkQueues, Resource):
             total = sum(length for _, length, _ in triples)
             if remote is not None and operation != SEND_AND_INVALIDATE and total > remote.length:
                 raise self._exceeds_remote(total, remote)
-            if operation in (RECEIVE, READ) and not is_writable(elements):
+            if operation in (RECEIVE, READ, *_ATOMIC) and not is_writable(elements):
                 if self._sinks_must_be_writable:
                     self._check()
                     raise self._not_writable(operation)
-                if operation == RECEIVE:
-                    flags = _UNWRITABLE
-            self._post_elements(operation, elements, triples, context, flags, remote)
+                if operation != READ:
+                    flags |= _UNWRITABLE
+            self._post_elements(operation, elements, triples, context, flags, remote, words)
         finally:
             if exports:
                 for export in exports:
                     export.release()
+
+    def _unsupported(self, operation: int) -> errors.UnsupportedError:
+        adapter = self._adapter.info.name
+        reasons = {
+            Capability.ATOMICS: f"{adapter} has no atomic operations",
+            Capability.IMMEDIATE_DATA: f"{adapter} has no immediate data; put the number into a message",
+            Capability.SEND_INVALIDATE: f"{adapter} cannot invalidate a peer's window with a message; use send(), and let the "
+            "peer call invalidate() itself",
+        }
+        return errors.UnsupportedError(reasons[_NEEDS[operation]], operation=operation_name(operation))
 
     @staticmethod
     def _not_writable(operation: int) -> errors.AccessViolationError:
@@ -312,8 +348,18 @@ class WorkQueues(_core.WorkQueues, Resource):
             )
         if refused == NO_READS:
             return errors.LimitExceededError(
-                "read: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"
+                f"{name}: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"
             )
+        if refused == UNSUPPORTED:
+            return self._unsupported(operation)
+        if refused == NOT_ATOMIC:
+            return errors.ElementRangeError(
+                f"{name}: an atomic operation has one element of 8 bytes, not {len(elements)} of {total} bytes"
+            )
+        if refused == UNALIGNED:
+            return errors.ElementRangeError(f"{name}: the address of the peer's memory is not a multiple of 8")
+        if refused == NOT_WRITABLE:
+            return self._not_writable(operation)
         if refused == BAD_TOKEN:
             return ValueError(f"{name}: a token of this adapter is 0 to 2**32-1")
         if refused == BAD_FLAGS:

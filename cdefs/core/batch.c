@@ -171,8 +171,6 @@ static int batch_set_column(PyObject *self, PyObject *value, void *closure)
 
 /* ---- filling ---- */
 
-static PyObject *names_with_remote[4], *names_without_remote[3];
-
 static void forget_lists(Batch *batch)
 {
     Py_CLEAR(batch->last);
@@ -245,12 +243,15 @@ static int add_request(
         length += batch->elements[at + place].length;
         is_writable &= (uint32_t)region->writable;
     }
-    if (remote_object && length > request->remote.length) {
+    if (remote_object && request->operation != NDPY_SEND_AND_INVALIDATE && length > request->remote.length) {
         PyErr_Format(range_error, "%llu bytes do not fit the %llu bytes of remote memory; slice one of the two", length,
             (unsigned long long)request->remote.length);
         return -1;
     }
-    if (request->operation == NDPY_RECEIVE && !is_writable) request->flags |= NDPY_UNWRITABLE;
+    if ((request->operation == NDPY_RECEIVE || request->operation == NDPY_COMPARE_AND_SWAP ||
+            request->operation == NDPY_FETCH_AND_ADD) &&
+        !is_writable)
+        request->flags |= NDPY_UNWRITABLE;
     for (Py_ssize_t place = 0; place < count; place++) {
         note_region(batch, (Region *)batch->element_regions[at + place]);
         batch->numbers[ADDRESSES][at + place] = batch->elements[at + place].address;
@@ -288,18 +289,15 @@ static int read_number(PyObject *object, const char *name, unsigned long long la
     return -1;
 }
 
-static PyObject *add(PyObject *self, const char *function, uint32_t operation, PyObject *sges, PyObject *remote,
-    PyObject *context, PyObject *flags)
+/* Adds a request. words: immediate data and operands. */
+static PyObject *add(PyObject *self, uint32_t operation, PyObject *sges, PyObject *remote,
+    PyObject *context, PyObject *flags, const struct ndpy_remote *words)
 {
-    struct ndpy_list_request request = {.operation = operation};
+    struct ndpy_list_request request = {.operation = operation, .remote = *words};
     unsigned long long numbers[2];
     PyObject *list, *record;
     int added;
 
-    if (!sges) {
-        PyErr_Format(PyExc_TypeError, "%s() needs the argument 'sges'", function);
-        return NULL;
-    }
     if (remote && read_remote(remote, &request.remote) < 0) return NULL;
     if (read_number(context, "context", UINT64_MAX, &numbers[0]) < 0 ||
         read_number(flags, "flags", NDPY_UNWRITABLE - 1, &numbers[1]) < 0)
@@ -320,46 +318,100 @@ static PyObject *add(PyObject *self, const char *function, uint32_t operation, P
     Py_RETURN_NONE;
 }
 
-static PyObject *add_with_remote(PyObject *self, const char *function, uint32_t operation, PyObject *const *arguments,
-    Py_ssize_t count, PyObject *keywords)
-{
-    PyObject *given[4] = {NULL};
+static const struct ndpy_remote no_words;
 
-    if (sort_arguments(function, arguments, count, keywords, names_with_remote, 2, 4, given) < 0) return NULL;
-    if (!given[1]) {
-        PyErr_Format(PyExc_TypeError, "%s() needs the argument 'remote'", function);
-        return NULL;
+/* Raises if a required argument is absent. */
+static int require(const char *function, PyObject *const *given, PyObject *const *names, int required)
+{
+    for (int which = 0; which < required; which++) {
+        if (given[which]) continue;
+        PyErr_Format(PyExc_TypeError, "%s() needs the argument '%U'", function, names[which]);
+        return -1;
     }
-    return add(self, function, operation, given[0], given[1], given[2], given[3]);
-}
-
-static PyObject *add_without_remote(PyObject *self, const char *function, uint32_t operation, int names,
-    PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
-{
-    PyObject *given[3] = {NULL};
-
-    if (sort_arguments(function, arguments, count, keywords, names_without_remote, 1, names, given) < 0) return NULL;
-    return add(self, function, operation, given[0], NULL, given[1], given[2]);
+    return 0;
 }
 
 static PyObject *batch_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return add_with_remote(self, "write", NDPY_WRITE, arguments, count, keywords);
+    struct ndpy_remote words = {0};
+    PyObject *given[5] = {NULL};
+    int has_immediate;
+
+    if (sort_arguments("write", arguments, count, keywords, names_with_remote, 2, 5, given) < 0 ||
+        require("write", given, names_with_remote, 2) < 0)
+        return NULL;
+    has_immediate = given[4] && given[4] != Py_None;
+    if (has_immediate && read_immediate(given[4], &words.immediate) < 0) return NULL;
+    return add(self, has_immediate ? NDPY_WRITE_WITH_IMMEDIATE : NDPY_WRITE, given[0], given[1], given[2], given[3],
+        &words);
 }
 
 static PyObject *batch_read(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return add_with_remote(self, "read", NDPY_READ, arguments, count, keywords);
+    PyObject *given[4] = {NULL};
+
+    if (sort_arguments("read", arguments, count, keywords, names_with_remote, 2, 4, given) < 0 ||
+        require("read", given, names_with_remote, 2) < 0)
+        return NULL;
+    return add(self, NDPY_READ, given[0], given[1], given[2], given[3], &no_words);
+}
+
+static PyObject *batch_send_and_invalidate(
+    PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *given[4] = {NULL};
+
+    if (sort_arguments("send_and_invalidate", arguments, count, keywords, names_with_remote, 2, 4, given) < 0 ||
+        require("send_and_invalidate", given, names_with_remote, 2) < 0)
+        return NULL;
+    return add(self, NDPY_SEND_AND_INVALIDATE, given[0], given[1], given[2], given[3], &no_words);
+}
+
+static PyObject *batch_compare_and_swap(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    struct ndpy_remote words = {0};
+    PyObject *given[6] = {NULL};
+
+    if (sort_arguments("compare_and_swap", arguments, count, keywords, names_of_swap, 4, 6, given) < 0 ||
+        require("compare_and_swap", given, names_of_swap, 4) < 0 ||
+        read_operand(given[2], "compare", &words.operands[0]) < 0 || read_operand(given[3], "swap", &words.operands[1]) < 0)
+        return NULL;
+    return add(self, NDPY_COMPARE_AND_SWAP, given[0], given[1], given[4], given[5], &words);
+}
+
+static PyObject *batch_fetch_and_add(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    struct ndpy_remote words = {0};
+    PyObject *given[5] = {NULL};
+
+    if (sort_arguments("fetch_and_add", arguments, count, keywords, names_of_add, 3, 5, given) < 0 ||
+        require("fetch_and_add", given, names_of_add, 3) < 0 || read_operand(given[2], "add", &words.operands[0]) < 0)
+        return NULL;
+    return add(self, NDPY_FETCH_AND_ADD, given[0], given[1], given[3], given[4], &words);
 }
 
 static PyObject *batch_send(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return add_without_remote(self, "send", NDPY_SEND, 3, arguments, count, keywords);
+    struct ndpy_remote words = {0};
+    PyObject *given[4] = {NULL};
+    int has_immediate;
+
+    if (sort_arguments("send", arguments, count, keywords, names_without_remote, 1, 4, given) < 0 ||
+        require("send", given, names_without_remote, 1) < 0)
+        return NULL;
+    has_immediate = given[3] && given[3] != Py_None;
+    if (has_immediate && read_immediate(given[3], &words.immediate) < 0) return NULL;
+    return add(self, has_immediate ? NDPY_SEND_WITH_IMMEDIATE : NDPY_SEND, given[0], NULL, given[1], given[2], &words);
 }
 
 static PyObject *batch_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return add_without_remote(self, "receive", NDPY_RECEIVE, 2, arguments, count, keywords);
+    PyObject *given[2] = {NULL};
+
+    if (sort_arguments("receive", arguments, count, keywords, names_without_remote, 1, 2, given) < 0 ||
+        require("receive", given, names_without_remote, 1) < 0)
+        return NULL;
+    return add(self, NDPY_RECEIVE, given[0], NULL, given[1], NULL, &no_words);
 }
 
 static void drop_requests(Batch *batch)
@@ -589,9 +641,11 @@ static PyObject *batch_calls(PyObject *self, PyObject *first)
         PyObject *record = Py_NewRef(batch->records[place]), *sges = present_elements(batch, (uint32_t)place);
         PyObject *remote = sges ? present_remote(batch, (uint32_t)place) : NULL;
         PyObject *call = !remote ? NULL
-                                 : Py_BuildValue("IOOKI", request->operation, sges, remote,
+                                 : Py_BuildValue("IOOKI(IKK)", request->operation, sges, remote,
                                        (unsigned long long)request->context,
-                                       flags_of(batch, (uint32_t)place) & ~(uint32_t)NDPY_UNWRITABLE);
+                                       flags_of(batch, (uint32_t)place) & ~(uint32_t)NDPY_UNWRITABLE,
+                                       request->remote.immediate, (unsigned long long)request->remote.operands[0],
+                                       (unsigned long long)request->remote.operands[1]);
 
         Py_DECREF(record);
         Py_XDECREF(sges);
@@ -732,7 +786,7 @@ PyDoc_STRVAR(batch_doc,
     "Batch(capacity, *, max_sge=1, signal_all=False)\n--\n\n"
     "Requests that QueuePair.post() posts together.\n\n"
     "A batch is filled once, and posted to any queue pair any number of times, also while it is posted. It has requests of\n"
-    "one direction: either receives, or any mixture of sends, reads and writes. A post copies what the adapter needs, and\n"
+    "one direction: either receives, or any mixture of the others. A post copies what the adapter needs, and\n"
     "keeps the regions alive until the requests end.\n\n"
     "The numbers of all requests can be changed at once. Each of the columns contexts, remote_addresses, addresses and\n"
     "lengths is a memoryview of 64-bit integers, in which NumPy arrays work too: numpy.asarray(batch.contexts). The columns\n"
@@ -749,16 +803,28 @@ PyDoc_STRVAR(batch_doc,
 #define FAST(function) (PyCFunction)(void (*)(void))function, METH_FASTCALL | METH_KEYWORDS
 
 static PyMethodDef batch_methods[] = {
-    {"send", FAST(batch_send), "send($self, sges, *, context=0, flags=0)\n--\n\nAdd a send. See QueuePair.send()."},
+    {"send", FAST(batch_send),
+        "send($self, sges, *, context=0, flags=0, immediate=None)\n--\n\nAdd a send. See QueuePair.send()."},
     {"receive", FAST(batch_receive), "receive($self, sges, *, context=0)\n--\n\nAdd a receive. See QueuePair.receive()."},
     {"read", FAST(batch_read),
         "read($self, sges, remote, *, context=0, flags=0)\n--\n\nAdd an RDMA read. See QueuePair.read()."},
     {"write", FAST(batch_write),
-        "write($self, sges, remote, *, context=0, flags=0)\n--\n\nAdd an RDMA write. See QueuePair.write()."},
+        "write($self, sges, remote, *, context=0, flags=0, immediate=None)\n--\n\n"
+        "Add an RDMA write. See QueuePair.write()."},
+    {"send_and_invalidate", FAST(batch_send_and_invalidate),
+        "send_and_invalidate($self, sges, remote, *, context=0, flags=0)\n--\n\n"
+        "Add a send that invalidates a window. See QueuePair.send_and_invalidate()."},
+    {"compare_and_swap", FAST(batch_compare_and_swap),
+        "compare_and_swap($self, sges, remote, compare, swap, *, context=0, flags=0)\n--\n\n"
+        "Add an atomic operation. See QueuePair.compare_and_swap()."},
+    {"fetch_and_add", FAST(batch_fetch_and_add),
+        "fetch_and_add($self, sges, remote, add, *, context=0, flags=0)\n--\n\n"
+        "Add an atomic operation. See QueuePair.fetch_and_add()."},
     {"clear", batch_clear_requests, METH_NOARGS, "clear($self)\n--\n\nForget all requests."},
     {"_calls", batch_calls, METH_O,
         "_calls($self, first, /)\n--\n\n"
-        "The requests from number `first` on, as (operation, sges, remote or None, context, flags)."},
+        "The requests from number `first` on, as (operation, sges, remote or None, context, flags, words). words: the\n"
+        "immediate data and both operands."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -781,19 +847,11 @@ static PyType_Spec batch_spec = {
 
 int add_batches(PyObject *module)
 {
-    static const char *const names[] = {"sges", "remote", "context", "flags"};
     PyObject *errors = PyImport_ImportModule("ndpy.errors");
 
     if (!errors) return -1;
     range_error = PyObject_GetAttrString(errors, "ElementRangeError");
     Py_DECREF(errors);
-    for (int which = 0; which < 4; which++) {
-        names_with_remote[which] = interned(names[which]);
-        if (!names_with_remote[which]) return -1;
-    }
-    names_without_remote[0] = names_with_remote[0];
-    names_without_remote[1] = names_with_remote[2];
-    names_without_remote[2] = names_with_remote[3];
     list_pool_type = add_type(module, &pool_spec);
     posted_list_type = add_type(module, &list_spec);
     batch_type = add_type(module, &batch_spec);

@@ -183,6 +183,7 @@ COLUMN(nbytes)
 COLUMN(operation)
 COLUMN(status)
 COLUMN(native_status)
+COLUMN(vendor_status)
 
 static PyMemberDef array_members[] = {
     {"capacity", T_PYSSIZET, offsetof(CompletionArray, capacity), READONLY, "How many completions it can hold."},
@@ -195,6 +196,8 @@ static PyGetSetDef array_columns[] = {
     {"nbytes", get_nbytes, NULL, "How many bytes each successful request moved, 64 bits.", NULL},
     {"operations", get_operation, NULL, "The Operation of each request, 32 bits.", NULL},
     {"statuses", get_status, NULL, "The Status of each request, 32 bits.", NULL},
+    {"immediates", get_vendor_status, NULL,
+        "The immediate data of each receive, 32 bits. It means nothing for a completion that has none.", NULL},
     {"native_statuses", get_native_status, NULL, "The provider's own number for each status, 32 bits.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -210,7 +213,7 @@ PyDoc_STRVAR(array_doc,
     "CompletionArray(capacity)\n--\n\n"
     "The completions that CompletionQueue.poll_into() has taken last.\n\n"
     "It is a sequence of Completions, which are made when they are asked for. The columns contexts, nbytes, operations,\n"
-    "statuses and native_statuses are memoryviews with a number for each completion, and NumPy arrays of them copy nothing:\n"
+    "statuses, native_statuses and immediates are memoryviews with a number for each completion, and NumPy arrays of them copy nothing:\n"
     "numpy.asarray(array.statuses). The next poll_into() overwrites what a column shows. So take the columns after each\n"
     "poll_into(), which also fits their length to the number of completions.\n\n"
     "Parameters:\n"

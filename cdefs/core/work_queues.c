@@ -35,10 +35,9 @@ struct post {
     struct ndpy_remote remote;
 };
 
-enum { SGES, REMOTE, CONTEXT, FLAGS, ARGUMENTS };
+enum { SGES, REMOTE, CONTEXT, FLAGS, IMMEDIATE, ARGUMENTS };
 
-/* The names of the arguments, in the order of the enumeration. */
-static PyObject *names_with_remote[ARGUMENTS], *names_without_remote[ARGUMENTS - 1];
+PyObject *names_with_remote[ARGUMENTS], *names_without_remote[ARGUMENTS - 1], *names_of_swap[6], *names_of_add[5];
 
 /* ---- arguments ---- */
 
@@ -129,6 +128,41 @@ HOT int decode_remote(PyObject *object, struct ndpy_remote *out)
     return 0;
 }
 
+int read_immediate(PyObject *object, uint32_t *out)
+{
+    unsigned long long value = PyLong_AsUnsignedLongLong(object);
+
+    if (value <= UINT32_MAX) {
+        *out = (uint32_t)value;
+        return 0;
+    }
+    if (!PyErr_Occurred() || PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_ValueError, "immediate is 0 to 4294967295, not %R", object);
+    } else if (PyErr_ExceptionMatches(PyExc_TypeError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "immediate is an integer or None, not %R", (PyObject *)Py_TYPE(object));
+    }
+    return -1;
+}
+
+int read_operand(PyObject *object, const char *name, uint64_t *out)
+{
+    PyObject *error;
+
+    *out = PyLong_AsUnsignedLongLong(object);
+    if (*out != UINT64_MAX || !PyErr_Occurred()) return 0;
+    if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+        PyErr_Clear();
+        *out = (uint64_t)PyLong_AsLongLong(object);
+        if (*out != UINT64_MAX || !PyErr_Occurred()) return 0;
+    }
+    error = PyErr_ExceptionMatches(PyExc_TypeError) ? PyExc_TypeError : PyExc_ValueError;
+    PyErr_Clear();
+    PyErr_Format(error, "%s is an integer of 64 bits, signed or unsigned, not %R", name, object);
+    return -1;
+}
+
 int read_remote(PyObject *object, struct ndpy_remote *out)
 {
     return decode_remote(object, out);
@@ -197,7 +231,9 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
     PyObject *elements, *owner, *result;
     int refused;
 
-    if (operation == NDPY_RECEIVE && !region->writable) post->flags |= NDPY_UNWRITABLE;
+    if ((operation == NDPY_RECEIVE || operation == NDPY_COMPARE_AND_SWAP || operation == NDPY_FETCH_AND_ADD) &&
+        !region->writable)
+        post->flags |= NDPY_UNWRITABLE;
     if (enter(self) < 0) return NULL;
     if (!is_usable(region->defunct) || region->adapter != self->adapter) {
         PyObject *checked;
@@ -258,12 +294,40 @@ HOT PyObject *post(WorkQueues *self, uint32_t operation, PyObject *sges, PyObjec
     return post_one(self, operation, &post, sge);
 }
 
+/* Posts an operation beyond NDPY_WRITE. words: immediate data and operands. */
+static PyObject *post_special(WorkQueues *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context,
+    PyObject *flags, const struct ndpy_remote *words)
+{
+    struct post post = {.operation = operation, .remote = *words};
+
+    if (read_numbers((PyObject *)self, context, flags, &post) < 0) return NULL;
+    if (remote && decode_remote(remote, &post.remote) < 0) return NULL;
+    if (Py_TYPE(sges) != element_type)
+        return PyObject_CallMethod((PyObject *)self, "_post_many", "IOKIO(IKK)", operation, sges,
+            (unsigned long long)post.context, post.flags, remote ? remote : Py_None, words->immediate,
+            (unsigned long long)words->operands[0], (unsigned long long)words->operands[1]);
+    if (remote && operation != NDPY_SEND_AND_INVALIDATE && ((Element *)sges)->length > post.remote.length) {
+        raise_made(PyObject_CallMethod((PyObject *)self, "_exceeds_remote", "KO", ((Element *)sges)->length, remote));
+        return NULL;
+    }
+    return post_again(self, &post, (Element *)sges);
+}
+
+static PyObject *post_with_immediate(WorkQueues *self, uint32_t operation, PyObject *const *given)
+{
+    struct ndpy_remote words = {0};
+
+    if (read_immediate(given[IMMEDIATE], &words.immediate) < 0) return NULL;
+    return post_special(self, operation, given[SGES], given[REMOTE], given[CONTEXT], given[FLAGS], &words);
+}
+
 /* Where the named arguments of a call are, counted from the first named one; -1: absent. A call passes the same tuple of names
    each time. */
 struct options {
     PyObject *names;
     int context;
     int flags;
+    int immediate;
 };
 
 enum { KNOWN_OPTIONS = 4 };
@@ -276,11 +340,12 @@ static int read_options(PyObject *names, struct options *out)
 {
     Py_ssize_t count = PyTuple_Size(names);
 
-    *out = (struct options){names, -1, -1};
+    *out = (struct options){names, -1, -1, -1};
     for (int which = 0; which < count; which++) {
         PyObject *name = PyTuple_GetItem(names, which);
         int *where = name == names_with_remote[CONTEXT] ? &out->context
             : name == names_with_remote[FLAGS]          ? &out->flags
+            : name == names_with_remote[IMMEDIATE]      ? &out->immediate
                                                         : NULL;
 
         if (!where || *where >= 0) return 0;
@@ -315,7 +380,8 @@ HOT const struct options *find_options(PyObject *names)
     return known_options[0].names == names ? &known_options[0] : find_other_options(names);
 }
 
-/* Does sort_arguments(). The first `positional` arguments are required. context follows them and, if there is one more, flags. */
+/* Does sort_arguments(). The first `positional` arguments are required. Of context, flags and immediate, as many follow them as
+   `count` has room for. */
 HOT int sort(const char *function, PyObject *const *arguments, Py_ssize_t given, PyObject *keywords, PyObject *const *names,
     int positional, int count, PyObject **out)
 {
@@ -323,12 +389,13 @@ HOT int sort(const char *function, PyObject *const *arguments, Py_ssize_t given,
         const struct options *options = keywords ? find_options(keywords) : NULL;
 
         for (int which = 0; which < positional; which++) out[which] = arguments[which];
-        out[positional] = NULL;
-        if (count > positional + 1) out[positional + 1] = NULL;
+        for (int which = positional; which < count; which++) out[which] = NULL;
         if (!keywords) return 0;
-        if (options && (options->flags < 0 || count > positional + 1)) {
+        if (options && (options->flags < 0 || count > positional + 1) &&
+            (options->immediate < 0 || count > positional + 2)) {
             if (options->context >= 0) out[positional] = arguments[positional + options->context];
             if (options->flags >= 0) out[positional + 1] = arguments[positional + options->flags];
+            if (options->immediate >= 0) out[positional + 2] = arguments[positional + options->immediate];
             return 0;
         }
     }
@@ -342,21 +409,20 @@ HOT int sort(const char *function, PyObject *const *arguments, Py_ssize_t given,
     return 0;
 }
 
-HOT PyObject *post_to_peer(PyObject *self, uint32_t operation, const char *function, PyObject *const *arguments,
-    Py_ssize_t count, PyObject *keywords)
+HOT int is_given(PyObject *object)
 {
-    PyObject *given[ARGUMENTS];
-
-    if (sort(function, arguments, count, keywords, names_with_remote, 2, ARGUMENTS, given) < 0) return NULL;
-    return post((WorkQueues *)self, operation, given[SGES], given[REMOTE], given[CONTEXT], given[FLAGS]);
+    return object && object != Py_None;
 }
 
 static PyObject *queues_send(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    PyObject *given[3];
+    PyObject *given[ARGUMENTS];
 
-    if (sort("send", arguments, count, keywords, names_without_remote, 1, 3, given) < 0) return NULL;
-    return post((WorkQueues *)self, NDPY_SEND, given[0], NULL, given[1], given[2]);
+    if (sort("send", arguments, count, keywords, names_without_remote, 1, ARGUMENTS - 1, given + 1) < 0) return NULL;
+    given[SGES] = given[1];
+    given[REMOTE] = NULL;
+    if (is_given(given[IMMEDIATE])) return post_with_immediate((WorkQueues *)self, NDPY_SEND_WITH_IMMEDIATE, given);
+    return post((WorkQueues *)self, NDPY_SEND, given[SGES], NULL, given[CONTEXT], given[FLAGS]);
 }
 
 static PyObject *queues_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
@@ -374,12 +440,41 @@ static PyObject *queues_receive(PyObject *self, PyObject *const *arguments, Py_s
 
 static PyObject *queues_read(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return post_to_peer(self, NDPY_READ, "read", arguments, count, keywords);
+    PyObject *given[IMMEDIATE];
+
+    if (sort("read", arguments, count, keywords, names_with_remote, 2, IMMEDIATE, given) < 0) return NULL;
+    return post((WorkQueues *)self, NDPY_READ, given[SGES], given[REMOTE], given[CONTEXT], given[FLAGS]);
 }
 
 static PyObject *queues_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    return post_to_peer(self, NDPY_WRITE, "write", arguments, count, keywords);
+    PyObject *given[ARGUMENTS];
+
+    if (sort("write", arguments, count, keywords, names_with_remote, 2, ARGUMENTS, given) < 0) return NULL;
+    if (is_given(given[IMMEDIATE])) return post_with_immediate((WorkQueues *)self, NDPY_WRITE_WITH_IMMEDIATE, given);
+    return post((WorkQueues *)self, NDPY_WRITE, given[SGES], given[REMOTE], given[CONTEXT], given[FLAGS]);
+}
+
+static PyObject *queues_compare_and_swap(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    struct ndpy_remote words = {0};
+    PyObject *given[6];
+
+    if (sort("compare_and_swap", arguments, count, keywords, names_of_swap, 4, 6, given) < 0 ||
+        read_operand(given[2], "compare", &words.operands[0]) < 0 || read_operand(given[3], "swap", &words.operands[1]) < 0)
+        return NULL;
+    return post_special((WorkQueues *)self, NDPY_COMPARE_AND_SWAP, given[SGES], given[REMOTE], given[4], given[5], &words);
+}
+
+static PyObject *queues_fetch_and_add(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    struct ndpy_remote words = {0};
+    PyObject *given[5];
+
+    if (sort("fetch_and_add", arguments, count, keywords, names_of_add, 3, 5, given) < 0 ||
+        read_operand(given[2], "add", &words.operands[0]) < 0)
+        return NULL;
+    return post_special((WorkQueues *)self, NDPY_FETCH_AND_ADD, given[SGES], given[REMOTE], given[3], given[4], &words);
 }
 
 /* ---- batches ---- */
@@ -499,14 +594,16 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
     struct ndpy_element on_stack[STACK_ELEMENTS], *elements = on_stack;
     struct post post = {0};
     PyObject *record, *triples, *remote, *result = NULL;
-    unsigned long long context;
+    unsigned long long context, operands[2] = {0};
     uint32_t count;
     int refused;
 
-    if (!PyArg_ParseTuple(arguments, "IO!O!KIO", &post.operation, &PyList_Type, &record, &PyList_Type, &triples, &context,
-            &post.flags, &remote))
+    if (!PyArg_ParseTuple(arguments, "IO!O!KIO(IKK)", &post.operation, &PyList_Type, &record, &PyList_Type, &triples,
+            &context, &post.flags, &remote, &post.remote.immediate, &operands[0], &operands[1]))
         return NULL;
     post.context = context;
+    post.remote.operands[0] = operands[0];
+    post.remote.operands[1] = operands[1];
     if (remote != Py_None && read_remote(remote, &post.remote) < 0) return NULL;
     count = (uint32_t)PyList_Size(triples);
     if (count > STACK_ELEMENTS) elements = PyMem_Malloc(count * sizeof *elements);
@@ -605,7 +702,7 @@ static PyMemberDef queues_members[] = {
 };
 
 PyDoc_STRVAR(send_doc,
-    "send($self, sges, *, context=0, flags=0)\n--\n\n"
+    "send($self, sges, *, context=0, flags=0, immediate=None)\n--\n\n"
     "Send a message to the peer's oldest posted receive, and return as soon as it is queued.\n\n"
     "Without INLINE the memory belongs to the adapter until the completion is taken. After the connection has ended the\n"
     "request completes CANCELED.\n\n"
@@ -615,6 +712,8 @@ PyDoc_STRVAR(send_doc,
     "        limits.inline_data_size bytes.\n"
     "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
     "    flags: SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE.\n"
+    "    immediate: 0 to 2**32 - 1, which the peer gets as the `immediate` of its completion, beside the message. None for no\n"
+    "        such number. It needs Capability.IMMEDIATE_DATA.\n"
     "Raises:\n"
     "    NotConnectedError: there was no connection yet.\n"
     "    QueueFullError: no initiator slot is free. Take completions, then try again.\n"
@@ -622,7 +721,8 @@ PyDoc_STRVAR(send_doc,
     "    InvalidFlagsError: a flag is not one of these.\n"
     "    ForeignObjectError: a region belongs to another adapter.\n"
     "    ClosedError: the queue pair or a region is closed.\n"
-    "Source: IND2QueuePair::Send (contract F.3); ibv_post_send(3) with IBV_WR_SEND.\n");
+    "    UnsupportedError: the adapter has no immediate data.\n"
+    "Source: IND2QueuePair::Send (contract F.3); ibv_post_send(3) with IBV_WR_SEND and IBV_WR_SEND_WITH_IMM.\n");
 
 PyDoc_STRVAR(receive_doc,
     "receive($self, sges, *, context=0)\n--\n\n"
@@ -654,18 +754,51 @@ PyDoc_STRVAR(read_doc,
     "Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.\n");
 
 PyDoc_STRVAR(write_doc,
-    "write($self, sges, remote, *, context=0, flags=0)\n--\n\n"
+    "write($self, sges, remote, *, context=0, flags=0, immediate=None)\n--\n\n"
     "Start an RDMA write of `sges` into the first bytes of `remote`, and return as soon as it is queued.\n\n"
-    "The peer takes no part in it and sees no completion.\n\n"
+    "The peer takes no part in it and sees no completion, unless there is immediate data. Then the write ends the peer's\n"
+    "oldest receive, whose memory stays as it is: its completion is a RECEIVE_RDMA_WITH_IMMEDIATE, and comes after the bytes.\n\n"
     "Parameters:\n"
     "    sges: as for send(); at most remote.length bytes in total.\n"
     "    remote: memory of the peer that it has given the right to write.\n"
     "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
-    "    flags: SILENT_SUCCESS, READ_FENCE and INLINE.\n"
+    "    flags: SILENT_SUCCESS, READ_FENCE, INLINE and, with immediate data, SOLICITED.\n"
+    "    immediate: as for send().\n"
     "Raises:\n"
     "    ElementRangeError: there are more bytes than `remote` has.\n"
     "    NotConnectedError, QueueFullError and so on: as for send().\n"
-    "Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE.\n");
+    "Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE and IBV_WR_RDMA_WRITE_WITH_IMM.\n");
+
+PyDoc_STRVAR(compare_and_swap_doc,
+    "compare_and_swap($self, sges, remote, compare, swap, *, context=0, flags=0)\n--\n\n"
+    "Start an atomic operation: read 8 bytes of the peer's memory and, if they are `compare`, write `swap` there.\n\n"
+    "`sges` gets the 8 bytes as they were before, also if they differ from `compare`. They are an integer in host order. Among\n"
+    "the atomic operations of the peer's adapter no other one comes between. Neither do those of the peer's processors and\n"
+    "of its other adapters, if the peer's adapter has Capability.GLOBAL_ATOMICS.\n\n"
+    "Parameters:\n"
+    "    sges: 8 bytes of a region with Access.LOCAL_WRITE.\n"
+    "    remote: memory of a peer that was registered with Access.REMOTE_ATOMIC. The operation is on its first 8 bytes, whose\n"
+    "        address is a multiple of 8.\n"
+    "    compare, swap: integers of 64 bits, signed or unsigned.\n"
+    "    context: 0 to 2**64 - 1; comes back in the Completion.\n"
+    "    flags: SILENT_SUCCESS and READ_FENCE.\n"
+    "Raises:\n"
+    "    UnsupportedError: info.capabilities lacks ATOMICS.\n"
+    "    ElementRangeError: `sges` are not 8 bytes, `remote` has less, or its address is not a multiple of 8.\n"
+    "    AccessViolationError: the region of `sges` has no LOCAL_WRITE.\n"
+    "    LimitExceededError: the connection's outbound read limit is 0. It counts atomic operations too.\n"
+    "    NotConnectedError, QueueFullError and so on: as for send().\n"
+    "Source: ibv_post_send(3) with IBV_WR_ATOMIC_CMP_AND_SWP.\n");
+
+PyDoc_STRVAR(fetch_and_add_doc,
+    "fetch_and_add($self, sges, remote, add, *, context=0, flags=0)\n--\n\n"
+    "Start an atomic operation: add `add` to 8 bytes of the peer's memory. The sum wraps at 2**64.\n\n"
+    "`sges` gets the 8 bytes as they were before.\n\n"
+    "Parameters:\n"
+    "    add: an integer of 64 bits, signed or unsigned.\n"
+    "    sges, remote, context, flags: as for compare_and_swap().\n"
+    "Raises: as for compare_and_swap().\n"
+    "Source: ibv_post_send(3) with IBV_WR_ATOMIC_FETCH_AND_ADD.\n");
 
 PyDoc_STRVAR(post_doc,
     "post($self, batch, /)\n--\n\n"
@@ -688,10 +821,13 @@ static PyMethodDef queues_methods[] = {
     {"receive", FAST(queues_receive), receive_doc},
     {"read", FAST(queues_read), read_doc},
     {"write", FAST(queues_write), write_doc},
+    {"compare_and_swap", FAST(queues_compare_and_swap), compare_and_swap_doc},
+    {"fetch_and_add", FAST(queues_fetch_and_add), fetch_and_add_doc},
     {"post", queues_post, METH_O, post_doc},
     {"_post_elements", queues_post_elements, METH_VARARGS,
-        "_post_elements($self, operation, record, elements, context, flags, remote, /)\n--\n\n"
-        "Post elements, as a list of (address, length, token). record: the list that keeps their memory alive."},
+        "_post_elements($self, operation, record, elements, context, flags, remote, words, /)\n--\n\n"
+        "Post elements, as a list of (address, length, token). record: the list that keeps their memory alive. words: the\n"
+        "immediate data and both operands."},
     {"_attach", queues_attach, METH_VARARGS,
         "_attach($self, provider, native, posted_requests, /)\n--\n\n"
         "Post to this struct ndpy_queue_pair from now on. The addresses are integers."},
@@ -715,14 +851,21 @@ static PyType_Spec queues_spec = {"ndpy._core.WorkQueues", sizeof(WorkQueues), 0
 
 int add_work_queues(PyObject *module)
 {
-    static const char *const names[] = {"sges", "remote", "context", "flags"};
+    static const char *const names[] = {"sges", "remote", "context", "flags", "immediate"};
+    static const char *const operands[] = {"compare", "swap", "add"};
 
     for (int which = 0; which < ARGUMENTS; which++) {
         names_with_remote[which] = interned(names[which]);
         if (!names_with_remote[which]) return -1;
     }
     names_without_remote[0] = names_with_remote[SGES];
-    names_without_remote[1] = names_with_remote[CONTEXT];
-    names_without_remote[2] = names_with_remote[FLAGS];
+    for (int which = CONTEXT; which < ARGUMENTS; which++) names_without_remote[which - 1] = names_with_remote[which];
+    for (int which = 0; which < 2; which++) {
+        names_of_swap[which] = names_of_add[which] = names_with_remote[which];
+        names_of_swap[which + 2] = interned(operands[which]);
+        names_of_swap[which + 4] = names_of_add[which + 3] = names_with_remote[which + CONTEXT];
+    }
+    names_of_add[2] = interned(operands[2]);
+    if (!names_of_swap[2] || !names_of_swap[3] || !names_of_add[2]) return -1;
     return add_type(module, &queues_spec) ? 0 : -1;
 }

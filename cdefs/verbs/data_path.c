@@ -31,8 +31,16 @@ HOT enum ibv_wr_opcode native_opcode(uint32_t operation)
         return IBV_WR_RDMA_READ;
     case NDPY_WRITE:
         return IBV_WR_RDMA_WRITE;
+    case NDPY_COMPARE_AND_SWAP:
+        return IBV_WR_ATOMIC_CMP_AND_SWP;
+    case NDPY_FETCH_AND_ADD:
+        return IBV_WR_ATOMIC_FETCH_AND_ADD;
     case NDPY_SEND_AND_INVALIDATE:
         return IBV_WR_SEND_WITH_INV;
+    case NDPY_SEND_WITH_IMMEDIATE:
+        return IBV_WR_SEND_WITH_IMM;
+    case NDPY_WRITE_WITH_IMMEDIATE:
+        return IBV_WR_RDMA_WRITE_WITH_IMM;
     default:
         return IBV_WR_SEND;
     }
@@ -47,6 +55,18 @@ HOT void *native_elements(void *out, const struct ndpy_element *elements, uint32
     return sge;
 }
 
+APART void special_request(struct ibv_send_wr *wr, uint32_t operation, const struct ndpy_remote *remote)
+{
+    if (is_atomic(operation)) {
+        wr->wr.atomic.remote_addr = remote->address;
+        wr->wr.atomic.compare_add = remote->operands[0];
+        wr->wr.atomic.swap = remote->operands[1];
+        wr->wr.atomic.rkey = remote->token;
+    } else if (operation != NDPY_SEND_AND_INVALIDATE) {
+        wr->imm_data = htonl(remote->immediate);
+    }
+}
+
 HOT void native_data_request(
     void *request, uint32_t operation, void *elements, uint32_t count, const struct ndpy_remote *remote)
 {
@@ -58,6 +78,8 @@ HOT void native_data_request(
     out->wr.wr.rdma.remote_addr = remote->address;
     out->wr.wr.rdma.rkey = remote->token;
     out->wr.invalidate_rkey = remote->token;
+    if (operation > NDPY_WRITE)
+        special_request(&out->wr, operation, remote);
 }
 
 HOT unsigned int native_flags(const struct ndpy_queue_pair *qp, const struct ndpy_slot *slot, int signaled)

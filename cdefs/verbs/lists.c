@@ -50,6 +50,12 @@ static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_lis
         if (elements[i].token > LARGEST_TOKEN)
             return NDPY_BAD_TOKEN;
     }
+    if (request->operation > NDPY_WRITE) {
+        int refused = check_special(qp, request->operation, request->flags, elements, request->count, &request->remote);
+
+        if (refused)
+            return refused;
+    }
     if (request->flags & ~(uint32_t)(receives ? NDPY_UNWRITABLE : allowed_flags[request->operation]))
         return NDPY_BAD_FLAGS;
     if (request->count > (receives ? qp->max_receive_sge : qp->max_initiator_sge))
@@ -105,7 +111,7 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         slot->ring = ring;
         slot->context = request->context;
         slot->sequence = i;
-        slot->operation = (uint16_t)request->operation;
+        slot->operation = (uint16_t)completes_as(request->operation);
         slot->flags = (uint16_t)(request->flags | NDPY_LISTED);
         native_elements(native, elements + request->first, request->count);
         if (receives) {
@@ -115,10 +121,8 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         /* A request that is signaled for nobody ends the silent ones before it. */
         signaled = !(request->flags & NDPY_SILENT_SUCCESS) || i == count - 1 || 2 * (silent_run + 1) >= ring->depth;
         silent_run = signaled ? 0 : silent_run + 1;
-        list->has_reads |= request->operation == NDPY_READ;
+        list->has_reads |= request->operation == NDPY_READ || is_atomic(request->operation);
         make_send((struct ibv_send_wr *)list->requests + i, qp, slot, request, native, signaled);
-        if (request->operation == NDPY_SEND_AND_INVALIDATE)
-            slot->operation = NDPY_SEND;
     }
     if (receives)
         ((struct ibv_recv_wr *)list->requests)[count - 1].next = NULL;

@@ -244,6 +244,8 @@ def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
         found |= Capability.SHARED_RECEIVE_QUEUES
     if attributes.atomic_cap != lib.IBV_ATOMIC_NONE:
         found |= Capability.ATOMICS
+        if attributes.atomic_cap == lib.IBV_ATOMIC_GLOB:
+            found |= Capability.GLOBAL_ATOMICS
     if iwarp and Quirk.IWARP_READ_SINK_NEEDS_REMOTE_WRITE.value.is_of(driver, "iWARP"):
         found |= Capability.READ_SINK_REQUIRED
     if iwarp and not Quirk.IWARP_UP_AT_THE_REPLY.value.is_of(driver, "iWARP"):
@@ -252,6 +254,7 @@ def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
         return found
     return (
         found
+        | Capability.IMMEDIATE_DATA
         | Capability.IN_ORDER_DMA
         | Capability.REFUSE_OFFER
         | Capability.RESIZE_COMPLETION_QUEUE

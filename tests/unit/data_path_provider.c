@@ -16,6 +16,7 @@ struct sent {
     uint64_t bind_length;
     uint64_t window;
     uint64_t region;
+    uint64_t operands[2];
     uint32_t opcode;
     uint32_t flags;
     uint32_t elements;
@@ -78,6 +79,11 @@ static void note_send(const struct ibv_send_wr *wr)
         sent.bind_address = wr->bind_mw.bind_info.addr;
         sent.bind_length = wr->bind_mw.bind_info.length;
         sent.bind_access = wr->bind_mw.bind_info.mw_access_flags;
+    } else if (wr->opcode == IBV_WR_ATOMIC_CMP_AND_SWP || wr->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
+        sent.remote_address = wr->wr.atomic.remote_addr;
+        sent.remote_key = wr->wr.atomic.rkey;
+        sent.operands[0] = wr->wr.atomic.compare_add;
+        sent.operands[1] = wr->wr.atomic.swap;
     } else {
         sent.remote_address = wr->wr.rdma.remote_addr;
         sent.remote_key = wr->wr.rdma.rkey;

@@ -23,7 +23,8 @@ from ndpy.verbs.native_calls import ffi, lib
 SOURCE = Path(__file__).with_name("data_path_provider.c")
 
 # enum ibv_wr_opcode, ibv_send_flags, ibv_wc_opcode, ibv_wc_flags
-WR_WRITE, WR_SEND, WR_READ, WR_LOCAL_INV, WR_BIND_MW, WR_SEND_WITH_INV = 0, 2, 4, 7, 8, 9
+WR_WRITE, WR_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_READ, WR_COMPARE_AND_SWAP, WR_FETCH_AND_ADD = range(7)
+WR_LOCAL_INV, WR_BIND_MW, WR_SEND_WITH_INV = 7, 8, 9
 FENCE, SIGNALED, SOLICITED, INLINE = 1, 2, 4, 8
 WC_SEND, WC_RECV = 0, 128
 WC_GRH, WC_IP_CSUM_OK, WC_WITH_INV = 1, 4, 8
@@ -33,14 +34,24 @@ DEPTH = 8
 CONTEXT = 0x1122334455667788
 MAX_LENGTH = 1000
 INLINE_SIZE = 64
+ATOMIC_OPERATIONS = (lib.NDPY_COMPARE_AND_SWAP, lib.NDPY_FETCH_AND_ADD)
+SPECIAL_OPERATIONS = (
+    *ATOMIC_OPERATIONS,
+    lib.NDPY_SEND_AND_INVALIDATE,
+    lib.NDPY_SEND_WITH_IMMEDIATE,
+    lib.NDPY_WRITE_WITH_IMMEDIATE,
+)
 EVERY_OPERATION = (
     lib.NDPY_SEND,
     lib.NDPY_READ,
     lib.NDPY_WRITE,
-    lib.NDPY_SEND_AND_INVALIDATE,
+    *SPECIAL_OPERATIONS,
     lib.NDPY_BIND,
     lib.NDPY_INVALIDATE,
 )
+OFFERED = sum(1 << operation for operation in SPECIAL_OPERATIONS)
+IMMEDIATE = 0x81020304
+OPERANDS = (0x1020304050607080, 0xFFEEDDCCBBAA9988)
 
 
 class Sent(ctypes.Structure):
@@ -51,6 +62,7 @@ class Sent(ctypes.Structure):
             (name, ctypes.c_uint64)
             for name in ["id", "address", "remote_address", "bind_address", "bind_length", "window", "region"]
         ),
+        ("operands", ctypes.c_uint64 * 2),
         *(
             (name, ctypes.c_uint32)
             for name in [
@@ -101,6 +113,7 @@ class Provider:
             self.native("queue_pair"), number, depth, depth + 1, 3, 2, INLINE_SIZE, MAX_LENGTH
         )
         self.keep(made, lib.ndpy_queue_pair_free)
+        lib.ndpy_queue_pair_offer(made, OFFERED)
         lib.ndpy_queue_pair_set_connection(made, lib.NDPY_CONNECTED if connection is None else connection)
         return made
 
@@ -167,11 +180,14 @@ def elements(*lengths: int) -> Any:
 
 
 def remote(address: int, token: int) -> Any:
-    return ffi.new("struct ndpy_remote *", {"address": address, "token": token})
+    words = {"immediate": IMMEDIATE, "operands": OPERANDS}
+    return ffi.new("struct ndpy_remote *", {"address": address, "token": token, **words})
 
 
-def post(qp: Any, operation: int, *lengths: int, flags: int = 0, context: int = CONTEXT) -> int:
-    return int(lib.ndpy_post(qp, operation, flags, context, elements(*lengths), len(lengths), remote(0xABCDEF, 0x99)))
+def post(
+    qp: Any, operation: int, *lengths: int, flags: int = 0, context: int = CONTEXT, address: int = 0xABCDE8
+) -> int:
+    return int(lib.ndpy_post(qp, operation, flags, context, elements(*lengths), len(lengths), remote(address, 0x99)))
 
 
 def bind(qp: Any, flags: int = 0, length: int = 5000) -> int:
@@ -184,7 +200,7 @@ def post_any(qp: Any, operation: int, flags: int = 0) -> int:
         return bind(qp, flags)
     if operation == lib.NDPY_INVALIDATE:
         return int(lib.ndpy_post_invalidate(qp, flags, CONTEXT, 0x77))
-    return post(qp, operation, 1, flags=flags)
+    return post(qp, operation, 8, flags=flags)
 
 
 def silent(qp: Any, times: int) -> None:

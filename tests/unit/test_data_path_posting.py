@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import sys
 from random import Random
 
@@ -13,23 +14,32 @@ if sys.platform != "linux":
 
 
 from data_path_provider import (
+    ATOMIC_OPERATIONS,
     CONTEXT,
     DEPTH,
     EVERY_OPERATION,
     FENCE,
+    IMMEDIATE,
     INLINE,
     INLINE_SIZE,
     MAX_LENGTH,
+    OFFERED,
+    OPERANDS,
     SIGNALED,
     SOLICITED,
+    SPECIAL_OPERATIONS,
     WC_RECV,
     WC_SEND,
     WR_BIND_MW,
+    WR_COMPARE_AND_SWAP,
+    WR_FETCH_AND_ADD,
     WR_LOCAL_INV,
     WR_READ,
     WR_SEND,
+    WR_SEND_WITH_IMM,
     WR_SEND_WITH_INV,
     WR_WRITE,
+    WR_WRITE_WITH_IMM,
     bind,
     elements,
     in_flight,
@@ -42,15 +52,17 @@ from ndpy.verbs.native_calls import lib
 
 
 @pytest.mark.parametrize(
-    ("operation", "opcode"),
+    ("operation", "opcode", "completes_as"),
     [
-        (lib.NDPY_SEND, WR_SEND),
-        (lib.NDPY_READ, WR_READ),
-        (lib.NDPY_WRITE, WR_WRITE),
-        (lib.NDPY_SEND_AND_INVALIDATE, WR_SEND_WITH_INV),
+        (lib.NDPY_SEND, WR_SEND, lib.NDPY_SEND),
+        (lib.NDPY_READ, WR_READ, lib.NDPY_READ),
+        (lib.NDPY_WRITE, WR_WRITE, lib.NDPY_WRITE),
+        (lib.NDPY_SEND_AND_INVALIDATE, WR_SEND_WITH_INV, lib.NDPY_SEND),
+        (lib.NDPY_SEND_WITH_IMMEDIATE, WR_SEND_WITH_IMM, lib.NDPY_SEND),
+        (lib.NDPY_WRITE_WITH_IMMEDIATE, WR_WRITE_WITH_IMM, lib.NDPY_WRITE),
     ],
 )
-def test_a_request_reaches_the_provider_as_it_was_posted(provider, operation, opcode):
+def test_a_request_reaches_the_provider_as_it_was_posted(provider, operation, opcode, completes_as):
     qp = provider.queue_pair()
     assert post(qp, operation, 10, 20) == 0
     sent = provider.sent
@@ -62,14 +74,51 @@ def test_a_request_reaches_the_provider_as_it_was_posted(provider, operation, op
         10,
         7,
     )
-    if operation in (lib.NDPY_READ, lib.NDPY_WRITE):
-        assert (sent.remote_address, sent.remote_key) == (0xABCDEF, 0x99)
+    if operation in (lib.NDPY_READ, lib.NDPY_WRITE, lib.NDPY_WRITE_WITH_IMMEDIATE):
+        assert (sent.remote_address, sent.remote_key) == (0xABCDE8, 0x99)
+    if operation in (lib.NDPY_SEND_WITH_IMMEDIATE, lib.NDPY_WRITE_WITH_IMMEDIATE):
+        assert socket.ntohl(sent.invalidated_key) == IMMEDIATE
     if operation == lib.NDPY_SEND_AND_INVALIDATE:
         assert sent.invalidated_key == 0x99
     provider.complete(opcode=WC_SEND)
     (completion,) = provider.poll()
-    expected = lib.NDPY_SEND if operation == lib.NDPY_SEND_AND_INVALIDATE else operation
-    assert (completion.context, completion.nbytes, completion.operation) == (CONTEXT, 30, expected)
+    assert (completion.context, completion.nbytes, completion.operation) == (CONTEXT, 30, completes_as)
+
+
+@pytest.mark.parametrize(
+    ("operation", "opcode"),
+    [(lib.NDPY_COMPARE_AND_SWAP, WR_COMPARE_AND_SWAP), (lib.NDPY_FETCH_AND_ADD, WR_FETCH_AND_ADD)],
+)
+def test_an_atomic_operation_reaches_the_provider_as_it_was_posted(provider, operation, opcode):
+    qp = provider.queue_pair()
+    assert post(qp, operation, 8) == 0
+    sent = provider.sent
+    assert (sent.opcode, sent.flags, sent.elements, sent.address, sent.length) == (opcode, SIGNALED, 1, 0x1000, 8)
+    assert (sent.remote_address, sent.remote_key, tuple(sent.operands)) == (0xABCDE8, 0x99, OPERANDS)
+    provider.complete()
+    (completion,) = provider.poll()
+    assert (completion.context, completion.nbytes, completion.operation) == (CONTEXT, 8, operation)
+
+
+@pytest.mark.parametrize("operation", ATOMIC_OPERATIONS)
+def test_an_atomic_operation_is_on_eight_aligned_bytes(provider, operation):
+    qp = provider.queue_pair()
+    for lengths in ((), (7,), (9,), (16,), (4, 4), (8, 0), (8, 8)):
+        assert post(qp, operation, *lengths) == lib.NDPY_NOT_ATOMIC
+    for place in range(1, 8):
+        assert post(qp, operation, 8, address=0xABCDE8 + place) == lib.NDPY_UNALIGNED
+    assert post(qp, operation, 8, flags=lib.NDPY_UNWRITABLE) == lib.NDPY_NOT_WRITABLE
+    assert (in_flight(qp), provider.sent.posted) == (0, 0)
+
+
+def test_an_operation_that_is_not_offered_is_refused(provider):
+    qp = provider.queue_pair()
+    for left_out in SPECIAL_OPERATIONS:
+        lib.ndpy_queue_pair_offer(qp, OFFERED & ~(1 << left_out))
+        for operation in EVERY_OPERATION:
+            assert post_any(qp, operation) == (lib.NDPY_UNSUPPORTED if operation == left_out else 0)
+            provider.complete()
+            provider.poll()
 
 
 def test_binding_and_invalidating_reach_the_provider_as_they_were_posted(provider):
@@ -105,7 +154,8 @@ def test_each_flag_has_its_native_one(provider, flag, native):
 @pytest.mark.parametrize("operation", EVERY_OPERATION)
 def test_an_operation_takes_its_own_flags_and_refuses_the_others(provider, operation):
     allowed = lib.NDPY_SILENT_SUCCESS | lib.NDPY_READ_FENCE
-    if operation in (lib.NDPY_SEND, lib.NDPY_SEND_AND_INVALIDATE):
+    sends = (lib.NDPY_SEND, lib.NDPY_SEND_AND_INVALIDATE, lib.NDPY_SEND_WITH_IMMEDIATE, lib.NDPY_WRITE_WITH_IMMEDIATE)
+    if operation in sends:
         allowed |= lib.NDPY_SOLICITED | lib.NDPY_INLINE
     elif operation == lib.NDPY_WRITE:
         allowed |= lib.NDPY_INLINE
@@ -113,11 +163,13 @@ def test_an_operation_takes_its_own_flags_and_refuses_the_others(provider, opera
         allowed |= lib.NDPY_MARKER
     qp = provider.queue_pair(depth=64)
     for flag in (1 << bit for bit in range(32)):
+        if flag == lib.NDPY_UNWRITABLE and operation in ATOMIC_OPERATIONS:
+            continue
         assert post_any(qp, operation, flag) == (0 if flag & allowed else lib.NDPY_BAD_FLAGS), hex(flag)
 
 
 def test_where_all_is_fenced_only_reads_are_not(provider):
-    qp = provider.queue_pair()
+    qp = provider.queue_pair(depth=16)
     lib.ndpy_queue_pair_fence_all(qp)
     for operation in EVERY_OPERATION:
         assert post_any(qp, operation) == 0
@@ -142,7 +194,16 @@ def test_the_length_of_all_elements_is_limited(provider, operation):
     assert provider.sent.posted == 1
 
 
-@pytest.mark.parametrize("operation", [lib.NDPY_SEND, lib.NDPY_WRITE, lib.NDPY_SEND_AND_INVALIDATE])
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lib.NDPY_SEND,
+        lib.NDPY_WRITE,
+        lib.NDPY_SEND_AND_INVALIDATE,
+        lib.NDPY_SEND_WITH_IMMEDIATE,
+        lib.NDPY_WRITE_WITH_IMMEDIATE,
+    ],
+)
 def test_the_length_of_inline_data_is_limited(provider, operation):
     qp = provider.queue_pair()
     assert post(qp, operation, INLINE_SIZE - 10, 10, flags=lib.NDPY_INLINE) == 0
@@ -151,7 +212,7 @@ def test_the_length_of_inline_data_is_limited(provider, operation):
 
 
 def test_before_a_connection_only_receives_are_taken(provider):
-    qp = provider.queue_pair(connection=lib.NDPY_NEVER_CONNECTED)
+    qp = provider.queue_pair(depth=16, connection=lib.NDPY_NEVER_CONNECTED)
     for operation in EVERY_OPERATION:
         assert post_any(qp, operation) == lib.NDPY_NOT_CONNECTED
     assert post(qp, lib.NDPY_RECEIVE, 1) == 0
@@ -161,10 +222,11 @@ def test_before_a_connection_only_receives_are_taken(provider):
 
 
 def test_a_peer_that_serves_no_reads_gets_none(provider):
-    qp = provider.queue_pair()
+    qp = provider.queue_pair(depth=16)
     lib.ndpy_queue_pair_refuse_reads(qp)
     for operation in EVERY_OPERATION:
-        assert post_any(qp, operation) == (lib.NDPY_NO_READS if operation == lib.NDPY_READ else 0)
+        is_read = operation == lib.NDPY_READ or operation in ATOMIC_OPERATIONS
+        assert post_any(qp, operation) == (lib.NDPY_NO_READS if is_read else 0)
 
 
 @pytest.mark.parametrize("depth", [1, 2, DEPTH])

@@ -83,7 +83,8 @@ class Queues(WorkQueues):
         return ndpy.errors.from_errno(operation, number)
 
     def _require_same_adapter(self, other: Any, what: str) -> None:
-        raise ndpy.ForeignObjectError(what)
+        if other._adapter is not self._adapter:
+            raise ndpy.ForeignObjectError(what)
 
     def _release(self) -> None:
         pass

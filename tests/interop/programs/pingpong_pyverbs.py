@@ -35,17 +35,20 @@ class _Half:
 
 
 class End:
+    #: The rights of the peer.
+    access = e.IBV_ACCESS_LOCAL_WRITE
+
     def __init__(self, options):
         self._gid_index = options.gid
         self._context = Context(name=options.device)
         pd = PD(self._context)
         self._queue = CQ(self._context, 8)
-        self._region = MR(pd, 2 * options.size, e.IBV_ACCESS_LOCAL_WRITE)
+        self._region = MR(pd, 2 * options.size, self.access)
         cap = QPCap(max_send_wr=2, max_recv_wr=2, max_send_sge=1, max_recv_sge=1)
         made = QPInitAttr(qp_type=e.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=cap, sq_sig_all=1)
         self._queue_pair = QP(pd, made)
         attributes = QPAttr(port_num=PORT)
-        attributes.qp_access_flags = e.IBV_ACCESS_LOCAL_WRITE
+        attributes.qp_access_flags = self.access
         self._queue_pair.to_init(attributes)
         self.number, self.psn = self._queue_pair.qp_num, PSN
         self.gid = bytes.fromhex(self._context.query_gid(PORT, options.gid).gid.replace(":", ""))
@@ -58,7 +61,7 @@ class End:
         route = GlobalRoute(dgid=GID(":".join(gid[at : at + 2].hex() for at in range(0, 16, 2))), hop_limit=64)
         route.sgid_index = self._gid_index
         attributes = QPAttr(port_num=PORT)
-        attributes.qp_access_flags = e.IBV_ACCESS_LOCAL_WRITE
+        attributes.qp_access_flags = self.access
         attributes.path_mtu = e.IBV_MTU_1024
         attributes.dest_qp_num, attributes.rq_psn, attributes.sq_psn = number, psn, PSN
         attributes.max_rd_atomic = attributes.max_dest_rd_atomic = 1
@@ -76,13 +79,18 @@ class End:
             SendWR(opcode=e.IBV_WR_SEND, num_sge=1, sg=[self._out], send_flags=e.IBV_SEND_SIGNALED)
         )
 
-    def finish(self):
+    def take(self):
+        """The next completion."""
         deadline = time.monotonic() + pingpong_line.LIMIT_S
         while not (taken := self._queue.poll())[0]:
             if time.monotonic() > deadline:
                 raise SystemExit("nothing completed")
-        if taken[1][0].status != e.IBV_WC_SUCCESS:
-            raise SystemExit(f"a request failed: {taken[1][0]}")
+        return taken[1][0]
+
+    def finish(self):
+        completion = self.take()
+        if completion.status != e.IBV_WC_SUCCESS:
+            raise SystemExit(f"a request failed: {completion}")
 
 
 if __name__ == "__main__":
