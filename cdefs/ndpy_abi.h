@@ -122,6 +122,8 @@ void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
 void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations);
 /* Refuse to post reads and atomic operations, because the peer does not serve them. */
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
+/* The queue pair is as if it was new. All of its requests have ended. */
+void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp);
 /* Silent requests that succeeded leave no trace until a later completion. So in the error state, post a request that
    the provider flushes behind them. Returns whether it was posted. It takes a place in the initiator queue. */
 int ndpy_post_marker(struct ndpy_queue_pair *qp);

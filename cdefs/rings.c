@@ -82,6 +82,18 @@ void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations)
     qp->offered = operations;
 }
 
+void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp)
+{
+    struct ndpy_ring *rings[2] = {qp->initiator, qp->receive};
+
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&rings[i]->failed, 0);
+        rings[i]->silent_run = 0;
+    }
+    qp->refuses_reads = 0;
+    atomic_store(&qp->connection, NDPY_NEVER_CONNECTED);
+}
+
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
 {
     qp->refuses_reads = 1;

@@ -1,7 +1,8 @@
-"""Speaks the protocol of ibv_rc_pingpong. The other end may be ibv_rc_pingpong of ibverbs-utils.
+"""Speaks the protocol of ibv_rc_pingpong. The other end may be ibv_rc_pingpong of ibverbs-utils, or ibv_uc_pingpong.
 
     python rc_pingpong.py                       ibv_rc_pingpong -g 1 192.0.2.1
     ibv_rc_pingpong -g 1                        python rc_pingpong.py 192.0.2.1
+    ibv_uc_pingpong -g 1                        python rc_pingpong.py -t UC 192.0.2.1
 
 It uses no connection manager. The ends exchange the addresses of their queue pairs over TCP (port 18515):
 
@@ -112,7 +113,7 @@ def run(adapter, args):
         out_region = stack.enter_context(adapter.register(outbox, ndpy.Access.NONE))
         received = stack.enter_context(adapter.create_completion_queue(RECEIVES_AT_ONCE + 1))
         sent = stack.enter_context(adapter.create_completion_queue(2))
-        queue_pair = stack.enter_context(adapter.create_queue_pair(received, sent))
+        queue_pair = stack.enter_context(adapter.create_queue_pair(received, sent, type=ndpy.QueuePairType[args.type]))
         queue_pair.receive(in_region)
 
         try:
@@ -166,6 +167,13 @@ def main():
         "-n", dest="iterations", type=int, default=1000, help="number of messages; default: %(default)s"
     )
     parser.add_argument("-m", dest="mtu", type=int, choices=(256, 512, 1024, 2048, 4096), default=1024, help="path MTU")
+    parser.add_argument(
+        "-t",
+        dest="type",
+        choices=[kind.name for kind in ndpy.QueuePairType],
+        default="RC",
+        help="type of the queue pairs, on both sides; default: %(default)s",
+    )
     parser.add_argument("-g", dest="gid_index", type=int, help="GID index; default: the best GID by rank")
     parser.add_argument(
         "-c", dest="check", action="store_true", help="server: check the marks of a client that also has -c"

@@ -40,6 +40,7 @@ from ndpy.errors import (
     ProviderError,
     ProviderNotFoundError,
     QueueFullError,
+    QueuePairAttributesError,
     UnsupportedError,
 )
 from ndpy.errors import ConnectionAbortedError as ConnectionAbortedError
@@ -54,6 +55,14 @@ from ndpy.pending import Pending
 from ndpy.platforms import list_adapters, open_adapter
 from ndpy.poller import Poller
 from ndpy.queue_pair import QueuePair
+from ndpy.queue_pair_attributes import (
+    AddressVector,
+    AlternatePath,
+    PathMigration,
+    QueuePairAttributes,
+    QueuePairState,
+    QueuePairType,
+)
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.work_queues import QueuePairLimits
 
@@ -96,6 +105,8 @@ __all__ = [
     "AdapterNotFoundError",
     "AddressInUseError",
     "AddressUnreachableError",
+    "AddressVector",
+    "AlternatePath",
     "Batch",
     "Buffer",
     "CacheStats",
@@ -129,6 +140,7 @@ __all__ = [
     "Notify",
     "Operation",
     "PathInfo",
+    "PathMigration",
     "Pending",
     "Poller",
     "PortInfo",
@@ -136,7 +148,11 @@ __all__ = [
     "ProviderNotFoundError",
     "QueueFullError",
     "QueuePair",
+    "QueuePairAttributes",
+    "QueuePairAttributesError",
     "QueuePairLimits",
+    "QueuePairState",
+    "QueuePairType",
     "ReadLimits",
     "RegistrationCache",
     "RemoteMemory",

@@ -25,6 +25,7 @@ from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, buffer_range, is_written
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair
+from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Orphans, Resource, _serials, busy, prevent_close
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.work_queues import QueuePairLimits
@@ -304,6 +305,7 @@ class Adapter(_core.Adapter, Resource):
         max_initiator_sge: int = 1,
         inline_data_size: int = 0,
         srq: SharedReceiveQueue | None = None,
+        type: QueuePairType = QueuePairType.RC,
     ) -> QueuePair:
         """Make a queue pair. It is not connected yet.
 
@@ -313,8 +315,10 @@ class Adapter(_core.Adapter, Resource):
             receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: 0 to the
                 limit of that name in info.
             srq: a shared receive queue. Then the queue pair has no receive queue of its own.
+            type: its transport service, for all of its life.
         Raises:
             LimitExceededError: a value is out of range.
+            UnsupportedError: the adapter has no queue pairs of this type.
             ForeignObjectError: a queue belongs to another adapter.
             InsufficientResourcesError: the adapter or the system has no room for it.
         Source: IND2Adapter::CreateQueuePair (contract F.1); rdma_create_qp(3), ibv_create_qp(3).
@@ -326,6 +330,10 @@ class Adapter(_core.Adapter, Resource):
         if srq is not None:
             self._require_same_adapter(srq, "the shared receive queue")
         info = self.info
+        if type is not QueuePairType.RC and Capability.UNRELIABLE_CONNECTIONS not in info.capabilities:
+            raise errors.UnsupportedError(
+                f"{info.name} has no queue pairs of type {type.name}", operation="create queue pair"
+            )
         self._limit("receive_queue_depth", receive_queue_depth, info.max_receive_queue_depth, least=0)
         self._limit("initiator_queue_depth", initiator_queue_depth, info.max_initiator_queue_depth, least=0)
         self._limit("max_receive_sge", max_receive_sge, info.max_receive_sge, least=0)
@@ -339,7 +347,7 @@ class Adapter(_core.Adapter, Resource):
             inline_data_size,
         )
         with prevent_close(receive_cq, initiator_cq, srq):
-            return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq)
+            return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq, type)
 
     def create_connector(self) -> Connector:
         """Make a connector, which connects a queue pair of this side to a listener.

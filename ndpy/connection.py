@@ -27,6 +27,7 @@ from ndpy.connection_parameters import (
 from ndpy.connection_states import CALLS, TRANSITIONS, Event, State
 from ndpy.flags import Capability
 from ndpy.pending import Pending, wait_or_cancel
+from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Resource
 
 if TYPE_CHECKING:
@@ -596,6 +597,11 @@ class Connector(Resource):
         self._require_same_adapter(queue_pair, "the queue pair")
         with queue_pair._lock:
             queue_pair._check()
+            if queue_pair.type is not QueuePairType.RC:
+                raise errors.UnsupportedError(
+                    f"a connector connects queue pairs of type RC, not {queue_pair.type.name}; use connect_endpoint()",
+                    operation="connect",
+                )
             if queue_pair.connector is not None or not queue_pair._never_connected or queue_pair._ended:
                 raise errors.ConnectionActiveError(
                     "the queue pair is or was connected; a queue pair has one connection in its life",

@@ -37,6 +37,10 @@ class ElementRangeError(NdpyError, IndexError):
     """A scatter/gather element or a remote range is outside its memory."""
 
 
+class QueuePairAttributesError(NdpyError, ValueError):
+    """A queue pair in this state does not take these attributes, or needs others."""
+
+
 class InvalidFlagsError(NdpyError, ValueError):
     """The operation does not have these flags."""
 

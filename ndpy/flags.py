@@ -17,6 +17,8 @@ class Capability(enum.Flag):
         ATOMICS: compare_and_swap() and fetch_and_add() work, and regions take Access.REMOTE_ATOMIC.
         GLOBAL_ATOMICS: these operations are atomic also with the host's processors and its other adapters.
         IMMEDIATE_DATA: send() and write() take `immediate`.
+        UNRELIABLE_CONNECTIONS: create_queue_pair() takes QueuePairType.UC.
+        MODIFY: QueuePair.modify() and query() work, and so do local_endpoint() and connect_endpoint().
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
         REFUSE_OFFER: a client can withdraw its request, and can refuse the connection after the server accepted it.
@@ -54,6 +56,8 @@ class Capability(enum.Flag):
     RETRY_POLICY = enum.auto()
     GLOBAL_ATOMICS = enum.auto()
     IMMEDIATE_DATA = enum.auto()
+    UNRELIABLE_CONNECTIONS = enum.auto()
+    MODIFY = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

@@ -13,6 +13,7 @@ from ndpy.completion_queue import CompletionQueue
 from ndpy.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
 from ndpy.flags import Access, Capability, Flags, Operation, Status
 from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
+from ndpy.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType, check_change
 from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import BAD_FLAGS, MARKER, QueuePairLimits, WorkQueues
 
@@ -33,7 +34,7 @@ _REVOKE_S = 5.0
 
 
 class QueuePair(WorkQueues):
-    """One end of a reliable connection, made by Adapter.create_queue_pair().
+    """One end of a connection, made by Adapter.create_queue_pair().
 
     A call that posts a request queues it and returns at once. A Completion with the same context reports its end.
     Completions come in the order of posting. A posted request keeps its regions and their buffers alive until it ends,
@@ -42,6 +43,7 @@ class QueuePair(WorkQueues):
     Attributes:
         connector: the connector that it is connected through, or None.
         limits: the depths and sizes that it was created with. See QueuePairLimits.
+        type: its transport service, a QueuePairType.
         srq: the shared receive queue that it takes its receives from, or None.
         receive_cq, initiator_cq: the completion queues of its receives and of its other requests.
         context: free for the program.
@@ -70,8 +72,10 @@ class QueuePair(WorkQueues):
         initiator_cq: CompletionQueue,
         limits: QueuePairLimits,
         srq: SharedReceiveQueue | None,
+        type: QueuePairType = QueuePairType.RC,
     ) -> None:
         super().__init__(adapter, limits, srq)
+        self.type = type
         self.receive_cq = receive_cq
         self.initiator_cq = initiator_cq
         self.context: Any = None
@@ -84,6 +88,8 @@ class QueuePair(WorkQueues):
         self._local: Endpoint | None = None
         self._path: tuple[Endpoint, Endpoint] | None = None
         self._endpoint_limits: ReadLimits | None = None
+        #: What modify() has set since the last RESET.
+        self._by_hand: dict[str, Any] = {}
         self._bindings: set[Binding] = set()
         #: Their _on_queue_pair_closing() is called before the close, and _on_connection_ended() when the connection ends.
         self._dependants: SharedWeakSet[Any] = SharedWeakSet()
@@ -179,7 +185,7 @@ class QueuePair(WorkQueues):
             self._check()
             if self._never_connected:
                 raise errors.NotConnectedError("the queue pair has no connection", operation="retry")
-            if Capability.RETRY_POLICY not in self._adapter.info.capabilities:
+            if Capability.RETRY_POLICY not in self._adapter.info.capabilities or self.type is not QueuePairType.RC:
                 return RetryPolicy()
             return self._native_retry()
 
@@ -576,8 +582,15 @@ class QueuePair(WorkQueues):
         """
         self._require_endpoints("connect_endpoint")
         self._require_unused()
+        if retry is not None and self.type is not QueuePairType.RC:
+            raise errors.UnsupportedError(
+                f"a queue pair of type {self.type.name} does not try again, so it has no RetryPolicy",
+                operation="connect_endpoint",
+            )
         local = self._local or self.local_endpoint()
         limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
+        if self.type is not QueuePairType.RC:
+            limits = ReadLimits(0, 0)
         if remote.inbound_read_limit is not None:
             limits = limits._replace(outbound=min(limits.outbound, remote.inbound_read_limit))
         with self._lock:
@@ -586,6 +599,96 @@ class QueuePair(WorkQueues):
             self._native_connect_endpoint(local, remote, limits, retry or RetryPolicy())
             self._path, self._endpoint_limits = (local, remote), limits
             self._set_connected()
+
+    # ---- by hand ----
+
+    def modify(self, **attributes: Any) -> None:
+        """Set attributes of the queue pair by hand, and change its state.
+
+        The queue pair is in the state INIT when it is made. A program that connects it by hand makes it ready to receive (RTR)
+        and then to send (RTS), on both sides. It takes either this way, or connect_endpoint(), or a connector. A queue pair of
+        a connector can be modified between RTS and SQD, and to ERROR.
+
+        Parameters:
+            attributes: those of QueuePairAttributes, by name. Which ones a change of state needs and takes depends on the type
+                of the queue pair. CHANGES in ndpy/queue_pair_attributes.py has the table. For RTS, the defaults of
+                connect_endpoint() are good values.
+        Raises:
+            QueuePairAttributesError: an attribute is missing, or one is too many; the message names them. Or there is no such
+                change of state.
+            ValueError, TypeError: a value is out of range, or of a wrong type.
+            UnsupportedError: info.capabilities lacks MODIFY.
+            ConnectionActiveError: a connector has the queue pair.
+            DeviceBusyError: RESET, while windows are bound to the queue pair.
+            ProviderError: the adapter refused the values.
+        After RESET the queue pair is as if it was new, and its outstanding requests complete CANCELED. After ERROR they do so
+        too, and later requests as well.
+        Source: ibv_modify_qp(3).
+        """
+        given = QueuePairAttributes(**attributes).given()
+        self._require_modify("modify")
+        with self._lock:
+            self._check()
+            present = self._native_state()
+            check_change(self.type, present, given)
+            state = given.get("state", present)
+            if (
+                self.connector is not None
+                and state is not QueuePairState.ERROR
+                and not (self._never_connected is False and state in (QueuePairState.RTS, QueuePairState.SQD))
+            ):
+                raise errors.ConnectionActiveError("a connector has the queue pair", operation="modify")
+            cancelled = self._change(state, given)
+        if cancelled:
+            self._wake_queues()
+
+    def _change(self, state: QueuePairState, given: dict[str, Any]) -> bool:
+        """Do modify(), under the lock. Returns whether completions were added of which the provider does not notify."""
+        if state is QueuePairState.ERROR:
+            self._never_connected = False
+            cancelled = self._native_flush()
+            self._set_ended()
+            return cancelled
+        if state is QueuePairState.RESET:
+            if self._bindings:
+                raise errors.DeviceBusyError(
+                    f"{len(self._bindings)} windows are bound to the queue pair; invalidate or close them first",
+                    operation="modify",
+                )
+            self._native_reset()
+            self._never_connected, self._ended, self.failure = True, False, ""
+            self._local = self._path = self._endpoint_limits = None
+            self._by_hand = {}
+            self._posted_requests.failed = False
+            self._lib.ndpy_queue_pair_restart(self._native)
+            return True
+        self._native_modify(given)
+        self._by_hand |= given
+        if state is QueuePairState.RTS and self._never_connected:
+            limits = [self._by_hand.get(f"{side}_read_limit", 0) for side in ("inbound", "outbound")]
+            self._endpoint_limits = ReadLimits(*limits)
+            self._set_connected()
+        return False
+
+    def query(self) -> QueuePairAttributes:
+        """The attributes that the queue pair has now, as the adapter tells them. Those that it does not tell are None.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks MODIFY.
+        Source: ibv_query_qp(3).
+        """
+        self._require_modify("query")
+        with self._lock:
+            self._check()
+            return self._native_query()
+
+    def _require_modify(self, operation: str) -> None:
+        self._check()
+        if Capability.MODIFY not in self._adapter.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self._adapter.info.name} connects through connectors only, which set all attributes",
+                operation=operation,
+            )
 
     def _require_endpoints(self, operation: str) -> None:
         self._check()
@@ -659,6 +762,22 @@ class QueuePair(WorkQueues):
 
     def _native_endpoint(self, gid_index: int | None, psn: int | None) -> Endpoint:
         """Do local_endpoint(). Called only if _has_endpoints."""
+        raise NotImplementedError
+
+    def _native_state(self) -> QueuePairState:
+        """The state of the native queue pair. This and the next three are called only on adapters with Capability.MODIFY."""
+        raise NotImplementedError
+
+    def _native_modify(self, given: dict[str, Any]) -> None:
+        """Set these of QueuePairAttributes."""
+        raise NotImplementedError
+
+    def _native_query(self) -> QueuePairAttributes:
+        """Do query()."""
+        raise NotImplementedError
+
+    def _native_reset(self) -> None:
+        """Move the native queue pair to RESET, and cancel all of its requests."""
         raise NotImplementedError
 
     def _native_path(self) -> PathInfo | None:

@@ -163,6 +163,12 @@ class Quirk(enum.Enum):
         driver="rdma_rxe",
         spared="ndpy sets 6 where 7 is asked for",
     )
+    RXE_STAYS_DRAINED = Difference(
+        "on rxe, a queue pair that changes from SQD back to RTS does not begin the requests that waited, until another one is "
+        "posted",
+        "Linux drivers/infiniband/sw/rxe/rxe_qp.c, rxe_qp_from_attr(): the change to RTS starts no task; seen on 6.1",
+        driver="rdma_rxe",
+    )
     RXE_SPINS_ON_LONG_PACKETS = Difference(
         "rxe sends a packet that the path does not carry any more again and again: when the MTU shrinks below that of a "
         "connection, one processor is busy and no request ends until the queue pair is closed",

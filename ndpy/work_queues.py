@@ -15,6 +15,7 @@ from ndpy import _core, errors
 from ndpy.completion import PostedRequests
 from ndpy.flags import Capability, Flags, Operation
 from ndpy.memory import Elements, InlineElements, MemoryRegion, RemoteMemory, Sge, address_of
+from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Resource
 
 if TYPE_CHECKING:
@@ -120,6 +121,8 @@ class WorkQueues(_core.WorkQueues, Resource):
     _ffi: Any
     #: struct ndpy_queue_pair. None before it exists and after the release.
     _native: Any
+    #: Its transport service.
+    type = QueuePairType.RC
 
     def __init__(self, adapter: Adapter, limits: QueuePairLimits, srq: SharedReceiveQueue | None) -> None:
         super().__init__(adapter)
@@ -184,6 +187,8 @@ class WorkQueues(_core.WorkQueues, Resource):
     def _offered(self) -> int:
         """The operations beyond WRITE that the adapter has, each as the bit of its number."""
         capabilities = self._adapter.info.capabilities
+        if self.type is QueuePairType.UC:
+            capabilities &= Capability.IMMEDIATE_DATA
         return sum(1 << operation for operation, needed in _NEEDS.items() if needed in capabilities)
 
     def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
@@ -281,6 +286,10 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _unsupported(self, operation: int) -> errors.UnsupportedError:
         adapter = self._adapter.info.name
+        if self.type is not QueuePairType.RC and operation not in (SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE):
+            return errors.UnsupportedError(
+                f"a queue pair of type {self.type.name} sends and writes only", operation=operation_name(operation)
+            )
         reasons = {
             Capability.ATOMICS: f"{adapter} has no atomic operations",
             Capability.IMMEDIATE_DATA: f"{adapter} has no immediate data; put the number into a message",
@@ -346,6 +355,8 @@ class WorkQueues(_core.WorkQueues, Resource):
                 f"{name}: {total} bytes are more than the {limits.inline_data_size} that this queue pair sends inline "
                 "(inline_data_size of create_queue_pair)"
             )
+        if refused == NO_READS and self.type is not QueuePairType.RC:
+            return self._unsupported(operation)
         if refused == NO_READS:
             return errors.LimitExceededError(
                 f"{name}: the connection was made with an outbound read limit of 0; the two sides' read limits decide it"

@@ -135,7 +135,7 @@ struct ibv_srq_init_attr { void *srq_context; struct ibv_srq_attr attr; };
 
 enum ibv_srq_attr_mask { IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, ... };
 
-enum ibv_qp_type { IBV_QPT_RC, ... };
+enum ibv_qp_type { IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ... };
 
 struct ibv_qp_cap {
     uint32_t max_send_wr;
@@ -157,25 +157,34 @@ struct ibv_qp_init_attr {
 };
 
 enum ibv_qp_attr_mask {
-    IBV_QP_STATE, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT,
-    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN,
-    IBV_QP_MAX_DEST_RD_ATOMIC, IBV_QP_DEST_QPN, ...
+    IBV_QP_STATE, IBV_QP_CUR_STATE, IBV_QP_EN_SQD_ASYNC_NOTIFY, IBV_QP_ACCESS_FLAGS, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
+    IBV_QP_QKEY, IBV_QP_AV, IBV_QP_PATH_MTU, IBV_QP_TIMEOUT, IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN,
+    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_ALT_PATH, IBV_QP_MIN_RNR_TIMER, IBV_QP_SQ_PSN, IBV_QP_MAX_DEST_RD_ATOMIC,
+    IBV_QP_PATH_MIG_STATE, IBV_QP_DEST_QPN, IBV_QP_RATE_LIMIT, ...
 };
 
 enum ibv_qp_state {
     IBV_QPS_RESET, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_ERR, ...
 };
 
+enum ibv_mig_state { IBV_MIG_MIGRATED, IBV_MIG_REARM, IBV_MIG_ARMED, ... };
+
 struct ibv_qp_attr {
     enum ibv_qp_state qp_state;
+    enum ibv_qp_state cur_qp_state;
     enum ibv_mtu path_mtu;
+    enum ibv_mig_state path_mig_state;
+    uint32_t qkey;
     uint32_t rq_psn;
     uint32_t sq_psn;
     uint32_t dest_qp_num;
     unsigned int qp_access_flags;
     struct ibv_qp_cap cap;
     struct ibv_ah_attr ah_attr;
+    struct ibv_ah_attr alt_ah_attr;
     uint16_t pkey_index;
+    uint16_t alt_pkey_index;
+    uint8_t en_sqd_async_notify;
     uint8_t max_rd_atomic;
     uint8_t max_dest_rd_atomic;
     uint8_t min_rnr_timer;
@@ -183,6 +192,9 @@ struct ibv_qp_attr {
     uint8_t timeout;
     uint8_t retry_cnt;
     uint8_t rnr_retry;
+    uint8_t alt_port_num;
+    uint8_t alt_timeout;
+    uint32_t rate_limit;
     ...;
 };
 

@@ -251,10 +251,11 @@ def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
     if iwarp and not Quirk.IWARP_UP_AT_THE_REPLY.value.is_of(driver, "iWARP"):
         found |= Capability.REFUSE_OFFER
     if iwarp:
-        return found
+        return found | (Capability.NONE if Quirk.IWARP_MANAGER_ONLY.value.is_of(driver, "iWARP") else Capability.MODIFY)
     return (
         found
         | Capability.IMMEDIATE_DATA
+        | Capability.MODIFY
         | Capability.IN_ORDER_DMA
         | Capability.REFUSE_OFFER
         | Capability.RESIZE_COMPLETION_QUEUE
@@ -439,9 +440,9 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
             return _Probed(0, Capability.NONE)
         try:
             inline = _probe_inline(context, domain)
-            capabilities = _probe_registration(domain, load_for(name)) | (
-                Capability.INLINE if inline else Capability.NONE
-            )
+            capabilities = _probe_registration(domain, load_for(name)) | _probe_types(context, domain)
+            if inline:
+                capabilities |= Capability.INLINE
             _probed[key] = _Probed(inline, capabilities)
         finally:
             lib.ibv_dealloc_pd(domain)
@@ -470,6 +471,18 @@ def _probe_registration(domain: Any, library: int) -> Capability:
     return found
 
 
+def _probe_types(context: Any, domain: Any) -> Capability:
+    """Try which queue pairs can be created besides reliable connections."""
+    queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
+    if queue == ffi.NULL:
+        return Capability.NONE
+    try:
+        unreliable = _try_to_create(domain, queue, 0, lib.IBV_QPT_UC) is not None
+        return Capability.UNRELIABLE_CONNECTIONS if unreliable else Capability.NONE
+    finally:
+        lib.ibv_destroy_cq(queue)
+
+
 def _probe_inline(context: Any, domain: Any) -> int:
     """Return the largest inline size that a queue pair can have."""
     queue = lib.ibv_create_cq(context, 1, ffi.NULL, ffi.NULL, 0)
@@ -479,7 +492,7 @@ def _probe_inline(context: Any, domain: Any) -> int:
         low, high = 0, 4096
         while low < high:
             size = (low + high + 1) // 2
-            granted = _try_inline(domain, queue, size)
+            granted = _try_to_create(domain, queue, size)
             if granted is None:
                 high = size - 1
             else:
@@ -489,10 +502,11 @@ def _probe_inline(context: Any, domain: Any) -> int:
         lib.ibv_destroy_cq(queue)
 
 
-def _try_inline(domain: Any, queue: Any, size: int) -> int | None:
+def _try_to_create(domain: Any, queue: Any, size: int, kind: int = lib.IBV_QPT_RC) -> int | None:
+    """Create a queue pair and destroy it. Returns the inline size that it has, or None if it cannot be created."""
     request = ffi.new("struct ibv_qp_init_attr *")
     request.send_cq = request.recv_cq = queue
-    request.qp_type = lib.IBV_QPT_RC
+    request.qp_type = kind
     request.cap.max_send_wr = request.cap.max_recv_wr = 1
     request.cap.max_send_sge = request.cap.max_recv_sge = 1
     request.cap.max_inline_data = size

@@ -26,6 +26,7 @@ from ndpy.quirks import Quirk
 from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
 from ndpy.verbs.connect_call import ConnectCall
 from ndpy.verbs.endpoint import finite_retry_count
+from ndpy.verbs.memory import native_access
 from ndpy.verbs.native_calls import check_errno, ffi, lib, text
 from ndpy.verbs.queue_pair import VerbsQueuePair
 
@@ -203,7 +204,7 @@ class VerbsConnector(Connector):
             if self._adapter.info.transport == "InfiniBand":
                 wanted &= ~_ROCE_MASK_BITS
             if state == lib.IBV_QPS_INIT:
-                attributes.qp_access_flags = queue_pair._access_flags()
+                attributes.qp_access_flags = native_access(queue_pair._access(), False)
             elif state == lib.IBV_QPS_RTR:
                 queue_pair._path_mtu = MTUS[attributes.path_mtu - 1]
                 attributes.max_dest_rd_atomic = self._read_limits.inbound

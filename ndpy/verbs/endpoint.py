@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ndpy import errors
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
-from ndpy.endpoint import MTUS, Endpoint
+from ndpy.endpoint import Endpoint
 from ndpy.flags import Status
 from ndpy.info import Gid, PathInfo, PortInfo
+from ndpy.queue_pair_attributes import AddressVector, QueuePairState
 from ndpy.quirks import Quirk
 from ndpy.verbs.adapter_info import gid_at, mtu_bytes
 from ndpy.verbs.native_calls import check, ffi, lib
+from ndpy.verbs.queue_pair_attributes import modify
 
 if TYPE_CHECKING:
     from ndpy.addresses import Address
@@ -91,54 +93,45 @@ def path_mtu(local: Endpoint, remote: Endpoint) -> int:
     return min(local.mtu, remote.mtu) if remote.mtu else local.mtu
 
 
+class Reliability(NamedTuple):
+    """What a reliable connection has besides."""
+
+    limits: ReadLimits
+    retry: RetryPolicy
+
+
 def make_ready_to_receive(
-    queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
+    queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, reliability: Reliability | None
 ) -> None:
     """Move a native queue pair from INIT to RTR. If this raises, it is still in INIT."""
-    attributes = ffi.new("struct ibv_qp_attr *")
-    attributes.qp_state = lib.IBV_QPS_RTR
-    attributes.path_mtu = MTUS.index(path_mtu(local, remote)) + 1
-    attributes.dest_qp_num = remote.qp_number
-    attributes.rq_psn = remote.psn
-    attributes.max_dest_rd_atomic = limits.inbound
-    attributes.min_rnr_timer = retry.min_rnr_timer
-    attributes.ah_attr.dlid = remote.lid
-    attributes.ah_attr.port_num = local.port
-    if any(remote.gid) and (active_port(adapter).link_layer != "InfiniBand" or not remote.lid):
-        attributes.ah_attr.is_global = 1
-        attributes.ah_attr.grh.dgid.raw = list(remote.gid)
-        attributes.ah_attr.grh.sgid_index = local.gid_index
-        attributes.ah_attr.grh.hop_limit = 64
-    check(
-        "connect_endpoint",
-        lib.ibv_modify_qp(
-            queue_pair,
-            attributes,
-            lib.IBV_QP_STATE | lib.IBV_QP_AV | lib.IBV_QP_PATH_MTU | lib.IBV_QP_DEST_QPN | lib.IBV_QP_RQ_PSN
-            | lib.IBV_QP_MAX_DEST_RD_ATOMIC | lib.IBV_QP_MIN_RNR_TIMER,
+    has_route = any(remote.gid) and (active_port(adapter).link_layer != "InfiniBand" or not remote.lid)
+    given: dict[str, Any] = {
+        "state": QueuePairState.RTR,
+        "path": AddressVector(
+            gid=remote.gid if has_route else None, gid_index=local.gid_index, lid=remote.lid, port=local.port
         ),
-        f"the queue pair cannot be set up between {local} and {remote}",
-    )  # fmt: skip
+        "path_mtu": path_mtu(local, remote),
+        "remote_number": remote.qp_number,
+        "receive_psn": remote.psn,
+    }
+    if reliability is not None:
+        given["inbound_read_limit"] = reliability.limits.inbound
+        given["min_rnr_timer"] = reliability.retry.min_rnr_timer
+    modify(queue_pair, given, "connect_endpoint", f"the queue pair cannot be set up between {local} and {remote}")
 
 
-def make_ready_to_send(queue_pair: Any, local: Endpoint, limits: ReadLimits, retry: RetryPolicy) -> None:
+def make_ready_to_send(queue_pair: Any, local: Endpoint, reliability: Reliability | None) -> None:
     """Move a native queue pair from RTR to RTS."""
-    attributes = ffi.new("struct ibv_qp_attr *")
-    attributes.qp_state = lib.IBV_QPS_RTS
-    attributes.sq_psn = local.psn
-    attributes.timeout = retry.ack_timeout
-    attributes.retry_cnt = retry.retry_count
-    attributes.rnr_retry = retry.rnr_retry_count
-    attributes.max_rd_atomic = limits.outbound
-    check(
-        "connect_endpoint",
-        lib.ibv_modify_qp(
-            queue_pair,
-            attributes,
-            lib.IBV_QP_STATE | lib.IBV_QP_TIMEOUT | lib.IBV_QP_RETRY_CNT | lib.IBV_QP_RNR_RETRY | lib.IBV_QP_SQ_PSN
-            | lib.IBV_QP_MAX_QP_RD_ATOMIC,
-        ),
-    )  # fmt: skip
+    given: dict[str, Any] = {"state": QueuePairState.RTS, "send_psn": local.psn}
+    if reliability is not None:
+        limits, retry = reliability
+        given |= {
+            "ack_timeout": retry.ack_timeout,
+            "retry_count": retry.retry_count,
+            "rnr_retry_count": retry.rnr_retry_count,
+            "outbound_read_limit": limits.outbound,
+        }
+    modify(queue_pair, given, "connect_endpoint")
 
 
 def path_of(adapter: VerbsAdapter, queue_pair: Any) -> PathInfo:

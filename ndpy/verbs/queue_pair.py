@@ -14,10 +14,13 @@ from ndpy.endpoint import Endpoint
 from ndpy.flags import Access, Capability, Operation, Status
 from ndpy.memory import Binding, MemoryWindow
 from ndpy.queue_pair import QueuePair
+from ndpy.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType
 from ndpy.quirks import Quirk
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.endpoint import (
+    Reliability,
     explain,
+    finite_retry_count,
     local_endpoint_of,
     make_ready_to_receive,
     make_ready_to_send,
@@ -27,6 +30,7 @@ from ndpy.verbs.endpoint import (
 )
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
+from ndpy.verbs.queue_pair_attributes import NATIVE_TYPES, modify, query, state_of
 from ndpy.window_requests import BindRequest
 
 if TYPE_CHECKING:
@@ -59,7 +63,7 @@ class VerbsQueuePair(QueuePair):
         request.qp_context = ffi.cast("void *", self._serial)
         request.send_cq = self.initiator_cq._cq
         request.recv_cq = self.receive_cq._cq
-        request.qp_type = lib.IBV_QPT_RC
+        request.qp_type = NATIVE_TYPES[self.type]
         request.cap.max_send_wr = max(limits.initiator_queue_depth, 1)
         request.cap.max_send_sge = max(limits.max_initiator_sge, 1)
         request.cap.max_inline_data = limits.inline_data_size
@@ -84,15 +88,15 @@ class VerbsQueuePair(QueuePair):
         attributes = ffi.new("struct ibv_qp_attr *")
         attributes.qp_state = lib.IBV_QPS_INIT
         attributes.port_num = self._adapter._port
-        attributes.qp_access_flags = self._access_flags()
+        attributes.qp_access_flags = native_access(self._access(), False)
         mask = lib.IBV_QP_STATE | lib.IBV_QP_PKEY_INDEX | lib.IBV_QP_PORT | lib.IBV_QP_ACCESS_FLAGS
         self._modify(attributes, mask, "create queue pair")
 
-    def _access_flags(self) -> int:
+    def _access(self) -> Access:
+        if self.type is QueuePairType.UC:
+            return Access.REMOTE_WRITE
         access = Access.REMOTE_READ | Access.REMOTE_WRITE
-        if Capability.ATOMICS in self._adapter.info.capabilities:
-            access |= Access.REMOTE_ATOMIC
-        return native_access(access, False)
+        return access | (Access.REMOTE_ATOMIC if Capability.ATOMICS in self._adapter.info.capabilities else 0)
 
     def _modify(self, attributes: Any, mask: int, operation: str) -> None:
         check(operation, lib.ibv_modify_qp(self._qp, attributes, mask))
@@ -138,11 +142,29 @@ class VerbsQueuePair(QueuePair):
             check("flush", self._to_state(lib.IBV_QPS_ERR))
             self._tell_data_path()
             return False
-        self._wait_until_given_back()
-        check("flush", self._to_state(lib.IBV_QPS_RESET))
-        self._cancel_rest()
+        self._reset("flush")
         self._initialise()
         return True
+
+    def _reset(self, operation: str) -> None:
+        self._wait_until_given_back()
+        check(operation, self._to_state(lib.IBV_QPS_RESET))
+        self._cancel_rest()
+
+    def _native_reset(self) -> None:
+        self._reset("modify")
+
+    def _native_state(self) -> QueuePairState:
+        return state_of(self._qp)
+
+    def _native_modify(self, given: dict[str, Any]) -> None:
+        if "retry_count" in given:
+            given = {**given, "retry_count": finite_retry_count(self._adapter, given["retry_count"])}
+        modify(self._qp, given)
+        self._path_mtu = given.get("path_mtu", self._path_mtu)
+
+    def _native_query(self) -> QueuePairAttributes:
+        return query(self._qp, self.type)
 
     def _native_completes_late_requests(self) -> bool:
         return Quirk.IWARP_KEEPS_LATE_REQUESTS not in self._adapter._differences
@@ -225,10 +247,12 @@ class VerbsQueuePair(QueuePair):
     def _native_connect_endpoint(
         self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
     ) -> None:
-        policy = with_defaults(self._adapter, retry)
-        make_ready_to_receive(self._qp, self._adapter, local, remote, limits, policy)
+        reliability = None
+        if self.type is QueuePairType.RC:
+            reliability = Reliability(limits, with_defaults(self._adapter, retry))
+        make_ready_to_receive(self._qp, self._adapter, local, remote, reliability)
         try:
-            make_ready_to_send(self._qp, local, limits, policy)
+            make_ready_to_send(self._qp, local, reliability)
         except BaseException:
             # Messages may have come already, so the queue pair is used up.
             self._set_ended()

@@ -14,10 +14,11 @@ if sys.platform != "linux":
 
 import ndpy
 from ndpy import Status
+from ndpy.endpoint import MTUS, Endpoint
 from ndpy.info import Gid
 from ndpy.platforms import choose
 from ndpy.quirks import differences
-from ndpy.verbs.endpoint import MTUS, Endpoint, active_port, explain, local_endpoint_of, path_mtu
+from ndpy.verbs.endpoint import active_port, explain, local_endpoint_of, path_mtu
 from ndpy.verbs.native_calls import lib
 
 V1 = Gid(0, bytes(10) + b"\xff\xff\xc0\x00\x02\x01", "RoCE v1", "192.0.2.1")

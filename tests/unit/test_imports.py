@@ -26,6 +26,7 @@ LEAVES = {
     "info",
     "pending",
     "placement",
+    "queue_pair_attributes",
     "quirks",
     "unraisable",
     "weak_set",
