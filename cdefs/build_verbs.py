@@ -28,6 +28,7 @@ OBJECTS = {
     "ibv_cq": "of_cq",
     "ibv_srq": "of_srq",
     "ibv_qp": "of_qp",
+    "ibv_ah": "of_ah",
     "rdma_event_channel": "of_event_channel",
     "rdma_cm_id": "of_cm_id",
 }

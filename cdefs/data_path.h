@@ -32,6 +32,7 @@
    queue_pair: the number of the queue pair of a result from a shared receive queue.
    status: 0 for success.
    received: adds what a message brought with it.
+   datagram: adds what a datagram brought with it. NULL if there are none.
    translate_other: translate_rest() as a function that does not become part of its callers. */
 struct native {
     void *(*elements)(void *out, const struct ndpy_element *elements, uint32_t count);
@@ -49,6 +50,7 @@ struct native {
     uint32_t (*vendor_status)(const void *result);
     uint64_t (*bytes)(const void *result);
     void (*received)(const void *result, struct ndpy_completion *out);
+    void (*datagram)(const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out);
     uint32_t (*translate_status)(uint32_t status, uint32_t operation, uint32_t flags);
     void (*translate_other)(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
 };
@@ -66,6 +68,8 @@ static const uint16_t allowed_flags[] = {
     [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
     [NDPY_SEND_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
     [NDPY_WRITE_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_SEND_DATAGRAM] = NDPY_SILENT_SUCCESS | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_SEND_DATAGRAM_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_SOLICITED | NDPY_INLINE,
 };
 
 /* What an atomic operation reads and writes. */
@@ -168,6 +172,22 @@ HOT int post_marker(const struct native *native, struct ndpy_queue_pair *qp, voi
     return 1;
 }
 
+enum { MOST_DATAGRAM_ELEMENTS = 31 };
+
+/* Gives a receive of a datagram to the provider, with the memory for its header before its elements. */
+APART int receive_datagram(const struct native *native, struct ndpy_queue_pair *qp, struct ndpy_slot *slot,
+    const struct ndpy_element *elements, uint32_t count)
+{
+    struct ndpy_element all[1 + MOST_DATAGRAM_ELEMENTS];
+
+    if (count > MOST_DATAGRAM_ELEMENTS)
+        return NDPY_TOO_MANY_ELEMENTS;
+    all[0] = (struct ndpy_element){
+        (uintptr_t)qp->receive->headers + (uint64_t)HEADER_SIZE * slot->index, qp->receive->header_token, HEADER_SIZE};
+    memcpy(all + 1, elements, count * sizeof *elements);
+    return native->receive(qp, slot, native->elements(qp->elements, all, count + 1), count + 1);
+}
+
 HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
     const struct ndpy_element *elements, uint32_t count, uint64_t nbytes)
 {
@@ -188,7 +208,12 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
     ring_commit(qp->receive, slot);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         return 0;
-    error = native->receive(qp, slot, native->elements(qp->elements, elements, count), count);
+    if (qp->receive->headers) {
+        slot->flags |= NDPY_HEADED;
+        error = receive_datagram(native, qp, slot, elements, count);
+    } else {
+        error = native->receive(qp, slot, native->elements(qp->elements, elements, count), count);
+    }
     if (error)
         ring_withdraw(qp->receive);
     return error;
@@ -261,7 +286,7 @@ HOT int translate_success(
     struct ndpy_ring *ring = slot->ring;
     uint32_t sequence = slot->sequence, retired, newly;
 
-    if (native->status(result) || slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER) || !ring)
+    if (native->status(result) || slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER | NDPY_HEADED) || !ring)
         return 0;
     if (slot->flags & NDPY_LISTED && !find_posted(ring, slot, &sequence))
         return 0;
@@ -329,8 +354,11 @@ HOT void translate_rest(
         if (slot->operation == NDPY_INVALIDATE)
             out->flags |= NDPY_INTERNAL | NDPY_INVALIDATED;
     }
-    if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS)
+    if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS) {
         native->received(result, out);
+        if (slot->flags & NDPY_HEADED && native->datagram)
+            native->datagram(result, slot, out);
+    }
 }
 
 HOT const void *result_at(const struct native *native, const void *results, int place)

@@ -11,10 +11,12 @@ enum ndpy_operation {
     NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* only in Python's Operation; in C a receive with NDPY_WRITTEN */
     NDPY_COMPARE_AND_SWAP = 7,
     NDPY_FETCH_AND_ADD = 8,
-    /* Only for posting: they complete as sends, and the last one as a write. */
+    /* Only for posting: they complete as sends, and WRITE_WITH_IMMEDIATE as a write. */
     NDPY_SEND_AND_INVALIDATE = 16,
     NDPY_SEND_WITH_IMMEDIATE = 17,
-    NDPY_WRITE_WITH_IMMEDIATE = 18
+    NDPY_WRITE_WITH_IMMEDIATE = 18,
+    NDPY_SEND_DATAGRAM = 19,
+    NDPY_SEND_DATAGRAM_WITH_IMMEDIATE = 20
 };
 
 enum ndpy_status {
@@ -43,7 +45,8 @@ enum ndpy_internal_flag {
     NDPY_UNWRITABLE = 0x100,
     NDPY_MARKER = 0x200,        /* ndpy posted this request. Its completion is internal. With SILENT_SUCCESS the
                                    program gets its failure. */
-    NDPY_LISTED = 0x400         /* the slot belongs to a struct ndpy_list, not to a ring */
+    NDPY_LISTED = 0x400,        /* the slot belongs to a struct ndpy_list, not to a ring */
+    NDPY_HEADED = 0x800         /* a receive of a datagram, whose header goes to memory of its own */
 };
 
 /* Why a post was refused before the provider saw it. Any other number except 0 is the provider's own. */
@@ -76,7 +79,21 @@ enum ndpy_completion_flag {
     NDPY_INVALIDATED = 4,       /* the peer has invalidated a window; vendor_status is its token. With INTERNAL and
                                    FROM_SHARED_QUEUE there is no queue pair, and slot is the window's number. */
     NDPY_IMMEDIATE = 8,         /* a receive with immediate data; vendor_status is this data */
-    NDPY_WRITTEN = 16           /* with IMMEDIATE: the peer wrote elsewhere, not to the receive's own memory */
+    NDPY_WRITTEN = 16,          /* with IMMEDIATE: the peer wrote elsewhere, not to the receive's own memory */
+    NDPY_DATAGRAM = 32          /* context is the address of a struct ndpy_datagram. Whoever takes the completion frees it. */
+};
+
+/* What came with a datagram. context: that of its receive. header: the GRH, or on RoCE v2 with IPv4 the IP header in its last 20
+   bytes; nothing unless has_header. */
+struct ndpy_datagram {
+    uint64_t context;
+    uint32_t source_number;
+    uint16_t source_lid;
+    uint16_t pkey_index;
+    uint8_t service_level;
+    uint8_t path_bits;
+    uint8_t has_header;
+    uint8_t header[40];
 };
 
 /* A scatter/gather element. token: a number of 32 bits, except in version 1 of NetworkDirect. */
@@ -86,8 +103,9 @@ struct ndpy_element {
     uint32_t length;
 };
 
-/* What a request says to the peer: memory of it, immediate data, and the operands of an atomic operation: what is compared and
-   then swapped in, or what is added. window_address and window_length: the memory that the memory is a slice of. */
+/* What a request says to the peer: memory of it, immediate data, and operands. Those of an atomic operation: what is compared and
+   then swapped in, or what is added. Those of a datagram: the provider's address handle, and the peer's number with its Q_Key in
+   the upper half. window_address and window_length: the memory that the memory is a slice of. */
 struct ndpy_remote {
     uint64_t address;
     uint64_t length;
@@ -122,6 +140,8 @@ void ndpy_queue_pair_set_connection(struct ndpy_queue_pair *qp, int connection);
 void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations);
 /* Refuse to post reads and atomic operations, because the peer does not serve them. */
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp);
+/* It is a queue pair for datagrams. Each receive of index i gets its header at headers + 40 * i. */
+void ndpy_queue_pair_take_headers(struct ndpy_queue_pair *qp, void *headers, uint64_t token);
 /* The queue pair is as if it was new. All of its requests have ended. */
 void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp);
 /* Silent requests that succeeded leave no trace until a later completion. So in the error state, post a request that

@@ -82,6 +82,12 @@ void ndpy_queue_pair_offer(struct ndpy_queue_pair *qp, uint32_t operations)
     qp->offered = operations;
 }
 
+void ndpy_queue_pair_take_headers(struct ndpy_queue_pair *qp, void *headers, uint64_t token)
+{
+    qp->receive->headers = headers;
+    qp->receive->header_token = token;
+}
+
 void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp)
 {
     struct ndpy_ring *rings[2] = {qp->initiator, qp->receive};
@@ -158,6 +164,9 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
 {
     if (!cq)
         return;
+    for (uint32_t i = 0; i < cq->stored_count; i++)
+        if (cq->stored[cq->stored_head + i].flags & NDPY_DATAGRAM)
+            free((void *)(uintptr_t)cq->stored[cq->stored_head + i].context);
     free(cq->stored);
     free(cq);
 }

@@ -66,7 +66,11 @@ struct ndpy_ring {
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;
+    unsigned char *headers;     /* of received datagrams, HEADER_SIZE for each slot; NULL for other receives */
+    uint64_t header_token;
 };
+
+#define HEADER_SIZE 40u
 
 struct ndpy_queue_pair {
     void *native;

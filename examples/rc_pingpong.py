@@ -1,8 +1,10 @@
-"""Speaks the protocol of ibv_rc_pingpong. The other end may be ibv_rc_pingpong of ibverbs-utils, or ibv_uc_pingpong.
+"""Speaks the protocol of ibv_rc_pingpong. The other end may be ibv_rc_pingpong of ibverbs-utils, or ibv_uc_pingpong
+or ibv_ud_pingpong.
 
     python rc_pingpong.py                       ibv_rc_pingpong -g 1 192.0.2.1
     ibv_rc_pingpong -g 1                        python rc_pingpong.py 192.0.2.1
     ibv_uc_pingpong -g 1                        python rc_pingpong.py -t UC 192.0.2.1
+    ibv_ud_pingpong -g 1                        python rc_pingpong.py -t UD -s 2048 192.0.2.1
 
 It uses no connection manager. The ends exchange the addresses of their queue pairs over TCP (port 18515):
 
@@ -67,7 +69,22 @@ def receive_exactly(connection, length):
     return data
 
 
-def connect_as_server(queue_pair, local, args):
+def make_queue_pair(adapter, received, sent, kind):
+    if kind is ndpy.QueuePairType.UD:
+        return adapter.create_datagram_queue_pair(received, sent)
+    return adapter.create_queue_pair(received, sent, type=kind)
+
+
+def connect(queue_pair, remote, stack):
+    """Returns the function that sends a region to the peer."""
+    if queue_pair.type is ndpy.QueuePairType.UD:
+        there = stack.enter_context(queue_pair.destination(remote))
+        return lambda region: queue_pair.send(region, there)
+    queue_pair.connect_endpoint(remote)
+    return queue_pair.send
+
+
+def connect_as_server(queue_pair, local, args, stack):
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     with socket.create_server(("", args.port), family=family, dualstack_ipv6=dual) as listener:
@@ -76,13 +93,13 @@ def connect_as_server(queue_pair, local, args):
     with connection:
         connection.settimeout(args.timeout)
         remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
-        queue_pair.connect_endpoint(remote)
+        send = connect(queue_pair, remote, stack)
         connection.sendall(to_wire(local))
         receive_exactly(connection, len(DONE))
-    return remote
+    return remote, send
 
 
-def connect_as_client(queue_pair, local, args):
+def connect_as_client(queue_pair, local, args, stack):
     try:
         connection = socket.create_connection((args.host, args.port), timeout=args.timeout)
     except OSError as error:
@@ -93,9 +110,9 @@ def connect_as_client(queue_pair, local, args):
     with connection:
         connection.sendall(to_wire(local))
         remote = from_wire(receive_exactly(connection, EXCHANGE_LENGTH), local, args.mtu)
-        queue_pair.connect_endpoint(remote)
+        send = connect(queue_pair, remote, stack)
         connection.sendall(DONE)
-    return remote
+    return remote, send
 
 
 def pattern(size):
@@ -113,7 +130,8 @@ def run(adapter, args):
         out_region = stack.enter_context(adapter.register(outbox, ndpy.Access.NONE))
         received = stack.enter_context(adapter.create_completion_queue(RECEIVES_AT_ONCE + 1))
         sent = stack.enter_context(adapter.create_completion_queue(2))
-        queue_pair = stack.enter_context(adapter.create_queue_pair(received, sent, type=ndpy.QueuePairType[args.type]))
+        destinations = stack.enter_context(ExitStack())
+        queue_pair = stack.enter_context(make_queue_pair(adapter, received, sent, ndpy.QueuePairType[args.type]))
         queue_pair.receive(in_region)
 
         try:
@@ -122,7 +140,8 @@ def run(adapter, args):
             name, transport = adapter.info.name, adapter.info.transport
             sys.exit(f"rc_pingpong: {name} ({transport}) cannot connect without a connection manager; try pingpong.py")
         describe("local", local)
-        remote = (connect_as_client if is_client else connect_as_server)(queue_pair, local, args)
+        connect_as = connect_as_client if is_client else connect_as_server
+        remote, send = connect_as(queue_pair, local, args, destinations)
         describe("remote", remote)
 
         expected = pattern(args.size) if is_client else None
@@ -130,7 +149,7 @@ def run(adapter, args):
         for number in range(args.iterations):
             if is_client:
                 outbox[:] = expected
-                queue_pair.send(out_region)
+                send(out_region)
                 finish(sent, args)
             finish(received, args)
             # The server can only check the marks at the page starts of the first message, with -c.
@@ -145,7 +164,7 @@ def run(adapter, args):
                 queue_pair.receive(in_region)
             if not is_client:
                 outbox[:] = expected
-                queue_pair.send(out_region)
+                send(out_region)
                 finish(sent, args)
         seconds = time.perf_counter() - start
     each_us = seconds / args.iterations * 1e6

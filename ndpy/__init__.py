@@ -17,6 +17,8 @@ from ndpy.completion import Completion
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
+from ndpy.datagram import DatagramSource
+from ndpy.datagram_queue_pair import DatagramQueuePair, Destination
 from ndpy.endpoint import Endpoint
 from ndpy.errors import (
     AccessViolationError,
@@ -119,6 +121,9 @@ __all__ = [
     "CompletionQueueOverrunError",
     "ConnectionActiveError",
     "Connector",
+    "DatagramQueuePair",
+    "DatagramSource",
+    "Destination",
     "DeviceBusyError",
     "DeviceRemovedError",
     "ElementRangeError",

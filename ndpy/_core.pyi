@@ -12,6 +12,8 @@ from ndpy.adapter import Adapter as PublicAdapter
 from ndpy.cache import lease
 from ndpy.cache.ownership import MemoryRange
 from ndpy.cache.registration_cache import RegistrationCache
+from ndpy.datagram import DatagramSource
+from ndpy.datagram_queue_pair import Destination
 from ndpy.flags import Access, Operation, Status
 from ndpy.memory import Binding, Elements, InlineElements
 from ndpy.memory import MemoryRegion as PublicRegion
@@ -138,6 +140,8 @@ class Completion:
     @property
     def immediate(self) -> int | None: ...
     @property
+    def source(self) -> DatagramSource | None: ...
+    @property
     def operation(self) -> Operation: ...
     @property
     def status(self) -> Status: ...
@@ -152,6 +156,7 @@ def set_up_completions(
     statuses: tuple[Status, ...],
     raise_for_status: Callable[[Completion], None],
     describe: Callable[[Completion], str],
+    read_source: Callable[[bytes], DatagramSource],
     /,
 ) -> None: ...
 
@@ -182,6 +187,15 @@ class Batch:
     def send_and_invalidate(
         self, sges: Elements, remote: PublicRemoteMemory, *, context: int = 0, flags: int = 0
     ) -> None: ...
+    def send_to(
+        self,
+        sges: Elements,
+        destination: Destination,
+        *,
+        context: int = 0,
+        flags: int = 0,
+        immediate: int | None = None,
+    ) -> None: ...
     def compare_and_swap(
         self,
         sges: Elements,
@@ -198,7 +212,7 @@ class Batch:
     def clear(self) -> None: ...
     def _calls(
         self, first: int, /
-    ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int]]]: ...
+    ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], Destination | None]]: ...
 
 class WorkQueues:
     _adapter: PublicAdapter

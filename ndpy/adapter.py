@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 from ndpy import _core, errors, quirks
@@ -18,6 +19,7 @@ from ndpy.addresses import Address
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import RetryPolicy
+from ndpy.datagram_queue_pair import DatagramQueuePair
 from ndpy.flags import Access, Capability
 from ndpy.forking import renew_in_child
 from ndpy.info import AdapterInfo
@@ -93,6 +95,7 @@ class Adapter(_core.Adapter, Resource):
     _completion_queue_class: ClassVar[type[CompletionQueue]]
     _shared_receive_queue_class: ClassVar[type[SharedReceiveQueue]]
     _queue_pair_class: ClassVar[type[QueuePair]]
+    _datagram_queue_pair_class: ClassVar[Callable[..., DatagramQueuePair]]
     _connector_class: ClassVar[type[Connector]]
     _listener_class: ClassVar[type[Listener]]
 
@@ -330,15 +333,12 @@ class Adapter(_core.Adapter, Resource):
         if srq is not None:
             self._require_same_adapter(srq, "the shared receive queue")
         info = self.info
+        if type is QueuePairType.UD:
+            raise ValueError("create_datagram_queue_pair() makes queue pairs of type UD")
         if type is not QueuePairType.RC and Capability.UNRELIABLE_CONNECTIONS not in info.capabilities:
             raise errors.UnsupportedError(
                 f"{info.name} has no queue pairs of type {type.name}", operation="create queue pair"
             )
-        self._limit("receive_queue_depth", receive_queue_depth, info.max_receive_queue_depth, least=0)
-        self._limit("initiator_queue_depth", initiator_queue_depth, info.max_initiator_queue_depth, least=0)
-        self._limit("max_receive_sge", max_receive_sge, info.max_receive_sge, least=0)
-        self._limit("max_initiator_sge", max_initiator_sge, info.max_initiator_sge, least=0)
-        self._limit("inline_data_size", inline_data_size, info.max_inline_data_size, least=0)
         limits = QueuePairLimits(
             receive_queue_depth if srq is None else 0,
             initiator_queue_depth,
@@ -346,8 +346,59 @@ class Adapter(_core.Adapter, Resource):
             max_initiator_sge,
             inline_data_size,
         )
+        self._check_limits(replace(limits, receive_queue_depth=receive_queue_depth))
         with prevent_close(receive_cq, initiator_cq, srq):
             return self._queue_pair_class(self, receive_cq, initiator_cq, limits, srq, type)
+
+    def create_datagram_queue_pair(
+        self,
+        receive_cq: CompletionQueue,
+        initiator_cq: CompletionQueue | None = None,
+        *,
+        receive_queue_depth: int = 64,
+        initiator_queue_depth: int = 64,
+        max_receive_sge: int = 1,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+        qkey: int = 0x11111111,
+        pkey_index: int = 0,
+    ) -> DatagramQueuePair:
+        """Make a queue pair for datagrams. It can send and receive at once.
+
+        Parameters:
+            receive_cq, initiator_cq: as for create_queue_pair().
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size: as for
+                create_queue_pair(). max_receive_sge is one less than info.max_receive_sge and 31 at most, because the header of
+                a datagram takes an element.
+            qkey: 0 to 2**32 - 1. It takes only datagrams that carry it. From 2**31 on it needs the privilege CAP_NET_RAW. The
+                default is that of ibv_ud_pingpong.
+            pkey_index: which entry of the port's table of P_Keys the datagrams carry.
+        Raises:
+            UnsupportedError: info.capabilities lacks DATAGRAMS.
+            LimitExceededError, ForeignObjectError, InsufficientResourcesError: as for create_queue_pair().
+            ProviderError: the adapter refused the Q_Key or the P_Key.
+        Source: ibv_create_qp(3) with IBV_QPT_UD.
+        """
+        self._check()
+        info = self.info
+        if Capability.DATAGRAMS not in info.capabilities:
+            raise errors.UnsupportedError(f"{info.name} has no datagrams", operation="create queue pair")
+        initiator_cq = initiator_cq or receive_cq
+        self._require_same_adapter(receive_cq, "the receive completion queue")
+        self._require_same_adapter(initiator_cq, "the initiator completion queue")
+        limits = QueuePairLimits(
+            receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size
+        )
+        self._check_limits(limits)
+        self._limit("max_receive_sge", max_receive_sge, min(info.max_receive_sge - 1, 31), least=0)
+        self._limit("qkey", qkey, 0xFFFFFFFF, least=0)
+        self._limit("pkey_index", pkey_index, 0xFFFF, least=0)
+        with prevent_close(receive_cq, initiator_cq):
+            return self._datagram_queue_pair_class(self, receive_cq, initiator_cq, limits, qkey, pkey_index)
+
+    def _check_limits(self, limits: QueuePairLimits) -> None:
+        for name, value in vars(limits).items():
+            self._limit(name, value, getattr(self.info, f"max_{name.removeprefix('max_')}"), least=0)
 
     def create_connector(self) -> Connector:
         """Make a connector, which connects a queue pair of this side to a listener.

@@ -6,6 +6,7 @@ from typing import Any
 
 from ndpy import _core, errors
 from ndpy._core import Completion as Completion
+from ndpy.datagram import DatagramSource
 from ndpy.flags import Operation, Status
 
 _RECEIVE = int(Operation.RECEIVE)
@@ -86,4 +87,4 @@ def _describe(completion: Completion) -> str:
     )
 
 
-_core.set_up_completions(tuple(Operation), tuple(Status), _raise_for_status, _describe)
+_core.set_up_completions(tuple(Operation), tuple(Status), _raise_for_status, _describe, DatagramSource.from_native)

@@ -18,6 +18,7 @@ class Capability(enum.Flag):
         GLOBAL_ATOMICS: these operations are atomic also with the host's processors and its other adapters.
         IMMEDIATE_DATA: send() and write() take `immediate`.
         UNRELIABLE_CONNECTIONS: create_queue_pair() takes QueuePairType.UC.
+        DATAGRAMS: create_datagram_queue_pair() works.
         MODIFY: QueuePair.modify() and query() work, and so do local_endpoint() and connect_endpoint().
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
@@ -58,6 +59,7 @@ class Capability(enum.Flag):
     IMMEDIATE_DATA = enum.auto()
     UNRELIABLE_CONNECTIONS = enum.auto()
     MODIFY = enum.auto()
+    DATAGRAMS = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

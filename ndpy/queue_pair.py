@@ -123,7 +123,7 @@ class QueuePair(WorkQueues):
             limits.max_initiator_sge,
             limits.max_receive_sge,
             limits.inline_data_size,
-            self._adapter.info.max_transfer_length,
+            self._max_length,
         )
         if not native:
             raise errors.InsufficientResourcesError("out of memory", operation="create queue pair")

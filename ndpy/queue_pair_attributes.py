@@ -19,11 +19,13 @@ class QueuePairType(enum.Enum):
         RC: reliable connection. All requests work, and each message arrives once and in order.
         UC: unreliable connection, with Capability.UNRELIABLE_CONNECTIONS. Sends and writes only. A message that is lost is lost
             as a whole, and its sender does not learn of it. A message that finds no receive is dropped.
-    Source: ibv_create_qp(3), IBV_QPT_RC and IBV_QPT_UC.
+        UD: datagrams, with Capability.DATAGRAMS. Adapter.create_datagram_queue_pair() makes such a queue pair.
+    Source: ibv_create_qp(3), IBV_QPT_RC, IBV_QPT_UC and IBV_QPT_UD.
     """
 
     RC = "RC"
     UC = "UC"
+    UD = "UD"
 
 
 class QueuePairState(enum.IntEnum):
@@ -145,6 +147,7 @@ class QueuePairAttributes:
             grant them too.
         pkey_index: 0 to 65535. Which entry of the port's table of P_Keys the packets carry.
         port: the number of the local port.
+        qkey: what datagrams have to carry that this queue pair takes.
         path: where the packets go. On a port whose link layer is Ethernet it needs a GID.
         path_mtu: 256, 512, 1024, 2048 or 4096 bytes, the same on both sides.
         remote_number: the number of the peer's queue pair, 24 bits.
@@ -165,6 +168,7 @@ class QueuePairAttributes:
     access: Access | None = None
     pkey_index: int | None = None
     port: int | None = None
+    qkey: int | None = None
     path: AddressVector | None = None
     path_mtu: int | None = None
     remote_number: int | None = None
@@ -212,6 +216,7 @@ _MOST = {
     "retry_count": 7,
     "rnr_retry_count": 7,
     "rate_limit": 0xFFFFFFFF,
+    "qkey": 0xFFFFFFFF,
 }
 _KINDS: dict[str, type] = {
     "state": QueuePairState,
@@ -277,6 +282,17 @@ CHANGES: Mapping[QueuePairType, Mapping[Change, tuple[frozenset[str], frozenset[
         (_SQD, _SQD): (_ANY, _DRAINED),
         (_SQD, _RTS): (_ANY, _CONNECTED | {"rate_limit", "current_state"}),
         (_SQE, _RTS): (_ANY, frozenset({"access", "current_state"})),
+    },
+    QueuePairType.UD: {
+        (_RESET, _INIT): (frozenset({"port", "pkey_index", "qkey"}), _ANY),
+        (_INIT, _INIT): (_ANY, frozenset({"port", "pkey_index", "qkey"})),
+        (_INIT, _RTR): (_ANY, frozenset({"pkey_index", "qkey"})),
+        (_RTR, _RTS): (frozenset({"send_psn"}), frozenset({"qkey", "current_state"})),
+        (_RTS, _RTS): (_ANY, frozenset({"qkey", "current_state"})),
+        (_RTS, _SQD): (_ANY, frozenset({"notify_drained"})),
+        (_SQD, _SQD): (_ANY, frozenset({"pkey_index", "qkey"})),
+        (_SQD, _RTS): (_ANY, frozenset({"qkey", "current_state"})),
+        (_SQE, _RTS): (_ANY, frozenset({"qkey", "current_state"})),
     },
 }
 

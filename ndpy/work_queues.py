@@ -34,10 +34,11 @@ READ = int(Operation.READ)
 WRITE = int(Operation.WRITE)
 COMPARE_AND_SWAP = int(Operation.COMPARE_AND_SWAP)
 FETCH_AND_ADD = int(Operation.FETCH_AND_ADD)
-# enum ndpy_operation: two sends and a write, which complete as such.
+# enum ndpy_operation: sends and a write, which complete as such.
 SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE = 16, 17, 18
+SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE = 19, 20
 _ATOMIC = (COMPARE_AND_SWAP, FETCH_AND_ADD)
-_MAY_BE_INLINE = (SEND, WRITE, SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE)
+_MAY_BE_INLINE = (SEND, WRITE, *range(SEND_AND_INVALIDATE, SEND_DATAGRAM_WITH_IMMEDIATE + 1))
 # What an adapter needs for the operations beyond WRITE.
 _NEEDS = {
     COMPARE_AND_SWAP: Capability.ATOMICS,
@@ -45,6 +46,14 @@ _NEEDS = {
     SEND_AND_INVALIDATE: Capability.SEND_INVALIDATE,
     SEND_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
     WRITE_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
+    SEND_DATAGRAM: Capability.DATAGRAMS,
+    SEND_DATAGRAM_WITH_IMMEDIATE: Capability.DATAGRAMS,
+}
+# What queue pairs of each type take of these.
+_TAKEN_BY = {
+    QueuePairType.RC: {COMPARE_AND_SWAP, FETCH_AND_ADD, SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE},
+    QueuePairType.UC: {SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE},
+    QueuePairType.UD: {SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE},
 }
 #: The immediate data and both operands of a request that has none.
 Words = tuple[int, int, int]
@@ -60,6 +69,8 @@ _FLAGS_OF: dict[int, str] = {
     SEND_AND_INVALIDATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     SEND_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     WRITE_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
+    SEND_DATAGRAM: "SILENT_SUCCESS, SOLICITED and INLINE",
+    SEND_DATAGRAM_WITH_IMMEDIATE: "SILENT_SUCCESS, SOLICITED and INLINE",
     WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
 }
 
@@ -77,6 +88,8 @@ def operation_name(operation: int) -> str:
         SEND_AND_INVALIDATE: "send_and_invalidate",
         SEND_WITH_IMMEDIATE: "send with immediate data",
         WRITE_WITH_IMMEDIATE: "write with immediate data",
+        SEND_DATAGRAM: "send",
+        SEND_DATAGRAM_WITH_IMMEDIATE: "send with immediate data",
     }
     return names.get(operation) or Operation(operation).name.lower()
 
@@ -187,9 +200,13 @@ class WorkQueues(_core.WorkQueues, Resource):
     def _offered(self) -> int:
         """The operations beyond WRITE that the adapter has, each as the bit of its number."""
         capabilities = self._adapter.info.capabilities
-        if self.type is QueuePairType.UC:
-            capabilities &= Capability.IMMEDIATE_DATA
-        return sum(1 << operation for operation, needed in _NEEDS.items() if needed in capabilities)
+        taken = _TAKEN_BY[self.type]
+        return sum(1 << operation for operation in taken if _NEEDS[operation] in capabilities)
+
+    @property
+    def _max_length(self) -> int:
+        """How many bytes one request may move."""
+        return self._adapter.info.max_transfer_length
 
     def receive_many(self, sges: Iterable[Elements], *, contexts: Iterable[int] | None = None) -> None:
         """Post memory for several messages of the peer, in one call of the provider where that has such a call.
@@ -216,10 +233,10 @@ class WorkQueues(_core.WorkQueues, Resource):
         """Post the requests of a batch from number `first` on, one by one."""
         calls = batch._calls(first)
         self._require_room(batch, calls[0][0] == RECEIVE, len(calls))
-        for place, (operation, sges, remote, context, flags, words) in enumerate(calls, first):
+        for place, (operation, sges, remote, context, flags, words, destination) in enumerate(calls, first):
             try:
                 self._check()
-                self._post_many(operation, sges, context, flags, remote, words)
+                self._post_many(operation, sges, context, flags, remote, words, destination)
             except errors.NdpyError as error:
                 raise _in_batch(error, place, place) from None
 
@@ -234,7 +251,7 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _refuse_batch(self, batch: _core.Batch, refused: int, bad: int, posted: int) -> Exception:
         """The error for a refused post(). bad: the number of the request that was refused."""
-        operation, sges, _, _, flags, _ = batch._calls(bad)[0]
+        operation, sges, _, _, flags, *_ = batch._calls(bad)[0]
         queue, depth = self._queue_of(operation)
         if refused == QUEUE_FULL and len(batch) > depth:
             return errors.LimitExceededError(
@@ -257,8 +274,12 @@ class WorkQueues(_core.WorkQueues, Resource):
         flags: int,
         remote: RemoteMemory | None,
         words: Words = _NO_WORDS,
+        destination: Any = None,
     ) -> None:
-        """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these."""
+        """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these.
+
+        destination: what the request also keeps alive.
+        """
         elements = flatten(local)
         limits = self.limits
         limit = limits.max_receive_sge if operation == RECEIVE else limits.max_initiator_sge
@@ -278,6 +299,8 @@ class WorkQueues(_core.WorkQueues, Resource):
                     raise self._not_writable(operation)
                 if operation != READ:
                     flags |= _UNWRITABLE
+            if destination is not None:
+                elements = [*elements, destination]
             self._post_elements(operation, elements, triples, context, flags, remote, words)
         finally:
             if exports:
@@ -285,17 +308,22 @@ class WorkQueues(_core.WorkQueues, Resource):
                     export.release()
 
     def _unsupported(self, operation: int) -> errors.UnsupportedError:
-        adapter = self._adapter.info.name
-        if self.type is not QueuePairType.RC and operation not in (SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE):
+        if self.type is not QueuePairType.RC and operation not in _TAKEN_BY[self.type]:
+            does = "sends datagrams" if self.type is QueuePairType.UD else "sends and writes"
             return errors.UnsupportedError(
-                f"a queue pair of type {self.type.name} sends and writes only", operation=operation_name(operation)
+                f"a queue pair of type {self.type.name} {does} only", operation=operation_name(operation)
             )
+        adapter = self._adapter.info.name
         reasons = {
             Capability.ATOMICS: f"{adapter} has no atomic operations",
             Capability.IMMEDIATE_DATA: f"{adapter} has no immediate data; put the number into a message",
             Capability.SEND_INVALIDATE: f"{adapter} cannot invalidate a peer's window with a message; use send(), and let the "
             "peer call invalidate() itself",
         }
+        if operation not in _NEEDS or _NEEDS[operation] not in reasons:
+            return errors.UnsupportedError(
+                f"a queue pair of type {self.type.name} does not take it", operation=operation_name(operation)
+            )
         return errors.UnsupportedError(reasons[_NEEDS[operation]], operation=operation_name(operation))
 
     @staticmethod
@@ -348,7 +376,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         total = sum(element.length if hasattr(element, "length") else len(element) for element in elements)
         if refused == TOO_LONG:
             return errors.LimitExceededError(
-                f"{name}: {total} bytes are more than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
+                f"{name}: {total} bytes are more than the {self._max_length} that the adapter moves at once"
             )
         if refused == INLINE_TOO_LONG:
             return errors.LimitExceededError(

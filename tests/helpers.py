@@ -46,6 +46,7 @@ _CLOSING_ORDER = (
     ndpy.Connector,
     ndpy.MemoryWindow,
     ndpy.QueuePair,
+    ndpy.Destination,
     ndpy.SharedReceiveQueue,
     ndpy.CompletionQueue,
     ndpy.RegistrationCache,

@@ -404,6 +404,24 @@ static PyObject *batch_send(PyObject *self, PyObject *const *arguments, Py_ssize
     return add(self, has_immediate ? NDPY_SEND_WITH_IMMEDIATE : NDPY_SEND, given[0], NULL, given[1], given[2], &words);
 }
 
+static PyObject *batch_send_to(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    Batch *batch = (Batch *)self;
+    struct ndpy_remote words = {0};
+    PyObject *given[5] = {NULL}, *added;
+    int has_immediate;
+
+    if (sort_arguments("send_to", arguments, count, keywords, names_to_destination, 2, 5, given) < 0 ||
+        require("send_to", given, names_to_destination, 2) < 0 || read_destination(given[1], &words) < 0)
+        return NULL;
+    has_immediate = given[4] && given[4] != Py_None;
+    if (has_immediate && read_immediate(given[4], &words.immediate) < 0) return NULL;
+    added = add(self, has_immediate ? NDPY_SEND_DATAGRAM_WITH_IMMEDIATE : NDPY_SEND_DATAGRAM, given[0], NULL, given[2], given[3],
+        &words);
+    if (added) batch->destinations[batch->count - 1] = Py_NewRef(given[1]);
+    return added;
+}
+
 static PyObject *batch_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
     PyObject *given[2] = {NULL};
@@ -424,6 +442,7 @@ static void drop_requests(Batch *batch)
     while (count--) {
         Py_CLEAR(batch->records[count]);
         Py_CLEAR(batch->remotes[count]);
+        Py_CLEAR(batch->destinations[count]);
     }
 }
 
@@ -511,6 +530,15 @@ static int has_same_numbers(const Batch *batch, const PostedList *list)
     return 1;
 }
 
+/* What a posted request uses. NULL without memory. */
+static PyObject *keep_alive(const Batch *batch, uint32_t place)
+{
+    PyObject *destination = batch->destinations[place];
+
+    if (!destination) return Py_NewRef(batch->records[place]);
+    return PyTuple_Pack(2, batch->records[place], destination);
+}
+
 /* Makes a list. On a refusal *refused has it, with the number of the request in *bad. */
 static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
 {
@@ -539,7 +567,7 @@ static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_
         for (uint32_t place = 0; place < count; place++) {
             requests[place] = batch->requests[place];
             requests[place].flags = flags_of(batch, place);
-            PyTuple_SetItem(records, (Py_ssize_t)place, Py_NewRef(batch->records[place]));
+            PyTuple_SetItem(records, (Py_ssize_t)place, keep_alive(batch, place));
         }
         *refused = pool->provider->list_new(pool->native, requests, count, batch->elements, &list->native, bad);
     }
@@ -641,11 +669,12 @@ static PyObject *batch_calls(PyObject *self, PyObject *first)
         PyObject *record = Py_NewRef(batch->records[place]), *sges = present_elements(batch, (uint32_t)place);
         PyObject *remote = sges ? present_remote(batch, (uint32_t)place) : NULL;
         PyObject *call = !remote ? NULL
-                                 : Py_BuildValue("IOOKI(IKK)", request->operation, sges, remote,
+                                 : Py_BuildValue("IOOKI(IKK)O", request->operation, sges, remote,
                                        (unsigned long long)request->context,
                                        flags_of(batch, (uint32_t)place) & ~(uint32_t)NDPY_UNWRITABLE,
                                        request->remote.immediate, (unsigned long long)request->remote.operands[0],
-                                       (unsigned long long)request->remote.operands[1]);
+                                       (unsigned long long)request->remote.operands[1],
+                                       batch->destinations[place] ? batch->destinations[place] : Py_None);
 
         Py_DECREF(record);
         Py_XDECREF(sges);
@@ -695,11 +724,12 @@ static PyObject *batch_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     batch->requests = PyMem_Calloc((size_t)capacity, sizeof *batch->requests);
     batch->records = PyMem_Calloc((size_t)capacity, sizeof *batch->records);
     batch->remotes = PyMem_Calloc((size_t)capacity, sizeof *batch->remotes);
+    batch->destinations = PyMem_Calloc((size_t)capacity, sizeof *batch->destinations);
     batch->elements = PyMem_Calloc(elements, sizeof *batch->elements);
     batch->element_regions = PyMem_Calloc(elements, sizeof *batch->element_regions);
     batch->regions = PyMem_Calloc(elements, sizeof *batch->regions);
     batch->lists = PyDict_New();
-    if (!batch->requests || !batch->records || !batch->remotes || !batch->elements || !batch->element_regions ||
+    if (!batch->requests || !batch->records || !batch->remotes || !batch->destinations || !batch->elements || !batch->element_regions ||
         !batch->regions || !batch->lists) {
         Py_DECREF(batch);
         return PyErr_NoMemory();
@@ -722,6 +752,7 @@ static int batch_traverse(PyObject *self, visitproc visit, void *arg)
     for (uint32_t place = 0; place < batch->count; place++) {
         Py_VISIT(batch->records[place]);
         Py_VISIT(batch->remotes[place]);
+        Py_VISIT(batch->destinations[place]);
     }
     for (uint32_t place = 0; place < batch->region_count; place++) Py_VISIT(batch->regions[place]);
     Py_VISIT(batch->lists);
@@ -748,6 +779,7 @@ static void batch_dealloc(PyObject *self)
     PyMem_Free(batch->requests);
     PyMem_Free(batch->records);
     PyMem_Free(batch->remotes);
+    PyMem_Free(batch->destinations);
     PyMem_Free(batch->elements);
     PyMem_Free(batch->element_regions);
     PyMem_Free(batch->regions);
@@ -811,6 +843,9 @@ static PyMethodDef batch_methods[] = {
     {"write", FAST(batch_write),
         "write($self, sges, remote, *, context=0, flags=0, immediate=None)\n--\n\n"
         "Add an RDMA write. See QueuePair.write()."},
+    {"send_to", FAST(batch_send_to),
+        "send_to($self, sges, destination, *, context=0, flags=0, immediate=None)\n--\n\n"
+        "Add a datagram. See DatagramQueuePair.send()."},
     {"send_and_invalidate", FAST(batch_send_and_invalidate),
         "send_and_invalidate($self, sges, remote, *, context=0, flags=0)\n--\n\n"
         "Add a send that invalidates a window. See QueuePair.send_and_invalidate()."},
@@ -823,8 +858,8 @@ static PyMethodDef batch_methods[] = {
     {"clear", batch_clear_requests, METH_NOARGS, "clear($self)\n--\n\nForget all requests."},
     {"_calls", batch_calls, METH_O,
         "_calls($self, first, /)\n--\n\n"
-        "The requests from number `first` on, as (operation, sges, remote or None, context, flags, words). words: the\n"
-        "immediate data and both operands."},
+        "The requests from number `first` on, as (operation, sges, remote or None, context, flags, words, destination or\n"
+        "None). words: the immediate data and both operands."},
     {NULL, NULL, 0, NULL},
 };
 

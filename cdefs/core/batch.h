@@ -22,6 +22,7 @@ typedef struct {
     struct ndpy_list_request *requests;
     PyObject **records;
     PyObject **remotes;
+    PyObject **destinations;
     struct ndpy_element *elements;
     PyObject **element_regions;
     PyObject **regions;

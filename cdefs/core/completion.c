@@ -7,7 +7,7 @@ enum { SPARE_COMPLETIONS = 256, STATUSES = 16 };
 PyTypeObject *completion_type;
 
 /* What ndpy/completion.py gives to set_up_completions(). */
-static PyObject *operations, *statuses, *raise_status, *describe;
+static PyObject *operations, *statuses, *raise_status, *describe, *read_source;
 
 /* The members of Status, borrowed from `statuses`. The last ones repeat UNKNOWN. */
 static PyObject *status_members[STATUSES];
@@ -36,6 +36,7 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
     completion->context = context;
     completion->status = Py_XNewRef(status_members[entry->status & (STATUSES - 1)]);
     completion->posted = Py_NewRef(posted);
+    completion->source = NULL;
     completion->entry = *entry;
     return (PyObject *)completion;
 }
@@ -43,16 +44,18 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
 int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
 {
     PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
-    PyObject *former[] = {completion->context, completion->status, completion->posted};
+    PyObject *former[] = {completion->context, completion->status, completion->posted, completion->source};
 
     if (!context) return -1;
     completion->context = context;
     completion->status = Py_XNewRef(status_members[entry->status & (STATUSES - 1)]);
     completion->posted = Py_NewRef(posted);
+    completion->source = NULL;
     completion->entry = *entry;
     Py_DECREF(former[0]);
     Py_XDECREF(former[1]);
     Py_DECREF(former[2]);
+    Py_XDECREF(former[3]);
     return 0;
 }
 
@@ -63,6 +66,7 @@ static void completion_dealloc(PyObject *self)
     Py_DECREF(completion->context);
     Py_XDECREF(completion->status);
     Py_DECREF(completion->posted);
+    Py_XDECREF(completion->source);
     if (spare_count < SPARE_COMPLETIONS) {
         spare_completions[spare_count++] = completion;
     } else {
@@ -113,6 +117,13 @@ static PyObject *get_immediate(PyObject *self, void *Py_UNUSED(none))
     return PyLong_FromUnsignedLong(entry_of(self)->vendor_status);
 }
 
+static PyObject *get_source(PyObject *self, void *Py_UNUSED(none))
+{
+    PyObject *source = ((Completion *)self)->source;
+
+    return source ? PyObject_CallFunctionObjArgs(read_source, source, NULL) : Py_NewRef(Py_None);
+}
+
 static PyObject *member_of(PyObject *members, uint32_t number)
 {
     PyObject *member = members ? PyTuple_GetItem(members, (Py_ssize_t)number) : NULL;
@@ -159,6 +170,7 @@ static PyGetSetDef completion_fields[] = {
     {"vendor_status", get_vendor_status, NULL, "What the adapter adds to an error, or 0.", NULL},
     {"immediate", get_immediate, NULL,
         "The 32 bits that the peer sent with its message or write, in host order. None if it sent none.", NULL},
+    {"source", get_source, NULL, "A DatagramSource: where a received datagram came from. None for everything else.", NULL},
     {"operation", get_operation, NULL, "An Operation.", NULL},
     {"ok", get_ok, NULL, "Whether the request succeeded.", NULL},
     {"queue_pair", get_queue_pair, NULL, "The queue pair of the request. None if the program has dropped it.", NULL},
@@ -200,13 +212,14 @@ static PyType_Spec completion_spec = {
 
 static PyObject *set_up(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    PyObject **const settings[] = {&operations, &statuses, &raise_status, &describe};
-    PyObject *given[4];
+    PyObject **const settings[] = {&operations, &statuses, &raise_status, &describe, &read_source};
+    PyObject *given[5];
     Py_ssize_t count;
 
-    if (!PyArg_ParseTuple(arguments, "O!O!OO", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1], &given[2], &given[3]))
+    if (!PyArg_ParseTuple(arguments, "O!O!OOO", &PyTuple_Type, &given[0], &PyTuple_Type, &given[1], &given[2], &given[3],
+            &given[4]))
         return NULL;
-    for (int which = 0; which < 4; which++) {
+    for (int which = 0; which < 5; which++) {
         PyObject *former = *settings[which];
 
         *settings[which] = Py_NewRef(given[which]);
@@ -220,8 +233,9 @@ static PyObject *set_up(PyObject *Py_UNUSED(module), PyObject *arguments)
 
 static PyMethodDef functions[] = {
     {"set_up_completions", set_up, METH_VARARGS,
-        "set_up_completions($module, operations, statuses, raise_for_status, describe, /)\n--\n\n"
-        "Give the members of Operation and Status in the order of their numbers, and two functions of a Completion."},
+        "set_up_completions($module, operations, statuses, raise_for_status, describe, read_source, /)\n--\n\n"
+        "Give the members of Operation and Status in the order of their numbers, two functions of a Completion, and one that\n"
+        "makes a DatagramSource of the bytes of a struct ndpy_datagram."},
     {NULL, NULL, 0, NULL},
 };
 

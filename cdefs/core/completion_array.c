@@ -10,6 +10,7 @@ void array_clear(CompletionArray *array)
 {
     uint32_t count = array->owned;
 
+    for (uint32_t place = 0; array->sources && place < array->count; place++) Py_CLEAR(array->sources[place]);
     array->count = array->owned = 0;
     array->untouched.count = 0;
     while (count--) Py_CLEAR(array->owners[count].posted);
@@ -109,6 +110,7 @@ static void array_dealloc(PyObject *self)
     Py_CLEAR(array->views[0]);
     Py_CLEAR(array->views[1]);
     PyMem_Free(array->owners);
+    PyMem_Free(array->sources);
     PyMem_Free(array->results);
     free_object(self);
 }
@@ -121,13 +123,16 @@ static Py_ssize_t array_length(PyObject *self)
 static PyObject *array_item(PyObject *self, Py_ssize_t place)
 {
     CompletionArray *array = (CompletionArray *)self;
+    PyObject *completion;
 
     if (place < 0 || place >= (Py_ssize_t)array->count) {
         PyErr_Format(PyExc_IndexError, "the array has %u completions", array->count);
         return NULL;
     }
     array_read(array);
-    return completion_new(&array->entries[place], array_owner(array, (uint32_t)place));
+    completion = completion_new(&array->entries[place], array_owner(array, (uint32_t)place));
+    if (completion && array->sources) ((Completion *)completion)->source = Py_XNewRef(array->sources[place]);
+    return completion;
 }
 
 static int first_failure(CompletionArray *array)

@@ -171,13 +171,32 @@ static void note_failure(struct failure *failure)
         PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
 }
 
+/* Takes what came with a datagram out of its completion. Returns the bytes of its struct ndpy_datagram, or NULL with an error. */
+static PyObject *open_datagram(const struct ndpy_completion *entry, struct ndpy_completion *opened)
+{
+    struct ndpy_datagram *datagram = (struct ndpy_datagram *)(uintptr_t)entry->context;
+    PyObject *source = PyBytes_FromStringAndSize((const char *)datagram, sizeof *datagram);
+
+    *opened = *entry;
+    opened->context = datagram->context;
+    opened->flags &= ~(uint32_t)NDPY_DATAGRAM;
+    free(datagram);
+    return source;
+}
+
 /* Returns what the program gets for one completion, or NULL. failed: a list, made when needed. If Python code raises, such as
    because of Ctrl-C, the program still gets the completion, as the provider reported it. */
 static PyObject *collect_one(
     CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed, struct failure *failure)
 {
-    PyObject *tuple, *completion = NULL;
+    PyObject *tuple, *completion = NULL, *source = NULL;
+    struct ndpy_completion opened;
 
+    if (entry->flags & NDPY_DATAGRAM) {
+        source = open_datagram(entry, &opened);
+        if (!source) note_failure(failure);
+        entry = &opened;
+    }
     if (!*failed) *failed = PyList_New(0);
     tuple = *failed ? entry_to_tuple(entry) : NULL;
     if (tuple) completion = PyObject_CallMethod((PyObject *)self, "_collect_one", "OO", tuple, *failed);
@@ -193,6 +212,10 @@ static PyObject *collect_one(
     } else if (completion == Py_None) {
         Py_CLEAR(completion);
     }
+    if (completion)
+        ((Completion *)completion)->source = source;
+    else
+        Py_XDECREF(source);
     return completion;
 }
 
@@ -603,6 +626,20 @@ HOT void set_entry(CompletionArray *array, uint32_t place, const struct ndpy_com
     array_own(array, posted, place + 1);
 }
 
+/* Puts a completion into an array, with what came with a datagram. Returns 0, or -1 with an error. */
+static int set_completion(CompletionArray *array, uint32_t place, const Completion *completion)
+{
+    set_entry(array, place, &completion->entry, completion->posted);
+    if (!completion->source) return 0;
+    if (!array->sources) array->sources = PyMem_Calloc((size_t)array->capacity, sizeof *array->sources);
+    if (!array->sources) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    array->sources[place] = Py_NewRef(completion->source);
+    return 0;
+}
+
 /* Puts kept completions into an array. Returns 0, or -1 with an error. */
 static int take_kept_into(CompletionQueue *self, CompletionArray *array)
 {
@@ -612,7 +649,7 @@ static int take_kept_into(CompletionQueue *self, CompletionArray *array)
     for (Py_ssize_t place = 0; place < PyList_Size(taken); place++) {
         const Completion *completion = (Completion *)PyList_GetItem(taken, place);
 
-        set_entry(array, (uint32_t)place, &completion->entry, completion->posted);
+        if (set_completion(array, (uint32_t)place, completion) < 0) PyErr_Clear();
     }
     array->count = (uint32_t)PyList_Size(taken);
     Py_DECREF(taken);
@@ -651,7 +688,7 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
         if (!join_run(self, &run, entry)) {
             Completion *completion = (Completion *)collect_one(self, entry, failed, &failure);
 
-            if (completion) set_entry(array, kept++, &completion->entry, completion->posted);
+            if (completion && set_completion(array, kept++, completion) < 0) note_failure(&failure);
             Py_XDECREF((PyObject *)completion);
         } else if (!(entry->flags & NDPY_INTERNAL)) {
             set_entry(array, kept++, entry, (PyObject *)run.posted);

@@ -285,20 +285,24 @@ extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
 /* The names of the arguments of write(), send(), compare_and_swap() and fetch_and_add(), in their order. read() and receive() have
    the first ones of them. */
 extern PyObject *names_with_remote[5], *names_without_remote[4], *names_of_swap[6], *names_of_add[5];
+extern PyObject *names_to_destination[5];
 
 int read_remote(PyObject *object, struct ndpy_remote *out);
 /* Each returns 0, or -1 with an error. */
 int read_immediate(PyObject *object, uint32_t *out);
+/* Reads a Destination into the operands. */
+int read_destination(PyObject *object, struct ndpy_remote *out);
 int read_operand(PyObject *object, const char *name, uint64_t *out);
 
 /* ---- completion.c ---- */
 
-/* context, status: fields that the interpreter reads without a call. */
+/* context, status: fields that the interpreter reads without a call. source: the bytes of a struct ndpy_datagram, or NULL. */
 typedef struct {
     PyObject_HEAD
     PyObject *context;
     PyObject *status;
     PyObject *posted;
+    PyObject *source;
     struct ndpy_completion entry;
 } Completion;
 

@@ -38,6 +38,7 @@ struct post {
 enum { SGES, REMOTE, CONTEXT, FLAGS, IMMEDIATE, ARGUMENTS };
 
 PyObject *names_with_remote[ARGUMENTS], *names_without_remote[ARGUMENTS - 1], *names_of_swap[6], *names_of_add[5];
+PyObject *names_to_destination[5];
 
 /* ---- arguments ---- */
 
@@ -142,6 +143,25 @@ int read_immediate(PyObject *object, uint32_t *out)
     } else if (PyErr_ExceptionMatches(PyExc_TypeError)) {
         PyErr_Clear();
         PyErr_Format(PyExc_TypeError, "immediate is an integer or None, not %R", (PyObject *)Py_TYPE(object));
+    }
+    return -1;
+}
+
+int read_destination(PyObject *object, struct ndpy_remote *out)
+{
+    unsigned long long operands[2];
+    PyObject *words = PyObject_GetAttrString(object, "_words");
+    int read = words && PyArg_ParseTuple(words, "KK", &operands[0], &operands[1]);
+
+    Py_XDECREF(words);
+    if (read) {
+        out->operands[0] = operands[0];
+        out->operands[1] = operands[1];
+        return 0;
+    }
+    if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "a destination is a Destination, not %R", (PyObject *)Py_TYPE(object));
     }
     return -1;
 }
@@ -865,6 +885,9 @@ int add_work_queues(PyObject *module)
         names_of_swap[which + 2] = interned(operands[which]);
         names_of_swap[which + 4] = names_of_add[which + 3] = names_with_remote[which + CONTEXT];
     }
+    for (int which = 0; which < ARGUMENTS; which++) names_to_destination[which] = names_with_remote[which];
+    names_to_destination[REMOTE] = interned("destination");
+    if (!names_to_destination[REMOTE]) return -1;
     names_of_add[2] = interned(operands[2]);
     if (!names_of_swap[2] || !names_of_swap[3] || !names_of_add[2]) return -1;
     return add_type(module, &queues_spec) ? 0 : -1;

@@ -38,6 +38,7 @@ HOT enum ibv_wr_opcode native_opcode(uint32_t operation)
     case NDPY_SEND_AND_INVALIDATE:
         return IBV_WR_SEND_WITH_INV;
     case NDPY_SEND_WITH_IMMEDIATE:
+    case NDPY_SEND_DATAGRAM_WITH_IMMEDIATE:
         return IBV_WR_SEND_WITH_IMM;
     case NDPY_WRITE_WITH_IMMEDIATE:
         return IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -57,7 +58,12 @@ HOT void *native_elements(void *out, const struct ndpy_element *elements, uint32
 
 APART void special_request(struct ibv_send_wr *wr, uint32_t operation, const struct ndpy_remote *remote)
 {
-    if (is_atomic(operation)) {
+    if (operation == NDPY_SEND_DATAGRAM || operation == NDPY_SEND_DATAGRAM_WITH_IMMEDIATE) {
+        wr->wr.ud.ah = (struct ibv_ah *)(uintptr_t)remote->operands[0];
+        wr->wr.ud.remote_qpn = (uint32_t)remote->operands[1];
+        wr->wr.ud.remote_qkey = (uint32_t)(remote->operands[1] >> 32);
+        wr->imm_data = htonl(remote->immediate);
+    } else if (is_atomic(operation)) {
         wr->wr.atomic.remote_addr = remote->address;
         wr->wr.atomic.compare_add = remote->operands[0];
         wr->wr.atomic.swap = remote->operands[1];
@@ -190,6 +196,28 @@ HOT void native_received(const void *result, struct ndpy_completion *out)
     }
 }
 
+static void native_datagram(const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out)
+{
+    const struct ibv_wc *wc = &((const struct native_result *)result)->wc;
+    struct ndpy_datagram *datagram = malloc(sizeof *datagram);
+
+    out->nbytes -= HEADER_SIZE;
+    if (!datagram)
+        return;
+    *datagram = (struct ndpy_datagram){
+        .context = out->context,
+        .source_number = wc->src_qp,
+        .source_lid = wc->slid,
+        .pkey_index = wc->pkey_index,
+        .service_level = wc->sl,
+        .path_bits = wc->dlid_path_bits,
+        .has_header = (wc->wc_flags & IBV_WC_GRH) != 0,
+    };
+    memcpy(datagram->header, slot->ring->headers + (size_t)HEADER_SIZE * slot->index, HEADER_SIZE);
+    out->context = (uintptr_t)datagram;
+    out->flags |= NDPY_DATAGRAM;
+}
+
 HOT uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
 {
     if (flags & NDPY_UNWRITABLE && status != IBV_WC_SUCCESS && status != IBV_WC_WR_FLUSH_ERR)
@@ -250,6 +278,7 @@ static const struct native verbs = {
     .vendor_status = native_vendor_status,
     .bytes = native_bytes,
     .received = native_received,
+    .datagram = native_datagram,
     .translate_status = translate_status,
     .translate_other = translate_other,
 };

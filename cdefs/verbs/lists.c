@@ -45,6 +45,8 @@ static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_lis
     int receives = request->operation == NDPY_RECEIVE;
 
     *nbytes = 0;
+    if (qp->receive->headers && !receives && request->operation < NDPY_SEND_DATAGRAM)
+        return NDPY_UNSUPPORTED;
     for (uint32_t i = 0; i < request->count; i++) {
         *nbytes += elements[i].length;
         if (elements[i].token > LARGEST_TOKEN)
@@ -164,6 +166,8 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
     int error;
 
     *posted = 0;
+    if (ring->headers)
+        return NDPY_POST_SINGLY;
     if (ring == qp->initiator) {
         if (connection == NDPY_NEVER_CONNECTED)
             return NDPY_NOT_CONNECTED;

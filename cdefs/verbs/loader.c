@@ -114,6 +114,7 @@ NDPY_LEADS_TO_CONTEXT(comp_channel)
 NDPY_LEADS_TO_CONTEXT(cq)
 NDPY_LEADS_TO_CONTEXT(srq)
 NDPY_LEADS_TO_CONTEXT(qp)
+NDPY_LEADS_TO_CONTEXT(ah)
 #undef NDPY_LEADS_TO_CONTEXT
 
 static struct softverbs_channel *entry_of(const struct rdma_event_channel *channel)

@@ -17,6 +17,7 @@ from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
+from ndpy.verbs.datagram_queue_pair import VerbsDatagramQueuePair
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.listener import VerbsListener
 from ndpy.verbs.memory import (
@@ -54,6 +55,7 @@ class VerbsAdapter(Adapter):
     _completion_queue_class = VerbsCompletionQueue
     _shared_receive_queue_class = VerbsSharedReceiveQueue
     _queue_pair_class = VerbsQueuePair
+    _datagram_queue_pair_class = VerbsDatagramQueuePair
     _connector_class = VerbsConnector
     _listener_class = VerbsListener
 

@@ -477,8 +477,12 @@ def _probe_types(context: Any, domain: Any) -> Capability:
     if queue == ffi.NULL:
         return Capability.NONE
     try:
-        unreliable = _try_to_create(domain, queue, 0, lib.IBV_QPT_UC) is not None
-        return Capability.UNRELIABLE_CONNECTIONS if unreliable else Capability.NONE
+        found = Capability.NONE
+        types = {lib.IBV_QPT_UC: Capability.UNRELIABLE_CONNECTIONS, lib.IBV_QPT_UD: Capability.DATAGRAMS}
+        for kind, capability in types.items():
+            if _try_to_create(domain, queue, 0, kind) is not None:
+                found |= capability
+        return found
     finally:
         lib.ibv_destroy_cq(queue)
 

@@ -71,8 +71,12 @@ class VerbsQueuePair(QueuePair):
             request.srq = self.srq._srq
         else:
             request.cap.max_recv_wr = max(limits.receive_queue_depth, 1)
-            request.cap.max_recv_sge = max(limits.max_receive_sge, 1)
+            request.cap.max_recv_sge = max(self._receive_elements(), 1)
         return check_pointer("create queue pair", lib.ibv_create_qp(self._adapter._domain, request))
+
+    def _receive_elements(self) -> int:
+        """How many elements of a receive the provider gets at most."""
+        return self.limits.max_receive_sge
 
     def _native_set_up(self) -> None:
         if Quirk.SIW_OVERTAKES_READS in self._adapter._differences:

@@ -19,7 +19,11 @@ from ndpy.verbs.adapter_info import mtu_bytes
 from ndpy.verbs.memory import native_access
 from ndpy.verbs.native_calls import check, ffi, lib
 
-NATIVE_TYPES = {QueuePairType.RC: lib.IBV_QPT_RC, QueuePairType.UC: lib.IBV_QPT_UC}
+NATIVE_TYPES = {
+    QueuePairType.RC: lib.IBV_QPT_RC,
+    QueuePairType.UC: lib.IBV_QPT_UC,
+    QueuePairType.UD: lib.IBV_QPT_UD,
+}
 
 
 class _Field(NamedTuple):
@@ -126,6 +130,7 @@ FIELDS = {
     "access": _Field(lib.IBV_QP_ACCESS_FLAGS, _write_access, _read_access),
     "pkey_index": _plain(lib.IBV_QP_PKEY_INDEX, "pkey_index"),
     "port": _plain(lib.IBV_QP_PORT, "port_num"),
+    "qkey": _plain(lib.IBV_QP_QKEY, "qkey"),
     "path": _Field(lib.IBV_QP_AV, _write_path, lambda native: read_vector(native.ah_attr)),
     "path_mtu": _Field(lib.IBV_QP_PATH_MTU, _write_mtu, _read_mtu),
     "remote_number": _plain(lib.IBV_QP_DEST_QPN, "dest_qp_num"),
@@ -156,6 +161,7 @@ _RELIABLE = (
 _OF_TYPE = {
     QueuePairType.RC: _CONNECTED + _RELIABLE + _MIGRATING,
     QueuePairType.UC: _CONNECTED + _MIGRATING,
+    QueuePairType.UD: ("state", "pkey_index", "port", "qkey", "send_psn"),
 }
 
 

@@ -25,6 +25,7 @@ TESTS = [
     "test_core.py",
     "test_core_regions.py",
     "test_lists_of_requests.py",
+    "test_datagram_completions.py",
     "test_data_path_posting.py",
     "test_data_path_completions.py",
     "test_lease.py",

@@ -19,6 +19,7 @@ PACKAGE = ROOT / "ndpy"
 # Each module directly in ndpy/ is in one of these sets. allowed() says what the modules of a set may import.
 LEAVES = {
     "addresses",
+    "datagram",
     "endpoint",
     "errors",
     "flags",
@@ -40,6 +41,7 @@ PUBLIC = {
     "connection",
     "connection_parameters",
     "connection_states",
+    "datagram_queue_pair",
     "listener",
     "memory",
     "poller",

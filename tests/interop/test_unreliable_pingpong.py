@@ -1,4 +1,4 @@
-"""The rc_pingpong example with queue pairs of the type UC, against ibverbs-utils' ibv_uc_pingpong, in both roles."""
+"""The rc_pingpong example with unreliable queue pairs, against ibv_uc_pingpong and ibv_ud_pingpong, in both roles."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from test_rc_pingpong import routable_gids
 from ndpy import Capability
 from ndpy.verbs import distribution
 
-SIZE, COUNT = 10007, 50
+COUNT = 50
+# The capability that it needs, and the size of a message. A datagram is at most as long as the MTU.
+TYPES = {"UC": (Capability.UNRELIABLE_CONNECTIONS, 10007), "UD": (Capability.DATAGRAMS, 999)}
 
 
 @pytest.mark.parametrize("role", ["client", "server"])
-def test_ibv_uc_pingpong(adapter, pytestconfig, role):
-    require(adapter, Capability.UNRELIABLE_CONNECTIONS)
-    common = ("-d", adapter.info.name, "-s", SIZE, "-n", COUNT)
-    theirs = ("ibv_uc_pingpong", distribution.VERBS_PROGRAMS, *common, "-g", routable_gids(adapter)[0].index)
-    ours = ("rc_pingpong", *common, "-t", "UC")
+@pytest.mark.parametrize("kind", TYPES)
+def test_messages_of_unreliable_queue_pairs(adapter, pytestconfig, kind, role):
+    capability, size = TYPES[kind]
+    require(adapter, capability)
+    common = ("-d", adapter.info.name, "-s", size, "-n", COUNT)
+    program = f"ibv_{kind.lower()}_pingpong"
+    theirs = (program, distribution.VERBS_PROGRAMS, *common, "-g", routable_gids(adapter)[0].index)
+    ours = ("rc_pingpong", *common, "-t", kind)
     if role == "client":
         with start_example(*ours, "-p", 0) as server:
             port = server.wait_for(r"listening on TCP port (\d+)")[1]
@@ -32,4 +37,4 @@ def test_ibv_uc_pingpong(adapter, pytestconfig, role):
             with start_example(*ours, "-p", number, "127.0.0.1") as client:
                 result = client.succeed()
             server.succeed()
-    assert f"{COUNT} iters of {SIZE} bytes verified" in result.out
+    assert f"{COUNT} iters of {size} bytes verified" in result.out
