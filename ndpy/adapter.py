@@ -19,6 +19,7 @@ from ndpy.addresses import Address
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import RetryPolicy
+from ndpy.counters import Counters
 from ndpy.datagram_queue_pair import DatagramQueuePair
 from ndpy.flags import Access, Capability
 from ndpy.forking import renew_in_child
@@ -441,6 +442,21 @@ class Adapter(_core.Adapter, Resource):
 
     # ---- what only one system has ----
 
+    def counters(self) -> Counters:
+        """Read the counters of the adapter's ports.
+
+        Returns: for each port's number a dictionary of the counters, with the names that the driver gives them. They count since
+            the driver was loaded, or since they were reset, for all programs. port_xmit_data and port_rcv_data count in units of
+            4 bytes. ndpy.counters.is_error() tells whether a name stands for what should not happen.
+        Raises:
+            UnsupportedError: info.capabilities lacks COUNTERS.
+        Source: /sys/class/infiniband/NAME/ports/PORT/counters and hw_counters; rdma-statistic(8).
+        """
+        self._check()
+        if Capability.COUNTERS not in self.info.capabilities:
+            raise errors.UnsupportedError(f"{self.info.name} has no counters", operation="counters")
+        return self._native_counters()
+
     @property
     def port_state(self) -> str:
         """The state of the port that connections use, as of the last event: "active" or "down". Linux only.
@@ -594,6 +610,10 @@ class Adapter(_core.Adapter, Resource):
 
     def _native_resume_registering(self) -> None:
         """Allow registrations again, because the adapter stays open."""
+
+    def _native_counters(self) -> Counters:
+        """Do counters(). Called only with Capability.COUNTERS."""
+        raise NotImplementedError
 
     def _native_register_implicit(self, access: Access) -> MemoryRegion:
         """Called only if info.capabilities has IMPLICIT_ON_DEMAND."""

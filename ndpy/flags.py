@@ -19,6 +19,7 @@ class Capability(enum.Flag):
         IMMEDIATE_DATA: send() and write() take `immediate`.
         UNRELIABLE_CONNECTIONS: create_queue_pair() takes QueuePairType.UC.
         DATAGRAMS: create_datagram_queue_pair() works.
+        COUNTERS: Adapter.counters() works.
         MODIFY: QueuePair.modify() and query() work, and so do local_endpoint() and connect_endpoint().
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
@@ -60,6 +61,7 @@ class Capability(enum.Flag):
     UNRELIABLE_CONNECTIONS = enum.auto()
     MODIFY = enum.auto()
     DATAGRAMS = enum.auto()
+    COUNTERS = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

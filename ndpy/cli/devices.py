@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 import ndpy
+from ndpy.cli.counters import show, watch
 from ndpy.placement import placement_warning
 from ndpy.platforms import find, unlisted
 
@@ -67,12 +68,28 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
 @click.command(short_help="List the RDMA adapters of this machine.")
 @click.argument("adapter", required=False)
 @click.option("-v", "--verbose", is_flag=True, help="Show capabilities, ports, GIDs and limits as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(adapter: str | None, verbose: bool, as_json: bool) -> None:
+@click.option("--counters", is_flag=True, help="Show the counters of the ports instead.")
+@click.option(
+    "--watch",
+    "watch_s",
+    type=click.FloatRange(min=0.05),
+    metavar="SECONDS",
+    help="Show which counters change, and how fast, every SECONDS until Ctrl-C.",
+)
+@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after so many times.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON; with --watch one line for each time.")
+def command(
+    adapter: str | None, verbose: bool, counters: bool, watch_s: float | None, count: int | None, as_json: bool
+) -> None:
     """List the RDMA adapters of this machine, or only ADAPTER (a name or a local IP address).
 
     If there is none, the command prints the reason and the remedy, and its exit status is 1.
+
+    --counters and --watch show what the driver counts on each port, for all programs. Counters of errors come first. Their names
+    are the driver's.
     """
+    if count is not None and watch_s is None:
+        raise click.UsageError("--count needs --watch")
     try:
         # If there is no adapter at all, find() raises and says what is missing.
         infos = [find(adapter)] if adapter else ndpy.list_adapters() or [find()]
@@ -81,6 +98,12 @@ def command(adapter: str | None, verbose: bool, as_json: bool) -> None:
             click.echo("[]")
         click.echo(f"ndpy devices: {error}", err=True)
         sys.exit(1)
+    if watch_s is not None:
+        watch([info.name for info in infos], watch_s, count, as_json)
+        return
+    if counters:
+        show([info.name for info in infos], as_json)
+        return
     if as_json:
         click.echo(json.dumps([info.to_dict() for info in infos], indent=2))
     else:

@@ -8,12 +8,17 @@ from ndpy.networkdirect.allocation import allocate
 from ndpy.networkdirect.poller import NetworkDirectPoller as Poller
 from ndpy.networkdirect.version1.adapter import Version1Adapter
 
-__all__ = ["Poller", "allocate", "explain_absence", "list_adapters", "open_adapter", "why_no_adapter"]
+__all__ = ["Poller", "allocate", "explain_absence", "list_adapters", "open_adapter", "read_counters", "why_no_adapter"]
 
 
 def open_adapter(info: NetworkDirectAdapterInfo) -> NetworkDirectAdapter:
     """Open an adapter by the version that it is listed with."""
     return Version1Adapter(info) if info.version == 1 else NetworkDirectAdapter(info)
+
+
+def read_counters(name: str) -> dict[int, dict[str, int]]:
+    """No counters: NetworkDirect has none."""
+    return {}
 
 
 def explain_absence(name: str) -> None:

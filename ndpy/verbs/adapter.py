@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ndpy import errors
 from ndpy.adapter import Adapter
+from ndpy.counters import Counters
 from ndpy.flags import Access
 from ndpy.quirks import Quirk
 from ndpy.resource import _serials
@@ -17,6 +18,7 @@ from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
+from ndpy.verbs.counters import read_counters
 from ndpy.verbs.datagram_queue_pair import VerbsDatagramQueuePair
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.listener import VerbsListener
@@ -122,6 +124,9 @@ class VerbsAdapter(Adapter):
 
     def _native_port_state(self) -> str:
         return self._port_states[self._port]
+
+    def _native_counters(self) -> Counters:
+        return read_counters(self.info.name)
 
     # ---- registering ----
 

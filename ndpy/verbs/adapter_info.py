@@ -192,6 +192,8 @@ def describe(context: Any, name: str) -> AdapterInfo:
         addresses = _addresses_of_softverbs()
         # The processor writes to the memory, in the order in which the bytes come.
         capabilities |= Capability.IN_ORDER_DMA | _resizing(context)
+    if any((_SYSFS / name / "ports").glob("*/*counters/*")):
+        capabilities |= Capability.COUNTERS
     port_attributes = ffi.new("struct ibv_port_attr *")
     check("ibv_query_port", lib.ndpy_query_port(context, best.number, port_attributes))
     registration = int(attributes.max_mr_size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ndpy.verbs.adapter import VerbsAdapter as open_adapter
 from ndpy.verbs.adapter_info import explain_absence, list_adapters, list_named, why_no_adapter
 from ndpy.verbs.allocation import allocate
+from ndpy.verbs.counters import read_counters
 from ndpy.verbs.poller import VerbsPoller as Poller
 from ndpy.verbs.softverbs import describe_unlisted, is_listed_by_name_only
 
@@ -17,5 +18,6 @@ __all__ = [
     "list_adapters",
     "list_named",
     "open_adapter",
+    "read_counters",
     "why_no_adapter",
 ]

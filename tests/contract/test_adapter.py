@@ -13,6 +13,8 @@ from defects import differs
 from helpers import assert_works, connect_pair, create_end, host_of, memory, require
 
 import ndpy
+from ndpy import Capability
+from ndpy.counters import changes
 from ndpy.quirks import Quirk
 
 
@@ -263,3 +265,16 @@ def test_what_only_the_other_system_has_is_unsupported(adapter):
     if sys.platform == "linux":
         with pytest.raises(ndpy.UnsupportedError, match="overlapped file"):
             adapter.create_completion_queue(8, overlapped_file=3)
+
+
+def test_counters_count_what_is_sent(adapter, keep):
+    if Capability.COUNTERS not in adapter.info.capabilities:
+        with pytest.raises(ndpy.UnsupportedError, match=f"{adapter.info.name} has no counters"):
+            adapter.counters()
+        pytest.skip(f"{adapter.info.name} does not claim COUNTERS")
+    before = adapter.counters()
+    pair = connect_pair(keep, adapter)
+    for _ in range(10):
+        assert_works(keep, pair)
+    moved = changes(before, adapter.counters())
+    assert sum(moved[adapter.info.ports[0].number].values()) >= 10

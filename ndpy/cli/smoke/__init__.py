@@ -22,7 +22,9 @@ from ndpy.cli.smoke.peer import DEFAULT_PORT
 from ndpy.cli.smoke.runner import Runner, describe
 from ndpy.cli.smoke.server import serve_client
 from ndpy.cli.smoke.testbed import Testbed
-from ndpy.platforms import asking_for
+from ndpy.counters import changes
+from ndpy.flags import Capability
+from ndpy.platforms import asking_for, implementation
 from ndpy.quirks import is_software
 
 _INTERRUPTED = 130
@@ -137,6 +139,8 @@ def command(
     except OSError as error:
         click.echo(f"smoke: {error.filename}: {error.strerror}", err=True)
         status = status or 1
+    if run.errors_counted():
+        click.echo(run.errors_counted())
     click.echo(run.summary())
     if stuck:
         # A thread that is stuck in the kernel would keep the interpreter from exiting.
@@ -169,9 +173,12 @@ def _run_checks(
             f"{', '.join(info.addresses) or 'no address'}), {len(checks)} checks"
         )
         runner = Runner(Testbed(adapter, which, peer_host), run, reporter, limit_s=limit_s)
+        before = implementation().read_counters(info.name)
         try:
             runner.run(checks)
         finally:
+            if Capability.COUNTERS in info.capabilities:
+                run.counters = changes(before, implementation().read_counters(info.name))
             stuck = runner.stuck
             if not stuck:
                 adapter.close()

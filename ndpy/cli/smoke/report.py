@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from ndpy.cli.smoke.catalog import Check, Result, Verdict
+from ndpy.counters import Counters, is_error
 
 _STYLES = {Verdict.PASS: "green", Verdict.FAIL: "bold red", Verdict.KNOWN: "yellow", Verdict.SKIP: "cyan"}
 
@@ -28,6 +29,8 @@ class Run:
     software: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
+    #: What the run did to the counters of each port, without those that have not changed. None if there are none.
+    counters: Counters | None = None
     seconds: float = 0.0
     interrupted: bool = False
 
@@ -43,6 +46,22 @@ class Run:
             f"{n[Verdict.SKIP]} skipped on {self.adapter} ({self.provider}{', software' if self.software else ''})"
         )
 
+    def errors_counted(self) -> str:
+        """What the run did to the counters of errors, in one line. "" if the adapter has no counters."""
+        if self.counters is None:
+            return ""
+        found = [
+            f"{name} +{by}" + (f" on port {port}" if len(self.counters) > 1 else "")
+            for port, counters in self.counters.items()
+            for name, by in counters.items()
+            if is_error(name)
+        ]
+        return (
+            f"smoke: the adapter counted errors: {', '.join(found)}"
+            if found
+            else "smoke: the adapter counted no errors"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         n = self.counts
         return {
@@ -52,6 +71,7 @@ class Run:
             **self.details,
             "seconds": round(self.seconds, 3),
             "interrupted": self.interrupted,
+            "counters": self.counters,
             "summary": {verdict.name.lower(): n[verdict] for verdict in Verdict},
             "checks": [
                 {
