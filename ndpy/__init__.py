@@ -49,6 +49,7 @@ from ndpy.errors import ConnectionAbortedError as ConnectionAbortedError
 from ndpy.errors import ConnectionRefusedError as ConnectionRefusedError
 from ndpy.errors import PermissionError as PermissionError
 from ndpy.errors import TimeoutError as TimeoutError
+from ndpy.events import AdapterEvent, EventKind, EventStream
 from ndpy.flags import Access, Capability, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo
 from ndpy.listener import Listener
@@ -103,6 +104,7 @@ __all__ = [
     "Access",
     "AccessViolationError",
     "Adapter",
+    "AdapterEvent",
     "AdapterInfo",
     "AdapterNotFoundError",
     "AddressInUseError",
@@ -128,6 +130,8 @@ __all__ = [
     "DeviceRemovedError",
     "ElementRangeError",
     "Endpoint",
+    "EventKind",
+    "EventStream",
     "Exposure",
     "Flags",
     "ForeignObjectError",

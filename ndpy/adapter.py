@@ -21,6 +21,7 @@ from ndpy.connection import Connector
 from ndpy.connection_parameters import RetryPolicy
 from ndpy.counters import Counters
 from ndpy.datagram_queue_pair import DatagramQueuePair
+from ndpy.events import AdapterEvent, EventStream
 from ndpy.flags import Access, Capability
 from ndpy.forking import renew_in_child
 from ndpy.info import AdapterInfo
@@ -441,6 +442,28 @@ class Adapter(_core.Adapter, Resource):
             raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
 
     # ---- what only one system has ----
+
+    def events(self) -> EventStream:
+        """Make a stream of the adapter's events from now on. See EventStream and EventKind.
+
+            with adapter.events() as events:
+                for event in events:
+                    print(event.kind.name, event.port, event.subject)
+
+        Raises:
+            UnsupportedError: info.capabilities lacks EVENTS.
+        Source: ibv_get_async_event(3).
+        """
+        self._check()
+        if Capability.EVENTS not in self.info.capabilities:
+            raise errors.UnsupportedError(f"{self.info.name} tells no events", operation="events")
+        return self._make(EventStream)
+
+    def _tell(self, event: AdapterEvent) -> None:
+        """Give an event to every stream."""
+        for child in self._open_children():
+            if isinstance(child, EventStream):
+                child._on_event(event)
 
     def counters(self) -> Counters:
         """Read the counters of the adapter's ports.

@@ -20,6 +20,7 @@ class Capability(enum.Flag):
         UNRELIABLE_CONNECTIONS: create_queue_pair() takes QueuePairType.UC.
         DATAGRAMS: create_datagram_queue_pair() works.
         COUNTERS: Adapter.counters() works.
+        EVENTS: Adapter.events() works.
         MODIFY: QueuePair.modify() and query() work, and so do local_endpoint() and connect_endpoint().
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
@@ -62,6 +63,7 @@ class Capability(enum.Flag):
     MODIFY = enum.auto()
     DATAGRAMS = enum.auto()
     COUNTERS = enum.auto()
+    EVENTS = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

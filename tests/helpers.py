@@ -41,6 +41,7 @@ only_under_stress = pytest.mark.skipif(
 )
 
 _CLOSING_ORDER = (
+    ndpy.EventStream,
     ndpy.Poller,
     ndpy.Listener,
     ndpy.Connector,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.counters import Counters
+from ndpy.events import make_event
 from ndpy.flags import Access
 from ndpy.quirks import Quirk
 from ndpy.resource import _serials
@@ -197,8 +198,7 @@ class VerbsAdapter(Adapter):
                 bool(event.srq),
             )
             if copied.type == lib.RDMA_CM_EVENT_DEVICE_REMOVAL:
-                if self._defunct is None:
-                    self._mark_removed()
+                self._on_removal()
                 continue
             request = copied.type == lib.RDMA_CM_EVENT_CONNECT_REQUEST
             target = self._children.get(event.listener if request else copied.key)
@@ -213,9 +213,10 @@ class VerbsAdapter(Adapter):
             kind = event.type
             target = self._children.get(event.key) if event.key else None
             if kind == lib.IBV_EVENT_DEVICE_FATAL:
-                if self._defunct is None:
-                    self._mark_removed()
-            elif kind in (lib.IBV_EVENT_PORT_ACTIVE, lib.IBV_EVENT_PORT_ERR):
+                self._on_removal()
+                continue
+            self._tell_native(kind, event.port, target)
+            if kind in (lib.IBV_EVENT_PORT_ACTIVE, lib.IBV_EVENT_PORT_ERR):
                 self._port_states[event.port] = "active" if kind == lib.IBV_EVENT_PORT_ACTIVE else "down"
                 if self.port_state == "active":
                     for connector in self._waiting_for_port.take():
@@ -226,6 +227,17 @@ class VerbsAdapter(Adapter):
                 target._on_limit() if kind == lib.IBV_EVENT_SRQ_LIMIT_REACHED else target._on_error()
             elif isinstance(target, VerbsQueuePair):
                 self._on_queue_pair_event(kind, target)
+
+    def _tell_native(self, kind: int, port: int, subject: Any) -> None:
+        event = make_event(kind, port, subject, text(lib.ibv_event_type_str(kind)))
+        if event is not None:
+            self._tell(event)
+
+    def _on_removal(self) -> None:
+        """The connection manager tells it, and so does the device. Whichever comes first."""
+        if self._defunct is None:
+            self._tell_native(lib.IBV_EVENT_DEVICE_FATAL, 0, None)
+            self._mark_removed()
 
     def _on_queue_pair_event(self, kind: int, queue_pair: VerbsQueuePair) -> None:
         if kind == lib.IBV_EVENT_COMM_EST:

@@ -235,7 +235,13 @@ def _is_iwarp(name: str) -> bool:
 
 
 def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
-    found = Capability.GIDS | Capability.LOOPBACK_CONNECTIONS | Capability.REGION_ACCESS | Capability.BIND_RESERVES_PORT
+    found = (
+        Capability.GIDS
+        | Capability.LOOPBACK_CONNECTIONS
+        | Capability.REGION_ACCESS
+        | Capability.BIND_RESERVES_PORT
+        | Capability.EVENTS
+    )
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:
         found |= Capability.MEMORY_WINDOWS

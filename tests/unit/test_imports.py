@@ -43,6 +43,7 @@ PUBLIC = {
     "connection_parameters",
     "connection_states",
     "datagram_queue_pair",
+    "events",
     "listener",
     "memory",
     "poller",

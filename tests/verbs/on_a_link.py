@@ -27,7 +27,7 @@ from helpers import (
 )
 
 import ndpy
-from ndpy import Access, Status
+from ndpy import Access, EventKind, Status
 
 # How long the news of a removal may take to reach every object.
 NOTICE_S = 30.0
@@ -49,6 +49,14 @@ def expect_removed(what: str, call) -> None:
     except BaseException as error:
         raise AssertionError(f"{what}: {error!r}") from error
     raise AssertionError(f"{what}: returned {result!r}")
+
+
+def expect_event(events: ndpy.EventStream, kind: EventKind) -> None:
+    """The event of port 1 comes, perhaps behind others."""
+    deadline = time.monotonic() + NOTICE_S
+    while (event := events.get(deadline - time.monotonic())).kind is not kind:
+        say("another event:", event.name)
+    assert event.port == 1, event
 
 
 def removal(name: str, netdev: str) -> None:
@@ -84,6 +92,15 @@ def removal(name: str, netdev: str) -> None:
         else None
     )
 
+    datagrams = there = None
+    if ndpy.Capability.DATAGRAMS in adapter.info.capabilities:
+        datagrams = keep(adapter.create_datagram_queue_pair(idle.cq))
+        datagrams.receive(region)
+        there = keep(datagrams.destination(datagrams.local_endpoint()))
+    told: list[ndpy.AdapterEvent] = []
+    events = keep(adapter.events())
+    listening = threading.Thread(target=lambda: told.extend(events))
+    listening.start()
     ended: list[BaseException] = []
 
     def wait_for_completion() -> None:
@@ -103,6 +120,8 @@ def removal(name: str, netdev: str) -> None:
         expect_removed(what, lambda pending=pending: pending.result(DEADLINE_S))
     waiter.join(DEADLINE_S)
     assert [type(error) for error in ended] == [ndpy.DeviceRemovedError], ended
+    listening.join(DEADLINE_S)
+    assert [event.kind for event in told][-1] is EventKind.DEVICE_FATAL, told
     calls = {
         "register": lambda: adapter.register(bytearray(8)),
         "begin_register": lambda: adapter.begin_register(bytearray(8)),
@@ -132,6 +151,12 @@ def removal(name: str, netdev: str) -> None:
         calls["bind"] = lambda: pair.server.queue_pair.bind(window, region)
         calls["invalidate"] = lambda: pair.server.queue_pair.invalidate(window)
         calls["window"] = window.remote
+    calls["events"] = adapter.events
+    calls["event"] = lambda: events.get(0)
+    if datagrams is not None:
+        calls["datagram"] = lambda: datagrams.send(element, there)
+        calls["destination"] = lambda: datagrams.destination(datagrams.local_endpoint())
+        calls["datagram queue pair"] = lambda: adapter.create_datagram_queue_pair(idle.cq)
     if shared is not None:
         calls["shared receive"] = lambda: shared.receive([])
         calls["shared modify"] = lambda: shared.modify(4)
@@ -158,10 +183,12 @@ def port(name: str, netdev: str) -> None:
         pair = connect_pair(keep, adapter)
         assert_works(keep, pair)
         assert adapter.port_state == "active"
+        events = keep(adapter.events())
         subprocess.run(["ip", "link", "set", netdev, "down"], check=True, timeout=DEADLINE_S)
         begin = time.monotonic()
         wait_until(lambda: adapter.port_state == "down", "the event arrives", NOTICE_S)
         say(f"down after {time.monotonic() - begin:.1f} s")
+        expect_event(events, EventKind.PORT_DOWN)
         assert next(info.state for info in ndpy.list_adapters() if info.name == name) == "down"
         # The driver decides whether messages to oneself still arrive. In any case each posted request must end.
         pair.server.queue_pair.receive(memory(keep, adapter, 8), context=1)
@@ -171,6 +198,7 @@ def port(name: str, netdev: str) -> None:
         say("a send in between:", completion.status.name)
         subprocess.run(["ip", "link", "set", netdev, "up"], check=True, timeout=DEADLINE_S)
         wait_until(lambda: adapter.port_state == "active", "the event arrives", NOTICE_S)
+        expect_event(events, EventKind.PORT_ACTIVE)
         assert next(info.state for info in ndpy.list_adapters() if info.name == name) == "active"
         wait_until(lambda: host_of(adapter), "the address is back", NOTICE_S)
         assert_works(keep, connect_pair(keep, adapter))

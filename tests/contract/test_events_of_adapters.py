@@ -1,0 +1,211 @@
+"""Adapter.events(): what an adapter tells of its queue pairs and queues."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from helpers import (
+    DEADLINE_S,
+    assert_works,
+    connect_ends,
+    connect_pair,
+    create_end,
+    has_kernel_driver,
+    memory,
+    require,
+    take,
+)
+
+import ndpy
+from ndpy import Access, AdapterEvent, Capability, EventKind, Operation
+from ndpy.events import make_event
+
+
+@pytest.fixture
+def events(adapter, keep):
+    require(adapter, Capability.EVENTS)
+    return keep(adapter.events())
+
+
+def provoke(keep, adapter):
+    """A write beyond the rights of its peer's memory. Returns the queue pair that was written to."""
+    pair = connect_pair(keep, adapter)
+    assert_works(keep, pair)
+    private = memory(keep, adapter, b"original", Access.REMOTE_READ)
+    pair.client.queue_pair.write(memory(keep, adapter, b"intruder"), private.remote())
+    (failed,) = take(pair.client.cq)
+    assert failed.operation is Operation.WRITE
+    return pair.server.queue_pair
+
+
+def wait_for(events, *kinds):
+    deadline = time.monotonic() + DEADLINE_S
+    while True:
+        event = events.get(deadline - time.monotonic())
+        if event.kind in kinds:
+            return event
+
+
+def test_a_refused_access_is_told_with_its_queue_pair(events, adapter, keep):
+    if not has_kernel_driver(adapter):
+        pytest.skip(f"{adapter.info.name} tells the peer only")
+    victim = provoke(keep, adapter)
+    event = wait_for(events, EventKind.QUEUE_PAIR_ACCESS_ERROR, EventKind.QUEUE_PAIR_REQUEST_ERROR)
+    assert event.subject is victim
+    assert event.port is None
+    assert event.name
+
+
+def test_a_limit_of_a_shared_receive_queue_is_told(events, adapter, keep):
+    require(adapter, Capability.SHARED_RECEIVE_QUEUES)
+    shared = keep(adapter.create_shared_receive_queue(4))
+    for _ in range(3):
+        shared.receive(memory(keep, adapter, 16))
+    shared.modify(threshold=2)
+    armed = shared.arm()
+    server, client = create_end(keep, adapter, srq=shared), create_end(keep, adapter)
+    connect_ends(keep, adapter, client, server)
+    for _ in range(2):
+        client.queue_pair.send(memory(keep, adapter, b"message"))
+    event = wait_for(events, EventKind.SHARED_RECEIVE_QUEUE_LIMIT)
+    assert event.subject is shared
+    # What ndpy does because of the event goes on.
+    armed.result(DEADLINE_S)
+
+
+def give(adapter, kind=EventKind.GID_CHANGED, port=1):
+    """An event, as the adapter's thread gives it."""
+    adapter._tell(AdapterEvent(kind, port))
+
+
+def test_events_wait_until_they_are_taken(events, adapter):
+    for port in (1, 2, 3):
+        give(adapter, port=port)
+    assert [events.get(0).port for _ in range(3)] == [1, 2, 3]
+    with pytest.raises(ndpy.TimeoutError):
+        events.get(0.05)
+    assert events.lost == 0
+
+
+def test_every_stream_gets_every_event(events, adapter, keep):
+    other = keep(adapter.events())
+    give(adapter)
+    late = keep(adapter.events())
+    assert events.get(0) == other.get(0)
+    with pytest.raises(ndpy.TimeoutError):
+        late.get(0.05)
+
+
+def test_the_oldest_ones_are_lost_when_nobody_takes_them(events, adapter):
+    for port in range(1003):
+        give(adapter, port=port)
+    assert events.lost == 3
+    assert events.get(0).port == 3
+
+
+def test_the_oldest_call_gets_the_next_event(events, adapter):
+    calls = [events.begin_get() for _ in range(3)]
+    calls[1].cancel()
+    for port in (1, 2):
+        give(adapter, port=port)
+    assert [call.result(0).port for call in (calls[0], calls[2])] == [1, 2]
+
+
+@pytest.mark.parametrize("how", ["close", "iterate"])
+def test_closing_ends_what_waits(events, adapter, how):
+    found = []
+
+    def work():
+        try:
+            found.append(list(events) if how == "iterate" else events.get())
+        except ndpy.CanceledError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    if how == "iterate":
+        give(adapter, port=7)
+    time.sleep(0.05)
+    events.close()
+    thread.join(DEADLINE_S)
+    if how == "iterate":
+        assert [event.port for event in found[0]] == [7]
+    else:
+        assert isinstance(found[0], ndpy.CanceledError)
+    with pytest.raises(ndpy.ClosedError):
+        events.get(0)
+    assert list(events) == []
+
+
+def test_an_open_stream_keeps_the_adapter_open(adapter, keep):
+    require(adapter, Capability.EVENTS)
+    with ndpy.open_adapter(adapter.info.name) as another:
+        stream = another.events()
+        with pytest.raises(ndpy.DeviceBusyError, match="EventStream"):
+            another.close()
+        stream.close()
+
+
+def test_async_for_takes_events_and_can_be_cancelled(events, adapter):
+    async def collect():
+        found = []
+        async for event in events:
+            found.append(event.port)
+            if len(found) == 2:
+                break
+        return found
+
+    async def work():
+        collecting = asyncio.create_task(collect())
+        await asyncio.sleep(0.05)
+        give(adapter, port=4)
+        give(adapter, port=5)
+        assert await asyncio.wait_for(collecting, DEADLINE_S) == [4, 5]
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(events.begin_get(), 0.05)
+        # The cancelled call takes no event.
+        give(adapter, port=6)
+        assert (await asyncio.wait_for(events.begin_get(), DEADLINE_S)).port == 6
+
+    asyncio.run(work())
+
+
+def test_unknown_kinds_are_left_out():
+    assert make_event(999, 1, None, "") is None
+    assert make_event(EventKind.PORT_DOWN, 3, None, "port down") == AdapterEvent(
+        EventKind.PORT_DOWN, 3, None, "port down"
+    )
+    assert make_event(EventKind.QUEUE_PAIR_FATAL, 3, "subject", "").port is None
+
+
+def test_the_documents_example_runs(events, adapter, keep, capsys):
+    if not has_kernel_driver(adapter):
+        pytest.skip(f"{adapter.info.name} tells the peer only")
+    require(adapter, Capability.MODIFY)
+    blocks = (Path(__file__).parents[2] / "docs/verbs.md").read_text("utf-8").split("```python\n")[1:]
+    (program,) = (block.partition("```")[0] for block in blocks if "events()" in block.partition("```")[0])
+    near, far = create_end(keep, adapter), create_end(keep, adapter)
+    ends = near.queue_pair.local_endpoint(), far.queue_pair.local_endpoint()
+    near.queue_pair.connect_endpoint(ends[1])
+    far.queue_pair.connect_endpoint(ends[0])
+    names = {
+        "ndpy": ndpy,
+        "adapter": adapter,
+        "near": near.queue_pair,
+        "far": far.queue_pair,
+        "source": memory(keep, adapter, b"intruder"),
+        "remote": memory(keep, adapter, 8, Access.REMOTE_WRITE).remote(),
+    }
+    exec(compile(program, "docs/verbs.md", "exec"), names)
+    assert capsys.readouterr().out.endswith(" True\n")
+
+
+def test_an_adapter_without_events_says_so(adapter):
+    if Capability.EVENTS in adapter.info.capabilities:
+        pytest.skip(f"{adapter.info.name} tells events")
+    with pytest.raises(ndpy.UnsupportedError, match=f"{adapter.info.name} tells no events"):
+        adapter.events()
