@@ -163,6 +163,11 @@ class Quirk(enum.Enum):
         driver="rdma_rxe",
         spared="ndpy sets 6 where 7 is asked for",
     )
+    RXE_TELLS_NO_FAILURES = Difference(
+        "rxe of some kernels tells nobody on this side when a peer's wrong request has made a queue pair fail",
+        "Linux drivers/infiniband/sw/rxe/rxe_resp.c; seen on 6.1, while siw tells of each",
+        driver="rdma_rxe",
+    )
     RXE_STAYS_DRAINED = Difference(
         "on rxe, a queue pair that changes from SQD back to RTS does not begin the requests that waited, until another one is "
         "posted",
