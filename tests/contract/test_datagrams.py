@@ -250,18 +250,18 @@ def test_silent_sends_leave_no_completion(stations, keep, adapter):
     source, sink = stations
     there = destination(keep, source, sink)
     outbox = memory(keep, adapter, b"silent")
+
+    def post(**options):
+        assert source.cq.poll() == []
+        try:
+            source.queue_pair.send(outbox, there, **options)
+        except ndpy.QueueFullError:
+            return False
+        return True
+
     for _ in range(40):
-
-        def post():
-            source.cq.poll()
-            try:
-                source.queue_pair.send(outbox, there, flags=Flags.SILENT_SUCCESS)
-            except ndpy.QueueFullError:
-                return False
-            return True
-
-        wait_until(post, "room in the queue")
-    source.queue_pair.send(outbox, there, context=3)
+        wait_until(lambda: post(flags=Flags.SILENT_SUCCESS), "room in the queue")
+    wait_until(lambda: post(context=3), "room in the queue")
     assert contexts(succeed(source.cq)) == [3]
 
 
