@@ -36,8 +36,10 @@ def link(adapter_name):
         run("ip", "link", "set", f"{NETDEV}p", "up")
         run("rdma", "link", "add", name, "type", TYPES[driver], "netdev", NETDEV)
         wait_until(
-            lambda: any(info.name == name and info.state == "active" for info in ndpy.list_adapters()),
-            "the new link is active",
+            lambda: any(
+                info.name == name and info.state == "active" and info.addresses for info in ndpy.list_adapters()
+            ),
+            "the new link is active and has an address",
         )
         yield name, NETDEV
     finally:
