@@ -38,6 +38,7 @@ class PortInfo:
         lid: its local identifier on InfiniBand.
         netdev: its network interface. None if there is none.
         gids: its GID table.
+        pkeys: its table of P_Keys, by index, without the unused entries at its end. Empty if the system tells none.
     """
 
     number: int
@@ -48,6 +49,7 @@ class PortInfo:
     lid: int
     netdev: str | None
     gids: tuple[Gid, ...]
+    pkeys: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

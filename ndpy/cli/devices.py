@@ -59,6 +59,8 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
             f"  port {port.number}: {port.state}, {port.link_layer}, MTU {port.mtu} of {port.max_mtu}, "
             f"LID {port.lid}, {port.netdev or 'no netdev'}"
         )
+        if port.pkeys:
+            lines.append(f"    P_Keys: {', '.join(f'{pkey:#06x}' for pkey in port.pkeys)}")
         lines += [f"    GID {gid.index}: {gid.address} ({gid.type})" for gid in port.gids]
     lines.append("  limits:")
     lines += [f"    {name:32} {value}" for name, value in info.to_dict().items() if name.startswith("max_")]

@@ -111,6 +111,9 @@ def _device_file(name: str) -> Path | None:
     return None
 
 
+_DEFAULT_PKEY = 0xFFFF
+
+
 def _read(path: Path) -> str:
     # Some attributes answer EINVAL instead of being absent. A device can disappear between two reads.
     try:
@@ -326,7 +329,20 @@ def _port(context: Any, name: str, number: int, iwarp: bool) -> PortInfo:
         lid=attributes.lid,
         netdev=netdev,
         gids=gids,
+        pkeys=_pkeys(name, number),
     )
+
+
+def _pkeys(name: str, port: int) -> tuple[int, ...]:
+    """The table of P_Keys. Its unused entries are 0."""
+    if name == softverbs.NAME:
+        return (_DEFAULT_PKEY,)
+    folder = _SYSFS / name / "ports" / str(port) / "pkeys"
+    places = sorted(int(path.name) for path in folder.glob("[0-9]*"))
+    found = [int(_read(folder / str(place)) or "0", 16) for place in places]
+    while found and not found[-1]:
+        found.pop()
+    return tuple(found)
 
 
 def _gids(context: Any, name: str, port: int, count: int, iwarp: bool) -> tuple[Gid, ...]:

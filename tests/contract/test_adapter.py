@@ -115,6 +115,15 @@ def test_ports_and_their_gids(adapter):
             assert gid.type in {"RoCE v2", "RoCE v1", "InfiniBand", "IB", "iWARP"}
 
 
+def test_ports_tell_their_pkeys(adapter):
+    """On InfiniBand and RoCE every port has one at least, and the default one is full membership."""
+    for port in adapter.info.ports:
+        if adapter.info.transport in ("InfiniBand", "RoCE"):
+            assert port.pkeys
+        assert all(0 <= pkey <= 0xFFFF for pkey in port.pkeys)
+        assert not port.pkeys or port.pkeys[-1]
+
+
 def test_info_becomes_json(adapter):
     values = json.loads(json.dumps(adapter.info.to_dict()))
     assert values["name"] == adapter.info.name
