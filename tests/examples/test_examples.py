@@ -56,7 +56,8 @@ def port_of(server: Process) -> str:
 
 
 def test_every_example_is_tested_here():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} - {"hello"} == set(SERVERS) == set(CLIENTS)
+    """perftest_peer has perftest at the other end: interop/test_perftest.py."""
+    assert {path.stem for path in EXAMPLES.glob("*.py")} - {"hello", "perftest_peer"} == set(SERVERS) == set(CLIENTS)
 
 
 def test_hello_writes_into_memory_and_is_what_the_readme_shows(monkeypatch, adapter):
