@@ -53,7 +53,13 @@ class Conversation:
     def __init__(self, args):
         self.is_client = args.host is not None
         if self.is_client:
-            self._connection = socket.create_connection((args.host, args.port), timeout=args.timeout)
+            try:
+                self._connection = socket.create_connection((args.host, args.port), timeout=args.timeout)
+            except OSError as error:
+                sys.exit(
+                    f"perftest_peer: {args.host} TCP port {args.port}: {error.strerror or error}; "
+                    "check the address, the network, and that a server listens there"
+                )
         else:
             dual = socket.has_dualstack_ipv6()
             family = socket.AF_INET6 if dual else socket.AF_INET

@@ -1,4 +1,6 @@
-"""Adds up JUnit result files. Prints the time of each file, its slowest test modules, and one line for all the tests."""
+"""Adds up JUnit result files. Prints the time of each file, its slowest test modules, each failed test with the end of its traceback,
+and one line for all the tests.
+"""
 
 import sys
 import xml.etree.ElementTree as ET
@@ -6,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 SLOWEST = 3
+LAST_LINES = 12
 
 total = Counter()
+failures = []
 for path in map(Path, sys.argv[1:]):
     if not path.exists():
         continue
@@ -19,8 +23,14 @@ for path in map(Path, sys.argv[1:]):
         seconds += float(suite.get("time", 0))
         for case in suite.iter("testcase"):
             modules[case.get("classname", "").rpartition(".")[2]] += float(case.get("time", 0))
+            for failure in (*case.iter("failure"), *case.iter("error")):
+                lines = (failure.text or failure.get("message", "")).strip().splitlines()
+                failures.append(f"{path.stem}: {case.get('classname')}::{case.get('name')} failed")
+                failures.extend(f"    {line[:200]}" for line in lines[-LAST_LINES:])
     slowest = ", ".join(f"{module} {taken:.0f} s" for module, taken in modules.most_common(SLOWEST))
     print(f"{path.stem}: {seconds:.0f} s ({slowest})")
 
 failed = total["failures"] + total["errors"]
+for line in failures:
+    print(line)
 print(f"tests: {total['tests'] - failed - total['skipped']} passed, {failed} failed, {total['skipped']} skipped")

@@ -99,7 +99,10 @@ def scene(peer_host, adapter_name):
     server = peer_host.call("hosts.traffic:Server", adapter_name, peer_address)
     for name in ("writes", "reads", "messages", "patient", "idle", "leases"):
         retry = None if name == "patient" else scene.retry
-        scene.clients[name] = traffic.Client(adapter, server.address, random.Random(f"{SEED} {name}"), retry=retry)
+        probe_s = 1.0 if name == "messages" else None
+        scene.clients[name] = traffic.Client(
+            adapter, server.address, random.Random(f"{SEED} {name}"), retry=retry, probe_s=probe_s
+        )
     _lend(scene)
     _connect(scene, peer_host, adapter_name, address, peer_address)
     for name, step in (("writes", "write"), ("reads", "read"), ("messages", "echo"), ("patient", "write")):

@@ -43,6 +43,7 @@ SERVERS: dict[str, list[Any]] = {
     "many_clients": ["server", "--port", 0, "--until", 3],
     "rping": ["-s", "-p", 0],
     "rc_pingpong": ["-p", 0, "-n", 50],
+    "perftest_peer": ["send_lat", "-p", 0, "-n", 50],
 }
 CLIENTS: dict[str, list[Any]] = {
     "file_server": ["fetch", "HOST", "--port", "PORT"],
@@ -50,14 +51,18 @@ CLIENTS: dict[str, list[Any]] = {
     "many_clients": ["client", "HOST", "--port", "PORT", "--connections", 3, "--messages", 20],
     "rping": ["-c", "-a", "HOST", "-p", "PORT", "-S", 10007, "-C", 5],
     "rc_pingpong": ["HOST", "-p", "PORT", "-n", 50],
+    "perftest_peer": ["send_lat", "HOST", "-p", "PORT", "-n", 50],
 }
-# What the server and the client say when they have compared what came with what was sent.
+# These connect without a connection manager.
+BY_NUMBER = ("rc_pingpong", "perftest_peer")
+# What the server and the client say when they have compared what came with what was sent. perftest_peer only measures.
 VERIFIED = {
     "file_server": ["served ", "SHA-256 verified: "],
     "pingpong": ["verified 20 messages of 10007 bytes", "verified 20 round trips of 10007 bytes"],
     "many_clients": ["left, total 40190\n", "verified 20 answers on each of 3 connections"],
     "rping": ["5 rounds verified", "5 rounds of 10007 bytes verified"],
     "rc_pingpong": ["50 iters of 4096 bytes verified", "50 iters of 4096 bytes verified"],
+    "perftest_peer": ["send_lat: 50 times 2 bytes", "send_lat: 50 times 2 bytes"],
 }
 FILE = bytes(i * i % 251 for i in range(1000)) * 300
 
@@ -75,7 +80,7 @@ def require_no_manager(adapter: ndpy.Adapter) -> None:
 
 
 def option_of(name: str, adapter_name: str) -> list[str]:
-    return ["-d" if name == "rc_pingpong" else "--adapter", adapter_name]
+    return ["-d" if name in BY_NUMBER else "--adapter", adapter_name]
 
 
 def filled(words: list[Any], **values: object) -> list[Any]:
@@ -150,7 +155,7 @@ def test_every_example_is_here():
 
 @pytest.mark.parametrize("name", sample(list(SERVERS), 1))
 def test_an_example_verifies_what_comes_from_the_other_host(adapter, there, peer_host, peer_address, tmp_path, name):
-    if name == "rc_pingpong":
+    if name in BY_NUMBER:
         require_no_manager(adapter)
     option, copy = option_of(name, adapter.info.name), tmp_path / "copy"
     with (
@@ -264,7 +269,7 @@ def test_a_command_says_that_no_peer_is_there(adapter_name, absent, words):
 
 @pytest.mark.parametrize("name", sample(list(CLIENTS), 1))
 def test_an_example_says_that_no_server_is_there(adapter, absent, name):
-    if name == "rc_pingpong":
+    if name in BY_NUMBER:
         require_no_manager(adapter)
     words = filled(CLIENTS[name], HOST=absent, PORT=PORT_OF_NOBODY)
     with start_python(EXAMPLES / f"{name}.py", *words, *option_of(name, adapter.info.name)) as process:

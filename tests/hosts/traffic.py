@@ -160,7 +160,11 @@ class Server:
 
 
 class Client:
-    """A connection to a Server."""
+    """A connection to a Server.
+
+    probe_s: after so many seconds without a completion it writes no bytes, again and again. Who waits for an answer to a message
+    that was acknowledged has no request outstanding, and would not notice that the peer is gone.
+    """
 
     def __init__(
         self,
@@ -170,9 +174,11 @@ class Client:
         *,
         limit_s: float = LIMIT_S,
         retry: RetryPolicy | None = None,
+        probe_s: float | None = None,
     ) -> None:
         self.rng = rng
         self.limit_s = limit_s
+        self.probe_s = probe_s
         self.end = End(adapter)
         try:
             for slot in range(_SLOTS):
@@ -183,7 +189,7 @@ class Client:
             self.end.close()
             raise
         for _ in range(2 if differs(adapter, Quirk.SIW_LEAVES_FIRST_MESSAGE) else 0):
-            self.end.queue_pair.write([], ndpy.RemoteMemory(0, 0, 0), flags=ndpy.Flags.SILENT_SUCCESS)
+            self._probe()
             time.sleep(0.1)
         self.remote = ndpy.RemoteMemory.from_bytes(self.connector.private_data[:20])
         # What the server's board holds.
@@ -192,11 +198,21 @@ class Client:
         # Completions that did not succeed.
         self.failed: list[ndpy.Completion] = []
 
+    def _probe(self) -> None:
+        self.end.queue_pair.write([], ndpy.RemoteMemory(0, 0, 0), flags=ndpy.Flags.SILENT_SUCCESS)
+
+    def _wait(self, deadline: float) -> list[ndpy.Completion]:
+        while self.probe_s is not None and time.monotonic() + self.probe_s < deadline:
+            with contextlib.suppress(ndpy.TimeoutError):
+                return self.end.cq.wait(self.probe_s)
+            self._probe()
+        return self.end.cq.wait(max(deadline - time.monotonic(), 0))
+
     def _take(self, count: int) -> dict[Operation, ndpy.Completion]:
         taken: dict[Operation, ndpy.Completion] = {}
         deadline = time.monotonic() + self.limit_s
         while len(taken) < count:
-            completions = self.end.cq.wait(max(deadline - time.monotonic(), 0))
+            completions = self._wait(deadline)
             self.failed += [completion for completion in completions if not completion.ok]
             for completion in completions:
                 completion.raise_for_status()
