@@ -109,8 +109,9 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
 
 /* ---- posting ---- */
 
-HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
-    uint64_t context, uint64_t nbytes, void *request)
+/* completed: the operation of the completion. */
+HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t completed,
+    uint32_t flags, uint64_t context, uint64_t nbytes, void *request)
 {
     struct ndpy_ring *ring = qp->initiator;
     struct ndpy_slot *slot;
@@ -127,7 +128,7 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
         return error;
     slot->context = context;
     slot->nbytes = nbytes;
-    slot->operation = (uint16_t)completes_as(operation);
+    slot->operation = (uint16_t)completed;
     slot->flags = (uint16_t)flags;
     signaled = !(flags & NDPY_SILENT_SUCCESS) || flags & NDPY_MARKER || 2 * (ring->silent_run + 1) >= ring->depth;
 
@@ -219,6 +220,19 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
     return error;
 }
 
+/* Posts an operation beyond NDPY_WRITE, whose length and number of elements are checked. */
+APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
+    uint64_t context, const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
+    uint64_t nbytes, void *request)
+{
+    int refused = check_special(qp, operation, flags, elements, count, remote);
+
+    if (refused)
+        return refused;
+    native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
+    return post_initiator(native, qp, operation, completes_as(operation), flags, context, nbytes, request);
+}
+
 HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
     uint64_t context, const struct ndpy_element *elements, uint32_t count, const struct ndpy_remote *remote,
     void *request)
@@ -237,14 +251,10 @@ HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, u
     }
     if (count > qp->max_initiator_sge)
         return NDPY_TOO_MANY_ELEMENTS;
-    if (operation > NDPY_WRITE) {
-        int refused = check_special(qp, operation, flags, elements, count, remote);
-
-        if (refused)
-            return refused;
-    }
+    if (operation > NDPY_WRITE)
+        return post_special(native, qp, operation, flags, context, elements, count, remote, nbytes, request);
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    return post_initiator(native, qp, operation, flags, context, nbytes, request);
+    return post_initiator(native, qp, operation, operation, flags, context, nbytes, request);
 }
 
 /* ndpy_post(). request: room for one. Compiled twice, because most requests have one element. */

@@ -9,7 +9,7 @@ PyTypeObject *completion_type;
 /* What ndpy/completion.py gives to set_up_completions(). */
 static PyObject *operations, *statuses, *raise_status, *describe, *read_source;
 
-/* The members of Status, borrowed from `statuses`. The last ones repeat UNKNOWN. */
+/* The members of Status, borrowed from `statuses`. The last ones repeat UNKNOWN. None before set_up(). */
 static PyObject *status_members[STATUSES];
 
 /* Completions that were freed, for the next polls. The interpreter's lock guards them. */
@@ -23,7 +23,7 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
 
     if (!context) return NULL;
     if (spare_count) {
-        /* It has no reference now, and has kept its own one to its type. */
+        /* It has no reference now, has kept its own one to its type, and has no source. */
         completion = spare_completions[--spare_count];
         Py_INCREF((PyObject *)completion);
     } else {
@@ -32,30 +32,39 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
             Py_DECREF(context);
             return NULL;
         }
+        completion->source = NULL;
     }
     completion->context = context;
-    completion->status = Py_XNewRef(status_members[entry->status & (STATUSES - 1)]);
+    completion->status = Py_NewRef(status_members[entry->status & (STATUSES - 1)]);
     completion->posted = Py_NewRef(posted);
-    completion->source = NULL;
     completion->entry = *entry;
     return (PyObject *)completion;
 }
 
+APART void renew_references(Completion *completion, PyObject *status, PyObject *posted)
+{
+    PyObject *former[] = {completion->status, completion->posted, completion->source};
+
+    completion->status = Py_NewRef(status);
+    completion->posted = Py_NewRef(posted);
+    completion->source = NULL;
+    Py_DECREF(former[0]);
+    Py_DECREF(former[1]);
+    Py_XDECREF(former[2]);
+}
+
 int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
 {
-    PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
-    PyObject *former[] = {completion->context, completion->status, completion->posted, completion->source};
+    PyObject *context = PyLong_FromUnsignedLongLong(entry->context), *former = completion->context;
+    PyObject *status = status_members[entry->status & (STATUSES - 1)];
 
     if (!context) return -1;
     completion->context = context;
-    completion->status = Py_XNewRef(status_members[entry->status & (STATUSES - 1)]);
-    completion->posted = Py_NewRef(posted);
-    completion->source = NULL;
     completion->entry = *entry;
-    Py_DECREF(former[0]);
-    Py_XDECREF(former[1]);
-    Py_DECREF(former[2]);
-    Py_XDECREF(former[3]);
+    Py_DECREF(former); /* an integer */
+    /* Most completions are as the one before. */
+    if (completion->status != status || completion->posted != posted || completion->source)
+        renew_references(completion, status, posted);
     return 0;
 }
 
@@ -64,9 +73,9 @@ static void completion_dealloc(PyObject *self)
     Completion *completion = (Completion *)self;
 
     Py_DECREF(completion->context);
-    Py_XDECREF(completion->status);
+    Py_DECREF(completion->status);
     Py_DECREF(completion->posted);
-    Py_XDECREF(completion->source);
+    if (completion->source) Py_CLEAR(completion->source);
     if (spare_count < SPARE_COMPLETIONS) {
         spare_completions[spare_count++] = completion;
     } else {
@@ -242,5 +251,6 @@ static PyMethodDef functions[] = {
 int add_completions(PyObject *module)
 {
     completion_type = add_type(module, &completion_spec);
+    for (int which = 0; which < STATUSES; which++) status_members[which] = Py_None;
     return completion_type ? PyModule_AddFunctions(module, functions) : -1;
 }

@@ -348,6 +348,8 @@ struct options {
     int context;
     int flags;
     int immediate;
+    int needed; /* how many of the three a method has to have: 0 to 3 */
+    int leading; /* how many names there are, if they are the first ones of the three, in their order; else 0 */
 };
 
 enum { KNOWN_OPTIONS = 4 };
@@ -360,7 +362,7 @@ static int read_options(PyObject *names, struct options *out)
 {
     Py_ssize_t count = PyTuple_Size(names);
 
-    *out = (struct options){names, -1, -1, -1};
+    *out = (struct options){names, -1, -1, -1, 0, 0};
     for (int which = 0; which < count; which++) {
         PyObject *name = PyTuple_GetItem(names, which);
         int *where = name == names_with_remote[CONTEXT] ? &out->context
@@ -371,6 +373,8 @@ static int read_options(PyObject *names, struct options *out)
         if (!where || *where >= 0) return 0;
         *where = which;
     }
+    out->needed = out->immediate >= 0 ? 3 : out->flags >= 0 ? 2 : out->context >= 0;
+    if (out->needed == count && out->context == 0 && (count < 2 || out->flags == 1)) out->leading = (int)count;
     return 1;
 }
 
@@ -411,11 +415,15 @@ HOT int sort(const char *function, PyObject *const *arguments, Py_ssize_t given,
         for (int which = 0; which < positional; which++) out[which] = arguments[which];
         for (int which = positional; which < count; which++) out[which] = NULL;
         if (!keywords) return 0;
-        if (options && (options->flags < 0 || count > positional + 1) &&
-            (options->immediate < 0 || count > positional + 2)) {
+        if (options && options->needed <= count - positional) {
+            if (options->leading == 1 || options->leading == 2) {
+                out[positional] = arguments[positional];
+                if (count > positional + 1 && options->leading == 2) out[positional + 1] = arguments[positional + 1];
+                return 0;
+            }
             if (options->context >= 0) out[positional] = arguments[positional + options->context];
-            if (options->flags >= 0) out[positional + 1] = arguments[positional + options->flags];
-            if (options->immediate >= 0) out[positional + 2] = arguments[positional + options->immediate];
+            if (count > positional + 1 && options->flags >= 0) out[positional + 1] = arguments[positional + options->flags];
+            if (count > positional + 2 && options->immediate >= 0) out[positional + 2] = arguments[positional + options->immediate];
             return 0;
         }
     }

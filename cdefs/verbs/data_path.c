@@ -324,7 +324,7 @@ int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
     request.wr.bind_mw.bind_info.addr = address;
     request.wr.bind_mw.bind_info.length = length;
     request.wr.bind_mw.bind_info.mw_access_flags = access;
-    return post_initiator(&verbs, qp, NDPY_BIND, flags, context, length, &request);
+    return post_initiator(&verbs, qp, NDPY_BIND, NDPY_BIND, flags, context, length, &request);
 }
 
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token)
@@ -334,7 +334,7 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     memset(&request, 0, sizeof request);
     request.wr.opcode = IBV_WR_LOCAL_INV;
     request.wr.invalidate_rkey = token;
-    return post_initiator(&verbs, qp, NDPY_INVALIDATE, flags, context, 0, &request);
+    return post_initiator(&verbs, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, &request);
 }
 
 void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp)
