@@ -114,7 +114,7 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
     uint32_t flags, uint64_t context, uint64_t nbytes, void *request)
 {
     struct ndpy_ring *ring = qp->initiator;
-    struct ndpy_slot *slot;
+    struct ndpy_slot *slot = NULL;
     int signaled, error;
 
     if (flags & ~(uint32_t)allowed_flags[operation])
