@@ -71,7 +71,7 @@ def receive_exactly(connection, length):
 
 def make_queue_pair(adapter, received, sent, kind):
     if kind is ndpy.QueuePairType.UD:
-        return adapter.create_datagram_queue_pair(received, sent)
+        return adapter.create_datagram_queue_pair(received, sent, qkey=0x11111111)
     return adapter.create_queue_pair(received, sent, type=kind)
 
 

@@ -18,7 +18,8 @@ from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.datagram import DatagramSource
-from ndpy.datagram_queue_pair import DatagramQueuePair, Destination
+from ndpy.datagram_listener import DatagramListener
+from ndpy.datagram_queue_pair import MANAGER_QKEY, DatagramQueuePair, Destination
 from ndpy.endpoint import Endpoint
 from ndpy.errors import (
     AccessViolationError,
@@ -54,6 +55,7 @@ from ndpy.flags import Access, Capability, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.multicast_group import MulticastGroup
 from ndpy.pending import Pending
 from ndpy.platforms import list_adapters, open_adapter
 from ndpy.poller import Poller
@@ -101,6 +103,7 @@ def __dir__() -> list[str]:
 
 # Without the errors that have a builtin's name, so that `from ndpy import *` hides none.
 __all__ = [
+    "MANAGER_QKEY",
     "Access",
     "AccessViolationError",
     "Adapter",
@@ -123,6 +126,7 @@ __all__ = [
     "CompletionQueueOverrunError",
     "ConnectionActiveError",
     "Connector",
+    "DatagramListener",
     "DatagramQueuePair",
     "DatagramSource",
     "Destination",
@@ -144,6 +148,7 @@ __all__ = [
     "Listener",
     "MemoryRegion",
     "MemoryWindow",
+    "MulticastGroup",
     "NdpyError",
     "NotConnectedError",
     "Notify",

@@ -18,9 +18,10 @@ from ndpy.adapter_thread import AdapterThread
 from ndpy.addresses import Address
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
-from ndpy.connection_parameters import RetryPolicy
+from ndpy.connection_parameters import RetryPolicy, check_private_data
 from ndpy.counters import Counters
-from ndpy.datagram_queue_pair import DatagramQueuePair
+from ndpy.datagram_listener import DatagramListener
+from ndpy.datagram_queue_pair import MANAGER_QKEY, MAX_ANSWER_DATA, DatagramQueuePair
 from ndpy.events import AdapterEvent, EventStream
 from ndpy.flags import Access, Capability
 from ndpy.forking import renew_in_child
@@ -100,6 +101,7 @@ class Adapter(_core.Adapter, Resource):
     _datagram_queue_pair_class: ClassVar[Callable[..., DatagramQueuePair]]
     _connector_class: ClassVar[type[Connector]]
     _listener_class: ClassVar[type[Listener]]
+    _datagram_listener_class: ClassVar[Callable[..., DatagramListener]]
 
     #: None until _native_open() has made it.
     _events: AdapterThread = None  # type: ignore[assignment]
@@ -362,7 +364,7 @@ class Adapter(_core.Adapter, Resource):
         max_receive_sge: int = 1,
         max_initiator_sge: int = 1,
         inline_data_size: int = 0,
-        qkey: int = 0x11111111,
+        qkey: int = MANAGER_QKEY,
         pkey_index: int = 0,
     ) -> DatagramQueuePair:
         """Make a queue pair for datagrams. It can send and receive at once.
@@ -373,7 +375,7 @@ class Adapter(_core.Adapter, Resource):
                 create_queue_pair(). max_receive_sge is one less than info.max_receive_sge and 31 at most, because the header of
                 a datagram takes an element.
             qkey: 0 to 2**32 - 1. It takes only datagrams that carry it. From 2**31 on it needs the privilege CAP_NET_RAW. The
-                default is that of ibv_ud_pingpong.
+                default, MANAGER_QKEY, is that of the connection manager. That of ibv_ud_pingpong is 0x11111111.
             pkey_index: which entry of the port's table of P_Keys the datagrams carry.
         Raises:
             UnsupportedError: info.capabilities lacks DATAGRAMS.
@@ -423,6 +425,28 @@ class Adapter(_core.Adapter, Resource):
         """
         self._check()
         return self._make(self._listener_class, address, backlog)
+
+    def listen_for_datagrams(
+        self, queue_pair: DatagramQueuePair, address: Address, *, private_data: bytes = b""
+    ) -> DatagramListener:
+        """Tell programs that ask at an address where a queue pair for datagrams is.
+
+        Parameters:
+            queue_pair: one whose qkey is MANAGER_QKEY, the default.
+            address: as for listen(). Ports of datagrams are others than those of connections.
+            private_data: up to 136 bytes, which each answer carries.
+        Raises:
+            ValueError: the queue pair has another qkey, so it would receive nothing.
+            AddressInUseError, AddressUnreachableError: as for listen().
+            LimitExceededError: there is too much private data.
+        Source: rdma_listen(3) and rdma_accept(3) in the port space RDMA_PS_UDP.
+        """
+        self._check()
+        self._require_same_adapter(queue_pair, "the queue pair")
+        queue_pair._require_manager_qkey("listen_for_datagrams")
+        data = check_private_data(private_data, MAX_ANSWER_DATA, "listen_for_datagrams")
+        with prevent_close(queue_pair):
+            return self._make(self._datagram_listener_class, queue_pair, address, data)
 
     def _make(self, kind: Callable[..., T], *arguments: Any) -> T:
         """Call kind(self, *arguments). The adapter stays open meanwhile. Raises ClosedError after close() began."""

@@ -103,6 +103,11 @@ def listening_address(addresses: Sequence[str], address: Address) -> Address:
     return (same[0] if len(same) == 1 else host), port
 
 
+def is_multicast(host: str) -> bool:
+    """Whether a numeric host is the address of a multicast group."""
+    return ipaddress.ip_address(host.partition("%")[0]).is_multicast
+
+
 def is_wildcard(host: str) -> bool:
     """Whether a numeric host stands for all addresses."""
     return ipaddress.ip_address(host.partition("%")[0]).is_unspecified

@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 from typing import Any, NoReturn
 
 from ndpy import errors
+from ndpy.addresses import Address, is_multicast, resolve, resolve_destination
+from ndpy.connection_parameters import check_private_data
 from ndpy.datagram import DatagramSource
 from ndpy.endpoint import Endpoint
 from ndpy.memory import InlineElements
+from ndpy.multicast_group import MulticastGroup
+from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair
 from ndpy.queue_pair_attributes import AddressVector
-from ndpy.resource import Resource
+from ndpy.resource import Resource, busy
+from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE
 
 MULTICAST_NUMBER = 0xFFFFFF
+#: The Q_Key of all datagrams whose way the connection manager finds by IP addresses.
+MANAGER_QKEY = 0x01234567
+#: How many bytes of private data a request for a queue pair takes, and the answer to it.
+MAX_REQUEST_DATA = 180
+MAX_ANSWER_DATA = 136
 
 
 class Destination(Resource):
-    """Where datagrams go, made by DatagramQueuePair.destination(). Close it when the last send to it has completed.
+    """Where datagrams go. DatagramQueuePair.destination() and resolve() make one.
+
+    Close it when the last send to it has completed.
 
     Attributes:
         vector: the path, an AddressVector.
         qp_number: the number of the peer's queue pair.
         qkey: the Q_Key that the datagrams carry.
+        private_data: what the peer's listener has sent with its answer to resolve().
     Source: ibv_create_ah(3).
     """
 
@@ -31,6 +45,7 @@ class Destination(Resource):
 
     #: For an error's count of bytes, which is over all that a request uses.
     length = 0
+    private_data = b""
     #: The native address handle, None after the release.
     _handle: Any = None
 
@@ -86,6 +101,15 @@ class DatagramQueuePair(QueuePair):
     max_datagram = 0
     qkey = 0
 
+    def __init__(self, *arguments: Any) -> None:
+        #: Listeners that name it and its memberships in multicast groups.
+        self._users: SharedWeakSet[Resource] = SharedWeakSet()
+        #: Calls of resolve() and join_multicast() that have not ended. Each has a method fail(error).
+        self._calls: set[Any] = set()
+        #: GID and LID of each multicast group that it is attached to.
+        self._groups: set[tuple[bytes, int]] = set()
+        super().__init__(*arguments)
+
     @property
     def _max_length(self) -> int:
         return self.max_datagram
@@ -118,6 +142,87 @@ class DatagramQueuePair(QueuePair):
             vector = self._vector_to(peer) if isinstance(peer, Endpoint) else self._vector_back(peer)
             qp_number = peer.qp_number if qp_number is None else qp_number
         return self._destination_class(self, vector, qp_number, self.qkey if qkey is None else qkey)
+
+    def resolve(self, address: Address, *, private_data: bytes = b"", timeout_s: float | None = None) -> Destination:
+        """Ask the connection manager at an address where a queue pair for datagrams is.
+
+        There a DatagramListener answers, or any program that listens in the port space RDMA_PS_UDP.
+
+        Parameters:
+            address: (host, port) of the listener.
+            private_data: up to 180 bytes for the listener.
+            timeout_s: how long to wait. None waits until the connection manager gives up, about 65 s.
+        Returns: a Destination, with the listener's private_data.
+        Raises:
+            ConnectionRefusedError: nobody listens there, or the listener refused.
+            AddressUnreachableError: there is no way from this adapter to the address.
+            TimeoutError: there was no answer in time.
+            LimitExceededError: there is too much private data.
+            CanceledError: the queue pair was closed meanwhile.
+        Source: rdma_connect(3) in RDMA_PS_UDP; InfiniBand Architecture, volume 1, 12.11 (SIDR).
+        """
+        pending = self.begin_resolve(address, private_data=private_data)
+        try:
+            return wait_or_cancel(pending, timeout_s)
+        except errors.TimeoutError as error:
+            if error.native or timeout_s is None:
+                raise
+            target = f"{address[0]} port {address[1]}"
+            raise errors.TimeoutError(
+                f"{target} has not answered within {timeout_s:g} s", operation="resolve"
+            ) from None
+
+    def begin_resolve(self, address: Address, *, private_data: bytes = b"") -> Pending[Destination]:
+        """Start resolve(). Many may be under way.
+
+        Returns: a Pending of the Destination.
+        """
+        self._check()
+        data = check_private_data(private_data, MAX_REQUEST_DATA, "resolve")
+        family, resolved = resolve_destination(address)
+        with self._lifetime:
+            self._check()
+            return self._native_resolve(family, resolved, f"{address[0]} port {address[1]}", data)
+
+    def join_multicast(self, group: str, *, timeout_s: float | None = None) -> MulticastGroup:
+        """Join a multicast group, and receive what is sent to it.
+
+        On RoCE the connection manager tells the switches (IGMP), on InfiniBand the subnet manager.
+
+        Parameters:
+            group: its IP address. The adapter needs an address of the same family.
+            timeout_s: how long to wait. None waits for ever.
+        Returns: the membership. Its `destination` is for send().
+        Raises:
+            ValueError: this is no address of a multicast group, or the queue pair's qkey is not MANAGER_QKEY.
+            AddressUnreachableError: the adapter has no address of that family.
+            TimeoutError: there was no answer in time.
+            ProviderError: the connection manager or the adapter refused.
+            CanceledError: the queue pair was closed meanwhile.
+        Source: rdma_join_multicast(3).
+        """
+        return wait_or_cancel(self.begin_join_multicast(group), timeout_s)
+
+    def begin_join_multicast(self, group: str) -> Pending[MulticastGroup]:
+        """Start join_multicast().
+
+        Returns: a Pending of the membership.
+        """
+        self._check()
+        self._require_manager_qkey("join_multicast")
+        family, resolved = resolve((group, 0))
+        if not is_multicast(resolved[0]):
+            raise ValueError(f"{group} is not the address of a multicast group")
+        with self._lifetime:
+            self._check()
+            return self._native_join(family, resolved)
+
+    def _require_manager_qkey(self, operation: str) -> None:
+        if self.qkey != MANAGER_QKEY:
+            raise ValueError(
+                f"{operation}: the connection manager gives every sender the Q_Key {MANAGER_QKEY:#x}, and this queue pair was "
+                f"made with {self.qkey:#x}, so it would receive nothing; make it with qkey={MANAGER_QKEY:#x}"
+            )
 
     def _vector_to(self, peer: Endpoint) -> AddressVector:
         own = self._local or self.local_endpoint()
@@ -245,9 +350,58 @@ class DatagramQueuePair(QueuePair):
         with self._lock:
             self._check()
             self._native_multicast(operation, group, lid)
+            if operation == "attach_multicast":
+                self._groups.add((group, lid))
+            else:
+                self._groups.discard((group, lid))
+
+    def _forget_multicast(self, group: bytes, lid: int) -> None:
+        """detach_multicast() of a membership that ends. Nothing is left to do if the queue pair has gone."""
+        with self._lock:
+            if self._qp is not None and (group, lid) in self._groups:
+                self._leave_group(group, lid)
+
+    def _leave_group(self, group: bytes, lid: int) -> None:
+        # An adapter that was removed refuses it.
+        with contextlib.suppress(errors.ProviderError):
+            self._native_multicast("detach_multicast", group, lid)
+        self._groups.discard((group, lid))
+
+    # ---- the end ----
+
+    def _refuse_if_used(self) -> None:
+        users = [user._describe() for user in self._users.members() if not user._released]
+        if users:
+            raise busy(self, users)
+
+    def _release(self) -> None:
+        self._end_calls(errors.CanceledError("the queue pair was closed", operation="close"))
+        super()._release()
+
+    def _end_calls(self, error: errors.NdpyError) -> None:
+        for call in list(self._calls):
+            call.fail(error)
+
+    def _on_removed(self) -> None:
+        super()._on_removed()
+        self._end_calls(self._removed_error())
+
+    def _on_forked(self) -> None:
+        super()._on_forked()
+        self._calls.clear()
 
     def _describe(self) -> str:
         return "DatagramQueuePair"
+
+    @abc.abstractmethod
+    def _native_resolve(
+        self, family: int, destination: tuple[Any, ...], target: str, private_data: bytes
+    ) -> Pending[Destination]:
+        """Do begin_resolve()."""
+
+    @abc.abstractmethod
+    def _native_join(self, family: int, group: tuple[Any, ...]) -> Pending[MulticastGroup]:
+        """Do begin_join_multicast()."""
 
     @abc.abstractmethod
     def _local_port(self) -> int:

@@ -44,6 +44,8 @@ _CLOSING_ORDER = (
     ndpy.EventStream,
     ndpy.Poller,
     ndpy.Listener,
+    ndpy.DatagramListener,
+    ndpy.MulticastGroup,
     ndpy.Connector,
     ndpy.MemoryWindow,
     ndpy.QueuePair,

@@ -143,10 +143,51 @@ int ndpy_take_cq_events(struct ibv_comp_channel *channel)
     return count;
 }
 
+static void copy_private_data(const void *data, uint8_t length, struct ndpy_cm_event *out)
+{
+    if (data) {
+        out->private_data_length = length;
+        memcpy(out->private_data, data, length);
+    }
+}
+
+static void copy_connection_event(const struct rdma_cm_event *event, struct ndpy_cm_event *out)
+{
+    const struct rdma_conn_param *param = &event->param.conn;
+
+    switch (event->event) {
+    case RDMA_CM_EVENT_CONNECT_REQUEST:
+    case RDMA_CM_EVENT_CONNECT_RESPONSE:
+    case RDMA_CM_EVENT_ESTABLISHED:
+    case RDMA_CM_EVENT_REJECTED:
+        out->qp_num = param->qp_num;
+        out->responder_resources = param->responder_resources;
+        out->initiator_depth = param->initiator_depth;
+        out->srq = param->srq;
+        copy_private_data(param->private_data, param->private_data_len, out);
+        break;
+    default:
+        break;
+    }
+}
+
+/* The private data of a MULTICAST_JOIN is a pointer of the library. */
+static void copy_datagram_event(const struct rdma_cm_event *event, struct ndpy_cm_event *out)
+{
+    const struct rdma_ud_param *param = &event->param.ud;
+
+    if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST || event->event == RDMA_CM_EVENT_ESTABLISHED)
+        copy_private_data(param->private_data, param->private_data_len, out);
+    if (event->event == RDMA_CM_EVENT_MULTICAST_JOIN || event->event == RDMA_CM_EVENT_ESTABLISHED) {
+        out->qp_num = param->qp_num;
+        out->qkey = param->qkey;
+        out->path = param->ah_attr;
+    }
+}
+
 int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, struct ndpy_cm_event *out)
 {
     struct rdma_cm_event *event;
-    const struct rdma_conn_param *param;
 
     if (rdma_get_cm_event(channel, &event))
         return errno ? errno : EIO;
@@ -159,24 +200,10 @@ int ndpy_next_cm_event(struct rdma_event_channel *channel, uint64_t new_key, str
         event->id->context = (void *)(uintptr_t)new_key;
     }
     out->key = (uintptr_t)event->id->context;
-    switch (event->event) {
-    case RDMA_CM_EVENT_CONNECT_REQUEST:
-    case RDMA_CM_EVENT_CONNECT_RESPONSE:
-    case RDMA_CM_EVENT_ESTABLISHED:
-    case RDMA_CM_EVENT_REJECTED:
-        param = &event->param.conn;
-        out->qp_num = param->qp_num;
-        out->responder_resources = param->responder_resources;
-        out->initiator_depth = param->initiator_depth;
-        out->srq = param->srq;
-        if (param->private_data) {
-            out->private_data_length = param->private_data_len;
-            memcpy(out->private_data, param->private_data, param->private_data_len);
-        }
-        break;
-    default:
-        break;
-    }
+    if (event->id->ps == RDMA_PS_UDP)
+        copy_datagram_event(event, out);
+    else
+        copy_connection_event(event, out);
     of_event_channel(channel)->call_rdma_ack_cm_event(event);
     return 0;
 }

@@ -37,7 +37,8 @@ int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *
 int ndpy_take_cq_events(struct ibv_comp_channel *channel);
 
 /* Copies and acknowledges one connection event. key: the context that the connection was created with. A
-   CONNECT_REQUEST has the listener's key in `listener`, and its new connection gets new_key. */
+   CONNECT_REQUEST has the listener's key in `listener`, and its new connection gets new_key. qkey and path: where datagrams
+   go, of an ESTABLISHED for datagrams and a MULTICAST_JOIN. */
 struct ndpy_cm_event {
     uint64_t key;
     uint64_t listener;
@@ -45,6 +46,8 @@ struct ndpy_cm_event {
     uint32_t type;
     int32_t status;
     uint32_t qp_num;
+    uint32_t qkey;
+    struct ibv_ah_attr path;
     uint8_t responder_resources;
     uint8_t initiator_depth;
     uint8_t srq;

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from ndpy import errors
 from ndpy.adapter import Adapter
@@ -20,9 +21,12 @@ from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
 from ndpy.verbs.counters import read_counters
+from ndpy.verbs.datagram_calls import DatagramCall
+from ndpy.verbs.datagram_listener import VerbsDatagramListener
 from ndpy.verbs.datagram_queue_pair import VerbsDatagramQueuePair
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.listener import VerbsListener
+from ndpy.verbs.manager import CmEvent, ManagerClient
 from ndpy.verbs.memory import (
     EVERYTHING,
     VerbsMemoryRegion,
@@ -39,19 +43,6 @@ from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 from ndpy.weak_set import SharedWeakSet
 
 
-class CmEvent(NamedTuple):
-    """A copy of a connection event. See struct ndpy_cm_event."""
-
-    type: int
-    status: int
-    key: int
-    id: Any
-    private_data: bytes
-    responder_resources: int
-    initiator_depth: int
-    srq: bool
-
-
 class VerbsAdapter(Adapter):
     _region_class = VerbsMemoryRegion
     _window_class = VerbsMemoryWindow
@@ -61,6 +52,7 @@ class VerbsAdapter(Adapter):
     _datagram_queue_pair_class = VerbsDatagramQueuePair
     _connector_class = VerbsConnector
     _listener_class = VerbsListener
+    _datagram_listener_class = VerbsDatagramListener
 
     _events: EventThread
     _context: Any = None
@@ -78,6 +70,8 @@ class VerbsAdapter(Adapter):
         self._port_states: dict[int, str] = {port.number: port.state for port in info.ports}
         #: Connectors whose connections ended while the port was down. They tell their peers when it is active again.
         self._waiting_for_port: SharedWeakSet[VerbsConnector] = SharedWeakSet()
+        #: By the keys of their identifiers.
+        self._datagram_calls: weakref.WeakValueDictionary[int, DatagramCall[Any]] = weakref.WeakValueDictionary()
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
         self._context = open_context(info.name)
@@ -196,13 +190,17 @@ class VerbsAdapter(Adapter):
                 event.responder_resources,
                 event.initiator_depth,
                 bool(event.srq),
+                event.path,
+                event.qp_num,
+                event.qkey,
             )
             if copied.type == lib.RDMA_CM_EVENT_DEVICE_REMOVAL:
                 self._on_removal()
                 continue
             request = copied.type == lib.RDMA_CM_EVENT_CONNECT_REQUEST
-            target = self._children.get(event.listener if request else copied.key)
-            if isinstance(target, (VerbsConnector, VerbsListener)):
+            key = event.listener if request else copied.key
+            target = self._children.get(key) or self._datagram_calls.get(key)
+            if isinstance(target, ManagerClient):
                 target._on_event(copied)
             elif request:
                 lib.rdma_destroy_id(copied.id)

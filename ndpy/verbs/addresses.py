@@ -52,11 +52,12 @@ def unpack_socket_address(raw: bytes) -> Address | None:
     return None
 
 
-def new_identifier(adapter: VerbsAdapter, key: int) -> Any:
+def new_identifier(adapter: VerbsAdapter, key: int, datagrams: bool = False) -> Any:
     pointer = ffi.new("struct rdma_cm_id **")
+    space = lib.RDMA_PS_UDP if datagrams else lib.RDMA_PS_TCP
     check_errno(
-        "create connector",
-        lib.rdma_create_id(adapter._channel, pointer, ffi.cast("void *", key), lib.RDMA_PS_TCP),
+        "create identifier" if datagrams else "create connector",
+        lib.rdma_create_id(adapter._channel, pointer, ffi.cast("void *", key), space),
     )
     return pointer[0]
 

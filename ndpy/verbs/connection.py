@@ -11,29 +11,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import math
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.addresses import Address, listening_address, source_host
+from ndpy.addresses import Address, listening_address
 from ndpy.connection import Connector
 from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.connection_states import Event, State
 from ndpy.endpoint import MTUS
 from ndpy.queue_pair import QueuePair
 from ndpy.quirks import Quirk
-from ndpy.verbs.addresses import bind_identifier, new_identifier, pack_address, unpack_address
+from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connect_call import ConnectCall
 from ndpy.verbs.endpoint import finite_retry_count
+from ndpy.verbs.manager import CmEvent, ManagerClient, Way, nearest_address
 from ndpy.verbs.memory import native_access
-from ndpy.verbs.native_calls import check_errno, ffi, lib, text
+from ndpy.verbs.native_calls import check_errno, ffi, lib
 from ndpy.verbs.queue_pair import VerbsQueuePair
 
 if TYPE_CHECKING:
-    from ndpy.verbs.adapter import CmEvent, VerbsAdapter
+    from ndpy.verbs.adapter import VerbsAdapter
 
-_RESOLVE_MS = 4000
 _RETRY_COUNT = 7
 # How often a sender tries again when the peer has not posted a receive. It waits for the peer's timer before each try.
 # All tries take 0.7 s with the timer that ndpy sets, and 4 s with the longest one (contract F.3.5).
@@ -48,7 +47,7 @@ _LATE_ANSWERS_S = 0.2
 _ROCE_MASK_BITS = 0xE00000
 
 
-class VerbsConnector(Connector):
+class VerbsConnector(Connector, ManagerClient):
     _adapter: VerbsAdapter
 
     def __init__(self, adapter: VerbsAdapter, identifier: Any = None, key: int = 0) -> None:
@@ -127,24 +126,12 @@ class VerbsConnector(Connector):
             if self._bound_to is not None:
                 bind_identifier(self._adapter, self._id, self._bound_to)
             else:
-                source = self._source_address(family, destination)
-        packed = pack_address(family, destination)
-        check_errno(
-            "connect",
-            lib.rdma_resolve_addr(
-                self._id,
-                ffi.cast("struct sockaddr *", source) if source is not None else ffi.NULL,
-                ffi.cast("struct sockaddr *", packed),
-                _RESOLVE_MS,
-            ),
-            f"there is no way from {self._adapter.info.name} to {self._target}",
-        )
+                source = nearest_address(self._adapter, family, destination[0])
+        self._way.resolve_address(self._id, source, family, destination)
 
-    def _source_address(self, family: int, destination: tuple[Any, ...]) -> Any:
-        """The address of this adapter that is nearest to the destination, as a struct sockaddr."""
-        host = source_host(self._adapter.info.name, self._adapter.info.addresses, destination[0])
-        found = socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
-        return pack_address(family, found[0][4])
+    @property
+    def _way(self) -> Way:
+        return Way(self._adapter, self._target, "connect")
 
     def _native_parameters(self) -> tuple[Any, Any]:
         """The parameters of connect() or accept() as a struct rdma_conn_param, and the memory that this points to."""
@@ -389,13 +376,7 @@ class VerbsConnector(Connector):
         error: errors.NdpyError | None
         try:
             if kind == lib.RDMA_CM_EVENT_ADDR_RESOLVED:
-                device = text(lib.ndpy_cm_device(self._id))
-                if device != self._adapter.info.name:
-                    raise errors.AddressUnreachableError(
-                        f"{self._target} is reached through {device or 'no RDMA adapter'}, not {self._adapter.info.name}",
-                        operation="connect",
-                    )
-                check_errno("connect", lib.rdma_resolve_route(self._id, _RESOLVE_MS))
+                self._way.resolve_route(self._id)
                 return
             if kind == lib.RDMA_CM_EVENT_ROUTE_RESOLVED:
                 parameters, kept = self._native_parameters()
@@ -428,7 +409,7 @@ class VerbsConnector(Connector):
 
     def _connect_error(self, number: int) -> errors.NdpyError:
         """The error for an rdma_connect() that failed with this errno."""
-        return self._unreachable(number) if number in _NO_ANSWER else errors.from_errno("connect", number)
+        return self._way.unreachable(number) if number in _NO_ANSWER else errors.from_errno("connect", number)
 
     def _attempt_error(self, event: CmEvent) -> errors.NdpyError | None:
         """The error that the event reports. None if the event does not end the attempt."""
@@ -442,22 +423,15 @@ class VerbsConnector(Connector):
             elif not self._refusals_are_errnos and number != _REJECT_CONSUMER:
                 why = f"the peer's connection manager rejected the request with reason {number}"
             return self._refusal(f"{self._target}: {why}", "connect", number)
-        if kind in (lib.RDMA_CM_EVENT_ADDR_ERROR, lib.RDMA_CM_EVENT_ROUTE_ERROR):
-            return errors.AddressUnreachableError(
-                f"{self._target} does not answer address resolution from {self._adapter.info.name}; "
-                "check the address, the link and `ip neigh`",
-                operation="connect",
-                native=number,
-            )
         if kind == lib.RDMA_CM_EVENT_UNREACHABLE:
-            return self._unreachable(number)
+            return self._way.unreachable(number)
         if kind in (lib.RDMA_CM_EVENT_CONNECT_ERROR, lib.RDMA_CM_EVENT_DISCONNECTED):
             if number == errno.ECONNREFUSED:
-                return self._unreachable(number)
+                return self._way.unreachable(number)
             return errors.ConnectionAbortedError(
                 f"the connection to {self._target} broke while it was made", operation="connect", native=number
             )
-        return None
+        return self._way.resolution_error(event)
 
     @property
     def _refusals_are_errnos(self) -> bool:
@@ -466,24 +440,6 @@ class VerbsConnector(Connector):
     def _refusal(self, message: str, operation: str, number: int) -> errors.NdpyError:
         name = None if self._refusals_are_errnos else _REJECT_NAMES.get(number, "")
         return errors.ConnectionRefusedError(message, operation=operation, native=number, native_name=name)
-
-    def _unreachable(self, number: int) -> errors.NdpyError:
-        """The error for an attempt that no listener answered. number: its errno."""
-        if number in (errno.ECONNREFUSED, errno.ECONNRESET):
-            return errors.ConnectionRefusedError(
-                f"{self._target}: nobody listens there", operation="connect", native=number
-            )
-        if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-            return errors.AddressUnreachableError(
-                f"there is no route to {self._target}", operation="connect", native=number
-            )
-        blocked = {"iWARP": ", or a firewall drops its TCP port", "RoCE": ", or UDP port 4791 is blocked"}
-        return errors.TimeoutError(
-            f"{self._target} does not answer; it is down, or has no RDMA adapter at that address"
-            f"{blocked.get(self._adapter.info.transport, '')}",
-            operation="connect",
-            native=number,
-        )
 
     def _loss(self, event: CmEvent) -> errors.NdpyError:
         """The error for a peer that refused or vanished before the connection was established."""

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection_parameters import ReadLimits
 from ndpy.datagram_queue_pair import DatagramQueuePair, Destination
+from ndpy.multicast_group import MulticastGroup
+from ndpy.pending import Pending
 from ndpy.queue_pair_attributes import QueuePairState, QueuePairType
+from ndpy.verbs.datagram_calls import JoinCall, ResolveCall
 from ndpy.verbs.endpoint import active_port
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib
 from ndpy.verbs.queue_pair import VerbsQueuePair
@@ -85,6 +88,12 @@ class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
         modify(self._qp, {"state": QueuePairState.RTR}, "create queue pair")
         modify(self._qp, {"state": QueuePairState.RTS, "send_psn": 0}, "create queue pair")
 
+    def _native_destroy(self) -> None:
+        # The kernel destroys no queue pair that is attached to a group.
+        while self._groups:
+            self._leave_group(*next(iter(self._groups)))
+        super()._native_destroy()
+
     def _native_free_slots(self, native: Any) -> None:
         super()._native_free_slots(native)
         headers, self._headers = self._headers, None
@@ -93,6 +102,14 @@ class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
 
     def _local_port(self) -> int:
         return self._adapter._port
+
+    def _native_resolve(
+        self, family: int, destination: tuple[Any, ...], target: str, private_data: bytes
+    ) -> Pending[Destination]:
+        return ResolveCall(self, family, destination, target, private_data).begin()
+
+    def _native_join(self, family: int, group: tuple[Any, ...]) -> Pending[MulticastGroup]:
+        return JoinCall(self, family, group).begin()
 
     def _native_multicast(self, operation: str, group: bytes, lid: int) -> None:
         gid = ffi.new("union ibv_gid *")

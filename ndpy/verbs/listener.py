@@ -9,10 +9,11 @@ from ndpy.connection import Connector
 from ndpy.listener import Listener
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connection import VerbsConnector
+from ndpy.verbs.manager import CmEvent, ManagerClient
 from ndpy.verbs.native_calls import check, check_errno, ffi, lib, text
 
 if TYPE_CHECKING:
-    from ndpy.verbs.adapter import CmEvent, VerbsAdapter
+    from ndpy.verbs.adapter import VerbsAdapter
 
 
 # The kernel has its own backlog of requests that the adapter's thread has not taken yet. When that is full, the kernel
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _KERNEL_BACKLOG = 1024
 
 
-class VerbsListener(Listener):
+class VerbsListener(Listener, ManagerClient):
     _adapter: VerbsAdapter
 
     def __init__(self, adapter: VerbsAdapter, address: Address, backlog: int) -> None:

@@ -268,6 +268,15 @@ int rdma_bind_addr(struct rdma_cm_id *ibv, struct sockaddr *address)
     return end("rdma_bind_addr", 0);
 }
 
+int rdma_join_multicast(struct rdma_cm_id *ibv, struct sockaddr *address, void *context)
+{
+    (void)ibv;
+    (void)address;
+    (void)context;
+    errno = EOPNOTSUPP;
+    return -1;
+}
+
 int rdma_resolve_addr(struct rdma_cm_id *ibv, struct sockaddr *source, struct sockaddr *destination, int timeout_ms)
 {
     struct identifier *id = begin("rdma_resolve_addr", ibv);

@@ -1,0 +1,63 @@
+"""Answers to requests for a queue pair for datagrams, over librdmacm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ndpy.addresses import Address, listening_address
+from ndpy.datagram_listener import DatagramListener
+from ndpy.datagram_queue_pair import DatagramQueuePair
+from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
+from ndpy.verbs.manager import CmEvent, ManagerClient
+from ndpy.verbs.native_calls import check, check_errno, ffi, lib, text
+
+if TYPE_CHECKING:
+    from ndpy.verbs.adapter import VerbsAdapter
+
+_BACKLOG = 1024
+
+
+class VerbsDatagramListener(DatagramListener, ManagerClient):
+    _adapter: VerbsAdapter
+
+    def __init__(
+        self, adapter: VerbsAdapter, queue_pair: DatagramQueuePair, address: Address, private_data: bytes
+    ) -> None:
+        super().__init__(queue_pair, private_data)
+        self._kept = ffi.new("char[]", private_data) if private_data else ffi.NULL
+        self._id = new_identifier(adapter, self._serial, datagrams=True)
+        # The adapter must know the listener before the first request comes.
+        self._opened()
+        try:
+            bind_identifier(adapter, self._id, listening_address(adapter.info.addresses, address))
+            check_errno("listen", lib.rdma_listen(self._id, _BACKLOG), f"cannot listen at {address}")
+            bound = unpack_address(self._id, peer=False)
+            assert bound is not None
+            self._address = bound
+        except BaseException:
+            self._mark_closed()
+            lib.rdma_destroy_id(self._id)
+            raise
+        queue_pair._users.add(self)
+
+    def _on_event(self, event: CmEvent) -> None:
+        if event.type != lib.RDMA_CM_EVENT_CONNECT_REQUEST:
+            return
+        ours = text(lib.ndpy_cm_device(event.id)) == self._adapter.info.name
+        # If this fails, the program that asks has gone, or its request comes again.
+        if not self._released and ours and not lib.rdma_accept(event.id, self._answer()):
+            self.answered += 1
+        lib.rdma_destroy_id(event.id)
+
+    def _answer(self) -> object:
+        parameters = ffi.new("struct rdma_conn_param *")
+        parameters.private_data = self._kept
+        parameters.private_data_len = len(self.private_data)
+        parameters.qp_num = self.queue_pair._number
+        return parameters
+
+    def _release(self) -> None:
+        identifier, self._id = self._id, None
+        if identifier is not None and (result := lib.rdma_destroy_id(identifier)):
+            self._id = identifier
+            check("close listener", result)

@@ -1,0 +1,128 @@
+"""Identifiers of librdmacm from an address to a route, and the events of its connection manager.
+
+Connections and datagrams find their peers in the same two steps: the address is resolved, then the route.
+"""
+
+from __future__ import annotations
+
+import abc
+import errno
+import socket
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ndpy import errors
+from ndpy.addresses import source_host
+from ndpy.verbs.addresses import pack_address
+from ndpy.verbs.native_calls import check_errno, ffi, lib, text
+
+if TYPE_CHECKING:
+    from ndpy.verbs.adapter import VerbsAdapter
+
+_RESOLVE_MS = 4000
+
+
+class CmEvent(NamedTuple):
+    """A copy of an event. See struct ndpy_cm_event.
+
+    path, qp_number, qkey: where datagrams go. path is a struct ibv_ah_attr.
+    """
+
+    type: int
+    status: int
+    key: int
+    id: Any
+    private_data: bytes
+    responder_resources: int
+    initiator_depth: int
+    srq: bool
+    path: Any
+    qp_number: int
+    qkey: int
+
+
+class ManagerClient(abc.ABC):
+    """Something that has an identifier."""
+
+    @abc.abstractmethod
+    def _on_event(self, event: CmEvent) -> None:
+        """An event of the identifier, or a request to it. In the adapter's thread."""
+
+
+class Way(NamedTuple):
+    """The way from an adapter to an address, with the errors that tell where it ends.
+
+    Parameters:
+        target: the address, for errors.
+        operation: the public call, for errors.
+    """
+
+    adapter: VerbsAdapter
+    target: str
+    operation: str
+
+    def resolve_address(self, identifier: Any, source: Any, family: int, destination: tuple[Any, ...]) -> None:
+        """Start to resolve the address. ADDR_RESOLVED or an error follows.
+
+        source: a local address for an identifier that has none, as a struct sockaddr. Otherwise None.
+        """
+        packed = pack_address(family, destination)
+        self._check(
+            lib.rdma_resolve_addr(
+                identifier,
+                ffi.NULL if source is None else ffi.cast("struct sockaddr *", source),
+                ffi.cast("struct sockaddr *", packed),
+                _RESOLVE_MS,
+            ),
+            f"there is no way from {self.adapter.info.name} to {self.target}",
+        )
+
+    def resolve_route(self, identifier: Any) -> None:
+        """The address is resolved: start to resolve the route. ROUTE_RESOLVED or an error follows."""
+        name, device = self.adapter.info.name, text(lib.ndpy_cm_device(identifier))
+        if device != name:
+            raise errors.AddressUnreachableError(
+                f"{self.target} is reached through {device or 'no RDMA adapter'}, not {name}", operation=self.operation
+            )
+        self._check(lib.rdma_resolve_route(identifier, _RESOLVE_MS))
+
+    def _check(self, result: int, message: str = "") -> None:
+        check_errno(self.operation, result, message)
+
+    def resolution_error(self, event: CmEvent) -> errors.NdpyError | None:
+        """The error of an event that ends the resolution. None for other events."""
+        if event.type not in (lib.RDMA_CM_EVENT_ADDR_ERROR, lib.RDMA_CM_EVENT_ROUTE_ERROR):
+            return None
+        return errors.AddressUnreachableError(
+            f"{self.target} does not answer address resolution from {self.adapter.info.name}; "
+            "check the address, the link and `ip neigh`",
+            operation=self.operation,
+            native=abs(event.status),
+        )
+
+    def nobody_listens(self, number: int) -> errors.NdpyError:
+        return errors.ConnectionRefusedError(
+            f"{self.target}: nobody listens there", operation=self.operation, native=number
+        )
+
+    def unreachable(self, number: int) -> errors.NdpyError:
+        """The error for an attempt that no listener answered. number: its errno."""
+        if number in (errno.ECONNREFUSED, errno.ECONNRESET):
+            return self.nobody_listens(number)
+        if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+            return errors.AddressUnreachableError(
+                f"there is no route to {self.target}", operation=self.operation, native=number
+            )
+        blocked = {"iWARP": ", or a firewall drops its TCP port", "RoCE": ", or UDP port 4791 is blocked"}
+        return errors.TimeoutError(
+            f"{self.target} does not answer; it is down, or has no RDMA adapter at that address"
+            f"{blocked.get(self.adapter.info.transport, '')}",
+            operation=self.operation,
+            native=number,
+        )
+
+
+def nearest_address(adapter: VerbsAdapter, family: int, destination: str) -> Any:
+    """The address of this adapter that is nearest to the destination, as a struct sockaddr."""
+    host = source_host(adapter.info.name, adapter.info.addresses, destination)
+    found = socket.getaddrinfo(host, 0, family, socket.SOCK_STREAM, 0, socket.AI_NUMERICHOST)
+    return pack_address(family, found[0][4])
