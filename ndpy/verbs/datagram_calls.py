@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ndpy import errors
 from ndpy.addresses import source_host
-from ndpy.datagram_queue_pair import Destination
+from ndpy.datagram_queue_pair import DatagramQueuePair, Destination
 from ndpy.multicast_group import MulticastGroup
 from ndpy.pending import Pending
 from ndpy.resource import Resource, _serials
@@ -22,7 +22,6 @@ from ndpy.verbs.queue_pair_attributes import read_vector
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
-    from ndpy.verbs.datagram_queue_pair import VerbsDatagramQueuePair
 
 T = TypeVar("T", bound=Resource)
 
@@ -39,9 +38,9 @@ _NOT_SUPPORTED = 1
 class DatagramCall(ManagerClient, Generic[T]):
     """A call with an identifier of its own. begin() starts it. pending: its result."""
 
-    def __init__(self, queue_pair: VerbsDatagramQueuePair, operation: str) -> None:
+    def __init__(self, adapter: VerbsAdapter, queue_pair: DatagramQueuePair, operation: str) -> None:
         self._queue_pair = queue_pair
-        self._adapter: VerbsAdapter = queue_pair._adapter
+        self._adapter = adapter
         self._operation = operation
         #: Whoever ends the call takes the identifier under this lock.
         self._lock = threading.RLock()
@@ -113,13 +112,14 @@ class ResolveCall(DatagramCall[Destination]):
 
     def __init__(
         self,
-        queue_pair: VerbsDatagramQueuePair,
+        adapter: VerbsAdapter,
+        queue_pair: DatagramQueuePair,
         family: int,
         destination: tuple[Any, ...],
         target: str,
         private_data: bytes,
     ) -> None:
-        super().__init__(queue_pair, "resolve")
+        super().__init__(adapter, queue_pair, "resolve")
         self._address = family, destination
         self._way = Way(self._adapter, target, "resolve")
         self._private_data = private_data
@@ -165,8 +165,10 @@ class ResolveCall(DatagramCall[Destination]):
 class JoinCall(DatagramCall[MulticastGroup]):
     """DatagramQueuePair.join_multicast()."""
 
-    def __init__(self, queue_pair: VerbsDatagramQueuePair, family: int, group: tuple[Any, ...]) -> None:
-        super().__init__(queue_pair, "join_multicast")
+    def __init__(
+        self, adapter: VerbsAdapter, queue_pair: DatagramQueuePair, family: int, group: tuple[Any, ...]
+    ) -> None:
+        super().__init__(adapter, queue_pair, "join_multicast")
         self._group = family, group
 
     def _start(self) -> None:
@@ -203,7 +205,7 @@ class VerbsMulticastGroup(MulticastGroup, ManagerClient):
     _adapter: VerbsAdapter
 
     def __init__(
-        self, queue_pair: VerbsDatagramQueuePair, address: str, destination: Destination, identifier: Any, key: int
+        self, queue_pair: DatagramQueuePair, address: str, destination: Destination, identifier: Any, key: int
     ) -> None:
         super().__init__(queue_pair, address, destination)
         self._serial = key

@@ -106,10 +106,10 @@ class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
     def _native_resolve(
         self, family: int, destination: tuple[Any, ...], target: str, private_data: bytes
     ) -> Pending[Destination]:
-        return ResolveCall(self, family, destination, target, private_data).begin()
+        return ResolveCall(self._adapter, self, family, destination, target, private_data).begin()
 
     def _native_join(self, family: int, group: tuple[Any, ...]) -> Pending[MulticastGroup]:
-        return JoinCall(self, family, group).begin()
+        return JoinCall(self._adapter, self, family, group).begin()
 
     def _native_multicast(self, operation: str, group: bytes, lid: int) -> None:
         gid = ffi.new("union ibv_gid *")
