@@ -59,6 +59,7 @@ from ndpy.multicast_group import MulticastGroup
 from ndpy.pending import Pending
 from ndpy.platforms import list_adapters, open_adapter
 from ndpy.poller import Poller
+from ndpy.protection_domain import ProtectionDomain
 from ndpy.queue_pair import QueuePair
 from ndpy.queue_pair_attributes import (
     AddressVector,
@@ -158,6 +159,7 @@ __all__ = [
     "Pending",
     "Poller",
     "PortInfo",
+    "ProtectionDomain",
     "ProviderError",
     "ProviderNotFoundError",
     "QueueFullError",

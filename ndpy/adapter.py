@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ndpy import _core, errors, quirks
 from ndpy.adapter_thread import AdapterThread
@@ -33,7 +33,11 @@ from ndpy.queue_pair import QueuePair
 from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Orphans, Resource, _serials, busy, prevent_close
 from ndpy.shared_receive_queue import SharedReceiveQueue
+from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import QueuePairLimits
+
+if TYPE_CHECKING:
+    from ndpy.protection_domain import ProtectionDomain
 
 T = TypeVar("T")
 
@@ -76,8 +80,9 @@ def _collect_garbage() -> None:
 class Adapter(_core.Adapter, Resource):
     """An RDMA adapter, opened by open_adapter().
 
-    Objects that are made from it work together. They do not work with objects of another adapter. The adapter has one
-    background thread, which waits for connection and device events. It costs nothing while there are no events.
+    Objects that are made from it work together. They do not work with objects of another adapter. All its memory is in one
+    protection domain; create_protection_domain() makes more. The adapter has one background thread, which waits for connection
+    and device events. It costs nothing while there are no events.
 
     While objects that were made from it are open, close() raises DeviceBusyError and the adapter stays open. close()
     cancels registrations that are under way. It first closes objects that the program has dropped, if necessary by a
@@ -102,6 +107,7 @@ class Adapter(_core.Adapter, Resource):
     _connector_class: ClassVar[type[Connector]]
     _listener_class: ClassVar[type[Listener]]
     _datagram_listener_class: ClassVar[Callable[..., DatagramListener]]
+    _protection_domain_class: ClassVar[Callable[..., ProtectionDomain]]
 
     #: None until _native_open() has made it.
     _events: AdapterThread = None  # type: ignore[assignment]
@@ -117,6 +123,8 @@ class Adapter(_core.Adapter, Resource):
         #: Objects that the program dropped. The adapter's thread holds them too, so that it closes even the adapter
         #: itself after the program drops it.
         self._orphans = Orphans()
+        #: Its protection domains besides the first one.
+        self._domains: SharedWeakSet[ProtectionDomain] = SharedWeakSet()
         #: Set by close(). From then on no object can be made.
         self._closing = False
         super().__init__(self)
@@ -130,6 +138,11 @@ class Adapter(_core.Adapter, Resource):
     def _opened(self) -> None:
         self._released = False
         renew_in_child(self)
+
+    @property
+    def _device(self) -> Adapter:
+        """The adapter itself. Of a protection domain, the adapter that it was made from."""
+        return self
 
     def _register_in_python(self, buffer: Any, access: Access, timeout_s: float | None) -> MemoryRegion:
         """What register() leaves to Python."""
@@ -245,6 +258,17 @@ class Adapter(_core.Adapter, Resource):
 
     # ---- making objects ----
 
+    def create_protection_domain(self) -> ProtectionDomain:
+        """Make a protection domain, to keep memory of several clients apart. See ProtectionDomain.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks PROTECTION_DOMAINS, as on every NetworkDirect adapter.
+            InsufficientResourcesError: the adapter has no room for it.
+        Source: ibv_alloc_pd(3).
+        """
+        self._require(Capability.PROTECTION_DOMAINS, "create protection domain")
+        return self._make(self._protection_domain_class)
+
     def create_memory_window(self) -> MemoryWindow:
         """Make a window. It grants nothing until QueuePair.bind() gives it memory.
 
@@ -332,8 +356,8 @@ class Adapter(_core.Adapter, Resource):
         """
         self._check()
         initiator_cq = initiator_cq or receive_cq
-        self._require_same_adapter(receive_cq, "the receive completion queue")
-        self._require_same_adapter(initiator_cq, "the initiator completion queue")
+        self._require_same_device(receive_cq, "the receive completion queue")
+        self._require_same_device(initiator_cq, "the initiator completion queue")
         if srq is not None:
             self._require_same_adapter(srq, "the shared receive queue")
         info = self.info
@@ -388,8 +412,8 @@ class Adapter(_core.Adapter, Resource):
         if Capability.DATAGRAMS not in info.capabilities:
             raise errors.UnsupportedError(f"{info.name} has no datagrams", operation="create queue pair")
         initiator_cq = initiator_cq or receive_cq
-        self._require_same_adapter(receive_cq, "the receive completion queue")
-        self._require_same_adapter(initiator_cq, "the initiator completion queue")
+        self._require_same_device(receive_cq, "the receive completion queue")
+        self._require_same_device(initiator_cq, "the initiator completion queue")
         limits = QueuePairLimits(
             receive_queue_depth, initiator_queue_depth, max_receive_sge, max_initiator_sge, inline_data_size
         )
@@ -442,7 +466,7 @@ class Adapter(_core.Adapter, Resource):
         Source: rdma_listen(3) and rdma_accept(3) in the port space RDMA_PS_UDP.
         """
         self._check()
-        self._require_same_adapter(queue_pair, "the queue pair")
+        self._require_same_device(queue_pair, "the queue pair")
         queue_pair._require_manager_qkey("listen_for_datagrams")
         data = check_private_data(private_data, MAX_ANSWER_DATA, "listen_for_datagrams")
         with prevent_close(queue_pair):
@@ -576,10 +600,22 @@ class Adapter(_core.Adapter, Resource):
             raise
         return connector
 
-    def _open_children(self) -> list[Resource]:
+    def _own_children(self) -> list[Resource]:
         """The open objects that were made from this adapter. Other threads do not change this list."""
         others = [child for reference in self._children.valuerefs() if (child := reference()) is not None]
         return [*others, *self._open_regions()]
+
+    def _open_children(self) -> list[Resource]:
+        """The open objects that were made from this adapter and from its protection domains."""
+        return [child for adapter in (self, *self._domains.members()) for child in adapter._own_children()]
+
+    def _child(self, serial: int) -> Resource | None:
+        """The open object with this number, unless it is a region. It may belong to a protection domain."""
+        for adapter in (self, *self._domains.members()):
+            child = adapter._children.get(serial)
+            if child is not None:
+                return child
+        return None
 
     def _refuse_if_used(self) -> None:
         users = self._users_left()
@@ -601,7 +637,9 @@ class Adapter(_core.Adapter, Resource):
         self._orphans.close(again=True)
         if not self._open and not self._has_regions:
             return []
-        left = {*self._open_children(), *self._orphans.waiting()} - {self}
+        # An adapter and its protection domains have the same orphans.
+        orphans = [orphan for orphan in self._orphans.waiting() if self in (orphan._adapter, orphan._adapter._device)]
+        left = {*self._own_children(), *orphans} - {self}
         return [child._describe() for child in left] or ["objects that are being made or released"]
 
     def _adopt(self, orphan: Resource) -> None:
@@ -616,6 +654,9 @@ class Adapter(_core.Adapter, Resource):
     def _mark_removed(self) -> None:
         """The device has gone: from now on all objects of this adapter raise DeviceRemovedError, except in close()."""
         self._defunct = self._removed_error
+        # Before their objects, so that those that are being made see it.
+        for domain in self._domains.members():
+            domain._defunct = domain._removed_error
         for child in self._open_children():
             if not child._released:
                 child._defunct = child._removed_error
@@ -623,7 +664,7 @@ class Adapter(_core.Adapter, Resource):
             child._on_removed()
 
     def _on_forked(self) -> None:
-        for child in [*self._open_children(), *self._orphans.take_all_in_child()]:
+        for child in [*self._own_children(), *self._orphans.take_all_in_child()]:
             if child is not self:
                 child._on_forked()
         super()._on_forked()

@@ -208,7 +208,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _lose_window(self, entry: tuple[int, ...]) -> None:
         """The provider says that the peer has invalidated a window. The entry's slot is the window's serial number."""
-        window = self._adapter._children.get(entry[8])
+        window = self._adapter._device._child(entry[8])
         if entry[3] == _SUCCESS and isinstance(window, MemoryWindow) and window._binding is not None:
             window._binding.end()
 
@@ -481,7 +481,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _queue_pairs(self) -> list[Any]:
         """The queue pairs that have their completions here."""
-        return [child for child in self._adapter._open_children() if self in getattr(child, "_completion_queues", ())]
+        children = self._adapter._device._open_children()
+        return [child for child in children if self in getattr(child, "_completion_queues", ())]
 
     def _refuse_if_used(self) -> None:
         if self._users:

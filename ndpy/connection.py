@@ -594,7 +594,7 @@ class Connector(Resource):
     # ---- the queue pair and the parameters ----
 
     def _take_queue_pair(self, queue_pair: QueuePair) -> None:
-        self._require_same_adapter(queue_pair, "the queue pair")
+        self._require_same_device(queue_pair, "the queue pair")
         with queue_pair._lock:
             queue_pair._check()
             if queue_pair.type is not QueuePairType.RC:

@@ -21,6 +21,7 @@ class Capability(enum.Flag):
         DATAGRAMS: create_datagram_queue_pair() works.
         COUNTERS: Adapter.counters() works.
         EVENTS: Adapter.events() works.
+        PROTECTION_DOMAINS: create_protection_domain() works.
         MODIFY: QueuePair.modify() and query() work, and so do local_endpoint() and connect_endpoint().
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
@@ -64,6 +65,7 @@ class Capability(enum.Flag):
     DATAGRAMS = enum.auto()
     COUNTERS = enum.auto()
     EVENTS = enum.auto()
+    PROTECTION_DOMAINS = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

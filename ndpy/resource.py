@@ -149,8 +149,17 @@ class Resource(abc.ABC):
 
     def _require_same_adapter(self, other: Resource, what: str) -> None:
         """Raise unless `other` is open and belongs to this adapter; `what` names it in the error."""
-        other._check()
+        self._require_same_device(other, what)
         if other._adapter is not self._adapter:
+            raise ForeignObjectError(
+                f"{what} belongs to another protection domain of {self._adapter.info.name} than this {self._describe()}; memory "
+                "and what uses it work together only within one domain"
+            )
+
+    def _require_same_device(self, other: Resource, what: str) -> None:
+        """The same for an object that works with all protection domains of an adapter."""
+        other._check()
+        if other._adapter._device is not self._adapter._device:
             raise ForeignObjectError(
                 f"{what} belongs to another open adapter ({other._adapter.info.name}, opened separately) than this "
                 f"{self._describe()} ({self._adapter.info.name}); objects work together only within one open adapter"

@@ -13,6 +13,7 @@ from ndpy.adapter import Adapter
 from ndpy.counters import Counters
 from ndpy.events import make_event
 from ndpy.flags import Access
+from ndpy.protection_domain import ProtectionDomain
 from ndpy.quirks import Quirk
 from ndpy.resource import _serials
 from ndpy.verbs import softverbs
@@ -83,11 +84,14 @@ class VerbsAdapter(Adapter):
         self._events.watch(self._channel.fd, self._on_connection_events)
         self._events.watch(self._context.async_fd, self._on_device_events)
         self._sentinel = self._bind_sentinel()
+        self._offer_registrar()
+
+    def _offer_registrar(self) -> None:
         self._attach_registrar(
             int(ffi.cast("uintptr_t", lib.ndpy_registrar())),
             int(ffi.cast("uintptr_t", self._domain)),
             plain_rights(self),
-            info.max_registration_size,
+            self.info.max_registration_size,
             VerbsMemoryRegion,
         )
 
@@ -199,7 +203,7 @@ class VerbsAdapter(Adapter):
                 continue
             request = copied.type == lib.RDMA_CM_EVENT_CONNECT_REQUEST
             key = event.listener if request else copied.key
-            target = self._children.get(key) or self._datagram_calls.get(key)
+            target = self._child(key) or self._datagram_calls.get(key)
             if isinstance(target, ManagerClient):
                 target._on_event(copied)
             elif request:
@@ -209,7 +213,7 @@ class VerbsAdapter(Adapter):
         event = self._async_event
         while not lib.ndpy_next_async_event(self._context, event):
             kind = event.type
-            target = self._children.get(event.key) if event.key else None
+            target = self._child(event.key) if event.key else None
             if kind == lib.IBV_EVENT_DEVICE_FATAL:
                 self._on_removal()
                 continue
@@ -257,8 +261,7 @@ class VerbsAdapter(Adapter):
         self._events.abandon()
 
     def _native_close(self) -> None:
-        for thread in list(self._background):
-            thread.join()
+        self._wait_for_background()
         if self._events is not None:
             self._events.stop()
         if self._sentinel is not None:
@@ -269,9 +272,48 @@ class VerbsAdapter(Adapter):
         if self._channel is not None:
             lib.ndpy_destroy_event_channel(self._channel)
             self._channel = None
-        if self._domain is not None:
-            check("close adapter", lib.ibv_dealloc_pd(self._domain))
-            self._domain = None
+        self._free_domain()
         if self._context is not None:
             check("close adapter", lib.ibv_close_device(self._context))
             self._context = None
+
+    def _wait_for_background(self) -> None:
+        for thread in list(self._background):
+            thread.join()
+
+    def _free_domain(self) -> None:
+        if self._domain is not None:
+            check("close adapter", lib.ibv_dealloc_pd(self._domain))
+            self._domain = None
+
+
+class VerbsProtectionDomain(ProtectionDomain, VerbsAdapter):
+    """It has an ibv_pd, and shares the rest with its device."""
+
+    device: VerbsAdapter
+
+    def _native_open(self) -> None:
+        device = self.device
+        self._background = set()
+        self._registering = RegistrationWorkers(self.info.name)
+        self._orphans = device._orphans
+        self._events = device._events
+        self._context = device._context
+        self._channel = device._channel
+        self._port = device._port
+        self._port_states = device._port_states
+        self._waiting_for_port = device._waiting_for_port
+        self._datagram_calls = device._datagram_calls
+        self._domain = check_pointer("create protection domain", lib.ibv_alloc_pd(self._context))
+        self._offer_registrar()
+
+    def _native_close(self) -> None:
+        self._wait_for_background()
+        self._free_domain()
+
+    def _on_forked(self) -> None:
+        Adapter._on_forked(self)
+        self._registering.abandon(self._forked_error)
+
+
+VerbsAdapter._protection_domain_class = VerbsProtectionDomain

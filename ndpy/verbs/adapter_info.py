@@ -244,6 +244,7 @@ def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
         | Capability.REGION_ACCESS
         | Capability.BIND_RESERVES_PORT
         | Capability.EVENTS
+        | Capability.PROTECTION_DOMAINS
     )
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
     if attributes.device_cap_flags & windows and attributes.max_mw:

@@ -175,6 +175,22 @@ def test_an_adapter_is_closed_at_once_although_a_cycle_keeps_what_was_dropped(fa
     assert fake.counts.contexts == 0
 
 
+def test_a_removal_reaches_the_protection_domains(fake):
+    adapter = fake.open()
+    domain = adapter.create_protection_domain()
+    region, queue = domain.register(bytearray(64)), domain.create_completion_queue(4)
+    armed = queue.arm()
+    fake.remove(adapter)
+    with pytest.raises(ndpy.DeviceRemovedError):
+        armed.result(DEADLINE_S)
+    for use in (lambda: domain.register(bytearray(64)), region.remote, queue.poll, adapter.create_protection_domain):
+        with pytest.raises(ndpy.DeviceRemovedError):
+            use()
+    for thing in (region, queue, domain, adapter):
+        thing.close()
+    assert fake.counts.contexts == 0
+
+
 def test_the_files_of_a_removed_device_are_let_go_with_the_adapter(fake, tmp_path):
     """The kernel waits for these files before it removes the device. librdmacm keeps its own files open."""
     fake.have_address()

@@ -66,6 +66,8 @@ CLOSED_IN_TURN = (
     "queue_pair",
     "queue",
     "region",
+    "region_of_domain",
+    "domain",
     "adapter",
 )
 
@@ -79,6 +81,8 @@ class World:
         self.adapter: Any = fake.open(windows=1)
         adapter = self.adapter
         self.region = adapter.register(bytearray(4096))
+        self.domain = adapter.create_protection_domain()
+        self.region_of_domain = self.domain.register(bytearray(4096))
         self.window = adapter.create_memory_window()
         self.queue = adapter.create_completion_queue(16)
         self.queue_pair = adapter.create_queue_pair(self.queue)

@@ -49,6 +49,7 @@ PUBLIC = {
     "memory",
     "multicast_group",
     "poller",
+    "protection_domain",
     "queue_pair",
     "resource",
     "shared_receive_queue",
