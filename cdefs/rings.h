@@ -82,7 +82,7 @@ struct ndpy_queue_pair {
     uint32_t max_receive_sge;
     uint32_t inline_size;
     uint64_t max_length;
-    int fences_all;
+    int suits_siw;
     int refuses_reads;
     uint32_t offered;           /* operations beyond NDPY_WRITE, each as the bit of its number */
     atomic_int connection;

@@ -249,6 +249,28 @@ class Quirk(enum.Enum):
         first=(5, 3),
         spared="ndpy fences all other requests",
     )
+    SIW_STUMBLES_OVER_EMPTY_ELEMENTS = Difference(
+        "siw panics when a request sends several elements and one of no bytes precedes another one",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_tx_hdt(): it looks at the memory of each element, and one of no bytes has "
+        "none; seen on 6.1",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy leaves these elements out",
+    )
+    SIW_ANSWERS_EMPTY_READS_WITH_DATA = Difference(
+        "siw answers a read of no bytes that waits behind another read with as many bytes as the other, and the connection ends",
+        "Linux drivers/infiniband/sw/siw/siw_qp.c, siw_activate_tx(): it leaves the length of the last response; seen on 6.1",
+        driver="siw",
+        first=(5, 3),
+    )
+    SIW_GARBLES_SHORT_DATA_ACROSS_PAGES = Difference(
+        "siw sends wrong bytes if the data has at most 24 to 32 bytes, crosses a page, and is not sent within the call that posts "
+        "it: so is the answer to every such read",
+        "Linux drivers/infiniband/sw/siw/siw_qp_tx.c, siw_try_1seg(): it takes the length of the second part for that of the first; "
+        "seen on 6.1",
+        driver="siw",
+        first=(5, 3),
+    )
     SIW_CONNECT_BLOCKS = Difference(
         "siw opens the TCP connection inside rdma_connect(): with a silent host the call takes until TCP gives up, up to 127 s, "
         "and ibv_destroy_qp() waits for it",

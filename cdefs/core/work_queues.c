@@ -621,15 +621,15 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
     WorkQueues *queues = (WorkQueues *)self;
     struct ndpy_element on_stack[STACK_ELEMENTS], *elements = on_stack;
     struct post post = {0};
-    PyObject *record, *triples, *remote, *result = NULL;
-    unsigned long long context, operands[2] = {0};
+    PyObject *record, *triples, *context, *flags, *remote, *result = NULL;
+    unsigned long long operands[2] = {0};
     uint32_t count;
     int refused;
 
-    if (!PyArg_ParseTuple(arguments, "IO!O!KIO(IKK)", &post.operation, &PyList_Type, &record, &PyList_Type, &triples,
-            &context, &post.flags, &remote, &post.remote.immediate, &operands[0], &operands[1]))
+    if (!PyArg_ParseTuple(arguments, "IO!O!OOO(IKK)", &post.operation, &PyList_Type, &record, &PyList_Type, &triples,
+            &context, &flags, &remote, &post.remote.immediate, &operands[0], &operands[1]) ||
+        read_numbers(self, context, flags, &post) < 0)
         return NULL;
-    post.context = context;
     post.remote.operands[0] = operands[0];
     post.remote.operands[1] = operands[1];
     if (remote != Py_None && read_remote(remote, &post.remote) < 0) return NULL;

@@ -88,13 +88,31 @@ HOT void native_data_request(
         special_request(&out->wr, operation, remote);
 }
 
-HOT unsigned int native_flags(const struct ndpy_queue_pair *qp, const struct ndpy_slot *slot, int signaled)
+/* See Quirk.SIW_OVERTAKES_READS and Quirk.SIW_STUMBLES_OVER_EMPTY_ELEMENTS. */
+APART void suit_siw(struct ibv_send_wr *wr, const struct ndpy_slot *slot)
+{
+    int count = 0;
+
+    if (slot->operation == NDPY_READ)
+        wr->send_flags &= ~(unsigned int)IBV_SEND_FENCE;
+    else
+        wr->send_flags |= IBV_SEND_FENCE;
+    /* siw looks at the only element of a read, even if it is none. */
+    if (wr->num_sge < 2)
+        return;
+    for (int i = 0; i < wr->num_sge; i++)
+        if (wr->sg_list[i].length)
+            wr->sg_list[count++] = wr->sg_list[i];
+    wr->num_sge = count;
+}
+
+HOT unsigned int native_flags(const struct ndpy_slot *slot, int signaled)
 {
     unsigned int flags = signaled ? IBV_SEND_SIGNALED : 0;
 
-    if (!(slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE)) && !qp->fences_all)
+    if (!(slot->flags & (NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE)))
         return flags;
-    if (qp->fences_all ? slot->operation != NDPY_READ : slot->flags & NDPY_READ_FENCE)
+    if (slot->flags & NDPY_READ_FENCE)
         flags |= IBV_SEND_FENCE;
     if (slot->flags & NDPY_SOLICITED)
         flags |= IBV_SEND_SOLICITED;
@@ -110,13 +128,15 @@ HOT int native_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *re
 
     wr->wr_id = (uintptr_t)slot;
     wr->next = NULL;
-    wr->send_flags = native_flags(qp, slot, signaled);
+    wr->send_flags = native_flags(slot, signaled);
+    if (qp->suits_siw)
+        suit_siw(wr, slot);
     error = ibv_post_send(qp->native, wr, &bad);
     if (!error)
         return 0;
     error = post_error(error);
     /* siw knows of the connection's end before the connection manager has told ndpy. */
-    return error == ENOTCONN && qp->fences_all ? NATIVE_NEVER_COMPLETES : error;
+    return error == ENOTCONN && qp->suits_siw ? NATIVE_NEVER_COMPLETES : error;
 }
 
 /* siw refuses a receive without elements, but takes one element of no bytes. */
@@ -337,9 +357,9 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     return post_initiator(&verbs, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, &request);
 }
 
-void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp)
+void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp)
 {
-    qp->fences_all = 1;
+    qp->suits_siw = 1;
 }
 
 int ndpy_poll(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)

@@ -73,7 +73,9 @@ static void make_send(struct ibv_send_wr *wr, const struct ndpy_queue_pair *qp, 
     struct native_request native = {.wr = {.wr_id = (uintptr_t)slot, .next = wr + 1}};
 
     native_data_request(&native, request->operation, elements, request->count, &request->remote);
-    native.wr.send_flags = native_flags(qp, slot, signaled);
+    native.wr.send_flags = native_flags(slot, signaled);
+    if (qp->suits_siw)
+        suit_siw(&native.wr, slot);
     *wr = native.wr;
 }
 
@@ -204,7 +206,7 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
     ring->silent_run += taken;
     *posted = taken;
     /* Posted one by one, the rest ends as requests do after the end of a connection (see native_post()). */
-    return error == ENOTCONN && qp->fences_all ? NDPY_POST_SINGLY : error;
+    return error == ENOTCONN && qp->suits_siw ? NDPY_POST_SINGLY : error;
 }
 
 /* Whether nobody has to look at these completions: they succeeded, and brought neither immediate data nor an invalidation. rxe

@@ -92,9 +92,9 @@ int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
     struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token);
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token);
-/* Fence every request except reads. Some providers would otherwise complete it ahead of a read that was posted
-   before. */
-void ndpy_queue_pair_fence_all(struct ndpy_queue_pair *qp);
+/* Post as siw needs it: fence every request except reads, which it would otherwise complete ahead of a read that was posted
+   before, and leave out elements of no bytes. */
+void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp);
 
 /* userfaultfd.c: tells when watched memory has been unmapped, moved or emptied. Returns 0 or an errno: EPERM (not
    allowed), ENOSYS (not in this kernel), EOPNOTSUPP (kernel too old). */

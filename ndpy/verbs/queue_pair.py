@@ -79,8 +79,8 @@ class VerbsQueuePair(QueuePair):
         return self.limits.max_receive_sge
 
     def _native_set_up(self) -> None:
-        if Quirk.SIW_OVERTAKES_READS in self._adapter._differences:
-            lib.ndpy_queue_pair_fence_all(self._native)
+        if {Quirk.SIW_OVERTAKES_READS, Quirk.SIW_STUMBLES_OVER_EMPTY_ELEMENTS} & self._adapter._differences:
+            lib.ndpy_queue_pair_suit_siw(self._native)
         self._initialise()
         # Completions are sorted by this number, even after the native queue pair has gone.
         self._number = int(self._qp.qp_num)

@@ -298,6 +298,13 @@ def test_values_out_of_range_are_refused(stations, keep, adapter):
         adapter.create_datagram_queue_pair(source.cq, max_receive_sge=32)
     with pytest.raises(ValueError, match="create_datagram_queue_pair"):
         adapter.create_queue_pair(source.cq, type=QueuePairType.UD)
+    for options, message in (
+        ({"context": 1 << 64}, "context is 0 to"),
+        ({"context": -1}, "context is 0 to"),
+        ({"flags": 1 << 32}, "flags"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            source.queue_pair.send([], destination(keep, source, sink), **options)
     with pytest.raises(ValueError, match="immediate is 0 to"):
         source.queue_pair.send([], destination(keep, source, sink), immediate=-1)
 
