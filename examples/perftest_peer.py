@@ -3,8 +3,11 @@
     ib_write_bw                                 python perftest_peer.py write_bw 192.0.2.1
     python perftest_peer.py read_lat            ib_read_lat 192.0.2.1
 
-The tests are write_bw, read_bw, send_bw, write_lat, read_lat and send_lat, with one queue pair of type RC and without -R. As with
-perftest alone, both sides need the same -n and -s. The figures of the side that measures are printed, as perftest defines them.
+The tests are write_bw, read_bw, send_bw, atomic_bw, and the same with _lat, with one queue pair and without -R. Its type is RC, or
+what -c says: UC for send and write, UD for send. As with perftest alone, both sides need the same -n, -s and -c. The figures of the
+side that measures are printed, as perftest defines them. The atomic operation is fetch-and-add.
+
+What UC and UD lose is not sent again. So keep -n below 512 there, the number of receives that a server has posted.
 
 The two ends first speak over TCP (port 18515), the client before the server in each step:
 
@@ -36,6 +39,12 @@ SINK = ndpy.Access.LOCAL_WRITE | ndpy.Access.READ_SINK
 # How many requests are outstanding in a bandwidth test.
 DEPTH = 128
 RECEIVES = 512
+QKEY = 0x11111111  # that of perftest's queue pairs of type UD
+TYPES = {
+    "RC": ("send", "write", "read", "atomic"),
+    "UC": ("send", "write"),
+    "UD": ("send",),
+}
 
 
 @dataclasses.dataclass
@@ -122,19 +131,24 @@ class Test:
         self.args = args
         self.length = max(args.size, PAGE)
         access = ndpy.Access.REMOTE_READ | ndpy.Access.REMOTE_WRITE
+        if args.test.startswith("atomic"):
+            access |= ndpy.Access.REMOTE_ATOMIC
         # The peer uses the first half, and this end sends from the second one and reads into it.
         self.buffer = bytearray(2 * self.length)
         self.region = stack.enter_context(adapter.register(self.buffer, access | SINK))
         self.own = self.region[self.length : self.length + args.size]
         self.cq = stack.enter_context(adapter.create_completion_queue(DEPTH + RECEIVES + 1))
-        self.queue_pair = stack.enter_context(
-            adapter.create_queue_pair(self.cq, receive_queue_depth=RECEIVES, initiator_queue_depth=DEPTH)
-        )
+        depths = {"receive_queue_depth": RECEIVES, "initiator_queue_depth": DEPTH}
+        if args.type == "UD":
+            made = adapter.create_datagram_queue_pair(self.cq, qkey=QKEY, **depths)
+        else:
+            made = adapter.create_queue_pair(self.cq, type=ndpy.QueuePairType[args.type], **depths)
+        self.queue_pair = stack.enter_context(made)
         self.local = self.queue_pair.local_endpoint(gid_index=args.gid_index)
         self.talk = stack.enter_context(Conversation(args))
-        self._introduce(adapter)
+        self._introduce(adapter, stack)
 
-    def _introduce(self, adapter):
+    def _introduce(self, adapter, stack):
         version = self.talk.exchange(VERSION.ljust(16, b"\0")).rstrip(b"\0").decode("ascii", "replace")
         for number in (PAGE, CACHE_LINE):
             self.talk.exchange(struct.pack(">i", number))
@@ -143,9 +157,16 @@ class Test:
         reads = min(adapter.info.max_inbound_read_limit, adapter.info.max_outbound_read_limit, 16)
         self.address = own_address(self.local, self.region, reads)
         # The latency tests of writes and reads greet twice.
-        for _ in range(2 if self.args.test in ("write_lat", "read_lat") else 1):
+        for _ in range(2 if self.args.test in ("write_lat", "read_lat", "atomic_lat") else 1):
             self.peer = parse_address(self.talk.exchange(self.address), self.local, mtu, self.length)
-        self.queue_pair.connect_endpoint(self.peer.endpoint, outbound_read_limit=min(reads, self.peer.reads))
+        self.send = self.queue_pair.send
+        if self.args.type == "UD":
+            there = stack.enter_context(self.queue_pair.destination(self.peer.endpoint))
+            self.send = lambda memory: self.queue_pair.send(memory, there)
+        elif self.args.type == "UC":
+            self.queue_pair.connect_endpoint(self.peer.endpoint)
+        else:
+            self.queue_pair.connect_endpoint(self.peer.endpoint, outbound_read_limit=min(reads, self.peer.reads))
         for _ in range(2):
             self.meet()
         print(f"connected to perftest {version}: {self.local} with {self.peer.endpoint}", flush=True)
@@ -208,6 +229,12 @@ class Test:
     def read_bw(self):
         self.one_sided_bandwidth(self.queue_pair.read)
 
+    def add_one(self, result, memory):
+        self.queue_pair.fetch_and_add(result, memory, 1)
+
+    def atomic_bw(self):
+        self.one_sided_bandwidth(self.add_one)
+
     def send_bw(self):
         args, place = self.args, self.region[: self.args.size]
         if not self.talk.is_client:
@@ -215,7 +242,7 @@ class Test:
                 self.queue_pair.receive(place)
         self.meet()
         if self.talk.is_client:
-            seconds = self.stream(lambda: self.queue_pair.send(self.own))
+            seconds = self.stream(lambda: self.send(self.own))
         else:
             # The first message starts the clock.
             self.finish()
@@ -247,11 +274,17 @@ class Test:
         )
 
     def read_lat(self):
+        self.one_sided_latency(self.queue_pair.read)
+
+    def atomic_lat(self):
+        self.one_sided_latency(self.add_one)
+
+    def one_sided_latency(self, operation):
         if self.talk.is_client:
             seconds, memory = [], self.peer.memory[: self.args.size]
             for _ in range(self.args.iterations):
                 start = time.perf_counter()
-                self.queue_pair.read(self.own, memory)
+                operation(self.own, memory)
                 self.finish()
                 seconds.append(time.perf_counter() - start)
             self.show_latencies(seconds)
@@ -265,11 +298,11 @@ class Test:
         for number in range(self.args.iterations):
             start = time.perf_counter()
             if self.talk.is_client:
-                self.queue_pair.send(self.own)
+                self.send(self.own)
                 self.finish(2)
             else:
                 self.finish()
-                self.queue_pair.send(self.own)
+                self.send(self.own)
                 self.finish()
             seconds.append(time.perf_counter() - start)
             if number + RECEIVES < self.args.iterations:
@@ -300,7 +333,7 @@ class Test:
                 sys.exit(f"perftest_peer: no write of the peer came within {self.args.timeout:g} s")
 
 
-TESTS = ("write_bw", "read_bw", "send_bw", "write_lat", "read_lat", "send_lat")
+TESTS = tuple(f"{name}_{kind}" for kind in ("bw", "lat") for name in ("write", "read", "send", "atomic"))
 
 
 def main():
@@ -309,18 +342,31 @@ def main():
     parser.add_argument("host", nargs="?", help="address of the server; without it, this is the server")
     parser.add_argument("-p", dest="port", type=int, default=PORT, help="TCP port; default: %(default)s")
     parser.add_argument("-d", dest="adapter", help="name of the adapter; default: the first active one")
-    parser.add_argument("-s", dest="size", type=int, help="bytes in a message; default: 65536, and 2 for latency")
+    parser.add_argument(
+        "-c", dest="type", choices=TYPES, default="RC", help="type of the queue pair; default: %(default)s"
+    )
+    parser.add_argument(
+        "-s",
+        dest="size",
+        type=int,
+        help="bytes in a message; default: 65536, 2 for latency, the MTU for UD; atomic: always 8",
+    )
     parser.add_argument(
         "-n", dest="iterations", type=int, help="number of messages; default: 1000, and 5000 for write_bw"
     )
     parser.add_argument("-x", dest="gid_index", type=int, help="GID index; default: the best GID by rank")
     parser.add_argument("--timeout", type=float, default=20, metavar="SECONDS", help="time limit of each step")
     args = parser.parse_intermixed_args()  # HOST may stand behind the options
-    args.size = args.size or (2 if args.test.endswith("_lat") else 65536)
+    operation, _, kind = args.test.partition("_")
+    if operation not in TYPES[args.type]:
+        parser.error(f"a queue pair of type {args.type} has only {' and '.join(TYPES[args.type])}")
+    args.size = 8 if operation == "atomic" else args.size or (2 if kind == "lat" else 65536)
     args.iterations = args.iterations or (5000 if args.test == "write_bw" else 1000)
     if args.size < 1 or args.iterations < 2:
         parser.error("-s is 1 or more, and -n is 2 or more")
     with ndpy.open_adapter(args.adapter) as adapter, ExitStack() as stack:
+        if args.type == "UD":
+            args.size = min(args.size, adapter.info.mtu)
         getattr(Test(adapter, args, stack), args.test)()
 
 

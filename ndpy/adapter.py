@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import functools
 import gc
+import mmap
 import operator
 import threading
 import time
@@ -43,6 +44,7 @@ T = TypeVar("T")
 
 # Plain integers: an operation on members of an IntFlag takes a microsecond.
 _ON_DEMAND = Access.ON_DEMAND.value
+_RELAXED_ORDERING = Access.RELAXED_ORDERING.value
 # The bits that belong to no flag.
 _NO_ACCESS = ~functools.reduce(operator.or_, (int(flag) for flag in Access.__members__.values()))
 
@@ -198,7 +200,42 @@ class Adapter(_core.Adapter, Resource):
                 f"{self.info.name} ({self.info.driver}) has no on-demand paging; register without Access.ON_DEMAND",
                 operation="register",
             )
+        if bits & _RELAXED_ORDERING and Capability.RELAXED_ORDERING not in self.info.capabilities:
+            raise errors.UnsupportedError(
+                f"{self.info.name} ({self.info.driver}) has no relaxed ordering; register without Access.RELAXED_ORDERING",
+                operation="register",
+            )
         return Access(access)
+
+    def register_at(self, buffer: Any, address: int, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+        """Register memory for use at an address that the program chooses.
+
+        Elements and peers name the first byte by this address, so region.address is `address`, and so is that of
+        region.remote(). With 0 the addresses are offsets (a zero-based region). MemoryRegion.reregister() cannot change it.
+
+        Parameters:
+            buffer, access: as for register().
+            address: 0 to 2**64 - 1. It must have the same offset within a page as the memory; alloc() gives memory with the
+                offset 0.
+        Raises:
+            UnsupportedError: info.capabilities lacks CHOSEN_ADDRESS, as on every NetworkDirect adapter.
+            InvalidBufferError: the address is not possible for this memory.
+            Otherwise what register() raises.
+        Source: ibv_reg_mr_iova(3).
+        """
+        self._require(Capability.CHOSEN_ADDRESS, "register at")
+        owner, kept, start, length, access = self._memory(buffer, access)
+        if not 0 <= address <= (1 << 64) - length:
+            raise errors.InvalidBufferError(f"{length} bytes from {address:#x} on are not a range of addresses")
+        if (address - start) % mmap.PAGESIZE:
+            raise errors.InvalidBufferError(
+                f"the memory begins {start % mmap.PAGESIZE} bytes into a page, and the address {address:#x} "
+                f"{address % mmap.PAGESIZE} bytes; both need the same offset (alloc() gives memory with the offset 0)"
+            )
+        region: MemoryRegion = self._make(
+            lambda adapter: adapter._native_register_at(owner, kept, start, length, address, access)
+        )
+        return region
 
     def register_implicit(self, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         """Make one region of all memory of the process, present and future (implicit on-demand paging).
@@ -705,6 +742,12 @@ class Adapter(_core.Adapter, Resource):
 
     def _native_register_implicit(self, access: Access) -> MemoryRegion:
         """Called only if info.capabilities has IMPLICIT_ON_DEMAND."""
+        raise NotImplementedError
+
+    def _native_register_at(
+        self, owner: Any, buffer: Any, start: int, length: int, address: int, access: Access
+    ) -> MemoryRegion:
+        """Called only if info.capabilities has CHOSEN_ADDRESS."""
         raise NotImplementedError
 
     def _native_register_dmabuf(self, fd: int, offset: int, length: int, iova: int, access: Access) -> MemoryRegion:

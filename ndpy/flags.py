@@ -34,6 +34,8 @@ class Capability(enum.Flag):
         REREGISTRATION: MemoryRegion.reregister() works.
         ON_DEMAND_PAGING: Access.ON_DEMAND works.
         IMPLICIT_ON_DEMAND: Adapter.register_implicit() works.
+        CHOSEN_ADDRESS: Adapter.register_at() works.
+        RELAXED_ORDERING: Access.RELAXED_ORDERING works.
         DMABUF: Adapter.register_dmabuf() works.
         RETRY_POLICY: connect() and accept() take a RetryPolicy.
     Source: ND2_ADAPTER_INFO (contract B.6); ibv_query_device_ex(3).
@@ -66,6 +68,8 @@ class Capability(enum.Flag):
     COUNTERS = enum.auto()
     EVENTS = enum.auto()
     PROTECTION_DOMAINS = enum.auto()
+    CHOSEN_ADDRESS = enum.auto()
+    RELAXED_ORDERING = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""
@@ -87,6 +91,9 @@ class Access(enum.IntFlag):
             Capability.ON_DEMAND_PAGING, else UnsupportedError. On rxe, ndpy pins the memory all the same, because rxe's
             on-demand paging moves data to the wrong place in a page (seen on Linux 7.2). So there it must be mapped when it
             is registered.
+        RELAXED_ORDERING: the adapter may write to the memory in another order than the messages came, which is quicker on some
+            machines. Then only a completion says that the data of a message are all there: do not poll the memory. An adapter
+            that has no such order ignores it. Only on verbs, and only with Capability.RELAXED_ORDERING, else UnsupportedError.
         DO_NOT_SECURE_VM: the provider does not protect the memory against being freed. Only on NetworkDirect.
     Source: ND_MR_FLAG_* (contract B.2); ibv_reg_mr(3).
     """
@@ -98,6 +105,7 @@ class Access(enum.IntFlag):
     READ_SINK = 0x8
     REMOTE_ATOMIC = 0x10001
     ON_DEMAND = 0x20000
+    RELAXED_ORDERING = 0x40000
     DO_NOT_SECURE_VM = 0x80000000
 
 

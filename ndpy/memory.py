@@ -105,7 +105,7 @@ class MemoryRegion(_core.MemoryRegion, Resource):
 
     Attributes:
         buffer: the registered buffer. None for register_implicit() and register_dmabuf().
-        address, length: where the memory is, and its length in bytes.
+        address, length: where the memory is, or the address that register_at() was given; and its length in bytes.
         access: the rights that were given.
         local_token: the token of its elements (verbs: lkey).
         remote_token: the token that grants a peer access (verbs: rkey). See remote().
@@ -113,6 +113,8 @@ class MemoryRegion(_core.MemoryRegion, Resource):
     """
 
     _release_order = 50
+    #: Whether it has another address than its memory.
+    _is_elsewhere = False
 
     def __init__(self, adapter: Adapter, owner: Any, buffer: Any, address: int, length: int, access: Access) -> None:
         self._adapter = adapter
@@ -282,6 +284,10 @@ class MemoryRegion(_core.MemoryRegion, Resource):
             self._refuse_if_used()
             if self.buffer is None:
                 raise UnsupportedError("only a region of a buffer can be registered again", operation="reregister")
+            if self._is_elsewhere:
+                raise UnsupportedError(
+                    "a region with an address of its own cannot be registered again", operation="reregister"
+                )
             if buffer is None and access is None:
                 return
             owner, kept, address, length, rights = self._adapter._memory(

@@ -271,6 +271,13 @@ class Quirk(enum.Enum):
         driver="siw",
         first=(5, 3),
     )
+    SIW_KEEPS_ADDRESSES = Difference(
+        "siw registers memory at its own address, whatever address was asked for",
+        "Linux drivers/infiniband/sw/siw/siw_verbs.c, siw_reg_user_mr(): rnic_va is not used; seen on 6.1",
+        driver="siw",
+        first=(5, 3),
+        spared="ndpy does not claim Capability.CHOSEN_ADDRESS",
+    )
     SIW_CONNECT_BLOCKS = Difference(
         "siw opens the TCP connection inside rdma_connect(): with a silent host the call takes until TCP gives up, up to 127 s, "
         "and ibv_destroy_qp() waits for it",

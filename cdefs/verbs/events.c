@@ -50,6 +50,13 @@ int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, s
     return error;
 }
 
+int ndpy_register_at(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access,
+    struct ndpy_registration *out)
+{
+    out->region = (uintptr_t)ibv_reg_mr_iova2(pd, address, length, iova, (unsigned int)access);
+    return out->region ? 0 : errno ? errno : EIO;
+}
+
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
     struct ndpy_registration *out)
 {

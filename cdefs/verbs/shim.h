@@ -80,6 +80,9 @@ struct ndpy_registration {
     uint64_t nanoseconds;
 };
 int ndpy_register(struct ibv_pd *pd, void *address, size_t length, int access, struct ndpy_registration *out);
+/* ibv_reg_mr_iova2(): elements and peers use the address iova. */
+int ndpy_register_at(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, int access,
+    struct ndpy_registration *out);
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
     struct ndpy_registration *out);
 /* The functions by which ndpy._core registers by itself. The domain is an ibv_pd. */

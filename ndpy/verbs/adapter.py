@@ -33,6 +33,7 @@ from ndpy.verbs.memory import (
     VerbsMemoryRegion,
     VerbsMemoryWindow,
     plain_rights,
+    register_at,
     register_dmabuf,
     register_everything,
 )
@@ -132,6 +133,15 @@ class VerbsAdapter(Adapter):
     def _native_register_implicit(self, access: Access) -> VerbsMemoryRegion:
         region = VerbsMemoryRegion(self, None, None, 0, EVERYTHING, access)
         region._native_call = register_everything
+        region._register_now()
+        return region
+
+    def _native_register_at(
+        self, owner: Any, buffer: Any, start: int, length: int, address: int, access: Access
+    ) -> VerbsMemoryRegion:
+        region = VerbsMemoryRegion(self, owner, buffer, address, length, access)
+        region._native_call = register_at(start)
+        region._is_elsewhere = address != start
         region._register_now()
         return region
 

@@ -190,6 +190,8 @@ def describe(context: Any, name: str) -> AdapterInfo:
     transport = "iWARP" if iwarp else "InfiniBand" if best.link_layer == "InfiniBand" else "RoCE"
     driver = _driver(name, attributes.vendor_id)
     capabilities = _capabilities(attributes, iwarp, driver) | _on_demand(context) | probed.capabilities
+    if Quirk.SIW_KEEPS_ADDRESSES.value.is_of(driver, transport):
+        capabilities &= ~Capability.CHOSEN_ADDRESS
     addresses = [address for port in ports for address in _addresses(port)]
     if name == softverbs.NAME:
         addresses = _addresses_of_softverbs()
@@ -475,7 +477,7 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
 
 
 def _probe_registration(domain: Any, library: int) -> Capability:
-    """Try whether a region's rights can be changed, and whether dma-bufs are supported.
+    """Try whether a region's rights can be changed, whether it can have any address, and whether dma-bufs are supported.
 
     If they are, a bad descriptor gives EBADF.
     """
@@ -487,6 +489,13 @@ def _probe_registration(domain: Any, library: int) -> Capability:
             if not lib.ibv_rereg_mr(region, change, ffi.NULL, ffi.NULL, 0, 0):
                 found |= Capability.REREGISTRATION
             lib.ibv_dereg_mr(region)
+        if has_symbol(b"ibv_reg_mr_iova2", library):
+            # Libraries with this function know the rights that an adapter may ignore.
+            found |= Capability.RELAXED_ORDERING
+            region = lib.ibv_reg_mr_iova2(domain, start, mmap.PAGESIZE, 0, lib.IBV_ACCESS_LOCAL_WRITE)
+            if region != ffi.NULL:
+                found |= Capability.CHOSEN_ADDRESS
+                lib.ibv_dereg_mr(region)
     if has_symbol(b"ibv_reg_dmabuf_mr", library):
         region = lib.ibv_reg_dmabuf_mr(domain, 0, mmap.PAGESIZE, 0, -1, lib.IBV_ACCESS_LOCAL_WRITE)
         if region != ffi.NULL:

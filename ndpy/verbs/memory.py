@@ -26,6 +26,7 @@ _REMOTE_WRITE_ALONE = Access.REMOTE_WRITE.value & ~_LOCAL_WRITE
 _ATOMIC_ALONE = Access.REMOTE_ATOMIC.value & ~_LOCAL_WRITE
 _READ_SINK = int(Access.READ_SINK)
 _ON_DEMAND = int(Access.ON_DEMAND)
+_RELAXED_ORDERING = int(Access.RELAXED_ORDERING)
 # SIZE_MAX, the length of an implicit region.
 EVERYTHING = (1 << 64) - 1
 
@@ -51,6 +52,8 @@ def native_access(access: int, iwarp: bool) -> int:
         native |= lib.IBV_ACCESS_LOCAL_WRITE | (lib.IBV_ACCESS_REMOTE_WRITE if iwarp else 0)
     if access & _ON_DEMAND:
         native |= lib.IBV_ACCESS_ON_DEMAND
+    if access & _RELAXED_ORDERING:
+        native |= lib.IBV_ACCESS_RELAXED_ORDERING
     return int(native)
 
 
@@ -105,9 +108,33 @@ def _rights(adapter: VerbsAdapter, access: int, windows: bool = True) -> int:
 def register_pages(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
     """Make an ibv_mr of mapped memory."""
     start = ffi.cast("void *", address)
-    number = lib.ndpy_register(adapter._domain, start, length, _rights(adapter, access), out)
+    _register_with_or_without_windows(
+        adapter, address, length, access, lambda rights: lib.ndpy_register(adapter._domain, start, length, rights, out)
+    )
+
+
+def register_at(start: int) -> Callable[[VerbsAdapter, int, int, Access, Any], None]:
+    """Return a function that makes an ibv_mr of the memory from `start` on, at the address that the function is given."""
+
+    def register(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+        memory = ffi.cast("void *", start)
+        _register_with_or_without_windows(
+            adapter,
+            start,
+            length,
+            access,
+            lambda rights: lib.ndpy_register_at(adapter._domain, memory, length, address, rights, out),
+        )
+
+    return register
+
+
+def _register_with_or_without_windows(
+    adapter: VerbsAdapter, address: int, length: int, access: Access, call: Callable[[int], int]
+) -> None:
+    number = call(_rights(adapter, access))
     if number and _may_be_the_windows(number, access):
-        number = lib.ndpy_register(adapter._domain, start, length, _rights(adapter, access, windows=False), out)
+        number = call(_rights(adapter, access, windows=False))
     if number:
         raise registration_error(number, address, length, access) or errors.from_errno("register", number)
 

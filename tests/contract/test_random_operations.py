@@ -575,6 +575,7 @@ class Machine:
 RECEIVES = (Operation.RECEIVE, Operation.RECEIVE_RDMA_WITH_IMMEDIATE)
 
 
+@pytest.mark.timeout(600)
 def test_random_requests_do_what_the_model_says(adapter, keep):
     if peer_of(adapter) is not adapter:
         pytest.skip("the other end is on another host")

@@ -1,4 +1,4 @@
-"""rdma_server, rdma_client and ucmatose of rdmacm-utils: nothing that they send is lost, even if ndpy is late."""
+"""rdma_server, rdma_client, ucmatose and cmtime of rdmacm-utils: nothing that they send is lost, even if ndpy is late."""
 
 from __future__ import annotations
 
@@ -102,3 +102,36 @@ def test_a_busy_server_refuses_none_of_twelve_clients(adapter, keep, pytestconfi
             connector.disconnect(DEADLINE_S)
         client.succeed()
     assert listener.refused == 0
+
+
+TIMED = 8
+
+
+def test_cmtime_makes_connections_to_our_listener(adapter, keep, pytestconfig):
+    """It prints how long each step took for all connections."""
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    options = ("-s", listener.address[0], "-p", listener.address[1], "-c", TIMED)
+    with start(pytestconfig, "cmtime", *options) as client:
+        connectors = []
+        for _ in range(TIMED):
+            end = create_end(keep, adapter)
+            connector = keep(listener.get_request(DEADLINE_S))
+            connector.accept(end.queue_pair, timeout_s=DEADLINE_S)
+            connectors.append(connector)
+        for connector in connectors:
+            connector.wait_disconnected(DEADLINE_S)
+        result = client.succeed()
+    assert "destroy  " in result.out
+
+
+def test_our_connections_to_cmtime_s_server(adapter, keep, pytestconfig):
+    port = free_port()
+    with start(pytestconfig, "cmtime", "-b", host_of(adapter), "-p", port, "-c", TIMED) as server:
+        wait_for_rdma_listener(server, port)
+        connectors = []
+        for _ in range(TIMED):
+            end = create_end(keep, adapter)
+            connectors.append(keep(adapter.connect(end.queue_pair, (host_of(adapter), port), timeout_s=DEADLINE_S)))
+        for connector in connectors:
+            connector.disconnect(DEADLINE_S)
+        assert server.popen.poll() is None or server.succeed()

@@ -21,12 +21,13 @@ struct fake_settings {
     int32_t dereg_errno; /* if not 0, ibv_dereg_mr() fails with this */
     int32_t signal; /* if not 0, the next ibv_reg_mr() or ibv_dereg_mr() raises this signal at its end */
     int32_t dmabuf_errno; /* if not 0, ibv_reg_dmabuf_mr() fails with this; a descriptor below 0 gives EBADF */
+    int32_t iova_errno; /* if not 0, ibv_reg_mr_iova2() fails with this */
     int32_t delay_us; /* how long each registration takes */
     int32_t windows;
     int32_t read_sge; /* maximum elements of a read; 0: the driver does not say */
     int32_t port_down;
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
-    .dmabuf_errno = EOPNOTSUPP};
+    .dmabuf_errno = EOPNOTSUPP, .iova_errno = EOPNOTSUPP};
 
 /* The test reads these: the arguments of the last call, and the number of regions. */
 struct fake_seen {
@@ -239,6 +240,20 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int a
     raise_signal();
     if (error)
         errno = error;
+    return region;
+}
+
+struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova, unsigned int access)
+{
+    struct ibv_mr *region;
+
+    if (fake_settings.iova_errno) {
+        errno = fake_settings.iova_errno;
+        return NULL;
+    }
+    region = ibv_reg_mr(pd, address, length, (int)access);
+    if (region)
+        fake_seen.address = iova;
     return region;
 }
 

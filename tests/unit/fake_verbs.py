@@ -41,6 +41,7 @@ class Settings(ctypes.Structure):
             "dereg_errno",
             "signal",
             "dmabuf_errno",
+            "iova_errno",
             "delay_us",
             "windows",
             "read_sge",

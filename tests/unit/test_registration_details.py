@@ -30,6 +30,7 @@ ODP = {"odp_general": 1, "odp_connected": 0xF}
 IMPLICIT = {"odp_general": 3, "odp_connected": 0xF}
 REREG = {"rereg_result": 0}
 DMABUF = {"dmabuf_errno": 0}
+IOVA = {"iova_errno": 0}
 
 
 def address_of(buffer) -> int:
@@ -57,13 +58,18 @@ def is_free(buffer: bytearray) -> bool:
         ({"odp_general": 3, "odp_connected": 0x7}, Capability.NONE),
         ({"odp_general": 0, "odp_connected": 0xF}, Capability.NONE),
         (DMABUF, Capability.DMABUF),
+        (IOVA, Capability.CHOSEN_ADDRESS),
     ],
     ids=str,
 )
 def test_the_capabilities_say_what_the_provider_has(fake, settings, claimed):
     with fake.open(**settings) as adapter:
         new = (
-            Capability.REREGISTRATION | Capability.ON_DEMAND_PAGING | Capability.IMPLICIT_ON_DEMAND | Capability.DMABUF
+            Capability.REREGISTRATION
+            | Capability.ON_DEMAND_PAGING
+            | Capability.IMPLICIT_ON_DEMAND
+            | Capability.DMABUF
+            | Capability.CHOSEN_ADDRESS
         )
         assert adapter.info.capabilities & new == claimed
 
@@ -423,3 +429,20 @@ def test_an_ndk_region_can_be_used_after_ctrl_c(fake, monkeypatch, step):
         if mr.deregister(lambda *_: ended.set()) == ndk.NtStatus.PENDING:
             assert ended.wait(20)
         assert mr.region is None
+
+
+def test_the_provider_gets_the_chosen_address(fake):
+    with fake.open(**IOVA, windows=1) as adapter:
+        memory = ndpy.alloc(8192)
+        with adapter.register_at(memory, 0x10000, Access.REMOTE_WRITE | Access.RELAXED_ORDERING) as region:
+            assert fake.seen.address == region.remote().address == 0x10000
+            assert fake.seen.access == LOCAL | WRITE | BIND | lib.IBV_ACCESS_RELAXED_ORDERING
+        fake.settings.reg_errno = errno.ENOMEM
+        with pytest.raises(ndpy.InsufficientResourcesError, match="RLIMIT_MEMLOCK"):
+            adapter.register_at(memory, 0)
+        fake.settings.reg_errno = 0
+
+
+def test_no_address_is_chosen_where_the_provider_refuses(fake):
+    with fake.open() as adapter, pytest.raises(ndpy.UnsupportedError, match="CHOSEN_ADDRESS"):
+        adapter.register_at(bytearray(64), 0)
