@@ -155,6 +155,26 @@ class MemoryRegion(_core.MemoryRegion, Resource):
         offset, length = _core.slice_bounds(slice(offset, stop), self.length, "the region")
         return RemoteMemory(self.address + offset, length, self.remote_token)
 
+    def prefetch(self, offset: int = 0, length: int | None = None, *, write: bool = False) -> None:
+        """Have the adapter fault in pages of memory on demand before it uses them, and wait for that.
+
+        Pinned memory is there already, so a region without Access.ON_DEMAND has nothing to do.
+
+        Parameters:
+            offset, length: the part of the region, in bytes. A length of None stands for all bytes from the offset on.
+            write: whether the adapter will write to the pages. Then pages that were copied on write are copied now.
+        Raises:
+            ElementRangeError: the bytes are not all inside the region.
+            AccessViolationError: the memory is not mapped.
+            UnsupportedError: the driver cannot do it.
+        Source: ibv_advise_mr(3), IBV_ADVISE_MR_ADVICE_PREFETCH and _PREFETCH_WRITE with IBV_ADVISE_MR_FLAG_FLUSH.
+        """
+        self._check()
+        stop = self.length if length is None else offset + length
+        offset, length = _core.slice_bounds(slice(offset, stop), self.length, "the region")
+        if length and self.access & Access.ON_DEMAND:
+            self._native_prefetch(self.address + offset, length, write)
+
     # ---- registering ----
 
     def _register_now(self) -> None:
@@ -352,6 +372,10 @@ class MemoryRegion(_core.MemoryRegion, Resource):
 
         owner: the object that keeps the new memory in place.
         """
+        raise NotImplementedError
+
+    def _native_prefetch(self, address: int, length: int, write: bool) -> None:
+        """Do prefetch(). Called only for memory on demand."""
         raise NotImplementedError
 
 

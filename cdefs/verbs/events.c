@@ -64,6 +64,25 @@ int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint
     return out->region ? 0 : errno ? errno : EIO;
 }
 
+/* Each element of an advice has 32 bits for its length. */
+#define LONGEST_ADVICE (1u << 30)
+
+int ndpy_prefetch(struct ibv_mr *region, uint64_t address, uint64_t length, int write)
+{
+    while (length) {
+        uint32_t part = length < LONGEST_ADVICE ? (uint32_t)length : LONGEST_ADVICE;
+        struct ibv_sge sge = {address, part, region->lkey};
+        int error = ibv_advise_mr(region->pd, write ? IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE : IBV_ADVISE_MR_ADVICE_PREFETCH,
+            IBV_ADVISE_MR_FLAG_FLUSH, &sge, 1);
+
+        if (error)
+            return error > 0 ? error : errno;
+        address += part;
+        length -= part;
+    }
+    return 0;
+}
+
 static int register_memory(void *domain, void *address, size_t length, uint32_t rights, struct ndpy_memory *out)
 {
     struct ibv_mr *region = ibv_reg_mr(domain, address, length, (int)rights);

@@ -133,6 +133,9 @@ struct ibv_ah_attr {
 struct ibv_srq_attr { uint32_t max_wr; uint32_t max_sge; uint32_t srq_limit; };
 struct ibv_srq_init_attr { void *srq_context; struct ibv_srq_attr attr; };
 
+enum ibv_advise_mr_advice { IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, ... };
+#define IBV_ADVISE_MR_FLAG_FLUSH ...
+
 enum ibv_srq_attr_mask { IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, ... };
 
 enum ibv_qp_type { IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ... };

@@ -239,6 +239,15 @@ class VerbsMemoryRegion(MemoryRegion):
             raise registration_error(number, address, length, rights) or errors.from_errno("reregister", number)
         self._read_tokens()
 
+    def _native_prefetch(self, address: int, length: int, write: bool) -> None:
+        if Quirk.RXE_ON_DEMAND_OFFSET in self._adapter._differences:
+            # The memory is pinned.
+            return
+        number = lib.ndpy_prefetch(self._native, address, length, int(write))
+        if number == errno.EFAULT:
+            raise registration_error(number, address, length, self.access) or errors.from_errno("prefetch", number)
+        check("prefetch", number, f"{self._adapter.info.name} did not prefetch {length} bytes at {address:#x}")
+
     def _mark_unusable(self, owner: Any) -> None:
         """The adapter may use the old memory, the new memory, or neither. Keep both. The region can only be closed."""
         self._owner = (self._owner, owner)

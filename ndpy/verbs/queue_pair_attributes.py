@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,9 @@ from ndpy.queue_pair_attributes import (
 from ndpy.verbs.adapter_info import mtu_bytes
 from ndpy.verbs.memory import native_access
 from ndpy.verbs.native_calls import check, ffi, lib
+
+# From here on a program needs a privilege (InfiniBand Architecture, volume 1, 3.5.3).
+_PRIVILEGED_QKEY = 1 << 31
 
 NATIVE_TYPES = {
     QueuePairType.RC: lib.IBV_QPT_RC,
@@ -173,7 +177,10 @@ def modify(queue_pair: Any, given: dict[str, Any], operation: str = "modify", me
         field.write(attributes, value)
         mask |= field.mask
     message = message or f"the adapter refused {', '.join(given)}"
-    check(operation, lib.ibv_modify_qp(queue_pair, attributes, mask), message)
+    result = lib.ibv_modify_qp(queue_pair, attributes, mask)
+    if result == errno.EPERM and given.get("qkey", 0) >= _PRIVILEGED_QKEY:
+        message = f"the Q_Key {given['qkey']:#x} needs the privilege CAP_NET_RAW, as all from 2**31 on do"
+    check(operation, result, message)
 
 
 def query(queue_pair: Any, kind: QueuePairType) -> QueuePairAttributes:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -380,6 +383,37 @@ def test_attributes_by_hand(stations, keep, adapter):
     assert [(c.context, c.nbytes) for c in succeed(sink.cq)] == [(5, 5)]
     with pytest.raises(ndpy.QueuePairAttributesError, match=r"of type UD .* does not take path_mtu"):
         sink.queue_pair.modify(path_mtu=1024)
+
+
+# Opens an adapter without the privilege, and makes a queue pair with a Q_Key that needs it.
+WITHOUT_PRIVILEGE = """
+import ctypes, os, sys
+if sys.argv[2] == "drop":
+    PR_CAPBSET_DROP, CAP_NET_RAW = 24, 13
+    assert ctypes.CDLL(None, use_errno=True).prctl(PR_CAPBSET_DROP, CAP_NET_RAW, 0, 0, 0) == 0
+    os.execv(sys.executable, [sys.executable, "-c", os.environ["PROGRAM"], sys.argv[1], "try"])
+import ndpy
+with ndpy.open_adapter(sys.argv[1]) as adapter, adapter.create_completion_queue(4) as cq:
+    try:
+        adapter.create_datagram_queue_pair(cq, qkey=0x80000001).close()
+    except ndpy.PermissionError as error:
+        print(error)
+"""
+
+
+def test_a_privileged_qkey_needs_the_privilege(station, adapter):
+    if os.geteuid():
+        pytest.skip("a program without privileges has none to drop")
+    assert station(qkey=0x80000001).queue_pair.query().qkey == 0x80000001
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PRIVILEGE, adapter.info.name, "drop"],
+        env={**os.environ, "PROGRAM": WITHOUT_PRIVILEGE, "PYTHONPATH": str(Path(ndpy.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "the Q_Key 0x80000001 needs the privilege CAP_NET_RAW" in done.stdout
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ struct fake_settings {
     int32_t signal; /* if not 0, the next ibv_reg_mr() or ibv_dereg_mr() raises this signal at its end */
     int32_t dmabuf_errno; /* if not 0, ibv_reg_dmabuf_mr() fails with this; a descriptor below 0 gives EBADF */
     int32_t iova_errno; /* if not 0, ibv_reg_mr_iova2() fails with this */
+    int32_t advise_errno; /* if not 0, ibv_advise_mr() fails with this */
     int32_t delay_us; /* how long each registration takes */
     int32_t windows;
     int32_t read_sge; /* maximum elements of a read; 0: the driver does not say */
@@ -85,6 +86,18 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
     return 0;
 }
 
+static int advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32_t flags, struct ibv_sge *sges, uint32_t count)
+{
+    (void)pd, (void)count;
+    if (fake_settings.advise_errno)
+        return fake_settings.advise_errno;
+    fake_seen.address = sges[0].addr;
+    fake_seen.length += sges[0].length;
+    fake_seen.access = (int)advice;
+    fake_seen.flags = (int)flags;
+    return 0;
+}
+
 struct device_context {
     int alive;
     int write_end;
@@ -109,6 +122,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *of)
     made->alive = 1;
     made->verbs.sz = sizeof made->verbs;
     made->verbs.query_device_ex = query_device_ex;
+    made->verbs.advise_mr = advise_mr;
     context->abi_compat = __VERBS_ABI_IS_EXTENDED;
     context->device = of;
     fake_pipe(&context->async_fd, &made->write_end);

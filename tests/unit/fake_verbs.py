@@ -42,6 +42,7 @@ class Settings(ctypes.Structure):
             "signal",
             "dmabuf_errno",
             "iova_errno",
+            "advise_errno",
             "delay_us",
             "windows",
             "read_sge",

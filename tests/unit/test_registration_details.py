@@ -446,3 +446,42 @@ def test_the_provider_gets_the_chosen_address(fake):
 def test_no_address_is_chosen_where_the_provider_refuses(fake):
     with fake.open() as adapter, pytest.raises(ndpy.UnsupportedError, match="CHOSEN_ADDRESS"):
         adapter.register_at(bytearray(64), 0)
+
+
+def test_prefetching_asks_for_the_pages_of_the_part(fake):
+    with (
+        fake.open(**ODP) as adapter,
+        adapter.register(bytearray(8192), Access.LOCAL_WRITE | Access.ON_DEMAND) as region,
+    ):
+        fake.seen.length = 0
+        region.prefetch(100, 200)
+        assert (fake.seen.address, fake.seen.length) == (region.address + 100, 200)
+        assert (fake.seen.access, fake.seen.flags) == (lib.IBV_ADVISE_MR_ADVICE_PREFETCH, lib.IBV_ADVISE_MR_FLAG_FLUSH)
+        region.prefetch(write=True)
+        assert (fake.seen.length, fake.seen.access) == (8392, lib.IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE)
+        with pytest.raises(ndpy.ElementRangeError):
+            region.prefetch(8000, 200)
+        for number, kind in (
+            (errno.EOPNOTSUPP, ndpy.UnsupportedError),
+            (errno.EFAULT, ndpy.AccessViolationError),
+            (errno.EBUSY, ndpy.ProviderError),
+        ):
+            fake.settings.advise_errno = number
+            with pytest.raises(kind):
+                region.prefetch()
+    with pytest.raises(ndpy.ClosedError):
+        region.prefetch()
+
+
+def test_pinned_memory_needs_no_prefetching(fake):
+    with fake.open(advise_errno=errno.EINVAL) as adapter, adapter.register(bytearray(64)) as region:
+        region.prefetch()
+        with pytest.raises(ndpy.ElementRangeError):
+            region.prefetch(65, 1)
+
+
+def test_much_memory_is_prefetched_in_parts(fake):
+    with fake.open(**IMPLICIT) as adapter, adapter.register_implicit() as region:
+        fake.seen.length = 0
+        region.prefetch(1 << 32, 3 << 30)
+        assert (fake.seen.address, fake.seen.length) == ((1 << 32) + (2 << 30), 3 << 30)
