@@ -207,6 +207,20 @@ class Adapter(_core.Adapter, Resource):
             )
         return Access(access)
 
+    def register_null(self) -> MemoryRegion:
+        """Make a region without memory. What the adapter writes there is dropped, and what it reads there are zeros.
+
+        So one element of a receive can skip a part of a message. Peers cannot use it. The region's address is 0 and its buffer is
+        None: region[0:n] is an element of n bytes.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks NULL_REGIONS, as on every NetworkDirect adapter.
+        Source: ibv_alloc_null_mr(3).
+        """
+        self._require(Capability.NULL_REGIONS, "register null")
+        region: MemoryRegion = self._make(lambda adapter: adapter._native_register_null())
+        return region
+
     def register_at(self, buffer: Any, address: int, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         """Register memory for use at an address that the program chooses.
 
@@ -742,6 +756,10 @@ class Adapter(_core.Adapter, Resource):
 
     def _native_register_implicit(self, access: Access) -> MemoryRegion:
         """Called only if info.capabilities has IMPLICIT_ON_DEMAND."""
+        raise NotImplementedError
+
+    def _native_register_null(self) -> MemoryRegion:
+        """Called only if info.capabilities has NULL_REGIONS."""
         raise NotImplementedError
 
     def _native_register_at(

@@ -36,6 +36,7 @@ class Capability(enum.Flag):
         IMPLICIT_ON_DEMAND: Adapter.register_implicit() works.
         CHOSEN_ADDRESS: Adapter.register_at() works.
         RELAXED_ORDERING: Access.RELAXED_ORDERING works.
+        NULL_REGIONS: Adapter.register_null() works.
         DMABUF: Adapter.register_dmabuf() works.
         RETRY_POLICY: connect() and accept() take a RetryPolicy.
     Source: ND2_ADAPTER_INFO (contract B.6); ibv_query_device_ex(3).
@@ -70,6 +71,7 @@ class Capability(enum.Flag):
     PROTECTION_DOMAINS = enum.auto()
     CHOSEN_ADDRESS = enum.auto()
     RELAXED_ORDERING = enum.auto()
+    NULL_REGIONS = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

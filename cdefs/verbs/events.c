@@ -64,6 +64,12 @@ int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint
     return out->region ? 0 : errno ? errno : EIO;
 }
 
+int ndpy_register_null(struct ibv_pd *pd, struct ndpy_registration *out)
+{
+    out->region = (uintptr_t)ibv_alloc_null_mr(pd);
+    return out->region ? 0 : errno ? errno : EIO;
+}
+
 /* Each element of an advice has 32 bits for its length. */
 #define LONGEST_ADVICE (1u << 30)
 

@@ -85,6 +85,8 @@ int ndpy_register_at(struct ibv_pd *pd, void *address, size_t length, uint64_t i
     struct ndpy_registration *out);
 int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
     struct ndpy_registration *out);
+/* ibv_alloc_null_mr(). As ndpy_register(). */
+int ndpy_register_null(struct ibv_pd *pd, struct ndpy_registration *out);
 /* ibv_advise_mr(): faults in pages of memory on demand, and waits. Returns 0 or an errno: EOPNOTSUPP if the driver cannot do it. */
 int ndpy_prefetch(struct ibv_mr *region, uint64_t address, uint64_t length, int write);
 /* The functions by which ndpy._core registers by itself. The domain is an ibv_pd. */

@@ -36,6 +36,7 @@ from ndpy.verbs.memory import (
     register_at,
     register_dmabuf,
     register_everything,
+    register_null,
 )
 from ndpy.verbs.monitor import Monitor
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, load_for, text
@@ -133,6 +134,12 @@ class VerbsAdapter(Adapter):
     def _native_register_implicit(self, access: Access) -> VerbsMemoryRegion:
         region = VerbsMemoryRegion(self, None, None, 0, EVERYTHING, access)
         region._native_call = register_everything
+        region._register_now()
+        return region
+
+    def _native_register_null(self) -> VerbsMemoryRegion:
+        region = VerbsMemoryRegion(self, None, None, 0, EVERYTHING, Access.LOCAL_WRITE)
+        region._native_call = register_null
         region._register_now()
         return region
 

@@ -496,6 +496,10 @@ def _probe_registration(domain: Any, library: int) -> Capability:
             if region != ffi.NULL:
                 found |= Capability.CHOSEN_ADDRESS
                 lib.ibv_dereg_mr(region)
+    out = ffi.new("struct ndpy_registration *")
+    if not lib.ndpy_register_null(domain, out):
+        found |= Capability.NULL_REGIONS
+        lib.ibv_dereg_mr(ffi.cast("struct ibv_mr *", out.region))
     if has_symbol(b"ibv_reg_dmabuf_mr", library):
         region = lib.ibv_reg_dmabuf_mr(domain, 0, mmap.PAGESIZE, 0, -1, lib.IBV_ACCESS_LOCAL_WRITE)
         if region != ffi.NULL:

@@ -158,6 +158,11 @@ def register_everything(adapter: VerbsAdapter, address: int, length: int, access
     )
 
 
+def register_null(adapter: VerbsAdapter, address: int, length: int, access: Access, out: Any) -> None:
+    """Make an ibv_mr without memory."""
+    check("register null", lib.ndpy_register_null(adapter._domain, out))
+
+
 def register_dmabuf(fd: int, offset: int) -> Callable[[VerbsAdapter, int, int, Access, Any], None]:
     """Return a function that makes an ibv_mr of this part of a dma-buf, at the address that the function is given."""
 

@@ -33,6 +33,7 @@ def test_what_the_adapter_does_not_claim_is_refused_and_nothing_is_lost(adapter,
         ),
         ndpy.Capability.IMPLICIT_ON_DEMAND: adapter.register_implicit,
         ndpy.Capability.DMABUF: lambda: adapter.register_dmabuf(0, 0, 4096, 0),
+        ndpy.Capability.NULL_REGIONS: adapter.register_null,
     }
     absent = [capability for capability in refusals if capability not in adapter.info.capabilities]
     for capability in absent:

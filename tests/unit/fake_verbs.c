@@ -23,6 +23,7 @@ struct fake_settings {
     int32_t dmabuf_errno; /* if not 0, ibv_reg_dmabuf_mr() fails with this; a descriptor below 0 gives EBADF */
     int32_t iova_errno; /* if not 0, ibv_reg_mr_iova2() fails with this */
     int32_t advise_errno; /* if not 0, ibv_advise_mr() fails with this */
+    int32_t null_regions; /* whether ibv_alloc_null_mr() works */
     int32_t delay_us; /* how long each registration takes */
     int32_t windows;
     int32_t read_sge; /* maximum elements of a read; 0: the driver does not say */
@@ -98,6 +99,22 @@ static int advise_mr(struct ibv_pd *pd, enum ibv_advise_mr_advice advice, uint32
     return 0;
 }
 
+static struct ibv_mr *new_region(struct ibv_pd *pd, void *address, size_t length);
+
+static struct ibv_mr *alloc_null_mr(struct ibv_pd *pd)
+{
+    struct ibv_mr *region;
+
+    if (!fake_settings.null_regions) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    pthread_mutex_lock(&fake_lock);
+    region = new_region(pd, NULL, SIZE_MAX);
+    pthread_mutex_unlock(&fake_lock);
+    return region;
+}
+
 struct device_context {
     int alive;
     int write_end;
@@ -123,6 +140,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *of)
     made->verbs.sz = sizeof made->verbs;
     made->verbs.query_device_ex = query_device_ex;
     made->verbs.advise_mr = advise_mr;
+    made->verbs.alloc_null_mr = alloc_null_mr;
     context->abi_compat = __VERBS_ABI_IS_EXTENDED;
     context->device = of;
     fake_pipe(&context->async_fd, &made->write_end);

@@ -43,6 +43,7 @@ class Settings(ctypes.Structure):
             "dmabuf_errno",
             "iova_errno",
             "advise_errno",
+            "null_regions",
             "delay_us",
             "windows",
             "read_sge",

@@ -59,6 +59,7 @@ def is_free(buffer: bytearray) -> bool:
         ({"odp_general": 0, "odp_connected": 0xF}, Capability.NONE),
         (DMABUF, Capability.DMABUF),
         (IOVA, Capability.CHOSEN_ADDRESS),
+        ({"null_regions": 1}, Capability.NULL_REGIONS),
     ],
     ids=str,
 )
@@ -70,6 +71,7 @@ def test_the_capabilities_say_what_the_provider_has(fake, settings, claimed):
             | Capability.IMPLICIT_ON_DEMAND
             | Capability.DMABUF
             | Capability.CHOSEN_ADDRESS
+            | Capability.NULL_REGIONS
         )
         assert adapter.info.capabilities & new == claimed
 
@@ -485,3 +487,16 @@ def test_much_memory_is_prefetched_in_parts(fake):
         fake.seen.length = 0
         region.prefetch(1 << 32, 3 << 30)
         assert (fake.seen.address, fake.seen.length) == ((1 << 32) + (2 << 30), 3 << 30)
+
+
+def test_a_null_region_has_elements_of_any_length_and_nothing_for_peers(fake):
+    with fake.open(null_regions=1) as adapter, adapter.register_null() as region:
+        assert (region.address, region.buffer) == (0, None)
+        assert region[0 : 1 << 20].length == 1 << 20
+        with pytest.raises(ndpy.AccessViolationError):
+            region.remote()
+        with pytest.raises(ndpy.DeviceBusyError):
+            adapter.close()
+    assert fake.seen.registered == 0
+    with fake.open(null_regions=0) as adapter, pytest.raises(ndpy.UnsupportedError, match="NULL_REGIONS"):
+        adapter.register_null()
