@@ -44,7 +44,7 @@ class DatagramCall(ManagerClient, Generic[T]):
         self._operation = operation
         #: Whoever ends the call takes the identifier under this lock.
         self._lock = threading.RLock()
-        self._key = next(_serials)
+        self._serial = next(_serials)
         self.pending: Pending[T] = self._adapter._pending_type(operation, self._end)
         self._id: Any = None
 
@@ -52,9 +52,9 @@ class DatagramCall(ManagerClient, Generic[T]):
         with self._lock:
             # The events go to those that the adapter knows.
             self._queue_pair._calls.add(self)
-            self._adapter._datagram_calls[self._key] = self
+            self._adapter._datagram_calls[self._serial] = self
             try:
-                self._id = new_identifier(self._adapter, self._key, datagrams=True)
+                self._id = new_identifier(self._adapter, self._serial, datagrams=True)
                 self._start()
             except BaseException:
                 self._end()
@@ -66,7 +66,7 @@ class DatagramCall(ManagerClient, Generic[T]):
         with self._lock:
             identifier, self._id = self._id, None
             self._queue_pair._calls.discard(self)
-            self._adapter._datagram_calls.pop(self._key, None)
+            self._adapter._datagram_calls.pop(self._serial, None)
             if identifier is not None:
                 lib.rdma_destroy_id(identifier)
 
@@ -192,7 +192,7 @@ class JoinCall(DatagramCall[MulticastGroup]):
             return None
         destination = self._destination(event)
         try:
-            group = VerbsMulticastGroup(self._queue_pair, host, destination, self._id, self._key)
+            group = VerbsMulticastGroup(self._queue_pair, host, destination, self._id, self._serial)
         except BaseException:
             destination.close()
             raise

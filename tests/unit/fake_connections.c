@@ -19,6 +19,7 @@ struct identifier {
     int unacknowledged;
     int connected;
     int connecting;
+    struct identifier *asked;       /* the listener of a request that nobody has taken */
     struct identifier *next;
 };
 
@@ -66,6 +67,10 @@ static void push(struct identifier *id, enum rdma_cm_event_type type, int status
     made->ibv.param.conn.responder_resources = made->ibv.param.conn.initiator_depth = 4;
     made->ibv.param.conn.private_data = made->data;
     made->ibv.param.conn.private_data_len = sizeof made->data;
+    if (id->ibv.ps == RDMA_PS_UDP) {
+        made->ibv.param.ud = (struct rdma_ud_param){.private_data = made->data, .private_data_len = 8, .qp_num = 77,
+            .qkey = 0x01234567, .ah_attr = {.is_global = 1, .port_num = 1, .grh = {.dgid = {.raw = {0xff}}}}};
+    }
     made->counts_for = listener ? listener : id;
     fake_push(((struct manager *)made->counts_for->ibv.channel)->write_end, made);
 }
@@ -123,7 +128,9 @@ int fake_connection_request(uint64_t key, int elsewhere)
         id = new_identifier(listener->ibv.channel, NULL);
         id->ibv.verbs = elsewhere ? &context_of_another : &context_of_manager;
         id->ibv.route.addr = listener->ibv.route.addr;
+        id->ibv.ps = listener->ibv.ps;
         ((struct sockaddr_in *)&id->ibv.route.addr.dst_addr)->sin_family = AF_INET;
+        id->asked = listener;
         push(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, listener);
     }
     pthread_mutex_unlock(&fake_lock);
@@ -175,6 +182,7 @@ int rdma_get_cm_event(struct rdma_event_channel *ibv, struct rdma_cm_event **out
     while (event && !event->counts_for->alive);
     if (event) {
         event->counts_for->unacknowledged++;
+        ((struct identifier *)event->ibv.id)->asked = NULL;
         *out = &event->ibv;
     }
     pthread_mutex_unlock(&fake_lock);
@@ -197,13 +205,21 @@ int rdma_ack_cm_event(struct rdma_cm_event *ibv)
 
 int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id **out, void *context, enum rdma_port_space space)
 {
-    (void)space;
     fake_point("rdma_create_id", 0);
     pthread_mutex_lock(&fake_lock);
     *out = &new_identifier(channel, context)->ibv;
+    (*out)->ps = space;
     pthread_mutex_unlock(&fake_lock);
     fake_point("rdma_create_id", 1);
     return 0;
+}
+
+/* Call with the lock held. */
+static void free_identifier(struct identifier *id)
+{
+    id->alive = 0;
+    ((struct manager *)id->ibv.channel)->users--;
+    fake_counts.identifiers--;
 }
 
 int rdma_destroy_id(struct rdma_cm_id *ibv)
@@ -215,9 +231,11 @@ int rdma_destroy_id(struct rdma_cm_id *ibv)
     if (id->connecting)
         fake_fault("rdma_destroy_id", "rdma_connect() still uses the identifier");
     if (fake_check("rdma_destroy_id", id->alive)) {
-        id->alive = 0;
-        ((struct manager *)ibv->channel)->users--;
-        fake_counts.identifiers--;
+        free_identifier(id);
+        /* Requests that nobody has taken go with their listener. */
+        for (struct identifier *request = identifiers; request; request = request->next)
+            if (request->alive && request->asked == id)
+                free_identifier(request);
         fake_wait_for("rdma_destroy_id", &id->unacknowledged);
     }
     pthread_mutex_unlock(&fake_lock);
@@ -270,11 +288,11 @@ int rdma_bind_addr(struct rdma_cm_id *ibv, struct sockaddr *address)
 
 int rdma_join_multicast(struct rdma_cm_id *ibv, struct sockaddr *address, void *context)
 {
-    (void)ibv;
-    (void)address;
-    (void)context;
-    errno = EOPNOTSUPP;
-    return -1;
+    struct identifier *id = begin("rdma_join_multicast", ibv);
+
+    (void)address, (void)context;
+    answer(id, RDMA_CM_EVENT_MULTICAST_JOIN);
+    return end("rdma_join_multicast", 0);
 }
 
 int rdma_resolve_addr(struct rdma_cm_id *ibv, struct sockaddr *source, struct sockaddr *destination, int timeout_ms)
@@ -334,7 +352,7 @@ int rdma_connect(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
     if (fake_connecting.failure)
         return end("rdma_connect", fake_connecting.failure);
     id->connected = 1;
-    answer(id, fake_connecting.iwarp ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_CONNECT_RESPONSE);
+    answer(id, fake_connecting.iwarp || ibv->ps == RDMA_PS_UDP ? RDMA_CM_EVENT_ESTABLISHED : RDMA_CM_EVENT_CONNECT_RESPONSE);
     return end("rdma_connect", 0);
 }
 
@@ -357,7 +375,8 @@ int rdma_accept(struct rdma_cm_id *ibv, struct rdma_conn_param *parameters)
 
     (void)parameters;
     id->connected = 1;
-    answer(id, RDMA_CM_EVENT_ESTABLISHED);
+    if (ibv->ps != RDMA_PS_UDP)
+        answer(id, RDMA_CM_EVENT_ESTABLISHED);
     return end("rdma_accept", 0);
 }
 

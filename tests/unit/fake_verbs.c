@@ -218,6 +218,55 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
     return 0;
 }
 
+/* ---- where datagrams go ---- */
+
+struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attributes)
+{
+    struct ibv_ah *made = calloc(1, sizeof *made);
+
+    (void)attributes;
+    fake_point("ibv_create_ah", 0);
+    made->context = pd->context;
+    pthread_mutex_lock(&fake_lock);
+    fake_counts.paths++;
+    pthread_mutex_unlock(&fake_lock);
+    fake_point("ibv_create_ah", 1);
+    return made;
+}
+
+int ibv_destroy_ah(struct ibv_ah *ah)
+{
+    fake_point("ibv_destroy_ah", 0);
+    free(ah);
+    pthread_mutex_lock(&fake_lock);
+    fake_counts.paths--;
+    pthread_mutex_unlock(&fake_lock);
+    fake_point("ibv_destroy_ah", 1);
+    return 0;
+}
+
+static int count_attached(const char *call, int change)
+{
+    fake_point(call, 0);
+    pthread_mutex_lock(&fake_lock);
+    fake_counts.attached += change;
+    pthread_mutex_unlock(&fake_lock);
+    fake_point(call, 1);
+    return 0;
+}
+
+int ibv_attach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+    (void)qp, (void)gid, (void)lid;
+    return count_attached("ibv_attach_mcast", 1);
+}
+
+int ibv_detach_mcast(struct ibv_qp *qp, const union ibv_gid *gid, uint16_t lid)
+{
+    (void)qp, (void)gid, (void)lid;
+    return count_attached("ibv_detach_mcast", -1);
+}
+
 static struct ibv_mr *new_region(struct ibv_pd *pd, void *address, size_t length)
 {
     struct ibv_mr *region = calloc(1, sizeof *region);

@@ -35,6 +35,8 @@ extern struct fake_counts {
     int32_t windows;
     int32_t event_channels;
     int32_t identifiers;
+    int32_t paths;          /* address handles */
+    int32_t attached;       /* of queue pairs to multicast groups */
     int32_t armed;          /* how often queues were armed */
 } fake_counts;
 

@@ -83,6 +83,8 @@ class Counts(ctypes.Structure):
             "windows",
             "event_channels",
             "identifiers",
+            "paths",
+            "attached",
             "armed",
         )
     )
