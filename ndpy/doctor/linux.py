@@ -26,6 +26,7 @@ _ROOT = Path("/")
 
 # The optional symbols of ibverbs.h: what happens without them, and the version of rdma-core that has them.
 OPTIONAL = {
+    "ibv_reg_mr_iova2": ("regions have the addresses of their memory, and no relaxed ordering", 28),
     "_ibv_query_gid_table": ("GIDs are read from /sys one by one", 32),
     "ibv_reg_dmabuf_mr": ("memory of other devices cannot be registered", 34),
     "ibv_is_fork_initialized": ("nobody can say whether a fork() is harmless", 35),
