@@ -20,7 +20,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -271,6 +271,35 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             # Another thread has taken the completions, and may take the next ones too.
             if deadline is not None and time.monotonic() >= deadline:
                 raise _no_completion()
+
+    async def wait_async(self, timeout_s: float | None = None, max_entries: int = 64) -> list[Completion]:
+        """Do what wait() does, in a task of asyncio. Any number of tasks and threads may wait.
+
+        Cancelling it loses no completion. If there are completions already, it returns without letting other tasks run,
+        up to 16 times in a row.
+
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
+            max_entries: how many completions to take at most. At least 1.
+        Returns: at least one completion, the oldest first.
+        Raises:
+            UnsupportedError: the queue was made with overlapped_file.
+            Otherwise what wait() raises.
+        """
+        from ndpy.event_loop import poller_of_loop
+
+        if max_entries < 1:
+            raise ValueError(f"wait_async() takes at least one completion, not {max_entries}")
+        return await poller_of_loop().wait(self, timeout_s, max_entries)
+
+    async def __aiter__(self) -> AsyncIterator[list[Completion]]:
+        """Yield completions as they come, several at a time, until the queue is closed."""
+        while True:
+            try:
+                completions = await self.wait_async()
+            except errors.ClosedError:
+                return
+            yield completions
 
     def _learn_to_spin(self, slept_s: float) -> None:
         """A wait() had to sleep. Choose for how long the next one polls."""

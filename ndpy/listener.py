@@ -6,12 +6,13 @@ import abc
 import contextlib
 import warnings
 from collections import deque
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from ndpy import errors
 from ndpy.addresses import Address
 from ndpy.connection import Connector
-from ndpy.pending import Pending, wait_or_cancel
+from ndpy.pending import Pending, await_or_cancel, wait_or_cancel
 from ndpy.resource import Resource
 
 if TYPE_CHECKING:
@@ -100,6 +101,47 @@ class Listener(Resource):
                 if not pending.done():
                     raise
         return pending
+
+    async def get_request_async(self, timeout_s: float | None = None) -> Connector:
+        """Do what get_request() does, in a task of asyncio. Cancelling it loses no request.
+
+        Parameters:
+            timeout_s: how long to wait. None waits for ever.
+        Returns: a connector in the state requested.
+        Raises: what get_request() raises.
+        """
+        pending = self.begin_get_request()
+        try:
+            return await await_or_cancel(pending, timeout_s)
+        except BaseException:
+            if pending.done() and not pending.cancelled():
+                self._put_back(pending)
+            raise
+
+    def _put_back(self, pending: Pending[Connector]) -> None:
+        """Nobody took the request of this call. It is the oldest."""
+        if pending.exception(0) is None:
+            connector = pending.result(0)
+            with self._lifetime:
+                taken = not self._released
+                if taken:
+                    while self._calls and not self._calls[0].succeed(connector):
+                        self._calls.popleft()
+                    if self._calls:
+                        self._calls.popleft()
+                    else:
+                        self._queued.appendleft(connector)
+            if not taken:
+                connector.close()
+
+    async def __aiter__(self) -> AsyncIterator[Connector]:
+        """Yield requests as they come, until the listener is closed."""
+        while True:
+            try:
+                connector = await self.get_request_async()
+            except (errors.CanceledError, errors.ClosedError):
+                return
+            yield connector
 
     def _on_forked(self) -> None:
         super()._on_forked()

@@ -190,6 +190,8 @@ class Pending(concurrent.futures.Future[T]):
         return True
 
     def __await__(self) -> Generator[Any, None, T]:
+        if self.done():
+            return self.result(0)
         import asyncio
 
         loop = asyncio.get_running_loop()
@@ -253,3 +255,26 @@ def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
         raise
     # The operation ended by itself at the last moment.
     return pending.result(0)
+
+
+async def await_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
+    """Do what wait_or_cancel() does, in a task of asyncio."""
+    if timeout_s is None:
+        return await pending
+    import asyncio
+
+    expired = False
+
+    def expire() -> None:
+        nonlocal expired
+        expired = pending.cancel()
+
+    timer = asyncio.get_running_loop().call_later(timeout_s, expire)
+    try:
+        return await pending
+    except CanceledError:
+        if not expired:
+            raise
+    finally:
+        timer.cancel()
+    raise TimeoutError(f"not finished within {timeout_s:g} s", operation=pending._operation)

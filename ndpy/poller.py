@@ -7,12 +7,14 @@ import time
 import weakref
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ndpy.completion import Completion
-from ndpy.completion_queue import CompletionQueue
 from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
 from ndpy.forking import renew_in_child
+
+if TYPE_CHECKING:
+    from ndpy.completion import Completion
+    from ndpy.completion_queue import CompletionQueue
 
 P = TypeVar("P", bound="Poller")
 
@@ -48,6 +50,8 @@ class Poller:
         self._queues: dict[CompletionQueue, Any] = {}
         #: The queues to poll next.
         self._maybe_ready: set[CompletionQueue] = set()
+        #: The queues that were removed since the last look, for an event loop that looks. None: nobody looks.
+        self._removed: set[CompletionQueue] | None = None
         self._woken = False
         self._waiters = 0
         renew_in_child(self)
@@ -90,6 +94,9 @@ class Poller:
             with completion_queue._lock:
                 if completion_queue._pollers is not None:
                     completion_queue._pollers.discard(self)
+            if self._removed is not None:
+                self._removed.add(completion_queue)
+                self._native_wake()
 
     def wait(self, timeout_s: float | None = None) -> list[tuple[CompletionQueue, list[Completion]]]:
         """Wait until queues have completions, and take up to 64 from each queue.

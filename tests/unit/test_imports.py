@@ -44,6 +44,7 @@ PUBLIC = {
     "connection_states",
     "datagram_listener",
     "datagram_queue_pair",
+    "event_loop",
     "events",
     "listener",
     "memory",
@@ -64,6 +65,8 @@ COMPILED = {"ndpy._core", "ndpy._verbs", "ndpy._networkdirect"}
 # They choose the code for this system.
 CHOOSERS = {"platforms", "doctor"}
 TOOLS = {"cli", "softroce", "__main__"}
+# Connections for asyncio, on the public classes and the cache.
+AIO = {"aio"}
 # They use the public classes only. alloc() uses the platform too.
 ON_TOP = {"buffer", "ndk"}
 LIMIT_S = 0.1
@@ -168,6 +171,8 @@ def allowed(source: str, target: str) -> bool:
         return target in {source} | PLATFORMS.keys()
     if source in CACHE:
         return target in PUBLIC | CACHE | CORE
+    if source in AIO:
+        return target in PUBLIC | CACHE | AIO | ON_TOP | {"platforms"}
     if source == "":
         return target in PUBLIC | CACHE | CORE | ON_TOP | {"platforms"}
     if source in TOOLS:
@@ -187,6 +192,7 @@ MAKERS = {
     "verbs": {"adapter"},
     "networkdirect": {"adapter", "version1.adapter", "events"},
     "cache": {"registration_cache"},
+    "aio": {"connection"},
     "cli": {"smoke.testbed"},
 }
 
@@ -213,7 +219,7 @@ def test_annotations_close_no_circle_but_those_of_classes_with_what_makes_them()
 
 def test_the_lists_name_what_exists_and_nothing_is_left_out():
     """Compiled modules are left out. Some are built only on Windows or only on Linux."""
-    named = LEAVES | PUBLIC | PLATFORMS.keys() | {"cache"} | CHOOSERS | TOOLS | ON_TOP
+    named = LEAVES | PUBLIC | PLATFORMS.keys() | CACHE | AIO | CHOOSERS | TOOLS | ON_TOP
     assert named == {folder_of(module) for module in MODULES} - {""}
 
 

@@ -1,0 +1,305 @@
+"""Waiting for completions and connections in an event loop of asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+from helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed
+
+import ndpy
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, DEADLINE_S))
+
+
+@pytest.fixture
+def message(keep, pair):
+    """message(context) sends a message to the server, whose queue gets a completion of this context."""
+    source, target = memory(keep, pair.client.adapter, b"message"), memory(keep, pair.server.adapter, 64)
+
+    def send(context: int) -> None:
+        pair.server.queue_pair.receive(target, context=context)
+        pair.client.queue_pair.send(source, context=context)
+        succeed(pair.client.cq)
+
+    return send
+
+
+def test_a_task_waits_for_completions(pair, message):
+    async def main():
+        waiting = asyncio.ensure_future(pair.server.cq.wait_async())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await asyncio.to_thread(message, 5)
+        assert contexts(await waiting) == [5]
+
+    run(main())
+
+
+def test_completions_that_are_there_are_taken_at_once(pair, message):
+    message(1)
+
+    async def main():
+        assert contexts(await pair.server.cq.wait_async(max_entries=1)) == [1]
+
+    run(main())
+
+
+def test_no_wake_up_is_lost_between_two_waits(pair, message):
+    async def main():
+        for context in range(20):
+            sending = asyncio.ensure_future(asyncio.to_thread(message, context))
+            assert contexts(await pair.server.cq.wait_async()) == [context]
+            await sending
+
+    run(main())
+
+
+def test_two_tasks_share_the_completions(pair, message):
+    async def main():
+        waiting = [asyncio.ensure_future(pair.server.cq.wait_async(max_entries=1)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(message, 1)
+        await asyncio.to_thread(message, 2)
+        taken = [contexts(completions) for completions in await asyncio.gather(*waiting)]
+        assert sorted(taken) == [[1], [2]]
+
+    run(main())
+
+
+def test_a_task_and_a_thread_share_the_completions(pair, message):
+    taken = []
+
+    async def main():
+        thread = threading.Thread(target=lambda: taken.extend(pair.server.cq.wait(DEADLINE_S, 1)))
+        thread.start()
+        waiting = asyncio.ensure_future(pair.server.cq.wait_async(max_entries=1))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(message, 1)
+        await asyncio.to_thread(message, 2)
+        taken.extend(await waiting)
+        await asyncio.to_thread(thread.join)
+
+    run(main())
+    assert sorted(contexts(taken)) == [1, 2]
+
+
+def test_a_wait_ends_at_its_deadline(pair, message):
+    async def main():
+        with pytest.raises(ndpy.TimeoutError, match="no completion"):
+            await pair.server.cq.wait_async(0.01)
+        await asyncio.to_thread(message, 3)
+        assert contexts(await pair.server.cq.wait_async(DEADLINE_S)) == [3]
+
+    run(main())
+
+
+def test_a_cancelled_wait_loses_no_completion(pair, message):
+    async def main():
+        waiting = asyncio.ensure_future(pair.server.cq.wait_async())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.to_thread(message, 4)
+        assert contexts(await pair.server.cq.wait_async()) == [4]
+
+    run(main())
+
+
+def test_a_task_that_was_woken_and_cancelled_at_once_passes_the_completion_on(pair, message):
+    async def main():
+        first, second = (asyncio.ensure_future(pair.server.cq.wait_async()) for _ in range(2))
+        await asyncio.sleep(0)
+        message(7)  # the loop stands still meanwhile
+        poller = ndpy.event_loop.poller_of_loop()
+        poller._on_readable() if hasattr(poller._poller, "_epoll") else await asyncio.sleep(0.2)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        assert contexts(await second) == [7]
+
+    import ndpy.event_loop
+
+    run(main())
+
+
+def test_closing_the_queue_ends_the_wait(keep, adapter):
+    queue = keep(adapter.create_completion_queue(4))
+
+    async def main():
+        waiting = asyncio.ensure_future(queue.wait_async())
+        await asyncio.sleep(0)
+        queue.close()
+        with pytest.raises(ndpy.ClosedError):
+            await waiting
+
+    run(main())
+
+
+def test_closing_the_queue_in_another_thread_ends_the_iteration(keep, adapter):
+    queue = keep(adapter.create_completion_queue(4))
+
+    async def iterate():
+        return [completions async for completions in queue]
+
+    async def main():
+        iterating = asyncio.ensure_future(iterate())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(queue.close)
+        assert await iterating == []
+
+    run(main())
+
+
+def test_a_queue_is_iterated(pair, message):
+    async def main():
+        taken = []
+        for context in range(3):
+            await asyncio.to_thread(message, context)
+        async for completions in pair.server.cq:
+            taken += contexts(completions)
+            if len(taken) == 3:
+                break
+        assert taken == [0, 1, 2]
+
+    run(main())
+
+
+def test_a_busy_queue_lets_other_tasks_run(pair, message):
+    """A task that always finds completions must not keep the loop."""
+    ran = []
+
+    async def other():
+        while True:
+            ran.append(True)
+            await asyncio.sleep(0)
+
+    async def main():
+        running = asyncio.ensure_future(other())
+        for context in range(40):
+            message(context)
+            assert contexts(await pair.server.cq.wait_async()) == [context]
+        running.cancel()
+
+    run(main())
+    assert len(ran) >= 2
+
+
+def test_one_queue_serves_one_loop_after_the_other(pair, message):
+    async def main(context):
+        waiting = asyncio.ensure_future(pair.server.cq.wait_async())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(message, context)
+        assert contexts(await waiting) == [context]
+
+    for context in range(3):
+        run(main(context))
+
+
+def test_two_loops_in_two_threads_wait_for_two_queues(keep, adapter):
+    """Each loop is woken for its own queue."""
+    pairs = [connect_pair(keep, adapter) for _ in range(2)]
+    started, taken = threading.Barrier(3), {}
+
+    def loop_of(index):
+        async def main():
+            waiting = asyncio.ensure_future(pairs[index].server.cq.wait_async(DEADLINE_S))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(started.wait)
+            taken[index] = contexts(await waiting)
+
+        asyncio.run(main())
+
+    threads = [threading.Thread(target=loop_of, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    started.wait(DEADLINE_S)
+    for index, pair in enumerate(pairs):
+        pair.server.queue_pair.receive(memory(keep, adapter, 16), context=index)
+        pair.client.queue_pair.send(memory(keep, adapter, b"x"))
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert taken == {0: [0], 1: [1]}
+
+
+def test_a_loop_that_is_closed_with_waiting_tasks_leaves_the_queue_usable(pair, message):
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(pair.server.cq.wait_async())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    task._log_destroy_pending = False
+    loop.close()
+    message(9)
+    assert contexts(succeed(pair.server.cq)) == [9]
+    run(_idle(pair.server.cq))
+
+
+async def _idle(queue):
+    with pytest.raises(ndpy.TimeoutError):
+        await queue.wait_async(0.01)
+
+
+def test_requests_are_awaited_and_iterated(keep, adapter):
+    ndpy_host = host_of(adapter)
+
+    async def main():
+        with adapter.listen((ndpy_host, 0)) as listener:
+            with pytest.raises(ndpy.TimeoutError):
+                await listener.get_request_async(0.01)
+            queue = keep(adapter.create_completion_queue(8))
+            connectors = [keep(adapter.create_connector()) for _ in range(2)]
+            pending = [
+                connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
+                for connector in connectors
+            ]
+            keep(await listener.get_request_async(DEADLINE_S)).reject()
+            async for request in listener:
+                keep(request).reject()
+                break
+            for one in pending:
+                with pytest.raises(ndpy.ConnectionRefusedError):
+                    await one
+
+    run(main())
+
+
+def test_a_cancelled_get_request_loses_no_request(keep, adapter):
+    async def main():
+        with adapter.listen((host_of(adapter), 0)) as listener:
+            waiting = asyncio.ensure_future(listener.get_request_async())
+            await asyncio.sleep(0)
+            queue = keep(adapter.create_completion_queue(8))
+            connector = keep(adapter.create_connector())
+            connecting = connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
+            # Let the request arrive while the loop stands still, so that it and the cancellation come together.
+            seen = threading.Event()
+            listener._calls[0].add_done_callback(lambda _: seen.set())
+            assert seen.wait(DEADLINE_S)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            keep(await listener.get_request_async(DEADLINE_S)).reject()
+            with pytest.raises(ndpy.ConnectionRefusedError):
+                await connecting
+
+    run(main())
+
+
+def test_closing_the_listener_ends_the_iteration(keep, adapter):
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+
+    async def iterate():
+        return [request async for request in listener]
+
+    async def main():
+        iterating = asyncio.ensure_future(iterate())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(listener.close)
+        assert await iterating == []
+
+    run(main())
