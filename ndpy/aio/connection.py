@@ -1,0 +1,888 @@
+"""Connections for programs: messages of any length, and transfers to and from memory of the peer.
+
+All of a connection runs in the thread of its event loop. If the loop was closed before the connection, Python ends the coroutines
+that wait, and none of them may wait again. Then the connection frees what it has in its finalizers. A short message is copied into registered memory and sent. A longer
+one is offered: the peer reads it from the program's memory. protocol.py has the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ndpy import errors
+from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
+from ndpy.aio.hub import Hub, finish, in_thread
+from ndpy.aio.protocol import (
+    HEADER_LENGTH,
+    Frame,
+    Hello,
+    Kind,
+    Protocol,
+)
+from ndpy.cache.lease import Lease
+from ndpy.flags import Access, Capability, Flags, Status
+from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.pending import await_or_cancel
+
+if TYPE_CHECKING:
+    from ndpy.completion import Completion
+    from ndpy.completion_queue import CompletionQueue
+    from ndpy.connection import Connector
+    from ndpy.queue_pair import QueuePair
+
+#: Memory that a transfer reads or fills: a buffer, or a region, a slice of one or a lease.
+Memory = Any
+
+# Kinds of requests, in the context of a request.
+_RECEIVE, _SEND, _CONTROL, _TRANSFER = 0 << 24, 1 << 24, 2 << 24, 3 << 24
+_KIND, _INDEX = 0xFF << 24, 0xFFFFFF
+# A control frame or an offer, rounded up.
+_CONTROL_SIZE = 64
+# How many transfers of this end are outstanding at once. Others wait.
+_TRANSFERS = 16
+# A registration of so many bytes is made in a thread, because it takes longer than handing it over.
+_LONG_REGISTRATION = 1 << 20
+# How long the peer may take to let go of the memory of a cancelled message or transfer before the connection is ended.
+_LET_GO_S = 5.0
+# The client repeats its first step so often, because siw may leave a server's first frame in its socket until more come.
+_NUDGE_S = 0.2
+# How long the end that closes second waits for the first one to disconnect.
+_LINGER_S = 2.0
+
+_LOOP_CLOSED = "its event loop was closed"
+
+
+class _Incoming:
+    """A message that has come.
+
+    Attributes:
+        slot: where it is, in a receive that is posted again when it has been taken. Of an offer, None.
+        withdrawn: whether the peer does not want it to be read any more.
+    """
+
+    __slots__ = ("frame", "slot", "withdrawn")
+
+    def __init__(self, frame: Frame, slot: int | None) -> None:
+        self.frame = frame
+        self.slot = slot
+        self.withdrawn = False
+
+
+class Connection:
+    """One end of a connection, made by connect() and serve().
+
+    Messages arrive whole, once, and in the order of the calls of send(). Use a connection in the loop's thread only. Many tasks
+    may use it at once.
+
+    Attributes:
+        queue_pair, connector, adapter: what it is made of, for what it does not offer itself. Do not post requests there.
+    """
+
+    number = 0
+
+    connector: Connector | None = None
+    queue_pair: QueuePair = None  # type: ignore[assignment]
+    _memory: MemoryRegion | None = None
+
+    def __init__(self, hub: Hub, own: Hello, close_timeout_s: float) -> None:
+        self._hub = hub
+        self.close_timeout_s = close_timeout_s
+        self.adapter = hub.adapter
+        self._own = own
+        self._loop = asyncio.get_running_loop()
+        self._protocol: Protocol | None = None
+        self._peer = "the peer"
+        self._failure: BaseException | None = None
+        self._closing: asyncio.Future[None] | None = None
+        self._freeing: asyncio.Future[None] | None = None
+        self._is_free = False
+        #: They end when the peer's START or its CLOSE comes, or when the connection ends.
+        self._started: asyncio.Future[None] = self._loop.create_future()
+        self._peer_closed: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        #: Who waits for room, for a message, or for a slot, the longest waiting first.
+        self._senders: deque[asyncio.Future[None]] = deque()
+        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._turn = asyncio.Lock()
+        self._inbox: deque[_Incoming] = deque()
+        #: Offers of the peer whose memory is being read.
+        self._reading: dict[int, _Incoming] = {}
+        #: Each ends with None or the failure.
+        self._transfers: dict[int, asyncio.Future[BaseException | None]] = {}
+        self._last_transfer = 0
+        self._transfer_room = asyncio.Semaphore(_TRANSFERS)
+        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._windows: list[MemoryWindow] = []
+        #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers.
+        self._waiting_controls: deque[Callable[[], bytes]] = deque()
+
+        slots, offers = own.slots, own.offers
+        self._receives = slots + Protocol.control_frames(offers, offers)
+        self._sends = slots
+        self._controls = 3 + 4 * offers
+        completions = self._receives + self._sends + self._controls + _TRANSFERS
+        self._completions = completions
+        self._queue: CompletionQueue = hub.add(self, completions)
+        self._base = self.number << 32
+        try:
+            size = own.slot_size
+            self._memory = region = hub.take_memory(
+                (self._receives + self._sends) * size + self._controls * _CONTROL_SIZE
+            )
+            self._region = region
+            self._view = memoryview(region.buffer).cast("B")
+            self._control_start = (self._receives + self._sends) * size
+            self.queue_pair = self.adapter.create_queue_pair(
+                self._queue,
+                receive_queue_depth=self._receives,
+                initiator_queue_depth=self._sends + self._controls + _TRANSFERS,
+            )
+            self._free_sends = list(range(self._sends))
+            self._free_controls = list(range(self._controls))
+            self._receive_slots = [region[place * size : (place + 1) * size] for place in range(self._receives)]
+            self.queue_pair.receive_many(
+                self._receive_slots, contexts=[self._base | place for place in range(self._receives)]
+            )
+        except BaseException:
+            self._free_natively()
+            hub.remove(self, self._queue, completions)
+            raise
+
+    # ---- what it is ----
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """The address and port of the other end."""
+        return self._peer_address
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """The address and port of this end."""
+        return self._local_address
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self._failure is not None
+
+    def __repr__(self) -> str:
+        state = f"ended: {self._failure}" if self._failure is not None else "open"
+        return f"<Connection to {self._peer} {state}>"
+
+    def uses(self, queue: CompletionQueue) -> bool:
+        return self._queue is queue
+
+    # ---- its beginning ----
+
+    def _connected_by(self, connector: Connector) -> None:
+        self.connector = connector
+        self._peer_address = connector.peer_address
+        self._local_address = connector.local_address
+        self._peer = "{} port {}".format(*self._peer_address[:2])
+
+    async def _connect(self, host: str, port: int, timeout_s: float) -> None:
+        """The client's way into the connection."""
+        connector = self.connector = self.adapter.create_connector()
+        deadline = self._loop.time() + timeout_s
+        connecting = connector.begin_connect(self.queue_pair, (host, port), private_data=self._own.to_bytes())
+        try:
+            await await_or_cancel(connecting, timeout_s)
+        except errors.TimeoutError as error:
+            raise connector._native_no_answer(error, timeout_s) from None
+        self._connected_by(connector)
+        peer = Hello.from_bytes(connector.private_data)
+        self._protocol = Protocol(self._own, peer)
+        await await_or_cancel(connector.begin_complete_connect(), max(0.0, deadline - self._loop.time()))
+        self._send_control(self._protocol.start)
+        while not self._started.done():
+            left_s = deadline - self._loop.time()
+            if left_s <= 0:
+                raise errors.TimeoutError(
+                    f"{self._peer} accepted the connection and then said nothing", operation="connect"
+                )
+            await asyncio.wait((self._started,), timeout=min(left_s, _NUDGE_S))
+            if not self._started.done():
+                with contextlib.suppress(errors.NdpyError):
+                    self.queue_pair.write([], RemoteMemory(0, 0, 0), flags=Flags.SILENT_SUCCESS)
+        self._require_started()
+
+    async def _accept(self, connector: Connector, timeout_s: float) -> None:
+        """The server's way into the connection."""
+        self._connected_by(connector)
+        self._protocol = Protocol(self._own, Hello.from_bytes(connector.private_data))
+        deadline = self._loop.time() + timeout_s
+        await await_or_cancel(connector.begin_accept(self.queue_pair, private_data=self._own.to_bytes()), timeout_s)
+        # On iWARP the client sends first.
+        await asyncio.wait((self._started,), timeout=max(0.0, deadline - self._loop.time()))
+        if not self._started.done():
+            raise errors.TimeoutError(f"{self._peer} connected and then said nothing", operation="accept")
+        self._require_started()
+        self._send_control(self._protocol.start)
+
+    # ---- messages ----
+
+    async def send(self, data: Memory) -> None:
+        """Send a message. Return when its memory may be used again.
+
+        A short message is copied, and this returns when the copy is posted. A message that is longer than a slot of the peer is
+        read by the peer from this memory, and this returns when the peer has read it: that is, after the peer has called
+        receive(). Memory that is not registered is registered, and remains so in a cache for as long as it exists.
+
+        While the peer takes no messages, this waits.
+
+        If it is cancelled, the message is sent whole or not at all. A long message is withdrawn then, unless the peer is
+        reading it. This ends when the peer does not use the memory any more, or the connection has ended.
+
+        Parameters:
+            data: any contiguous buffer, a region, a slice of one, or a lease.
+        Raises:
+            LimitExceededError: it is longer than the peer's max_message_length.
+            ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
+        """
+        protocol = self._require_open()
+        length = _length(data)
+        if length > protocol.peer.max_message_length:
+            raise errors.LimitExceededError(
+                f"a message of {length} bytes is longer than the {protocol.peer.max_message_length} that {self._peer} takes"
+            )
+        if length > protocol.longest_frame:
+            await self._send_offer(protocol, data)
+        elif self._turn.locked() or not (protocol.may_send and self._free_sends):
+            async with self._turn:
+                while not (protocol.may_send and self._free_sends):
+                    await self._wait_in(self._senders)
+                    self._require_open()
+                self._send_message(protocol, data, length)
+        else:
+            self._send_message(protocol, data, length)
+
+    def _send_message(self, protocol: Protocol, data: Memory, length: int) -> None:
+        source = _view_of(data)
+        self._require_open()
+        slot = self._free_sends.pop()
+        start = (self._receives + slot) * self._own.slot_size
+        end = start + HEADER_LENGTH + length
+        view = self._view
+        view[start + HEADER_LENGTH : end] = source
+        view[start : start + HEADER_LENGTH] = protocol.message(length)
+        try:
+            self.queue_pair.send(self._region[start:end], context=self._base | _SEND | slot)
+        except errors.NdpyError as error:
+            self._lose(str(error), error)
+            raise self._end_error() from None
+
+    async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
+        async with self.expose(data, Access.REMOTE_READ) as remote:
+            async with self._turn:
+                while not (protocol.may_offer and self._free_controls):
+                    await self._wait_in(self._senders)
+                    self._require_open()
+                number, frame = protocol.offer(remote)
+                answer = self._answers[number] = self._loop.create_future()
+                self._send_control(lambda: frame)
+            try:
+                await asyncio.shield(answer)
+            except asyncio.CancelledError:
+                if not answer.done():
+                    self._send_control(lambda: protocol.withdraw(number))
+                    await self._let_go(answer)
+                raise
+            finally:
+                self._answers.pop(number, None)
+            if self._failure is not None and number in protocol.offered:
+                raise self._end_error()
+
+    async def receive(self, into: Memory | None = None) -> Any:
+        """Wait for the next message.
+
+        If it is cancelled, the next receive() gets the message. This ends when the adapter does not write to the memory any
+        more.
+
+        Parameters:
+            into: memory for the message. A long message is read into it directly. None allocates memory.
+        Returns: the message as a bytearray. With `into`, its length in bytes.
+        Raises:
+            LimitExceededError: the message is longer than `into`. It is still there for the next receive().
+            ConnectionEndedError: the peer has closed the connection, and all its messages have been received.
+            ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
+        """
+        while not self._inbox:
+            if self._failure is not None or self._peer_closed.done() or self._closing is not None:
+                raise self._end_error()
+            await self._wait_in(self._receivers)
+        incoming = self._inbox.popleft()
+        frame = incoming.frame
+        try:
+            room = frame.length if into is None else _length(into)
+            if frame.length > room:
+                raise errors.LimitExceededError(
+                    f"a message of {frame.length} bytes is longer than the {room} that receive() was given"
+                )
+            if incoming.slot is None:
+                assert frame.remote is not None
+                target = bytearray(frame.length) if into is None else into
+                self._reading[frame.number] = incoming
+                try:
+                    await self._move(self.queue_pair.read, frame.remote, target, frame.length)
+                finally:
+                    del self._reading[frame.number]
+            else:
+                start = incoming.slot * self._own.slot_size + HEADER_LENGTH
+                source = self._view[start : start + frame.length]
+                if into is None:
+                    target = bytearray(source)
+                else:
+                    target = into
+                    _view_of(into)[: frame.length] = source
+        except BaseException:
+            self._put_back(incoming)
+            raise
+        self._finish_incoming(incoming)
+        return frame.length if into is not None else target
+
+    def _put_back(self, incoming: _Incoming) -> None:
+        """A receive() failed or was cancelled. The next one gets the message."""
+        if incoming.withdrawn or self._closing is not None:
+            self._finish_incoming(incoming)
+        else:
+            self._inbox.appendleft(incoming)
+            self._wake(self._receivers)
+
+    def _finish_incoming(self, incoming: _Incoming) -> None:
+        """A message was taken, or nobody wants it. Tell the peer that there is room."""
+        protocol = self._protocol
+        if self._failure is not None or protocol is None:
+            return
+        protocol.take()
+        if incoming.slot is None:
+            number = incoming.frame.number
+            self._send_control(lambda: protocol.done(number))
+        else:
+            self._post_receive(incoming.slot)
+        if protocol.grant_is_due and not self._waiting_controls:
+            self._send_control(protocol.grant)
+
+    async def __aiter__(self) -> AsyncIterator[bytearray]:
+        """Yield the messages that come, until the peer closes the connection."""
+        while True:
+            try:
+                message = await self.receive()
+            except ConnectionEndedError:
+                return
+            yield message
+
+    # ---- transfers ----
+
+    async def read(self, remote: RemoteMemory, into: Memory) -> None:
+        """Read memory of the peer, which its program does not notice. Return when the bytes are there.
+
+        If it is cancelled, it ends when the adapter does not write to the memory any more.
+
+        Parameters:
+            remote: what the peer has exposed: the `remote` of its expose(), or a part of it. The peer sends it as
+                remote.to_bytes().
+            into: writable memory of at most remote.length bytes. All of it is filled.
+        Raises:
+            ElementRangeError: `into` is longer than `remote`.
+            AccessViolationError: the peer has not exposed this memory for reading. The connection has ended.
+            ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
+        """
+        self._require_open()
+        await self._move(self.queue_pair.read, remote, into, _length(into))
+
+    async def write(self, remote: RemoteMemory, data: Memory) -> None:
+        """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.
+
+        On InfiniBand and RoCE the bytes are in the peer's memory then. On iWARP they may still be on the way. A message that is sent
+        afterwards arrives after them everywhere.
+
+        If it is cancelled, it ends when the adapter does not read the memory any more.
+
+        Parameters:
+            remote: as for read().
+            data: at most remote.length bytes.
+        Raises: as for read().
+        """
+        self._require_open()
+        await self._move(self.queue_pair.write, remote, data, _length(data))
+
+    @contextlib.asynccontextmanager
+    async def expose(
+        self, memory: Memory, access: Access = Access.REMOTE_READ | Access.REMOTE_WRITE
+    ) -> AsyncIterator[RemoteMemory]:
+        """Let the peer use memory while the block lasts: `async with connection.expose(buffer) as remote`.
+
+        A message that is sent in the block can carry remote.to_bytes(). When the block ends, the peer's right has ended. On adapters
+        with memory windows, only this connection's peer has the right. On others, whoever knows the token has it.
+
+        Parameters:
+            memory: a buffer, a region, a slice of one, or a lease. At least one byte.
+            access: REMOTE_READ, REMOTE_WRITE or both.
+        Raises:
+            ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
+            Otherwise what Adapter.register() raises.
+        """
+        self._require_open()
+        if Capability.MEMORY_WINDOWS in self.adapter.info.capabilities:
+            async with self._leased(memory, _length(memory), access & Access.LOCAL_WRITE) as element:
+                window = self._windows.pop() if self._windows else self.adapter.create_memory_window()
+                try:
+                    await self._begin(lambda context: self.queue_pair.bind(window, element, access, context=context))
+                    yield window.remote()
+                finally:
+                    if self._loop.is_closed():
+                        self._lose(_LOOP_CLOSED)
+                        window.close()
+                    else:
+                        await finish(asyncio.ensure_future(self._unbind(window)))
+            return
+        region = await self._register(memory, access)
+        try:
+            yield region.remote()
+        finally:
+            region.close()
+
+    async def _unbind(self, window: MemoryWindow) -> None:
+        try:
+            if self._failure is None and window.is_bound:
+                await self._end_of(
+                    await self._begin(lambda context: self.queue_pair.invalidate(window, context=context))
+                )
+            if self._failure is None:
+                self._windows.append(window)
+                return
+        except errors.NdpyError:
+            # The connection was lost.
+            pass
+        # This takes the right away, also where the connection does not do so itself.
+        await in_thread(window.close)
+
+    async def _register(self, memory: Memory, access: Access) -> MemoryRegion:
+        """Register memory with remote rights."""
+        if isinstance(memory, (MemoryRegion, Sge, Lease)):
+            memory = (memory.address, memory.length)
+        pending = self.adapter.begin_register(memory, access)
+        try:
+            return await pending
+        except asyncio.CancelledError:
+            if pending.done() and not pending.cancelled() and pending.exception(0) is None:
+                pending.result(0).close()
+            raise
+
+    @contextlib.asynccontextmanager
+    async def _leased(self, memory: Memory, length: int, access: Access) -> AsyncIterator[Any]:
+        """An element of the first bytes of memory, which is registered if it is not."""
+        if isinstance(memory, Sge):
+            offset = memory.address - memory.region.address
+            yield memory.region[offset : offset + length]
+            return
+        if isinstance(memory, (MemoryRegion, Lease)):
+            yield memory[:length]
+            return
+        lease = await self._lease(memory, access)
+        try:
+            yield lease[:length]
+        finally:
+            lease.release()
+
+    async def _lease(self, memory: Memory, access: Access) -> Lease:
+        local = self._hub.cache.local
+        if _length(memory) < _LONG_REGISTRATION:
+            return local(memory, access)
+        leasing = self._loop.run_in_executor(None, local, memory, access)
+        try:
+            return await finish(leasing)
+        except asyncio.CancelledError:
+            if leasing.exception() is None:
+                leasing.result().release()
+            raise
+
+    async def _move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
+        """Read or write. All requests that were posted have ended when this ends."""
+        if length > remote.length:
+            raise errors.ElementRangeError(f"{length} bytes do not fit the {remote.length} bytes of the peer's memory")
+        if not length:
+            return
+        access = Access.LOCAL_WRITE | Access.READ_SINK if post == self.queue_pair.read else Access.NONE
+        longest = self.adapter.info.max_transfer_length
+        async with self._leased(memory, length, access) as element:
+            posted: list[asyncio.Future[BaseException | None]] = []
+            try:
+                for start in range(0, length, longest):
+                    end = min(start + longest, length)
+                    part = element if end - start == length else _part(element, start, end)
+                    target = remote[start:end]
+                    posted.append(
+                        await self._begin(lambda context, part=part, target=target: post(part, target, context=context))  # type: ignore[misc]
+                    )
+                for future in posted:
+                    await asyncio.shield(future)
+            finally:
+                if self._loop.is_closed():
+                    self._lose(_LOOP_CLOSED)
+                else:
+                    await self._let_go(*posted)
+            for future in posted:
+                await self._end_of(future)
+
+    async def _begin(self, post: Callable[[int], None]) -> asyncio.Future[BaseException | None]:
+        """Post a request when there is room for it. Returns a future of its end."""
+        await self._transfer_room.acquire()
+        try:
+            self._require_open(closing=True)
+            self._last_transfer = (self._last_transfer + 1) & _INDEX
+            number = self._last_transfer
+            post(self._base | _TRANSFER | number)
+        except BaseException:
+            self._transfer_room.release()
+            raise
+        future = self._transfers[number] = self._loop.create_future()
+        return future
+
+    async def _end_of(self, future: asyncio.Future[BaseException | None]) -> None:
+        failure = await finish(future)
+        if failure is not None:
+            raise failure
+
+    async def _let_go(self, *futures: asyncio.Future[Any]) -> None:
+        """Wait until these have ended, whatever cancels the task. If that takes too long, end the connection."""
+        left = [future for future in futures if not future.done()]
+        if not left:
+            return
+        _, late = await finish(asyncio.ensure_future(asyncio.wait(left, timeout=_LET_GO_S)))
+        if late:
+            self._lose(f"{self._peer} did not let go of the memory of a cancelled transfer within {_LET_GO_S:g} s")
+            await finish(asyncio.ensure_future(asyncio.wait(late)))
+
+    # ---- frames ----
+
+    def _send_control(self, make: Callable[[], bytes]) -> None:
+        """Send a control frame or an offer. It waits for a slot if there is none."""
+        if self._failure is not None:
+            return
+        if not self._free_controls or self._waiting_controls:
+            self._waiting_controls.append(make)
+            return
+        slot = self._free_controls.pop()
+        frame = make()
+        start = self._control_start + slot * _CONTROL_SIZE
+        self._view[start : start + len(frame)] = frame
+        try:
+            self.queue_pair.send(self._region[start : start + len(frame)], context=self._base | _CONTROL | slot)
+        except errors.NdpyError as error:
+            self._lose(str(error), error)
+
+    def _post_receive(self, slot: int) -> None:
+        try:
+            self.queue_pair.receive(self._receive_slots[slot], context=self._base | slot)
+        except errors.NdpyError as error:
+            self._lose(str(error), error)
+
+    def _on_completion(self, completion: Completion) -> None:
+        context = completion.context
+        kind, index = context & _KIND, context & _INDEX
+        if kind == _TRANSFER:
+            self._transfer_room.release()
+            future = self._transfers.pop(index, None)
+            if not completion.ok:
+                self._on_failed_completion(completion)
+            if future is not None and not future.done():
+                future.set_result(None if completion.ok else self._why(completion))
+        elif not completion.ok:
+            self._on_failed_completion(completion)
+        elif kind == _RECEIVE:
+            if self._failure is None:
+                self._on_frame(index, completion.nbytes)
+        elif kind == _SEND:
+            self._free_sends.append(index)
+            self._wake(self._senders)
+        else:
+            self._free_controls.append(index)
+            if self._waiting_controls:
+                make, self._waiting_controls = self._waiting_controls.popleft(), self._waiting_controls
+                waiting, self._waiting_controls = self._waiting_controls, deque()
+                self._send_control(make)
+                self._waiting_controls.extendleft(reversed(waiting))
+            self._wake(self._senders)
+
+    def _on_failed_completion(self, completion: Completion) -> None:
+        if self._failure is not None:
+            return
+        if completion.status is not Status.CANCELED:
+            self._lose(f"a request ended with {completion.status.name}", self._why(completion))
+        elif self._protocol is not None and not self._protocol.started:
+            self._lose("it was ended before it had begun")
+        elif self._peer_closed.done():
+            if self._closing is not None:
+                self._lose("this end was closed", kind=errors.ClosedError)
+            else:
+                self._lose("the peer has closed it", kind=ConnectionEndedError)
+        else:
+            self._lose("the peer ended it without close(), or its process has ended")
+
+    def _why(self, completion: Completion) -> BaseException:
+        try:
+            completion.raise_for_status()
+        except errors.NdpyError as error:
+            if completion.status is not Status.CANCELED:
+                return error.with_traceback(None)
+        return self._end_error()
+
+    def _on_frame(self, slot: int, nbytes: int) -> None:
+        start = slot * self._own.slot_size
+        protocol = self._protocol
+        if protocol is None:
+            self._lose("a message came before the connection was there")
+            return
+        try:
+            frame = protocol.receive(self._view[start : start + nbytes])
+        except ProtocolError as error:
+            self._lose(str(error), error, kind=ProtocolError)
+            return
+        kind = frame.kind
+        if kind is Kind.MESSAGE:
+            self._on_incoming(_Incoming(frame, slot))
+        else:
+            self._post_receive(slot)
+            if kind is Kind.OFFER:
+                self._on_incoming(_Incoming(frame, None))
+            elif kind is Kind.DONE:
+                answer = self._answers.get(frame.number)
+                if answer is not None and not answer.done():
+                    answer.set_result(None)
+            elif kind is Kind.WITHDRAW:
+                self._on_withdrawn(frame.number)
+            elif kind is Kind.START:
+                self._started.set_result(None)
+            elif kind is Kind.CLOSE:
+                self._peer_closed.set_result(None)
+                self._wake_all(self._receivers)
+        if self._senders:
+            self._wake(self._senders)
+
+    def _on_incoming(self, incoming: _Incoming) -> None:
+        if self._closing is not None:
+            # This end takes no more messages, but the peer may be waiting for room.
+            self._finish_incoming(incoming)
+        else:
+            self._inbox.append(incoming)
+            self._wake(self._receivers)
+
+    def _on_withdrawn(self, number: int) -> None:
+        for incoming in self._inbox:
+            if incoming.slot is None and incoming.frame.number == number:
+                self._inbox.remove(incoming)
+                self._finish_incoming(incoming)
+                return
+        reading = self._reading.get(number)
+        if reading is not None:
+            reading.withdrawn = True
+
+    # ---- waiting ----
+
+    async def _wait_in(self, line: deque[asyncio.Future[None]]) -> None:
+        """Wait to be woken. One who is woken and cancelled at once wakes the next."""
+        future = self._loop.create_future()
+        line.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self._wake(line)
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                line.remove(future)
+
+    @staticmethod
+    def _wake(line: deque[asyncio.Future[None]]) -> None:
+        while line:
+            future = line.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
+
+    @staticmethod
+    def _wake_all(line: deque[asyncio.Future[None]]) -> None:
+        while line:
+            future = line.popleft()
+            if not future.done():
+                future.set_result(None)
+
+    def _require_started(self) -> None:
+        if self._failure is not None:
+            raise self._end_error()
+
+    def _require_open(self, *, closing: bool = False) -> Protocol:
+        """Raise unless the connection can be used. closing: a transfer may still be posted during close()."""
+        if self._failure is not None or (self._closing is not None and not closing):
+            raise self._end_error()
+        assert self._protocol is not None
+        return self._protocol
+
+    def _end_error(self) -> BaseException:
+        """A new exception that says why the connection has ended."""
+        failure = self._failure
+        if failure is not None:
+            return type(failure)(*failure.args)
+        if self._closing is not None:
+            return errors.ClosedError(f"the connection to {self._peer} was closed")
+        return ConnectionEndedError(f"{self._peer} has closed the connection")
+
+    # ---- the end ----
+
+    async def close(self) -> None:
+        """End the connection when all messages of this end have been delivered. Harmless when repeated.
+
+        Messages of the peer that were not received are dropped. This waits until the peer has closed its end too, at most as
+        long as `close_timeout_s` of connect() or serve(). If it is cancelled, the connection ends at once.
+
+        It raises nothing if the connection was lost.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            self.abort()
+            await finish(self._closing)
+            raise
+
+    async def _close(self) -> None:
+        self._wake_all(self._receivers)
+        self._wake_all(self._senders)
+        protocol = self._protocol
+        if self._failure is None and protocol is not None and protocol.started:
+            async with self._turn:
+                second = protocol.peer_closed
+                self._send_control(protocol.close)
+            while self._inbox:
+                self._finish_incoming(self._inbox.popleft())
+            await self._until(self._peer_closed, self.close_timeout_s)
+            if second:
+                await self._until(self._ended, _LINGER_S)
+            if self._failure is None and self.connector is not None:
+                with contextlib.suppress(errors.NdpyError):
+                    await await_or_cancel(self.connector.begin_disconnect(), self.close_timeout_s)
+        self._lose("this end was closed", kind=errors.ClosedError)
+        assert self._freeing is not None
+        await finish(self._freeing)
+
+    async def _until(self, future: asyncio.Future[None], timeout_s: float) -> None:
+        await asyncio.wait((future, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+    def abort(self) -> None:
+        """End the connection at once. What was not delivered is lost, and the peer gets a ConnectionResetError."""
+        self._lose("abort() was called")
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection has ended, whichever side ends it, and its resources are free."""
+        await asyncio.shield(self._ended)
+        assert self._freeing is not None
+        await asyncio.shield(self._freeing)
+
+    def _lose(
+        self, reason: str, cause: BaseException | None = None, *, kind: type[errors.NdpyError] = ConnectionResetError
+    ) -> None:
+        """The connection has ended. Everybody who waits learns why."""
+        if self._failure is not None:
+            return
+        text = reason if kind is ProtocolError else f"the connection to {self._peer} has ended: {reason}"
+        self._failure = kind(text)
+        self._waiting_controls.clear()
+        if not self._loop.is_closed():
+            for future in (self._started, self._peer_closed, self._ended, *self._answers.values()):
+                if not future.done():
+                    future.set_result(None)
+            self._wake_all(self._senders)
+            self._wake_all(self._receivers)
+        with contextlib.suppress(errors.NdpyError):
+            self.queue_pair.flush()
+        if self._loop.is_closed():
+            self._free_natively()
+        else:
+            self._freeing = self._loop.create_task(self._free())
+
+    async def _free(self) -> None:
+        try:
+            if self._transfers:
+                # Their tasks go on when the adapter has ended them.
+                await finish(asyncio.ensure_future(asyncio.wait(list(self._transfers.values()), timeout=_LET_GO_S)))
+            await in_thread(self._free_natively)
+        finally:
+            for future in self._transfers.values():
+                if not future.done():
+                    future.set_result(self._end_error())
+            self._hub.remove(self, self._queue, self._completions)
+            if self._is_free and self._memory is not None:
+                region, self._memory = self._memory, None
+                self._hub.give_memory_back(region)
+            if not self._loop.is_closed():
+                await self._hub.leave()
+
+    def _free_natively(self) -> None:
+        """Close everything, in any thread. Harmless when repeated."""
+        if self.connector is not None:
+            self.connector.close()
+        while self._windows:
+            self._windows.pop().close()
+        if self.queue_pair is not None:
+            self.queue_pair.close()
+        self._is_free = True
+
+    async def _give_up(self) -> None:
+        """The connection could not be made."""
+        self._lose("it could not be made")
+        if self._loop.is_closed():
+            return
+        assert self._freeing is not None
+        await finish(self._freeing)
+
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        """Close it. After an exception end it at once, so that the peer does not take it for complete."""
+        if kind is not None and not issubclass(kind, ConnectionEndedError):
+            self.abort()
+        if not self._loop.is_closed():
+            await self.close()
+
+
+def _length(memory: Memory) -> int:
+    """The length of memory in bytes."""
+    if isinstance(memory, (bytes, bytearray)):
+        return len(memory)
+    if isinstance(memory, (MemoryRegion, Sge, Lease)):
+        return memory.length
+    return memoryview(memory).nbytes
+
+
+def _view_of(memory: Memory) -> Any:
+    """The bytes of memory, as something that slices and slice assignment take."""
+    if isinstance(memory, (bytes, bytearray)):
+        return memory
+    if isinstance(memory, Sge):
+        offset = memory.address - memory.region.address
+        return _view_of(memory.region)[offset : offset + memory.length]
+    if isinstance(memory, MemoryRegion):
+        return memoryview(memory.buffer).cast("B")
+    if isinstance(memory, Lease):
+        return _view_of(memory[: memory.length])
+    view = memoryview(memory)
+    if not view.c_contiguous:
+        raise errors.InvalidBufferError("the buffer has gaps: it is not contiguous")
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+def _part(element: Sge, start: int, end: int) -> Sge:
+    """A slice of an element."""
+    offset = element.address - element.region.address
+    return element.region[offset + start : offset + end]

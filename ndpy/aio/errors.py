@@ -1,0 +1,19 @@
+"""The exceptions of connections. All are subclasses of Python's ConnectionError, as those of asyncio's streams."""
+
+from __future__ import annotations
+
+import builtins
+
+from ndpy.errors import NdpyError
+
+
+class ConnectionEndedError(NdpyError, ConnectionError, EOFError):
+    """The peer has closed the connection, and everything that it sent has been received."""
+
+
+class ConnectionResetError(NdpyError, builtins.ConnectionResetError):
+    """The connection was lost: the peer ended without close(), its host died, a request failed, or abort() was called."""
+
+
+class ProtocolError(NdpyError, ConnectionError):
+    """The peer does not speak the protocol of ndpy.aio, or breaks its rules. The connection has ended."""

@@ -1,0 +1,219 @@
+"""What the connections of one adapter share in one event loop: completion queues, memory for messages, and a cache.
+
+A hub takes the completions of all its connections when the loop wakes up, and passes each to its connection. The context of a
+request is the number of the connection, the kind of the request, and a number of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ndpy.adapter import Adapter
+from ndpy.buffer import alloc
+from ndpy.cache.registration_cache import RegistrationCache
+from ndpy.completion_queue import CompletionQueue
+from ndpy.errors import ClosedError, NdpyError
+from ndpy.event_loop import LoopPoller, poller_of_loop
+from ndpy.flags import Access
+from ndpy.memory import MemoryRegion
+from ndpy.platforms import open_adapter
+
+if TYPE_CHECKING:
+    from ndpy.aio.connection import Connection
+
+T = TypeVar("T")
+
+# How many completions one queue is made for. It serves so many connections that it cannot overrun.
+_QUEUE_DEPTH = 4096
+# How many completions are taken before other tasks run.
+_AT_A_STRETCH = 256
+# Memory for messages is kept for the next connection, up to so many pieces of one size.
+_SPARE_PIECES = 16
+# What the cache keeps registered.
+_CACHED_BYTES = 256 << 20
+_CACHED_ENTRIES = 1024
+
+_hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Hub]] = weakref.WeakKeyDictionary()
+
+
+class _Queue:
+    """A completion queue, and how many completions it has room for."""
+
+    def __init__(self, queue: CompletionQueue) -> None:
+        self.queue = queue
+        self.room = queue.depth
+
+
+class Hub:
+    """Use it in the loop's thread only.
+
+    Attributes:
+        adapter: makes everything.
+        cache: of registrations, for memory of the program.
+    """
+
+    def __init__(self, key: Any, adapter: Adapter, *, owned: bool) -> None:
+        self._key = key
+        self.adapter = adapter
+        self._owned = owned
+        self.cache = RegistrationCache(adapter, max_bytes=_CACHED_BYTES, max_entries=_CACHED_ENTRIES)
+        self._queues: list[_Queue] = []
+        self._connections: dict[int, Connection] = {}
+        self._last_number = 0
+        self._users = 0
+        self._spare: dict[int, list[MemoryRegion]] = {}
+
+    # ---- its life ----
+
+    @classmethod
+    def join(cls, which: Adapter | str | None) -> Hub:
+        """The hub of an adapter in the running loop. The caller is one more user, and leaves with leave().
+
+        Parameters:
+            which: an open adapter, or what open_adapter() takes. Then the hub opens it, and closes it with its last user.
+        """
+        loop = asyncio.get_running_loop()
+        for other in [other for other in _hubs if other.is_closed()]:
+            for hub in list(_hubs.pop(other).values()):
+                hub._abandon()
+        hubs = _hubs.setdefault(loop, {})
+        found = hubs.get(which)
+        if found is not None and found.adapter.closed:
+            del hubs[which]
+            found = None
+        if found is None:
+            owned = not isinstance(which, Adapter)
+            adapter = which if isinstance(which, Adapter) else open_adapter(which)
+            try:
+                found = hubs[which] = cls(which, adapter, owned=owned)
+            except BaseException:
+                if owned:
+                    adapter.close()
+                raise
+        found._users += 1
+        return found
+
+    def stay(self) -> None:
+        """Count one more user of a hub that has one."""
+        self._users += 1
+
+    async def leave(self) -> None:
+        """The last user closes it."""
+        self._users -= 1
+        if not self._users:
+            hubs = _hubs.get(asyncio.get_running_loop(), {})
+            if hubs.get(self._key) is self:
+                del hubs[self._key]
+            for shared in self._queues:
+                self._poller.unwatch(shared.queue)
+            await in_thread(self._close)
+
+    def _close(self) -> None:
+        for spare in self._spare.values():
+            for region in spare:
+                region.close()
+        self._spare.clear()
+        self.cache.close()
+        while self._queues:
+            self._queues.pop().queue.close()
+        if self._owned:
+            self.adapter.close()
+
+    def _abandon(self) -> None:
+        """The loop was closed before the connections. Close what can be closed; the rest goes when it is dropped."""
+        for connection in list(self._connections.values()):
+            connection._free_natively()
+        self._connections.clear()
+        with contextlib.suppress(NdpyError):
+            self._close()
+
+    @property
+    def _poller(self) -> LoopPoller:
+        return poller_of_loop()
+
+    # ---- connections ----
+
+    def add(self, connection: Connection, completions: int) -> CompletionQueue:
+        """Give a connection its number, and a queue with room for so many completions."""
+        limit = self.adapter.info.max_completion_queue_depth
+        shared = next((shared for shared in self._queues if shared.room >= completions), None)
+        if shared is None:
+            shared = _Queue(self.adapter.create_completion_queue(min(max(_QUEUE_DEPTH, completions), limit)))
+            self._queues.append(shared)
+            self._poller.watch(shared.queue, lambda: self._take(shared))
+            self._take(shared)
+        shared.room -= completions
+        self._last_number = self._last_number % 0x7FFFFFFF + 1
+        connection.number = self._last_number
+        self._connections[connection.number] = connection
+        return shared.queue
+
+    def remove(self, connection: Connection, queue: CompletionQueue, completions: int) -> None:
+        """The queue pair of a connection has gone."""
+        self._connections.pop(connection.number, None)
+        for shared in self._queues:
+            if shared.queue is queue:
+                shared.room += completions
+
+    def _take(self, shared: _Queue) -> None:
+        """Take completions, and ask for the next notification if there are no more."""
+        queue, connections, taken = shared.queue, self._connections, 0
+        try:
+            while taken < _AT_A_STRETCH:
+                completions = queue.poll()
+                if not completions and (not self._poller.arm(queue) or not (completions := queue.poll())):
+                    return
+                taken += len(completions)
+                for completion in completions:
+                    connection = connections.get(completion.context >> 32)
+                    if connection is not None:
+                        connection._on_completion(completion)
+        except ClosedError:
+            return
+        except NdpyError as error:
+            # The queue or the adapter has failed, and with it all connections of the queue.
+            for connection in list(connections.values()):
+                if connection.uses(queue):
+                    connection._lose(f"the completion queue failed: {error}", error)
+            return
+        asyncio.get_running_loop().call_soon(self._take, shared)
+
+    # ---- memory for messages ----
+
+    def take_memory(self, length: int) -> MemoryRegion:
+        """Registered memory of this length."""
+        spare = self._spare.get(length)
+        if spare:
+            return spare.pop()
+        return self.adapter.register(alloc(length), Access.LOCAL_WRITE)
+
+    def give_memory_back(self, region: MemoryRegion) -> None:
+        spare = self._spare.setdefault(region.length, [])
+        if len(spare) < _SPARE_PIECES and self._users:
+            spare.append(region)
+        else:
+            region.close()
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """Make a call that may block in a thread. If the task is cancelled, wait for the call all the same."""
+    return await finish(asyncio.get_running_loop().run_in_executor(None, call))
+
+
+async def finish(future: asyncio.Future[T]) -> T:
+    """Wait for a future that must end before the task does. A cancellation takes effect afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait((future,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        if not future.cancelled():
+            future.exception()
+        raise cancelled
+    return future.result()

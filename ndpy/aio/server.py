@@ -1,0 +1,264 @@
+"""The two functions that make connections: connect() and serve()."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from ndpy import errors
+from ndpy.adapter import Adapter
+from ndpy.addresses import Address
+from ndpy.aio.connection import Connection
+from ndpy.aio.hub import Hub, finish, in_thread
+from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
+from ndpy.connection import Connector
+from ndpy.listener import Listener
+
+T = TypeVar("T", "Connection", "Server")
+
+_log = logging.getLogger("ndpy.aio")
+
+#: What a server calls for each connection.
+Handler = Callable[[Connection], Awaitable[object]]
+
+
+class _Opening(Generic[T]):
+    """The result of connect() and serve(): `await` it, or use it with `async with`."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._make: Callable[[], Coroutine[Any, Any, T]] = make
+        self._made: T | None = None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> T:
+        self._made = await self
+        return self._made
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._made is not None
+        await self._made.__aexit__(kind, error, trace)
+
+
+def connect(
+    address: Address,
+    *,
+    adapter: Adapter | str | None = None,
+    timeout_s: float = 10.0,
+    close_timeout_s: float = 10.0,
+    slots: int = 8,
+    slot_size: int = 4096,
+    offers: int = 2,
+    max_message_length: int = 1 << 26,
+) -> _Opening[Connection]:
+    """Connect to a server: `connection = await connect(address)`, or `async with connect(address) as connection`.
+
+    Parameters:
+        address: (host, port) of the server.
+        adapter: an open adapter, or what open_adapter() takes. All connections of one loop to the same adapter share what they
+            need, and the last one closes what was opened.
+        timeout_s: how long the server may take to accept.
+        close_timeout_s: how long close() waits for the peer.
+        slots: how many messages the peer may send before this end receives one, 1 to 1,024. Each slot of both directions has
+            slot_size bytes of registered memory, besides some for the protocol.
+        slot_size: in bytes, 64 to 1 MiB. A message that fits with its header of 24 bytes is sent at once. For a longer one the
+            receiver reads the sender's memory.
+        offers: how many longer messages each end may have under way, 1 to 64.
+        max_message_length: the longest message that this end takes, in bytes.
+    Returns: a Connection.
+    Raises:
+        ConnectionRefusedError: nobody listens there, or the server refused.
+        TimeoutError: there was no answer in time.
+        ProtocolError: the server does not speak the protocol of ndpy.aio.
+        LimitExceededError: an option is out of range.
+        Otherwise what open_adapter() and Connector.connect() raise.
+    """
+    hello = _hello(slots, slot_size, offers, max_message_length)
+
+    async def make() -> Connection:
+        host, port = await _resolve(address)
+        hub = Hub.join(adapter)
+        connection = await _new_connection(hub, hello, close_timeout_s)
+        try:
+            await connection._connect(host, port, timeout_s)
+        except BaseException:
+            await connection._give_up()
+            raise
+        return connection
+
+    return _Opening(make)
+
+
+def serve(
+    address: Address,
+    handler: Handler,
+    *,
+    adapter: Adapter | str | None = None,
+    backlog: int = 1024,
+    timeout_s: float = 10.0,
+    close_timeout_s: float = 10.0,
+    slots: int = 8,
+    slot_size: int = 4096,
+    offers: int = 2,
+    max_message_length: int = 1 << 26,
+) -> _Opening[Server]:
+    """Serve connections: `server = await serve(address, handler)`, or `async with serve(address, handler) as server`.
+
+    Parameters:
+        address: (host, port) to listen at. Host "" stands for every address of the adapter, and port 0 for a free port.
+        handler: a coroutine function. It is called with each Connection, in a task of its own. When it returns, the connection is
+            closed. What it raises goes to the loop's exception handler, and ends this connection only.
+        adapter: as for connect().
+        backlog: see Adapter.listen().
+        timeout_s: how long a client may take to complete its connection.
+        close_timeout_s, slots, slot_size, offers, max_message_length: as for connect(), for each connection.
+    Returns: a Server.
+    Raises: what open_adapter() and Adapter.listen() raise, and LimitExceededError for an option that is out of range.
+    """
+    hello = _hello(slots, slot_size, offers, max_message_length)
+
+    async def make() -> Server:
+        hub = Hub.join(adapter)
+        try:
+            listener = hub.adapter.listen(address, backlog=backlog)
+        except BaseException:
+            await hub.leave()
+            raise
+        return Server(hub, listener, handler, hello, timeout_s, close_timeout_s)
+
+    return _Opening(make)
+
+
+def _hello(slots: int, slot_size: int, offers: int, max_message_length: int) -> Hello:
+    for name, value, least, most in (
+        ("slots", slots, 1, MAX_SLOTS),
+        ("slot_size", slot_size, MIN_SLOT_SIZE, MAX_SLOT_SIZE),
+        ("offers", offers, 1, MAX_OFFERS),
+        ("max_message_length", max_message_length, 0, (1 << 63) - 1),
+    ):
+        if not least <= value <= most:
+            raise errors.LimitExceededError(f"{name} is {least} to {most}, not {value}")
+    return Hello(slots, offers, slot_size, max_message_length)
+
+
+async def _resolve(address: Address) -> Address:
+    """Look a host name up without holding up the loop."""
+    with contextlib.suppress(TypeError, ValueError, IndexError, socket.gaierror):
+        host, port = address
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return str(found[0][4][0]), int(port)
+    # connect() says what is wrong with it.
+    return address
+
+
+async def _new_connection(hub: Hub, hello: Hello, close_timeout_s: float) -> Connection:
+    """A connection that is one user of the hub. If it cannot be made, the hub is left."""
+    try:
+        return Connection(hub, hello, close_timeout_s)
+    except BaseException:
+        await hub.leave()
+        raise
+
+
+class Server:
+    """Accepts connections, made by serve(). Leaving its block calls close().
+
+    Attributes:
+        address: the (host, port) at which it listens. The port is never 0.
+        connections: the connections whose handlers run.
+    """
+
+    def __init__(
+        self, hub: Hub, listener: Listener, handler: Handler, hello: Hello, timeout_s: float, close_timeout_s: float
+    ) -> None:
+        self._hub = hub
+        self._listener = listener
+        self._handler = handler
+        self._hello = hello
+        self._timeout_s = timeout_s
+        self._close_timeout_s = close_timeout_s
+        self.address = listener.address
+        self.connections: set[Connection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._accepting = asyncio.ensure_future(self._accept_all())
+        self._closing: asyncio.Future[None] | None = None
+
+    async def _accept_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        async for connector in self._listener:
+            task = loop.create_task(self._serve_one(connector))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _serve_one(self, connector: Connector) -> None:
+        peer = "{} port {}".format(*connector.peer_address[:2])
+        self._hub.stay()
+        try:
+            connection = await _new_connection(self._hub, self._hello, self._close_timeout_s)
+        except errors.NdpyError as error:
+            _log.warning("a client at %s was refused: %s", peer, error)
+            with contextlib.suppress(errors.NdpyError):
+                connector.reject()
+            connector.close()
+            return
+        try:
+            await connection._accept(connector, self._timeout_s)
+        except errors.NdpyError as error:
+            _log.warning("the connection of a client at %s failed: %s", peer, error)
+            await connection._give_up()
+            return
+        except BaseException:
+            await connection._give_up()
+            raise
+        self.connections.add(connection)
+        try:
+            async with connection:
+                await self._handler(connection)
+        except ConnectionError as error:
+            _log.info("the connection of a client at %s ended: %s", peer, error)
+        except Exception as error:
+            context = {"message": f"the handler of a client at {peer} failed", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)
+        finally:
+            self.connections.discard(connection)
+
+    async def serve_forever(self) -> None:
+        """Wait until the server is closed. Raises DeviceRemovedError if the adapter goes away."""
+        await asyncio.shield(self._accepting)
+
+    async def close(self) -> None:
+        """Stop listening, cancel the handlers, and close their connections. Harmless when repeated."""
+        if self._loop.is_closed():
+            self._listener.close()
+            return
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await finish(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            await in_thread(self._listener.close)
+            await asyncio.wait((self._accepting,))
+            for task in self._tasks:
+                task.cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+        finally:
+            await self._hub.leave()
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        await self.close()
