@@ -41,6 +41,7 @@ Memory = Any
 # Kinds of requests, in the context of a request.
 _RECEIVE, _SEND, _CONTROL, _TRANSFER = 0 << 24, 1 << 24, 2 << 24, 3 << 24
 _KIND, _INDEX = 0xFF << 24, 0xFFFFFF
+_SILENT = int(Flags.SILENT_SUCCESS)
 # A control frame or an offer, rounded up.
 _CONTROL_SIZE = 64
 # How many transfers of this end are outstanding at once. Others wait.
@@ -71,6 +72,38 @@ class _Incoming:
         self.frame = frame
         self.slot = slot
         self.withdrawn = False
+
+
+class _SendSlots:
+    """Places in registered memory from which frames are sent.
+
+    Only some sends have a completion. It stands for all sends before it too, because they complete in order. So a program that
+    exchanges messages is not woken for each one that it has sent.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.free = deque(range(count))
+        self._posted: deque[int] = deque()
+        self._silent = 0
+        self._most_silent = count // 2
+
+    def take(self) -> tuple[int, int]:
+        """The next free slot, and the flags of its send."""
+        slot = self.free.popleft()
+        self._posted.append(slot)
+        if self._silent < self._most_silent:
+            self._silent += 1
+            return slot, _SILENT
+        self._silent = 0
+        return slot, 0
+
+    def ended(self, slot: int) -> None:
+        """The send from this slot has completed."""
+        while True:
+            first = self._posted.popleft()
+            self.free.append(first)
+            if first == slot:
+                return
 
 
 class Connection:
@@ -142,8 +175,8 @@ class Connection:
                 receive_queue_depth=self._receives,
                 initiator_queue_depth=self._sends + self._controls + _TRANSFERS,
             )
-            self._free_sends = list(range(self._sends))
-            self._free_controls = list(range(self._controls))
+            self._send_slots = _SendSlots(self._sends)
+            self._control_slots = _SendSlots(self._controls)
             self._receive_slots = [region[place * size : (place + 1) * size] for place in range(self._receives)]
             self.queue_pair.receive_many(
                 self._receive_slots, contexts=[self._base | place for place in range(self._receives)]
@@ -208,7 +241,7 @@ class Connection:
             await asyncio.wait((self._started,), timeout=min(left_s, _NUDGE_S))
             if not self._started.done():
                 with contextlib.suppress(errors.NdpyError):
-                    self.queue_pair.write([], RemoteMemory(0, 0, 0), flags=Flags.SILENT_SUCCESS)
+                    self.queue_pair.write([], RemoteMemory(0, 0, 0), flags=_SILENT)
         self._require_started()
 
     async def _accept(self, connector: Connector, timeout_s: float) -> None:
@@ -252,9 +285,9 @@ class Connection:
             )
         if length > protocol.longest_frame:
             await self._send_offer(protocol, data)
-        elif self._turn.locked() or not (protocol.may_send and self._free_sends):
+        elif self._turn.locked() or not (protocol.may_send and self._send_slots.free):
             async with self._turn:
-                while not (protocol.may_send and self._free_sends):
+                while not (protocol.may_send and self._send_slots.free):
                     await self._wait_in(self._senders)
                     self._require_open()
                 self._send_message(protocol, data, length)
@@ -264,14 +297,14 @@ class Connection:
     def _send_message(self, protocol: Protocol, data: Memory, length: int) -> None:
         source = _view_of(data)
         self._require_open()
-        slot = self._free_sends.pop()
+        slot, flags = self._send_slots.take()
         start = (self._receives + slot) * self._own.slot_size
         end = start + HEADER_LENGTH + length
         view = self._view
         view[start + HEADER_LENGTH : end] = source
         view[start : start + HEADER_LENGTH] = protocol.message(length)
         try:
-            self.queue_pair.send(self._region[start:end], context=self._base | _SEND | slot)
+            self.queue_pair.send(self._region[start:end], context=self._base | _SEND | slot, flags=flags)
         except errors.NdpyError as error:
             self._lose(str(error), error)
             raise self._end_error() from None
@@ -279,7 +312,7 @@ class Connection:
     async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
         async with self.expose(data, Access.REMOTE_READ) as remote:
             async with self._turn:
-                while not (protocol.may_offer and self._free_controls):
+                while not (protocol.may_offer and self._control_slots.free):
                     await self._wait_in(self._senders)
                     self._require_open()
                 number, frame = protocol.offer(remote)
@@ -565,15 +598,17 @@ class Connection:
         """Send a control frame or an offer. It waits for a slot if there is none."""
         if self._failure is not None:
             return
-        if not self._free_controls or self._waiting_controls:
+        if not self._control_slots.free or self._waiting_controls:
             self._waiting_controls.append(make)
             return
-        slot = self._free_controls.pop()
+        slot, flags = self._control_slots.take()
         frame = make()
         start = self._control_start + slot * _CONTROL_SIZE
         self._view[start : start + len(frame)] = frame
         try:
-            self.queue_pair.send(self._region[start : start + len(frame)], context=self._base | _CONTROL | slot)
+            self.queue_pair.send(
+                self._region[start : start + len(frame)], context=self._base | _CONTROL | slot, flags=flags
+            )
         except errors.NdpyError as error:
             self._lose(str(error), error)
 
@@ -599,15 +634,13 @@ class Connection:
             if self._failure is None:
                 self._on_frame(index, completion.nbytes)
         elif kind == _SEND:
-            self._free_sends.append(index)
+            self._send_slots.ended(index)
             self._wake(self._senders)
         else:
-            self._free_controls.append(index)
-            if self._waiting_controls:
-                make, self._waiting_controls = self._waiting_controls.popleft(), self._waiting_controls
-                waiting, self._waiting_controls = self._waiting_controls, deque()
+            self._control_slots.ended(index)
+            waiting, self._waiting_controls = self._waiting_controls, deque()
+            for make in waiting:
                 self._send_control(make)
-                self._waiting_controls.extendleft(reversed(waiting))
             self._wake(self._senders)
 
     def _on_failed_completion(self, completion: Completion) -> None:
