@@ -150,6 +150,14 @@ void cq_disarm(struct completion_queue *cq)
     lock_release(&cq->lock);
 }
 
+bool cq_is_armed(struct completion_queue *cq)
+{
+    lock_acquire(&cq->lock);
+    bool armed = cq->any_armed || cq->solicited_armed;
+    lock_release(&cq->lock);
+    return armed;
+}
+
 void cq_silence(struct completion_queue *cq)
 {
     lock_acquire(&cq->lock);

@@ -56,6 +56,8 @@ void cq_notify(struct completion_queue *cq);
  * notification that was satisfied before calls cq_notify() first: its entries may be fetched already (G.2.9). */
 void cq_arm(struct completion_queue *cq, uint32_t type);
 void cq_disarm(struct completion_queue *cq);
+/* Whether the next entry may notify. It may have changed by the return. */
+bool cq_is_armed(struct completion_queue *cq);
 /* After this call face_notified() neither runs nor begins for this queue. Not within it. */
 void cq_silence(struct completion_queue *cq);
 /* Takes up to `count` entries, the oldest first. */

@@ -287,6 +287,18 @@ static enum ibv_wc_status status_of(const struct cq_entry *entry)
     }
 }
 
+/* Whether the program waits for the next completion with poll(2), say, after this poll. Then nobody drives in its place. */
+static bool sleeps_elsewhere(struct soft_cq *cq)
+{
+    struct ibv_comp_channel *channel = cq->ibv.channel;
+    int flags;
+
+    if (channel == NULL || !cq_is_armed(cq->cq))
+        return false;
+    flags = fcntl(channel->fd, F_GETFL);
+    return flags >= 0 && (flags & O_NONBLOCK) != 0;
+}
+
 int soft_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
 {
     struct soft_cq *cq = (struct soft_cq *)ibv;
@@ -299,9 +311,15 @@ int soft_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
         if (taken == 0 && given == 0) {
             workers_drive();
             taken = cq_take(cq->cq, entries, wanted);
-            /* The program asks again at once, and what it waits for may need this processor. */
+            /* What the program waits for may need this processor. */
             if (taken == 0)
                 thread_yield();
+            if (taken == 0 && sleeps_elsewhere(cq)) {
+                workers_drive();
+                taken = cq_take(cq->cq, entries, wanted);
+                if (taken == 0)
+                    workers_go_on();
+            }
         }
         for (uint32_t i = 0; i < taken; i++) {
             const ND2_RESULT *result = &entries[i].result;

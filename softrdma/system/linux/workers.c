@@ -39,6 +39,7 @@ struct worker {
     struct io *first, *last; /* posted */
     bool sleeping, poked, stopping;
     bool deep; /* asleep for as long as somebody drives */
+    bool naps; /* asleep because somebody has driven */
     _Atomic int32_t sockets;
     struct channel *channels; /* free ones */
     struct channel *inherited;
@@ -221,12 +222,16 @@ static bool leave_to_driver(struct worker *worker, int timeout, uint32_t *seen)
     worker->poked = false;
     worker->sleeping = !busy;
     worker->deep = !busy && waiting && now == *seen;
+    worker->naps = !busy && !worker->deep;
     int nap = busy ? 0 : worker->deep ? timeout : timeout >= 0 && timeout < DRIVE_MS ? timeout : DRIVE_MS;
     lock_release(&worker->lock);
     *seen = now;
     /* The thread that waits may have stopped before it could see that this worker sleeps. */
     if (nap != 0 && worker->deep && !(waits && drives == now))
         nap = DRIVE_MS;
+    /* workers_go_on() may have come before it could see that this worker naps. */
+    if (nap != 0 && !worker->deep && driven_ms == 0)
+        nap = 0;
 
     bool short_nap = nap > 0 && nap <= DRIVE_MS;
     napping += short_nap;
@@ -234,7 +239,7 @@ static bool leave_to_driver(struct worker *worker, int timeout, uint32_t *seen)
         wait_for_work(worker, false, nap);
     napping -= short_nap;
     lock_acquire(&worker->lock);
-    worker->sleeping = worker->deep = false;
+    worker->sleeping = worker->deep = worker->naps = false;
     struct io *io = worker->first;
     worker->first = NULL;
     lock_release(&worker->lock);
@@ -323,6 +328,18 @@ void workers_drive(void)
         end_driving();
     }
     cancel_as(cancel);
+}
+
+void workers_go_on(void)
+{
+    atomic_store_explicit(&driven_ms, 0, memory_order_seq_cst);
+    for (unsigned i = 0; i < worker_count; i++) {
+        lock_acquire(&workers[i].lock);
+        bool naps = workers[i].naps && rouse(&workers[i]);
+        lock_release(&workers[i].lock);
+        if (naps)
+            wake(&workers[i]);
+    }
 }
 
 /* The workers go on with what this thread leaves. Also if it is canceled. */
