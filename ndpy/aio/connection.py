@@ -199,6 +199,11 @@ class Connection:
         return self._local_address
 
     @property
+    def registered_bytes(self) -> int:
+        """How much memory is registered for its messages."""
+        return self._region.length
+
+    @property
     def closed(self) -> bool:
         """Whether it has ended, for whatever reason."""
         return self._failure is not None
