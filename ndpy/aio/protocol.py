@@ -67,7 +67,7 @@ class Hello:
 
     Attributes:
         slots: how many data frames it takes at once.
-        offers: how many offers of the peer may be open.
+        offers: how many offers of each end may be open. The smaller of the two ends' numbers holds.
         slot_size: the longest frame that it takes, in bytes.
         max_message_length: the longest message that it takes, in bytes.
     """
@@ -126,9 +126,12 @@ class Protocol:
         self.peer = peer
         self.started = False
         self.peer_closed = False
+        #: How many offers of each end may be open. Each may bring a DONE, and the receives for that were posted before the peer
+        #: told its number.
+        self._most_offers = min(own.offers, peer.offers)
         self.offered: set[int] = set()
         self._last_offer = 0
-        #: Open offers of the peer, and those that were answered while a WITHDRAW was on its way.
+        #: Open offers of the peer.
         self._peer_offers: set[int] = set()
         self._peer_last_offer = 0
         self._sent = 0
@@ -161,7 +164,7 @@ class Protocol:
 
     @property
     def may_offer(self) -> bool:
-        return self.may_send and len(self.offered) < self.peer.offers
+        return self.may_send and len(self.offered) < self._most_offers
 
     @property
     def longest_frame(self) -> int:
@@ -245,8 +248,8 @@ class Protocol:
             if number not in self.offered:
                 raise ProtocolError(f"the peer sent DONE for offer {number}, which is not open")
             self.offered.remove(number)
-        elif kind is Kind.WITHDRAW and not 1 <= number <= _MASK:
-            raise ProtocolError("the peer withdrew an impossible offer")
+        elif kind is Kind.WITHDRAW and (self._peer_last_offer - number) & _MASK > _MASK // 2:
+            raise ProtocolError(f"the peer withdrew offer {number}, which it has not made")
         return Frame(kind, number, length)
 
     def _receive_data(self, kind: Kind, number: int, length: int, data: memoryview) -> Frame:
@@ -265,7 +268,7 @@ class Protocol:
             return Frame(kind, 0, length)
         if len(data) != HEADER_LENGTH + DESCRIPTOR_LENGTH:
             raise ProtocolError(f"the peer sent an offer of {len(data)} bytes")
-        if number != self._peer_last_offer % _MASK + 1 or len(self._peer_offers) >= self.own.offers:
+        if number != self._peer_last_offer % _MASK + 1 or len(self._peer_offers) >= self._most_offers:
             raise ProtocolError(
                 f"the peer sent offer {number} after {self._peer_last_offer}, with {len(self._peer_offers)} open"
             )
