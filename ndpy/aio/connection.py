@@ -320,6 +320,8 @@ class Connection:
                 while not (protocol.may_offer and self._control_slots.free):
                     await self._wait_in(self._senders)
                     self._require_open()
+                # The registration may have taken a while.
+                self._require_open()
                 number, frame = protocol.offer(remote)
                 answer = self._answers[number] = self._loop.create_future()
                 self._send_control(lambda: frame)

@@ -418,6 +418,28 @@ def test_close_delivers_what_was_sent(run):
     run(scene)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 8, 16])
+def test_a_long_message_is_not_offered_after_close(run, steps):
+    """Its memory is so long that it is registered in a thread. Meanwhile the connection is closed."""
+
+    async def scene(client, server):
+        data = bytes(2 << 20)
+        sending = asyncio.ensure_future(client.send(data))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing = asyncio.ensure_future(client.close())
+        messages = [message async for message in server]
+        await both(closing, server.close())
+        try:
+            await sending
+        except ndpy.ClosedError:
+            assert messages == []
+        else:
+            assert messages == [data]
+
+    run(scene)
+
+
 def test_a_closed_connection_says_so(run):
     async def scene(client, server):
         await both(client.close(), server.close())

@@ -56,7 +56,9 @@ def take(protocol: Protocol, count: int) -> None:
 
 def test_private_data_are_24_bytes_in_network_order():
     data = HELLO.to_bytes()
-    assert data == b"ndpa" + bytes([1, 0]) + struct.pack("!HH", SLOTS, OFFERS) + bytes(2) + struct.pack("!IQ", 256, 10_000)
+    assert data == b"ndpa" + bytes([1, 0]) + struct.pack("!HH", SLOTS, OFFERS) + bytes(2) + struct.pack(
+        "!IQ", 256, 10_000
+    )
     assert Hello.from_bytes(data) == HELLO
 
 
@@ -79,9 +81,7 @@ def test_another_version_is_refused_and_named(version):
         Hello.from_bytes(bytes(data))
 
 
-@pytest.mark.parametrize(
-    ("name", "least", "most"), [("slots", 1, 1024), ("offers", 1, 64), ("slot_size", 64, 1 << 20)]
-)
+@pytest.mark.parametrize(("name", "least", "most"), [("slots", 1, 1024), ("offers", 1, 64), ("slot_size", 64, 1 << 20)])
 def test_limits_have_bounds(name, least, most):
     for value in (least, most):
         hello = dataclasses.replace(HELLO, **{name: value})
@@ -258,7 +258,9 @@ def test_no_more_offers_are_open_than_either_end_has_said(own, peer):
     assert not sender.may_offer
     assert sender.may_send
     number = min(own, peer) + 1
-    refuses(receiver, offer(number, granted=100, seen=100), f"offer {number} after {number - 1}, with {number - 1} open")
+    refuses(
+        receiver, offer(number, granted=100, seen=100), f"offer {number} after {number - 1}, with {number - 1} open"
+    )
     sender.receive(memoryview(receiver.done(1)))
     assert sender.may_offer
 
