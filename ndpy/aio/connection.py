@@ -151,7 +151,8 @@ class Connection:
         self._transfer_room = asyncio.Semaphore(_TRANSFERS)
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._windows: list[MemoryWindow] = []
-        #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers.
+        #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers. It is empty
+        #: if it is not needed any more.
         self._waiting_controls: deque[Callable[[], bytes]] = deque()
 
         slots, offers = own.slots, own.offers
@@ -329,7 +330,7 @@ class Connection:
                 await asyncio.shield(answer)
             except asyncio.CancelledError:
                 if not answer.done():
-                    self._send_control(lambda: protocol.withdraw(number))
+                    self._send_control(lambda: protocol.withdraw(number) if number in protocol.offered else b"")
                     await self._let_go(answer)
                 raise
             finally:
@@ -603,21 +604,24 @@ class Connection:
 
     def _send_control(self, make: Callable[[], bytes]) -> None:
         """Send a control frame or an offer. It waits for a slot if there is none."""
-        if self._failure is not None:
-            return
-        if not self._control_slots.free or self._waiting_controls:
+        if self._failure is None:
             self._waiting_controls.append(make)
-            return
-        slot, flags = self._control_slots.take()
-        frame = make()
-        start = self._control_start + slot * _CONTROL_SIZE
-        self._view[start : start + len(frame)] = frame
-        try:
-            self.queue_pair.send(
-                self._region[start : start + len(frame)], context=self._base | _CONTROL | slot, flags=flags
-            )
-        except errors.NdpyError as error:
-            self._lose(str(error), error)
+            self._post_controls()
+
+    def _post_controls(self) -> None:
+        while self._control_slots.free and self._waiting_controls:
+            frame = self._waiting_controls.popleft()()
+            if not frame:
+                continue
+            slot, flags = self._control_slots.take()
+            start = self._control_start + slot * _CONTROL_SIZE
+            self._view[start : start + len(frame)] = frame
+            try:
+                self.queue_pair.send(
+                    self._region[start : start + len(frame)], context=self._base | _CONTROL | slot, flags=flags
+                )
+            except errors.NdpyError as error:
+                self._lose(str(error), error)
 
     def _post_receive(self, slot: int) -> None:
         try:
@@ -645,9 +649,7 @@ class Connection:
             self._wake(self._senders)
         else:
             self._control_slots.ended(index)
-            waiting, self._waiting_controls = self._waiting_controls, deque()
-            for make in waiting:
-                self._send_control(make)
+            self._post_controls()
             self._wake(self._senders)
 
     def _on_failed_completion(self, completion: Completion) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+from collections import deque
 
 import pytest
 from helpers import DEADLINE_S, host_of, require, wait_until
@@ -371,6 +372,24 @@ def test_a_long_message_that_nobody_receives_is_withdrawn(run):
             await asyncio.wait_for(client.send(pattern(LONG)), 0.2)
         await client.send(b"next")
         assert await server.receive() == b"next"
+
+    run(scene)
+
+
+def test_a_withdrawal_that_waits_for_a_slot_is_dropped_when_the_answer_comes(run):
+    async def scene(client, server):
+        sending = asyncio.ensure_future(client.send(pattern(LONG)))
+        await wait_for(lambda: server._inbox)
+        slots, client._control_slots.free = client._control_slots.free, deque()
+        sending.cancel()
+        await settle()
+        assert await server.receive() == pattern(LONG)
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        client._control_slots.free = slots
+        for _ in range(3):
+            _, message = await both(client.send(pattern(LONG)), server.receive())
+            assert message == pattern(LONG)
 
     run(scene)
 
