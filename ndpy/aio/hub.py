@@ -171,7 +171,10 @@ class Hub:
                 for completion in completions:
                     connection = connections.get(completion.context >> 32)
                     if connection is not None:
-                        connection._on_completion(completion)
+                        try:
+                            connection._on_completion(completion)
+                        except Exception as error:
+                            self._on_fault(connection, error)
         except ClosedError:
             return
         except NdpyError as error:
@@ -181,6 +184,13 @@ class Hub:
                     connection._lose(f"the completion queue failed: {error}", error)
             return
         asyncio.get_running_loop().call_soon(self._take, shared)
+
+    @staticmethod
+    def _on_fault(connection: Connection, error: Exception) -> None:
+        """A mistake of this package ends one connection. The others go on."""
+        context = {"message": f"{connection!r} has failed", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+        connection._lose(f"{type(error).__name__}: {error}", error)
 
     # ---- memory for messages ----
 

@@ -570,6 +570,29 @@ def test_a_handler_that_raises_ends_its_connection_only(adapter):
     assert "the handler of a client" in context["message"]
 
 
+def test_a_fault_of_the_package_ends_one_connection(run, adapter, monkeypatch):
+    reported = []
+
+    async def scene(client, server):
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        monkeypatch.setattr(server._protocol, "receive", lambda data: 1 / 0)
+        await client.send(b"x")
+        with pytest.raises(aio.ConnectionResetError, match="ZeroDivisionError"):
+            await server.receive()
+        with pytest.raises(aio.ConnectionResetError):
+            await client.receive()
+        async with (
+            aio.serve((host_of(adapter), 0), _echo, adapter=adapter, **OPTIONS) as another,
+            aio.connect(another.address, adapter=adapter, **OPTIONS) as connection,
+        ):
+            await connection.send(b"good")
+            assert await connection.receive() == b"good"
+
+    run(scene)
+    (context,) = reported
+    assert isinstance(context["exception"], ZeroDivisionError)
+
+
 def test_closing_the_server_ends_its_connections(adapter):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
