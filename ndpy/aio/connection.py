@@ -142,6 +142,7 @@ class Connection:
         self._senders: deque[asyncio.Future[None]] = deque()
         self._receivers: deque[asyncio.Future[None]] = deque()
         self._turn = asyncio.Lock()
+        self._in_line = 0
         self._inbox: deque[_Incoming] = deque()
         #: Offers of the peer whose memory is being read.
         self._reading: dict[int, _Incoming] = {}
@@ -291,14 +292,24 @@ class Connection:
             )
         if length > protocol.longest_frame:
             await self._send_offer(protocol, data)
-        elif self._turn.locked() or not (protocol.may_send and self._send_slots.free):
-            async with self._turn:
+        elif self._in_line or not (protocol.may_send and self._send_slots.free):
+            async with self._in_turn():
                 while not (protocol.may_send and self._send_slots.free):
                     await self._wait_in(self._senders)
                     self._require_open()
                 self._send_message(protocol, data, length)
         else:
             self._send_message(protocol, data, length)
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[None]:
+        """Messages are sent in the order of the calls. A lock that is released is free until the next in line runs, so they count."""
+        self._in_line += 1
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._in_line -= 1
 
     def _send_message(self, protocol: Protocol, data: Memory, length: int) -> None:
         source = _view_of(data)
@@ -316,8 +327,9 @@ class Connection:
             raise self._end_error() from None
 
     async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
-        async with self.expose(data, Access.REMOTE_READ) as remote:
-            async with self._turn:
+        async with contextlib.AsyncExitStack() as exposure:
+            async with self._in_turn():
+                remote = await exposure.enter_async_context(self.expose(data, Access.REMOTE_READ))
                 while not (protocol.may_offer and self._control_slots.free):
                     await self._wait_in(self._senders)
                     self._require_open()

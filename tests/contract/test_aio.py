@@ -91,6 +91,34 @@ def test_messages_arrive_in_the_order_of_the_calls(run):
     run(scene)
 
 
+def test_a_message_whose_memory_is_registered_in_a_thread_is_not_overtaken(run):
+    async def scene(client, server):
+        sending = [asyncio.ensure_future(client.send(data)) for data in (bytes(2 << 20), b"short", b"er" * LONG)]
+        assert [len(await server.receive()) for _ in sending] == [2 << 20, 5, 2 * LONG]
+        await asyncio.gather(*sending)
+
+    run(scene)
+
+
+def test_nobody_jumps_the_queue(run):
+    """Senders wait in line. Others send at every step of the loop, also when the turn goes from one to the next."""
+
+    async def scene(client, server):
+        sending: list[asyncio.Task] = []
+
+        def begin(_=None):
+            if len(sending) < 100:
+                number = len(sending).to_bytes(2, "big")
+                sending.append(asyncio.ensure_future(client.send(number)))
+                asyncio.get_running_loop().call_soon(begin)
+
+        begin()
+        assert [int.from_bytes(await server.receive(), "big") for _ in range(100)] == list(range(100))
+        await asyncio.gather(*sending)
+
+    run(scene)
+
+
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_a_message_is_received_into_memory_of_the_program(run, adapter, length):
     async def scene(client, server):
