@@ -21,6 +21,7 @@ help:
 	@echo "make test-warnings   run the unit and contract tests with every warning as an error"
 	@echo "make stress          run all the tests with full counts"
 	@echo "make soak            run a busy server with the registration cache for SOAK_S (600) seconds on ADAPTER (rxe, siw, softnd)"
+	@echo "make soak WHAT=aio   run connections of ndpy.aio that come, talk and go, on ADAPTER (rxe, siw, soft0)"
 	@echo "make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES"
 	@echo "make lint            run ruff and mypy"
 	@echo "make setup           install packages, a kernel for the VM, and .venv"
@@ -91,16 +92,22 @@ windows: softnd
 
 ADAPTER ?= rxe
 SOAK_S ?= 600
+# cache or aio
+WHAT ?= cache
+soak_program = tests/soak/$(if $(filter aio,$(WHAT)),busy_connections,busy_server).py
 export SOAK_S
 
+# soft0 needs no VM.
 soak: setup
 ifeq ($(ADAPTER),softnd)
 	$(MAKE) -C softrdma build/softnd.dll
-	NDPY_PROVIDER='softrdma\build\softnd.dll' WINE_LIMIT=$$((SOAK_S + 120)) rig/wine-python tests/soak/busy_server.py softnd0
+	NDPY_PROVIDER='softrdma\build\softnd.dll' WINE_LIMIT=$$((SOAK_S + 120)) rig/wine-python $(soak_program) softnd0
+else ifeq ($(ADAPTER),soft0)
+	.venv/bin/python $(soak_program) soft0
 else
 	@.venv/bin/python -m compileall -q ndpy tests
-	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter $(ADAPTER) --limit $$((SOAK_S + 120)) -- \
-	    .venv/bin/python tests/soak/busy_server.py $(ADAPTER)0
+	.venv/bin/ndpy softroce run $(SOFTROCE) --adapter $(ADAPTER) --limit $$((SOAK_S + 300)) -- \
+	    .venv/bin/python $(soak_program) $(ADAPTER)0
 endif
 
 COUNT ?= 300
