@@ -131,6 +131,7 @@ class Connection:
         self._protocol: Protocol | None = None
         self._peer = "the peer"
         self._failure: BaseException | None = None
+        self._cause: BaseException | None = None
         self._closing: asyncio.Future[None] | None = None
         self._freeing: asyncio.Future[None] | None = None
         self._is_free = False
@@ -324,7 +325,7 @@ class Connection:
             self.queue_pair.send(self._region[start:end], context=self._base | _SEND | slot, flags=flags)
         except errors.NdpyError as error:
             self._lose(str(error), error)
-            raise self._end_error() from None
+            raise self._end_error() from error
 
     async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
         async with contextlib.AsyncExitStack() as exposure:
@@ -382,6 +383,9 @@ class Connection:
                 self._reading[frame.number] = incoming
                 try:
                     await self._move(self.queue_pair.read, frame.remote, target, frame.length)
+                except errors.AccessViolationError:
+                    # The memory is the peer's fault, and not the program's.
+                    raise self._end_error() from self._cause
                 finally:
                     del self._reading[frame.number]
             else:
@@ -668,7 +672,7 @@ class Connection:
         if self._failure is not None:
             return
         if completion.status is not Status.CANCELED:
-            self._lose(f"a request ended with {completion.status.name}", self._why(completion))
+            self._lose(f"a request ended with {completion.status.name}", _error_of(completion))
         elif self._protocol is not None and not self._protocol.started:
             self._lose("it was ended before it had begun")
         elif self._peer_closed.done():
@@ -680,11 +684,9 @@ class Connection:
             self._lose("the peer ended it without close(), or its process has ended")
 
     def _why(self, completion: Completion) -> BaseException:
-        try:
-            completion.raise_for_status()
-        except errors.NdpyError as error:
-            if completion.status is not Status.CANCELED:
-                return error.with_traceback(None)
+        """What a task raises for a failed transfer."""
+        if completion.status is Status.ACCESS_VIOLATION:
+            return _error_of(completion)
         return self._end_error()
 
     def _on_frame(self, slot: int, nbytes: int) -> None:
@@ -783,7 +785,9 @@ class Connection:
         """A new exception that says why the connection has ended."""
         failure = self._failure
         if failure is not None:
-            return type(failure)(*failure.args)
+            error = type(failure)(*failure.args)
+            error.__cause__ = self._cause
+            return error
         if self._closing is not None:
             return errors.ClosedError(f"the connection to {self._peer} was closed")
         return ConnectionEndedError(f"{self._peer} has closed the connection")
@@ -848,6 +852,7 @@ class Connection:
             return
         text = reason if kind is ProtocolError else f"the connection to {self._peer} has ended: {reason}"
         self._failure = kind(text)
+        self._cause = None if kind is ProtocolError else cause
         self._waiting_controls.clear()
         if not self._loop.is_closed():
             for future in (self._started, self._peer_closed, self._ended, *self._answers.values()):
@@ -908,6 +913,14 @@ class Connection:
             self.abort()
         if not self._loop.is_closed():
             await self.close()
+
+
+def _error_of(completion: Completion) -> BaseException:
+    try:
+        completion.raise_for_status()
+    except errors.NdpyError as error:
+        return error.with_traceback(None)
+    raise AssertionError(completion)
 
 
 def _length(memory: Memory) -> int:

@@ -1,0 +1,408 @@
+"""Peers of ndpy.aio that break its rules, stop in the middle or die. Each disturbs its own connection and no other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import sys
+from pathlib import Path
+
+import aio_peer
+import pytest
+from aio_peer import CLOSE, DONE, GRANT, OFFERS, SLOT, SLOTS, START, WITHDRAW, Peer, frame, hello, message, offer
+from defects import differs
+from helpers import DEADLINE_S, host_of, require, sample
+
+import ndpy
+from ndpy import Access, RemoteMemory, aio
+from ndpy.aio import connection as connection_module
+from ndpy.quirks import Quirk
+
+pytestmark = pytest.mark.timeout(180)
+
+LONG = 50_000
+OPTIONS = {"slot_size": SLOT, "slots": SLOTS, "offers": OFFERS, "timeout_s": DEADLINE_S, "close_timeout_s": 0.3}
+
+
+class Scene:
+    """An echo server, and how its handlers ended."""
+
+    def __init__(self, adapter: ndpy.Adapter, keep) -> None:
+        self.adapter = adapter
+        self.keep = keep
+        self.ends: asyncio.Queue[BaseException | None] = asyncio.Queue()
+        self.connections: asyncio.Queue[aio.Connection] = asyncio.Queue()
+        self.handle = self.echo
+
+    async def echo(self, connection: aio.Connection) -> None:
+        async for received in connection:
+            await connection.send(received)
+
+    async def handler(self, connection: aio.Connection) -> None:
+        self.connections.put_nowait(connection)
+        end = None
+        try:
+            await self.handle(connection)
+        except Exception as error:
+            end = error
+        self.ends.put_nowait(end)
+
+    def peer(self, **options) -> Peer:
+        return Peer(self.adapter, self.keep, **options)
+
+    async def begun(self) -> Peer:
+        peer = self.peer()
+        await peer.start(self.server.address)
+        return peer
+
+    async def end(self) -> BaseException | None:
+        return await asyncio.wait_for(self.ends.get(), DEADLINE_S)
+
+    async def is_good(self) -> None:
+        """A client that keeps the rules is served."""
+        handle, self.handle = self.handle, self.echo
+        async with aio.connect(self.server.address, adapter=self.adapter, **OPTIONS) as client:
+            for length in (10, LONG):
+                sending = asyncio.ensure_future(client.send(bytes(length)))
+                assert await client.receive() == bytes(length)
+                await sending
+            await self.connections.get()
+        assert await self.end() is None
+        self.handle = handle
+
+
+@pytest.fixture
+def run(adapter, keep):
+    """run(play) calls play(scene). Then the server still serves, and closes everything within its time."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    def start(play, **options):
+        async def main():
+            scene = Scene(adapter, keep)
+            async with aio.serve(
+                (host_of(adapter), 0), scene.handler, adapter=adapter, **{**OPTIONS, **options}
+            ) as server:
+                scene.server = server
+                await play(scene)
+                while not scene.connections.empty():
+                    scene.connections.get_nowait()
+                await scene.is_good()
+
+        asyncio.run(asyncio.wait_for(main(), 4 * DEADLINE_S))
+        keep.close()
+        gc.collect()
+        assert adapter._device._open_children() == []
+
+    return start
+
+
+# ---- broken rules ----
+
+BROKEN = {
+    "nothing": (b"", "a frame of 0 bytes"),
+    "half-a-header": (frame(GRANT)[:12], "shorter than a header"),
+    "unknown-kind": (frame(77), "unknown kind"),
+    "second-start": (frame(START), "has begun"),
+    "done-for-nothing": (frame(DONE, 1), "which is not open"),
+    "withdrawal-of-nothing": (frame(WITHDRAW, 1), "which it has not made"),
+    "granted-too-much": (frame(GRANT, granted=SLOTS + 1), "granted 5 messages"),
+    "seen-too-much": (frame(GRANT, seen=SLOTS + 1), "has seen 5"),
+    "length-of-another": (frame(2, length=5, body=b"four"), "a message of 5 bytes in a frame of 28"),
+    "offer-of-2-to-the-60": (offer(1, RemoteMemory(0, 1 << 60, 1)), r"\(max_message_length\)"),
+    "offer-out-of-order": (offer(2, RemoteMemory(0, LONG, 1)), "offer 2 after 0"),
+    "impossible-memory": (
+        frame(3, 1, length=LONG, body=b"\xff" * 8 + RemoteMemory(0, LONG, 1).to_bytes()[8:]),
+        "impossible memory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_rule_is_a_protocol_error_for_its_end_and_a_reset_for_the_peer(run, name):
+    data, match = BROKEN[name]
+
+    async def play(scene):
+        peer = await scene.begun()
+        peer.send(data)
+        with pytest.raises(aio.ProtocolError, match=match):
+            raise await scene.end()
+        await peer.ended()
+
+    run(play)
+
+
+def test_more_messages_than_granted(run):
+    async def play(scene):
+        scene.handle = lambda connection: asyncio.sleep(3600)
+        peer = await scene.begun()
+        connection = await scene.connections.get()
+        for _ in range(SLOTS + 1):
+            peer.send(message(b"x"))
+        await peer.ended()
+        for _ in range(SLOTS):
+            assert await connection.receive() == b"x"
+        with pytest.raises(aio.ProtocolError, match="more messages than it was granted"):
+            await connection.receive()
+
+    run(play)
+
+
+def test_a_frame_that_is_longer_than_a_slot_ends_the_connection(run):
+    async def play(scene):
+        peer = await scene.begun()
+        peer.send(message(bytes(SLOT)))
+        with pytest.raises(aio.ConnectionResetError):
+            raise await scene.end()
+        await peer.ended()
+
+    run(play)
+
+
+@pytest.mark.parametrize(
+    "private_data", [b"", hello(version=2), hello(slots=0), hello(offers=65), hello(slot_size=63), hello()[:-1]]
+)
+def test_a_client_that_says_something_else_is_refused(run, private_data):
+    async def play(scene):
+        with pytest.raises((ndpy.NdpyError, OSError)):
+            await scene.peer().connect(scene.server.address, private_data or b"\0")
+
+    run(play)
+
+
+# ---- long messages ----
+
+
+def test_done_twice(run):
+    async def play(scene):
+        async def handle(connection):
+            await connection.send(bytes(LONG))
+            await connection.receive()
+
+        scene.handle = handle
+        peer = await scene.begun()
+        await peer.frame_of(aio_peer.OFFER)
+        for _ in range(2):
+            peer.send(frame(DONE, 1))
+        with pytest.raises(aio.ProtocolError, match="DONE for offer 1, which is not open"):
+            raise await scene.end()
+
+    run(play)
+
+
+def test_an_offer_that_nobody_answers_can_be_cancelled_and_costs_the_connection(run, monkeypatch):
+    monkeypatch.setattr(connection_module, "_LET_GO_S", 0.3)
+
+    async def play(scene):
+        async def handle(connection):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(connection.send(bytes(LONG)), 0.2)
+            await connection.receive()
+
+        scene.handle = handle
+        peer = await scene.begun()
+        offered = await peer.frame_of(aio_peer.OFFER)
+        assert (await peer.frame_of(WITHDRAW))[4:8] == offered[4:8]
+        with pytest.raises(aio.ConnectionResetError, match="did not let go"):
+            raise await scene.end()
+        # The memory is out of reach for the peer.
+        await peer.ended()
+
+    run(play)
+
+
+def test_offered_memory_that_is_gone(run):
+    async def play(scene):
+        peer = await scene.begun()
+        remote = peer.lend(bytes(LONG))
+        peer.lent.close()
+        peer.send(offer(1, remote))
+        with pytest.raises(aio.ConnectionResetError) as caught:
+            raise await scene.end()
+        assert isinstance(caught.value.__cause__, ndpy.NdpyError)
+
+    run(play)
+
+
+def test_offered_memory_that_cannot_be_read(run):
+    async def play(scene):
+        peer = await scene.begun()
+        region = peer.keep(scene.adapter.register(bytearray(LONG), Access.LOCAL_WRITE | Access.REMOTE_WRITE))
+        peer.send(offer(1, region.remote()))
+        with pytest.raises(aio.ConnectionResetError):
+            raise await scene.end()
+
+    run(play)
+
+
+def test_an_offer_of_more_than_there_is_memory_fails_where_it_is_received(run):
+    """The program has allowed it."""
+
+    async def play(scene):
+        peer = await scene.begun()
+        peer.send(offer(1, RemoteMemory(0, 1 << 60, 1)))
+        assert isinstance(await scene.end(), MemoryError)
+
+    run(play, max_message_length=1 << 62)
+
+
+def test_the_memory_of_an_offer_is_out_of_reach_after_done(run):
+    async def play(scene):
+        data = bytearray(LONG)
+
+        async def handle(connection):
+            await connection.send(data)
+            await connection.send(b"sent")
+            await connection.receive()
+
+        scene.handle = handle
+        peer = await scene.begun()
+        remote = RemoteMemory.from_bytes((await peer.frame_of(aio_peer.OFFER))[24:])
+        assert (await peer.transfer(peer.queue_pair.read, remote, LONG)).ok
+        peer.send(frame(DONE, 1))
+        await peer.frame_of(aio_peer.MESSAGE)
+        # The message says that the right was taken away before.
+        assert not (await peer.transfer(peer.queue_pair.read, remote, 64)).ok
+        with pytest.raises(aio.ConnectionResetError):
+            raise await scene.end()
+
+    run(play)
+
+
+def test_the_memory_of_an_offer_cannot_be_written_to(run):
+    async def play(scene):
+        data = bytearray(b"d" * LONG)
+
+        async def handle(connection):
+            await connection.send(data)
+
+        scene.handle = handle
+        peer = await scene.begun()
+        remote = RemoteMemory.from_bytes((await peer.frame_of(aio_peer.OFFER))[24:])
+        completion = await peer.transfer(peer.queue_pair.write, remote, 64)
+        assert not completion.ok or differs(scene.adapter, Quirk.IWARP_NO_ACKNOWLEDGEMENT)
+        with pytest.raises(aio.ConnectionResetError):
+            raise await scene.end()
+        assert data == b"d" * LONG
+
+    run(play)
+
+
+# ---- peers that do nothing ----
+
+
+def test_a_client_that_connects_and_says_nothing_is_left_alone_after_a_while(run):
+    async def play(scene):
+        peers = [scene.peer() for _ in range(3)]
+        for peer in peers:
+            await peer.connect(scene.server.address)
+        await scene.is_good()
+        for peer in peers:
+            await peer.ended()
+
+    run(play, timeout_s=2.0)
+
+
+def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(adapter, keep, run):
+    async def play(scene):
+        listener = keep(adapter.listen((host_of(adapter), 0)))
+        connecting = asyncio.ensure_future(
+            aio.connect(listener.address, adapter=adapter, **{**OPTIONS, "timeout_s": 2.0}).__aenter__()
+        )
+        peer = scene.peer()
+        await peer.accept(listener)
+        with pytest.raises(ndpy.TimeoutError, match="accepted the connection and then said nothing"):
+            await connecting
+
+    run(play)
+
+
+@pytest.mark.parametrize("first", [frame(GRANT), message(b"x"), frame(CLOSE)])
+def test_a_server_that_does_not_begin_with_start(adapter, keep, run, first):
+    async def play(scene):
+        listener = keep(adapter.listen((host_of(adapter), 0)))
+        connecting = asyncio.ensure_future(aio.connect(listener.address, adapter=adapter, **OPTIONS).__aenter__())
+        peer = scene.peer()
+        await peer.accept(listener)
+        assert (await peer.frame())[0] == START
+        peer.send(first)
+        with pytest.raises(aio.ProtocolError, match="has not begun"):
+            await connecting
+
+    run(play)
+
+
+def test_a_peer_that_takes_no_messages_holds_up_its_own_handler(run):
+    async def play(scene):
+        async def handle(connection):
+            for _ in range(100):
+                await connection.send(b"message")
+
+        scene.handle = handle
+        peer = await scene.begun()
+        for _ in range(SLOTS):
+            assert (await peer.frame())[0] == aio_peer.MESSAGE
+        await scene.is_good()
+        assert scene.ends.empty()
+        # Leaving the server's block cancels the handler, which waits for room.
+
+    run(play)
+
+
+def test_a_peer_that_posts_no_receives_ends_its_own_connection(run):
+    async def play(scene):
+        peer = scene.peer(receives=0)
+        await peer.connect(scene.server.address)
+        peer.send(frame(START))
+        await asyncio.to_thread(peer.connector.wait_disconnected, DEADLINE_S)
+        assert isinstance(await scene.end(), aio.ConnectionResetError)
+
+    run(play)
+
+
+def test_a_peer_that_never_closes_is_waited_for_as_long_as_the_server_says(run):
+    async def play(scene):
+        async def handle(connection):
+            await connection.send(b"bye")
+
+        scene.handle = handle
+        peer = await scene.begun()
+        await peer.frame_of(CLOSE)
+        await peer.ended()
+
+    run(play)
+
+
+# ---- peers that die ----
+
+
+@contextlib.asynccontextmanager
+async def process(adapter, address, step):
+    script = Path(__file__).parents[1] / "aio_peer.py"
+    words = (sys.executable, str(script), adapter.info.name, address[0], str(address[1]), step)
+    child = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield child
+    finally:
+        if child.returncode is None:
+            child.kill()
+        await child.wait()
+
+
+@pytest.mark.parametrize("step", sample(list(aio_peer.STEPS), 4 if sys.platform == "linux" else 1))
+def test_a_process_that_is_killed_is_a_reset(adapter, run, step):
+    async def play(scene):
+        async with process(adapter, scene.server.address, step) as child:
+            assert (await child.stdout.readline()).split() == [b"there"]
+            await scene.is_good()
+            child.kill()
+            await child.wait()
+        if step != "connected":
+            end = await scene.end()
+            if step == "closed":
+                # The peer has said that it has no more messages. Sending what it does not take is a reset.
+                assert end is None or isinstance(end, ConnectionError)
+            else:
+                assert isinstance(end, aio.ConnectionResetError)
+
+    run(play)
