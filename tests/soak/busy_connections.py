@@ -269,24 +269,30 @@ class Conversation:
         """The next message. At times it is received into memory of the program, and at times that is cancelled first."""
         into = own if self.rng.random() < 0.3 else None
         while True:
-            receiving = asyncio.ensure_future(self.connection.receive(into))
             patience_s = self.rng.choice((0.0, 0.001, 0.005)) if self.rng.random() < 0.2 else None
-            try:
-                await asyncio.wait((receiving,), timeout=patience_s)
-            finally:
-                receiving.cancel()
-                (result,) = await asyncio.gather(receiving, return_exceptions=True)
-            if isinstance(result, asyncio.CancelledError):
-                self.account.cancelled += 1
-                if into is not None:
-                    own[:64] = b"\xdd" * 64
-                    await asyncio.sleep(0.001)
-                    if own[:64] != b"\xdd" * 64:
-                        raise Wrong("memory was written to after receive() was cancelled")
-            elif isinstance(result, BaseException):
-                raise result
-            else:
+            done, result = await self.attempt(self.connection.receive(into), patience_s)
+            if done:
                 return bytes(own[:result]) if into is not None else bytes(result)
+            if into is not None:
+                own[:64] = b"\xdd" * 64
+                await asyncio.sleep(0.001)
+                if own[:64] != b"\xdd" * 64:
+                    raise Wrong("memory was written to after receive() was cancelled")
+
+    async def attempt(self, coroutine, patience_s: float | None) -> tuple[bool, object]:
+        """Cancel it after patience_s. Returns whether it was done, and its result."""
+        task = asyncio.ensure_future(coroutine)
+        try:
+            await asyncio.wait((task,), timeout=patience_s)
+        finally:
+            task.cancel()
+            (result,) = await asyncio.gather(task, return_exceptions=True)
+        if isinstance(result, asyncio.CancelledError):
+            self.account.cancelled += 1
+            return False, None
+        if isinstance(result, BaseException):
+            raise result
+        return True, result
 
     async def use(self, number: int, length: int, descriptor: bytes) -> None:
         """Read or write a part of what the peer has exposed, and tell it."""
@@ -299,13 +305,8 @@ class Conversation:
         if written < 0:
             for patience_s in (self.rng.choice((0.0, 0.001, 0.01)), None):
                 into = bytearray(end - start)
-                reading = asyncio.ensure_future(self.connection.read(remote[start:end], into))
-                await asyncio.wait((reading,), timeout=patience_s)
-                reading.cancel()
-                try:
-                    await reading
-                except asyncio.CancelledError:
-                    self.account.cancelled += 1
+                done, _ = await self.attempt(self.connection.read(remote[start:end], into), patience_s)
+                if not done:
                     continue
                 if into != pattern(number, length)[start:end]:
                     raise Wrong(f"{end - start} bytes at {start} of exposed memory are not what they were")
@@ -404,10 +405,13 @@ async def serve(adapter: ndpy.Adapter, address: tuple[str, int], account: Accoun
                 )
             account.sample()
             print(f"{time.monotonic() - began:7.0f} s {account}, {account.rss[-1] >> 10} KiB resident", flush=True)
+        if server.failures:
+            if manager is not None:
+                manager.cancel()
+                await asyncio.gather(manager, return_exceptions=True)
+            raise server.failures[0]
         if manager is not None:
             await manager
-        if server.failures:
-            raise server.failures[0]
         deadline = time.monotonic() + HANG_S
         while listening.connections:
             if time.monotonic() > deadline:

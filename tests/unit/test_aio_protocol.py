@@ -425,12 +425,40 @@ def test_a_grant_that_was_seen_beyond_2_to_the_32_is_no_longer_waited_for():
     for _ in range(4):
         protocol.receive(message(seen=TURN - 1))
     take(protocol, 4)
+    assert protocol.grant_is_due
     protocol.grant()
     protocol.receive(message(seen=3))
     take(protocol, 1)
     protocol.receive(message(seen=3))
     take(protocol, 1)
     assert protocol.grant_is_due
+
+
+def test_too_much_is_refused_beyond_2_to_the_32():
+    protocol = end()
+    protocol._sent, protocol._peer_granted = TURN - 2, 2
+    refuses(protocol, frame(GRANT, granted=3), "granted 3 messages; 4294967294 were sent")
+    refuses(protocol, frame(GRANT, granted=1), "granted 1 messages")
+    protocol.receive(frame(GRANT, granted=2))
+
+
+def test_an_end_does_not_break_the_rules_itself():
+    """A mistake in connection.py shows here and not at the peer."""
+    closed, full = end(), end()
+    closed.close()
+    for _ in range(SLOTS):
+        full.message(0)
+    for act in (
+        lambda: closed.message(0),
+        lambda: closed.offer(RemoteMemory(0, 5000, 0)),
+        lambda: full.message(0),
+        lambda: full.offer(RemoteMemory(0, 5000, 0)),
+        lambda: end().withdraw(1),
+    ):
+        with pytest.raises(AssertionError):
+            act()
+    with pytest.raises(KeyError):
+        end().done(1)
 
 
 # ---- two ends under a random scheduler ----
