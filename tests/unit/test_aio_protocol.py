@@ -631,3 +631,94 @@ def test_all_control_frames_but_start_can_be_on_their_way_at_once():
         waiting.append(one.done(number))
     waiting += [one.grant(), one.close()]
     assert len(waiting) == Protocol.control_frames(OFFERS, OFFERS) - len(on_the_way)
+
+
+# ---- mutated streams ----
+
+
+def mutate(data: bytes, rng: random.Random) -> list[bytes]:
+    """What comes instead of a frame."""
+    choice = rng.randrange(9)
+    changed = bytearray(data)
+    place = rng.randrange(len(data))
+    if choice == 0:
+        changed[place] ^= 1 << rng.randrange(8)
+    elif choice == 1:
+        changed[place] = rng.randrange(256)
+    elif choice == 2:
+        changed = changed[:place]
+    elif choice == 3:
+        changed += rng.randbytes(rng.choice((1, 20, 100)))
+    elif choice == 4:
+        # One of the numbers in the header.
+        start, size = rng.choice(((4, 4), (8, 4), (12, 4), (16, 8)))
+        old = int.from_bytes(data[start : start + size], "big")
+        values = (0, 1, old + 1, old - 1, old + SLOTS, (1 << 8 * size) - 1, 1 << 31, rng.getrandbits(8 * size))
+        changed[start : start + size] = (rng.choice(values) % (1 << 8 * size)).to_bytes(size, "big")
+    elif choice == 5:
+        changed[0] = rng.randrange(9)
+    elif choice == 6:
+        return []
+    elif choice == 7:
+        return [data, data]
+    else:
+        return [rng.randbytes(rng.randrange(200)), data]
+    return [bytes(changed)]
+
+
+class Mutated(End):
+    """An end whose frames are changed on their way, now and then."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.changes = 0
+
+    def deliver(self, other: End) -> None:
+        if self.changes < 2 and self.rng.random() < 0.05:
+            self.changes += 1
+            other.way[:1] = mutate(other.way[0], self.rng)
+            if not other.way:
+                return
+        super().deliver(other)
+
+    def check_state(self) -> None:
+        """What protects the rest of ndpy.aio from its peer."""
+        protocol, hello = self.protocol, self.protocol.peer
+        assert len(protocol._peer_offers) <= min(self.own.offers, hello.offers)
+        assert len(protocol.offered) <= min(self.own.offers, hello.offers)
+        assert (protocol._peer_granted - protocol._sent) % TURN <= hello.slots
+        assert (protocol._granted - protocol._received) % TURN <= self.own.slots
+        assert (protocol._told - protocol._peer_seen) % TURN <= (protocol._told - self.own.slots) % TURN
+
+
+def converse_badly(rng: random.Random) -> str:
+    """Returns how it ended."""
+    hello = Hello(rng.choice((1, 2, 4)), rng.choice((1, 2)), 256, 10_000)
+    client, server = Mutated(hello, HELLO, 8, rng), Mutated(HELLO, hello, 8, rng)
+    server.answers_start = True
+    client.way.append(client.protocol.start())
+    for _ in range(150):
+        moves = [(one, move, two) for one, two in ((client, server), (server, client)) for move in one.moves(two)]
+        if not moves:
+            return "stopped"
+        one, move, two = rng.choice(moves)
+        try:
+            move(two)
+        except ProtocolError:
+            return "refused"
+        one.check_state()
+    return "went on"
+
+
+def test_mutated_streams_are_refused_or_harmless():
+    """10^5 with NDPY_STRESS=1. Nothing but ProtocolError is raised, and the state stays within its limits."""
+    print(f"seed {SEED} (NDPY_TEST_SEED)")
+    ends = {"refused": 0, "stopped": 0, "went on": 0}
+    for turn in range(rounds(100_000, 2_000)):
+        seed = f"{SEED} mutated {turn}"
+        try:
+            ends[converse_badly(random.Random(seed))] += 1
+        except Exception as error:
+            raise AssertionError(f"random.Random({seed!r}): {error!r}") from error
+    print(ends)
+    assert ends["refused"] > sum(ends.values()) / 3
