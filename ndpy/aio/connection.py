@@ -63,14 +63,16 @@ class _Incoming:
 
     Attributes:
         slot: where it is, in a receive that is posted again when it has been taken. Of an offer, None.
+        contents: of a message whose connection has ended. Its slot is somebody else's then.
         withdrawn: whether the peer does not want it to be read any more.
     """
 
-    __slots__ = ("frame", "slot", "withdrawn")
+    __slots__ = ("contents", "frame", "slot", "withdrawn")
 
     def __init__(self, frame: Frame, slot: int | None) -> None:
         self.frame = frame
         self.slot = slot
+        self.contents: bytes | None = None
         self.withdrawn = False
 
 
@@ -389,8 +391,7 @@ class Connection:
                 finally:
                     del self._reading[frame.number]
             else:
-                start = incoming.slot * self._own.slot_size + HEADER_LENGTH
-                source = self._view[start : start + frame.length]
+                source = self._contents(incoming)
                 if into is None:
                     target = bytearray(source)
                 else:
@@ -401,6 +402,13 @@ class Connection:
             raise
         self._finish_incoming(incoming)
         return frame.length if into is not None else target
+
+    def _contents(self, incoming: _Incoming) -> Any:
+        if incoming.contents is not None:
+            return incoming.contents
+        assert incoming.slot is not None
+        start = incoming.slot * self._own.slot_size + HEADER_LENGTH
+        return self._view[start : start + incoming.frame.length]
 
     def _put_back(self, incoming: _Incoming) -> None:
         """A receive() failed or was cancelled. The next one gets the message."""
@@ -879,6 +887,9 @@ class Connection:
                     future.set_result(self._end_error())
             self._hub.remove(self, self._queue, self._completions)
             if self._is_free and self._memory is not None:
+                for incoming in self._inbox:
+                    if incoming.slot is not None:
+                        incoming.contents = bytes(self._contents(incoming))
                 region, self._memory = self._memory, None
                 self._hub.give_memory_back(region)
             if not self._loop.is_closed():

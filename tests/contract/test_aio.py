@@ -527,6 +527,27 @@ def test_messages_that_came_before_a_reset_are_received(run):
     run(scene)
 
 
+def test_a_message_of_a_connection_that_has_ended_is_not_that_of_the_next_one(run, adapter):
+    """Connections use the same memory one after the other."""
+
+    async def scene(client, server):
+        await client.send(b"first")
+        await wait_for(lambda: server._inbox)
+        client.abort()
+        await server.wait_closed()
+        await client.wait_closed()
+        async with (
+            aio.serve((host_of(adapter), 0), _echo, adapter=adapter, **OPTIONS) as another,
+            aio.connect(another.address, adapter=adapter, **OPTIONS) as connection,
+        ):
+            for _ in range(20):
+                await connection.send(b"other")
+                assert await connection.receive() == b"other"
+        assert await server.receive() == b"first"
+
+    run(scene)
+
+
 async def wait_for(condition):
     deadline = asyncio.get_running_loop().time() + DEADLINE_S
     while not condition():
