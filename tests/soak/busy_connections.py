@@ -145,6 +145,8 @@ class Conversation:
         receiving = asyncio.ensure_future(self.receive_all())
         try:
             await first_error(finishing, receiving, self.fault, count=1)
+            # The peer may have closed the connection before this end sees that it is through itself.
+            await first_error(finishing, self.fault, count=1)
         finally:
             for task in (finishing, receiving, self.fault, *self.helpers):
                 task.cancel()
@@ -232,7 +234,12 @@ class Conversation:
         while True:
             if self.rng.random() < 0.05:
                 await asyncio.sleep(self.rng.random() / 50)
-            message = await self.receive(own)
+            try:
+                message = await self.receive(own)
+            except aio.ConnectionEndedError:
+                if not self.promised.done():
+                    raise Wrong("the peer has closed the connection in the middle") from None
+                return
             what, number, length = _HEAD.unpack_from(message)
             body = message[_HEAD.size :]
             if number <= self.last:
