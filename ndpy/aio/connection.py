@@ -603,8 +603,12 @@ class Connection:
             self._last_transfer = (self._last_transfer + 1) & _INDEX
             number = self._last_transfer
             post(self._base | _TRANSFER | number)
-        except BaseException:
+        except BaseException as error:
             self._transfer_room.release()
+            if type(error) is errors.ProviderError:
+                # No mistake of the program: those have classes of their own.
+                self._lose(str(error), error)
+                raise self._end_error() from error
             raise
         future = self._transfers[number] = self._loop.create_future()
         return future
@@ -713,6 +717,8 @@ class Connection:
             self._on_incoming(_Incoming(frame, slot))
         else:
             self._post_receive(slot)
+            if self._failure is not None:
+                return
             if kind is Kind.OFFER:
                 self._on_incoming(_Incoming(frame, None))
             elif kind is Kind.DONE:

@@ -200,7 +200,9 @@ class Server:
             task.add_done_callback(self._tasks.discard)
 
     async def _serve_one(self, connector: Connector) -> None:
-        peer = "{} port {}".format(*connector.peer_address[:2])
+        peer = "an unknown address"
+        with contextlib.suppress(errors.DeviceRemovedError):
+            peer = "{} port {}".format(*connector.peer_address[:2])
         self._hub.stay()
         try:
             connection = await _new_connection(self._hub, self._hello, self._close_timeout_s)

@@ -5,6 +5,8 @@ python switched.py NAME
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import socket
 import sys
 import time
@@ -17,7 +19,7 @@ import pytest
 from helpers import DEADLINE_S, Keeper, connect_pair, create_end, memory, send_message, take
 
 import ndpy
-from ndpy import Access, Status
+from ndpy import Access, Status, aio
 from ndpy.verbs.native_calls import ffi, lib
 
 # RFC 5044 section 7.1
@@ -58,6 +60,39 @@ def removed_device(adapter: ndpy.Adapter, keep: Keeper) -> None:
     with pytest.raises(ndpy.DeviceRemovedError):
         for _ in range(100):
             pair.server.cq.wait(DEADLINE_S)
+
+
+def removed_device_of_connections(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    """Every task of ndpy.aio learns of it, and everything can be closed."""
+
+    async def echo(connection: aio.Connection) -> None:
+        async for message in connection:
+            await connection.send(message)
+
+    async def talk(address: tuple[str, int]) -> None:
+        async with aio.connect(address, adapter=adapter) as connection:
+            for length in itertools.cycle((10, 10_000)):
+                sending = asyncio.ensure_future(connection.send(bytes(length)))
+                try:
+                    assert len(await connection.receive()) == length
+                finally:
+                    await asyncio.gather(sending, return_exceptions=True)
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        server = await aio.serve(("127.0.0.1", 0), echo, adapter=adapter)
+        talking = [asyncio.ensure_future(talk(server.address)) for _ in range(3)]
+        serving = asyncio.ensure_future(server.serve_forever())
+        for end in await asyncio.gather(*talking, return_exceptions=True):
+            assert isinstance(end, (ConnectionError, ndpy.DeviceRemovedError)), end
+        with pytest.raises(ndpy.DeviceRemovedError):
+            await serving
+        await server.close()
+        assert not server.connections
+
+    faults: list[dict] = []
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    assert not [context for context in faults if "handler of a client" not in context["message"]], faults
 
 
 def unfinished_answer(adapter: ndpy.Adapter, keep: Keeper) -> None:
@@ -109,6 +144,7 @@ SCENARIOS: dict[str, Callable[[ndpy.Adapter, Keeper], None]] = {
         refused_registration,
         cut_connection,
         removed_device,
+        removed_device_of_connections,
         unfinished_answer,
         required_crc,
         exact_elements,

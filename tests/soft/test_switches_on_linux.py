@@ -16,6 +16,7 @@ SWITCHES = {
     "refused_registration": ("REFUSE_REGISTRATIONS_AFTER", "3"),
     "cut_connection": ("CUT_AFTER_BYTES", "50000"),
     "removed_device": ("REMOVE_AFTER_REQUESTS", "7"),
+    "removed_device_of_connections": ("REMOVE_AFTER_REQUESTS", "300"),
     "unfinished_answer": ("START_UP_MS", "300"),
     "required_crc": ("CRC", "required"),
     "exact_elements": ("SGE", "exact"),
