@@ -352,9 +352,10 @@ async def talk(connection: aio.Connection, account: Account, words: dict, mine: 
         await running
         if ending == "close":
             await connection.close()
-    except ConnectionError:
+    except (ConnectionError, ndpy.AccessViolationError) as error:
         account.ended_early += 1
-        if ending == "close" and not words["mortal"]:
+        # An end that gives up takes its memory back before it ends the connection.
+        if ending == "close" and not (words["mortal"] and isinstance(error, ConnectionError)):
             raise
     finally:
         running.cancel()
