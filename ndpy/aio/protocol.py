@@ -168,8 +168,8 @@ class Protocol:
 
     @property
     def longest_frame(self) -> int:
-        """How many bytes a MESSAGE holds."""
-        return self.peer.slot_size - HEADER_LENGTH
+        """How many bytes a MESSAGE holds. It fits a slot of either end: this end's is where it is sent from."""
+        return min(self.own.slot_size, self.peer.slot_size) - HEADER_LENGTH
 
     def message(self, length: int) -> bytes:
         """The header of a MESSAGE of this length."""

@@ -224,8 +224,10 @@ def test_more_data_frames_than_were_granted_are_refused(last):
     protocol.receive(last)
 
 
-def test_a_short_message_fits_the_slot_of_the_peer():
-    assert end(peer=dataclasses.replace(HELLO, slot_size=64)).longest_frame == 40
+def test_a_short_message_fits_the_slots_of_both_ends():
+    small = dataclasses.replace(HELLO, slot_size=64)
+    assert end(peer=small).longest_frame == 40
+    assert end(own=small).longest_frame == 40
     assert end().longest_frame == SLOT_SIZE - 24
 
 

@@ -122,4 +122,4 @@ def test_the_time_to_linger():
 
 def test_the_length_of_a_message():
     assert f"at most the slot size less {protocol.HEADER_LENGTH} bytes" in PROSE
-    assert Protocol(Hello(1, 1, 64, 1), Hello(1, 1, 100, 1)).longest_frame == 100 - protocol.HEADER_LENGTH
+    assert Protocol(Hello(1, 1, 200, 1), Hello(1, 1, 100, 1)).longest_frame == 100 - protocol.HEADER_LENGTH
