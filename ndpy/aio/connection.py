@@ -62,14 +62,16 @@ class _Incoming:
     """A message that has come.
 
     Attributes:
+        place: how many messages came before it.
         slot: where it is, in a receive that is posted again when it has been taken. Of an offer, None.
         contents: of a message whose connection has ended. Its slot is somebody else's then.
         withdrawn: whether the peer does not want it to be read any more.
     """
 
-    __slots__ = ("contents", "frame", "slot", "withdrawn")
+    __slots__ = ("contents", "frame", "place", "slot", "withdrawn")
 
-    def __init__(self, frame: Frame, slot: int | None) -> None:
+    def __init__(self, place: int, frame: Frame, slot: int | None) -> None:
+        self.place = place
         self.frame = frame
         self.slot = slot
         self.contents: bytes | None = None
@@ -147,6 +149,7 @@ class Connection:
         self._turn = asyncio.Lock()
         self._in_line = 0
         self._inbox: deque[_Incoming] = deque()
+        self._arrived = 0
         #: Offers of the peer whose memory is being read.
         self._reading: dict[int, _Incoming] = {}
         #: Each ends with None or the failure.
@@ -415,7 +418,9 @@ class Connection:
         if incoming.withdrawn or self._closing is not None:
             self._finish_incoming(incoming)
         else:
-            self._inbox.appendleft(incoming)
+            # Others that came before it may be back already.
+            later = (place for place, other in enumerate(self._inbox) if other.place > incoming.place)
+            self._inbox.insert(next(later, len(self._inbox)), incoming)
             self._wake(self._receivers)
 
     def _finish_incoming(self, incoming: _Incoming) -> None:
@@ -640,7 +645,10 @@ class Connection:
         while self._control_slots.free and self._waiting_controls:
             frame = self._waiting_controls.popleft()()
             if not frame:
-                continue
+                # While it waited it stood for a GRANT, because any frame has the numbers.
+                if self._waiting_controls or self._protocol is None or not self._protocol.grant_is_due:
+                    continue
+                frame = self._protocol.grant()
             slot, flags = self._control_slots.take()
             start = self._control_start + slot * _CONTROL_SIZE
             self._view[start : start + len(frame)] = frame
@@ -714,13 +722,13 @@ class Connection:
             return
         kind = frame.kind
         if kind is Kind.MESSAGE:
-            self._on_incoming(_Incoming(frame, slot))
+            self._on_incoming(frame, slot)
         else:
             self._post_receive(slot)
             if self._failure is not None:
                 return
             if kind is Kind.OFFER:
-                self._on_incoming(_Incoming(frame, None))
+                self._on_incoming(frame, None)
             elif kind is Kind.DONE:
                 answer = self._answers.get(frame.number)
                 if answer is not None and not answer.done():
@@ -735,7 +743,9 @@ class Connection:
         if self._senders:
             self._wake(self._senders)
 
-    def _on_incoming(self, incoming: _Incoming) -> None:
+    def _on_incoming(self, frame: Frame, slot: int | None) -> None:
+        incoming = _Incoming(self._arrived, frame, slot)
+        self._arrived += 1
         if self._closing is not None:
             # This end takes no more messages, but the peer may be waiting for room.
             self._finish_incoming(incoming)

@@ -161,6 +161,21 @@ def test_a_message_that_is_too_long_for_the_memory_stays(run, length):
     run(scene)
 
 
+@pytest.mark.parametrize(("small", "large"), [(64, 4096), (4096, 64)])
+def test_the_ends_may_have_slots_of_different_sizes(run, small, large):
+    """A message fits the slots of both ends, or is offered."""
+    lengths = [10, 40, 41, 1000, 4072, 4073, 10]
+
+    async def scene(client, server):
+        for sender, receiver in ((client, server), (server, client)):
+            sending = [asyncio.ensure_future(sender.send(pattern(length))) for length in lengths]
+            for length in lengths:
+                assert await receiver.receive() == pattern(length)
+            await asyncio.gather(*sending)
+
+    run(scene, client_options={"slot_size": small}, server_options={"slot_size": large})
+
+
 def test_a_message_beyond_the_peer_s_limit_is_refused_before_it_is_sent(run):
     async def scene(client, server):
         with pytest.raises(ndpy.LimitExceededError, match="longer than the 2000"):
@@ -364,6 +379,23 @@ def test_a_cancelled_receive_loses_no_message(run, length, into):
     cancel_at_each_point(run, act, check)
 
 
+def test_cancelled_receives_leave_the_messages_in_order(run):
+    async def scene(client, server):
+        sending = [asyncio.ensure_future(client.send(pattern(LONG, place))) for place in range(2)]
+        await wait_for(lambda: len(server._inbox) == 2)
+        receiving = [asyncio.ensure_future(server.receive()) for _ in range(2)]
+        await asyncio.sleep(0)
+        for task in receiving:
+            task.cancel()
+        await asyncio.gather(*receiving, return_exceptions=True)
+        assert all(task.cancelled() for task in receiving)
+        for place in range(2):
+            assert await server.receive() == pattern(LONG, place)
+        await asyncio.gather(*sending)
+
+    run(scene)
+
+
 def test_a_cancelled_read_leaves_the_memory_alone_afterwards(run):
     async def act(client, server):
         async with server.expose(bytearray(pattern(LONG)), Access.REMOTE_READ) as remote:
@@ -418,6 +450,31 @@ def test_a_withdrawal_that_waits_for_a_slot_is_dropped_when_the_answer_comes(run
         for _ in range(3):
             _, message = await both(client.send(pattern(LONG)), server.receive())
             assert message == pattern(LONG)
+
+    run(scene)
+
+
+def test_a_withdrawal_that_is_dropped_leaves_the_peer_its_room(run):
+    """The withdrawal that waited stood for the GRANT that was due meanwhile."""
+
+    async def scene(client, server):
+        sending = asyncio.ensure_future(client.send(pattern(LONG)))
+        await wait_for(lambda: server._inbox)
+        for place in range(4):
+            await server.send(pattern(SHORT, place))
+        await wait_for(lambda: len(client._inbox) == 4)
+        slots, client._control_slots.free = client._control_slots.free, deque()
+        sending.cancel()
+        await settle()
+        for place in range(4):
+            assert await client.receive() == pattern(SHORT, place)
+        assert await server.receive() == pattern(LONG)
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        client._control_slots.free = slots
+        client._post_controls()
+        await server.send(pattern(SHORT))
+        assert await client.receive() == pattern(SHORT)
 
     run(scene)
 
