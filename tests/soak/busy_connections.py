@@ -168,9 +168,10 @@ class Conversation:
         _, _, task = self.begin_send(what, body)
         try:
             await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self.helpers.add(task)
-            raise
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     async def send_texts(self, count: int, patience_s: float | None) -> None:
         """Some messages at once. Those that take too long are cancelled. Then their memory is filled with something else."""
