@@ -237,13 +237,14 @@ def test_offered_memory_that_cannot_be_read(run):
 
 def test_an_offer_of_more_than_there_is_memory_fails_where_it_is_received(run):
     """The program has allowed it."""
+    most = (1 << 63) - 1
 
     async def play(scene):
         peer = await scene.begun()
-        peer.send(offer(1, RemoteMemory(0, 1 << 60, 1)))
+        peer.send(offer(1, RemoteMemory(0, most, 1)))
         assert isinstance(await scene.end(), MemoryError)
 
-    run(play, max_message_length=1 << 62)
+    run(play, max_message_length=most)
 
 
 def test_the_memory_of_an_offer_is_out_of_reach_after_done(run):
