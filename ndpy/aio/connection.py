@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -86,14 +85,15 @@ class _SendSlots:
     """
 
     def __init__(self, count: int) -> None:
-        self.free = deque(range(count))
-        self._posted: deque[int] = deque()
+        # Lists, because an empty deque takes 0.7 KiB and these are short.
+        self.free = list(range(count))
+        self._posted: list[int] = []
         self._silent = 0
         self._most_silent = count // 2
 
     def take(self) -> tuple[int, int]:
         """The next free slot, and the flags of its send."""
-        slot = self.free.popleft()
+        slot = self.free.pop(0)
         self._posted.append(slot)
         if self._silent < self._most_silent:
             self._silent += 1
@@ -104,7 +104,7 @@ class _SendSlots:
     def ended(self, slot: int) -> None:
         """The send from this slot has completed."""
         while True:
-            first = self._posted.popleft()
+            first = self._posted.pop(0)
             self.free.append(first)
             if first == slot:
                 return
@@ -144,11 +144,11 @@ class Connection:
         self._peer_closed: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
         #: Who waits for room, for a message, or for a slot, the longest waiting first.
-        self._senders: deque[asyncio.Future[None]] = deque()
-        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._senders: list[asyncio.Future[None]] = []
+        self._receivers: list[asyncio.Future[None]] = []
         self._turn = asyncio.Lock()
         self._in_line = 0
-        self._inbox: deque[_Incoming] = deque()
+        self._inbox: list[_Incoming] = []
         self._arrived = 0
         #: Offers of the peer whose memory is being read.
         self._reading: dict[int, _Incoming] = {}
@@ -160,7 +160,7 @@ class Connection:
         self._windows: list[MemoryWindow] = []
         #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers. It is empty
         #: if it is not needed any more.
-        self._waiting_controls: deque[Callable[[], bytes]] = deque()
+        self._waiting_controls: list[Callable[[], bytes]] = []
 
         slots, offers = own.slots, own.offers
         self._receives = slots + Protocol.control_frames(offers, offers)
@@ -374,7 +374,7 @@ class Connection:
             if self._failure is not None or self._peer_closed.done() or self._closing is not None:
                 raise self._end_error()
             await self._wait_in(self._receivers)
-        incoming = self._inbox.popleft()
+        incoming = self._inbox.pop(0)
         frame = incoming.frame
         try:
             room = frame.length if into is None else _length(into)
@@ -643,7 +643,7 @@ class Connection:
 
     def _post_controls(self) -> None:
         while self._control_slots.free and self._waiting_controls:
-            frame = self._waiting_controls.popleft()()
+            frame = self._waiting_controls.pop(0)()
             if not frame:
                 # While it waited it stood for a GRANT, because any frame has the numbers.
                 if self._waiting_controls or self._protocol is None or not self._protocol.grant_is_due:
@@ -765,7 +765,7 @@ class Connection:
 
     # ---- waiting ----
 
-    async def _wait_in(self, line: deque[asyncio.Future[None]]) -> None:
+    async def _wait_in(self, line: list[asyncio.Future[None]]) -> None:
         """Wait to be woken. One who is woken and cancelled at once wakes the next."""
         future = self._loop.create_future()
         line.append(future)
@@ -780,17 +780,17 @@ class Connection:
                 line.remove(future)
 
     @staticmethod
-    def _wake(line: deque[asyncio.Future[None]]) -> None:
+    def _wake(line: list[asyncio.Future[None]]) -> None:
         while line:
-            future = line.popleft()
+            future = line.pop(0)
             if not future.done():
                 future.set_result(None)
                 return
 
     @staticmethod
-    def _wake_all(line: deque[asyncio.Future[None]]) -> None:
+    def _wake_all(line: list[asyncio.Future[None]]) -> None:
         while line:
-            future = line.popleft()
+            future = line.pop(0)
             if not future.done():
                 future.set_result(None)
 
@@ -844,7 +844,7 @@ class Connection:
                 second = protocol.peer_closed
                 self._send_control(protocol.close)
             while self._inbox:
-                self._finish_incoming(self._inbox.popleft())
+                self._finish_incoming(self._inbox.pop(0))
             await self._until(self._peer_closed, self.close_timeout_s)
             if second:
                 await self._until(self._ended, _LINGER_S)
