@@ -14,6 +14,9 @@ MTU_1024 = 3
 
 
 class End:
+    #: The rights of the peer.
+    access = ib.AccessFlags.LOCAL_WRITE
+
     def __init__(self, options):
         self._gid_index = options.gid
         context = next(device for device in ib.get_device_list() if device.name == options.device).open()
@@ -21,10 +24,10 @@ class End:
         self._queue = context.create_cq(8)
         self._memory = ctypes.create_string_buffer(2 * options.size)
         self._address, self._size = ctypes.addressof(self._memory), options.size
-        self._region = pd.reg_mr(self._address, 2 * options.size, int(ib.AccessFlags.LOCAL_WRITE))
+        self._region = pd.reg_mr(self._address, 2 * options.size, int(self.access))
         made = ib.QPInitAttr(send_cq=self._queue, recv_cq=self._queue, max_send_wr=2, max_recv_wr=2)
         self._queue_pair = pd.create_qp(made)
-        self._queue_pair.to_init(PORT, int(ib.AccessFlags.LOCAL_WRITE))
+        self._queue_pair.to_init(PORT, int(self.access))
         self.number, self.psn = self._queue_pair.qp_num, PSN
         self.gid = bytes(context.query_gid(PORT, options.gid).raw)
         both = memoryview(self._memory).cast("B")
@@ -43,12 +46,16 @@ class End:
         request = ib.SendWR(sg_list=[ib.SGE(self._region, self._size)], opcode=int(ib.WROpcode.SEND), send_flags=flags)
         self._queue_pair.post_send(request)
 
-    def finish(self):
+    def take(self):
+        """The next completion."""
         deadline = time.monotonic() + pingpong_line.LIMIT_S
         while not (taken := self._queue.poll(1)):
             if time.monotonic() > deadline:
                 raise SystemExit("nothing completed")
-        taken[0].raise_for_status()
+        return taken[0]
+
+    def finish(self):
+        self.take().raise_for_status()
 
 
 if __name__ == "__main__":

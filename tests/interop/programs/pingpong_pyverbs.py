@@ -31,7 +31,9 @@ class _Half:
         return bytes(self) == bytes(other)
 
     def __setitem__(self, place, data):
-        self.region.write(bytes(data), self.size, self.offset)
+        """place: a slice that begins at 0."""
+        written = bytes(data)
+        self.region.write(written, len(written), self.offset)
 
 
 class End:

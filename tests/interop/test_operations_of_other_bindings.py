@@ -1,11 +1,13 @@
-"""Atomic operations, and numbers beside messages and writes, with a program on pyverbs at the other end. Both sides do each."""
+"""Atomic operations, and numbers beside messages and writes, with programs on pyverbs and on PyPI's ibverbs (rdma4py) at the other
+end. Both sides do each.
+"""
 
 from __future__ import annotations
 
 import sys
 
 import pytest
-from helpers import contents, create_end, memory, require, succeed
+from helpers import contents, create_end, memory, require, sample, succeed
 from processes import Process, foreign_environment
 from test_other_bindings import PROGRAMS, PYTHON
 
@@ -40,19 +42,20 @@ class Theirs:
         return str(self._process.wait_for(rf"connected\n(?:.*\n){{{self._answers - 1}}}(.*)\n")[1])
 
 
-@pytest.fixture
-def conversation(adapter, keep, pytestconfig):
+@pytest.fixture(params=sample(["pyverbs", "ibverbs"], 1))
+def conversation(request, adapter, keep, pytestconfig):
     """Our end, our memory and theirs."""
     require(adapter, Capability.ATOMICS, Capability.IMMEDIATE_DATA)
     if not PYTHON.exists():
         if pytestconfig.getoption("--adapter"):
             pytest.fail(f"{PYTHON} is missing: make setup")
-        pytest.skip("no environment with pyverbs: make setup")
+        pytest.skip("no environment with pyverbs and ibverbs: make setup")
     access = Access.REMOTE_ATOMIC | Access.REMOTE_WRITE
     ours = memory(keep, adapter, START.to_bytes(8, sys.byteorder) + bytes(56), access)
     end = create_end(keep, adapter)
     words = (f"--device={adapter.info.name}", f"--gid={end.queue_pair.local_endpoint().gid_index}")
-    with Process(PYTHON, PROGRAMS / "operations_pyverbs.py", *words, variables=foreign_environment()) as process:
+    program = PROGRAMS / f"operations_{request.param}.py"
+    with Process(PYTHON, program, *words, variables=foreign_environment()) as process:
         yield end, ours, Theirs(process, end.queue_pair, ours.remote())
 
 
@@ -60,7 +63,7 @@ def number(data: bytes) -> int:
     return int.from_bytes(data[:8], sys.byteorder)
 
 
-def test_pyverbs_and_ndpy_do_the_same_to_each_other(conversation, keep, adapter):
+def test_they_and_ndpy_do_the_same_to_each_other(conversation, keep, adapter):
     end, ours, theirs = conversation
     queue_pair = end.queue_pair
 
