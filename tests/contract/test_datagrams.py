@@ -456,6 +456,21 @@ def test_a_multicast_group_gets_what_is_sent_to_it(station, keep, adapter, group
     members[1].queue_pair.detach_multicast(group)
 
 
+def test_a_group_that_nobody_joined_gets_nothing(station, keep, adapter, group):
+    sender, stranger = station(), station()
+    stranger.queue_pair.receive(memory(keep, adapter, 64), context=4)
+    own = sender.queue_pair.local_endpoint()
+    vector = AddressVector(gid=group, gid_index=own.gid_index, port=own.port, lid=0xC000 if own.lid else 0)
+    there = keep(sender.queue_pair.destination(vector, qp_number=0xFFFFFF))
+    sender.queue_pair.send(memory(keep, adapter, b"to nobody"), there)
+    succeed(sender.cq)
+    assert_quiet(stranger.cq)
+    # It has not spoiled the sender.
+    stranger.queue_pair.attach_multicast(group)
+    sender.queue_pair.send(memory(keep, adapter, b"to somebody"), there)
+    assert [(c.context, c.nbytes) for c in succeed(stranger.cq)] == [(4, 11)]
+
+
 def test_the_documents_example_runs(stations, keep, adapter, capsys):
     blocks = (Path(__file__).parents[2] / "docs/verbs.md").read_text("utf-8").split("```python\n")[1:]
     (program,) = (block.partition("```")[0] for block in blocks if "destination(" in block.partition("```")[0])
