@@ -538,6 +538,8 @@ static void lease_finalize(PyObject *self)
         Py_DECREF(nothing);
     else
         PyErr_WriteUnraisable(self);
+    /* The cache ends this use. A finalizer that runs later in the same collection may still call release(). */
+    Py_CLEAR(lease->view);
     PyErr_Restore(type, value, traceback);
 }
 

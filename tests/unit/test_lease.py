@@ -283,6 +283,30 @@ def test_a_dropped_lease_that_somebody_takes_is_dropped_once(finder):
     buffer.append(1)
 
 
+def test_a_lease_that_a_later_finalizer_releases_ends_its_use_once(finder):
+    """A coroutine that is collected with its lease calls release() when the lease has been finalized."""
+
+    def hold(lease, cycle):
+        try:
+            yield
+        finally:
+            lease.release()
+            finalized.append(finder.dropped)
+
+    finalized = []
+    buffer = bytearray(8)
+    entry = learn(finder, buffer)
+    lease, cycle = find(finder, buffer), []
+    cycle.append(hold(lease, cycle))
+    next(cycle[0])
+    del lease, cycle
+    gc.collect()
+    assert finalized == [1], "the lease was not finalized first"
+    # What ends a dropped lease's use is _on_dropped() of the cache.
+    assert (finder.dropped, entry.uses) == (1, 1)
+    buffer.append(1)
+
+
 def test_leases_in_cycles_are_dropped_once_however_often_their_memory_was_used(finder):
     buffer = bytearray(8)
     for number in range(1, 20):
