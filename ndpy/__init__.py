@@ -73,12 +73,13 @@ from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.work_queues import QueuePairLimits
 
 if TYPE_CHECKING:
+    from ndpy import aio as aio
     from ndpy.cache.lease import CacheStats, Exposure, Lease
     from ndpy.cache.registration_cache import RegistrationCache
 
 __version__ = "0.1.0"
 
-# Imported when they are asked for, because most programs do without the cache.
+# Imported when they are asked for, because most programs do without the cache and without asyncio.
 _OF_THE_CACHE = {
     "CacheStats": "cache.lease",
     "Exposure": "cache.lease",
@@ -88,18 +89,20 @@ _OF_THE_CACHE = {
 
 
 def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name == "aio":
+        return importlib.import_module("ndpy.aio")
     module = _OF_THE_CACHE.get(name)
     if module is None:
         raise AttributeError(f"module 'ndpy' has no attribute {name!r}")
-    import importlib
-
     value = getattr(importlib.import_module(f"ndpy.{module}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_THE_CACHE})
+    return sorted({*globals(), *_OF_THE_CACHE, "aio"})
 
 
 # Without the errors that have a builtin's name, so that `from ndpy import *` hides none.

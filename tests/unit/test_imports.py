@@ -174,7 +174,7 @@ def allowed(source: str, target: str) -> bool:
     if source in AIO:
         return target in PUBLIC | CACHE | AIO | ON_TOP | {"platforms"}
     if source == "":
-        return target in PUBLIC | CACHE | CORE | ON_TOP | {"platforms"}
+        return target in PUBLIC | CACHE | AIO | CORE | ON_TOP | {"platforms"}
     if source in TOOLS:
         return f"ndpy.{target}" not in COMPILED
     return source in ON_TOP and target in PUBLIC | {"", "platforms"}
@@ -311,6 +311,11 @@ def test_import_loads_no_rdma_library_and_none_of_the_tools():
         "[n for n in ('rich', 'click', 'asyncio', 'ndpy.cli') if n in sys.modules])"
     )
     assert found.stdout.strip() == "[] []", found
+
+
+def test_asyncio_comes_with_the_first_use_of_ndpy_aio():
+    found = run("import ndpy, sys; ndpy.aio.connect; print('asyncio' in sys.modules, 'aio' in dir(ndpy))")
+    assert found.stdout == "True True\n", found
 
 
 @pytest.mark.parametrize(("variable", "package"), [("NDPY_LIBIBVERBS", "libibverbs"), ("NDPY_LIBRDMACM", "librdmacm")])
