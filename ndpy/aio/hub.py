@@ -125,9 +125,15 @@ class Hub:
 
     def _abandon(self) -> None:
         """The loop was closed before the connections. Close what can be closed; the rest goes when it is dropped."""
-        for connection in list(self._connections.values()):
+        connections = list(self._connections.values())
+        for connection in connections:
             connection._free_natively()
         self._connections.clear()
+        # Coroutines that never ran on may hold leases, and then the cache does not close. That must not keep the rest open.
+        for resource in [shared.queue for shared in self._queues] + [connection._memory for connection in connections]:
+            if resource is not None:
+                with contextlib.suppress(NdpyError):
+                    resource.close()
         with contextlib.suppress(NdpyError):
             self._close()
 

@@ -798,8 +798,9 @@ def test_many_connections_at_once(adapter):
     asyncio.run(asyncio.wait_for(main(), 4 * DEADLINE_S))
 
 
+@pytest.mark.parametrize("pause_s", [0, 0.05])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_loop_that_is_closed_with_operations_in_flight_leaves_the_adapter_usable(adapter):
+def test_a_loop_that_is_closed_with_operations_in_flight_leaves_the_adapter_usable(adapter, pause_s):
     """The program drops the loop and the connection. Their memory stays until the adapter has let go of it."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     loop = asyncio.new_event_loop()
@@ -811,7 +812,7 @@ def test_a_loop_that_is_closed_with_operations_in_flight_leaves_the_adapter_usab
         server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
         client = await aio.connect(server.address, adapter=adapter, **OPTIONS)
         tasks = [asyncio.ensure_future(client.send(pattern(LONG))) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(pause_s)
         return server, client, tasks
 
     _, client, tasks = loop.run_until_complete(begin())
