@@ -4,7 +4,7 @@
 windows_python=3.12
 # What ndpy needs, what its tests need, and what all of those need in turn.
 windows_packages='cffi psutil click rich pycparser colorama markdown-it-py mdurl pygments
-    pytest pytest-timeout pluggy iniconfig packaging'
+    pytest pytest-timeout pluggy iniconfig packaging winloop numpy<2.1'
 
 # All that the Windows side depends on: a change of any of it makes a new one.
 wine_key() {

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 import pytest
 import remote
 from helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
+from loops import each_loop as each_loop
+from loops import each_loop_where_quick as each_loop_where_quick
 
 import ndpy
 from ndpy.platforms import asking_for

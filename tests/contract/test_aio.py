@@ -14,7 +14,7 @@ import ndpy
 from ndpy import Access, aio
 from ndpy.aio.protocol import HEADER_LENGTH
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
 
 SHORT = 100
 LONG = 50_000

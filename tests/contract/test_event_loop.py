@@ -10,7 +10,7 @@ from helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed
 
 import ndpy
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("each_loop")]
 
 
 def run(coroutine):
@@ -118,7 +118,11 @@ def test_a_task_that_was_woken_and_cancelled_at_once_passes_the_completion_on(pa
         await asyncio.sleep(0)
         message(7)  # the loop stands still meanwhile
         poller = ndpy.event_loop.poller_of_loop()
-        poller._on_readable() if hasattr(poller._poller, "_epoll") else await asyncio.sleep(0.2)
+        if hasattr(poller._poller, "_epoll"):
+            poller._on_readable()
+        else:
+            wait_until(lambda: poller._poller._maybe_ready, "the poller's thread has the notification")
+            poller.wake_tasks()
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -301,3 +305,13 @@ def test_closing_the_listener_ends_the_iteration(keep, adapter):
         assert await iterating == []
 
     run(main())
+
+
+def test_the_loop_is_of_the_kind_that_the_test_names(request):
+    async def kind():
+        return type(asyncio.get_running_loop())
+
+    name = request.node.callspec.params["each_loop"]
+    assert name in {run(kind()).__name__, run(kind()).__module__.partition(".")[0]} or issubclass(
+        run(kind()), getattr(asyncio, name)
+    )
