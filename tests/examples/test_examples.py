@@ -21,6 +21,9 @@ SERVERS = {
     "many_clients": ["server", "--port", 0],
     "rping": ["-s", "-p", 0],
     "rc_pingpong": ["-p", 0],
+    "echo": ["server", "--port", 0],
+    "key_value_store": ["server", "--port", 0],
+    "publish_array": ["publish", "--port", 0],
 }
 CLIENTS = {
     "pingpong": ["client", "HOST", "--port", "PORT"],
@@ -28,6 +31,9 @@ CLIENTS = {
     "many_clients": ["client", "HOST", "--port", "PORT", "--connections", 1],
     "rping": ["-c", "-a", "HOST", "-p", "PORT"],
     "rc_pingpong": ["HOST", "-p", "PORT"],
+    "echo": ["client", "HOST", "--port", "PORT"],
+    "key_value_store": ["get", "HOST", "colour", "--port", "PORT"],
+    "publish_array": ["fetch", "HOST", "--port", "PORT"],
 }
 
 
@@ -35,6 +41,15 @@ CLIENTS = {
 def host(adapter) -> str:
     """The adapter's address. Connections to it go through the same adapter."""
     return host_of(adapter)
+
+
+# Packages of others that an example needs.
+NEEDS = {"publish_array": "numpy"}
+
+
+def require_packages(name: str) -> None:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")
 
 
 @pytest.fixture
@@ -56,7 +71,7 @@ def port_of(server: Process) -> str:
 
 
 def test_every_example_is_tested_here():
-    """perftest_peer has perftest at the other end: interop/test_perftest.py."""
+    """Those with asyncio also in test_asyncio_examples.py. perftest_peer has perftest at the other end: interop/test_perftest.py."""
     assert {path.stem for path in EXAMPLES.glob("*.py")} - {"hello", "perftest_peer"} == set(SERVERS) == set(CLIENTS)
 
 
@@ -181,6 +196,7 @@ def test_rc_pingpong_example_talks_to_itself(start):
 
 @pytest.mark.parametrize("name", sample(list(SERVERS), 1))
 def test_client_says_in_one_line_that_nobody_listens(start, host, name):
+    require_packages(name)
     words = {"HOST": host, "PORT": free_port()}
     with start(name, *(words.get(word, word) for word in CLIENTS[name])) as client:
         assert_one_line_error(client.finish(), name)
@@ -188,6 +204,7 @@ def test_client_says_in_one_line_that_nobody_listens(start, host, name):
 
 @pytest.mark.parametrize("name", sample(list(SERVERS), 2))
 def test_waiting_server_ends_at_once_on_ctrl_c(start, name):
+    require_packages(name)
     with start(name, *SERVERS[name]) as server:
         port_of(server)
         server.interrupt()
@@ -198,6 +215,7 @@ def test_waiting_server_ends_at_once_on_ctrl_c(start, name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_adapter_that_does_not_exist_is_told_in_one_line(adapter, run_here, name):
+    require_packages(name)
     option = "-d" if name == "rc_pingpong" else "--adapter"
     message = run_here(name, *SERVERS[name], option, "nonesuch0")
     assert message.startswith(f"{name}: ")
@@ -207,6 +225,7 @@ def test_adapter_that_does_not_exist_is_told_in_one_line(adapter, run_here, name
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_help_tells_how_to_start_it(run_here, capsys, name):
+    require_packages(name)
     assert run_here(name, "--help") == 0
     assert f"python {name}.py" in capsys.readouterr().out
 

@@ -44,6 +44,9 @@ SERVERS: dict[str, list[Any]] = {
     "rping": ["-s", "-p", 0],
     "rc_pingpong": ["-p", 0, "-n", 50],
     "perftest_peer": ["send_lat", "-p", 0, "-n", 50],
+    "echo": ["server", "--port", 0, "--until", 3],
+    "key_value_store": ["server", "--port", 0, "--until", 2],
+    "publish_array": ["publish", "--port", 0, "--versions", 2, "--interval", 0.1],
 }
 CLIENTS: dict[str, list[Any]] = {
     "file_server": ["fetch", "HOST", "--port", "PORT"],
@@ -52,6 +55,9 @@ CLIENTS: dict[str, list[Any]] = {
     "rping": ["-c", "-a", "HOST", "-p", "PORT", "-S", 10007, "-C", 5],
     "rc_pingpong": ["HOST", "-p", "PORT", "-n", 50],
     "perftest_peer": ["send_lat", "HOST", "-p", "PORT", "-n", 50],
+    "echo": ["client", "HOST", "--port", "PORT", "--connections", 3, "--size", 10007, "--count", 20],
+    "key_value_store": ["measure", "HOST", "--port", "PORT", "--count", 20, "--keys", 5],
+    "publish_array": ["subscribe", "HOST", "--port", "PORT"],
 }
 # These connect without a connection manager.
 BY_NUMBER = ("rc_pingpong", "perftest_peer")
@@ -63,6 +69,9 @@ VERIFIED = {
     "rping": ["5 rounds verified", "5 rounds of 10007 bytes verified"],
     "rc_pingpong": ["50 iters of 4096 bytes verified", "50 iters of 4096 bytes verified"],
     "perftest_peer": ["send_lat: 50 times 2 bytes", "send_lat: 50 times 2 bytes"],
+    "echo": [" has left\n", "verified 20 echoes of 10007 bytes on each of 3 connections"],
+    "key_value_store": [" has left\n", "verified 40 gets, half of them during puts"],
+    "publish_array": ["published 2 versions", "received 2 versions"],
 }
 FILE = bytes(i * i % 251 for i in range(1000)) * 300
 

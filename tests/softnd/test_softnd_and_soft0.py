@@ -5,8 +5,11 @@ rping is softnd's own program on softnd's side, and rdma-core's on soft0's. ndpy
 
 from __future__ import annotations
 
+import re
+
 import hostile
 import pytest
+from conftest import share
 from conversations import (
     EXAMPLES,
     assert_client_verified,
@@ -19,7 +22,7 @@ from conversations import (
     server_of,
     wait_until_listening,
 )
-from hostile import WindowsProcess
+from hostile import ROOT, WindowsProcess
 
 ROUNDS = 30
 LIMIT_S = 120.0
@@ -81,3 +84,51 @@ def test_examples_talk_to_each_other(name, server_on):
         assert server.finish() == 0, server.lines
     assert_client_verified(name, client.lines)
     assert_server_verified(name, server.lines)
+
+
+# ---- with ndpy.aio: the server's arguments, then for each client its arguments, and what the last line of its output matches ----
+
+ASYNCIO = {
+    "echo": (
+        ["server", "--until", 4],
+        [
+            (["client", "HOST", "--connections", 2, "--count", 20], r"round trip in us"),
+            (["client", "HOST", "--connections", 2, "--count", 5, "--size", 100_000], r"round trip in us"),
+        ],
+    ),
+    "key_value_store": (
+        ["server", "--until", 4],
+        [
+            (["put", "HOST", "colour", "blue"], r"put colour"),
+            (["get", "HOST", "colour"], r"blue"),
+            (["measure", "HOST", "--count", 20, "--keys", 5], r"verified 40 gets, half of them during puts"),
+        ],
+    ),
+    "publish_array": (
+        ["publish", "--versions", 3, "--interval", 0.1],
+        [(["subscribe", "HOST"], r"received 3 versions")],
+    ),
+}
+
+
+ALL_TALKS = [(end, name) for end in ("soft0", "softnd") for name in ASYNCIO]
+TALKS = [("soft0", "echo"), ("softnd", "key_value_store"), ("soft0", "publish_array")]
+
+
+@pytest.mark.parametrize(("server_on", "name"), share(ALL_TALKS, TALKS))
+def test_examples_with_asyncio_talk_to_each_other(server_on, name):
+    hostile.windows_program("rping")  # skips if Wine is missing
+    [port] = free_ports(1)
+    words, clients = ASYNCIO[name]
+
+    def start(end, words):
+        example = ROOT / f"examples/{name}.py", ["127.0.0.1" if word == "HOST" else word for word in words]
+        return example_on_soft0(example, port) if end == "soft0" else example_on_softnd(example, port, LIMIT_S)
+
+    with start(server_on, words) as server:
+        assert "listening" in server.next_line()
+        for arguments, expected in clients:
+            with start("softnd" if server_on == "soft0" else "soft0", arguments) as client:
+                assert client.finish() == 0, client.lines
+            assert re.match(expected, client.lines[-1]), client.lines
+        assert server.finish() == 0, server.lines
