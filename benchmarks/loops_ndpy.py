@@ -39,11 +39,6 @@ LOOPS = {
         while not poll_into(found):
             empty.append(0)
     """,
-    "write_of_1000": """
-        write_of_1000(element, remote, context=7)
-        while not poll_of_1000():
-            empty.append(0)
-    """,
     "poll_empty": "poll()",
     "register_4k": "register(buffer).close()",
     "receive_64_list": "post_receives_of(receives)",
@@ -56,11 +51,16 @@ LOOPS = {
     """,
     "slice_region": "region[0:8]",
     "cache_hit": "lease(buffer).release()",
+    "write_of_1000": """
+        write_of_1000(element, remote, context=7)
+        while not poll_of_1000():
+            empty.append(0)
+    """,
 }
 
 
 def prepare(name):
-    """Two connected queue pairs, and what the loops use of them."""
+    """Two connected queue pairs, what the loops use of them, and what a loop needs later."""
     adapter = ndpy.open_adapter(name)
     queue = adapter.create_completion_queue(2 * BATCH)
     receive_queue = adapter.create_completion_queue(RECEIVES)
@@ -68,15 +68,6 @@ def prepare(name):
     server = adapter.create_queue_pair(receive_queue, queue, initiator_queue_depth=1, receive_queue_depth=RECEIVES)
     client.connect_endpoint(server.local_endpoint())
     server.connect_endpoint(client.local_endpoint())
-    busy_queue = adapter.create_completion_queue(2 * BATCH)
-    crowd = [
-        adapter.create_queue_pair(busy_queue, initiator_queue_depth=2 * BATCH, receive_queue_depth=1)
-        for _ in range(1000)
-    ]
-    one_of_many = crowd[500]
-    busy_server = adapter.create_queue_pair(receive_queue, queue, initiator_queue_depth=1, receive_queue_depth=1)
-    one_of_many.connect_endpoint(busy_server.local_endpoint())
-    busy_server.connect_endpoint(one_of_many.local_endpoint())
     region = adapter.register(ndpy.alloc(PAGE))
     target = adapter.register(ndpy.alloc(PAGE), Access.REMOTE_WRITE)
     element, landing, remote = region[0:LENGTH], target[0:LENGTH], target.remote(0, LENGTH)
@@ -114,11 +105,26 @@ def prepare(name):
             count += len(taken)
         return count
 
-    return {
+    # rxe finds one of many queue pairs a little later than one of few.
+    def make_crowd():
+        busy_queue = adapter.create_completion_queue(2 * BATCH)
+        crowd = [
+            adapter.create_queue_pair(busy_queue, initiator_queue_depth=2 * BATCH, receive_queue_depth=1)
+            for _ in range(1000)
+        ]
+        one_of_many = crowd[500]
+        busy_server = adapter.create_queue_pair(receive_queue, queue, initiator_queue_depth=1, receive_queue_depth=1)
+        one_of_many.connect_endpoint(busy_server.local_endpoint())
+        busy_server.connect_endpoint(one_of_many.local_endpoint())
+        return {
+            "write_of_1000": one_of_many.write,
+            "poll_of_1000": busy_queue.poll,
+            "crowd_kept_alive": (crowd, busy_server),
+        }
+
+    names = {
         "write": client.write,
         "poll": queue.poll,
-        "write_of_1000": one_of_many.write,
-        "poll_of_1000": busy_queue.poll,
         "poll_into": queue.poll_into,
         "found": ndpy.CompletionArray(BATCH),
         "poll_receives": receive_queue.poll,
@@ -141,10 +147,11 @@ def prepare(name):
         "deliver": deliver,
         "drain": drain,
         # A remote memory does not keep its region.
-        "kept_alive": (target, crowd, busy_server),
+        "kept_alive": target,
     }
+    return names, {"write_of_1000": make_crowd}
 
 
 if __name__ == "__main__":
     about = {"version": ndpy.__version__, "python": platform.python_version()}
-    measure("ndpy", about, LOOPS, prepare(sys.argv[1]))
+    measure("ndpy", about, LOOPS, *prepare(sys.argv[1]))

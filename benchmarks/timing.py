@@ -6,6 +6,7 @@ program that cares about speed. So no call and no lookup is added to what it mea
 
 import ctypes
 import json
+import math
 import mmap
 import textwrap
 import time
@@ -117,18 +118,22 @@ def measured(run, operations):
     return {**summary([run(rounds) / rounds / operations / 1000 for _ in range(SAMPLES)]), "rounds": rounds}
 
 
-def measure(who, about, loops, names):
+def measure(who, about, loops, names, late=None):
     """Measure the loops, and print a line of JSON for each.
 
     names: what the loops use. `check` raises if a write fails; a queue pair stays broken after a failure. `drain` takes all
     completions of receives and returns their number. `empty` is a list to which a loop adds an element when a poll finds
     nothing.
+    late: by loop, a function that returns more names. It is called before that loop, because what it makes would slow down the
+    loops before.
     """
     print(json.dumps({"who": who, **about}), flush=True)
-    # A method with the calling convention of ndpy's. Of those in Python itself that do least, it is the fastest.
-    names = {**names, "nothing": "".expandtabs}
+    # Of the functions in Python itself that C implements, it does least: without arguments it returns 0 at once.
+    names = {**names, "nothing": math.gcd}
     empty = names["empty"]
     for name, body in {**loops, **EMPTY_TURN}.items():
+        if late and name in late:
+            names.update(late[name]())
         run, operations = compiled(body, names), OPERATIONS.get(name, 1)
         if name in STEPS:
             run, operations = with_steps(run, *STEPS[name], names), RECEIVES
