@@ -41,30 +41,18 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
     return (PyObject *)completion;
 }
 
-APART void renew_references(Completion *completion, PyObject *status, PyObject *posted)
+int completion_change(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
 {
-    PyObject *former[] = {completion->status, completion->posted, completion->source};
-
-    completion->status = Py_NewRef(status);
-    completion->posted = Py_NewRef(posted);
-    completion->source = NULL;
-    Py_DECREF(former[0]);
-    Py_DECREF(former[1]);
-    Py_XDECREF(former[2]);
-}
-
-int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
-{
-    PyObject *context = PyLong_FromUnsignedLongLong(entry->context), *former = completion->context;
-    PyObject *status = status_members[entry->status & (STATUSES - 1)];
+    PyObject *former[] = {completion->context, completion->status, completion->posted, completion->source};
+    PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
 
     if (!context) return -1;
     completion->context = context;
+    completion->status = Py_NewRef(status_members[entry->status & (STATUSES - 1)]);
+    completion->posted = Py_NewRef(posted);
+    completion->source = NULL;
     completion->entry = *entry;
-    Py_DECREF(former); /* an integer */
-    /* Most completions are as the one before. */
-    if (completion->status != status || completion->posted != posted || completion->source)
-        renew_references(completion, status, posted);
+    for (int which = 0; which < 4; which++) Py_XDECREF(former[which]);
     return 0;
 }
 

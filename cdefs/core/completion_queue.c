@@ -12,9 +12,9 @@ enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
 
 /* native: struct ndpy_completion_queue, from attach() to detach(). posted: a dict of PostedRequests by the number of
    their queue pair. last: the PostedRequests of the last completion, and their number. kept: NULL, or a list of
-   completions that a poll took before an exception ended it; the next poll returns them. empty, single: the lists without and
-   with one completion that polls returned last, or NULL. The next poll returns them again if nobody else has them. taken: how
-   many completions were taken since creation, including those that are kept. */
+   completions that a poll took before an exception ended it; the next poll returns them. empty, filled: the lists without and
+   with up to BATCH completions that polls returned last, or NULL. The next poll returns them again, with the same objects in
+   them, if nobody else has them. taken: how many completions were taken since creation, including those that are kept. */
 typedef struct {
     PyObject_HEAD
     PyObject *defunct;
@@ -23,7 +23,7 @@ typedef struct {
     PyObject *last;
     PyObject *kept;
     PyObject *empty;
-    PyObject *single;
+    PyObject *filled;
     uint32_t last_number;
     unsigned int depth;
     struct ndpy_completion_queue *native;
@@ -297,6 +297,28 @@ HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entr
     return posted;
 }
 
+/* The same for several requests, if they are of one direction of a queue pair. */
+static Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, int count)
+{
+    int receives = entries->operation == NDPY_RECEIVE;
+    struct run run = {.receives = receives};
+    uint32_t retired = 0;
+    Posted *posted;
+
+    for (const struct ndpy_completion *entry = entries; entry < entries + count; entry++) {
+        if (entry->status != NDPY_SUCCESS || entry->flags & ~(uint32_t)NDPY_IMMEDIATE ||
+            entry->queue_pair != entries->queue_pair || (entry->operation == NDPY_RECEIVE) != receives)
+            return NULL;
+        retired += entry->retired;
+    }
+    posted = posted_of(self, entries->queue_pair);
+    if (!posted || PyDict_Size(posted->stored)) return NULL;
+    run.records = (Records *)(receives ? posted->receive : posted->initiator);
+    if (!count_requests(&run, retired)) return NULL;
+    end_run(&run);
+    return posted;
+}
+
 /* Makes what the program gets for some completions. Returns how many objects that are. */
 static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_completion *entries, int got, PyObject **found,
     PyObject **failed, struct failure *failure)
@@ -511,29 +533,58 @@ HOT PyObject *list_without(CompletionQueue *self)
     return Py_XNewRef(self->empty);
 }
 
-/* Returns a list with one completion, or NULL with an error. */
-HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entry, PyObject *posted)
+/* Makes the completions of a list into those of these entries. Returns 0, or -1 with an error. */
+HOT int renew_list(PyObject *list, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
 {
-    PyObject *list = self->single, *completion = is_ours(list, 1) ? PyList_GetItem(list, 0) : NULL;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        PyObject *completion = PyList_GetItem(list, place);
 
-    if (completion && Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1) {
-        /* Taken first: what the former one lets go may poll again. */
-        Py_INCREF(list);
-        if (completion_renew((Completion *)completion, entry, posted) == 0) return list;
-        Py_DECREF(list);
-        return NULL;
+        if (completion && Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1) {
+            if (completion_renew((Completion *)completion, &entries[place], posted) < 0) return -1;
+        } else {
+            completion = completion_new(&entries[place], posted);
+            if (!completion || PyList_SetItem(list, place, completion) < 0) return -1;
+        }
     }
-    completion = completion_new(entry, posted);
-    list = completion ? PyList_New(1) : NULL;
-    if (!list) {
-        Py_XDECREF(completion);
-        return NULL;
+    return 0;
+}
+
+/* Makes a new list, for this poll and the next one. Returns NULL with an error. */
+APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
+{
+    PyObject *list;
+
+    /* Freed first, because the new completions are made of those that were freed. */
+    Py_CLEAR(self->filled);
+    list = PyList_New(count);
+    for (Py_ssize_t place = 0; list && place < count; place++) {
+        PyObject *completion = completion_new(&entries[place], posted);
+
+        if (completion)
+            PyList_SetItem(list, place, completion);
+        else
+            Py_CLEAR(list);
     }
-    PyList_SetItem(list, 0, completion);
-    completion = self->single;
-    self->single = Py_NewRef(list);
-    Py_XDECREF(completion);
+    if (list) {
+        PyObject *former = self->filled;
+
+        self->filled = Py_NewRef(list);
+        Py_XDECREF(former);
+    }
     return list;
+}
+
+/* Returns a list with these completions of one queue pair, or NULL with an error. Called without the lock, because what the former
+   ones let go may poll again. */
+HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
+{
+    PyObject *list = self->filled;
+
+    if (!is_ours(list, count)) return make_list(self, entries, count, posted);
+    Py_INCREF(list);
+    if (renew_list(list, entries, count, posted) == 0) return list;
+    Py_DECREF(list);
+    return NULL;
 }
 
 /* Goes on after the first look of a poll, with the completions that it has already. Returns a list, or NULL with an error. Called
@@ -573,17 +624,38 @@ static PyObject *poll_kept(CompletionQueue *self, size_t wanted, double spin_s)
     return poll_on(self, &look, wanted, room, spin_s, completions);
 }
 
-/* Takes one success in the usual case. Called with the lock, which it gives back. */
+/* Ends the requests of a look, if these only have to be forgotten. Returns their PostedRequests, borrowed, or NULL: then nothing has
+   changed. */
+HOT Posted *retire(CompletionQueue *self, struct look *look)
+{
+    PyObject *list = NULL;
+    Posted *posted;
+
+    if (look->got == 1 && !look->untouched.count) return retire_one(self, look->entries);
+    if (look->got <= 0) return NULL;
+    if (!look->untouched.count) return retire_alike(self, look->entries, look->got);
+    posted = retire_untouched(self, &look->untouched, &list);
+    if (!posted) return NULL;
+    self->provider->read_results(look->native, &look->untouched, look->entries);
+    Py_DECREF(list);
+    return posted;
+}
+
+/* Takes successes of one queue pair in the usual case. Called with the lock, which it gives back. */
 APART PyObject *poll_found(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s)
 {
-    Posted *posted = look->got == 1 && !look->untouched.count ? retire_one(self, look->entries) : NULL;
+    int is_all = (uint32_t)look->got < room || look->got == (int)wanted;
+    Posted *posted = is_all ? retire(self, look) : NULL;
     PyObject *completions;
 
     if (!posted) return poll_on(self, look, wanted, room, spin_s, NULL);
     Py_INCREF((PyObject *)posted);
-    self->taken++;
+    self->taken += look->got;
     lock_leave(self->lock);
-    completions = list_with(self, look->entries, (PyObject *)posted);
+    if (look->got == 1)
+        completions = list_with(self, look->entries, 1, (PyObject *)posted);
+    else
+        completions = list_with(self, look->entries, look->got, (PyObject *)posted);
     Py_DECREF((PyObject *)posted);
     return completions;
 }
@@ -938,7 +1010,7 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->last);
     Py_VISIT(self->kept);
     Py_VISIT(self->empty);
-    Py_VISIT(self->single);
+    Py_VISIT(self->filled);
     Py_VISIT(self->waiters);
     Py_VISIT(self->idle_waiters);
     Py_VISIT(self->armed);
@@ -957,7 +1029,7 @@ static int queue_clear(PyObject *object)
     Py_CLEAR(self->last);
     Py_CLEAR(self->kept);
     Py_CLEAR(self->empty);
-    Py_CLEAR(self->single);
+    Py_CLEAR(self->filled);
     Py_CLEAR(self->waiters);
     Py_CLEAR(self->idle_waiters);
     Py_CLEAR(self->armed);

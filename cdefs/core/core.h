@@ -311,7 +311,16 @@ extern PyTypeObject *completion_type;
 /* Makes a Completion. Returns NULL with an error. */
 PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted);
 /* Makes a Completion that nobody else has into another one. Returns 0, or -1 with an error. */
-int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted);
+int completion_change(Completion *completion, const struct ndpy_completion *entry, PyObject *posted);
+/* The same. Many completions have the objects of the one before. */
+HOT int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
+{
+    if (completion->entry.context != entry->context || completion->entry.status != entry->status ||
+        completion->posted != posted || completion->source)
+        return completion_change(completion, entry, posted);
+    completion->entry = *entry;
+    return 0;
+}
 PyObject *entry_to_tuple(const struct ndpy_completion *entry);
 
 /* Each adds the types and functions of its file. Return 0, or -1 with an error. */

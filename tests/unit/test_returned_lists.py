@@ -19,10 +19,52 @@ def poll_one(scene):
     return scene.queue.poll()
 
 
+def poll_several(scene, count=3):
+    for _ in range(count):
+        scene.arrive()
+    return scene.queue.poll()
+
+
 def test_lists_that_are_kept_stay_as_they_were(scene):
-    kept = [scene.queue.poll() for _ in range(3)] + [poll_one(scene) for _ in range(3)]
-    assert [contexts(completions) for completions in kept] == [[], [], [], [0], [1], [2]]
+    kept = [scene.queue.poll() for _ in range(3)]
+    kept += [poll_one(scene) for _ in range(3)]
+    kept += [poll_several(scene, count) for count in (3, 3, 2)]
+    assert [contexts(completions) for completions in kept] == [[], [], [], [0], [1], [2], [3, 4, 5], [6, 7, 8], [9, 10]]
     assert len({id(completions) for completions in kept}) == len(kept)
+
+
+def test_completions_of_a_list_that_are_kept_stay_as_they_were(scene):
+    kept = poll_several(scene)[1]
+    later = poll_several(scene)
+    assert (kept.context, contexts(later)) == (1, [3, 4, 5])
+    del later
+    assert (kept.context, contexts(poll_several(scene))) == (1, [6, 7, 8])
+
+
+def test_completions_of_two_queue_pairs_come_with_their_own(fake):
+    """The lists of two queue pairs take turns in the same objects."""
+    with fake.open() as adapter:
+        scene = Queue(fake, adapter)
+        with adapter.create_queue_pair(scene.queue, receive_queue_depth=8) as other:
+            for context in range(100, 104):
+                other.receive([], context=context)
+            for expected in (0, 2):
+                assert [(found.context, found.queue_pair) for found in poll_several(scene, 2)] == [
+                    (context, scene.queue_pair) for context in (expected, expected + 1)
+                ]
+                assert fake.complete(other) and fake.complete(other)
+                assert [(found.context, found.queue_pair) for found in scene.queue.poll()] == [
+                    (context, other) for context in (100 + expected, 101 + expected)
+                ]
+        scene.close()
+
+
+def test_a_failure_among_others_is_in_its_place(scene):
+    assert contexts(poll_several(scene)) == [0, 1, 2]
+    scene.arrive()
+    assert scene.fake.complete(scene.queue_pair, status=5)
+    found = scene.queue.poll()
+    assert [(completion.context, completion.ok) for completion in found] == [(3, True), (4, False)]
 
 
 def test_completions_that_are_kept_stay_as_they_were(scene):
@@ -42,18 +84,27 @@ def test_a_loop_variable_keeps_its_completion(scene):
             assert former.context == expected - 1
 
 
+@pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(
     "change",
-    [lambda found: found.append(1), lambda found: found.clear(), lambda found: found.insert(0, 2), list.pop],
-    ids=["append", "clear", "insert", "pop"],
+    [
+        lambda found: found.append(1),
+        lambda found: found.clear(),
+        lambda found: found.insert(0, 2),
+        list.pop,
+        lambda found: found.__setitem__(-1, 3),
+        lambda found: found.__setitem__(-1, found[0]),
+    ],
+    ids=["append", "clear", "insert", "pop", "replace", "repeat"],
 )
-def test_what_a_program_does_to_its_list_does_not_come_back(scene, change):
-    for expected in range(3):
-        change(poll_one(scene))
-        assert contexts(poll_one(scene)) == [2 * expected + 1]
+def test_what_a_program_does_to_its_list_does_not_come_back(scene, change, size):
+    for turn in range(3):
+        change(poll_several(scene, size))
+        first = (2 * turn + 1) * size
+        assert contexts(poll_several(scene, size)) == list(range(first, first + size))
         none = scene.queue.poll()
         if change is not list.pop:
-            change(none)
+            none.append(change)
         del none
         assert scene.queue.poll() == []
 
