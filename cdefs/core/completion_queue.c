@@ -10,15 +10,13 @@
 /* RESULT_SIZE: the largest of a provider's results that polls can leave untouched. */
 enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
 
-/* native: struct ndpy_completion_queue, from attach() to detach(). posted: a dict of PostedRequests by the number of
+/* native: a struct ndpy_completion_queue. posted: a dict of PostedRequests by the number of
    their queue pair. last: the PostedRequests of the last completion, and their number. kept: NULL, or a list of
    completions that a poll took before an exception ended it; the next poll returns them. empty, filled: the lists without and
    with up to BATCH completions that polls returned last, or NULL. The next poll returns them again, with the same objects in
    them, if nobody else has them. taken: how many completions were taken since creation, including those that are kept. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *defunct;
-    PyObject *lock;
+    GUARDED_HEAD
     PyObject *posted;
     PyObject *last;
     PyObject *kept;
@@ -26,7 +24,6 @@ typedef struct {
     PyObject *filled;
     uint32_t last_number;
     unsigned int depth;
-    struct ndpy_completion_queue *native;
     const struct ndpy_provider *provider;
     long long taken;
     PyObject *waiters;
@@ -438,14 +435,7 @@ static void keep(CompletionQueue *self, PyObject *completions)
 /* Takes the lock of a queue that can be used. Returns 0, or -1 with an error. */
 HOT int enter(CompletionQueue *self)
 {
-    if (lock_enter(self->lock) < 0) return -1;
-    if (is_usable(self->defunct) && self->native) return 0;
-    lock_leave(self->lock);
-    if (is_usable(self->defunct))
-        PyErr_SetString(PyExc_RuntimeError, "the completion queue does not exist yet");
-    else
-        raise_defunct(self->defunct);
-    return -1;
+    return guarded_enter((Guarded *)self);
 }
 
 /* Tells the queue pairs of failed requests. Gives back the list, which may be NULL. Returns 0, or -1 with an error. */
@@ -953,7 +943,7 @@ static PyObject *queue_end_sleep(PyObject *object, PyObject *waiter)
     CompletionQueue *self = (CompletionQueue *)object;
     int is_done = 0;
 
-    if (lock_enter(self->lock) < 0) return NULL;
+    if (guarded_lock((Guarded *)self) < 0) return NULL;
     if (self->provider->arm && (!self->left || self->left == Py_None)) {
         Py_ssize_t place = PyList_Size(self->waiters);
 
@@ -971,7 +961,7 @@ static PyObject *queue_take_events_alone(PyObject *object, PyObject *Py_UNUSED(n
     CompletionQueue *self = (CompletionQueue *)object;
     int is_alone;
 
-    if (lock_enter(self->lock) < 0) return NULL;
+    if (guarded_lock((Guarded *)self) < 0) return NULL;
     is_alone = self->native && self->provider->take_events && PyList_Size(self->waiters) == 1 &&
         PyDict_Size(self->armed) == 0 && (!self->pollers || self->pollers == Py_None);
     if (is_alone) self->provider->take_events(self->native);
@@ -989,13 +979,13 @@ static PyObject *queue_attach(PyObject *self, PyObject *arguments)
         PyErr_SetString(PyExc_SystemError, "the provider's results are too long");
         return NULL;
     }
-    ((CompletionQueue *)self)->native = (struct ndpy_completion_queue *)(uintptr_t)native;
+    guarded_attach((Guarded *)self, (void *)(uintptr_t)native);
     Py_RETURN_NONE;
 }
 
 static PyObject *queue_detach(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    ((CompletionQueue *)self)->native = NULL;
+    guarded_attach((Guarded *)self, NULL);
     Py_RETURN_NONE;
 }
 
@@ -1005,7 +995,7 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->defunct);
-    Py_VISIT(self->lock);
+    Py_VISIT((PyObject *)self->lock);
     Py_VISIT(self->posted);
     Py_VISIT(self->last);
     Py_VISIT(self->kept);
@@ -1055,8 +1045,6 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments), P
 }
 
 static PyMemberDef queue_members[] = {
-    {"_defunct", T_OBJECT, offsetof(CompletionQueue, defunct), 0, NULL},
-    {"_lock", T_OBJECT_EX, offsetof(CompletionQueue, lock), 0, NULL},
     {"_posted_requests", T_OBJECT_EX, offsetof(CompletionQueue, posted), READONLY,
         "By the serial number of the queue pair, until its last completion is taken."},
     {"depth", T_UINT, offsetof(CompletionQueue, depth), 0, NULL},
@@ -1088,6 +1076,7 @@ static PyObject *queue_kept(PyObject *self, void *Py_UNUSED(none))
 }
 
 static PyGetSetDef queue_properties[] = {
+    GUARDED_PROPERTIES,
     {"_taken", queue_taken, NULL, "How many completions the program has got since creation.", NULL},
     {"_kept", queue_kept, NULL, "Completions that a poll took before an exception ended it. The next poll returns them.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

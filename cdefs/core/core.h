@@ -112,6 +112,43 @@ extern PyTypeObject *export_type;
 /* Exports a buffer whose bytes lie one after the other. Returns NULL with an error. */
 Export *export_new(PyObject *object);
 
+/* ---- guarded.c ---- */
+
+/* How an object begins whose native object a lock guards. defunct: None while the object can be used. native: the provider's, from
+   attach() to detach(). is_ready: the object can be used, and has a lock and a native object. */
+#define GUARDED_HEAD \
+    PyObject_HEAD \
+    PyObject *defunct; \
+    Lock *lock; \
+    void *native; \
+    char is_ready;
+
+typedef struct {
+    GUARDED_HEAD
+} Guarded;
+
+PyObject *guarded_get_defunct(PyObject *self, void *none);
+int guarded_set_defunct(PyObject *self, PyObject *value, void *none);
+PyObject *guarded_get_lock(PyObject *self, void *none);
+int guarded_set_lock(PyObject *self, PyObject *value, void *none);
+
+#define GUARDED_PROPERTIES \
+    {"_defunct", guarded_get_defunct, guarded_set_defunct, NULL, NULL}, \
+    {"_lock", guarded_get_lock, guarded_set_lock, "Guards the native object.", NULL}
+
+/* native: NULL to detach. */
+void guarded_attach(Guarded *self, void *native);
+/* Takes the lock, whether or not the object can be used. Returns 0, or -1 with an error. */
+int guarded_lock(Guarded *self);
+/* See guarded_enter(). */
+int guarded_wait(Guarded *self);
+
+/* Takes the lock of an object that is ready. Returns 0, or -1 with an error. */
+HOT int guarded_enter(Guarded *self)
+{
+    return self->is_ready && lock_take(self->lock) ? 0 : guarded_wait(self);
+}
+
 /* ---- resource.c ---- */
 
 /* A place in a circle of open regions. Both are NULL outside of a circle. */

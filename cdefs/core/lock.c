@@ -74,13 +74,9 @@ static int lock_acquire(Lock *lock, double seconds)
     return got;
 }
 
-int lock_wait(PyObject *lock)
+int lock_wait(Lock *lock)
 {
-    if (!lock || Py_TYPE(lock) != lock_type) {
-        PyErr_SetString(PyExc_TypeError, "the lock is not an ndpy._core.Lock");
-        return -1;
-    }
-    return lock_acquire((Lock *)lock, -1) == 1 ? 0 : -1;
+    return lock_acquire(lock, -1) == 1 ? 0 : -1;
 }
 
 static void lock_dealloc(PyObject *self)
@@ -106,7 +102,7 @@ static PyObject *lock_release(PyObject *self, PyObject *Py_UNUSED(none))
         PyErr_SetString(PyExc_RuntimeError, "release of a lock that nobody holds");
         return NULL;
     }
-    lock_leave(self);
+    lock_leave((Lock *)self);
     Py_RETURN_NONE;
 }
 
@@ -117,7 +113,7 @@ static PyObject *lock_locked(PyObject *self, PyObject *Py_UNUSED(none))
 
 static PyObject *lock_begin(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    if (lock_enter(self) < 0) return NULL;
+    if (lock_enter((Lock *)self) < 0) return NULL;
     Py_RETURN_TRUE;
 }
 

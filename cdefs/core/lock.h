@@ -41,9 +41,10 @@ int gate_wait(struct gate *gate, double *seconds);
 void gate_wake(struct gate *gate);
 void gate_free(struct gate *gate);
 
-/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: the object is not a
-   Lock, or that of gate_wait(). */
-int lock_wait(PyObject *lock);
+/* A lock that nobody holds. Returns NULL with an error. */
+Lock *lock_new(void);
+/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with the error of gate_wait(). */
+int lock_wait(Lock *lock);
 
 /* A lock that nobody holds. Returns NULL with an error. */
 RLock *rlock_new(void);
@@ -110,22 +111,21 @@ static inline int lock_is_held(const Lock *lock)
 }
 
 /* See lock_wait(). */
-HOT int lock_enter(PyObject *lock)
+HOT int lock_enter(Lock *lock)
 {
-    if (lock && Py_TYPE(lock) == lock_type && lock_take((Lock *)lock)) return 0;
-    return lock_wait(lock);
+    return lock_take(lock) ? 0 : lock_wait(lock);
 }
 
-HOT void lock_leave(PyObject *lock)
+HOT void lock_leave(Lock *lock)
 {
-    ((Lock *)lock)->held = 0;
-    if (((Lock *)lock)->gate.waiters) gate_wake(&((Lock *)lock)->gate);
+    lock->held = 0;
+    if (lock->gate.waiters) gate_wake(&lock->gate);
 }
 
 /* How many threads wait for a Lock: for a thread that has not got the interpreter's lock, and looks again and again. */
-static inline const volatile int *lock_waiters(PyObject *lock)
+static inline const volatile int *lock_waiters(const Lock *lock)
 {
-    return &((Lock *)lock)->gate.waiters;
+    return &lock->gate.waiters;
 }
 
 /* ---- locks that their owner may take again ---- */

@@ -10,18 +10,15 @@
 
 enum { STACK_ELEMENTS = 16 };
 
-/* native: struct ndpy_queue_pair, from attach() to detach(). ended: the connection is over, and what is posted is
+/* native: a struct ndpy_queue_pair. ended: the connection is over, and what is posted is
    cancelled. sinks_must_be_writable: the provider itself would write to every region. */
 typedef struct {
-    PyObject_HEAD
+    GUARDED_HEAD
     PyObject *adapter;
-    PyObject *defunct;
-    PyObject *lock;
     PyObject *srq;
     PyObject *initiator; /* Records */
     PyObject *receive;   /* Records */
     PyObject *lists;     /* ListPool */
-    struct ndpy_queue_pair *native;
     const struct ndpy_provider *provider;
     char ended;
     char sinks_must_be_writable;
@@ -224,14 +221,7 @@ static PyObject *conclude(WorkQueues *self, const struct post *post, int refused
 /* Takes the lock of a queue pair that can be used. Returns 0, or -1 with an error. */
 HOT int enter(WorkQueues *self)
 {
-    if (lock_enter(self->lock) < 0) return -1;
-    if (is_usable(self->defunct) && self->native) return 0;
-    lock_leave(self->lock);
-    if (is_usable(self->defunct))
-        PyErr_SetString(PyExc_RuntimeError, "the queue pair does not exist yet");
-    else
-        raise_defunct(self->defunct);
-    return -1;
+    return guarded_enter((Guarded *)self);
 }
 
 static PyObject *post_again(WorkQueues *self, struct post *post, Element *sge);
@@ -663,7 +653,6 @@ static PyObject *queues_attach(PyObject *self, PyObject *arguments)
 
     if (!PyArg_ParseTuple(arguments, "KKO!", &provider, &native, posted_type, &posted)) return NULL;
     queues->provider = (const struct ndpy_provider *)(uintptr_t)provider;
-    queues->native = (struct ndpy_queue_pair *)(uintptr_t)native;
     Py_XDECREF(queues->initiator);
     Py_XDECREF(queues->receive);
     queues->initiator = Py_NewRef(((Posted *)posted)->initiator);
@@ -671,15 +660,16 @@ static PyObject *queues_attach(PyObject *self, PyObject *arguments)
     pool = (ListPool *)PyObject_CallObject((PyObject *)list_pool_type, NULL);
     if (!pool) return NULL;
     pool->provider = queues->provider;
-    pool->native = queues->native;
+    pool->native = (struct ndpy_queue_pair *)(uintptr_t)native;
     forget_lists(queues);
     queues->lists = (PyObject *)pool;
+    guarded_attach((Guarded *)self, pool->native);
     Py_RETURN_NONE;
 }
 
 static PyObject *queues_detach(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    ((WorkQueues *)self)->native = NULL;
+    guarded_attach((Guarded *)self, NULL);
     forget_lists((WorkQueues *)self);
     Py_RETURN_NONE;
 }
@@ -691,7 +681,7 @@ static int queues_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(queues->adapter);
     Py_VISIT(queues->defunct);
-    Py_VISIT(queues->lock);
+    Py_VISIT((PyObject *)queues->lock);
     Py_VISIT(queues->srq);
     Py_VISIT(queues->initiator);
     Py_VISIT(queues->receive);
@@ -721,13 +711,13 @@ static void queues_dealloc(PyObject *self)
 
 static PyMemberDef queues_members[] = {
     {"_adapter", T_OBJECT_EX, offsetof(WorkQueues, adapter), 0, NULL},
-    {"_defunct", T_OBJECT, offsetof(WorkQueues, defunct), 0, NULL},
-    {"_lock", T_OBJECT_EX, offsetof(WorkQueues, lock), 0, "Guards the native queue pair and whatever is posted to it."},
     {"srq", T_OBJECT, offsetof(WorkQueues, srq), 0, NULL},
     {"_ended", T_BOOL, offsetof(WorkQueues, ended), 0, "The connection is over; what is posted is cancelled."},
     {"_sinks_must_be_writable", T_BOOL, offsetof(WorkQueues, sinks_must_be_writable), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
+
+static PyGetSetDef queues_properties[] = {GUARDED_PROPERTIES, {NULL, NULL, NULL, NULL, NULL}};
 
 PyDoc_STRVAR(send_doc,
     "send($self, sges, *, context=0, flags=0, immediate=None)\n--\n\n"
@@ -870,6 +860,7 @@ static PyType_Slot queues_slots[] = {
     {Py_tp_clear, queues_clear},
     {Py_tp_dealloc, queues_dealloc},
     {Py_tp_members, queues_members},
+    {Py_tp_getset, queues_properties},
     {Py_tp_methods, queues_methods},
     {0, NULL},
 };
