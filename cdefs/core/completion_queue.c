@@ -650,7 +650,7 @@ APART PyObject *poll_found(CompletionQueue *self, struct look *look, size_t want
     return completions;
 }
 
-static PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
+HOT PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
 {
     uint32_t room = room_for(wanted);
     struct look look;
@@ -661,23 +661,29 @@ static PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
     return list_without(self);
 }
 
-static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+static PyObject *poll_with(CompletionQueue *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    CompletionQueue *self = (CompletionQueue *)object;
     PyObject *given[2] = {NULL};
     Py_ssize_t wanted = BATCH;
     double spin_s = 0;
 
-    if (count || keywords) {
-        if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0) return NULL;
-        if (given[1]) spin_s = PyFloat_AsDouble(given[1]);
-        if (given[0] && !PyErr_Occurred()) wanted = PyLong_AsSsize_t(given[0]);
-        if (PyErr_Occurred()) return NULL;
-    }
+    if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0) return NULL;
+    if (given[1]) spin_s = PyFloat_AsDouble(given[1]);
+    if (given[0] && !PyErr_Occurred()) wanted = PyLong_AsSsize_t(given[0]);
+    if (PyErr_Occurred()) return NULL;
     if (enter(self) < 0) return NULL;
     if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;
     if (self->kept || wanted <= 0) return poll_kept(self, wanted < 0 ? 0 : (size_t)wanted, spin_s);
     return poll_now(self, (size_t)wanted, spin_s);
+}
+
+static PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+
+    if (count || keywords) return poll_with(self, arguments, count, keywords);
+    if (enter(self) < 0) return NULL;
+    return self->kept ? poll_kept(self, BATCH, 0) : poll_now(self, BATCH, 0);
 }
 
 /* ---- arrays ---- */
