@@ -294,22 +294,23 @@ HOT int translate_success(
     const struct native *native, const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
-    uint32_t sequence = slot->sequence, retired, newly;
+    uint32_t sequence = slot->sequence, retired;
 
     if (native->status(result) || slot->flags & (NDPY_SILENT_SUCCESS | NDPY_MARKER | NDPY_HEADED) || !ring)
         return 0;
-    if (slot->flags & NDPY_LISTED && !find_posted(ring, slot, &sequence))
-        return 0;
     retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
-    newly = sequence + 1 - retired;
-    if (newly - 1 >= atomic_load_explicit(&ring->posted, memory_order_acquire) - retired)
+    if (slot->flags & NDPY_LISTED) {
+        if (!find_posted(ring, slot, &sequence))
+            return 0;
+    } else if (sequence - retired >= atomic_load_explicit(&ring->posted, memory_order_acquire) - retired) {
         return 0;
+    }
     *out = (struct ndpy_completion){
         .context = slot->context,
         .nbytes = slot->nbytes,
         .operation = slot->operation,
         .queue_pair = ring->number,
-        .retired = newly,
+        .retired = sequence + 1 - retired,
         .slot = sequence,
     };
     if (slot->operation == NDPY_RECEIVE) {

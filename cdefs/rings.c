@@ -222,7 +222,7 @@ static struct ndpy_slot *ring_find(struct ndpy_slot **place, uint32_t sequence)
 
 static int search_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
 {
-    const struct ndpy_list *list = list_of(slot);
+    const struct ndpy_list *list = slot->list;
     uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
     uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
     uint32_t end = atomic_load_explicit(&ring->postings.end, memory_order_acquire);

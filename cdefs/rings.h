@@ -19,10 +19,14 @@
 #define NDPY_POLL_BATCH 64
 
 struct ndpy_ring;
+struct ndpy_list;
 
 struct ndpy_slot {
     struct ndpy_ring *ring;      /* NULL in a shared receive queue */
-    struct ndpy_slot *next;      /* in a ring */
+    union {
+        struct ndpy_slot *next;  /* in a ring */
+        struct ndpy_list *list;  /* of a list */
+    };
     uint64_t context;
     uint64_t nbytes;
     uint32_t sequence;           /* number of the request in its ring; in a shared queue or a list, the slot's index */
@@ -45,10 +49,11 @@ struct ndpy_posting {
     atomic_uint count;
 };
 
-/* The postings of a ring, oldest first, in an array of depth + 1 that the first one makes. Whoever posts moves `end`, and whoever
-   polls moves `first`. */
+/* The postings of a ring, oldest first, in an array of mask + 1, which is a power of 2 and at least the depth. The first list makes
+   it. Whoever posts moves `end`, and whoever polls moves `first`. */
 struct ndpy_postings {
     struct ndpy_posting *items;
+    uint32_t mask;
     atomic_uint first;
     atomic_uint end;
 };
@@ -100,15 +105,11 @@ struct ndpy_list {
     uint32_t capacity;
     uint32_t count;
     char is_used;
+    char is_special;            /* see check_posting() */
     char has_reads;
     char was_refused;           /* the provider may name its slots until the end */
     struct ndpy_slot slots[];
 };
-
-HOT struct ndpy_list *list_of(const struct ndpy_slot *slot)
-{
-    return (struct ndpy_list *)((char *)(slot - slot->sequence) - offsetof(struct ndpy_list, slots));
-}
 
 struct ndpy_shared_queue {
     void *native;
@@ -189,7 +190,7 @@ HOT void ring_withdraw(struct ndpy_ring *ring)
 
 HOT struct ndpy_posting *posting_at(struct ndpy_ring *ring, uint32_t place)
 {
-    return &ring->postings.items[place % (ring->depth + 1)];
+    return &ring->postings.items[place & ring->postings.mask];
 }
 
 /* Finds the number in the ring of a list's request that has ended: that of its oldest posting in which it has not ended yet.
@@ -205,7 +206,7 @@ HOT int find_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32
         uint32_t left = atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence;
 
         *sequence = posting->base + slot->sequence;
-        if (posting->list == list_of(slot) && (int32_t)(*sequence - retired) >= 0 && (int32_t)left > 0) {
+        if (posting->list == slot->list && (int32_t)(*sequence - retired) >= 0 && (int32_t)left > 0) {
             if (left == 1)
                 atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
             return 1;

@@ -13,6 +13,7 @@ void array_clear(CompletionArray *array)
     for (uint32_t place = 0; array->sources && place < array->count; place++) Py_CLEAR(array->sources[place]);
     array->count = array->owned = 0;
     array->untouched.count = 0;
+    array->single = NULL;
     while (count--) Py_CLEAR(array->owners[count].posted);
     Py_CLEAR(array->list);
 }

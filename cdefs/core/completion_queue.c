@@ -68,10 +68,16 @@ HOT Posted *posted_of(CompletionQueue *self, uint32_t number)
     return (Posted *)found;
 }
 
+/* Whether a completion queue stores completions of its closed queue pair. */
+HOT int has_stored(const Posted *posted)
+{
+    return posted->stored && PyDict_Size(posted->stored);
+}
+
 /* Whether nobody has to be told that a request with this record has ended. */
 HOT int is_plain(PyObject *record)
 {
-    return Py_TYPE(record) == element_type || Py_TYPE(record) == posted_list_type || record == Py_None ||
+    return Py_TYPE(record) == posted_list_type || Py_TYPE(record) == element_type || record == Py_None ||
         PyList_CheckExact(record);
 }
 
@@ -140,7 +146,7 @@ HOT int join_run(CompletionQueue *self, struct run *run, const struct ndpy_compl
 
             end_run(run);
             posted = posted_of(self, entry->queue_pair);
-            if (!posted || PyDict_Size(posted->stored)) return 0;
+            if (!posted || has_stored(posted)) return 0;
             run->posted = (Posted *)Py_NewRef((PyObject *)posted);
             run->records = (Records *)(receives ? posted->receive : posted->initiator);
             run->number = entry->queue_pair;
@@ -246,7 +252,7 @@ static Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouch
     struct record *oldest = records && records->count ? record_at(records, 0) : NULL;
 
     if (!oldest || Py_TYPE(oldest->object) != posted_list_type || oldest->left < untouched->count ||
-        ((PostedList *)oldest->object)->native != untouched->list || PyDict_Size(posted->stored))
+        ((PostedList *)oldest->object)->native != untouched->list || has_stored(posted))
         return NULL;
     *list = Py_NewRef(oldest->object);
     oldest->left -= untouched->count;
@@ -284,9 +290,9 @@ HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entr
     Records *records;
     Posted *posted;
 
-    if (entry->status != NDPY_SUCCESS || entry->flags || entry->retired != 1) return NULL;
+    if (entry->status | entry->flags || entry->retired != 1) return NULL;
     posted = posted_of(self, entry->queue_pair);
-    if (!posted || PyDict_Size(posted->stored)) return NULL;
+    if (!posted || has_stored(posted)) return NULL;
     records = (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
     oldest = records->count ? record_at(records, 0) : NULL;
     if (!oldest || !is_plain(oldest->object)) return NULL;
@@ -309,7 +315,7 @@ static Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion 
         retired += entry->retired;
     }
     posted = posted_of(self, entries->queue_pair);
-    if (!posted || PyDict_Size(posted->stored)) return NULL;
+    if (!posted || has_stored(posted)) return NULL;
     run.records = (Records *)(receives ? posted->receive : posted->initiator);
     if (!count_requests(&run, retired)) return NULL;
     end_run(&run);
@@ -770,48 +776,57 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
     return -1;
 }
 
-/* Takes completions from the provider into an empty array. Returns 0, or -1 with an error. Called with the lock. */
-static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **failed)
+/* Takes completions into an array that was prepared for the provider. Returns their number, or minus an errno. */
+HOT int look_into(
+    const CompletionQueue *self, const struct ndpy_provider *provider, CompletionArray *array, struct ndpy_untouched *untouched)
 {
-    const struct ndpy_provider *provider = self->provider;
-    uint32_t wanted = (uint32_t)(array->capacity < (Py_ssize_t)self->depth + SLACK ? array->capacity
-                                                                                   : (Py_ssize_t)self->depth + SLACK);
-    int got;
+    Py_ssize_t most = (Py_ssize_t)self->depth + SLACK;
 
-    if (provider->poll_array) {
-        if (array->provider != provider && array_prepare(array, provider) < 0) return -1;
-        got = provider->poll_array(self->native, array->results, array->entries, wanted, &array->untouched);
-    } else {
-        got = provider->poll(self->native, array->entries, wanted);
-    }
+    return provider->poll_array(self->native, array->results, array->entries,
+        (uint32_t)(array->capacity < most ? array->capacity : most), untouched);
+}
+
+/* Sorts out what a look has taken into an empty array. Returns 0, or -1 with an error. */
+static int collect_look(
+    CompletionQueue *self, CompletionArray *array, int got, const struct ndpy_untouched *untouched, PyObject **failed)
+{
+    Posted *posted;
+
     if (got < 0) {
         raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
         return -1;
     }
-    if (got == 1 && !array->untouched.count) {
-        Posted *posted = retire_one(self, array->entries);
-
-        if (posted) {
-            array_own(array, (PyObject *)posted, 1);
-            array->count = 1;
-            self->taken++;
-            return 0;
-        }
+    if (!untouched->count) return collect_array(self, array, (uint32_t)got, failed);
+    posted = retire_untouched(self, untouched, &array->list);
+    if (!posted) {
+        self->provider->read_results(array->results, untouched, array->entries);
+        return collect_array(self, array, (uint32_t)got, failed);
     }
-    if (array->untouched.count) {
-        Posted *posted = retire_untouched(self, &array->untouched, &array->list);
+    array->untouched = *untouched;
+    array->count = untouched->count;
+    array_own(array, (PyObject *)posted, array->count);
+    self->taken += array->count;
+    if (array->is_exposed) array_read(array);
+    return 0;
+}
 
-        if (posted) {
-            array->count = array->untouched.count;
-            array_own(array, (PyObject *)posted, array->count);
-            self->taken += array->count;
-            if (array->is_exposed) array_read(array);
-            return 0;
-        }
-        provider->read_results(array->results, &array->untouched, array->entries);
-        array->untouched.count = 0;
+/* Takes completions into an empty array. Returns 0, or -1 with an error. Called with the lock. */
+static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **failed)
+{
+    struct ndpy_untouched untouched = {.count = 0};
+    int got;
+
+    if (self->kept) return take_kept_into(self, array);
+    if (self->provider->poll_array) {
+        if (array->provider != self->provider && array_prepare(array, self->provider) < 0) return -1;
+        got = look_into(self, self->provider, array, &untouched);
+    } else {
+        Py_ssize_t most = (Py_ssize_t)self->depth + SLACK;
+
+        got = self->provider->poll(
+            self->native, array->entries, (uint32_t)(array->capacity < most ? array->capacity : most));
     }
-    return collect_array(self, array, (uint32_t)got, failed);
+    return collect_look(self, array, got, &untouched, failed);
 }
 
 /* Spins until an array has enough completions. Returns 0, or -1 with an error. Called with the lock. */
@@ -833,47 +848,12 @@ static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t eno
     return 0;
 }
 
-static PyObject *array_argument_names[3];
-
-static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+/* Ends a poll_into(). result: 0, or -1 with an error. Called with the lock, which it gives back. */
+static PyObject *end_poll_into(
+    CompletionQueue *self, CompletionArray *array, uint32_t enough, double spin_s, int result, PyObject *failed)
 {
-    CompletionQueue *self = (CompletionQueue *)object;
-    PyObject *given[3] = {NULL}, *failed = NULL;
-    CompletionArray *array;
-    Py_ssize_t enough = 1;
-    double spin_s = 0;
-    int result;
-
-    if (count == 1 && !keywords)
-        given[0] = arguments[0];
-    else if (sort_arguments("poll_into", arguments, count, keywords, array_argument_names, 1, 3, given) < 0)
-        return NULL;
-    array = (CompletionArray *)given[0];
-    if (!array || Py_TYPE(given[0]) != completion_array_type) {
-        PyErr_Format(PyExc_TypeError, "poll_into() takes a CompletionArray, not %R",
-            array ? (PyObject *)Py_TYPE(given[0]) : Py_None);
-        return NULL;
-    }
-    if (given[1] || given[2]) {
-        if (given[1]) enough = PyLong_AsSsize_t(given[1]);
-        if (given[2]) spin_s = PyFloat_AsDouble(given[2]);
-        if (PyErr_Occurred()) return NULL;
-    }
-    if (enough > array->capacity) {
-        PyErr_Format(PyExc_ValueError, "the array holds %zd completions, and cannot get %zd", array->capacity, enough);
-        return NULL;
-    }
-    if (enter(self) < 0) return NULL;
-    if (array->is_busy) {
-        lock_leave(self->lock);
-        PyErr_SetString(PyExc_RuntimeError, "another thread polls into this array");
-        return NULL;
-    }
-    array->is_busy = 1;
-    array_clear(array);
-    result = self->kept ? take_kept_into(self, array) : poll_array(self, array, &failed);
-    if (spin_s > 0 && result == 0 && (Py_ssize_t)array->count < enough)
-        result = spin_into(self, array, (uint32_t)enough, spin_s, &failed);
+    if (spin_s > 0 && result == 0 && array->count < enough)
+        result = spin_into(self, array, enough, spin_s, &failed);
     lock_leave(self->lock);
     if (result == 0)
         result = tell_of_failures(self, failed);
@@ -882,6 +862,91 @@ static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, P
     if (result < 0) keep_array(self, array);
     array->is_busy = 0;
     return result == 0 ? PyLong_FromUnsignedLong(array->count) : NULL;
+}
+
+/* Called with the lock, which it gives back. */
+static PyObject *poll_into(CompletionQueue *self, CompletionArray *array, uint32_t enough, double spin_s)
+{
+    PyObject *failed = NULL;
+    int result;
+
+    if (array->is_busy) {
+        lock_leave(self->lock);
+        PyErr_SetString(PyExc_RuntimeError, "another thread polls into this array");
+        return NULL;
+    }
+    array->is_busy = 1;
+    array_clear(array);
+    result = poll_array(self, array, &failed);
+    return end_poll_into(self, array, enough, spin_s, result, failed);
+}
+
+/* Goes on after a look that took more than one success in the usual case. Called with the lock, which it gives back. */
+APART PyObject *poll_into_on(
+    CompletionQueue *self, CompletionArray *array, int got, const struct ndpy_untouched *untouched)
+{
+    PyObject *failed = NULL;
+    int result;
+
+    array->is_busy = 1;
+    array_clear(array);
+    result = collect_look(self, array, got, untouched, &failed);
+    return end_poll_into(self, array, 1, 0, result, failed);
+}
+
+static PyObject *array_argument_names[3];
+
+static PyObject *poll_into_with(CompletionQueue *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *given[3] = {NULL};
+    CompletionArray *array;
+    Py_ssize_t enough = 1;
+    double spin_s = 0;
+
+    if (sort_arguments("poll_into", arguments, count, keywords, array_argument_names, 1, 3, given) < 0) return NULL;
+    array = (CompletionArray *)given[0];
+    if (!array || Py_TYPE(given[0]) != completion_array_type) {
+        PyErr_Format(PyExc_TypeError, "poll_into() takes a CompletionArray, not %R",
+            array ? (PyObject *)Py_TYPE(given[0]) : Py_None);
+        return NULL;
+    }
+    if (given[1]) enough = PyLong_AsSsize_t(given[1]);
+    if (given[2] && !PyErr_Occurred()) spin_s = PyFloat_AsDouble(given[2]);
+    if (PyErr_Occurred()) return NULL;
+    if (enough > array->capacity) {
+        PyErr_Format(PyExc_ValueError, "the array holds %zd completions, and cannot get %zd", array->capacity, enough);
+        return NULL;
+    }
+    if (enter(self) < 0) return NULL;
+    return poll_into(self, array, enough < 0 ? 0 : (uint32_t)enough, spin_s);
+}
+
+static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    struct ndpy_untouched untouched;
+    CompletionArray *array;
+    int got;
+
+    if (count != 1 || keywords || Py_TYPE(arguments[0]) != completion_array_type)
+        return poll_into_with(self, arguments, count, keywords);
+    array = (CompletionArray *)arguments[0];
+    if (enter(self) < 0) return NULL;
+    if (self->kept || array->is_busy || array->provider != self->provider) return poll_into(self, array, 1, 0);
+    got = look_into(self, array->provider, array, &untouched);
+    if (got == 1 && !untouched.count) {
+        Posted *posted = retire_one(self, array->entries);
+
+        if (!posted) return poll_into_on(self, array, got, &untouched);
+        array_hold(array, (PyObject *)posted);
+        self->taken++;
+    } else if (got) {
+        return poll_into_on(self, array, got, &untouched);
+    } else {
+        array_clear(array);
+    }
+    lock_leave(self->lock);
+    return PyLong_FromLong(got);
 }
 
 static PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))

@@ -237,7 +237,7 @@ typedef struct {
     PyObject *queue_pair; /* a weak reference */
     PyObject *initiator;  /* Records */
     PyObject *receive;    /* Records */
-    PyObject *stored;     /* a dict; see ndpy/completion.py */
+    PyObject *stored;     /* NULL, or a dict; see ndpy/completion.py */
     int stored_shared;
     char failed;
 } Posted;

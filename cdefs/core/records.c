@@ -135,8 +135,7 @@ static int posted_init(PyObject *self, PyObject *arguments, PyObject *Py_UNUSED(
     posted->queue_pair = PyWeakref_NewRef(queue_pair, NULL);
     posted->initiator = PyObject_CallObject((PyObject *)records_type, NULL);
     posted->receive = PyObject_CallObject((PyObject *)records_type, NULL);
-    posted->stored = PyDict_New();
-    return posted->queue_pair && posted->initiator && posted->receive && posted->stored ? 0 : -1;
+    return posted->queue_pair && posted->initiator && posted->receive ? 0 : -1;
 }
 
 static int posted_traverse(PyObject *self, visitproc visit, void *arg)
@@ -173,10 +172,22 @@ static PyMemberDef posted_members[] = {
     {"queue_pair", T_OBJECT_EX, offsetof(Posted, queue_pair), READONLY, NULL},
     {"initiator", T_OBJECT_EX, offsetof(Posted, initiator), READONLY, NULL},
     {"receive", T_OBJECT_EX, offsetof(Posted, receive), READONLY, NULL},
-    {"stored", T_OBJECT_EX, offsetof(Posted, stored), READONLY, NULL},
     {"stored_shared", T_INT, offsetof(Posted, stored_shared), 0, NULL},
     {"failed", T_BOOL, offsetof(Posted, failed), 0, NULL},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyObject *posted_get_stored(PyObject *self, void *Py_UNUSED(none))
+{
+    Posted *posted = (Posted *)self;
+
+    if (!posted->stored) posted->stored = PyDict_New();
+    return Py_XNewRef(posted->stored);
+}
+
+static PyGetSetDef posted_properties[] = {
+    {"stored", posted_get_stored, NULL, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot posted_slots[] = {
@@ -187,6 +198,7 @@ static PyType_Slot posted_slots[] = {
     {Py_tp_clear, posted_clear},
     {Py_tp_dealloc, posted_dealloc},
     {Py_tp_members, posted_members},
+    {Py_tp_getset, posted_properties},
     {0, NULL},
 };
 

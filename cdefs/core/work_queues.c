@@ -508,8 +508,18 @@ static PyObject *find_unusable(const WorkQueues *self, const Batch *batch)
     return NULL;
 }
 
-/* Posts a list, with its record. Returns 0 when it is posted, a refusal, or RAISED. */
-static int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
+/* Whether all regions of a batch can be used. Those of a batch that has a list for a queue pair are of its adapter. */
+HOT int are_usable(const Batch *batch)
+{
+    PyObject *const *region = batch->regions, *const *end = region + batch->region_count;
+
+    for (; region < end; region++)
+        if (!is_usable(((Region *)*region)->defunct)) return 0;
+    return 1;
+}
+
+/* Posts a list, with its record. Returns 0 when it is posted, or a refusal with the number of requests that were posted, or RAISED. */
+HOT int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
 {
     Records *records = (Records *)(list->operation == NDPY_RECEIVE ? self->receive : self->initiator);
     int refused;
@@ -529,66 +539,99 @@ static int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
     return refused;
 }
 
-static PyObject *post_singly(PyObject *self, PyObject *batch, uint32_t posted)
+static PyObject *post_singly(WorkQueues *self, Batch *batch, uint32_t posted)
 {
-    return PyObject_CallMethod(self, "_post_singly", "OI", batch, posted);
+    return PyObject_CallMethod((PyObject *)self, "_post_singly", "OI", (PyObject *)batch, posted);
 }
 
-static PyObject *queues_post(PyObject *object, PyObject *argument)
+/* What follows a post of a batch, without the lock. bad: the number of the refused request. */
+static PyObject *conclude_batch(WorkQueues *self, Batch *batch, int refused, uint32_t bad, uint32_t posted)
 {
-    WorkQueues *self = (WorkQueues *)object;
-    Batch *batch = (Batch *)argument;
-    PyObject *unusable;
-    PostedList *list;
-    uint32_t posted = 0, bad = 0, operation;
-    int refused = 0;
-
-    if (Py_TYPE(argument) != batch_type) {
-        PyErr_Format(PyExc_TypeError, "post() takes a Batch, not %R", (PyObject *)Py_TYPE(argument));
+    if (refused == NDPY_POST_SINGLY) return post_singly(self, batch, posted);
+    if (refused == RAISED) return NULL;
+    if (refused) {
+        raise_made(PyObject_CallMethod((PyObject *)self, "_refuse_batch", "OiII", (PyObject *)batch, refused, bad, posted));
         return NULL;
     }
+    if (self->ended)
+        return PyObject_CallMethod((PyObject *)self, "_cancel_late_request", "I", batch->requests[0].operation);
+    Py_RETURN_NONE;
+}
+
+/* Raises if a batch is empty, or has receives that the queue pair does not take. Returns 0, or -1 with the error. */
+static int check_batch(WorkQueues *self, const Batch *batch)
+{
     if (!batch->count) {
         PyErr_SetString(PyExc_ValueError, "the batch is empty; add requests with its methods send(), write() and so on");
-        return NULL;
+        return -1;
     }
     if (batch->requests[0].operation == NDPY_RECEIVE && self->srq && self->srq != Py_None) {
-        raise_made(PyObject_CallMethod(object, "_no_own_receives", NULL));
-        return NULL;
+        raise_made(PyObject_CallMethod((PyObject *)self, "_no_own_receives", NULL));
+        return -1;
     }
-    if (enter(self) < 0) return NULL;
-    unusable = find_unusable(self, batch);
+    return 0;
+}
+
+/* Posts a batch that has no list for this queue pair, may have changed, or has a region that cannot be used. Called with the lock,
+   which it gives back. */
+static PyObject *post_checked(WorkQueues *self, Batch *batch)
+{
+    PyObject *unusable = find_unusable(self, batch);
+    uint32_t posted = 0, bad = 0;
+    PostedList *list;
+    int refused;
+
     if (unusable) {
         PyObject *checked;
 
         Py_INCREF(unusable);
         lock_leave(self->lock);
-        checked = PyObject_CallMethod(object, "_require_same_adapter", "Os", unusable, "the region");
+        checked = PyObject_CallMethod((PyObject *)self, "_require_same_adapter", "Os", unusable, "the region");
         Py_DECREF(unusable);
         if (!checked) return NULL;
         /* A close() in another thread has failed meanwhile, so the region can be used again. */
         Py_DECREF(checked);
-        return queues_post(object, argument);
+        return enter(self) < 0 ? NULL : post_checked(self, batch);
+    }
+    if (check_batch(self, batch) < 0) {
+        lock_leave(self->lock);
+        return NULL;
     }
     if (!self->provider->list_new) {
         lock_leave(self->lock);
-        return post_singly(object, argument, 0);
+        return post_singly(self, batch, 0);
     }
     list = batch_list(batch, (ListPool *)self->lists, &refused, &bad);
     if (list) {
         Py_INCREF((PyObject *)list);
         refused = post_list(self, list, &posted);
         bad = posted;
+        Py_DECREF((PyObject *)list);
+    } else if (!refused) {
+        refused = RAISED;
     }
     lock_leave(self->lock);
-    operation = list ? list->operation : 0;
-    Py_XDECREF((PyObject *)list);
-    if (refused == NDPY_POST_SINGLY) return post_singly(object, argument, posted);
-    if (PyErr_Occurred()) return NULL;
-    if (refused) {
-        raise_made(PyObject_CallMethod(object, "_refuse_batch", "OiII", argument, refused, bad, posted));
+    return conclude_batch(self, batch, refused, bad, posted);
+}
+
+static PyObject *queues_post(PyObject *object, PyObject *argument)
+{
+    WorkQueues *self = (WorkQueues *)object;
+    Batch *batch = (Batch *)argument;
+    PostedList *list;
+    uint32_t posted;
+    int refused;
+
+    if (Py_TYPE(argument) != batch_type) {
+        PyErr_Format(PyExc_TypeError, "post() takes a Batch, not %R", (PyObject *)Py_TYPE(argument));
         return NULL;
     }
-    if (self->ended) return PyObject_CallMethod(object, "_cancel_late_request", "I", operation);
+    if (enter(self) < 0) return NULL;
+    list = batch->last;
+    if (!list || list->pool != self->lists || batch->is_exposed || !are_usable(batch)) return post_checked(self, batch);
+    refused = post_list(self, list, &posted);
+    lock_leave(self->lock);
+    if (refused || self->ended) return conclude_batch(self, batch, refused, posted, posted);
     Py_RETURN_NONE;
 }
 

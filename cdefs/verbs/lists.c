@@ -86,13 +86,27 @@ static void make_receive(struct ibv_recv_wr *wr, struct ndpy_slot *slot, const s
         .wr_id = (uintptr_t)slot, .next = wr + 1, .sg_list = elements, .num_sge = (int)request->count};
 }
 
+/* Makes the ring's room for postings, once. Returns 0 or an errno. */
+static int make_postings(struct ndpy_ring *ring)
+{
+    uint32_t capacity = 1;
+
+    if (ring->postings.items)
+        return 0;
+    while (capacity < ring->depth)
+        capacity *= 2;
+    ring->postings.items = calloc(capacity, sizeof *ring->postings.items);
+    ring->postings.mask = capacity - 1;
+    return ring->postings.items ? 0 : ENOMEM;
+}
+
 static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *requests, uint32_t count,
     const struct ndpy_element *elements, struct ndpy_list **out, uint32_t *bad)
 {
     int receives = requests[0].operation == NDPY_RECEIVE;
     struct ndpy_ring *ring = receives ? qp->receive : qp->initiator;
     const struct ndpy_list_request *last = &requests[count - 1];
-    struct ndpy_list *list = list_find(qp, count, last->first + last->count);
+    struct ndpy_list *list = make_postings(ring) ? NULL : list_find(qp, count, last->first + last->count);
     uint32_t silent_run = 0;
 
     if (!list)
@@ -113,6 +127,7 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
             return refused;
         }
         slot->ring = ring;
+        slot->list = list;
         slot->context = request->context;
         slot->sequence = i;
         slot->operation = (uint16_t)completes_as(request->operation);
@@ -132,42 +147,21 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         ((struct ibv_recv_wr *)list->requests)[count - 1].next = NULL;
     else
         ((struct ibv_send_wr *)list->requests)[count - 1].next = NULL;
+    list->is_special = list->has_reads || ring->headers;
     *out = list;
     return 0;
 }
 
-/* Gives the requests to the provider. Returns 0 or the provider's number, with the number of requests that it took. */
-static int native_post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *taken)
+HOT int is_full(struct ndpy_ring *ring, uint32_t posted, uint32_t more)
 {
-    int error;
-
-    if (list->ring == qp->receive) {
-        struct ibv_recv_wr *bad = NULL;
-
-        error = ibv_post_recv(qp->native, list->requests, &bad);
-        if (error && bad)
-            *taken = (uint32_t)(bad - (struct ibv_recv_wr *)list->requests);
-    } else {
-        struct ibv_send_wr *bad = NULL;
-
-        error = ibv_post_send(qp->native, list->requests, &bad);
-        if (error && bad)
-            *taken = (uint32_t)(bad - (struct ibv_send_wr *)list->requests);
-    }
-    return error ? post_error(error) : 0;
+    return posted - atomic_load_explicit(&ring->retired, memory_order_acquire) + more > ring->depth;
 }
 
-static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted)
+/* Whether the list may be posted, if it or the connection is not as usual. Returns 0, or a refusal. */
+APART int check_posting(const struct ndpy_queue_pair *qp, const struct ndpy_list *list, int connection)
 {
     struct ndpy_ring *ring = list->ring;
-    int connection = atomic_load_explicit(&qp->connection, memory_order_acquire);
-    uint32_t first = atomic_load_explicit(&ring->posted, memory_order_relaxed);
-    uint32_t place = atomic_load_explicit(&ring->postings.end, memory_order_relaxed);
-    struct ndpy_posting *posting;
-    uint32_t taken = 0;
-    int error;
 
-    *posted = 0;
     if (ring->headers)
         return NDPY_POST_SINGLY;
     if (ring == qp->initiator) {
@@ -176,37 +170,68 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
         if (list->has_reads && qp->refuses_reads)
             return NDPY_NO_READS;
     }
-    if (first - atomic_load_explicit(&ring->retired, memory_order_acquire) + list->count > ring->depth)
-        return NDPY_QUEUE_FULL;
-    if (connection == NDPY_ENDED_UNPOSTED ||
-        place - atomic_load_explicit(&ring->postings.first, memory_order_acquire) > ring->depth)
-        return NDPY_POST_SINGLY;
-    if (!ring->postings.items) {
-        ring->postings.items = calloc((size_t)ring->depth + 1, sizeof *posting);
-        if (!ring->postings.items)
-            return ENOMEM;
+    if (connection != NDPY_ENDED_UNPOSTED)
+        return 0;
+    return is_full(ring, atomic_load(&ring->posted), list->count) ? NDPY_QUEUE_FULL : NDPY_POST_SINGLY;
+}
+
+/* Gives the requests to the provider. Returns 0, or its number with the request that it refused. */
+HOT int give_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, void **refused)
+{
+    if (list->ring == qp->receive)
+        return ibv_post_recv(qp->native, list->requests, (struct ibv_recv_wr **)refused);
+    return ibv_post_send(qp->native, list->requests, (struct ibv_send_wr **)refused);
+}
+
+/* What follows if the provider refused a request of the newest posting. Returns a refusal or the provider's number. */
+APART int end_refused(
+    struct ndpy_queue_pair *qp, struct ndpy_list *list, int error, const char *refused, uint32_t *posted)
+{
+    struct ndpy_ring *ring = list->ring;
+    struct ndpy_posting *posting = posting_at(ring, atomic_load(&ring->postings.end) - 1);
+    size_t size = ring == qp->receive ? sizeof(struct ibv_recv_wr) : sizeof(struct ibv_send_wr);
+    uint32_t taken = refused ? (uint32_t)((size_t)(refused - (const char *)list->requests) / size) : 0;
+
+    error = post_error(error);
+    list->was_refused = 1;
+    atomic_store_explicit(&posting->count, taken, memory_order_relaxed);
+    atomic_store_explicit(&ring->posted, posting->base + taken, memory_order_release);
+    ring->silent_run += taken;
+    *posted = taken;
+    /* Posted one by one, the rest ends as requests do after the end of a connection (see native_post()). */
+    return error == ENOTCONN && qp->suits_siw ? NDPY_POST_SINGLY : error;
+}
+
+static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_t *posted)
+{
+    struct ndpy_ring *ring = list->ring;
+    int connection = atomic_load_explicit(&qp->connection, memory_order_acquire), error;
+    uint32_t first = atomic_load_explicit(&ring->posted, memory_order_relaxed);
+    uint32_t place = atomic_load_explicit(&ring->postings.end, memory_order_relaxed);
+    struct ndpy_posting *posting = posting_at(ring, place);
+    void *refused = NULL;
+
+    *posted = 0;
+    if (connection != NDPY_CONNECTED || list->is_special) {
+        error = check_posting(qp, list, connection);
+        if (error)
+            return error;
     }
-    posting = posting_at(ring, place);
+    if (is_full(ring, first, list->count))
+        return NDPY_QUEUE_FULL;
+    if (place - atomic_load_explicit(&ring->postings.first, memory_order_acquire) > ring->postings.mask)
+        return NDPY_POST_SINGLY;
     posting->list = list;
     posting->base = first;
     atomic_store_explicit(&posting->count, list->count, memory_order_relaxed);
     /* Before the provider sees them: completions may be polled before the call returns. */
     atomic_store_explicit(&ring->postings.end, place + 1, memory_order_release);
     atomic_store_explicit(&ring->posted, first + list->count, memory_order_release);
-    error = native_post_list(qp, list, &taken);
-    if (!error) {
-        if (ring == qp->initiator)
-            ring->silent_run = 0;
-        *posted = list->count;
-        return 0;
-    }
-    list->was_refused = 1;
-    atomic_store_explicit(&posting->count, taken, memory_order_relaxed);
-    atomic_store_explicit(&ring->posted, first + taken, memory_order_release);
-    ring->silent_run += taken;
-    *posted = taken;
-    /* Posted one by one, the rest ends as requests do after the end of a connection (see native_post()). */
-    return error == ENOTCONN && qp->suits_siw ? NDPY_POST_SINGLY : error;
+    error = give_list(qp, list, &refused);
+    if (error)
+        return end_refused(qp, list, error, refused, posted);
+    ring->silent_run = 0;
+    return 0;
 }
 
 /* Whether nobody has to look at these completions: they succeeded, and brought neither immediate data nor an invalidation. rxe
@@ -232,29 +257,26 @@ static int is_uneventful(const struct ibv_wc *wc, int count)
 static int are_consecutive_receives(const struct ndpy_slot *first, const struct ndpy_slot *last, int count)
 {
     return first->flags & last->flags & NDPY_LISTED && first->operation == NDPY_RECEIVE &&
-        last->sequence - first->sequence == (uint32_t)count - 1 && list_of(first) == list_of(last);
+        last->sequence - first->sequence == (uint32_t)count - 1 && first->list == last->list;
 }
 
-/* Translates `got` results, unless they may stay untouched. */
+/* Translates several results, unless they may stay untouched. */
 APART int read_or_keep(
     const struct native_result *found, int got, struct ndpy_completion *out, struct ndpy_untouched *untouched)
 {
     const struct ndpy_slot *first = native_slot(&found[0]), *last = native_slot(&found[got - 1]);
     uint32_t sequence;
 
-    if (got > 1 && are_consecutive_receives(first, last, got) && is_uneventful(&found->wc, got) &&
+    if (are_consecutive_receives(first, last, got) && is_uneventful(&found->wc, got) &&
         find_posted(last->ring, last, &sequence) &&
         sequence + 1 - (uint32_t)got == atomic_load_explicit(&last->ring->retired, memory_order_relaxed)) {
         atomic_store_explicit(&last->ring->retired, sequence + 1, memory_order_release);
         *untouched = (struct ndpy_untouched){
-            .list = list_of(first), .first = first->sequence, .count = (uint32_t)got, .queue_pair = last->ring->number};
+            .list = first->list, .first = first->sequence, .count = (uint32_t)got, .queue_pair = last->ring->number};
         return got;
     }
     untouched->count = 0;
-    if (got == 1)
-        translate(&verbs, found, out);
-    else
-        translate_all(&verbs, found, got, out);
+    translate_all(&verbs, found, got, out);
     return got;
 }
 
@@ -269,10 +291,12 @@ static int poll_array(struct ndpy_completion_queue *cq, void *results, struct nd
         return ndpy_poll(cq, out, count);
     }
     got = ibv_poll_cq(cq->native, (int)count, &found->wc);
-    if (got > 0)
+    if (got > 1)
         return read_or_keep(found, got, out, untouched);
     untouched->count = 0;
-    return got < 0 ? -EIO : 0;
+    if (got == 1)
+        translate(&verbs, found, out);
+    return got < 0 ? -EIO : got;
 }
 
 static void read_results(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out)
