@@ -300,7 +300,7 @@ HOT int translate_success(
         return 0;
     retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
     if (slot->flags & NDPY_LISTED) {
-        if (!find_posted(ring, slot, &sequence))
+        if (!find_in_oldest(ring, slot, &sequence))
             return 0;
     } else if (sequence - retired >= atomic_load_explicit(&ring->posted, memory_order_acquire) - retired) {
         return 0;

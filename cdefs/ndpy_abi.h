@@ -200,7 +200,8 @@ struct ndpy_list_request {
 };
 
 /* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first` on. All
-   of them succeeded, and nobody else has to hear of them. count is 0 if the completions were translated. */
+   of them succeeded, and nobody else has to hear of them. count is 0 if the completions were translated. A single one always is:
+   then nothing here means anything. */
 struct ndpy_untouched {
     struct ndpy_list *list;
     uint32_t first;

@@ -193,26 +193,30 @@ HOT struct ndpy_posting *posting_at(struct ndpy_ring *ring, uint32_t place)
     return &ring->postings.items[place & ring->postings.mask];
 }
 
-/* Finds the number in the ring of a list's request that has ended: that of its oldest posting in which it has not ended yet.
-   Returns 0 if there is none. Once the last request of the oldest posting was found, the posting is over. Call this with the
-   completion queue's lock. */
-HOT int find_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
+/* Finds the number in the ring of a list's request that has ended, if it is of the oldest posting. Returns 0 otherwise. Once the last
+   request of that posting was found, the posting is over. Call this with the completion queue's lock. */
+HOT int find_in_oldest(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
 {
     uint32_t first = atomic_load_explicit(&ring->postings.first, memory_order_relaxed);
+    const struct ndpy_posting *posting = posting_at(ring, first);
+    uint32_t left;
 
-    if (first != atomic_load_explicit(&ring->postings.end, memory_order_acquire)) {
-        const struct ndpy_posting *posting = posting_at(ring, first);
-        uint32_t retired = atomic_load_explicit(&ring->retired, memory_order_relaxed);
-        uint32_t left = atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence;
+    if (first == atomic_load_explicit(&ring->postings.end, memory_order_acquire) || posting->list != slot->list)
+        return 0;
+    left = atomic_load_explicit(&posting->count, memory_order_relaxed) - slot->sequence;
+    *sequence = posting->base + slot->sequence;
+    if ((int32_t)left <= 0 ||
+        (int32_t)(*sequence - atomic_load_explicit(&ring->retired, memory_order_relaxed)) < 0)
+        return 0;
+    if (left == 1)
+        atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
+    return 1;
+}
 
-        *sequence = posting->base + slot->sequence;
-        if (posting->list == slot->list && (int32_t)(*sequence - retired) >= 0 && (int32_t)left > 0) {
-            if (left == 1)
-                atomic_store_explicit(&ring->postings.first, first + 1, memory_order_release);
-            return 1;
-        }
-    }
-    return search_posted(ring, slot, sequence);
+/* The same for the oldest posting in which the request has not ended yet. */
+HOT int find_posted(struct ndpy_ring *ring, const struct ndpy_slot *slot, uint32_t *sequence)
+{
+    return find_in_oldest(ring, slot, sequence) || search_posted(ring, slot, sequence);
 }
 
 /* ---- stored completions ---- */

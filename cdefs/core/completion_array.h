@@ -14,7 +14,7 @@ struct owner {
 /* entries: the completions. owners: the PostedRequests of all of them, `owned` runs of them. views: of the entries, as integers of
    64 and of 32 bits. is_exposed: the program may look at the entries through a column at any time. results: the completions in the
    form of `provider`. If untouched.count is not 0, only these exist, and list keeps what they refer to. is_busy: a poll_into() is
-   under way. single: the owner, borrowed, if array_hold() had the only completion; else NULL. sources: for each completion the bytes of a struct ndpy_datagram or NULL, once there was one. */
+   under way. single: the owner, borrowed, if there is one completion without a source; else NULL. sources: for each completion the bytes of a struct ndpy_datagram or NULL, once there was one. */
 typedef struct {
     PyObject_HEAD
     Py_ssize_t capacity;
@@ -43,17 +43,6 @@ HOT void array_own(CompletionArray *array, PyObject *posted, uint32_t end)
     if (!array->owned || array->owners[array->owned - 1].posted != posted)
         array->owners[array->owned++].posted = Py_NewRef(posted);
     array->owners[array->owned - 1].end = end;
-}
-
-/* The array has one completion now, the first one of its entries. */
-HOT void array_hold(CompletionArray *array, PyObject *posted)
-{
-    if (array->single != posted) {
-        array_clear(array);
-        array_own(array, posted, 1);
-        array->single = posted;
-    }
-    array->count = 1;
 }
 
 /* The owner of a completion, borrowed. */

@@ -283,20 +283,32 @@ static int make_untouched(CompletionQueue *self, const void *results, const stru
     return count;
 }
 
+/* Finds the record of the only request that a completion ends, if this one only has to be forgotten. posted: of its queue pair.
+   Returns NULL otherwise. */
+HOT struct record *find_record(const Posted *posted, const struct ndpy_completion *entry)
+{
+    const Records *records = (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
+    struct record *oldest = record_at(records, 0);
+
+    if (entry->status | entry->flags || entry->retired != 1 || !records->count || !is_plain(oldest->object)) return NULL;
+    return oldest;
+}
+
+/* Ends a request that has this record. Returns the object, which the caller owns, if it was the last one with the record. */
+HOT PyObject *end_request(const Posted *posted, const struct ndpy_completion *entry, struct record *record)
+{
+    if (--record->left) return NULL;
+    return records_take((Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator));
+}
+
 /* Ends a single request that only has to be forgotten. Returns its PostedRequests, borrowed, or NULL: then nothing has changed. */
 HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entry)
 {
-    struct record *oldest;
-    Records *records;
-    Posted *posted;
+    Posted *posted = posted_of(self, entry->queue_pair);
+    struct record *record = posted && !has_stored(posted) ? find_record(posted, entry) : NULL;
 
-    if (entry->status | entry->flags || entry->retired != 1) return NULL;
-    posted = posted_of(self, entry->queue_pair);
-    if (!posted || has_stored(posted)) return NULL;
-    records = (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
-    oldest = records->count ? record_at(records, 0) : NULL;
-    if (!oldest || !is_plain(oldest->object)) return NULL;
-    if (!--oldest->left) Py_DECREF(records_take(records));
+    if (!record) return NULL;
+    Py_XDECREF(end_request(posted, entry, record));
     return posted;
 }
 
@@ -385,7 +397,7 @@ static int collect(CompletionQueue *self, struct look *look, PyObject **completi
         raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -look->got));
         return -1;
     }
-    if (look->untouched.count)
+    if (look->got > 1 && look->untouched.count)
         count = make_untouched(self, look->native, &look->untouched, look->entries, found, &failure);
     if (count < 0) count = collect_entries(self, look->entries, look->got, found, failed, &failure);
     self->taken += count;
@@ -627,7 +639,7 @@ HOT Posted *retire(CompletionQueue *self, struct look *look)
     PyObject *list = NULL;
     Posted *posted;
 
-    if (look->got == 1 && !look->untouched.count) return retire_one(self, look->entries);
+    if (look->got == 1) return retire_one(self, look->entries);
     if (look->got <= 0) return NULL;
     if (!look->untouched.count) return retire_alike(self, look->entries, look->got);
     posted = retire_untouched(self, &look->untouched, &list);
@@ -770,20 +782,11 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
     }
     end_run(&run);
     array->count = kept;
+    if (kept == 1 && !array->sources) array->single = array->owners[0].posted;
     self->taken += kept - first;
     if (!failure.type) return 0;
     PyErr_Restore(failure.type, failure.value, failure.traceback);
     return -1;
-}
-
-/* Takes completions into an array that was prepared for the provider. Returns their number, or minus an errno. */
-HOT int look_into(
-    const CompletionQueue *self, const struct ndpy_provider *provider, CompletionArray *array, struct ndpy_untouched *untouched)
-{
-    Py_ssize_t most = (Py_ssize_t)self->depth + SLACK;
-
-    return provider->poll_array(self->native, array->results, array->entries,
-        (uint32_t)(array->capacity < most ? array->capacity : most), untouched);
 }
 
 /* Sorts out what a look has taken into an empty array. Returns 0, or -1 with an error. */
@@ -796,7 +799,7 @@ static int collect_look(
         raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
         return -1;
     }
-    if (!untouched->count) return collect_array(self, array, (uint32_t)got, failed);
+    if (got < 2 || !untouched->count) return collect_array(self, array, (uint32_t)got, failed);
     posted = retire_untouched(self, untouched, &array->list);
     if (!posted) {
         self->provider->read_results(array->results, untouched, array->entries);
@@ -813,18 +816,17 @@ static int collect_look(
 /* Takes completions into an empty array. Returns 0, or -1 with an error. Called with the lock. */
 static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **failed)
 {
+    const struct ndpy_provider *provider = self->provider;
     struct ndpy_untouched untouched = {.count = 0};
+    uint32_t room = (uint32_t)array->capacity;
     int got;
 
     if (self->kept) return take_kept_into(self, array);
-    if (self->provider->poll_array) {
-        if (array->provider != self->provider && array_prepare(array, self->provider) < 0) return -1;
-        got = look_into(self, self->provider, array, &untouched);
+    if (provider->poll_array) {
+        if (array->provider != provider && array_prepare(array, provider) < 0) return -1;
+        got = provider->poll_array(self->native, array->results, array->entries, room, &untouched);
     } else {
-        Py_ssize_t most = (Py_ssize_t)self->depth + SLACK;
-
-        got = self->provider->poll(
-            self->native, array->entries, (uint32_t)(array->capacity < most ? array->capacity : most));
+        got = provider->poll(self->native, array->entries, room);
     }
     return collect_look(self, array, got, &untouched, failed);
 }
@@ -926,6 +928,9 @@ static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, P
     CompletionQueue *self = (CompletionQueue *)object;
     struct ndpy_untouched untouched;
     CompletionArray *array;
+    struct record *record;
+    PyObject *ended;
+    Posted *posted;
     int got;
 
     if (count != 1 || keywords || Py_TYPE(arguments[0]) != completion_array_type)
@@ -933,20 +938,19 @@ static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, P
     array = (CompletionArray *)arguments[0];
     if (enter(self) < 0) return NULL;
     if (self->kept || array->is_busy || array->provider != self->provider) return poll_into(self, array, 1, 0);
-    got = look_into(self, array->provider, array, &untouched);
-    if (got == 1 && !untouched.count) {
-        Posted *posted = retire_one(self, array->entries);
-
-        if (!posted) return poll_into_on(self, array, got, &untouched);
-        array_hold(array, (PyObject *)posted);
-        self->taken++;
-    } else if (got) {
-        return poll_into_on(self, array, got, &untouched);
-    } else {
-        array_clear(array);
-    }
+    got = array->provider->poll_array(
+        self->native, array->results, array->entries, (uint32_t)array->capacity, &untouched);
+    /* The usual case makes no call, so that no registers are saved for it. */
+    posted = got == 1 ? (Posted *)array->single : NULL;
+    record = posted && (PyObject *)posted == self->last && array->entries->queue_pair == self->last_number && !posted->stored
+        ? find_record(posted, array->entries)
+        : NULL;
+    if (!record) return poll_into_on(self, array, got, &untouched);
+    ended = end_request(posted, array->entries, record);
+    self->taken++;
     lock_leave(self->lock);
-    return PyLong_FromLong(got);
+    Py_XDECREF(ended);
+    return PyLong_FromLong(1);
 }
 
 static PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))

@@ -280,6 +280,12 @@ APART int read_or_keep(
     return got;
 }
 
+APART int read_one(const struct native_result *found, struct ndpy_completion *out)
+{
+    translate(&verbs, found, out);
+    return 1;
+}
+
 static int poll_array(struct ndpy_completion_queue *cq, void *results, struct ndpy_completion *out, uint32_t count,
     struct ndpy_untouched *untouched)
 {
@@ -293,10 +299,7 @@ static int poll_array(struct ndpy_completion_queue *cq, void *results, struct nd
     got = ibv_poll_cq(cq->native, (int)count, &found->wc);
     if (got > 1)
         return read_or_keep(found, got, out, untouched);
-    untouched->count = 0;
-    if (got == 1)
-        translate(&verbs, found, out);
-    return got < 0 ? -EIO : got;
+    return got == 1 ? read_one(found, out) : got < 0 ? -EIO : 0;
 }
 
 static void read_results(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out)
