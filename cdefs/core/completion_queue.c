@@ -101,7 +101,7 @@ HOT void end_run(struct run *run)
     Records *records = run->records;
 
     while (run->retired) {
-        struct record *oldest = record_at(records, 0);
+        struct record *oldest = record_oldest(records);
 
         if (run->retired < oldest->left) {
             oldest->left -= run->retired;
@@ -249,7 +249,7 @@ static Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouch
 {
     Posted *posted = posted_of(self, untouched->queue_pair);
     Records *records = posted ? (Records *)posted->receive : NULL;
-    struct record *oldest = records && records->count ? record_at(records, 0) : NULL;
+    struct record *oldest = records && records->count ? record_oldest(records) : NULL;
 
     if (!oldest || Py_TYPE(oldest->object) != posted_list_type || oldest->left < untouched->count ||
         ((PostedList *)oldest->object)->native != untouched->list || has_stored(posted))
@@ -288,10 +288,11 @@ static int make_untouched(CompletionQueue *self, const void *results, const stru
 HOT struct record *find_record(const Posted *posted, const struct ndpy_completion *entry)
 {
     const Records *records = (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
-    struct record *oldest = record_at(records, 0);
 
-    if (entry->status | entry->flags || entry->retired != 1 || !records->count || !is_plain(oldest->object)) return NULL;
-    return oldest;
+    if (entry->status | entry->flags || entry->retired != 1 || !records->count ||
+        !is_plain(record_oldest(records)->object))
+        return NULL;
+    return record_oldest(records);
 }
 
 /* Ends a request that has this record. Returns the object, which the caller owns, if it was the last one with the record. */
@@ -896,6 +897,9 @@ APART PyObject *poll_into_on(
     return end_poll_into(self, array, 1, 0, result, failed);
 }
 
+/* The integer 1. */
+static PyObject *one;
+
 static PyObject *array_argument_names[3];
 
 static PyObject *poll_into_with(CompletionQueue *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
@@ -941,8 +945,9 @@ static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, P
     got = array->provider->poll_array(
         self->native, array->results, array->entries, (uint32_t)array->capacity, &untouched);
     /* The usual case makes no call, so that no registers are saved for it. */
-    posted = got == 1 ? (Posted *)array->single : NULL;
-    record = posted && (PyObject *)posted == self->last && array->entries->queue_pair == self->last_number && !posted->stored
+    posted = (Posted *)self->last;
+    record = got == 1 && posted && array->single == (PyObject *)posted && array->entries->queue_pair == self->last_number &&
+            !posted->stored
         ? find_record(posted, array->entries)
         : NULL;
     if (!record) return poll_into_on(self, array, got, &untouched);
@@ -950,7 +955,7 @@ static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, P
     self->taken++;
     lock_leave(self->lock);
     Py_XDECREF(ended);
-    return PyLong_FromLong(1);
+    return Py_NewRef(one);
 }
 
 static PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))
@@ -1226,6 +1231,7 @@ int add_completion_queues(PyObject *module)
     array_argument_names[0] = interned("array");
     array_argument_names[1] = interned("at_least");
     array_argument_names[2] = argument_names[1];
-    if (!array_argument_names[0] || !array_argument_names[1]) return -1;
+    one = PyLong_FromLong(1);
+    if (!array_argument_names[0] || !array_argument_names[1] || !one) return -1;
     return argument_names[0] && argument_names[1] && add_type(module, &queue_spec) ? 0 : -1;
 }

@@ -251,6 +251,12 @@ HOT struct record *record_at(const Records *records, size_t place)
     return &records->items[(records->first + place) & (records->capacity - 1)];
 }
 
+/* Call this only if there is one. */
+HOT struct record *record_oldest(const Records *records)
+{
+    return &records->items[records->first];
+}
+
 /* Adds a record of some requests as the newest one. Returns 0, or -1 with an error. */
 HOT int records_push(Records *records, PyObject *object, uint32_t requests)
 {
@@ -287,7 +293,7 @@ HOT PyObject *records_withdraw(Records *records)
 /* Takes the oldest record out, with all of its requests. The caller owns it. */
 HOT PyObject *records_take(Records *records)
 {
-    PyObject *object = record_at(records, 0)->object;
+    PyObject *object = record_oldest(records)->object;
 
     records->first = (records->first + 1) & (records->capacity - 1);
     records->count--;

@@ -518,24 +518,32 @@ HOT int are_usable(const Batch *batch)
     return 1;
 }
 
+static Records *records_of(WorkQueues *self, const PostedList *list)
+{
+    return (Records *)(list->operation == NDPY_RECEIVE ? self->receive : self->initiator);
+}
+
+/* Corrects the newest record, because only so many requests of its list were posted. */
+APART void correct_record(WorkQueues *self, PostedList *list, uint32_t posted)
+{
+    Records *records = records_of(self, list);
+    struct record *newest = record_at(records, records->count - 1);
+
+    newest->requests = newest->left = posted;
+    if (posted) return;
+    records->count--;
+    Py_DECREF((PyObject *)list);
+}
+
 /* Posts a list, with its record. Returns 0 when it is posted, or a refusal with the number of requests that were posted, or RAISED. */
 HOT int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
 {
-    Records *records = (Records *)(list->operation == NDPY_RECEIVE ? self->receive : self->initiator);
     int refused;
 
     /* Recorded first: another thread may take completions as soon as the provider has the requests. */
-    if (records_push(records, (PyObject *)list, list->count) < 0) return RAISED;
+    if (records_push(records_of(self, list), (PyObject *)list, list->count) < 0) return RAISED;
     refused = self->provider->post_list(self->native, list->native, posted);
-    if (!refused) return 0;
-    if (*posted) {
-        struct record *newest = record_at(records, records->count - 1);
-
-        newest->requests = newest->left = *posted;
-    } else {
-        records->count--;
-        Py_DECREF((PyObject *)list);
-    }
+    if (refused) correct_record(self, list, *posted);
     return refused;
 }
 
