@@ -313,23 +313,24 @@ HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entr
     return posted;
 }
 
-/* The same for several requests, if they are of one direction of a queue pair. */
-static Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, int count)
+/* The same for several requests, if they are of one queue pair and of one operation. */
+static Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count)
 {
-    int receives = entries->operation == NDPY_RECEIVE;
-    struct run run = {.receives = receives};
-    uint32_t retired = 0;
+    uint32_t number = entries->queue_pair, operation = entries->operation, retired = 0, differences = 0;
+    struct run run = {0};
     Posted *posted;
 
-    for (const struct ndpy_completion *entry = entries; entry < entries + count; entry++) {
-        if (entry->status != NDPY_SUCCESS || entry->flags & ~(uint32_t)NDPY_IMMEDIATE ||
-            entry->queue_pair != entries->queue_pair || (entry->operation == NDPY_RECEIVE) != receives)
-            return NULL;
+    /* Without branches, because this is most of the work. */
+    for (uint32_t place = 0; place < count; place++) {
+        const struct ndpy_completion *entry = &entries[place];
+
+        differences |= entry->status | (entry->flags & ~(uint32_t)NDPY_IMMEDIATE) | (entry->queue_pair ^ number) |
+            (entry->operation ^ operation);
         retired += entry->retired;
     }
-    posted = posted_of(self, entries->queue_pair);
+    posted = differences ? NULL : posted_of(self, number);
     if (!posted || has_stored(posted)) return NULL;
-    run.records = (Records *)(receives ? posted->receive : posted->initiator);
+    run.records = (Records *)(operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
     if (!count_requests(&run, retired)) return NULL;
     end_run(&run);
     return posted;
@@ -642,7 +643,7 @@ HOT Posted *retire(CompletionQueue *self, struct look *look)
 
     if (look->got == 1) return retire_one(self, look->entries);
     if (look->got <= 0) return NULL;
-    if (!look->untouched.count) return retire_alike(self, look->entries, look->got);
+    if (!look->untouched.count) return retire_alike(self, look->entries, (uint32_t)look->got);
     posted = retire_untouched(self, &look->untouched, &list);
     if (!posted) return NULL;
     self->provider->read_results(look->native, &look->untouched, look->entries);
@@ -762,8 +763,8 @@ static void keep_array(CompletionQueue *self, CompletionArray *array)
     if (completions) keep(self, completions);
 }
 
-/* Sorts out `got` completions that follow those of an array. Returns 0, or -1 with an error. */
-static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t got, PyObject **failed)
+/* Sorts out `got` completions that follow those of an array, one by one. Returns 0, or -1 with an error. */
+static int collect_each(CompletionQueue *self, CompletionArray *array, uint32_t got, PyObject **failed)
 {
     struct failure failure = {NULL, NULL, NULL};
     struct run run = {0};
@@ -783,11 +784,23 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
     }
     end_run(&run);
     array->count = kept;
-    if (kept == 1 && !array->sources) array->single = array->owners[0].posted;
     self->taken += kept - first;
     if (!failure.type) return 0;
     PyErr_Restore(failure.type, failure.value, failure.traceback);
     return -1;
+}
+
+/* The same, as quickly as they allow. */
+static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t got, PyObject **failed)
+{
+    Posted *posted = got ? retire_alike(self, array->entries + array->count, got) : NULL;
+
+    if (!posted) return collect_each(self, array, got, failed);
+    array->count += got;
+    array_own(array, (PyObject *)posted, array->count);
+    if (array->count == 1 && !array->sources) array->single = (PyObject *)posted;
+    self->taken += got;
+    return 0;
 }
 
 /* Sorts out what a look has taken into an empty array. Returns 0, or -1 with an error. */

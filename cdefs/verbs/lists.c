@@ -238,16 +238,12 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
    gives every completion of a receive the flag IBV_WC_GRH. */
 static int is_uneventful(const struct ibv_wc *wc, int count)
 {
-    const struct ibv_wc *end = wc + count;
     uint32_t statuses = 0, flags = 0;
 
-    for (; end - wc >= 4; wc += 4) {
-        statuses |= (uint32_t)wc[0].status | (uint32_t)wc[1].status | (uint32_t)wc[2].status | (uint32_t)wc[3].status;
-        flags |= wc[0].wc_flags | wc[1].wc_flags | wc[2].wc_flags | wc[3].wc_flags;
-    }
-    for (; wc < end; wc++) {
-        statuses |= (uint32_t)wc->status;
-        flags |= wc->wc_flags;
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+        statuses |= (uint32_t)wc[i].status;
+        flags |= wc[i].wc_flags;
     }
     return !statuses && !(flags & ~(uint32_t)IBV_WC_GRH);
 }

@@ -1,4 +1,5 @@
-"""A poll may return the list of an earlier poll again. A program can never tell, over a verbs provider without a device."""
+"""A poll may return the list of an earlier poll again, and fills an array again. A program can never tell. Over a verbs provider without
+a device."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
 from racing import Queue, contexts
+
+import ndpy
 
 
 def poll_one(scene):
@@ -161,3 +164,46 @@ def test_a_cycle_through_the_list_is_collected(fake):
         del found, queue, scene
         gc.collect()
         assert gone() is None
+
+
+def test_one_array_takes_completions_of_several_queue_pairs_and_queues(fake):
+    found = ndpy.CompletionArray(4)
+
+    def take(scene):
+        assert scene.queue.poll_into(found) == len(found) == 1
+        assert found.all_ok
+        return found[0].queue_pair, found[0].context
+
+    with fake.open() as adapter:
+        one, two = Queue(fake, adapter), Queue(fake, adapter)
+        with adapter.create_queue_pair(one.queue, receive_queue_depth=8) as third:
+            for context in range(100, 103):
+                third.receive([], context=context)
+            for turn in range(3):
+                for scene in (one, one, two, one):
+                    before = scene.arrived
+                    scene.arrive()
+                    assert take(scene) == (scene.queue_pair, before)
+                assert fake.complete(third)
+                assert take(one) == (third, 100 + turn)
+            assert one.queue.poll_into(found) == len(found) == 0
+        one.close()
+        assert fake.complete(two.queue_pair)
+        assert take(two)[0] is two.queue_pair
+        two.close()
+
+
+def test_an_array_lets_go_of_a_closed_queue_pair(fake):
+    found = ndpy.CompletionArray(4)
+    with fake.open() as adapter:
+        scene = Queue(fake, adapter, receives=2)
+        for _ in range(2):
+            scene.arrive()
+            assert scene.queue.poll_into(found) == 1
+        gone = weakref.ref(scene.queue_pair)
+        scene.queue_pair.close()
+        assert scene.queue.poll_into(found) == 0
+        del scene.queue_pair
+        gc.collect()
+        assert gone() is None
+        scene.queue.close()
