@@ -798,7 +798,6 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
     if (!posted) return collect_each(self, array, got, failed);
     array->count += got;
     array_own(array, (PyObject *)posted, array->count);
-    if (array->count == 1 && !array->sources) array->single = (PyObject *)posted;
     self->taken += got;
     return 0;
 }
@@ -875,7 +874,10 @@ static PyObject *end_poll_into(
         result = tell_of_failures(self, failed);
     else
         Py_XDECREF(failed);
-    if (result < 0) keep_array(self, array);
+    if (result < 0)
+        keep_array(self, array);
+    else if (array->count == 1 && !array->list && !array->sources)
+        array->single = array->owners[0].posted;
     array->is_busy = 0;
     return result == 0 ? PyLong_FromUnsignedLong(array->count) : NULL;
 }

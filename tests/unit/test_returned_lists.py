@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
 import weakref
 
 import pytest
@@ -191,6 +192,27 @@ def test_one_array_takes_completions_of_several_queue_pairs_and_queues(fake):
         assert fake.complete(two.queue_pair)
         assert take(two)[0] is two.queue_pair
         two.close()
+
+
+def test_an_array_that_had_several_completions_has_one_afterwards(scene):
+    """A poll that spins takes them one after the other."""
+    found = ndpy.CompletionArray(4)
+    arrival = threading.Timer(0.05, scene.arrive)
+    for turn in range(2):
+        scene.arrive()
+        assert scene.queue.poll_into(found) == 1
+        scene.arrive()
+        if turn:
+            arrival.start()
+            assert scene.queue.poll_into(found, at_least=2, spin_s=30) == 2
+        else:
+            scene.arrive()
+            assert scene.queue.poll_into(found) == 2
+        scene.arrive()
+        before = scene.arrived
+        assert scene.queue.poll_into(found) == len(found) == 1
+        assert contexts(found) == list(found.contexts) == [before - 1]
+    arrival.join()
 
 
 def test_an_array_lets_go_of_a_closed_queue_pair(fake):
