@@ -21,7 +21,7 @@ LOOPS = {
     "slice_region": "slicing a region",
     "cache_hit": "hit of the registration cache, with release",
     "empty_turn": "one turn of an empty loop, part of every figure",
-    "empty_call": "the same, with a call of a method in C that does next to nothing",
+    "empty_call": "the same, with a call of a function in C that does next to nothing",
     "send_lat_events": "ping-pong of two processes that wait on the channel, as ib_send_lat -e; half a round trip",
     "write_bw_64k": "64 KiB writes, 16 outstanding, as ib_write_bw; each",
     "softnd_receive": "softnd: post a receive",
