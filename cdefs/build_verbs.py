@@ -100,6 +100,7 @@ def source() -> str:
 #include "verbs/data_path.c"
 #include "verbs/lists.c"
 #include "verbs/provider.c"
+#include "verbs/extended.c"
 #include "verbs/userfaultfd.c"
 """
 

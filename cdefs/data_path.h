@@ -433,9 +433,8 @@ HOT void translate_all(const struct native *native, const void *results, int got
     }
 }
 
-/* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
-HOT int poll_results(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
-    uint32_t count, void *results)
+/* Takes stored completions. Returns how many. */
+HOT uint32_t take_stored(struct ndpy_completion_queue *cq, struct ndpy_completion *out, uint32_t count)
 {
     uint32_t done = 0;
 
@@ -445,6 +444,15 @@ HOT int poll_results(const struct native *native, struct ndpy_completion_queue *
         if (!(out[done++].flags & NDPY_INTERNAL))
             cq->undelivered--;
     }
+    return done;
+}
+
+/* ndpy_poll(). results: room for NDPY_POLL_BATCH of them. */
+HOT int poll_results(const struct native *native, struct ndpy_completion_queue *cq, struct ndpy_completion *out,
+    uint32_t count, void *results)
+{
+    uint32_t done = take_stored(cq, out, count);
+
     while (done < count) {
         uint32_t wanted = count - done < NDPY_POLL_BATCH ? count - done : NDPY_POLL_BATCH;
         int got = native->poll(cq, results, wanted);

@@ -80,19 +80,31 @@ enum ndpy_completion_flag {
                                    FROM_SHARED_QUEUE there is no queue pair, and slot is the window's number. */
     NDPY_IMMEDIATE = 8,         /* a receive with immediate data; vendor_status is this data */
     NDPY_WRITTEN = 16,          /* with IMMEDIATE: the peer wrote elsewhere, not to the receive's own memory */
-    NDPY_DATAGRAM = 32          /* context is the address of a struct ndpy_datagram. Whoever takes the completion frees it. */
+    NDPY_DETAILED = 32          /* context is the address of a struct ndpy_details. Whoever takes the completion frees it. */
 };
 
-/* What came with a datagram. context: that of its receive. header: the GRH, or on RoCE v2 with IPv4 the IP header in its last 20
-   bytes; nothing unless has_header. */
-struct ndpy_datagram {
+/* What a completion can bring besides. */
+enum ndpy_detail {
+    NDPY_SOURCE = 1,            /* where a datagram came from */
+    NDPY_TIMESTAMP = 2,         /* when the request ended, by the clock of the device */
+    NDPY_WALL_CLOCK = 4,        /* the same, in nanoseconds since 1970 */
+    NDPY_FLOW_TAG = 8           /* the tag of the rule that steered the packet here */
+};
+
+/* The details of a completion. context: that of its request. kinds: which of enum ndpy_detail there are. header: the GRH of a
+   datagram, or on RoCE v2 with IPv4 the IP header in its last 20 bytes; nothing unless has_header. */
+struct ndpy_details {
     uint64_t context;
+    uint64_t timestamp;
+    uint64_t wall_clock;
+    uint32_t flow_tag;
     uint32_t source_number;
     uint16_t source_lid;
     uint16_t pkey_index;
     uint8_t service_level;
     uint8_t path_bits;
     uint8_t has_header;
+    uint8_t kinds;
     uint8_t header[40];
 };
 

@@ -165,7 +165,7 @@ void ndpy_completion_queue_free(struct ndpy_completion_queue *cq)
     if (!cq)
         return;
     for (uint32_t i = 0; i < cq->stored_count; i++)
-        if (cq->stored[cq->stored_head + i].flags & NDPY_DATAGRAM)
+        if (cq->stored[cq->stored_head + i].flags & NDPY_DETAILED)
             free((void *)(uintptr_t)cq->stored[cq->stored_head + i].context);
     free(cq->stored);
     free(cq);

@@ -127,6 +127,9 @@ struct ndpy_completion_queue {
     uint32_t stored_head;
     uint32_t stored_count;
     uint32_t undelivered;       /* how many of these are for the program */
+    uint32_t details;           /* which of enum ndpy_detail its completions bring, if it is_extended */
+    int is_extended;            /* verbs: it was created and is polled by the extended calls */
+    int polls_singly;           /* then: ibv_next_poll(3) cannot be used */
 };
 
 /* The largest element of a provider. */

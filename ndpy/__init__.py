@@ -13,6 +13,7 @@ except ImportError as error:
 from ndpy._core import Batch, CompletionArray
 from ndpy.adapter import Adapter
 from ndpy.buffer import Buffer, alloc
+from ndpy.clock import DeviceClock
 from ndpy.completion import Completion
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
@@ -51,7 +52,7 @@ from ndpy.errors import ConnectionRefusedError as ConnectionRefusedError
 from ndpy.errors import PermissionError as PermissionError
 from ndpy.errors import TimeoutError as TimeoutError
 from ndpy.events import AdapterEvent, EventKind, EventStream
-from ndpy.flags import Access, Capability, Flags, Notify, Operation, Status
+from ndpy.flags import Access, Capability, CompletionDetails, Flags, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
@@ -126,6 +127,7 @@ __all__ = [
     "ClosedError",
     "Completion",
     "CompletionArray",
+    "CompletionDetails",
     "CompletionQueue",
     "CompletionQueueOverrunError",
     "ConnectionActiveError",
@@ -135,6 +137,7 @@ __all__ = [
     "DatagramSource",
     "Destination",
     "DeviceBusyError",
+    "DeviceClock",
     "DeviceRemovedError",
     "ElementRangeError",
     "Endpoint",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ndpy import _core, errors, quirks
 from ndpy.adapter_thread import AdapterThread
 from ndpy.addresses import Address
+from ndpy.clock import DeviceClock
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection import Connector
 from ndpy.connection_parameters import RetryPolicy, check_private_data
@@ -24,7 +25,7 @@ from ndpy.counters import Counters
 from ndpy.datagram_listener import DatagramListener
 from ndpy.datagram_queue_pair import MANAGER_QKEY, MAX_ANSWER_DATA, DatagramQueuePair
 from ndpy.events import AdapterEvent, EventStream
-from ndpy.flags import Access, Capability
+from ndpy.flags import Access, Capability, CompletionDetails
 from ndpy.forking import renew_in_child
 from ndpy.info import AdapterInfo
 from ndpy.listener import Listener
@@ -47,6 +48,12 @@ _ON_DEMAND = Access.ON_DEMAND.value
 _RELAXED_ORDERING = Access.RELAXED_ORDERING.value
 # The bits that belong to no flag.
 _NO_ACCESS = ~functools.reduce(operator.or_, (int(flag) for flag in Access.__members__.values()))
+
+_CAPABILITIES_OF_DETAILS = {
+    CompletionDetails.TIMESTAMP: Capability.TIMESTAMPS,
+    CompletionDetails.WALL_CLOCK: Capability.WALL_CLOCK_TIMESTAMPS,
+    CompletionDetails.FLOW_TAG: Capability.FLOW_TAGS,
+}
 
 # How long close() waits for its turn to collect garbage.
 _COLLECTING_S = 1.0
@@ -335,24 +342,46 @@ class Adapter(_core.Adapter, Resource):
             )
         return self._make(self._window_class)
 
-    def create_completion_queue(self, depth: int, *, overlapped_file: int | None = None) -> CompletionQueue:
+    def create_completion_queue(
+        self,
+        depth: int,
+        *,
+        overlapped_file: int | None = None,
+        details: CompletionDetails = CompletionDetails.NONE,
+        single_threaded: bool = False,
+    ) -> CompletionQueue:
         """Make a completion queue.
 
         Parameters:
             depth: how many completions it holds, 1 to info.max_completion_queue_depth.
             overlapped_file: only NetworkDirect version 2: this adapter's overlapped_file. CompletionQueue.notify() then
                 brings its packets to the program's own completion port.
+            details: what completions bring besides. Polling such a queue takes longer.
+            single_threaded: the adapter takes no lock for this queue. The program promises that one thread at a time uses it or
+                closes one of its queue pairs.
         Raises:
             LimitExceededError: the depth is out of range.
-            UnsupportedError: the adapter has no overlapped_file.
-        Source: IND2Adapter::CreateCompletionQueue (contract G.1); ibv_create_cq(3).
+            UnsupportedError: the adapter has no overlapped_file, or info.capabilities lacks what CompletionDetails names, or
+                SINGLE_THREADED_QUEUES.
+        Source: IND2Adapter::CreateCompletionQueue (contract G.1); ibv_create_cq(3), ibv_create_cq_ex(3).
         """
         self._check()
         self._limit("a completion queue's depth", depth, self.info.max_completion_queue_depth)
+        if details or single_threaded:
+            self._require_extended_queues(details, single_threaded)
+            return self._make(self._completion_queue_class, depth, details, single_threaded)
         if overlapped_file is None:
             return self._make(self._completion_queue_class, depth)
         self._native_overlapped_file()
         return self._make(self._completion_queue_class, depth, overlapped_file)
+
+    def _require_extended_queues(self, details: CompletionDetails, single_threaded: bool) -> None:
+        operation = "create completion queue"
+        for detail, capability in _CAPABILITIES_OF_DETAILS.items():
+            if detail in CompletionDetails(details):
+                self._require(capability, operation)
+        if single_threaded:
+            self._require(Capability.SINGLE_THREADED_QUEUES, operation)
 
     def create_shared_receive_queue(self, depth: int, *, max_sge: int = 1, threshold: int = 0) -> SharedReceiveQueue:
         """Make a queue of receives for several queue pairs.
@@ -579,6 +608,16 @@ class Adapter(_core.Adapter, Resource):
             raise errors.UnsupportedError(f"{self.info.name} has no counters", operation="counters")
         return self._native_counters()
 
+    def clock(self) -> DeviceClock:
+        """Read the adapter's clock, in whose ticks Completion.timestamp is.
+
+        Raises:
+            UnsupportedError: info.capabilities lacks CLOCK, as on every NetworkDirect adapter.
+        Source: ibv_query_rt_values_ex(3).
+        """
+        self._require(Capability.CLOCK, "clock")
+        return self._native_clock()
+
     @property
     def port_state(self) -> str:
         """The state of the port that connections use, as of the last event: "active" or "down". Linux only.
@@ -756,6 +795,10 @@ class Adapter(_core.Adapter, Resource):
 
     def _native_register_implicit(self, access: Access) -> MemoryRegion:
         """Called only if info.capabilities has IMPLICIT_ON_DEMAND."""
+        raise NotImplementedError
+
+    def _native_clock(self) -> DeviceClock:
+        """Called only if info.capabilities has CLOCK."""
         raise NotImplementedError
 
     def _native_register_null(self) -> MemoryRegion:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import struct
 
-# struct ndpy_datagram: context, source_number, source_lid, pkey_index, service_level, path_bits, has_header, header.
-_NATIVE = struct.Struct("=QIHHBBB40s")
+# struct ndpy_details from source_number on: number, LID, index of the P_Key, service level, path bits, has_header, kinds, header.
+_NATIVE = struct.Struct("=IHHBBBB40s")
+_BEFORE = 28
 _GRH = struct.Struct(">IHBB16s16s")
 _IPV4 = struct.Struct(">BBHHHBBH4s4s")
 _UDP = 17
@@ -41,8 +42,8 @@ class DatagramSource:
 
     @classmethod
     def from_native(cls, data: bytes) -> DatagramSource:
-        """Read a struct ndpy_datagram."""
-        _, number, lid, pkey_index, service_level, path_bits, has_header, header = _NATIVE.unpack_from(data)
+        """Read a struct ndpy_details."""
+        number, lid, pkey_index, service_level, path_bits, has_header, _, header = _NATIVE.unpack_from(data, _BEFORE)
         return cls(number, lid, service_level, path_bits, pkey_index, header if has_header else None)
 
     @property

@@ -22,6 +22,10 @@ class Capability(enum.Flag):
         COUNTERS: Adapter.counters() works.
         EVENTS: Adapter.events() works.
         PROTECTION_DOMAINS: create_protection_domain() works.
+        TIMESTAMPS, WALL_CLOCK_TIMESTAMPS, FLOW_TAGS: create_completion_queue() takes CompletionDetails.TIMESTAMP, WALL_CLOCK,
+            FLOW_TAG.
+        SINGLE_THREADED_QUEUES: create_completion_queue() takes single_threaded.
+        CLOCK: Adapter.clock() works.
         MODIFY: QueuePair.modify() and query() work, and so do local_endpoint() and connect_endpoint().
         READ_SINK_REQUIRED: memory that a read fills needs Access.READ_SINK.
         GIDS: ports have tables of GIDs.
@@ -72,6 +76,11 @@ class Capability(enum.Flag):
     CHOSEN_ADDRESS = enum.auto()
     RELAXED_ORDERING = enum.auto()
     NULL_REGIONS = enum.auto()
+    TIMESTAMPS = enum.auto()
+    WALL_CLOCK_TIMESTAMPS = enum.auto()
+    FLOW_TAGS = enum.auto()
+    SINGLE_THREADED_QUEUES = enum.auto()
+    CLOCK = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""
@@ -162,6 +171,23 @@ class Status(enum.IntEnum):
     INVALID_REQUEST = 7
     INTERNAL_ERROR = 8
     UNKNOWN = 9
+
+
+class CompletionDetails(enum.Flag):
+    """What the completions of a queue bring besides, if it is made for it. A completion of a failed request brings none of it.
+
+    Names:
+        TIMESTAMP: Completion.timestamp, in ticks of the adapter's clock. Adapter.clock() converts them. With Capability.TIMESTAMPS.
+        WALL_CLOCK: Completion.wall_clock_ns, in nanoseconds since 1970 by the adapter's clock, which somebody has to keep in step
+            with the time of day, such as ptp4l(8). With Capability.WALL_CLOCK_TIMESTAMPS.
+        FLOW_TAG: Completion.flow_tag. With Capability.FLOW_TAGS.
+    Source: ibv_create_cq_ex(3).
+    """
+
+    NONE = 0
+    TIMESTAMP = 2
+    WALL_CLOCK = 4
+    FLOW_TAG = 8
 
 
 class Notify(enum.IntEnum):

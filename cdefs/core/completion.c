@@ -23,7 +23,7 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
 
     if (!context) return NULL;
     if (spare_count) {
-        /* It has no reference now, has kept its own one to its type, and has no source. */
+        /* It has no reference now, has kept its own one to its type, and has no details. */
         completion = spare_completions[--spare_count];
         Py_INCREF((PyObject *)completion);
     } else {
@@ -32,7 +32,7 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
             Py_DECREF(context);
             return NULL;
         }
-        completion->source = NULL;
+        completion->details = NULL;
     }
     completion->context = context;
     completion->status = Py_NewRef(status_members[entry->status & (STATUSES - 1)]);
@@ -43,14 +43,14 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
 
 int completion_change(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
 {
-    PyObject *former[] = {completion->context, completion->status, completion->posted, completion->source};
+    PyObject *former[] = {completion->context, completion->status, completion->posted, completion->details};
     PyObject *context = PyLong_FromUnsignedLongLong(entry->context);
 
     if (!context) return -1;
     completion->context = context;
     completion->status = Py_NewRef(status_members[entry->status & (STATUSES - 1)]);
     completion->posted = Py_NewRef(posted);
-    completion->source = NULL;
+    completion->details = NULL;
     completion->entry = *entry;
     for (int which = 0; which < 4; which++) Py_XDECREF(former[which]);
     return 0;
@@ -63,7 +63,7 @@ static void completion_dealloc(PyObject *self)
     Py_DECREF(completion->context);
     Py_DECREF(completion->status);
     Py_DECREF(completion->posted);
-    if (completion->source) Py_CLEAR(completion->source);
+    if (completion->details) Py_CLEAR(completion->details);
     if (spare_count < SPARE_COMPLETIONS) {
         spare_completions[spare_count++] = completion;
     } else {
@@ -79,6 +79,13 @@ PyObject *entry_to_tuple(const struct ndpy_completion *entry)
     return Py_BuildValue("KKIIIIIIII", (unsigned long long)entry->context, (unsigned long long)entry->nbytes,
         entry->operation, entry->status, entry->native_status, entry->vendor_status, entry->queue_pair, entry->retired,
         entry->slot, entry->flags);
+}
+
+const struct ndpy_details *details_with(PyObject *bytes, uint32_t kind)
+{
+    const struct ndpy_details *details = bytes ? (const struct ndpy_details *)PyBytes_AsString(bytes) : NULL;
+
+    return details && details->kinds & kind ? details : NULL;
 }
 
 static PyObject *completion_create(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *Py_UNUSED(keywords))
@@ -116,9 +123,30 @@ static PyObject *get_immediate(PyObject *self, void *Py_UNUSED(none))
 
 static PyObject *get_source(PyObject *self, void *Py_UNUSED(none))
 {
-    PyObject *source = ((Completion *)self)->source;
+    PyObject *details = ((Completion *)self)->details;
 
-    return source ? PyObject_CallFunctionObjArgs(read_source, source, NULL) : Py_NewRef(Py_None);
+    return details_with(details, NDPY_SOURCE) ? PyObject_CallFunctionObjArgs(read_source, details, NULL) : Py_NewRef(Py_None);
+}
+
+static PyObject *get_timestamp(PyObject *self, void *Py_UNUSED(none))
+{
+    const struct ndpy_details *details = details_with(((Completion *)self)->details, NDPY_TIMESTAMP);
+
+    return details ? PyLong_FromUnsignedLongLong(details->timestamp) : Py_NewRef(Py_None);
+}
+
+static PyObject *get_wall_clock(PyObject *self, void *Py_UNUSED(none))
+{
+    const struct ndpy_details *details = details_with(((Completion *)self)->details, NDPY_WALL_CLOCK);
+
+    return details ? PyLong_FromUnsignedLongLong(details->wall_clock) : Py_NewRef(Py_None);
+}
+
+static PyObject *get_flow_tag(PyObject *self, void *Py_UNUSED(none))
+{
+    const struct ndpy_details *details = details_with(((Completion *)self)->details, NDPY_FLOW_TAG);
+
+    return details ? PyLong_FromUnsignedLong(details->flow_tag) : Py_NewRef(Py_None);
 }
 
 static PyObject *member_of(PyObject *members, uint32_t number)
@@ -168,6 +196,13 @@ static PyGetSetDef completion_fields[] = {
     {"immediate", get_immediate, NULL,
         "The 32 bits that the peer sent with its message or write, in host order. None if it sent none.", NULL},
     {"source", get_source, NULL, "A DatagramSource: where a received datagram came from. None for everything else.", NULL},
+    {"timestamp", get_timestamp, NULL,
+        "When the request ended, in ticks of the adapter's clock. None unless the queue brings CompletionDetails.TIMESTAMP.",
+        NULL},
+    {"wall_clock_ns", get_wall_clock, NULL,
+        "When the request ended, in nanoseconds since 1970. None unless the queue brings CompletionDetails.WALL_CLOCK.", NULL},
+    {"flow_tag", get_flow_tag, NULL,
+        "The tag of the flow that brought the message. None unless the queue brings CompletionDetails.FLOW_TAG.", NULL},
     {"operation", get_operation, NULL, "An Operation.", NULL},
     {"ok", get_ok, NULL, "Whether the request succeeded.", NULL},
     {"queue_pair", get_queue_pair, NULL, "The queue pair of the request. None if the program has dropped it.", NULL},
@@ -232,7 +267,7 @@ static PyMethodDef functions[] = {
     {"set_up_completions", set_up, METH_VARARGS,
         "set_up_completions($module, operations, statuses, raise_for_status, describe, read_source, /)\n--\n\n"
         "Give the members of Operation and Status in the order of their numbers, two functions of a Completion, and one that\n"
-        "makes a DatagramSource of the bytes of a struct ndpy_datagram."},
+        "makes a DatagramSource of the bytes of a struct ndpy_details."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,7 +10,7 @@ void array_clear(CompletionArray *array)
 {
     uint32_t count = array->owned;
 
-    for (uint32_t place = 0; array->sources && place < array->count; place++) Py_CLEAR(array->sources[place]);
+    for (uint32_t place = 0; array->details && place < array->count; place++) Py_CLEAR(array->details[place]);
     array->count = array->owned = 0;
     array->untouched.count = 0;
     array->single = NULL;
@@ -111,7 +111,7 @@ static void array_dealloc(PyObject *self)
     Py_CLEAR(array->views[0]);
     Py_CLEAR(array->views[1]);
     PyMem_Free(array->owners);
-    PyMem_Free(array->sources);
+    PyMem_Free(array->details);
     PyMem_Free(array->results);
     free_object(self);
 }
@@ -132,7 +132,7 @@ static PyObject *array_item(PyObject *self, Py_ssize_t place)
     }
     array_read(array);
     completion = completion_new(&array->entries[place], array_owner(array, (uint32_t)place));
-    if (completion && array->sources) ((Completion *)completion)->source = Py_XNewRef(array->sources[place]);
+    if (completion && array->details) ((Completion *)completion)->details = Py_XNewRef(array->details[place]);
     return completion;
 }
 
@@ -191,6 +191,35 @@ COLUMN(status)
 COLUMN(native_status)
 COLUMN(vendor_status)
 
+/* A column of a detail, copied: 0 where it is missing. */
+static PyObject *details_column(CompletionArray *array, uint32_t kind, size_t offset, size_t size)
+{
+    PyObject *bytes = PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", array->count * (Py_ssize_t)size), *view, *result;
+    char *out = bytes ? PyByteArray_AsString(bytes) : NULL;
+
+    for (uint32_t place = 0; out && array->details && place < array->count; place++) {
+        const struct ndpy_details *details = details_with(array->details[place], kind);
+
+        if (details) memcpy(out + place * size, (const char *)details + offset, size);
+    }
+    view = bytes ? PyMemoryView_FromObject(bytes) : NULL;
+    result = view ? PyObject_CallMethod(view, "cast", "s", size == sizeof(uint64_t) ? "Q" : "I") : NULL;
+    Py_XDECREF(view);
+    Py_XDECREF(bytes);
+    return result;
+}
+
+#define DETAILS_COLUMN(field, kind) \
+    static PyObject *get_##field(PyObject *self, void *Py_UNUSED(none)) \
+    { \
+        return details_column((CompletionArray *)self, kind, offsetof(struct ndpy_details, field), \
+            sizeof(((struct ndpy_details *)NULL)->field)); \
+    }
+
+DETAILS_COLUMN(timestamp, NDPY_TIMESTAMP)
+DETAILS_COLUMN(wall_clock, NDPY_WALL_CLOCK)
+DETAILS_COLUMN(flow_tag, NDPY_FLOW_TAG)
+
 static PyMemberDef array_members[] = {
     {"capacity", T_PYSSIZET, offsetof(CompletionArray, capacity), READONLY, "How many completions it can hold."},
     {NULL, 0, 0, 0, NULL},
@@ -205,6 +234,10 @@ static PyGetSetDef array_columns[] = {
     {"immediates", get_vendor_status, NULL,
         "The immediate data of each receive, 32 bits. It means nothing for a completion that has none.", NULL},
     {"native_statuses", get_native_status, NULL, "The provider's own number for each status, 32 bits.", NULL},
+    {"timestamps", get_timestamp, NULL, "The timestamp of each completion, 64 bits. 0 for one that has none. Copied.", NULL},
+    {"wall_clocks_ns", get_wall_clock, NULL,
+        "The wall_clock_ns of each completion, 64 bits. 0 for one that has none. Copied.", NULL},
+    {"flow_tags", get_flow_tag, NULL, "The flow_tag of each completion, 32 bits. 0 for one that has none. Copied.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -221,7 +254,8 @@ PyDoc_STRVAR(array_doc,
     "It is a sequence of Completions, which are made when they are asked for. The columns contexts, nbytes, operations,\n"
     "statuses, native_statuses and immediates are memoryviews with a number for each completion, and NumPy arrays of them copy nothing:\n"
     "numpy.asarray(array.statuses). The next poll_into() overwrites what a column shows. So take the columns after each\n"
-    "poll_into(), which also fits their length to the number of completions.\n\n"
+    "poll_into(), which also fits their length to the number of completions. timestamps, wall_clocks_ns and flow_tags are\n"
+    "columns too, which are copied when they are asked for.\n\n"
     "Parameters:\n"
     "    capacity: how many completions it can hold.\n"
     "Attributes:\n"

@@ -174,32 +174,29 @@ static void note_failure(struct failure *failure)
         PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
 }
 
-/* Takes what came with a datagram out of its completion. Returns the bytes of its struct ndpy_datagram, or NULL with an error. */
-static PyObject *open_datagram(const struct ndpy_completion *entry, struct ndpy_completion *opened)
+/* Takes the details out of a completion. Returns their bytes, or NULL if memory is short, which is noted. */
+static PyObject *open_details(
+    const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure)
 {
-    struct ndpy_datagram *datagram = (struct ndpy_datagram *)(uintptr_t)entry->context;
-    PyObject *source = PyBytes_FromStringAndSize((const char *)datagram, sizeof *datagram);
+    struct ndpy_details *details = (struct ndpy_details *)(uintptr_t)entry->context;
+    PyObject *bytes;
 
     *opened = *entry;
-    opened->context = datagram->context;
-    opened->flags &= ~(uint32_t)NDPY_DATAGRAM;
-    free(datagram);
-    return source;
+    bytes = PyBytes_FromStringAndSize((const char *)details, sizeof *details);
+    if (!bytes) note_failure(failure);
+    opened->context = details->context;
+    opened->flags &= ~(uint32_t)NDPY_DETAILED;
+    free(details);
+    return bytes;
 }
 
-/* Returns what the program gets for one completion, or NULL. failed: a list, made when needed. If Python code raises, such as
-   because of Ctrl-C, the program still gets the completion, as the provider reported it. */
+/* Returns what the program gets for one completion without its details, or NULL. failed: a list, made when needed. If Python code
+   raises, such as because of Ctrl-C, the program still gets the completion, as the provider reported it. */
 static PyObject *collect_one(
     CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed, struct failure *failure)
 {
-    PyObject *tuple, *completion = NULL, *source = NULL;
-    struct ndpy_completion opened;
+    PyObject *tuple, *completion = NULL;
 
-    if (entry->flags & NDPY_DATAGRAM) {
-        source = open_datagram(entry, &opened);
-        if (!source) note_failure(failure);
-        entry = &opened;
-    }
     if (!*failed) *failed = PyList_New(0);
     tuple = *failed ? entry_to_tuple(entry) : NULL;
     if (tuple) completion = PyObject_CallMethod((PyObject *)self, "_collect_one", "OO", tuple, *failed);
@@ -215,10 +212,6 @@ static PyObject *collect_one(
     } else if (completion == Py_None) {
         Py_CLEAR(completion);
     }
-    if (completion)
-        ((Completion *)completion)->source = source;
-    else
-        Py_XDECREF(source);
     return completion;
 }
 
@@ -355,7 +348,13 @@ static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_compl
     }
     for (int number = 0; number < got; number++) {
         const struct ndpy_completion *entry = &entries[number];
+        struct ndpy_completion opened;
+        PyObject *details = NULL;
 
+        if (entry->flags & NDPY_DETAILED) {
+            details = open_details(entry, &opened, failure);
+            entry = &opened;
+        }
         if (!join_run(self, &run, entry)) {
             found[count] = collect_one(self, entry, failed, failure);
         } else if (entry->flags & NDPY_INTERNAL) {
@@ -364,7 +363,10 @@ static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_compl
             found[count] = completion_new(entry, (PyObject *)run.posted);
             if (!found[count]) note_failure(failure);
         }
-        if (found[count]) count++;
+        if (found[count])
+            ((Completion *)found[count++])->details = details;
+        else
+            Py_XDECREF(details);
     }
     end_run(&run);
     return count;
@@ -714,17 +716,17 @@ HOT void set_entry(CompletionArray *array, uint32_t place, const struct ndpy_com
     array_own(array, posted, place + 1);
 }
 
-/* Puts a completion into an array, with what came with a datagram. Returns 0, or -1 with an error. */
-static int set_completion(CompletionArray *array, uint32_t place, const Completion *completion)
+/* Puts details into an array, unless they are NULL. Steals the reference. Returns 0, or -1 with an error. */
+static int set_details(CompletionArray *array, uint32_t place, PyObject *details)
 {
-    set_entry(array, place, &completion->entry, completion->posted);
-    if (!completion->source) return 0;
-    if (!array->sources) array->sources = PyMem_Calloc((size_t)array->capacity, sizeof *array->sources);
-    if (!array->sources) {
+    if (!details) return 0;
+    if (!array->details) array->details = PyMem_Calloc((size_t)array->capacity, sizeof *array->details);
+    if (!array->details) {
+        Py_DECREF(details);
         PyErr_NoMemory();
         return -1;
     }
-    array->sources[place] = Py_NewRef(completion->source);
+    array->details[place] = details;
     return 0;
 }
 
@@ -737,7 +739,8 @@ static int take_kept_into(CompletionQueue *self, CompletionArray *array)
     for (Py_ssize_t place = 0; place < PyList_Size(taken); place++) {
         const Completion *completion = (Completion *)PyList_GetItem(taken, place);
 
-        if (set_completion(array, (uint32_t)place, completion) < 0) PyErr_Clear();
+        set_entry(array, (uint32_t)place, &completion->entry, completion->posted);
+        if (set_details(array, (uint32_t)place, Py_XNewRef(completion->details)) < 0) PyErr_Clear();
     }
     array->count = (uint32_t)PyList_Size(taken);
     Py_DECREF(taken);
@@ -755,6 +758,7 @@ static void keep_array(CompletionQueue *self, CompletionArray *array)
     for (uint32_t place = 0; completions && place < array->count; place++) {
         PyObject *completion = completion_new(&array->entries[place], array_owner(array, place));
 
+        if (completion && array->details) ((Completion *)completion)->details = Py_XNewRef(array->details[place]);
         if (completion) PyList_Append(completions, completion);
         Py_XDECREF(completion);
     }
@@ -772,15 +776,26 @@ static int collect_each(CompletionQueue *self, CompletionArray *array, uint32_t 
 
     for (uint32_t place = first; place < first + got; place++) {
         const struct ndpy_completion *entry = &array->entries[place];
+        struct ndpy_completion opened;
+        PyObject *details = NULL;
+        uint32_t former = kept;
 
+        if (entry->flags & NDPY_DETAILED) {
+            details = open_details(entry, &opened, &failure);
+            entry = &opened;
+        }
         if (!join_run(self, &run, entry)) {
             Completion *completion = (Completion *)collect_one(self, entry, failed, &failure);
 
-            if (completion && set_completion(array, kept++, completion) < 0) note_failure(&failure);
+            if (completion) set_entry(array, kept++, &completion->entry, completion->posted);
             Py_XDECREF((PyObject *)completion);
         } else if (!(entry->flags & NDPY_INTERNAL)) {
             set_entry(array, kept++, entry, (PyObject *)run.posted);
         }
+        if (kept == former)
+            Py_XDECREF(details);
+        else if (set_details(array, former, details) < 0)
+            note_failure(&failure);
     }
     end_run(&run);
     array->count = kept;
@@ -876,7 +891,7 @@ static PyObject *end_poll_into(
         Py_XDECREF(failed);
     if (result < 0)
         keep_array(self, array);
-    else if (array->count == 1 && !array->list && !array->sources)
+    else if (array->count == 1 && !array->list && !array->details)
         array->single = array->owners[0].posted;
     array->is_busy = 0;
     return result == 0 ? PyLong_FromUnsignedLong(array->count) : NULL;

@@ -339,13 +339,14 @@ int read_operand(PyObject *object, const char *name, uint64_t *out);
 
 /* ---- completion.c ---- */
 
-/* context, status: fields that the interpreter reads without a call. source: the bytes of a struct ndpy_datagram, or NULL. */
+/* context, status: fields that the interpreter reads without a call. details: the bytes of a struct ndpy_details, or
+   NULL. */
 typedef struct {
     PyObject_HEAD
     PyObject *context;
     PyObject *status;
     PyObject *posted;
-    PyObject *source;
+    PyObject *details;
     struct ndpy_completion entry;
 } Completion;
 
@@ -359,12 +360,14 @@ int completion_change(Completion *completion, const struct ndpy_completion *entr
 HOT int completion_renew(Completion *completion, const struct ndpy_completion *entry, PyObject *posted)
 {
     if (completion->entry.context != entry->context || completion->entry.status != entry->status ||
-        completion->posted != posted || completion->source)
+        completion->posted != posted || completion->details)
         return completion_change(completion, entry, posted);
     completion->entry = *entry;
     return 0;
 }
 PyObject *entry_to_tuple(const struct ndpy_completion *entry);
+/* The struct ndpy_details in these bytes, if it has this one of enum ndpy_detail. Otherwise NULL. */
+const struct ndpy_details *details_with(PyObject *bytes, uint32_t kind);
 
 /* Each adds the types and functions of its file. Return 0, or -1 with an error. */
 int add_memory(PyObject *module);

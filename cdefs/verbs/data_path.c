@@ -219,12 +219,12 @@ HOT void native_received(const void *result, struct ndpy_completion *out)
 static void native_datagram(const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out)
 {
     const struct ibv_wc *wc = &((const struct native_result *)result)->wc;
-    struct ndpy_datagram *datagram = malloc(sizeof *datagram);
+    struct ndpy_details *details = malloc(sizeof *details);
 
     out->nbytes -= HEADER_SIZE;
-    if (!datagram)
+    if (!details)
         return;
-    *datagram = (struct ndpy_datagram){
+    *details = (struct ndpy_details){
         .context = out->context,
         .source_number = wc->src_qp,
         .source_lid = wc->slid,
@@ -232,10 +232,11 @@ static void native_datagram(const void *result, const struct ndpy_slot *slot, st
         .service_level = wc->sl,
         .path_bits = wc->dlid_path_bits,
         .has_header = (wc->wc_flags & IBV_WC_GRH) != 0,
+        .kinds = NDPY_SOURCE,
     };
-    memcpy(datagram->header, slot->ring->headers + (size_t)HEADER_SIZE * slot->index, HEADER_SIZE);
-    out->context = (uintptr_t)datagram;
-    out->flags |= NDPY_DATAGRAM;
+    memcpy(details->header, slot->ring->headers + (size_t)HEADER_SIZE * slot->index, HEADER_SIZE);
+    out->context = (uintptr_t)details;
+    out->flags |= NDPY_DETAILED;
 }
 
 HOT uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flags)
@@ -282,6 +283,8 @@ HOT uint32_t translate_status(uint32_t status, uint32_t operation, uint32_t flag
 }
 
 static void translate_other(const void *result, struct ndpy_slot *slot, struct ndpy_completion *out);
+/* extended.c: ndpy_drain() of an extended completion queue. */
+static int drain_extended(struct ndpy_completion_queue *cq);
 
 static const struct native verbs = {
     .elements = native_elements,
@@ -373,6 +376,8 @@ int ndpy_drain(struct ndpy_completion_queue *cq)
 {
     struct native_result results[NDPY_POLL_BATCH];
 
+    if (cq->is_extended)
+        return drain_extended(cq);
     return drain_results(&verbs, cq, results);
 }
 

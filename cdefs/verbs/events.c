@@ -116,12 +116,19 @@ const struct ndpy_registrar *ndpy_registrar(void)
     return &registrar;
 }
 
+/* As ibv_query_device_ex(), which is inline. It may call a function of the library, but nothing here links to the library. */
+static int query_extended(struct ibv_context *context, struct ibv_device_attr_ex *out)
+{
+    struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
+
+    memset(out, 0, sizeof *out);
+    return extended ? extended->query_device_ex(context, NULL, out, sizeof *out) : EOPNOTSUPP;
+}
+
 int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_t *connected)
 {
-    /* ibv_query_device_ex() is inline. It may call a function of the library, but nothing here links to the library. */
-    struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
-    struct ibv_device_attr_ex attributes = {0};
-    int error = extended ? extended->query_device_ex(context, NULL, &attributes, sizeof attributes) : EOPNOTSUPP;
+    struct ibv_device_attr_ex attributes;
+    int error = query_extended(context, &attributes);
 
     *general = error ? 0 : attributes.odp_caps.general_caps;
     *connected = error ? 0 : attributes.odp_caps.per_transport_caps.rc_odp_caps;

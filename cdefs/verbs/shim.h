@@ -1,4 +1,4 @@
-/* The functions of loader.c, events.c, connecting.c, data_path.c and userfaultfd.c that Python calls. */
+/* The functions of loader.c, events.c, connecting.c, extended.c, data_path.c and userfaultfd.c that Python calls. */
 
 /* Which libraries: the system's libibverbs and librdmacm (or those that the environment names), or softverbs. */
 enum ndpy_library_number { NDPY_SYSTEM, NDPY_SOFTVERBS };
@@ -32,6 +32,23 @@ struct ndpy_async_event {
     uint32_t port;
 };
 int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *out);
+
+/* extended.c. details: some of enum ndpy_detail except NDPY_SOURCE, which datagrams bring in any case. The first returns NULL and
+   sets errno on failure. polls_singly: see Quirk.RXE_NEXT_POLL_GOES_TOO_FAR. The third has the functions for such a queue; queue pairs have those of ndpy_provider_table(). */
+struct ibv_cq *ndpy_create_extended_queue(struct ibv_context *context, uint32_t depth, void *own,
+    struct ibv_comp_channel *channel, uint32_t details, int single_threaded);
+struct ndpy_completion_queue *ndpy_extended_queue_new(struct ibv_cq *native, uint32_t details, int polls_singly);
+const struct ndpy_provider *ndpy_extended_provider_table(void);
+/* Reads the device's clock, between two times of the system's clock. mask: the bits that timestamps have. Returns 0 or an errno:
+   EOPNOTSUPP if the device tells none. */
+struct ndpy_clock {
+    uint64_t ticks;
+    uint64_t mask;
+    uint64_t frequency_khz;
+    uint64_t before_ns;
+    uint64_t after_ns;
+};
+int ndpy_query_clock(struct ibv_context *context, struct ndpy_clock *out);
 
 /* Takes and acknowledges all events of a channel. Returns how many there were. */
 int ndpy_take_cq_events(struct ibv_comp_channel *channel);

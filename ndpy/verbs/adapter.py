@@ -10,6 +10,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.adapter import Adapter
+from ndpy.clock import DeviceClock
 from ndpy.counters import Counters
 from ndpy.events import make_event
 from ndpy.flags import Access
@@ -19,6 +20,7 @@ from ndpy.resource import _serials
 from ndpy.verbs import softverbs
 from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
+from ndpy.verbs.clock import read_clock
 from ndpy.verbs.completion_queue import VerbsCompletionQueue
 from ndpy.verbs.connection import VerbsConnector
 from ndpy.verbs.counters import read_counters
@@ -128,6 +130,9 @@ class VerbsAdapter(Adapter):
 
     def _native_counters(self) -> Counters:
         return read_counters(self.info.name)
+
+    def _native_clock(self) -> DeviceClock:
+        return read_clock(self._context)
 
     # ---- registering ----
 

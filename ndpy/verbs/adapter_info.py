@@ -468,6 +468,7 @@ def _probe(context: Any, name: str, attributes: Any) -> _Probed:
         try:
             inline = _probe_inline(context, domain)
             capabilities = _probe_registration(domain, load_for(name)) | _probe_types(context, domain)
+            capabilities |= _probe_extended_queues(context)
             if inline:
                 capabilities |= Capability.INLINE
             _probed[key] = _Probed(inline, capabilities)
@@ -506,6 +507,25 @@ def _probe_registration(domain: Any, library: int) -> Capability:
             lib.ibv_dereg_mr(region)
         elif ffi.errno == errno.EBADF:
             found |= Capability.DMABUF
+    return found
+
+
+def _probe_extended_queues(context: Any) -> Capability:
+    """Try what completion queues can be created by the extended call, and whether the clock can be read."""
+    kinds = {
+        (lib.NDPY_TIMESTAMP, 0): Capability.TIMESTAMPS,
+        (lib.NDPY_WALL_CLOCK, 0): Capability.WALL_CLOCK_TIMESTAMPS,
+        (lib.NDPY_FLOW_TAG, 0): Capability.FLOW_TAGS,
+        (0, 1): Capability.SINGLE_THREADED_QUEUES,
+    }
+    found = Capability.NONE
+    for (details, single_threaded), capability in kinds.items():
+        queue = lib.ndpy_create_extended_queue(context, 1, ffi.NULL, ffi.NULL, details, single_threaded)
+        if queue != ffi.NULL:
+            found |= capability
+            lib.ibv_destroy_cq(queue)
+    if not lib.ndpy_query_clock(context, ffi.new("struct ndpy_clock *")):
+        found |= Capability.CLOCK
     return found
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.completion import PostedRequests
 from ndpy.completion_queue import CompletionQueue
-from ndpy.flags import Access, Notify, Operation, Status
+from ndpy.flags import Access, CompletionDetails, Notify, Operation, Status
 from ndpy.memory import MemoryRegion
 from ndpy.pending import Pending
 from ndpy.quirks import Quirk
@@ -42,8 +42,18 @@ class VerbsCompletionQueue(CompletionQueue):
     _native_drain = staticmethod(lib.ndpy_drain)
     _native_undelivered = staticmethod(lib.ndpy_undelivered)
 
-    def __init__(self, adapter: VerbsAdapter, depth: int) -> None:
+    def __init__(
+        self,
+        adapter: VerbsAdapter,
+        depth: int,
+        details: CompletionDetails = CompletionDetails.NONE,
+        single_threaded: bool = False,
+    ) -> None:
         super().__init__(adapter, depth)
+        self._details = details
+        self._single_threaded = single_threaded
+        if details or single_threaded:
+            self._native_provider = lib.ndpy_extended_provider_table
         self._channel: Any = None
         #: What a thread sleeps with, by its waiter.
         self._sleeps: dict[int, select.poll] = {}
@@ -56,6 +66,13 @@ class VerbsCompletionQueue(CompletionQueue):
         self._channel = check_pointer(operation, lib.ibv_create_comp_channel(adapter._context))
         os.set_blocking(self._channel.fd, False)
         serial = ffi.cast("void *", self._serial)
+        if self._details or self._single_threaded:
+            details, single = self._details.value, int(self._single_threaded)
+            create, context = lib.ndpy_create_extended_queue, adapter._context
+            self._cq = check_pointer(operation, create(context, depth, serial, self._channel, details, single))
+            singly = Quirk.RXE_NEXT_POLL_GOES_TOO_FAR in adapter._differences
+            self._native = check_pointer(operation, lib.ndpy_extended_queue_new(self._cq, details, int(singly)))
+            return
         self._cq = check_pointer(operation, lib.ibv_create_cq(adapter._context, depth, serial, self._channel, 0))
         self._native = check_pointer(operation, lib.ndpy_completion_queue_new(self._cq))
 

@@ -95,7 +95,7 @@ def test_the_source_names_the_sender(stations, keep, adapter):
         assert found.gid == own.gid
         assert found.local_gid == sink.queue_pair.local_endpoint().gid
         assert found.gid_type in ("", own.gid_type)
-    assert ndpy.DatagramSource.from_native(b"\0" * 8 + b"\x05" + b"\0" * 60).qp_number == 5
+    assert ndpy.DatagramSource.from_native(b"\0" * 28 + b"\x05" + b"\0" * 51).qp_number == 5
 
 
 def test_an_answer_goes_back(stations, keep, adapter):

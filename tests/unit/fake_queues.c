@@ -15,13 +15,18 @@ struct channel {
 };
 
 struct queue {
-    struct ibv_cq ibv;
+    union {
+        struct ibv_cq ibv;
+        struct ibv_cq_ex extended;  /* begins alike */
+    };
     int alive;
+    int is_polled;          /* between start_poll() and end_poll() */
     int armed;              /* 1: for any completion, 2: for solicited ones */
     int users;
     int unacknowledged;
     unsigned first, count;
     struct ibv_wc entries[MOST];
+    uint64_t numbers[MOST]; /* of the completions of all queues */
 };
 
 struct window {
@@ -61,6 +66,14 @@ struct fake_failures {
 static struct queue_pair *queue_pairs[4096];
 static uint32_t queue_pair_count;
 static uint32_t last_window_key = 0x1000;
+static uint64_t last_completion;
+
+struct fake_extended fake_extended;
+
+static struct queue *queue_of(struct queue_pair *qp, int receive)
+{
+    return (struct queue *)(receive ? qp->ibv.recv_cq : qp->ibv.send_cq);
+}
 
 static int failure(int32_t *number)
 {
@@ -164,6 +177,154 @@ struct ibv_cq *ibv_create_cq(struct ibv_context *context, int depth, void *own, 
     return &made->ibv;
 }
 
+/* ---- extended completion queues ---- */
+
+/* Whether an entry may be read, and which it is. */
+static unsigned present(struct ibv_cq_ex *native, const char *call)
+{
+    struct queue *queue = (struct queue *)native;
+
+    fake_check(call, queue->alive && queue->is_polled);
+    return queue->first % MOST;
+}
+
+/* Show the oldest entry. Called with fake_lock. */
+static int show(struct queue *queue)
+{
+    const struct ibv_wc *entry = &queue->entries[queue->first % MOST];
+
+    if (!queue->count)
+        return ENOENT;
+    queue->extended.wr_id = entry->wr_id;
+    queue->extended.status = entry->status;
+    return 0;
+}
+
+static int start_poll(struct ibv_cq_ex *native, struct ibv_poll_cq_attr *attributes)
+{
+    struct queue *queue = (struct queue *)native;
+    int result;
+
+    fake_point("ibv_poll_cq", 0);
+    pthread_mutex_lock(&fake_lock);
+    fake_check("ibv_start_poll", queue->alive && !queue->is_polled && !attributes->comp_mask);
+    result = failure(&fake_failures.poll) ? EINVAL : show(queue);
+    queue->is_polled = !result;
+    pthread_mutex_unlock(&fake_lock);
+    fake_point("ibv_poll_cq", 1);
+    return result;
+}
+
+static int next_poll(struct ibv_cq_ex *native)
+{
+    struct queue *queue = (struct queue *)native;
+    int result = ENOENT;
+
+    present(native, "ibv_next_poll");
+    pthread_mutex_lock(&fake_lock);
+    fake_extended.next_polls++;
+    /* end_poll() lets the last one go. */
+    if (queue->count > 1) {
+        queue->first++;
+        queue->count--;
+        result = show(queue);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return result;
+}
+
+static void end_poll(struct ibv_cq_ex *native)
+{
+    struct queue *queue = (struct queue *)native;
+
+    present(native, "ibv_end_poll");
+    pthread_mutex_lock(&fake_lock);
+    queue->is_polled = 0;
+    queue->first++;
+    queue->count--;
+    pthread_mutex_unlock(&fake_lock);
+}
+
+#define READER(type, name, value) \
+    static type read_##name(struct ibv_cq_ex *native) \
+    { \
+        unsigned place = present(native, "ibv_wc_read_" #name); \
+        const struct ibv_wc *entry = &((struct queue *)native)->entries[place]; \
+        uint64_t number = ((struct queue *)native)->numbers[place]; \
+\
+        (void)entry, (void)number; \
+        return value; \
+    }
+/* Of a failed entry only these two may be read. */
+READER(uint32_t, qp_num, entry->qp_num)
+READER(uint32_t, vendor_err, entry->vendor_err)
+#define READER_OF_SUCCESS(type, name, value) \
+    READER(type, name, (fake_check("ibv_wc_read_" #name, !entry->status), value))
+READER_OF_SUCCESS(enum ibv_wc_opcode, opcode, entry->opcode)
+READER_OF_SUCCESS(unsigned, wc_flags, entry->wc_flags)
+READER_OF_SUCCESS(uint32_t, byte_len, entry->byte_len)
+READER_OF_SUCCESS(__be32, imm_data, entry->imm_data)
+READER_OF_SUCCESS(uint32_t, src_qp, entry->src_qp)
+READER_OF_SUCCESS(uint32_t, slid, entry->slid)
+READER_OF_SUCCESS(uint8_t, sl, entry->sl)
+READER_OF_SUCCESS(uint8_t, dlid_path_bits, entry->dlid_path_bits)
+READER_OF_SUCCESS(uint64_t, completion_ts, 1000 * number)
+READER_OF_SUCCESS(uint64_t, completion_wallclock_ns, 1700000000000000000 + number)
+READER_OF_SUCCESS(uint32_t, flow_tag, 0x10000 + (uint32_t)number)
+
+static struct ibv_cq_ex *create_cq_ex(struct ibv_context *context, struct ibv_cq_init_attr_ex *request)
+{
+    uint64_t more = request->wc_flags & ~(uint64_t)IBV_WC_STANDARD_FLAGS;
+    struct ibv_cq_ex *made;
+
+    if (!fake_extended.queues || more & ~(uint64_t)(uint32_t)fake_extended.wc_flags) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    made = (struct ibv_cq_ex *)ibv_create_cq(context, (int)request->cqe, request->cq_context, request->channel, 0);
+    fake_extended.created_with = (int32_t)more;
+    fake_extended.created_flags = request->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS ? (int32_t)request->flags : 0;
+    made->start_poll = start_poll;
+    made->next_poll = next_poll;
+    made->end_poll = end_poll;
+    made->read_qp_num = read_qp_num;
+    made->read_vendor_err = read_vendor_err;
+    made->read_opcode = read_opcode;
+    made->read_wc_flags = read_wc_flags;
+    made->read_byte_len = read_byte_len;
+    made->read_imm_data = read_imm_data;
+    made->read_src_qp = read_src_qp;
+    made->read_slid = read_slid;
+    made->read_sl = read_sl;
+    made->read_dlid_path_bits = read_dlid_path_bits;
+    /* Those that were not asked for stay NULL. */
+    if (more & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP)
+        made->read_completion_ts = read_completion_ts;
+    if (more & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK)
+        made->read_completion_wallclock_ns = read_completion_wallclock_ns;
+    if (more & IBV_WC_EX_WITH_FLOW_TAG)
+        made->read_flow_tag = read_flow_tag;
+    return made;
+}
+
+static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *values)
+{
+    (void)context;
+    if (!fake_extended.clock_khz)
+        return EOPNOTSUPP;
+    values->comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
+    values->raw_clock = (struct timespec){.tv_nsec = (long)fake_extended.ticks};
+    return 0;
+}
+
+void fake_fill_extended_operations(struct verbs_context *verbs)
+{
+    verbs->create_cq_ex = create_cq_ex;
+    verbs->query_rt_values = query_rt_values;
+}
+
+/* ---- completion queues ---- */
+
 int ibv_resize_cq(struct ibv_cq *ibv, int depth)
 {
     struct queue *queue = (struct queue *)ibv;
@@ -246,14 +407,22 @@ static void event(struct queue *queue)
         fake_push(((struct channel *)queue->ibv.channel)->write_end, queue);
 }
 
-static void add(struct queue *queue, struct queue_pair *from, uint64_t id, enum ibv_wc_status status, uint32_t bytes)
+static void add(struct queue_pair *from, int receive, uint64_t id, enum ibv_wc_status status, uint32_t bytes)
 {
+    struct queue *queue = queue_of(from, receive);
     struct ibv_wc *entry;
 
     if (!fake_check("completion", queue->alive) || queue->count == MOST)
         return;
     entry = &queue->entries[(queue->first + queue->count++) % MOST];
-    *entry = (struct ibv_wc){.wr_id = id, .status = status, .byte_len = bytes, .qp_num = from->ibv.qp_num};
+    *entry = (struct ibv_wc){
+        .wr_id = id,
+        .status = status,
+        .opcode = receive ? IBV_WC_RECV : IBV_WC_SEND,
+        .byte_len = bytes,
+        .qp_num = from->ibv.qp_num,
+    };
+    queue->numbers[entry - queue->entries] = ++last_completion;
     if (queue->armed == 1 || (queue->armed && status != IBV_WC_SUCCESS))
         event(queue);
 }
@@ -306,11 +475,6 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *req
     return &made->ibv;
 }
 
-static struct queue *queue_of(struct queue_pair *qp, int receive)
-{
-    return (struct queue *)(receive ? qp->ibv.recv_cq : qp->ibv.send_cq);
-}
-
 /* End the oldest request of one side. */
 static int end_one(struct queue_pair *qp, int receive, enum ibv_wc_status status, uint32_t bytes)
 {
@@ -328,7 +492,7 @@ static int end_one(struct queue_pair *qp, int receive, enum ibv_wc_status status
             status = IBV_WC_MW_BIND_ERR;
     }
     if (!request.silent || status != IBV_WC_SUCCESS)
-        add(queue_of(qp, receive), qp, request.id, status, bytes);
+        add(qp, receive, request.id, status, bytes);
     return 1;
 }
 
@@ -401,8 +565,10 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
     int error;
 
     fake_point("ibv_post_recv", 0);
-    error = post((struct queue_pair *)qp, 1, (struct posted){.id = wr->wr_id});
-    *bad = wr;
+    for (error = 0; wr && !error; wr = error ? wr : wr->next) {
+        error = post((struct queue_pair *)qp, 1, (struct posted){.id = wr->wr_id});
+        *bad = wr;
+    }
     fake_point("ibv_post_recv", 1);
     return error;
 }

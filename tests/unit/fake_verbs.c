@@ -84,6 +84,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
     memset(out, 0, size);
     out->odp_caps.general_caps = (uint64_t)fake_settings.odp_general;
     out->odp_caps.per_transport_caps.rc_odp_caps = (uint32_t)fake_settings.odp_connected;
+    out->hca_core_clock = (uint64_t)fake_extended.clock_khz;
+    out->completion_timestamp_mask = (1ull << fake_extended.clock_bits) - 1;
     return 0;
 }
 
@@ -141,6 +143,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *of)
     made->verbs.query_device_ex = query_device_ex;
     made->verbs.advise_mr = advise_mr;
     made->verbs.alloc_null_mr = alloc_null_mr;
+    fake_fill_extended_operations(&made->verbs);
     context->abi_compat = __VERBS_ABI_IS_EXTENDED;
     context->device = of;
     fake_pipe(&context->async_fd, &made->write_end);

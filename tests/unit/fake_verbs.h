@@ -40,6 +40,19 @@ extern struct fake_counts {
     int32_t armed;          /* how often queues were armed */
 } fake_counts;
 
+/* The test sets and reads these. wc_flags: the IBV_WC_EX_WITH_… that extended queues take besides the standard ones. created_with,
+   created_flags: those of the last one, and its IBV_CREATE_CQ_ATTR_… */
+extern struct fake_extended {
+    int32_t queues;
+    int32_t wc_flags;
+    int32_t created_with;
+    int32_t created_flags;
+    int32_t clock_khz;
+    int32_t ticks;
+    int32_t clock_bits;
+    int32_t next_polls;     /* how often an extended queue was asked for its next entry */
+} fake_extended;
+
 extern struct ibv_device fake_device;
 extern pthread_mutex_t fake_lock;
 
@@ -56,3 +69,4 @@ void fake_changed(void);
 int fake_async_end(struct ibv_context *context);
 /* From fake_queues.c. */
 void fake_fill_operations(struct ibv_context_ops *operations);
+void fake_fill_extended_operations(struct verbs_context *verbs);

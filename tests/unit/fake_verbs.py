@@ -102,6 +102,24 @@ class Failures(ctypes.Structure):
     )
 
 
+class Extended(ctypes.Structure):
+    """struct fake_extended."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_int32)
+        for name in (
+            "queues",
+            "wc_flags",
+            "created_with",
+            "created_flags",
+            "clock_khz",
+            "ticks",
+            "clock_bits",
+            "next_polls",
+        )
+    )
+
+
 class Connecting(ctypes.Structure):
     """struct fake_connecting."""
 
@@ -123,6 +141,7 @@ class FakeVerbs:
         counts: its objects.
         failures: which calls fail next.
         connecting: which events of connections come by themselves.
+        extended: extended completion queues, and the clock.
     Between hold() and release(), registrations wait in ibv_reg_mr().
     """
 
@@ -135,6 +154,7 @@ class FakeVerbs:
         self.counts = Counts.in_dll(self._library, "fake_counts")
         self.failures = Failures.in_dll(self._library, "fake_failures")
         self.connecting = Connecting.in_dll(self._library, "fake_connecting")
+        self.extended = Extended.in_dll(self._library, "fake_extended")
         self._sysfs = sysfs
         self._adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
         monkeypatch.setattr(adapter_info, "_SYSFS", sysfs)

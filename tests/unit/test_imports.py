@@ -19,6 +19,7 @@ PACKAGE = ROOT / "ndpy"
 # Each module directly in ndpy/ is in one of these sets. allowed() says what the modules of a set may import.
 LEAVES = {
     "addresses",
+    "clock",
     "counters",
     "datagram",
     "endpoint",
