@@ -21,6 +21,7 @@ from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.datagram import DatagramSource
 from ndpy.datagram_listener import DatagramListener
 from ndpy.datagram_queue_pair import MANAGER_QKEY, DatagramQueuePair, Destination
+from ndpy.device_memory import DeviceMemory
 from ndpy.endpoint import Endpoint
 from ndpy.errors import (
     AccessViolationError,
@@ -138,6 +139,7 @@ __all__ = [
     "Destination",
     "DeviceBusyError",
     "DeviceClock",
+    "DeviceMemory",
     "DeviceRemovedError",
     "ElementRangeError",
     "Endpoint",

@@ -24,6 +24,7 @@ from ndpy.connection_parameters import RetryPolicy, check_private_data
 from ndpy.counters import Counters
 from ndpy.datagram_listener import DatagramListener
 from ndpy.datagram_queue_pair import MANAGER_QKEY, MAX_ANSWER_DATA, DatagramQueuePair
+from ndpy.device_memory import DeviceMemory
 from ndpy.events import AdapterEvent, EventStream
 from ndpy.flags import Access, Capability, CompletionDetails
 from ndpy.forking import renew_in_child
@@ -117,6 +118,7 @@ class Adapter(_core.Adapter, Resource):
     _listener_class: ClassVar[type[Listener]]
     _datagram_listener_class: ClassVar[Callable[..., DatagramListener]]
     _protection_domain_class: ClassVar[Callable[..., ProtectionDomain]]
+    _device_memory_class: ClassVar[Callable[..., DeviceMemory]]
 
     #: None until _native_open() has made it.
     _events: AdapterThread = None  # type: ignore[assignment]
@@ -228,6 +230,25 @@ class Adapter(_core.Adapter, Resource):
         region: MemoryRegion = self._make(lambda adapter: adapter._native_register_null())
         return region
 
+    def alloc_device_memory(self, length: int, *, alignment: int = 1) -> DeviceMemory:
+        """Allocate memory of the adapter itself. See DeviceMemory.
+
+        Parameters:
+            length: 1 to info.max_device_memory_size bytes.
+            alignment: a power of two that its address in the adapter is a multiple of.
+        Raises:
+            UnsupportedError: info.capabilities lacks DEVICE_MEMORY, as on every NetworkDirect adapter.
+            LimitExceededError: the length is out of range.
+            ValueError: the alignment is not a power of two.
+            InsufficientResourcesError: so much is not free.
+        Source: ibv_alloc_dm(3).
+        """
+        self._require(Capability.DEVICE_MEMORY, "alloc device memory")
+        self._limit("the length of device memory", length, self.info.max_device_memory_size)
+        if alignment < 1 or alignment & (alignment - 1):
+            raise ValueError(f"an alignment is a power of two, not {alignment}")
+        return self._make(self._device_memory_class, length, alignment)
+
     def register_at(self, buffer: Any, address: int, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         """Register memory for use at an address that the program chooses.
 
@@ -337,7 +358,7 @@ class Adapter(_core.Adapter, Resource):
         self._check()
         if Capability.MEMORY_WINDOWS not in self.info.capabilities:
             raise errors.UnsupportedError(
-                f"{self.info.name} ({self.info.driver}) has no type 2 memory windows; register with remote access instead",
+                f"{self.info.name} ({self.info.driver}) has no memory windows; register with remote access instead",
                 operation="create memory window",
             )
         return self._make(self._window_class)

@@ -22,6 +22,9 @@ class Capability(enum.Flag):
         COUNTERS: Adapter.counters() works.
         EVENTS: Adapter.events() works.
         PROTECTION_DOMAINS: create_protection_domain() works.
+        TYPE_1_WINDOWS: beside MEMORY_WINDOWS: the windows are of verbs' type 1. Every peer of the window's protection domain can
+            use its token, not only that of its queue pair. To bind a bound window binds it anew.
+        DEVICE_MEMORY: Adapter.alloc_device_memory() works.
         TIMESTAMPS, WALL_CLOCK_TIMESTAMPS, FLOW_TAGS: create_completion_queue() takes CompletionDetails.TIMESTAMP, WALL_CLOCK,
             FLOW_TAG.
         SINGLE_THREADED_QUEUES: create_completion_queue() takes single_threaded.
@@ -81,6 +84,8 @@ class Capability(enum.Flag):
     FLOW_TAGS = enum.auto()
     SINGLE_THREADED_QUEUES = enum.auto()
     CLOCK = enum.auto()
+    TYPE_1_WINDOWS = enum.auto()
+    DEVICE_MEMORY = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

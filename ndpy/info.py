@@ -99,6 +99,7 @@ class AdapterInfo:
         capabilities: what this adapter can do and others cannot. Example:
             `ndpy.Capability.MEMORY_WINDOWS in info.capabilities`.
         ports: its ports.
+        max_device_memory_size: how much memory alloc_device_memory() can give at most, in all. 0 if there is none.
         max_…: the limits, with NetworkDirect's names.
     Source: ND2_ADAPTER_INFO, ND_ADAPTER_INFO1 (contract B.6, B.7); ibv_query_device(3), ibv_query_port(3).
     """
@@ -132,6 +133,7 @@ class AdapterInfo:
     max_completion_queue_depth: int
     max_caller_data: int
     max_callee_data: int
+    max_device_memory_size: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as plain values, for JSON.

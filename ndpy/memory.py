@@ -419,11 +419,14 @@ class Binding:
 
 
 class MemoryWindow(Resource):
-    """A revocable right of one peer to a part of a region (type 2), made by Adapter.create_memory_window().
+    """A revocable right of one peer to a part of a region, made by Adapter.create_memory_window().
 
     A new window grants nothing. Each QueuePair.bind() gives it a range, rights, and a new token. QueuePair.invalidate()
     takes them away, and so does close(). If the program drops a bound window, it stays bound until its queue pair is
     closed.
+
+    On verbs it is a window of type 2. With Capability.TYPE_1_WINDOWS it is one of type 1, whose token works for every peer of its
+    protection domain.
 
     Source: IND2MemoryWindow (contract section E); ibv_alloc_mw(3), ibv_bind_mw(3).
     """

@@ -55,6 +55,7 @@ _CLOSING_ORDER = (
     ndpy.RegistrationCache,
     ndpy.ndk.NdkMr,
     ndpy.MemoryRegion,
+    ndpy.DeviceMemory,
     ndpy.ProtectionDomain,
     ndpy.Adapter,
 )

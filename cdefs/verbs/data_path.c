@@ -360,6 +360,35 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     return post_initiator(&verbs, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, &request);
 }
 
+/* Posts a request of ibv_bind_mw(3). */
+static int post_bind_of_type_1(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *request, int signaled)
+{
+    const struct native_request *bind = request;
+    struct ibv_mw_bind native = {
+        .wr_id = (uintptr_t)slot,
+        .send_flags = native_flags(slot, signaled),
+        .bind_info = bind->wr.bind_mw.bind_info,
+    };
+    int error = ibv_bind_mw(qp->native, bind->wr.bind_mw.mw, &native);
+
+    return error ? post_error(error) : 0;
+}
+
+int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
+    struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t operation)
+{
+    static const struct native of_type_1 = {.post = post_bind_of_type_1, .no_memory = ENOMEM};
+    struct native_request request;
+
+    memset(&request, 0, sizeof request);
+    request.wr.bind_mw.mw = window;
+    request.wr.bind_mw.bind_info.mr = region;
+    request.wr.bind_mw.bind_info.addr = address;
+    request.wr.bind_mw.bind_info.length = length;
+    request.wr.bind_mw.bind_info.mw_access_flags = access;
+    return post_initiator(&of_type_1, qp, operation, operation, flags, context, length, &request);
+}
+
 void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp)
 {
     qp->suits_siw = 1;

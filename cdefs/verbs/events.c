@@ -9,9 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd)
+struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd, int type)
 {
-    return ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+    return ibv_alloc_mw(pd, (enum ibv_mw_type)type);
 }
 
 int ndpy_free_window(struct ibv_mw *window)
@@ -133,6 +133,42 @@ int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_
     *general = error ? 0 : attributes.odp_caps.general_caps;
     *connected = error ? 0 : attributes.odp_caps.per_transport_caps.rc_odp_caps;
     return error;
+}
+
+uint64_t ndpy_device_memory_size(struct ibv_context *context)
+{
+    struct ibv_device_attr_ex attributes;
+
+    return query_extended(context, &attributes) ? 0 : attributes.max_dm_size;
+}
+
+struct ibv_dm *ndpy_alloc_device_memory(struct ibv_context *context, uint64_t length, uint32_t log_alignment)
+{
+    struct ibv_alloc_dm_attr request = {.length = length, .log_align_req = log_alignment};
+
+    return ibv_alloc_dm(context, &request);
+}
+
+int ndpy_free_device_memory(struct ibv_dm *memory)
+{
+    return ibv_free_dm(memory);
+}
+
+int ndpy_copy_to_device(struct ibv_dm *memory, uint64_t offset, const void *from, size_t length)
+{
+    return ibv_memcpy_to_dm(memory, offset, from, length);
+}
+
+int ndpy_copy_from_device(void *to, struct ibv_dm *memory, uint64_t offset, size_t length)
+{
+    return ibv_memcpy_from_dm(to, memory, offset, length);
+}
+
+int ndpy_register_device_memory(struct ibv_pd *pd, struct ibv_dm *memory, uint64_t offset, size_t length, int access,
+    struct ndpy_registration *out)
+{
+    out->region = (uintptr_t)ibv_reg_dm_mr(pd, memory, offset, length, (unsigned int)access | IBV_ACCESS_ZERO_BASED);
+    return out->region ? 0 : errno ? errno : EIO;
 }
 
 int ndpy_next_async_event(struct ibv_context *context, struct ndpy_async_event *out)

@@ -111,6 +111,7 @@ enum ibv_rereg_mr_err_code {
 
 enum ibv_mw_type { IBV_MW_TYPE_1, IBV_MW_TYPE_2, ... };
 struct ibv_mw { uint32_t rkey; ...; };
+struct ibv_dm { ...; };
 
 struct ibv_global_route {
     union ibv_gid dgid;

@@ -20,7 +20,7 @@ int ndpy_softverbs_addresses(int library, struct ndpy_socket_address *out, int c
 
 /* These wrap static inline functions of the header, which are not symbols of the library. ndpy_alloc_window()
    returns NULL and sets errno on failure. ndpy_free_window() and ndpy_arm() return an errno. */
-struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd);
+struct ibv_mw *ndpy_alloc_window(struct ibv_pd *pd, int type);
 int ndpy_free_window(struct ibv_mw *window);
 int ndpy_arm(struct ibv_cq *cq, int solicited_only);
 
@@ -104,6 +104,15 @@ int ndpy_register_dmabuf(struct ibv_pd *pd, uint64_t offset, size_t length, uint
     struct ndpy_registration *out);
 /* ibv_alloc_null_mr(). As ndpy_register(). */
 int ndpy_register_null(struct ibv_pd *pd, struct ndpy_registration *out);
+/* Memory of the device, by ibv_alloc_dm(3) and so on. The size is 0 if there is none. The first call for memory returns NULL and sets
+   errno on failure, and the others return an errno. registering: as ndpy_register(), and elements and peers use addresses from 0. */
+uint64_t ndpy_device_memory_size(struct ibv_context *context);
+struct ibv_dm *ndpy_alloc_device_memory(struct ibv_context *context, uint64_t length, uint32_t log_alignment);
+int ndpy_free_device_memory(struct ibv_dm *memory);
+int ndpy_copy_to_device(struct ibv_dm *memory, uint64_t offset, const void *from, size_t length);
+int ndpy_copy_from_device(void *to, struct ibv_dm *memory, uint64_t offset, size_t length);
+int ndpy_register_device_memory(struct ibv_pd *pd, struct ibv_dm *memory, uint64_t offset, size_t length, int access,
+    struct ndpy_registration *out);
 /* ibv_advise_mr(): faults in pages of memory on demand, and waits. Returns 0 or an errno: EOPNOTSUPP if the driver cannot do it. */
 int ndpy_prefetch(struct ibv_mr *region, uint64_t address, uint64_t length, int write);
 /* The functions by which ndpy._core registers by itself. The domain is an ibv_pd. */
@@ -115,6 +124,10 @@ int ndpy_query_on_demand(struct ibv_context *context, uint64_t *general, uint32_
 /* The part of the data path that is not in ndpy_abi.h. */
 int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
     struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t token);
+/* The same for a window of type 1, whose new token is the window's rkey afterwards. A length of 0 unbinds it. operation: NDPY_BIND
+   or NDPY_INVALIDATE. */
+int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, struct ibv_mw *window,
+    struct ibv_mr *region, uint64_t address, uint64_t length, uint32_t access, uint32_t operation);
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token);
 /* Post as siw needs it: fence every request except reads, which it would otherwise complete ahead of a read that was posted
    before, and leave out elements of no bytes. */

@@ -27,6 +27,7 @@ from ndpy.verbs.counters import read_counters
 from ndpy.verbs.datagram_calls import DatagramCall
 from ndpy.verbs.datagram_listener import VerbsDatagramListener
 from ndpy.verbs.datagram_queue_pair import VerbsDatagramQueuePair
+from ndpy.verbs.device_memory import VerbsDeviceMemory
 from ndpy.verbs.events import EventThread
 from ndpy.verbs.listener import VerbsListener
 from ndpy.verbs.manager import CmEvent, ManagerClient
@@ -58,6 +59,7 @@ class VerbsAdapter(Adapter):
     _connector_class = VerbsConnector
     _listener_class = VerbsListener
     _datagram_listener_class = VerbsDatagramListener
+    _device_memory_class = VerbsDeviceMemory
 
     _events: EventThread
     _context: Any = None

@@ -232,6 +232,7 @@ def describe(context: Any, name: str) -> AdapterInfo:
         max_completion_queue_depth=attributes.max_cqe,
         max_caller_data=MAX_CALLER_DATA,
         max_callee_data=MAX_CALLEE_DATA,
+        max_device_memory_size=lib.ndpy_device_memory_size(context),
     )
 
 
@@ -249,7 +250,10 @@ def _capabilities(attributes: Any, iwarp: bool, driver: str) -> Capability:
         | Capability.PROTECTION_DOMAINS
     )
     windows = lib.IBV_DEVICE_MEM_WINDOW_TYPE_2A | lib.IBV_DEVICE_MEM_WINDOW_TYPE_2B
-    if attributes.device_cap_flags & windows and attributes.max_mw:
+    if not attributes.device_cap_flags & windows:
+        if attributes.device_cap_flags & lib.IBV_DEVICE_MEM_WINDOW and attributes.max_mw:
+            found |= Capability.MEMORY_WINDOWS | Capability.TYPE_1_WINDOWS
+    elif attributes.max_mw:
         found |= Capability.MEMORY_WINDOWS
         # Without windows, a peer could only invalidate regions.
         if attributes.device_cap_flags & lib.IBV_DEVICE_MEM_MGT_EXTENSIONS:
@@ -524,6 +528,8 @@ def _probe_extended_queues(context: Any) -> Capability:
         if queue != ffi.NULL:
             found |= capability
             lib.ibv_destroy_cq(queue)
+    if lib.ndpy_device_memory_size(context):
+        found |= Capability.DEVICE_MEMORY
     if not lib.ndpy_query_clock(context, ffi.new("struct ndpy_clock *")):
         found |= Capability.CLOCK
     return found

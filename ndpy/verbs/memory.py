@@ -270,12 +270,15 @@ class VerbsMemoryWindow(MemoryWindow):
     _adapter: VerbsAdapter
 
     def _native_create(self) -> Any:
+        self._is_of_type_1 = Capability.TYPE_1_WINDOWS in self._adapter.info.capabilities
         #: The innermost lock. Three may use the native window at once: this object, its queue pair, which frees it too,
         #: and a thread that takes the completion of a failed bind.
         self._using = threading.Lock()
         self._born = 0
         self._key = 0
         self._last_key = 0
+        #: Of type 1: the provider's key before the last bind.
+        self._former_key = 0
         return None
 
     def _prepare(self, queue_pair_serial: int) -> None:
@@ -284,7 +287,8 @@ class VerbsMemoryWindow(MemoryWindow):
             if self._born > queue_pair_serial and (self._key + 1) & 0xFF != self._last_key & 0xFF:
                 return
             self._native_free()
-        self._native = check_pointer("bind", lib.ndpy_alloc_window(self._adapter._domain))
+        kind = lib.IBV_MW_TYPE_1 if self._is_of_type_1 else lib.IBV_MW_TYPE_2
+        self._native = check_pointer("bind", lib.ndpy_alloc_window(self._adapter._domain, kind))
         self._born = next(_serials)
         self._key = self._last_key = self._native.rkey
 

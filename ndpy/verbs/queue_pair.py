@@ -207,6 +207,18 @@ class VerbsQueuePair(QueuePair):
         binding.window._return_key(binding.token)  # type: ignore[attr-defined]
 
     def _native_post_bind(self, binding: Binding, context: int, flags: int) -> int:
+        window = binding.window
+        assert isinstance(window, VerbsMemoryWindow)
+        if window._is_of_type_1:
+            window._former_key = int(window._native.rkey)
+            rights = native_access(binding.access & ~Access.LOCAL_WRITE, False)
+            refused = self._post_bind_of_type_1(
+                Operation.BIND, binding, binding.address, binding.length, rights, context, flags
+            )
+            if not refused:
+                # The provider has chosen it.
+                binding.token = window._key = int(window._native.rkey)
+            return refused
         return int(
             lib.ndpy_post_bind(
                 self._native,
@@ -221,6 +233,16 @@ class VerbsQueuePair(QueuePair):
             )
         )
 
+    def _post_bind_of_type_1(
+        self, operation: Operation, binding: Binding, address: int, length: int, rights: int, context: int, flags: int
+    ) -> int:
+        window: Any = binding.window
+        region: Any = binding.region
+        post = lib.ndpy_post_bind_of_type_1
+        return int(
+            post(self._native, flags, context, window._native, region._native, address, length, rights, operation)
+        )
+
     def _native_bind_posted(self, request: BindRequest) -> None:
         # The provider finds the window by its present key. Posting a bind of type 2 does not change this key.
         window = request.binding.window
@@ -229,7 +251,7 @@ class VerbsQueuePair(QueuePair):
             if window._native is None:
                 # The queue pair that it was bound to has been closed meanwhile.
                 return
-            request.former_key = window._native.rkey
+            request.former_key = window._former_key if window._is_of_type_1 else window._native.rkey
             if not (request.of_bound_window or request.failed):
                 window._native.rkey = request.binding.token
 
@@ -240,6 +262,8 @@ class VerbsQueuePair(QueuePair):
         request.binding.window._replace_key(request.former_key, request.binding.token)  # type: ignore[attr-defined]
 
     def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
+        if binding is not None and window._is_of_type_1:  # type: ignore[attr-defined]
+            return self._post_bind_of_type_1(Operation.INVALIDATE, binding, binding.address, 0, 0, context, flags)
         # Not every provider checks whose window it is. But each one refuses a token that cannot exist.
         return int(lib.ndpy_post_invalidate(self._native, flags, context, 0 if binding is None else binding.token))
 

@@ -560,6 +560,25 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_
     return error;
 }
 
+/* For windows of type 1. A device that knows the window by its former key takes the new one. */
+static int bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bind)
+{
+    struct posted request = {.id = bind->wr_id, .silent = !(bind->send_flags & IBV_SEND_SIGNALED)};
+    int error;
+
+    fake_point("ibv_bind_mw", 0);
+    fake_extended.bound_length = (int32_t)bind->bind_info.length;
+    fake_extended.bound_access = (int32_t)bind->bind_info.mw_access_flags;
+    request.window = (struct window *)mw;
+    request.key = mw->rkey;
+    request.new_key = ibv_inc_rkey(mw->rkey);
+    error = post((struct queue_pair *)qp, 0, request);
+    if (!error)
+        mw->rkey = request.new_key;
+    fake_point("ibv_bind_mw", 1);
+    return error;
+}
+
 static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
     int error;
@@ -700,6 +719,7 @@ void fake_fill_operations(struct ibv_context_ops *operations)
     operations->req_notify_cq = req_notify_cq;
     operations->post_send = post_send;
     operations->post_recv = post_recv;
+    operations->bind_mw = bind_mw;
     operations->alloc_mw = alloc_mw;
     operations->dealloc_mw = dealloc_mw;
 }

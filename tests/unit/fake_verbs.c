@@ -24,8 +24,9 @@ struct fake_settings {
     int32_t iova_errno; /* if not 0, ibv_reg_mr_iova2() fails with this */
     int32_t advise_errno; /* if not 0, ibv_advise_mr() fails with this */
     int32_t null_regions; /* whether ibv_alloc_null_mr() works */
+    int32_t device_memory; /* how much there is of it */
     int32_t delay_us; /* how long each registration takes */
-    int32_t windows;
+    int32_t windows; /* 1: of type 2; 2: of type 1 only */
     int32_t read_sge; /* maximum elements of a read; 0: the driver does not say */
     int32_t port_down;
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
@@ -84,6 +85,7 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
     memset(out, 0, size);
     out->odp_caps.general_caps = (uint64_t)fake_settings.odp_general;
     out->odp_caps.per_transport_caps.rc_odp_caps = (uint32_t)fake_settings.odp_connected;
+    out->max_dm_size = (uint64_t)fake_settings.device_memory;
     out->hca_core_clock = (uint64_t)fake_extended.clock_khz;
     out->completion_timestamp_mask = (1ull << fake_extended.clock_bits) - 1;
     return 0;
@@ -117,6 +119,94 @@ static struct ibv_mr *alloc_null_mr(struct ibv_pd *pd)
     return region;
 }
 
+/* ---- memory of the device ---- */
+
+struct device_memory {
+    struct ibv_dm ibv;
+    int alive;
+    size_t length;
+    unsigned char bytes[];
+};
+
+/* It copies 4 bytes at a time. */
+static int check_copy(struct device_memory *memory, const char *call, uint64_t offset, size_t length)
+{
+    if (!fake_check(call, memory->alive))
+        return EINVAL;
+    return offset % 4 || length % 4 || offset + length > memory->length ? EINVAL : 0;
+}
+
+static int memcpy_to_dm(struct ibv_dm *ibv, uint64_t offset, const void *from, size_t length)
+{
+    struct device_memory *memory = (struct device_memory *)ibv;
+    int error = check_copy(memory, "ibv_memcpy_to_dm", offset, length);
+
+    if (!error)
+        memcpy(memory->bytes + offset, from, length);
+    return error;
+}
+
+static int memcpy_from_dm(void *to, struct ibv_dm *ibv, uint64_t offset, size_t length)
+{
+    struct device_memory *memory = (struct device_memory *)ibv;
+    int error = check_copy(memory, "ibv_memcpy_from_dm", offset, length);
+
+    if (!error)
+        memcpy(to, memory->bytes + offset, length);
+    return error;
+}
+
+static struct ibv_dm *alloc_dm(struct ibv_context *context, struct ibv_alloc_dm_attr *request)
+{
+    struct device_memory *made;
+
+    if ((uint64_t)fake_settings.device_memory < request->length) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    made = calloc(1, sizeof *made + request->length);
+    made->ibv = (struct ibv_dm){context, memcpy_to_dm, memcpy_from_dm, 0, 0};
+    made->alive = 1;
+    made->length = request->length;
+    fake_seen.length = request->length;
+    fake_seen.flags = (int)request->log_align_req;
+    fake_settings.device_memory -= (int)request->length;
+    fake_counts.device_memories++;
+    return &made->ibv;
+}
+
+static int free_dm(struct ibv_dm *ibv)
+{
+    struct device_memory *memory = (struct device_memory *)ibv;
+
+    if (!fake_check("ibv_free_dm", memory->alive))
+        return EINVAL;
+    memory->alive = 0;
+    fake_settings.device_memory += (int)memory->length;
+    fake_counts.device_memories--;
+    return 0;
+}
+
+static struct ibv_mr *reg_dm_mr(
+    struct ibv_pd *pd, struct ibv_dm *ibv, uint64_t offset, size_t length, unsigned access)
+{
+    struct device_memory *memory = (struct device_memory *)ibv;
+    struct ibv_mr *region;
+
+    if (!fake_check("ibv_reg_dm_mr", memory->alive) || offset + length > memory->length ||
+        !(access & IBV_ACCESS_ZERO_BASED)) {
+        errno = EINVAL;
+        return NULL;
+    }
+    pthread_mutex_lock(&fake_lock);
+    fake_seen.offset = offset;
+    fake_seen.length = length;
+    fake_seen.access = (int)access;
+    region = new_region(pd, NULL, length);
+    pthread_mutex_unlock(&fake_lock);
+    return region;
+}
+
 struct device_context {
     int alive;
     int write_end;
@@ -143,6 +233,9 @@ struct ibv_context *ibv_open_device(struct ibv_device *of)
     made->verbs.query_device_ex = query_device_ex;
     made->verbs.advise_mr = advise_mr;
     made->verbs.alloc_null_mr = alloc_null_mr;
+    made->verbs.alloc_dm = alloc_dm;
+    made->verbs.free_dm = free_dm;
+    made->verbs.reg_dm_mr = reg_dm_mr;
     fake_fill_extended_operations(&made->verbs);
     context->abi_compat = __VERBS_ABI_IS_EXTENDED;
     context->device = of;
@@ -180,7 +273,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
     out->phys_port_cnt = 1;
     out->node_guid = 0xFA;
     if (fake_settings.windows) {
-        out->device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+        out->device_cap_flags = fake_settings.windows == 2 ? IBV_DEVICE_MEM_WINDOW : IBV_DEVICE_MEM_WINDOW_TYPE_2B;
         out->max_mw = 1000;
     }
     return 0;

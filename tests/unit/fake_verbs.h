@@ -37,6 +37,7 @@ extern struct fake_counts {
     int32_t identifiers;
     int32_t paths;          /* address handles */
     int32_t attached;       /* of queue pairs to multicast groups */
+    int32_t device_memories;
     int32_t armed;          /* how often queues were armed */
 } fake_counts;
 
@@ -50,6 +51,8 @@ extern struct fake_extended {
     int32_t clock_khz;
     int32_t ticks;
     int32_t clock_bits;
+    int32_t bound_length;   /* of the last ibv_bind_mw(), as bound_access */
+    int32_t bound_access;
     int32_t next_polls;     /* how often an extended queue was asked for its next entry */
 } fake_extended;
 

@@ -44,6 +44,7 @@ class Settings(ctypes.Structure):
             "iova_errno",
             "advise_errno",
             "null_regions",
+            "device_memory",
             "delay_us",
             "windows",
             "read_sge",
@@ -85,6 +86,7 @@ class Counts(ctypes.Structure):
             "identifiers",
             "paths",
             "attached",
+            "device_memories",
             "armed",
         )
     )
@@ -115,6 +117,8 @@ class Extended(ctypes.Structure):
             "clock_khz",
             "ticks",
             "clock_bits",
+            "bound_length",
+            "bound_access",
             "next_polls",
         )
     )

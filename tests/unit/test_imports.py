@@ -45,6 +45,7 @@ PUBLIC = {
     "connection_states",
     "datagram_listener",
     "datagram_queue_pair",
+    "device_memory",
     "event_loop",
     "events",
     "listener",
