@@ -1,6 +1,6 @@
 """The cffi module ndpy._verbs: libibverbs and librdmacm, declared from their headers, opened at run time.
 
-Each function that verbs/ibverbs.h, verbs/rdmacm.h and verbs/softverbs.h declare becomes a pointer for each library, and
+Each function that verbs/ibverbs.h, verbs/newer.h, verbs/rdmacm.h and verbs/softverbs.h declare becomes a pointer for each library, and
 loader.c fills it. The function is required unless its declaration is marked optional. Its name becomes a macro that calls
 the function in the library of its first argument, so the module links to no library.
 """
@@ -13,6 +13,10 @@ from typing import NamedTuple
 from cffi import FFI
 
 HERE = Path(__file__).parent
+
+
+# The files that declare functions of the libraries.
+LIBRARIES = ("ibverbs", "newer", "rdmacm", "softverbs")
 
 
 def read(name: str) -> str:
@@ -67,7 +71,7 @@ def symbols(library: str) -> list[Symbol]:
 
 
 def source() -> str:
-    table = symbols("ibverbs") + symbols("rdmacm") + symbols("softverbs")
+    table = [symbol for library in LIBRARIES for symbol in symbols(library)]
     entries = " \\\n".join(f"    SYMBOL({each.library}, {each.name}, {int(each.required)})" for each in table)
     macros = "\n".join(each.macro() for each in table)
     return f"""
@@ -88,6 +92,7 @@ def source() -> str:
 {entries}
 
 #include "ndpy_abi.h"
+#include "verbs/newer.h"
 #include "verbs/softverbs.h"
 #include "verbs/shim.h"
 #include "verbs/loader.c"
@@ -106,7 +111,7 @@ def source() -> str:
 
 
 ffibuilder = FFI()
-for part in ("ndpy_abi.h", "verbs/ibverbs.h", "verbs/rdmacm.h", "verbs/softverbs.h", "verbs/shim.h"):
+for part in ("ndpy_abi.h", *(f"verbs/{library}.h" for library in LIBRARIES), "verbs/shim.h"):
     ffibuilder.cdef(read(part))
 ffibuilder.set_source(
     "ndpy._verbs",

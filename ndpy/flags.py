@@ -24,6 +24,7 @@ class Capability(enum.Flag):
         PROTECTION_DOMAINS: create_protection_domain() works.
         TYPE_1_WINDOWS: beside MEMORY_WINDOWS: the windows are of verbs' type 1. Every peer of the window's protection domain can
             use its token, not only that of its queue pair. To bind a bound window binds it anew.
+        DATA_IN_ORDER: QueuePair.data_in_order() works.
         DEVICE_MEMORY: Adapter.alloc_device_memory() works.
         TIMESTAMPS, WALL_CLOCK_TIMESTAMPS, FLOW_TAGS: create_completion_queue() takes CompletionDetails.TIMESTAMP, WALL_CLOCK,
             FLOW_TAG.
@@ -86,6 +87,7 @@ class Capability(enum.Flag):
     CLOCK = enum.auto()
     TYPE_1_WINDOWS = enum.auto()
     DEVICE_MEMORY = enum.auto()
+    DATA_IN_ORDER = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

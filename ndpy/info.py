@@ -39,6 +39,8 @@ class PortInfo:
         netdev: its network interface. None if there is none.
         gids: its GID table.
         pkeys: its table of P_Keys, by index, without the unused entries at its end. Empty if the system tells none.
+        speed_gbps: how fast it is, in 10**9 bits per second, as the driver says. None if the system does not tell.
+    Source: ibv_query_port(3), ibv_query_pkey(3), ibv_query_port_speed(3).
     """
 
     number: int
@@ -50,6 +52,7 @@ class PortInfo:
     netdev: str | None
     gids: tuple[Gid, ...]
     pkeys: tuple[int, ...] = ()
+    speed_gbps: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -279,8 +279,8 @@ class MemoryRegion(_core.MemoryRegion, Resource):
 
     # ---- registering again ----
 
-    def reregister(self, buffer: Any = None, access: Access | None = None) -> None:
-        """Give the region other memory, other rights, or both. This is quicker than a new region.
+    def reregister(self, buffer: Any = None, access: Access | None = None, *, domain: Adapter | None = None) -> None:
+        """Give the region other memory, other rights, or another protection domain. This is quicker than a new region.
 
         The tokens may change. Earlier elements and results of remote() are not valid any more. Requests that were
         posted with them must have completed before this call. It blocks like register().
@@ -291,7 +291,10 @@ class MemoryRegion(_core.MemoryRegion, Resource):
         Parameters:
             buffer: the new memory, as for register(). None keeps the old memory.
             access: the new rights. None keeps the old rights.
+            domain: a ProtectionDomain of the same adapter, or the adapter itself, to which the region belongs from now on. None
+                keeps the old one.
         Raises:
+            ForeignObjectError: the protection domain is another adapter's.
             UnsupportedError: info.capabilities lacks REREGISTRATION, as on every NetworkDirect adapter. Or the region
                 was not made from a buffer.
             DeviceBusyError: a window is bound to the region.
@@ -299,6 +302,14 @@ class MemoryRegion(_core.MemoryRegion, Resource):
         Source: ibv_rereg_mr(3).
         """
         self._adapter._require(Capability.REREGISTRATION, "reregister")
+        if domain is None or domain is self._adapter:
+            self._reregister(buffer, access, None)
+        else:
+            self._require_same_device(domain, "the protection domain")
+            # It stays open meanwhile.
+            domain._make(lambda other: self._reregister(buffer, access, other))
+
+    def _reregister(self, buffer: Any, access: Access | None, domain: Adapter | None) -> None:
         with self._lifetime:
             self._check()
             self._refuse_if_used()
@@ -308,17 +319,21 @@ class MemoryRegion(_core.MemoryRegion, Resource):
                 raise UnsupportedError(
                     "a region with an address of its own cannot be registered again", operation="reregister"
                 )
-            if buffer is None and access is None:
+            if buffer is None and access is None and domain is None:
                 return
             owner, kept, address, length, rights = self._adapter._memory(
                 self.buffer if buffer is None else buffer, self.access if access is None else access
             )
             self._native_reregister(
-                owner, None if buffer is None else (address, length), None if access is None else rights
+                owner, None if buffer is None else (address, length), None if access is None else rights, domain
             )
             self.buffer, self.address, self.length, self.access = kept, address, length, rights
             self._writable = is_written(rights)
             self._owner = owner
+            if domain is not None:
+                # The new one refuses to close before the region from now on, and the old one does not.
+                self._adapter = domain
+                self._opened()
             self._mark_still_open()
 
     # What close() leaves to Python.
@@ -365,8 +380,10 @@ class MemoryRegion(_core.MemoryRegion, Resource):
     def _native_free(self) -> None:
         """Free the native object, registered or not. Harmless when repeated, and before the first registration."""
 
-    def _native_reregister(self, owner: Any, memory: tuple[int, int] | None, access: Access | None) -> None:
-        """Give it this (address, length) or these rights, or both. Called only if info.capabilities has REREGISTRATION.
+    def _native_reregister(
+        self, owner: Any, memory: tuple[int, int] | None, access: Access | None, domain: Adapter | None
+    ) -> None:
+        """Give it this (address, length), these rights or this protection domain. Only if info.capabilities has REREGISTRATION.
 
         It may mark the region as unusable until reregister() has noted the new memory.
 

@@ -151,6 +151,26 @@ class QueuePair(WorkQueues):
                 raise errors.NotConnectedError("there was no connection yet", operation="path")
             return self._native_path()
 
+    def data_in_order(self, operation: Operation = Operation.WRITE) -> bool:
+        """Whether the adapter promises to write the bytes of a message from its first to its last.
+
+        If so, a program may poll the last byte of memory that a peer writes to. Capability.IN_ORDER_DMA is a property of the
+        transport, and this is a promise for this queue pair, machine and operation. Many adapters promise nothing.
+
+        Parameters:
+            operation: WRITE or RECEIVE for what peers write and send, READ for what this side reads.
+        Raises:
+            ValueError: the operation writes no message.
+            UnsupportedError: info.capabilities lacks DATA_IN_ORDER, as on every NetworkDirect adapter.
+        Source: ibv_query_qp_data_in_order(3).
+        """
+        self._adapter._require(Capability.DATA_IN_ORDER, "data_in_order")
+        if operation not in (Operation.WRITE, Operation.RECEIVE, Operation.READ):
+            raise ValueError(f"{Operation(operation).name} writes no message; WRITE, RECEIVE and READ do")
+        with self._lock:
+            self._check()
+            return self._native_data_in_order(Operation(operation))
+
     @property
     def read_limits(self) -> ReadLimits:
         """How many RDMA reads of the peer and of this side may run at once.
@@ -778,6 +798,10 @@ class QueuePair(WorkQueues):
 
     def _native_reset(self) -> None:
         """Move the native queue pair to RESET, and cancel all of its requests."""
+        raise NotImplementedError
+
+    def _native_data_in_order(self, operation: Operation) -> bool:
+        """Called only if info.capabilities has DATA_IN_ORDER. Under the lock."""
         raise NotImplementedError
 
     def _native_path(self) -> PathInfo | None:

@@ -1,5 +1,5 @@
-/* Opens libibverbs and librdmacm and looks up their functions. build_verbs.py makes NDPY_SYMBOLS from ibverbs.h, rdmacm.h
-   and softverbs.h. The module links to neither library, so it loads on a machine without them.
+/* Opens libibverbs and librdmacm and looks up their functions. build_verbs.py makes NDPY_SYMBOLS from ibverbs.h, newer.h,
+   rdmacm.h and softverbs.h. The module links to neither library, so it loads on a machine without them.
 
    There are two pairs of libraries: the system's and softverbs, which is one file for both. A program can have adapters of
    both at once. A call goes to the library of its object. build_verbs.py makes a macro for that from each declaration. */
@@ -29,6 +29,7 @@ struct ndpy_symbol {
 #define NDPY_ENTRY(library, name, required) \
     {#name, offsetof(struct ndpy_library, call_##name), NDPY_IS_##library, required},
 #define NDPY_IS_ibverbs 0
+#define NDPY_IS_newer 0
 #define NDPY_IS_softverbs 0
 #define NDPY_IS_rdmacm 1
 static const struct ndpy_symbol ndpy_symbols[] = {NDPY_SYMBOLS(NDPY_ENTRY)};

@@ -197,6 +197,8 @@ def describe(context: Any, name: str) -> AdapterInfo:
         addresses = _addresses_of_softverbs()
         # The processor writes to the memory, in the order in which the bytes come.
         capabilities |= Capability.IN_ORDER_DMA | _resizing(context)
+    if has_symbol(b"ibv_query_qp_data_in_order", load_for(name)):
+        capabilities |= Capability.DATA_IN_ORDER
     if any((_SYSFS / name / "ports").glob("*/*counters/*")):
         capabilities |= Capability.COUNTERS
     port_attributes = ffi.new("struct ibv_port_attr *")
@@ -337,7 +339,21 @@ def _port(context: Any, name: str, number: int, iwarp: bool) -> PortInfo:
         netdev=netdev,
         gids=gids,
         pkeys=_pkeys(name, number),
+        speed_gbps=_speed_gbps(context, name, number),
     )
+
+
+def _speed_gbps(context: Any, name: str, port: int) -> float | None:
+    if has_symbol(b"ibv_query_port_speed", load_for(name)):
+        speed = ffi.new("uint64_t *")
+        if not lib.ibv_query_port_speed(context, port, speed) and speed[0]:
+            return int(speed[0]) / 10
+    # For example "2.5 Gb/sec (1X SDR)".
+    number, _, unit = _read(_SYSFS / name / "ports" / str(port) / "rate").partition(" ")
+    try:
+        return float(number) if unit.startswith("Gb/sec") else None
+    except ValueError:
+        return None
 
 
 def _pkeys(name: str, port: int) -> tuple[int, ...]:

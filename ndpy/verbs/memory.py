@@ -17,6 +17,7 @@ from ndpy.resource import _serials
 from ndpy.verbs.native_calls import check, check_pointer, ffi, lib
 
 if TYPE_CHECKING:
+    from ndpy.adapter import Adapter
     from ndpy.verbs.adapter import VerbsAdapter
 
 # Plain integers: an operation on members of an IntFlag takes a microsecond.
@@ -220,8 +221,14 @@ class VerbsMemoryRegion(MemoryRegion):
             self._handle = 0
             lib.ibv_dereg_mr(native)
 
-    def _native_reregister(self, owner: Any, memory: tuple[int, int] | None, access: Access | None) -> None:
+    def _native_reregister(
+        self, owner: Any, memory: tuple[int, int] | None, access: Access | None, domain: Adapter | None
+    ) -> None:
         flags = native = 0
+        native_domain = ffi.NULL
+        if domain is not None:
+            flags |= lib.IBV_REREG_MR_CHANGE_PD
+            native_domain = domain._domain  # type: ignore[attr-defined]
         if memory is not None:
             flags |= lib.IBV_REREG_MR_CHANGE_TRANSLATION
         if access is not None:
@@ -232,7 +239,7 @@ class VerbsMemoryRegion(MemoryRegion):
         former = self._owner
         # Before the call: Ctrl-C may come when the adapter uses the new memory already. reregister() makes it usable again.
         self._mark_unusable(owner)
-        result = lib.ibv_rereg_mr(self._native, flags, ffi.NULL, ffi.cast("void *", address), length, native)
+        result = lib.ibv_rereg_mr(self._native, flags, native_domain, ffi.cast("void *", address), length, native)
         # DO_FORK_OLD: the new region is valid, and the old memory stays hidden from forked children.
         if result not in (0, lib.IBV_REREG_MR_ERR_DO_FORK_OLD):
             number = ffi.errno

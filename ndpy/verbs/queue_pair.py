@@ -294,6 +294,10 @@ class VerbsQueuePair(QueuePair):
         check("retry", lib.ibv_query_qp(self._qp, attributes, wanted, initial))
         return RetryPolicy(attributes.retry_cnt, attributes.rnr_retry, attributes.min_rnr_timer, attributes.timeout)
 
+    def _native_data_in_order(self, operation: Operation) -> bool:
+        opcodes = {Operation.WRITE: lib.IBV_WR_RDMA_WRITE, Operation.READ: lib.IBV_WR_RDMA_READ}
+        return bool(lib.ibv_query_qp_data_in_order(self._qp, opcodes.get(operation, lib.IBV_WR_SEND), 0))
+
     def _native_path(self) -> PathInfo | None:
         if Quirk.IWARP_NO_PATH_MTU in self._adapter._differences:
             return None

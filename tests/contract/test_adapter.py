@@ -7,6 +7,7 @@ import ipaddress
 import json
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from defects import differs
@@ -122,6 +123,15 @@ def test_ports_tell_their_pkeys(adapter):
             assert port.pkeys
         assert all(0 <= pkey <= 0xFFFF for pkey in port.pkeys)
         assert not port.pkeys or port.pkeys[-1]
+
+
+def test_ports_tell_their_speed(adapter):
+    """Linux's kernel has it in a file too."""
+    for port in adapter.info.ports:
+        rate = Path(f"/sys/class/infiniband/{adapter.info.name}/ports/{port.number}/rate")
+        if rate.exists():
+            assert port.speed_gbps == float(rate.read_text().split()[0])
+        assert port.speed_gbps is None or port.speed_gbps > 0
 
 
 def test_info_becomes_json(adapter):

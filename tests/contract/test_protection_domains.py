@@ -94,6 +94,22 @@ def test_a_peer_reaches_only_memory_of_the_queue_pair_s_domain(adapter, keep, do
     assert contents(secret) == b"secret!!"
 
 
+def test_a_region_moves_to_another_domain(adapter, keep, domains, pair):
+    require(adapter, Capability.REREGISTRATION)
+    one, two = domains
+    target = bytearray(8)
+    region = keep(two.register(target, RIGHTS))
+    region.reregister(domain=one)
+    assert region.adapter is one
+    pair.client.queue_pair.write(memory(keep, adapter, b"welcome!", Access.NONE), region.remote())
+    succeed(pair.client.cq)
+    assert target == b"welcome!"
+    region.reregister(domain=two)
+    pair.client.queue_pair.write(memory(keep, adapter, b"intruder", Access.NONE), region.remote(), context=7)
+    assert_refused(pair.client, Operation.WRITE, 7)
+    assert target == b"welcome!"
+
+
 def test_queues_serve_several_domains(adapter, keep, domains):
     cq = keep(adapter.create_completion_queue(16))
     ends = [create_end(keep, domain, cq=cq) for domain in domains]

@@ -143,6 +143,18 @@ def test_f_1_5_queue_depths_do_not_depend_on_the_completion_queue(adapter, keep)
     assert (limits.receive_queue_depth, limits.initiator_queue_depth) == (64, 64)
 
 
+def test_it_tells_whether_messages_are_written_in_order(adapter, keep):
+    queue_pair = create_end(keep, adapter).queue_pair
+    operations = (Operation.WRITE, Operation.RECEIVE, Operation.READ)
+    if ndpy.Capability.DATA_IN_ORDER in adapter.info.capabilities:
+        assert all(queue_pair.data_in_order(operation) in (True, False) for operation in operations)
+        with pytest.raises(ValueError, match="SEND"):
+            queue_pair.data_in_order(Operation.SEND)
+    else:
+        with pytest.raises(ndpy.UnsupportedError, match="DATA_IN_ORDER"):
+            queue_pair.data_in_order()
+
+
 def test_f_1_8_a_completion_queue_in_use_refuses_to_close(adapter, keep):
     end = create_end(keep, adapter)
     with pytest.raises(ndpy.DeviceBusyError, match="QueuePair"):

@@ -29,6 +29,8 @@ struct fake_settings {
     int32_t windows; /* 1: of type 2; 2: of type 1 only */
     int32_t read_sge; /* maximum elements of a read; 0: the driver does not say */
     int32_t port_down;
+    int32_t speed; /* of the port, in units of 100 Mbit/s */
+    int32_t in_order; /* which enum ibv_wr_opcode write in order, as bits */
 } fake_settings = {.fork_status = IBV_FORK_UNNEEDED, .rereg_result = IBV_REREG_MR_ERR_INPUT, .rereg_errno = EOPNOTSUPP,
     .dmabuf_errno = EOPNOTSUPP, .iova_errno = EOPNOTSUPP};
 
@@ -44,6 +46,7 @@ struct fake_seen {
     int32_t calls;
     int32_t at_once;
     int32_t most_at_once;
+    int32_t moved; /* whether ibv_rereg_mr() got another protection domain */
 } fake_seen;
 
 static pthread_cond_t opened = PTHREAD_COND_INITIALIZER;
@@ -61,6 +64,8 @@ void fake_hold(int hold)
 
 struct ibv_device fake_device = {.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB, .name = "fake0"};
 static struct ibv_device *devices[] = {&fake_device, NULL};
+
+int ibv_query_port_speed(struct ibv_context *context, uint32_t port, uint64_t *speed);
 
 struct ibv_device **ibv_get_device_list(int *count)
 {
@@ -291,6 +296,20 @@ int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv
     return 0;
 }
 
+/* Newer libraries have it. */
+int ibv_query_port_speed(struct ibv_context *context, uint32_t port, uint64_t *speed)
+{
+    (void)context, (void)port;
+    *speed = (uint64_t)fake_settings.speed;
+    return fake_settings.speed ? 0 : EOPNOTSUPP;
+}
+
+int ibv_query_qp_data_in_order(struct ibv_qp *qp, enum ibv_wr_opcode operation, uint32_t flags)
+{
+    (void)qp;
+    return !flags && fake_settings.in_order & 1 << operation ? 1 : 0;
+}
+
 ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t most, uint32_t flags,
     size_t size)
 {
@@ -455,7 +474,7 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
 
 int ibv_rereg_mr(struct ibv_mr *region, int flags, struct ibv_pd *pd, void *address, size_t length, int access)
 {
-    (void)pd;
+    fake_seen.moved = pd && pd != region->pd;
     fake_seen.flags = flags;
     fake_seen.address = (uintptr_t)address;
     fake_seen.length = length;
@@ -464,6 +483,8 @@ int ibv_rereg_mr(struct ibv_mr *region, int flags, struct ibv_pd *pd, void *addr
         errno = fake_settings.rereg_errno;
         return fake_settings.rereg_result;
     }
+    if (pd)
+        region->pd = pd;
     region->lkey = ++last_key;
     region->rkey = ++last_key;
     return fake_settings.rereg_result;

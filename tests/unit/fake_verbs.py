@@ -49,6 +49,8 @@ class Settings(ctypes.Structure):
             "windows",
             "read_sge",
             "port_down",
+            "speed",
+            "in_order",
         )
     )
 
@@ -67,6 +69,7 @@ class Seen(ctypes.Structure):
         ("calls", ctypes.c_int32),
         ("at_once", ctypes.c_int32),
         ("most_at_once", ctypes.c_int32),
+        ("moved", ctypes.c_int32),
     )
 
 

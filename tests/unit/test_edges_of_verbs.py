@@ -22,7 +22,7 @@ from helpers import wait_until
 from racing import Elsewhere
 
 import ndpy
-from ndpy import Access, Endpoint, Status
+from ndpy import Access, Capability, Endpoint, Operation, Status
 from ndpy.addresses import listening_address
 from ndpy.info import Gid
 from ndpy.resource import Orphans
@@ -50,6 +50,40 @@ def connected(adapter, queue):
     """A connected queue pair."""
     with adapter.create_queue_pair(queue) as queue_pair, adapter.connect(queue_pair, SERVER, timeout_s=DEADLINE_S):
         yield queue_pair
+
+
+@pytest.mark.parametrize(
+    ("native", "rate", "expected"),
+    [
+        (4000, "100 Gb/sec (4X EDR)", 400.0),
+        (25, "", 2.5),
+        (0, "2.5 Gb/sec (1X SDR)", 2.5),
+        (0, "100 Gb/sec (4X EDR)", 100.0),
+        (0, "", None),
+        (0, "Invalid argument", None),
+    ],
+)
+def test_a_port_tells_its_speed(fake, tmp_path, native, rate, expected):
+    """The call comes first; older libraries leave it to sysfs."""
+    folder = tmp_path / "infiniband/fake0/ports/1"
+    folder.mkdir(parents=True)
+    (folder / "rate").write_text(rate + "\n")
+    with fake.open(speed=native) as adapter:
+        assert adapter.info.ports[0].speed_gbps == expected
+
+
+def test_a_queue_pair_tells_what_is_written_in_order(fake, adapter, queue, queue_pair):
+    assert Capability.DATA_IN_ORDER in adapter.info.capabilities
+    assert not queue_pair.data_in_order()
+    fake.settings.in_order = 1 << lib.IBV_WR_RDMA_WRITE | 1 << lib.IBV_WR_SEND
+    assert [
+        queue_pair.data_in_order(operation) for operation in (Operation.WRITE, Operation.RECEIVE, Operation.READ)
+    ] == [True, True, False]
+    with pytest.raises(ValueError, match="SEND writes no message"):
+        queue_pair.data_in_order(Operation.SEND)
+    queue_pair.close()
+    with pytest.raises(ndpy.ClosedError):
+        queue_pair.data_in_order()
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,50 @@ def test_a_region_gets_both_and_without_either_stays(fake):
         assert (region.length, region.access) == (10, Access.REMOTE_WRITE)
 
 
+def test_a_region_moves_to_another_protection_domain(fake):
+    with fake.open(**REREG) as adapter:
+        buffer = bytearray(64)
+        region = adapter.register(buffer, Access.REMOTE_READ)
+        with adapter.create_protection_domain() as domain:
+            tokens = region.local_token, region.remote_token
+            region.reregister(domain=domain)
+            assert (fake.seen.flags, fake.seen.moved) == (lib.IBV_REREG_MR_CHANGE_PD, 1)
+            assert (region.adapter, region.buffer, region.access) == (domain, buffer, Access.REMOTE_READ)
+            assert (region.local_token, region.remote_token) != tokens
+            with pytest.raises(ndpy.DeviceBusyError, match="MemoryRegion"):
+                domain.close()
+            # Both at once, and back again.
+            region.reregister(access=Access.LOCAL_WRITE, domain=adapter)
+            assert fake.seen.flags == lib.IBV_REREG_MR_CHANGE_PD | lib.IBV_REREG_MR_CHANGE_ACCESS
+            assert region.adapter is adapter
+            fake.seen.flags = -1
+            region.reregister(domain=adapter)
+            assert fake.seen.flags == -1
+        with pytest.raises(ndpy.DeviceBusyError, match="MemoryRegion"):
+            adapter.close()
+        region.close()
+
+
+def test_a_region_that_moved_and_was_dropped_goes_with_its_domain(fake):
+    """The fixture looks whether all of it has gone."""
+    with fake.open(**REREG) as adapter, adapter.create_protection_domain() as domain:
+        adapter.register(bytearray(8)).reregister(domain=domain)
+
+
+def test_a_region_moves_to_no_domain_of_another_adapter_and_to_no_closed_one(fake):
+    with fake.open(**REREG) as adapter, fake.open() as other, adapter.register(bytearray(8)) as region:
+        domain = adapter.create_protection_domain()
+        domain.close()
+        with pytest.raises(ndpy.ForeignObjectError, match="protection domain"):
+            region.reregister(domain=other)
+        with pytest.raises(ndpy.ClosedError):
+            region.reregister(domain=domain)
+        fake.settings.rereg_result = lib.IBV_REREG_MR_ERR_INPUT
+        with adapter.create_protection_domain() as usable, pytest.raises(ndpy.NdpyError):
+            region.reregister(domain=usable)
+        assert region.adapter is adapter
+
+
 def test_what_cannot_be_registered_leaves_the_region_as_it_was(fake):
     with fake.open(**REREG) as adapter, adapter.register(bytes(64), Access.NONE) as region:
         before = region.local_token, region.length, region.access
