@@ -26,6 +26,7 @@
    post, receive, receive_shared: give a request to the provider. Each returns 0, one of enum ndpy_refusal, or the provider's own
    number. receive_shared is NULL if there are no shared receive queues.
    no_memory: the provider's number for being short of memory.
+   extended: what posts the operations of is_extended() instead. NULL if the provider has none of them.
 
    poll: takes up to `count` results of result_size each. Returns how many, or a negative number.
    slot: what the request of a result was posted with.
@@ -42,6 +43,7 @@ struct native {
     int (*receive)(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *elements, uint32_t count);
     int (*receive_shared)(struct ndpy_shared_queue *queue, struct ndpy_slot *slot, void *elements, uint32_t count);
     int no_memory;
+    const struct native *extended;
     uint32_t result_size;
     int (*poll)(struct ndpy_completion_queue *cq, void *results, uint32_t count);
     struct ndpy_slot *(*slot)(const void *result);
@@ -65,6 +67,8 @@ static const uint16_t allowed_flags[] = {
     [NDPY_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_INLINE,
     [NDPY_COMPARE_AND_SWAP] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
     [NDPY_FETCH_AND_ADD] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
+    [NDPY_ATOMIC_WRITE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
+    [NDPY_FLUSH_MEMORY] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE,
     [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
     [NDPY_SEND_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
     [NDPY_WRITE_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
@@ -82,6 +86,12 @@ HOT int is_atomic(uint32_t operation)
     return operation == NDPY_COMPARE_AND_SWAP || operation == NDPY_FETCH_AND_ADD;
 }
 
+/* Whether it is an operation without elements, for which some providers have another call. */
+HOT int is_extended(uint32_t operation)
+{
+    return operation == NDPY_ATOMIC_WRITE || operation == NDPY_FLUSH_MEMORY;
+}
+
 /* The operation of its completion. */
 HOT uint32_t completes_as(uint32_t operation)
 {
@@ -96,6 +106,11 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
 {
     if (!(qp->offered & 1u << operation))
         return NDPY_UNSUPPORTED;
+    if (is_extended(operation)) {
+        if (operation == NDPY_ATOMIC_WRITE && remote->address % ATOMIC_SIZE)
+            return NDPY_UNALIGNED;
+        return qp->refuses_reads ? NDPY_NO_READS : 0;
+    }
     if (!is_atomic(operation))
         return 0;
     if (count != 1 || elements->length != ATOMIC_SIZE)
@@ -229,6 +244,8 @@ APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, 
 
     if (refused)
         return refused;
+    if (is_extended(operation))
+        native = native->extended;
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
     return post_initiator(native, qp, operation, completes_as(operation), flags, context, nbytes, request);
 }

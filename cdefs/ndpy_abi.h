@@ -11,6 +11,8 @@ enum ndpy_operation {
     NDPY_RECEIVE_RDMA_WITH_IMMEDIATE = 6,    /* only in Python's Operation; in C a receive with NDPY_WRITTEN */
     NDPY_COMPARE_AND_SWAP = 7,
     NDPY_FETCH_AND_ADD = 8,
+    NDPY_ATOMIC_WRITE = 9,                   /* operands: the value */
+    NDPY_FLUSH_MEMORY = 10,                  /* operands: the kinds, and whether it is the whole region */
     /* Only for posting: they complete as sends, and WRITE_WITH_IMMEDIATE as a write. */
     NDPY_SEND_AND_INVALIDATE = 16,
     NDPY_SEND_WITH_IMMEDIATE = 17,

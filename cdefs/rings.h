@@ -107,6 +107,7 @@ struct ndpy_list {
     char is_used;
     char is_special;            /* see check_posting() */
     char has_reads;
+    char posts_singly;          /* some request needs another call */
     char was_refused;           /* the provider may name its slots until the end */
     struct ndpy_slot slots[];
 };

@@ -53,7 +53,7 @@ from ndpy.errors import ConnectionRefusedError as ConnectionRefusedError
 from ndpy.errors import PermissionError as PermissionError
 from ndpy.errors import TimeoutError as TimeoutError
 from ndpy.events import AdapterEvent, EventKind, EventStream
-from ndpy.flags import Access, Capability, CompletionDetails, Flags, Notify, Operation, Status
+from ndpy.flags import Access, Capability, CompletionDetails, Flags, FlushKind, Notify, Operation, Status
 from ndpy.info import AdapterInfo, Gid, PathInfo, PortInfo
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
@@ -147,6 +147,7 @@ __all__ = [
     "EventStream",
     "Exposure",
     "Flags",
+    "FlushKind",
     "ForeignObjectError",
     "Gid",
     "InsufficientResourcesError",

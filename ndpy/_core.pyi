@@ -14,7 +14,7 @@ from ndpy.cache.ownership import MemoryRange
 from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.datagram import DatagramSource
 from ndpy.datagram_queue_pair import Destination
-from ndpy.flags import Access, Operation, Status
+from ndpy.flags import Access, FlushKind, Operation, Status
 from ndpy.memory import Binding, Elements, InlineElements
 from ndpy.memory import MemoryRegion as PublicRegion
 from ndpy.memory import RemoteMemory as PublicRemoteMemory
@@ -214,6 +214,16 @@ class Batch:
     ) -> None: ...
     def fetch_and_add(
         self, sges: Elements, remote: PublicRemoteMemory, add: int, *, context: int = 0, flags: int = 0
+    ) -> None: ...
+    def atomic_write(self, remote: PublicRemoteMemory, value: int, *, context: int = 0, flags: int = 0) -> None: ...
+    def flush_memory(
+        self,
+        remote: PublicRemoteMemory,
+        kind: FlushKind = ...,
+        *,
+        whole_region: bool = False,
+        context: int = 0,
+        flags: int = 0,
     ) -> None: ...
     def clear(self) -> None: ...
     def _calls(

@@ -47,6 +47,7 @@ T = TypeVar("T")
 # Plain integers: an operation on members of an IntFlag takes a microsecond.
 _ON_DEMAND = Access.ON_DEMAND.value
 _RELAXED_ORDERING = Access.RELAXED_ORDERING.value
+_FLUSHES = (Access.FLUSH_GLOBAL | Access.FLUSH_PERSISTENT).value
 # The bits that belong to no flag.
 _NO_ACCESS = ~functools.reduce(operator.or_, (int(flag) for flag in Access.__members__.values()))
 
@@ -214,6 +215,13 @@ class Adapter(_core.Adapter, Resource):
                 f"{self.info.name} ({self.info.driver}) has no relaxed ordering; register without Access.RELAXED_ORDERING",
                 operation="register",
             )
+        if bits & _FLUSHES:
+            for right, capability in (
+                (Access.FLUSH_GLOBAL, Capability.FLUSH),
+                (Access.FLUSH_PERSISTENT, Capability.FLUSH_PERSISTENT),
+            ):
+                if bits & right:
+                    self._require(capability, "register")
         return Access(access)
 
     def register_null(self) -> MemoryRegion:

@@ -24,6 +24,8 @@ class Capability(enum.Flag):
         PROTECTION_DOMAINS: create_protection_domain() works.
         TYPE_1_WINDOWS: beside MEMORY_WINDOWS: the windows are of verbs' type 1. Every peer of the window's protection domain can
             use its token, not only that of its queue pair. To bind a bound window binds it anew.
+        ATOMIC_WRITE: QueuePair.atomic_write() works.
+        FLUSH, FLUSH_PERSISTENT: QueuePair.flush_memory() works with FlushKind.GLOBAL, with FlushKind.PERSISTENT.
         DATA_IN_ORDER: QueuePair.data_in_order() works.
         DEVICE_MEMORY: Adapter.alloc_device_memory() works.
         TIMESTAMPS, WALL_CLOCK_TIMESTAMPS, FLOW_TAGS: create_completion_queue() takes CompletionDetails.TIMESTAMP, WALL_CLOCK,
@@ -88,6 +90,9 @@ class Capability(enum.Flag):
     TYPE_1_WINDOWS = enum.auto()
     DEVICE_MEMORY = enum.auto()
     DATA_IN_ORDER = enum.auto()
+    ATOMIC_WRITE = enum.auto()
+    FLUSH = enum.auto()
+    FLUSH_PERSISTENT = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""
@@ -112,6 +117,8 @@ class Access(enum.IntFlag):
         RELAXED_ORDERING: the adapter may write to the memory in another order than the messages came, which is quicker on some
             machines. Then only a completion says that the data of a message are all there: do not poll the memory. An adapter
             that has no such order ignores it. Only on verbs, and only with Capability.RELAXED_ORDERING, else UnsupportedError.
+        FLUSH_GLOBAL, FLUSH_PERSISTENT: peers may flush the memory, with this FlushKind. Only on verbs, and only with
+            Capability.FLUSH or FLUSH_PERSISTENT, else UnsupportedError.
         DO_NOT_SECURE_VM: the provider does not protect the memory against being freed. Only on NetworkDirect.
     Source: ND_MR_FLAG_* (contract B.2); ibv_reg_mr(3).
     """
@@ -124,6 +131,8 @@ class Access(enum.IntFlag):
     REMOTE_ATOMIC = 0x10001
     ON_DEMAND = 0x20000
     RELAXED_ORDERING = 0x40000
+    FLUSH_GLOBAL = 0x100000
+    FLUSH_PERSISTENT = 0x200000
     DO_NOT_SECURE_VM = 0x80000000
 
 
@@ -163,6 +172,8 @@ class Operation(enum.IntEnum):
     RECEIVE_RDMA_WITH_IMMEDIATE = 6
     COMPARE_AND_SWAP = 7
     FETCH_AND_ADD = 8
+    ATOMIC_WRITE = 9
+    FLUSH_MEMORY = 10
 
 
 class Status(enum.IntEnum):
@@ -195,6 +206,19 @@ class CompletionDetails(enum.Flag):
     TIMESTAMP = 2
     WALL_CLOCK = 4
     FLOW_TAG = 8
+
+
+class FlushKind(enum.Flag):
+    """What QueuePair.flush_memory() waits for.
+
+    Names:
+        GLOBAL: all of the peer's processors and adapters see what was written.
+        PERSISTENT: it outlives a loss of power of the peer. Only memory that persists has that.
+    Source: enum ibv_placement_type, ibv_wr_flush(3).
+    """
+
+    GLOBAL = 1
+    PERSISTENT = 2
 
 
 class Notify(enum.IntEnum):

@@ -79,7 +79,9 @@ class RemoteMemory(_core.RemoteMemory):
 # A plain integer: an operation on members of an IntFlag takes a microsecond.
 _WRITTEN = Access.LOCAL_WRITE.value | Access.READ_SINK.value
 # The rights that a region itself gives to peers.
-_FOR_PEERS = (Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC).value & ~Access.LOCAL_WRITE.value
+_FOR_PEERS = (
+    Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC | Access.FLUSH_GLOBAL | Access.FLUSH_PERSISTENT
+).value & ~Access.LOCAL_WRITE.value
 
 
 def is_written(access: int) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import _core, errors
 from ndpy.completion import PostedRequests
-from ndpy.flags import Capability, Flags, Operation
+from ndpy.flags import Capability, Flags, FlushKind, Operation
 from ndpy.memory import Elements, InlineElements, MemoryRegion, RemoteMemory, Sge, address_of
 from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Resource
@@ -34,15 +34,20 @@ READ = int(Operation.READ)
 WRITE = int(Operation.WRITE)
 COMPARE_AND_SWAP = int(Operation.COMPARE_AND_SWAP)
 FETCH_AND_ADD = int(Operation.FETCH_AND_ADD)
+ATOMIC_WRITE = int(Operation.ATOMIC_WRITE)
+FLUSH_MEMORY = int(Operation.FLUSH_MEMORY)
 # enum ndpy_operation: sends and a write, which complete as such.
 SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE = 16, 17, 18
 SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE = 19, 20
 _ATOMIC = (COMPARE_AND_SWAP, FETCH_AND_ADD)
+_ATOMIC_SIZE = 8
 _MAY_BE_INLINE = (SEND, WRITE, *range(SEND_AND_INVALIDATE, SEND_DATAGRAM_WITH_IMMEDIATE + 1))
 # What an adapter needs for the operations beyond WRITE.
 _NEEDS = {
     COMPARE_AND_SWAP: Capability.ATOMICS,
     FETCH_AND_ADD: Capability.ATOMICS,
+    ATOMIC_WRITE: Capability.ATOMIC_WRITE,
+    FLUSH_MEMORY: Capability.FLUSH,
     SEND_AND_INVALIDATE: Capability.SEND_INVALIDATE,
     SEND_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
     WRITE_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
@@ -51,7 +56,15 @@ _NEEDS = {
 }
 # What queue pairs of each type take of these.
 _TAKEN_BY = {
-    QueuePairType.RC: {COMPARE_AND_SWAP, FETCH_AND_ADD, SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE},
+    QueuePairType.RC: {
+        COMPARE_AND_SWAP,
+        FETCH_AND_ADD,
+        ATOMIC_WRITE,
+        FLUSH_MEMORY,
+        SEND_AND_INVALIDATE,
+        SEND_WITH_IMMEDIATE,
+        WRITE_WITH_IMMEDIATE,
+    },
     QueuePairType.UC: {SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE},
     QueuePairType.UD: {SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE},
 }
@@ -197,6 +210,55 @@ class WorkQueues(_core.WorkQueues, Resource):
         self._check()
         self._post_many(SEND_AND_INVALIDATE, sges, context, flags, remote)
 
+    def atomic_write(self, remote: RemoteMemory, value: int, *, context: int = 0, flags: int = 0) -> None:
+        """Write 8 bytes to the peer at once, so that nobody sees a part of them. Return as soon as the request is queued.
+
+        Parameters:
+            remote: where the first 8 bytes go. The address must be a multiple of 8. The peer's memory needs REMOTE_WRITE.
+            value: an integer of 64 bits, signed or unsigned, written in this host's byte order.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            UnsupportedError: info.capabilities lacks ATOMIC_WRITE.
+            ElementRangeError: the address is not a multiple of 8, or there are fewer than 8 bytes.
+            NotConnectedError, QueueFullError and so on: as for write().
+        Source: ibv_wr_post(3), ibv_wr_atomic_write().
+        """
+        self._check()
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ValueError(f"value is an integer of 64 bits, signed or unsigned, not {value}")
+        self._post_many(ATOMIC_WRITE, [], context, flags, remote, (0, value % (1 << 64), 0))
+
+    def flush_memory(
+        self,
+        remote: RemoteMemory,
+        kind: FlushKind = FlushKind.GLOBAL,
+        *,
+        whole_region: bool = False,
+        context: int = 0,
+        flags: int = 0,
+    ) -> None:
+        """Have the peer's adapter finish the earlier writes of this queue pair. Return as soon as the request is queued.
+
+        Its completion says that they are where `kind` wants them. Without it, the completion of a write says only that the peer's
+        adapter has the bytes.
+
+        Parameters:
+            remote: the memory that was written to. It needs Access.FLUSH_GLOBAL or FLUSH_PERSISTENT.
+            kind: GLOBAL, PERSISTENT, or both.
+            whole_region: flush all of the region that the token of `remote` stands for.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            UnsupportedError: info.capabilities lacks FLUSH.
+            NotConnectedError, QueueFullError and so on: as for write().
+        Source: ibv_wr_post(3), ibv_wr_flush().
+        """
+        self._check()
+        if not isinstance(kind, FlushKind):
+            raise TypeError(f"kind is a FlushKind, not {kind!r}")
+        self._post_many(FLUSH_MEMORY, [], context, flags, remote, (0, kind.value, int(whole_region)))
+
     def _offered(self) -> int:
         """The operations beyond WRITE that the adapter has, each as the bit of its number."""
         capabilities = self._adapter.info.capabilities
@@ -293,6 +355,8 @@ class WorkQueues(_core.WorkQueues, Resource):
             total = sum(length for _, length, _ in triples)
             if remote is not None and operation != SEND_AND_INVALIDATE and total > remote.length:
                 raise self._exceeds_remote(total, remote)
+            if operation == ATOMIC_WRITE and remote is not None and remote.length < _ATOMIC_SIZE:
+                raise self._exceeds_remote(_ATOMIC_SIZE, remote)
             if operation in (RECEIVE, READ, *_ATOMIC) and not is_writable(elements):
                 if self._sinks_must_be_writable:
                     self._check()
@@ -316,6 +380,8 @@ class WorkQueues(_core.WorkQueues, Resource):
         adapter = self._adapter.info.name
         reasons = {
             Capability.ATOMICS: f"{adapter} has no atomic operations",
+            Capability.ATOMIC_WRITE: f"{adapter} has no atomic writes",
+            Capability.FLUSH: f"{adapter} cannot flush memory of its peer; a read of the last byte comes after all writes",
             Capability.IMMEDIATE_DATA: f"{adapter} has no immediate data; put the number into a message",
             Capability.SEND_INVALIDATE: f"{adapter} cannot invalidate a peer's window with a message; use send(), and let the "
             "peer call invalidate() itself",

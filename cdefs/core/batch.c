@@ -320,6 +320,20 @@ static PyObject *add(PyObject *self, uint32_t operation, PyObject *sges, PyObjec
 
 static const struct ndpy_remote no_words;
 
+/* Reads a FlushKind. Returns 0, or -1 with an error. */
+static int read_flush_kind(PyObject *object, uint64_t *out)
+{
+    PyObject *value = PyObject_GetAttrString(object, "value");
+    int result = value ? read_operand(value, "kind", out) : -1;
+
+    Py_XDECREF(value);
+    if (result < 0) {
+        PyErr_Clear();
+        PyErr_Format(PyExc_TypeError, "kind is a FlushKind, not %R", object);
+    }
+    return result;
+}
+
 /* Raises if a required argument is absent. */
 static int require(const char *function, PyObject *const *given, PyObject *const *names, int required)
 {
@@ -388,6 +402,43 @@ static PyObject *batch_fetch_and_add(PyObject *self, PyObject *const *arguments,
         require("fetch_and_add", given, names_of_add, 3) < 0 || read_operand(given[2], "add", &words.operands[0]) < 0)
         return NULL;
     return add(self, NDPY_FETCH_AND_ADD, given[0], given[1], given[3], given[4], &words);
+}
+
+/* Adds a request without elements. */
+static PyObject *add_without_elements(PyObject *self, uint32_t operation, PyObject *remote, PyObject *context, PyObject *flags,
+    const struct ndpy_remote *words)
+{
+    PyObject *nothing = PyTuple_New(0), *result = nothing ? add(self, operation, nothing, remote, context, flags, words) : NULL;
+
+    Py_XDECREF(nothing);
+    return result;
+}
+
+static PyObject *batch_atomic_write(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    struct ndpy_remote words = {0};
+    PyObject *given[4] = {NULL};
+
+    if (sort_arguments("atomic_write", arguments, count, keywords, names_of_atomic_write, 2, 4, given) < 0 ||
+        require("atomic_write", given, names_of_atomic_write, 2) < 0 ||
+        read_operand(given[1], "value", &words.operands[0]) < 0)
+        return NULL;
+    return add_without_elements(self, NDPY_ATOMIC_WRITE, given[0], given[2], given[3], &words);
+}
+
+static PyObject *batch_flush_memory(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    struct ndpy_remote words = {.operands = {1}};
+    PyObject *given[5] = {NULL};
+    int whole;
+
+    if (sort_arguments("flush_memory", arguments, count, keywords, names_of_flush_memory, 2, 5, given) < 0 ||
+        require("flush_memory", given, names_of_flush_memory, 1) < 0)
+        return NULL;
+    whole = given[2] ? PyObject_IsTrue(given[2]) : 0;
+    if (whole < 0 || (given[1] && read_flush_kind(given[1], &words.operands[0]) < 0)) return NULL;
+    words.operands[1] = (uint64_t)whole;
+    return add_without_elements(self, NDPY_FLUSH_MEMORY, given[0], given[3], given[4], &words);
 }
 
 static PyObject *batch_send(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
@@ -852,6 +903,12 @@ static PyMethodDef batch_methods[] = {
     {"compare_and_swap", FAST(batch_compare_and_swap),
         "compare_and_swap($self, sges, remote, compare, swap, *, context=0, flags=0)\n--\n\n"
         "Add an atomic operation. See QueuePair.compare_and_swap()."},
+    {"atomic_write", FAST(batch_atomic_write),
+        "atomic_write($self, remote, value, *, context=0, flags=0)\n--\n\n"
+        "Add an atomic write. See QueuePair.atomic_write()."},
+    {"flush_memory", FAST(batch_flush_memory),
+        "flush_memory($self, remote, kind=FlushKind.GLOBAL, *, whole_region=False, context=0, flags=0)\n--\n\n"
+        "Add a request that flushes memory of the peer. See QueuePair.flush_memory()."},
     {"fetch_and_add", FAST(batch_fetch_and_add),
         "fetch_and_add($self, sges, remote, add, *, context=0, flags=0)\n--\n\n"
         "Add an atomic operation. See QueuePair.fetch_and_add()."},

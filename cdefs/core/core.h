@@ -328,6 +328,7 @@ extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
 /* The names of the arguments of write(), send(), compare_and_swap() and fetch_and_add(), in their order. read() and receive() have
    the first ones of them. */
 extern PyObject *names_with_remote[5], *names_without_remote[4], *names_of_swap[6], *names_of_add[5];
+extern PyObject *names_of_atomic_write[4], *names_of_flush_memory[5];
 extern PyObject *names_to_destination[5];
 
 int read_remote(PyObject *object, struct ndpy_remote *out);

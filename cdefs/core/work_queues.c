@@ -35,6 +35,7 @@ struct post {
 enum { SGES, REMOTE, CONTEXT, FLAGS, IMMEDIATE, ARGUMENTS };
 
 PyObject *names_with_remote[ARGUMENTS], *names_without_remote[ARGUMENTS - 1], *names_of_swap[6], *names_of_add[5];
+PyObject *names_of_atomic_write[4], *names_of_flush_memory[5];
 PyObject *names_to_destination[5];
 
 /* ---- arguments ---- */
@@ -940,5 +941,12 @@ int add_work_queues(PyObject *module)
     if (!names_to_destination[REMOTE]) return -1;
     names_of_add[2] = interned(operands[2]);
     if (!names_of_swap[2] || !names_of_swap[3] || !names_of_add[2]) return -1;
+    names_of_atomic_write[0] = names_of_flush_memory[0] = names_with_remote[REMOTE];
+    names_of_atomic_write[1] = interned("value");
+    names_of_flush_memory[1] = interned("kind");
+    names_of_flush_memory[2] = interned("whole_region");
+    for (int which = 0; which < 2; which++)
+        names_of_atomic_write[which + 2] = names_of_flush_memory[which + 3] = names_with_remote[which + CONTEXT];
+    if (!names_of_atomic_write[1] || !names_of_flush_memory[1] || !names_of_flush_memory[2]) return -1;
     return add_type(module, &queues_spec) ? 0 : -1;
 }

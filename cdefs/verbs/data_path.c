@@ -63,6 +63,12 @@ APART void special_request(struct ibv_send_wr *wr, uint32_t operation, const str
         wr->wr.ud.remote_qpn = (uint32_t)remote->operands[1];
         wr->wr.ud.remote_qkey = (uint32_t)(remote->operands[1] >> 32);
         wr->imm_data = htonl(remote->immediate);
+    } else if (is_extended(operation)) {
+        wr->wr.atomic.remote_addr = remote->address;
+        wr->wr.atomic.compare_add = remote->operands[0];
+        wr->wr.atomic.swap = operation == NDPY_FLUSH_MEMORY ? remote->length : ATOMIC_SIZE;
+        wr->wr.atomic.rkey = remote->token;
+        wr->imm_data = (uint32_t)remote->operands[1];
     } else if (is_atomic(operation)) {
         wr->wr.atomic.remote_addr = remote->address;
         wr->wr.atomic.compare_add = remote->operands[0];
@@ -286,6 +292,47 @@ static void translate_other(const void *result, struct ndpy_slot *slot, struct n
 /* extended.c: ndpy_drain() of an extended completion queue. */
 static int drain_extended(struct ndpy_completion_queue *cq);
 
+/* The functions at the end of struct ibv_qp_ex that the headers may lack. A library that lacks one makes no queue pair for it. */
+struct newer_functions {
+    void (*atomic_write)(struct ibv_qp_ex *qp, uint32_t token, uint64_t address, const void *value);
+    void (*flush)(struct ibv_qp_ex *qp, uint32_t token, uint64_t address, size_t length, uint8_t kinds, uint8_t level);
+};
+
+static const struct newer_functions *newer_functions_of(struct ibv_qp_ex *qp)
+{
+    return (const void *)((char *)qp + offsetof(struct ibv_qp_ex, wr_abort) + sizeof qp->wr_abort);
+}
+
+/* enum ibv_placement_type's and enum ibv_selectivity_level's numbers, which the headers may lack. */
+enum { LEVEL_RANGE = 0, LEVEL_REGION = 1 };
+
+/* The other calls, for the queue pairs of ndpy_create_queue_pair(). */
+static int extended_post(struct ndpy_queue_pair *qp, struct ndpy_slot *slot, void *request, int signaled)
+{
+    const struct ibv_send_wr *wr = &((struct native_request *)request)->wr;
+    struct ibv_qp_ex *native = ibv_qp_to_qp_ex(qp->native);
+    const struct newer_functions *newer = newer_functions_of(native);
+    int error;
+
+    ibv_wr_start(native);
+    native->wr_id = (uintptr_t)slot;
+    native->wr_flags = native_flags(slot, signaled);
+    if (slot->operation == NDPY_ATOMIC_WRITE)
+        newer->atomic_write(native, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr, &wr->wr.atomic.compare_add);
+    else
+        newer->flush(native, wr->wr.atomic.rkey, wr->wr.atomic.remote_addr, wr->wr.atomic.swap,
+            (uint8_t)wr->wr.atomic.compare_add, wr->imm_data ? LEVEL_REGION : LEVEL_RANGE);
+    error = ibv_wr_complete(native);
+    return error ? post_error(error) : 0;
+}
+
+static const struct native extended_verbs = {
+    .elements = native_elements,
+    .data_request = native_data_request,
+    .post = extended_post,
+    .no_memory = ENOMEM,
+};
+
 static const struct native verbs = {
     .elements = native_elements,
     .data_request = native_data_request,
@@ -293,6 +340,7 @@ static const struct native verbs = {
     .receive = native_receive,
     .receive_shared = native_receive_shared,
     .no_memory = ENOMEM,
+    .extended = &extended_verbs,
     .result_size = sizeof(struct native_result),
     .poll = native_poll,
     .slot = native_slot,

@@ -1,5 +1,10 @@
-/* Extended completion queues: created by ibv_create_cq_ex(3), and polled entry by entry. Their completions bring details. A plain
-   queue has nothing to do with this file, and its polls cost no more because of it. */
+/* What is created by verbs' extended calls.
+
+   Extended completion queues, by ibv_create_cq_ex(3), are polled entry by entry. Their completions bring details. A plain queue has
+   nothing to do with this file, and its polls cost no more because of it.
+
+   Queue pairs for operations that ibv_post_send(3) does not have are created by ibv_create_qp_ex(3). All other requests are posted
+   to them as to any queue pair. */
 
 #include <time.h>
 
@@ -162,6 +167,45 @@ const struct ndpy_provider *ndpy_extended_provider_table(void)
     };
 
     return &provider;
+}
+
+struct ibv_qp *ndpy_create_queue_pair(struct ibv_pd *pd, const struct ibv_qp_init_attr *plain, uint64_t operations)
+{
+    /* ibv_create_qp_ex() is inline. It may call a function of the library, but nothing here links to the library. */
+    struct verbs_context *extended = verbs_get_ctx_op(pd->context, create_qp_ex);
+    struct ibv_qp_init_attr_ex request = {
+        .qp_context = plain->qp_context,
+        .send_cq = plain->send_cq,
+        .recv_cq = plain->recv_cq,
+        .srq = plain->srq,
+        .cap = plain->cap,
+        .qp_type = plain->qp_type,
+        .sq_sig_all = plain->sq_sig_all,
+        .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+        .pd = pd,
+        .send_ops_flags = operations,
+    };
+
+    if (!extended) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    return extended->create_qp_ex(pd->context, &request);
+}
+
+/* Bits of device_cap_flags_ex, and of IBV_QP_EX_WITH_…, which the headers may lack. */
+#define CAN_FLUSH_GLOBALLY (1ull << 38)
+#define CAN_FLUSH_PERSISTENTLY (1ull << 39)
+#define CAN_WRITE_ATOMICALLY (1ull << 40)
+
+uint32_t ndpy_newer_operations(struct ibv_context *context)
+{
+    struct ibv_device_attr_ex attributes;
+    uint64_t flags = query_extended(context, &attributes) ? 0 : attributes.device_cap_flags_ex;
+
+    return (flags & CAN_WRITE_ATOMICALLY ? NDPY_CAN_WRITE_ATOMICALLY : 0) |
+        (flags & CAN_FLUSH_GLOBALLY ? NDPY_CAN_FLUSH_GLOBALLY : 0) |
+        (flags & CAN_FLUSH_PERSISTENTLY ? NDPY_CAN_FLUSH_PERSISTENTLY : 0);
 }
 
 int ndpy_query_clock(struct ibv_context *context, struct ndpy_clock *out)

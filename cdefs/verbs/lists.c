@@ -114,6 +114,7 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
     list->ring = ring;
     list->count = count;
     list->has_reads = 0;
+    list->posts_singly = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct ndpy_list_request *request = &requests[i];
         struct ndpy_slot *slot = &list->slots[i];
@@ -141,13 +142,14 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         signaled = !(request->flags & NDPY_SILENT_SUCCESS) || i == count - 1 || 2 * (silent_run + 1) >= ring->depth;
         silent_run = signaled ? 0 : silent_run + 1;
         list->has_reads |= request->operation == NDPY_READ || is_atomic(request->operation);
+        list->posts_singly |= is_extended(request->operation);
         make_send((struct ibv_send_wr *)list->requests + i, qp, slot, request, native, signaled);
     }
     if (receives)
         ((struct ibv_recv_wr *)list->requests)[count - 1].next = NULL;
     else
         ((struct ibv_send_wr *)list->requests)[count - 1].next = NULL;
-    list->is_special = list->has_reads || ring->headers;
+    list->is_special = list->has_reads || list->posts_singly || ring->headers;
     *out = list;
     return 0;
 }
@@ -162,7 +164,7 @@ APART int check_posting(const struct ndpy_queue_pair *qp, const struct ndpy_list
 {
     struct ndpy_ring *ring = list->ring;
 
-    if (ring->headers)
+    if (ring->headers || list->posts_singly)
         return NDPY_POST_SINGLY;
     if (ring == qp->initiator) {
         if (connection == NDPY_NEVER_CONNECTED)

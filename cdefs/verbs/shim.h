@@ -39,6 +39,14 @@ struct ibv_cq *ndpy_create_extended_queue(struct ibv_context *context, uint32_t 
     struct ibv_comp_channel *channel, uint32_t details, int single_threaded);
 struct ndpy_completion_queue *ndpy_extended_queue_new(struct ibv_cq *native, uint32_t details, int polls_singly);
 const struct ndpy_provider *ndpy_extended_provider_table(void);
+/* As ibv_create_qp(). operations: those of enum ndpy_newer_operation that the queue pair takes besides those of ibv_post_send(). */
+enum ndpy_newer_operation { NDPY_WITH_FLUSH = 0x800, NDPY_WITH_ATOMIC_WRITE = 0x1000 };
+struct ibv_qp *ndpy_create_queue_pair(struct ibv_pd *pd, const struct ibv_qp_init_attr *plain, uint64_t operations);
+/* What the device says that it can do of this. */
+enum ndpy_newer_capability {
+    NDPY_CAN_WRITE_ATOMICALLY = 1, NDPY_CAN_FLUSH_GLOBALLY = 2, NDPY_CAN_FLUSH_PERSISTENTLY = 4
+};
+uint32_t ndpy_newer_operations(struct ibv_context *context);
 /* Reads the device's clock, between two times of the system's clock. mask: the bits that timestamps have. Returns 0 or an errno:
    EOPNOTSUPP if the device tells none. */
 struct ndpy_clock {

@@ -562,7 +562,7 @@ def _probe_types(context: Any, domain: Any) -> Capability:
         for kind, capability in types.items():
             if _try_to_create(domain, queue, 0, kind) is not None:
                 found |= capability
-        return found
+        return found | _newer_operations(context, domain, queue)
     finally:
         lib.ibv_destroy_cq(queue)
 
@@ -586,7 +586,22 @@ def _probe_inline(context: Any, domain: Any) -> int:
         lib.ibv_destroy_cq(queue)
 
 
-def _try_to_create(domain: Any, queue: Any, size: int, kind: int = lib.IBV_QPT_RC) -> int | None:
+def _newer_operations(context: Any, domain: Any, queue: Any) -> Capability:
+    """Try for which operations beyond those of ibv_post_send(3) queue pairs can be created."""
+    said = lib.ndpy_newer_operations(context)
+    kinds = {
+        Capability.ATOMIC_WRITE: (lib.NDPY_CAN_WRITE_ATOMICALLY, lib.NDPY_WITH_ATOMIC_WRITE),
+        Capability.FLUSH: (lib.NDPY_CAN_FLUSH_GLOBALLY, lib.NDPY_WITH_FLUSH),
+        Capability.FLUSH_PERSISTENT: (lib.NDPY_CAN_FLUSH_PERSISTENTLY, lib.NDPY_WITH_FLUSH),
+    }
+    found = Capability.NONE
+    for capability, (bit, operations) in kinds.items():
+        if said & bit and _try_to_create(domain, queue, 0, operations=operations) is not None:
+            found |= capability
+    return found
+
+
+def _try_to_create(domain: Any, queue: Any, size: int, kind: int = lib.IBV_QPT_RC, operations: int = 0) -> int | None:
     """Create a queue pair and destroy it. Returns the inline size that it has, or None if it cannot be created."""
     request = ffi.new("struct ibv_qp_init_attr *")
     request.send_cq = request.recv_cq = queue
@@ -594,7 +609,10 @@ def _try_to_create(domain: Any, queue: Any, size: int, kind: int = lib.IBV_QPT_R
     request.cap.max_send_wr = request.cap.max_recv_wr = 1
     request.cap.max_send_sge = request.cap.max_recv_sge = 1
     request.cap.max_inline_data = size
-    queue_pair = lib.ibv_create_qp(domain, request)
+    if operations:
+        queue_pair = lib.ndpy_create_queue_pair(domain, request, operations)
+    else:
+        queue_pair = lib.ibv_create_qp(domain, request)
     if queue_pair == ffi.NULL:
         return None
     lib.ibv_destroy_qp(queue_pair)

@@ -28,6 +28,8 @@ _ATOMIC_ALONE = Access.REMOTE_ATOMIC.value & ~_LOCAL_WRITE
 _READ_SINK = int(Access.READ_SINK)
 _ON_DEMAND = int(Access.ON_DEMAND)
 _RELAXED_ORDERING = int(Access.RELAXED_ORDERING)
+# Each Access with its ibv_access_flags, which the headers may lack.
+_FLUSHES = ((int(Access.FLUSH_GLOBAL), 1 << 8), (int(Access.FLUSH_PERSISTENT), 1 << 9))
 # SIZE_MAX, the length of an implicit region.
 EVERYTHING = (1 << 64) - 1
 
@@ -55,6 +57,9 @@ def native_access(access: int, iwarp: bool) -> int:
         native |= lib.IBV_ACCESS_ON_DEMAND
     if access & _RELAXED_ORDERING:
         native |= lib.IBV_ACCESS_RELAXED_ORDERING
+    for right, flag in _FLUSHES:
+        if access & right:
+            native |= flag
     return int(native)
 
 

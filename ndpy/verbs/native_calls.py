@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
+from ndpy.flags import Capability
 from ndpy.forking import in_child
 from ndpy.verbs import softverbs
 
@@ -108,6 +109,12 @@ def softverbs_only() -> bool:
 def has_symbol(name: bytes, library: int = lib.NDPY_SYSTEM) -> bool:
     """Whether the libraries have a function that is optional. library: a number that load_for() returned."""
     return bool(lib.ndpy_has_symbol(library, name))
+
+
+def newer_operations(capabilities: Capability) -> int:
+    """The operations that a queue pair has to be created for, as enum ndpy_newer_operation. 0 if ibv_post_send(3) has them all."""
+    atomic_write = lib.NDPY_WITH_ATOMIC_WRITE if Capability.ATOMIC_WRITE in capabilities else 0
+    return int(atomic_write | (lib.NDPY_WITH_FLUSH if Capability.FLUSH in capabilities else 0))
 
 
 def text(value: Any) -> str:

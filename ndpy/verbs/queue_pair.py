@@ -29,7 +29,7 @@ from ndpy.verbs.endpoint import (
     with_defaults,
 )
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
-from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, text
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, newer_operations, text
 from ndpy.verbs.queue_pair_attributes import NATIVE_TYPES, modify, query, state_of
 from ndpy.window_requests import BindRequest
 
@@ -37,6 +37,14 @@ if TYPE_CHECKING:
     from ndpy.addresses import Address
     from ndpy.info import PathInfo
     from ndpy.verbs.adapter import VerbsAdapter
+
+
+# What the peer may do besides reading and writing, where the adapter has it.
+_RIGHTS_OF_PEERS = {
+    Capability.ATOMICS: Access.REMOTE_ATOMIC,
+    Capability.FLUSH: Access.FLUSH_GLOBAL,
+    Capability.FLUSH_PERSISTENT: Access.FLUSH_PERSISTENT,
+}
 
 
 class VerbsQueuePair(QueuePair):
@@ -72,6 +80,10 @@ class VerbsQueuePair(QueuePair):
         else:
             request.cap.max_recv_wr = max(limits.receive_queue_depth, 1)
             request.cap.max_recv_sge = max(self._receive_elements(), 1)
+        operations = newer_operations(self._adapter.info.capabilities) if self.type is QueuePairType.RC else 0
+        if operations:
+            call = lib.ndpy_create_queue_pair
+            return check_pointer("create queue pair", call(self._adapter._domain, request, operations))
         return check_pointer("create queue pair", lib.ibv_create_qp(self._adapter._domain, request))
 
     def _receive_elements(self) -> int:
@@ -100,7 +112,11 @@ class VerbsQueuePair(QueuePair):
         if self.type is QueuePairType.UC:
             return Access.REMOTE_WRITE
         access = Access.REMOTE_READ | Access.REMOTE_WRITE
-        return access | (Access.REMOTE_ATOMIC if Capability.ATOMICS in self._adapter.info.capabilities else 0)
+        capabilities = self._adapter.info.capabilities
+        for capability, right in _RIGHTS_OF_PEERS.items():
+            if capability in capabilities:
+                access |= right
+        return access
 
     def _modify(self, attributes: Any, mask: int, operation: str) -> None:
         check(operation, lib.ibv_modify_qp(self._qp, attributes, mask))

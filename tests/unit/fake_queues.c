@@ -44,7 +44,17 @@ struct posted {
 };
 
 struct queue_pair {
-    struct ibv_qp ibv;
+    union {
+        struct ibv_qp ibv;
+        struct {
+            struct ibv_qp_ex extended;  /* begins alike */
+            /* Newer libraries have it. */
+            void (*wr_flush)(struct ibv_qp_ex *qp, uint32_t token, uint64_t address, size_t length, uint8_t kinds, uint8_t level);
+        };
+    };
+    uint64_t operations;    /* those of IBV_QP_EX_WITH_… that it was created with */
+    int is_posting;         /* between wr_start() and wr_complete() */
+    struct posted prepared;
     int alive;
     int unacknowledged;
     struct {
@@ -61,6 +71,7 @@ struct fake_failures {
     int32_t destroy_qp;
     int32_t modify_qp;
     int32_t create_qp;
+    int32_t complete;       /* ibv_wr_complete() */
 } fake_failures;
 
 static struct queue_pair *queue_pairs[4096];
@@ -315,12 +326,6 @@ static int query_rt_values(struct ibv_context *context, struct ibv_values_ex *va
     values->comp_mask = IBV_VALUES_MASK_RAW_CLOCK;
     values->raw_clock = (struct timespec){.tv_nsec = (long)fake_extended.ticks};
     return 0;
-}
-
-void fake_fill_extended_operations(struct verbs_context *verbs)
-{
-    verbs->create_cq_ex = create_cq_ex;
-    verbs->query_rt_values = query_rt_values;
 }
 
 /* ---- completion queues ---- */
@@ -591,6 +596,102 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
     fake_point("ibv_post_recv", 1);
     return error;
 }
+
+/* ---- queue pairs for operations that ibv_post_send() does not have ---- */
+
+#define WITH_FLUSH 0x800u
+#define WITH_ATOMIC_WRITE 0x1000u
+
+static void wr_start(struct ibv_qp_ex *native)
+{
+    struct queue_pair *qp = (struct queue_pair *)native;
+
+    fake_point("ibv_post_send", 0);
+    fake_check("ibv_wr_start", qp->alive && !qp->is_posting);
+    qp->is_posting = 1;
+}
+
+static void prepare(struct ibv_qp_ex *native, const char *call, uint64_t operation, uint32_t token, uint64_t address)
+{
+    struct queue_pair *qp = (struct queue_pair *)native;
+
+    fake_check(call, qp->alive && qp->is_posting && qp->operations & operation);
+    qp->prepared = (struct posted){.id = native->wr_id, .silent = !(native->wr_flags & IBV_SEND_SIGNALED)};
+    fake_extended.posted_address = address;
+    fake_extended.posted_token = (int32_t)token;
+    fake_extended.posted_flags = (int32_t)native->wr_flags;
+}
+
+static void wr_atomic_write(struct ibv_qp_ex *native, uint32_t token, uint64_t address, const void *value)
+{
+    prepare(native, "ibv_wr_atomic_write", WITH_ATOMIC_WRITE, token, address);
+    memcpy(&fake_extended.posted_value, value, 8);
+}
+
+static void wr_flush(struct ibv_qp_ex *native, uint32_t token, uint64_t address, size_t length, uint8_t kinds, uint8_t level)
+{
+    prepare(native, "ibv_wr_flush", WITH_FLUSH, token, address);
+    fake_extended.posted_value = length;
+    fake_extended.posted_kinds = kinds;
+    fake_extended.posted_level = level;
+}
+
+static int wr_complete(struct ibv_qp_ex *native)
+{
+    struct queue_pair *qp = (struct queue_pair *)native;
+    int error;
+
+    fake_check("ibv_wr_complete", qp->alive && qp->is_posting);
+    qp->is_posting = 0;
+    error = failure(&fake_failures.complete);
+    if (!error)
+        error = post(qp, 0, qp->prepared);
+    fake_point("ibv_post_send", 1);
+    return error;
+}
+
+struct ibv_qp_ex *ibv_qp_to_qp_ex(struct ibv_qp *qp)
+{
+    return ((struct queue_pair *)qp)->operations ? (struct ibv_qp_ex *)qp : NULL;
+}
+
+static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_init_attr_ex *request)
+{
+    struct ibv_qp_init_attr plain = {
+        .qp_context = request->qp_context,
+        .send_cq = request->send_cq,
+        .recv_cq = request->recv_cq,
+        .cap = request->cap,
+        .qp_type = request->qp_type,
+    };
+    struct queue_pair *made;
+
+    (void)context;
+    if (request->comp_mask != (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ||
+        request->send_ops_flags & ~(uint64_t)(uint32_t)fake_extended.operations) {
+        errno = EOPNOTSUPP;
+        return NULL;
+    }
+    made = (struct queue_pair *)ibv_create_qp(request->pd, &plain);
+    if (!made)
+        return NULL;
+    request->cap = plain.cap;
+    made->operations = fake_extended.created_for = request->send_ops_flags;
+    made->extended.wr_start = wr_start;
+    made->extended.wr_complete = wr_complete;
+    made->extended.wr_atomic_write = wr_atomic_write;
+    made->wr_flush = wr_flush;
+    return &made->ibv;
+}
+
+void fake_fill_extended_operations(struct verbs_context *verbs)
+{
+    verbs->create_qp_ex = create_qp_ex;
+    verbs->create_cq_ex = create_cq_ex;
+    verbs->query_rt_values = query_rt_values;
+}
+
+/* ---- the end of queue pairs ---- */
 
 int ibv_destroy_qp(struct ibv_qp *ibv)
 {

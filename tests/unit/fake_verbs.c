@@ -90,6 +90,8 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
     memset(out, 0, size);
     out->odp_caps.general_caps = (uint64_t)fake_settings.odp_general;
     out->odp_caps.per_transport_caps.rc_odp_caps = (uint32_t)fake_settings.odp_connected;
+    out->device_cap_flags_ex = (uint64_t)(fake_extended.capabilities & 1) << 40 |
+        (uint64_t)(fake_extended.capabilities >> 1 & 3) << 38;
     out->max_dm_size = (uint64_t)fake_settings.device_memory;
     out->hca_core_clock = (uint64_t)fake_extended.clock_khz;
     out->completion_timestamp_mask = (1ull << fake_extended.clock_bits) - 1;

@@ -53,6 +53,15 @@ extern struct fake_extended {
     int32_t clock_bits;
     int32_t bound_length;   /* of the last ibv_bind_mw(), as bound_access */
     int32_t bound_access;
+    int32_t capabilities;   /* atomic writes 1, flushing globally 2, persistently 4 */
+    int32_t operations;     /* the IBV_QP_EX_WITH_… that queue pairs can be created for */
+    uint64_t created_for;
+    uint64_t posted_address;    /* of the last request that such a queue pair got, as the following */
+    uint64_t posted_value;      /* the length of a flush */
+    int32_t posted_token;
+    int32_t posted_flags;
+    int32_t posted_kinds;
+    int32_t posted_level;
     int32_t next_polls;     /* how often an extended queue was asked for its next entry */
 } fake_extended;
 

@@ -103,27 +103,36 @@ class Failures(ctypes.Structure):
     """struct fake_failures."""
 
     _fields_ = tuple(
-        (name, ctypes.c_int32) for name in ("poll", "arm", "destroy_cq", "destroy_qp", "modify_qp", "create_qp")
+        (name, ctypes.c_int32)
+        for name in ("poll", "arm", "destroy_cq", "destroy_qp", "modify_qp", "create_qp", "complete")
     )
 
 
 class Extended(ctypes.Structure):
     """struct fake_extended."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int32)
-        for name in (
-            "queues",
-            "wc_flags",
-            "created_with",
-            "created_flags",
-            "clock_khz",
-            "ticks",
-            "clock_bits",
-            "bound_length",
-            "bound_access",
-            "next_polls",
-        )
+    _fields_ = (
+        *(
+            (name, ctypes.c_int32)
+            for name in (
+                "queues",
+                "wc_flags",
+                "created_with",
+                "created_flags",
+                "clock_khz",
+                "ticks",
+                "clock_bits",
+                "bound_length",
+                "bound_access",
+                "capabilities",
+                "operations",
+            )
+        ),
+        *((name, ctypes.c_uint64) for name in ("created_for", "posted_address", "posted_value")),
+        *(
+            (name, ctypes.c_int32)
+            for name in ("posted_token", "posted_flags", "posted_kinds", "posted_level", "next_polls")
+        ),
     )
 
 
