@@ -627,7 +627,9 @@ class RegistrationCache(_core.LeaseFinder, Resource):
     def _drop(self, entries: list[Entry]) -> None:
         """Invalidate entries. Their peers lose access first (contract K.2.6)."""
         with self._changed:
-            doomed = self._detach(entries, invalid=True)
+            self._detach(entries, invalid=True)
+            # Another thread may have detached some of them, and not have begun to close them.
+            doomed = [entry for entry in entries if not entry.uses]
             grants = [grant for entry in entries for grant in entry.grants]
         for grant in grants:
             self._revoke(grant)

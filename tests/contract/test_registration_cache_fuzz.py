@@ -403,6 +403,9 @@ def walk(cache, model, provider, rng, workers):
                 release()
             else:
                 rng.choices((use, drop, invalidate), (12, 2, 1))[0]()
+            # Free-threaded Python frees what was made in another thread when that thread goes on.
+            for worker in workers:
+                worker(lambda: None)
             # The adapter's thread may do its part a moment later.
             wait_until(agrees, "the cache and the model agree")
     except BaseException:

@@ -126,6 +126,32 @@ def test_invalidation_waits_for_a_deregistration_that_another_thread_is_at(monke
     assert not other.is_alive()
 
 
+def test_invalidation_ends_a_registration_that_another_thread_is_about_to_end(monkeypatch, cache):
+    buffer = bytearray(LENGTH)
+    region = use(cache, buffer)
+    plain = cache._close
+    begun, go_on = threading.Event(), threading.Event()
+
+    def close(doomed):
+        if threading.current_thread() is other:
+            begun.set()
+            go_on.wait(DEADLINE_S)
+        plain(doomed)
+
+    monkeypatch.setattr(cache, "_close", close)
+    other = threading.Thread(target=cache.invalidate, args=(region.address, LENGTH))
+    other.start()
+    try:
+        assert begun.wait(DEADLINE_S)
+        cache.invalidate(region.address, LENGTH)
+        assert region.closed
+        assert cache.stats.entries == 0
+    finally:
+        go_on.set()
+        other.join(DEADLINE_S)
+    assert not other.is_alive()
+
+
 def test_short_of_memory_idle_registrations_give_way(monkeypatch, adapter, cache):
     buffers = [ndpy.alloc(LENGTH) for _ in range(2)]
     idle = use(cache, buffers[0])
