@@ -137,6 +137,8 @@ class Connection:
         self._failure: BaseException | None = None
         self._cause: BaseException | None = None
         self._closing: asyncio.Future[None] | None = None
+        #: Whether close() has begun to disconnect.
+        self._leaving = False
         self._freeing: asyncio.Future[None] | None = None
         self._is_free = False
         #: They end when the peer's START or its CLOSE comes, or when the connection ends.
@@ -391,6 +393,9 @@ class Connection:
                 except errors.AccessViolationError:
                     # The memory is the peer's fault, and not the program's.
                     raise self._end_error() from self._cause
+                except ConnectionEndedError:
+                    # Not the end of everything that was sent.
+                    raise ConnectionResetError(f"{self._peer} has gone with a long message that was not read") from None
                 finally:
                     del self._reading[frame.number]
             else:
@@ -693,6 +698,8 @@ class Connection:
             return
         if completion.status is not Status.CANCELED:
             self._lose(f"a request ended with {completion.status.name}", _error_of(completion))
+        elif self._leaving:
+            self._lose("this end was closed", kind=errors.ClosedError)
         elif self._protocol is not None and not self._protocol.started:
             self._lose("it was ended before it had begun")
         elif self._peer_closed.done():
@@ -849,6 +856,7 @@ class Connection:
             if second:
                 await self._until(self._ended, _LINGER_S)
             if self._failure is None and self.connector is not None:
+                self._leaving = True
                 with contextlib.suppress(errors.NdpyError):
                     await await_or_cancel(self.connector.begin_disconnect(), self.close_timeout_s)
         self._lose("this end was closed", kind=errors.ClosedError)

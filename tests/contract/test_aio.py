@@ -634,6 +634,25 @@ def test_an_offer_that_is_out_when_the_peer_leaves_fails(run):
     run(scene)
 
 
+def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messages(run):
+    """The peer waits for its reader as long as it says, and then disconnects."""
+
+    async def scene(client, server):
+        await client.send(b"first")
+        sending = asyncio.ensure_future(client.send(pattern(LONG)))
+        await wait_for(lambda: len(server._inbox) == 2)
+        await client.close()
+        with pytest.raises(ndpy.ClosedError):
+            await sending
+        await server.wait_closed()
+        assert await server.receive() == b"first"
+        for _ in range(2):
+            with pytest.raises(aio.ConnectionResetError, match="a long message that was not read"):
+                await server.receive()
+
+    run(scene, client_options={"close_timeout_s": 0.2})
+
+
 def test_nothing_is_left_when_the_connections_are_closed(adapter, run):
     """adapter.close(), at the end of the fixture, fails if an object is still open."""
 
