@@ -517,10 +517,12 @@ class Connection:
                         await finish(asyncio.ensure_future(self._unbind(window)))
             return
         region = await self._register(memory, access)
+        self._hub.stay()
         try:
             yield region.remote()
         finally:
             region.close()
+            await self._leave_hub()
 
     async def _unbind(self, window: MemoryWindow) -> None:
         try:
@@ -560,10 +562,17 @@ class Connection:
             yield memory[:length]
             return
         lease = await self._lease(memory, access)
+        self._hub.stay()
         try:
             yield lease[:length]
         finally:
             lease.release()
+            await self._leave_hub()
+
+    async def _leave_hub(self) -> None:
+        """What a connection has lent may be in use for longer than the connection, and so is the hub."""
+        if not self._loop.is_closed():
+            await self._hub.leave()
 
     async def _lease(self, memory: Memory, access: Access) -> Lease:
         local = self._hub.cache.local
@@ -916,8 +925,7 @@ class Connection:
                         incoming.contents = bytes(self._contents(incoming))
                 region, self._memory = self._memory, None
                 self._hub.give_memory_back(region)
-            if not self._loop.is_closed():
-                await self._hub.leave()
+            await self._leave_hub()
 
     def _free_natively(self) -> None:
         """Close everything, in any thread. Harmless when repeated."""

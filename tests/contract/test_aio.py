@@ -665,6 +665,30 @@ def test_nothing_is_left_when_the_connections_are_closed(adapter, run):
     assert adapter._device._open_children() == []
 
 
+def test_the_last_connection_is_closed_while_its_memory_is_still_exposed(adapter):
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    async def main():
+        server = await aio.serve((host_of(adapter), 0), _echo, adapter=adapter, **OPTIONS)
+        client = await aio.connect(server.address, adapter=adapter, **OPTIONS)
+        exposed, leave = asyncio.Event(), asyncio.Event()
+
+        async def hold():
+            async with client.expose(bytearray(LONG)):
+                exposed.set()
+                await leave.wait()
+
+        holding = asyncio.ensure_future(hold())
+        await exposed.wait()
+        await client.close()
+        await server.close()
+        leave.set()
+        await holding
+        assert adapter._device._open_children() == []
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
 # ---- servers ----
 
 
