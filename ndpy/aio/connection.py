@@ -302,12 +302,17 @@ class Connection:
             await self._send_offer(protocol, data)
         elif self._in_line or not (protocol.may_send and self._send_slots.free):
             async with self._in_turn():
-                while not (protocol.may_send and self._send_slots.free):
-                    await self._wait_in(self._senders)
-                    self._require_open()
+                await self._room_for(lambda: protocol.may_send and bool(self._send_slots.free))
                 self._send_message(protocol, data, length)
         else:
             self._send_message(protocol, data, length)
+
+    async def _room_for(self, there_is: Callable[[], bool]) -> None:
+        """Wait for room. Raise if the connection has ended, also while others were in line before."""
+        self._require_open()
+        while not there_is():
+            await self._wait_in(self._senders)
+            self._require_open()
 
     @contextlib.asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -338,11 +343,7 @@ class Connection:
         async with contextlib.AsyncExitStack() as exposure:
             async with self._in_turn():
                 remote = await exposure.enter_async_context(self.expose(data, Access.REMOTE_READ))
-                while not (protocol.may_offer and self._control_slots.free):
-                    await self._wait_in(self._senders)
-                    self._require_open()
-                # The registration may have taken a while.
-                self._require_open()
+                await self._room_for(lambda: protocol.may_offer and bool(self._control_slots.free))
                 number, frame = protocol.offer(remote)
                 answer = self._answers[number] = self._loop.create_future()
                 self._send_control(lambda: frame)
@@ -856,9 +857,9 @@ class Connection:
         self._wake_all(self._senders)
         protocol = self._protocol
         if self._failure is None and protocol is not None and protocol.started:
-            async with self._turn:
-                second = protocol.peer_closed
-                self._send_control(protocol.close)
+            # Those in line raise when their turn comes.
+            second = protocol.peer_closed
+            self._send_control(protocol.close)
             while self._inbox:
                 self._finish_incoming(self._inbox.pop(0))
             await self._until(self._peer_closed, self.close_timeout_s)

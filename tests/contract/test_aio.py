@@ -544,6 +544,28 @@ def test_a_long_message_is_not_offered_after_close(run, steps):
     run(scene)
 
 
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_all_senders_that_wait_in_line_learn_of_the_end(run, end, length):
+    """The peer takes nothing."""
+
+    async def scene(client, server):
+        sending = [asyncio.ensure_future(client.send(pattern(length))) for length in (SHORT, length) * 8]
+        await asyncio.sleep(0.05)
+        assert not all(task.done() for task in sending)
+        if end == "close":
+            await client.close()
+        else:
+            client.abort()
+        done, waiting = await asyncio.wait(sending, timeout=DEADLINE_S / 2)
+        assert not waiting
+        assert all(
+            isinstance(task.exception(), (ndpy.ClosedError, aio.ConnectionResetError, type(None))) for task in done
+        )
+
+    run(scene, client_options={"close_timeout_s": 0.3})
+
+
 def test_a_closed_connection_says_so(run):
     async def scene(client, server):
         await both(client.close(), server.close())

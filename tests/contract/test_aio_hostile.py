@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import signal
 import sys
+import time
 from pathlib import Path
 
 import aio_peer
@@ -405,5 +407,28 @@ def test_a_process_that_is_killed_is_a_reset(adapter, run, step):
                 assert end is None or isinstance(end, ConnectionError)
             else:
                 assert isinstance(end, aio.ConnectionResetError)
+
+    run(play)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux stops processes")
+def test_a_process_that_is_stopped_holds_up_nobody(adapter, run):
+    """On soft0 its adapter is stopped with it, and answers nothing."""
+
+    async def play(scene):
+        async def handle(connection):
+            async with connection.expose(bytearray(LONG)):
+                await asyncio.gather(*(connection.send(bytes(length)) for length in (10, LONG) * 10))
+
+        async with process(adapter, scene.server.address, "begun") as child:
+            scene.handle = handle
+            assert (await child.stdout.readline()).split() == [b"there"]
+            child.send_signal(signal.SIGSTOP)
+            connection = await scene.connections.get()
+            await scene.is_good()
+            began = time.monotonic()
+            await connection.close()
+            assert time.monotonic() - began < DEADLINE_S
+            assert isinstance(await scene.end(), (ndpy.ClosedError, ConnectionError))
 
     run(play)
