@@ -162,7 +162,9 @@ def test_a_frame_that_is_longer_than_a_slot_ends_the_connection(run):
 
 
 @pytest.mark.parametrize(
-    "private_data", [b"", hello(version=2), hello(slots=0), hello(offers=65), hello(slot_size=63), hello()[:-1]]
+    "private_data",
+    [b"", hello(version=2), hello(slots=0), hello(offers=65), hello(slot_size=63), hello()[:3]],
+    ids=["nothing", "version", "slots", "offers", "slot-size", "three-bytes"],
 )
 def test_a_client_that_says_something_else_is_refused(run, private_data):
     async def play(scene):
@@ -320,7 +322,7 @@ def test_a_server_that_accepts_and_says_nothing_is_left_after_a_while(adapter, k
     run(play)
 
 
-@pytest.mark.parametrize("first", [frame(GRANT), message(b"x"), frame(CLOSE)])
+@pytest.mark.parametrize("first", [frame(GRANT), message(b"x"), frame(CLOSE)], ids=["grant", "message", "close"])
 def test_a_server_that_does_not_begin_with_start(adapter, keep, run, first):
     async def play(scene):
         listener = keep(adapter.listen((host_of(adapter), 0)))
