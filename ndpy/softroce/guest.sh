@@ -40,10 +40,11 @@ if mount -t 9p -o "ro,$options,cache=loose" ndpy.host $run/host; then
     done <"$job/cached"
 fi
 
+# One process, because each one reads the lists of all modules.
 modules="ib_core ib_uverbs rdma_cm rdma_ucm iw_cm veth"
-for module in $modules; do
-    modprobe "$module" || fail "modprobe $module (is it in /lib/modules/$(uname -r)?)"
-done
+case " $ADAPTERS " in *" rxe "*) modules="$modules rdma_rxe" ;; esac
+if [ -n "$WIRES$NETWORK" ]; then modules="$modules virtio_net"; fi
+modprobe -a $modules || fail "modprobe -a $modules (are they in /lib/modules/$(uname -r)?)"
 ip link set lo up
 
 # on_veth NAME TYPE NETDEV IPV4 IPV6: creates an adapter on a veth pair of its own, so that librdmacm finds exactly one
@@ -62,7 +63,6 @@ on_wire() { rdma link add "$1" type "$2" netdev wire0; }
 # Each card is found by its MAC address.
 wires=0
 for wire in $WIRES; do
-    [ $wires != 0 ] || modprobe virtio_net || fail "modprobe virtio_net"
     mac=${wire%%/*}
     addresses=${wire#*/}
     device=$(grep -l -i -x "$mac" /sys/class/net/*/address) && netdev=$(basename "${device%/address}") || fail "no card has the address $mac"
@@ -78,7 +78,6 @@ done
 for adapter in $ADAPTERS; do
     case $adapter in
     rxe)
-        modprobe rdma_rxe || fail "modprobe rdma_rxe"
         if [ -n "$WIRES" ]; then on_wire rxe0 rxe; else on_veth rxe0 rxe veth0 192.0.2.1 2001:db8::1; fi ||
             fail "rxe0 could not be created"
         ;;
@@ -95,7 +94,6 @@ done
 
 # QEMU's user network. It has no default route, so only the host's loopback interface, 10.0.2.2, can be reached.
 if [ -n "$NETWORK" ]; then
-    modprobe virtio_net || fail "modprobe virtio_net"
     for device in /sys/class/net/*; do
         if [ -e "$device/device" ]; then netdev=${device##*/}; fi
     done

@@ -44,8 +44,9 @@ _LOOK_FOR_LOCKUP_S = 5.0
 _AFTER_PANIC_S = 3.0
 # An emulated machine with several processors may panic in one boot, when it gets little time, and boot well the next time.
 _BOOTS_AGAIN = 2
-# udev would load these, which takes 3 s in emulation.
-_UNUSED_MODULES = "kvm_amd,kvm_intel,kvm,ccp,powernow_k8,acpi_cpufreq,sr_mod,cdrom,sg,psmouse,i2c_i801,lpc_ich"
+# udev's only rules in the VM. With those of the distribution it loads a module for each device of the PC, which takes half of
+# the time of a boot in emulation.
+_UDEV_RULES = 'SUBSYSTEM=="virtio-ports", ATTR{name}=="?*", SYMLINK+="virtio-ports/$attr{name}"\n'
 _PORTS = ("control", "log", "out", "err")
 
 # These describe places of the host session that the VM does not have.
@@ -264,6 +265,9 @@ class _Session:
         job = self._folder / "job"
         job.mkdir()
         (self._folder / "checkout").symlink_to(writable_folder(cwd))
+        rules = self._folder / "rules"
+        rules.mkdir()
+        (rules / "ports.rules").write_text(_UDEV_RULES, encoding="utf-8")
         guest = resources.files("ndpy.softroce").joinpath("guest.sh").read_text(encoding="utf-8")
         (job / "guest.sh").write_text(guest, encoding="utf-8")
         (job / "command").write_text(_job_script(command, cwd, environment), encoding="utf-8")
@@ -302,8 +306,9 @@ class _Session:
         arguments += [
             "--user",
             "root",
-            f"--append=loglevel=5 mitigations=off net.ifnames=0 modprobe.blacklist={_UNUSED_MODULES}",
+            "--append=loglevel=5 mitigations=off",
             f"--rodir={job}",
+            f"--rodir=/usr/lib/udev/rules.d={rules}",
         ]
         if not self._kvm:
             arguments.append("--disable-kvm")
