@@ -1,5 +1,5 @@
-# apt with lists of its own for a suite of Debian, so that nothing of this machine is changed. Read by kernels.sh and
-# freethreaded.sh; $state is the folder that it works in. It calls die().
+# apt with lists of its own for a suite of Debian, so that nothing of this machine is changed. Read by other scripts. $state is the
+# folder that it works in, $architecture that of the packages (amd64). It calls die().
 #
 #   read_suite testing              reads the lists of a suite
 #   with_apt testing apt-get ...    runs apt-get or apt-cache with them
@@ -14,7 +14,8 @@ with_apt() {
     "$program" -q -o Dir::State="$folder/state" -o Dir::State::status="$folder/status" -o Dir::Cache="$folder/cache" \
         -o Dir::Etc::sourcelist="$folder/sources.list" -o Dir::Etc::sourceparts="$folder/none" \
         -o Dir::Etc::preferences="$folder/none" -o Dir::Etc::preferencesparts="$folder/none" \
-        -o Acquire::Languages=none -o APT::Architecture=amd64 -o APT::Sandbox::User=root "$@"
+        -o Acquire::Languages=none -o APT::Architecture="${architecture:-amd64}" \
+        -o APT::Architectures="${architecture:-amd64}" -o APT::Sandbox::User=root "$@"
 }
 
 read_suite() {

@@ -4,7 +4,7 @@
 # Two rows of parts run side by side:
 #
 #   in the foreground   on this machine the tests on soft0, then tests/unit and tests/wheels; then, in VMs, the tests that need an
-#                       adapter on rxe0, and rig/test-kernels.sh on the newest kernel
+#                       adapter on rxe0, and rig/test-kernels.sh on the newest kernel; with NDPY_STRESS=1 rig/test-aarch64.sh too
 #   in the background   rig/test-softnd.sh and rig/test-windows.sh under Wine; then the VM's own tests, softnd against siw, the
 #                       tests on siw0, two hosts (rig/test-hosts.sh), and rig/test-softverbs.sh
 #
@@ -12,7 +12,7 @@
 # part's time and slowest modules are printed.
 
 set -u
-parts="soft0 unit rxe0 newest-kernel softnd windows peers vm softnd-siw siw0 hosts-rxe hosts-siw softverbs"
+parts="soft0 unit aarch64 rxe0 newest-kernel softnd windows peers vm softnd-siw siw0 hosts-rxe hosts-siw softverbs"
 for part in ${PARTS:=$parts}; do
     case " $parts " in
     *" $part "*) ;;
@@ -118,6 +118,23 @@ on_newest_kernel() {
     fi
 }
 
+# tests/wheels builds the wheel, if the compiler is there.
+on_aarch64() {
+    wheel=$(echo .rig/wheels/dist/ndpy-*_aarch64.whl)
+    if [ ! -e "$wheel" ]; then
+        echo "== no tests on aarch64: no wheel was built for it"
+        return
+    fi
+    begin "the wheel for aarch64"
+    rig/test-aarch64.sh "$wheel"
+    status=$?
+    if [ $status = 3 ]; then
+        echo "== no tests on aarch64: what they need could not be fetched"
+    else
+        report aarch64 $status
+    fi
+}
+
 # `softroce run --adapter siw` boots the newest kernel that has siw. That need not be the newest kernel.
 has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapters=("siw",))' 2>/dev/null; }
 
@@ -171,6 +188,7 @@ trap 'kill $background; exit 130' INT TERM
 
 if wanted soft0; then on_soft; fi # first, because it finds most mistakes in a minute
 part unit without_an_adapter
+if wanted aarch64 && [ -n "${NDPY_STRESS:-}" ]; then on_aarch64; fi
 name_installed
 if wanted rxe0; then on_adapter rxe rxe0 $rxe_tests; fi
 if wanted newest-kernel; then on_newest_kernel; fi
