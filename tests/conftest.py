@@ -10,6 +10,7 @@ test_retry_policy.py and test_queue_pair_endings.py can do this.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -32,6 +33,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--adapter", metavar="NAME", help="run on this adapter, and fail if it is absent")
     parser.addoption("--peer", metavar="ADDRESS:PORT", type=remote.address_of, help="the other ends are on this host")
+
+
+def pytest_collection_finish() -> None:
+    # What pytest has collected stays until the end. Otherwise each collection of garbage looks at all of it.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
