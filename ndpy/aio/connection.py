@@ -45,8 +45,6 @@ _SILENT = int(Flags.SILENT_SUCCESS)
 _CONTROL_SIZE = 64
 # How many transfers of this end are outstanding at once. Others wait.
 _TRANSFERS = 16
-# A registration of so many bytes is made in a thread, because it takes longer than handing it over.
-_LONG_REGISTRATION = 1 << 20
 # How long the peer may take to let go of the memory of a cancelled message or transfer before the connection is ended.
 _LET_GO_S = 5.0
 # The client repeats its first step so often, because siw may leave a server's first frame in its socket until more come.
@@ -562,7 +560,7 @@ class Connection:
         if isinstance(memory, (MemoryRegion, Lease)):
             yield memory[:length]
             return
-        lease = await self._lease(memory, access)
+        lease = await self._hub.lease(memory, access)
         self._hub.stay()
         try:
             yield lease[:length]
@@ -574,18 +572,6 @@ class Connection:
         """What a connection has lent may be in use for longer than the connection, and so is the hub."""
         if not self._loop.is_closed():
             await self._hub.leave()
-
-    async def _lease(self, memory: Memory, access: Access) -> Lease:
-        local = self._hub.cache.local
-        if _length(memory) < _LONG_REGISTRATION:
-            return local(memory, access)
-        leasing = self._loop.run_in_executor(None, local, memory, access)
-        try:
-            return await finish(leasing)
-        except asyncio.CancelledError:
-            if leasing.exception() is None:
-                leasing.result().release()
-            raise
 
     async def _move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
         """Read or write. All requests that were posted have ended when this ends."""

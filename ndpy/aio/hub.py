@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy.adapter import Adapter
 from ndpy.buffer import alloc
+from ndpy.cache.lease import Lease
 from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.completion_queue import CompletionQueue
 from ndpy.errors import ClosedError, NdpyError
@@ -21,6 +23,7 @@ from ndpy.event_loop import LoopPoller, poller_of_loop
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion
 from ndpy.platforms import open_adapter
+from ndpy.queue_pair import QueuePair
 
 if TYPE_CHECKING:
     from ndpy.aio.connection import Connection
@@ -40,6 +43,27 @@ _CACHED_ENTRIES = 1024
 _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Hub]] = weakref.WeakKeyDictionary()
 
 
+# A registration of so many bytes is made in a thread, because it takes longer than a hand-over.
+_LONG_REGISTRATION = 1 << 20
+
+
+class _IsLong(Exception):
+    """The memory is not registered yet, and registering it would hold up the loop."""
+
+
+class _Cache(RegistrationCache):
+    """Finds registrations in the loop's thread, and makes long ones in another."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter, max_bytes=_CACHED_BYTES, max_entries=_CACHED_ENTRIES)
+        self._loop_thread = threading.get_ident()
+
+    def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
+        if memoryview(buffer).nbytes >= _LONG_REGISTRATION and threading.get_ident() == self._loop_thread:
+            raise _IsLong
+        return super()._local(buffer, access, queue_pair, raw)
+
+
 class _Queue:
     """A completion queue, and how many completions it has room for."""
 
@@ -53,14 +77,13 @@ class Hub:
 
     Attributes:
         adapter: makes everything.
-        cache: of registrations, for memory of the program.
     """
 
     def __init__(self, key: Any, adapter: Adapter, *, owned: bool) -> None:
         self._key = key
         self.adapter = adapter
         self._owned = owned
-        self.cache = RegistrationCache(adapter, max_bytes=_CACHED_BYTES, max_entries=_CACHED_ENTRIES)
+        self._cache = _Cache(adapter)
         self._queues: list[_Queue] = []
         self._connections: dict[int, Connection] = {}
         self._last_number = 0
@@ -117,7 +140,7 @@ class Hub:
             for region in spare:
                 region.close()
         self._spare.clear()
-        self.cache.close()
+        self._cache.close()
         while self._queues:
             self._queues.pop().queue.close()
         if self._owned:
@@ -198,7 +221,20 @@ class Hub:
         asyncio.get_running_loop().call_exception_handler(context)
         connection._lose(f"{type(error).__name__}: {error}", error)
 
-    # ---- memory for messages ----
+    # ---- memory ----
+
+    async def lease(self, memory: Any, access: Access) -> Lease:
+        """Registered memory of the program. The registration is kept in a cache for as long as the memory exists."""
+        try:
+            return self._cache.local(memory, access)
+        except _IsLong:
+            leasing = asyncio.get_running_loop().run_in_executor(None, self._cache.local, memory, access)
+        try:
+            return await finish(leasing)
+        except asyncio.CancelledError:
+            if leasing.exception() is None:
+                leasing.result().release()
+            raise
 
     def take_memory(self, length: int) -> MemoryRegion:
         """Registered memory of this length."""
