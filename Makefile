@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
-.PHONY: help setup venv softverbs smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache soak bench-register
+.PHONY: help setup venv softverbs smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache bench-asyncio soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -36,6 +36,7 @@ help:
 	@echo "make soft-bench      compare soft0's speed with that of TCP, then show rxe in a VM"
 	@echo "make bench           compare ndpy with C and two other Python packages on rxe and softnd, and with its bars"
 	@echo "make bench-cache     compare a hit of the registration cache with a registration"
+	@echo "make bench-asyncio   measure what asyncio costs beside a Poller, and long messages beside plain writes"
 	@echo "make bench-register  compare registering 64 buffers one by one and all at once, on rxe and softnd"
 	@echo "make bench-windows   the part of make bench on softnd"
 	@echo "make wheels          build the wheels for Linux and Windows and the source archive, in dist/"
@@ -133,6 +134,11 @@ bench: windows
 bench-cache: setup
 	@.venv/bin/python -m compileall -q ndpy
 	.venv/bin/ndpy softroce run --vm --icount --adapter rxe -- .venv/bin/python benchmarks/registration_cache.py rxe0
+
+# On one processor whose clock counts instructions, as `make bench`.
+bench-asyncio: setup
+	@.venv/bin/python -m compileall -q ndpy benchmarks
+	.venv/bin/ndpy softroce run --vm --icount --adapter rxe --limit 5000 -- .venv/bin/python benchmarks/loops_asyncio.py rxe0
 
 softverbs: venv
 	@ls -l ndpy/verbs/soft
