@@ -22,9 +22,10 @@ read_suite() {
     folder=$state/apt-$1
     command -v apt-get >/dev/null || die "what Debian has is fetched with apt-get, which this machine does not have"
     [ -e $keyring ] || die "Debian's keys are missing; install the package debian-archive-keyring"
-    # The mirror that this machine uses, or Debian's own.
-    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep '/debian/*$' | head -n 1)
-    mirror=${mirror:-http://deb.debian.org/debian}
+    # The mirror that this machine uses, or another one.
+    mirror=${DEBIAN_MIRROR:-}
+    [ -n "$mirror" ] || mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 2>/dev/null | grep '/debian/*$' | head -n 1)
+    [ -n "$mirror" ] || die "apt knows no mirror of Debian here; set DEBIAN_MIRROR to the address of one"
     mkdir -p "$folder/state/lists/partial" "$folder/cache/archives/partial" "$folder/none"
     : >"$folder/status"
     for kind in deb ${2:-}; do echo "$kind [signed-by=$keyring] $mirror $1 main"; done >"$folder/sources.list"
