@@ -224,7 +224,12 @@ class Server:
         self.connections.add(connection)
         try:
             async with connection:
-                await self._handler(connection)
+                try:
+                    await self._handler(connection)
+                except asyncio.CancelledError:
+                    # The server is being closed. What the handler has sent is delivered.
+                    await connection.close()
+                    raise
         except ConnectionError as error:
             _log.info("the connection of a client at %s ended: %s", peer, error)
         except Exception as error:
@@ -238,7 +243,7 @@ class Server:
         await asyncio.shield(self._accepting)
 
     async def close(self) -> None:
-        """Stop listening, cancel the handlers, and close their connections. Harmless when repeated."""
+        """Stop listening, cancel the handlers, and close their connections as Connection.close() does. Harmless when repeated."""
         if self._loop.is_closed():
             self._listener.close()
             return

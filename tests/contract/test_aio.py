@@ -788,6 +788,24 @@ def test_closing_the_server_ends_its_connections(adapter):
     asyncio.run(main())
 
 
+def test_a_server_that_is_closed_delivers_what_its_handlers_have_sent(adapter):
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    async def handler(connection):
+        await connection.send(b"sent")
+        await asyncio.sleep(3600)
+
+    async def main():
+        server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
+        async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
+            await wait_for(lambda: client._inbox)
+            closing = asyncio.ensure_future(server.close())
+            assert [message async for message in client] == [b"sent"]
+        await closing
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
 def test_nobody_listens(adapter):
     async def main():
         with adapter.listen((host_of(adapter), 0)) as listener:
