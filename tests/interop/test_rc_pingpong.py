@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from defects import skip_where
-from helpers import STRESS, sample
+from helpers import STRESS, has_kernel_driver, sample
 from processes import free_port, start_example, start_program, wait_for_tcp_listener
 
 import ndpy
@@ -30,6 +30,13 @@ def routable_gids(adapter: ndpy.Adapter) -> list[ndpy.Gid]:
     """The GIDs that both ends on one machine can use, by rank. The first is the one that ndpy chooses by itself."""
     gids = [gid for gid in adapter.info.ports[0].gids if not gid.address.startswith("fe80")]
     return sorted(gids, key=lambda gid: (gid.type != "RoCE v2", gid.index))
+
+
+@pytest.fixture
+def natively(adapter) -> None:
+    """For tests of the example, not of the driver. Without NDPY_STRESS=1 they run on soft0 only."""
+    if has_kernel_driver(adapter) and not STRESS:
+        pytest.skip("with NDPY_STRESS=1 only: an emulated machine starts Python slowly")
 
 
 @pytest.mark.parametrize("options", COMMON, ids=" ".join)
@@ -60,12 +67,14 @@ def test_gid_index_given_by_hand(adapter, name, pytestconfig):
         talk_to_their_server(pytestconfig, adapter, name, ours=options, theirs=options)
 
 
+@pytest.mark.usefixtures("natively")
 def test_gid_is_chosen_by_rank_without_an_index(adapter, name):
     with start_example("rc_pingpong", "-d", name, "-p", 0) as server:
         address = server.wait_for(r"local address: .*GID (\S+)")[1]
     assert socket.inet_pton(socket.AF_INET6, address) == routable_gids(adapter)[0].value
 
 
+@pytest.mark.usefixtures("natively")
 def test_a_path_mtu_that_does_not_exist_is_refused(name):
     with start_example("rc_pingpong", "-d", name, "-p", 0, "-m", "1500") as server:
         result = server.finish()
@@ -73,6 +82,7 @@ def test_a_path_mtu_that_does_not_exist_is_refused(name):
     assert "1500" in result.err and "4096" in result.err
 
 
+@pytest.mark.usefixtures("natively")
 def test_peer_without_a_gid_is_told_apart(adapter, name, pytestconfig):
     with start_example("rc_pingpong", "-d", name, "-p", 0) as server:
         port = server.wait_for(r"listening on TCP port (\d+)")[1]
