@@ -27,20 +27,26 @@ if TYPE_CHECKING:
 # A task that always finds completions lets others run after so many calls.
 _CALLS_AT_A_STRETCH = 16
 
-_pollers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPoller] = weakref.WeakKeyDictionary()
-_making = threading.Lock()
+
+class _Pollers(threading.local):
+    """The pollers of the loops that have run in this thread."""
+
+    def __init__(self) -> None:
+        self.of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPoller] = weakref.WeakKeyDictionary()
+
+
+_pollers = _Pollers()
 
 
 def poller_of_loop() -> LoopPoller:
     """The poller of the running loop. It is made at the first call, and ends with the loop."""
-    loop = asyncio.get_running_loop()
-    with _making:
-        found = _pollers.get(loop)
-        if found is None or found.closed:
-            # A loop that was closed while tasks waited is referred to by their futures, which are in its poller.
-            for other in [other for other in _pollers if other.is_closed()]:
-                _pollers.pop(other).close()
-            found = _pollers[loop] = LoopPoller(loop)
+    loop, pollers = asyncio.get_running_loop(), _pollers.of
+    found = pollers.get(loop)
+    if found is None or found.closed:
+        # A loop that was closed while tasks waited is referred to by their futures, which are in its poller.
+        for other in [other for other in pollers if other.is_closed()]:
+            pollers.pop(other).close()
+        found = pollers[loop] = LoopPoller(loop)
     return found
 
 

@@ -11,6 +11,10 @@ import asyncio
 import struct
 import sys
 import time
+from pathlib import Path
+
+# The Windows Python of the rig does not look in a program's own folder.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from helpers import DEADLINE_S, Keeper, create_end, memory
 

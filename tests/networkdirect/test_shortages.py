@@ -315,7 +315,8 @@ def test_validating_rights(keep):
     for access, kind in (
         (ndpy.Access.REMOTE_ATOMIC, ndpy.UnsupportedError),
         (ndpy.Access.ON_DEMAND, ndpy.UnsupportedError),
-        (1 << 20, ndpy.InvalidFlagsError),
+        (ndpy.Access.FLUSH_GLOBAL, ndpy.UnsupportedError),
+        (1 << 24, ndpy.InvalidFlagsError),
     ):
         with pytest.raises(kind):
             keep.adapter._known_access(access)
