@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from helpers import SEED, rounds
+from helpers import SEED, only_under_stress, rounds
 from hosts.soaking import Process
 
 PORT = 7475
@@ -11,6 +11,7 @@ PORT = 7475
 _SLACK_S = 120.0
 
 
+@only_under_stress
 @pytest.mark.timeout(1800)
 def test_every_byte_of_connections_that_come_and_go_is_accounted_for(
     adapter_name, peer_host, network, nothing_leaks, peer_address
