@@ -14,7 +14,7 @@ class Process:
     """Runs for this time, besides its start and its end."""
 
     def __init__(self, seconds: float, *words: str) -> None:
-        environment = {**os.environ, "SOAK_S": str(seconds)}
+        environment = {**os.environ, "SOAK_S": str(seconds), "SOAK_LONGEST": "20000", "HANG_S": "300"}
         command = [sys.executable, str(SCRIPT), *words]
         self._process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

@@ -43,6 +43,7 @@ from helpers import SEED, has_kernel_driver, host_of, kernel_resources, open_fil
 
 import ndpy
 from ndpy import RemoteMemory, aio
+from ndpy.aio import connection as connection_module
 
 SOAK_S = float(os.environ.get("SOAK_S", "600"))
 # A conversation that takes longer hangs. Emulated machines are slow, and so is a network that loses packets.
@@ -50,8 +51,9 @@ HANG_S = float(os.environ.get("HANG_S", "120"))
 # Clients of a process that talk at once. One process lives, and another one is killed and started again.
 CLIENTS = 3
 MESSAGES = 30
-LENGTHS = (0, 1, 40, 100, 1000, 4000, 5000, 20_000, 70_000, 300_000)
-LONGEST = 1_200_000
+# A packet that rxe loses costs seconds, so that long messages take for ever on a network that loses 1 %.
+LONGEST = int(os.environ.get("SOAK_LONGEST", "1200000"))
+LENGTHS = tuple(length for length in (0, 1, 40, 100, 1000, 4000, 5000, 20_000, 70_000, 300_000) if length <= LONGEST)
 # A mortal process lives so many seconds.
 LIFE_S = (1.0, 15.0)
 SAMPLES = 40
@@ -378,7 +380,9 @@ class Server:
         mortal = True
         try:
             words = json.loads(await connection.receive())
-            if words.get("stop"):
+            if not words:
+                return
+            if "stop" in words:
                 self.stopped.set()
                 return
             mortal = words["mortal"]
@@ -504,14 +508,12 @@ async def manage(name: str, address: tuple[str, int], account: Account, ends_at:
 
 
 async def manage_there(name: str, address: tuple[str, int], account: Account) -> None:
-    """The host with the clients. At the end the server is told."""
+    """The host with the clients. They start when the server answers, and it is told when they have ended."""
     deadline = time.monotonic() + 60
     while True:
         try:
             async with aio.connect(address, adapter=name, **OPTIONS) as connection:
-                await connection.send(
-                    json.dumps({"messages": 0, "ending": "abort", "server": True, "mortal": True}).encode()
-                )
+                await connection.send(b"{}")
             break
         except ConnectionError:
             if time.monotonic() > deadline:
@@ -559,6 +561,8 @@ def main() -> None:
     parser.add_argument("--seed", default=str(SEED), help=argparse.SUPPRESS)
     options = parser.parse_args()
     logging.getLogger("ndpy.aio").setLevel(logging.ERROR)
+    # A cancelled transfer that the network holds up for longer ends its connection. Here that would hide what is lost otherwise.
+    connection_module._LET_GO_S = HANG_S
     account = Account(random.Random(options.seed))
     try:
         if options.clients:
