@@ -185,4 +185,6 @@ _BY_ERRNO: dict[int, type[ProviderError]] = {
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
     """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError."""
     number = abs(number)
+    if not number:
+        message = message or "the driver's library refused and gave no reason; the kernel's log may have one"
     return _BY_ERRNO.get(number, ProviderError)(message or _os.strerror(number), operation=operation, native=number)

@@ -286,6 +286,15 @@ class Quirk(enum.Enum):
         first=(5, 3),
         spared="ndpy does not claim Capability.CHOSEN_ADDRESS",
     )
+    SIW_REFUSES_A_PAGE = Difference(
+        "siw's library cannot create the queue whose pages begin at offset 0x90000 of those that a context shares with the driver, "
+        "nor any later one: about 36 queue pairs at once",
+        "Linux include/uapi/rdma/siw-abi.h, SIW_INVAL_UOBJ_KEY, and rdma_user_mmap_entry_insert(), which gives out that offset too; "
+        "rdma-core providers/siw/siw.c; seen on 6.1",
+        driver="siw",
+        first=(5, 5),
+        spared="ndpy has a completion queue of its own around that offset",
+    )
     SIW_CONNECT_BLOCKS = Difference(
         "siw opens the TCP connection inside rdma_connect(): with a silent host the call takes until TCP gives up, up to 127 s, "
         "and ibv_destroy_qp() waits for it",

@@ -17,7 +17,7 @@ from ndpy.flags import Access
 from ndpy.protection_domain import ProtectionDomain
 from ndpy.quirks import Quirk
 from ndpy.resource import _serials
-from ndpy.verbs import softverbs
+from ndpy.verbs import reserved_page, softverbs
 from ndpy.verbs.adapter_info import open_context
 from ndpy.verbs.addresses import bind_identifier, new_identifier
 from ndpy.verbs.clock import read_clock
@@ -64,6 +64,7 @@ class VerbsAdapter(Adapter):
     _events: EventThread
     _context: Any = None
     _domain: Any = None
+    _reserved: Any = None
     _channel: Any = None
     _sentinel: Any = None
 
@@ -82,6 +83,8 @@ class VerbsAdapter(Adapter):
         self._cm_event = ffi.new("struct ndpy_cm_event *")
         self._async_event = ffi.new("struct ndpy_async_event *")
         self._context = open_context(info.name)
+        if Quirk.SIW_REFUSES_A_PAGE in self._differences:
+            self._reserved = reserved_page.occupy(self._context)
         self._domain = check_pointer("open adapter", lib.ibv_alloc_pd(self._context))
         self._channel = self._open_channel()
         os.set_blocking(self._channel.fd, False)
@@ -297,6 +300,9 @@ class VerbsAdapter(Adapter):
             lib.ndpy_destroy_event_channel(self._channel)
             self._channel = None
         self._free_domain()
+        if self._reserved is not None:
+            reserved_page.release([self._reserved])
+            self._reserved = None
         if self._context is not None:
             check("close adapter", lib.ibv_close_device(self._context))
             self._context = None

@@ -22,7 +22,7 @@ from ndpy.flags import Access, CompletionDetails, Notify, Operation, Status
 from ndpy.memory import MemoryRegion
 from ndpy.pending import Pending
 from ndpy.quirks import Quirk
-from ndpy.verbs.native_calls import check, check_pointer, ffi, lib
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, new_pointer
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
@@ -69,11 +69,11 @@ class VerbsCompletionQueue(CompletionQueue):
         if self._details or self._single_threaded:
             details, single = self._details.value, int(self._single_threaded)
             create, context = lib.ndpy_create_extended_queue, adapter._context
-            self._cq = check_pointer(operation, create(context, depth, serial, self._channel, details, single))
+            self._cq = new_pointer(operation, create, context, depth, serial, self._channel, details, single)
             singly = Quirk.RXE_NEXT_POLL_GOES_TOO_FAR in adapter._differences
             self._native = check_pointer(operation, lib.ndpy_extended_queue_new(self._cq, details, int(singly)))
             return
-        self._cq = check_pointer(operation, lib.ibv_create_cq(adapter._context, depth, serial, self._channel, 0))
+        self._cq = new_pointer(operation, lib.ibv_create_cq, adapter._context, depth, serial, self._channel, 0)
         self._native = check_pointer(operation, lib.ndpy_completion_queue_new(self._cq))
 
     def fileno(self) -> int:

@@ -134,6 +134,15 @@ def check_errno(operation: str, result: int, message: str = "") -> None:
         raise from_errno(operation, ffi.errno, message)
 
 
+def new_pointer(operation: str, call: Any, *arguments: Any) -> Any:
+    """Return the pointer that a native call gives. Raise if it is NULL.
+
+    The errno of an older failure is not reported: drivers' libraries may refuse without setting it.
+    """
+    ffi.errno = 0
+    return check_pointer(operation, call(*arguments))
+
+
 def check_pointer(operation: str, pointer: Any, explain: Any = None) -> Any:
     """Return the pointer. Raise if it is NULL. explain(errno) may return the exception."""
     if pointer == ffi.NULL:

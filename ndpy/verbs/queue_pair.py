@@ -29,7 +29,7 @@ from ndpy.verbs.endpoint import (
     with_defaults,
 )
 from ndpy.verbs.memory import VerbsMemoryWindow, native_access
-from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, newer_operations, text
+from ndpy.verbs.native_calls import check, ffi, lib, new_pointer, newer_operations, text
 from ndpy.verbs.queue_pair_attributes import NATIVE_TYPES, modify, query, state_of
 from ndpy.window_requests import BindRequest
 
@@ -83,8 +83,8 @@ class VerbsQueuePair(QueuePair):
         operations = newer_operations(self._adapter.info.capabilities) if self.type is QueuePairType.RC else 0
         if operations:
             call = lib.ndpy_create_queue_pair
-            return check_pointer("create queue pair", call(self._adapter._domain, request, operations))
-        return check_pointer("create queue pair", lib.ibv_create_qp(self._adapter._domain, request))
+            return new_pointer("create queue pair", call, self._adapter._domain, request, operations)
+        return new_pointer("create queue pair", lib.ibv_create_qp, self._adapter._domain, request)
 
     def _receive_elements(self) -> int:
         """How many elements of a receive the provider gets at most."""

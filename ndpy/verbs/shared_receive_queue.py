@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.shared_receive_queue import SharedReceiveQueue
-from ndpy.verbs.native_calls import check, check_pointer, ffi, lib
+from ndpy.verbs.native_calls import check, ffi, lib, new_pointer
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
@@ -23,7 +23,7 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
         request.srq_context = ffi.cast("void *", self._serial)
         request.attr.max_wr = self.depth
         request.attr.max_sge = self.max_sge
-        return check_pointer("create shared receive queue", lib.ibv_create_srq(self._adapter._domain, request))
+        return new_pointer("create shared receive queue", lib.ibv_create_srq, self._adapter._domain, request)
 
     def _native_destroy(self) -> None:
         # Ctrl-C may come after the native queue has gone. Nobody may free it a second time.

@@ -864,8 +864,6 @@ def test_a_server_that_speaks_something_else_is_left(adapter, keep):
 
 
 def test_many_connections_at_once(adapter):
-    if adapter.info.driver == "siw":
-        pytest.skip("open: many connections at once fail on siw")
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     async def handler(connection):

@@ -43,8 +43,6 @@ async def close(connections):
 
 @pytest.mark.timeout(LIMIT_S)
 def test_a_crowd_is_served_fairly(adapter):
-    if adapter.info.driver == "siw":
-        pytest.skip("open: many connections at once fail on siw")
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     waits: list[float] = []
 

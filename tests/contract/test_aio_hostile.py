@@ -13,7 +13,7 @@ from pathlib import Path
 import aio_peer
 import pytest
 from aio_peer import CLOSE, DONE, GRANT, OFFERS, SLOT, SLOTS, START, WITHDRAW, Peer, frame, hello, message, offer
-from defects import differs
+from defects import differs, skip_where
 from helpers import DEADLINE_S, host_of, require, sample
 
 import ndpy
@@ -77,8 +77,6 @@ class Scene:
 @pytest.fixture
 def run(adapter, keep):
     """run(play) calls play(scene). Then the server still serves, and closes everything within its time."""
-    if adapter.info.driver == "siw":
-        pytest.skip("open: two of these scenes fail on siw")
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
     def start(play, **options):
@@ -225,12 +223,16 @@ def test_offered_memory_that_is_gone(run):
         peer.send(offer(1, remote))
         with pytest.raises(aio.ConnectionResetError) as caught:
             raise await scene.end()
-        assert isinstance(caught.value.__cause__, ndpy.NdpyError)
+        # siw's message about it ends the connection before the read completes.
+        if not differs(scene.adapter, Quirk.IWARP_ONE_STATUS_FOR_LOSS_AND_MEMORY):
+            assert isinstance(caught.value.__cause__, ndpy.NdpyError)
 
     run(play)
 
 
-def test_offered_memory_that_cannot_be_read(run):
+def test_offered_memory_that_cannot_be_read(run, adapter):
+    skip_where(adapter, Quirk.SIW_READS_WITHOUT_RIGHT)
+
     async def play(scene):
         peer = await scene.begun()
         region = peer.keep(scene.adapter.register(bytearray(LONG), Access.LOCAL_WRITE | Access.REMOTE_WRITE))

@@ -46,6 +46,13 @@ def limits_of(info) -> dict[str, int]:
     }
 
 
+def test_f_1_1_a_crowd_of_queue_pairs_can_be_created(adapter, keep):
+    """siw's library alone stops after 36 (Quirk.SIW_REFUSES_A_PAGE)."""
+    cq = keep(adapter.create_completion_queue(16))
+    for number in range(150):
+        keep(adapter.create_queue_pair(cq, receive_queue_depth=1 + number % 64))
+
+
 @pytest.mark.parametrize(
     "name", ["receive_queue_depth", "initiator_queue_depth", "max_receive_sge", "max_initiator_sge"]
 )
