@@ -35,8 +35,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--peer", metavar="ADDRESS:PORT", type=remote.address_of, help="the other ends are on this host")
 
 
-def pytest_collection_finish() -> None:
-    # What pytest has collected stays until the end. Otherwise each collection of garbage looks at all of it.
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> None:
+    """Spare each collection of garbage what pytest has collected. A test may have undone it for those that follow."""
     gc.collect()
     gc.freeze()
 
