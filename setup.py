@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,12 +23,15 @@ CROSS_BUILT = os.environ.get("NDPY_CROSS_BUILT")
 CROSS_PLATFORM = os.environ.get("NDPY_CROSS_PLATFORM", "")
 TARGET = sys.platform if not CROSS_BUILT else "win32" if CROSS_PLATFORM.startswith("win") else "linux"
 
+# A free-threaded Python has no limited API before 3.15, so what is built for it serves that version alone.
+FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+
 CFFI_MODULES = {"linux": ["cdefs/build_verbs.py:ffibuilder"], "win32": ["cdefs/build_networkdirect.py:ffibuilder"]}
 CORE = Extension(
     "ndpy._core",
     sorted(str(path) for path in Path("cdefs/core").glob("*.c")),
     depends=[*map(str, Path("cdefs/core").glob("*.h")), "cdefs/ndpy_abi.h"],
-    py_limited_api=True,
+    py_limited_api=not FREE_THREADED,
     extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-fvisibility=hidden"]
     if sys.platform == "linux"
     else [],
@@ -131,13 +135,13 @@ class Build(build):
 
 
 class Abi3Wheel(bdist_wheel):
-    """Tags the wheel for every CPython from 3.10 on: the modules use the limited API only."""
+    """Tags the wheel for every CPython from 3.10 on: the modules use the limited API only, unless Python is free-threaded."""
 
     def finalize_options(self) -> None:
         if CROSS_BUILT:
             self.plat_name = CROSS_PLATFORM
         super().finalize_options()
-        self.py_limited_api = "cp310"
+        self.py_limited_api = False if FREE_THREADED else "cp310"
 
 
 setup(

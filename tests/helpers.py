@@ -7,6 +7,8 @@ import gc
 import json
 import os
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -36,6 +38,8 @@ T = TypeVar("T")
 SEED = int(os.environ.get("NDPY_TEST_SEED", "20240229"))
 
 STRESS = os.environ.get("NDPY_STRESS") == "1"
+# Whether threads of Python run one at a time.
+HAS_GIL = getattr(sys, "_is_gil_enabled", lambda: True)()
 only_under_stress = pytest.mark.skipif(
     not STRESS, reason="with NDPY_STRESS=1 only: it starts many processes, or a machine"
 )
@@ -250,6 +254,28 @@ def assert_quiet(cq: ndpy.CompletionQueue, seconds: float = QUIET_S) -> None:
     """The test fails if a completion comes within this time."""
     with pytest.raises(ndpy.TimeoutError):
         pytest.fail(f"unexpected: {cq.wait(seconds)}")
+
+
+def in_threads(count: int, work: Callable[[int], Any], timeout_s: float = 100.0) -> None:
+    """Run work(number) in `count` threads that start together. Raises the first exception of one of them."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        try:
+            start.wait(DEADLINE_S)
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:

@@ -40,10 +40,14 @@ static int list_clear(PyObject *self)
 static void list_dealloc(PyObject *self)
 {
     PostedList *list = (PostedList *)self;
-    const ListPool *pool = (ListPool *)list->pool;
+    ListPool *pool = (ListPool *)list->pool;
 
     PyObject_GC_UnTrack(self);
-    if (pool && pool->native && list->native) pool->provider->list_free(list->native);
+    if (pool) {
+        mutex_lock(&pool->mutex);
+        if (pool->native && list->native) pool->provider->list_free(list->native);
+        mutex_unlock(&pool->mutex);
+    }
     Py_CLEAR(list->pool);
     PyMem_Free(list->numbers);
     list_clear(self);
@@ -213,9 +217,9 @@ static void note_region(Batch *batch, Region *region)
     batch->regions[batch->region_count++] = Py_NewRef((PyObject *)region);
 }
 
-/* Adds a request. sges: a list. Returns 0, or -1 with an error. */
-static int add_request(
-    Batch *batch, struct ndpy_list_request *request, PyObject *record, PyObject *sges, PyObject *remote_object)
+/* Adds a request. sges: a list. Returns 0, or -1 with an error. Called in a section of the batch. */
+static int add_request(Batch *batch, struct ndpy_list_request *request, PyObject *record, PyObject *sges,
+    PyObject *remote_object, PyObject *destination)
 {
     Py_ssize_t count = PyList_Size(sges);
     unsigned long long length = 0;
@@ -264,6 +268,7 @@ static int add_request(
     batch->requests[batch->count] = *request;
     batch->records[batch->count] = Py_NewRef(record);
     batch->remotes[batch->count] = Py_XNewRef(remote_object);
+    batch->destinations[batch->count] = Py_XNewRef(destination);
     batch->element_count += (uint32_t)count;
     batch->count++;
     forget_lists(batch);
@@ -289,9 +294,9 @@ static int read_number(PyObject *object, const char *name, unsigned long long la
     return -1;
 }
 
-/* Adds a request. words: immediate data and operands. */
-static PyObject *add(PyObject *self, uint32_t operation, PyObject *sges, PyObject *remote,
-    PyObject *context, PyObject *flags, const struct ndpy_remote *words)
+/* Adds a request. words: immediate data and operands. destination: NULL, or that of a datagram. */
+static PyObject *add_to(PyObject *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context,
+    PyObject *flags, const struct ndpy_remote *words, PyObject *destination)
 {
     struct ndpy_list_request request = {.operation = operation, .remote = *words};
     unsigned long long numbers[2];
@@ -312,10 +317,18 @@ static PyObject *add(PyObject *self, uint32_t operation, PyObject *sges, PyObjec
         record = list = PySequence_List(sges);
     }
     if (!list) return NULL;
-    added = add_request((Batch *)self, &request, record, list, remote);
+    BEGIN_SECTION(self)
+    added = add_request((Batch *)self, &request, record, list, remote, destination);
+    END_SECTION()
     Py_DECREF(list);
     if (added < 0) return NULL;
     Py_RETURN_NONE;
+}
+
+static PyObject *add(PyObject *self, uint32_t operation, PyObject *sges, PyObject *remote, PyObject *context,
+    PyObject *flags, const struct ndpy_remote *words)
+{
+    return add_to(self, operation, sges, remote, context, flags, words, NULL);
 }
 
 static const struct ndpy_remote no_words;
@@ -457,9 +470,8 @@ static PyObject *batch_send(PyObject *self, PyObject *const *arguments, Py_ssize
 
 static PyObject *batch_send_to(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
 {
-    Batch *batch = (Batch *)self;
     struct ndpy_remote words = {0};
-    PyObject *given[5] = {NULL}, *added;
+    PyObject *given[5] = {NULL};
     int has_immediate;
 
     if (sort_arguments("send_to", arguments, count, keywords, names_to_destination, 2, 5, given) < 0 ||
@@ -467,10 +479,8 @@ static PyObject *batch_send_to(PyObject *self, PyObject *const *arguments, Py_ss
         return NULL;
     has_immediate = given[4] && given[4] != Py_None;
     if (has_immediate && read_immediate(given[4], &words.immediate) < 0) return NULL;
-    added = add(self, has_immediate ? NDPY_SEND_DATAGRAM_WITH_IMMEDIATE : NDPY_SEND_DATAGRAM, given[0], NULL, given[2], given[3],
-        &words);
-    if (added) batch->destinations[batch->count - 1] = Py_NewRef(given[1]);
-    return added;
+    return add_to(self, has_immediate ? NDPY_SEND_DATAGRAM_WITH_IMMEDIATE : NDPY_SEND_DATAGRAM, given[0], NULL, given[2],
+        given[3], &words, given[1]);
 }
 
 static PyObject *batch_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
@@ -499,7 +509,9 @@ static void drop_requests(Batch *batch)
 
 static PyObject *batch_clear_requests(PyObject *self, PyObject *Py_UNUSED(none))
 {
+    BEGIN_SECTION(self)
     drop_requests((Batch *)self);
+    END_SECTION()
     Py_RETURN_NONE;
 }
 
@@ -608,8 +620,8 @@ static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_
     list->native = NULL;
     list->count = count;
     list->numbers = copy_numbers(batch);
-    if (batch->count != count) {
-        /* The collector may have run Python code. */
+    if (!count || batch->count != count) {
+        /* By another thread before the lock was taken, or by Python code that the collector has run. */
         PyErr_SetString(PyExc_RuntimeError, "the batch was changed while it was posted");
     } else if (!list->numbers) {
         PyErr_NoMemory();
@@ -620,7 +632,9 @@ static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_
             requests[place].flags = flags_of(batch, place);
             PyTuple_SetItem(records, (Py_ssize_t)place, keep_alive(batch, place));
         }
+        mutex_lock(&pool->mutex);
         *refused = pool->provider->list_new(pool->native, requests, count, batch->elements, &list->native, bad);
+        mutex_unlock(&pool->mutex);
     }
     PyObject_GC_Track((PyObject *)list);
     PyMem_Free(requests);
@@ -707,13 +721,12 @@ static PyObject *present_remote(const Batch *batch, uint32_t place)
     return piece;
 }
 
-static PyObject *batch_calls(PyObject *self, PyObject *first)
+/* The requests from number `place` on. Called in a section of the batch. */
+static PyObject *list_calls(Batch *batch, size_t place)
 {
-    Batch *batch = (Batch *)self;
-    size_t place = PyLong_AsSize_t(first);
     PyObject *calls;
 
-    if (PyErr_Occurred() || (batch->is_exposed && read_columns(batch) < 0)) return NULL;
+    if (batch->is_exposed && read_columns(batch) < 0) return NULL;
     calls = PyList_New(0);
     for (; calls && place < batch->count; place++) {
         const struct ndpy_list_request *request = &batch->requests[place];
@@ -733,6 +746,18 @@ static PyObject *batch_calls(PyObject *self, PyObject *first)
         if (!call || PyList_Append(calls, call) < 0) Py_CLEAR(calls);
         Py_XDECREF(call);
     }
+    return calls;
+}
+
+static PyObject *batch_calls(PyObject *self, PyObject *first)
+{
+    size_t place = PyLong_AsSize_t(first);
+    PyObject *calls;
+
+    if (PyErr_Occurred()) return NULL;
+    BEGIN_SECTION(self)
+    calls = list_calls((Batch *)self, place);
+    END_SECTION()
     return calls;
 }
 

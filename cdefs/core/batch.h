@@ -33,7 +33,7 @@ typedef struct {
 } Batch;
 
 /* The list of a batch for a queue pair, borrowed. NULL with an error, or with a refusal of the request *bad. Call this with
-   the queue pair's lock. */
+   the queue pair's lock, in a section of the batch. */
 PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad);
 
 #endif

@@ -22,7 +22,7 @@ PyObject *completion_new(const struct ndpy_completion *entry, PyObject *posted)
     Completion *completion;
 
     if (!context) return NULL;
-    if (spare_count) {
+    if (HAS_GIL && spare_count) {
         /* It has no reference now, has kept its own one to its type, and has no details. */
         completion = spare_completions[--spare_count];
         Py_INCREF((PyObject *)completion);
@@ -64,7 +64,7 @@ static void completion_dealloc(PyObject *self)
     Py_DECREF(completion->status);
     Py_DECREF(completion->posted);
     if (completion->details) Py_CLEAR(completion->details);
-    if (spare_count < SPARE_COMPLETIONS) {
+    if (HAS_GIL && spare_count < SPARE_COMPLETIONS) {
         spare_completions[spare_count++] = completion;
     } else {
         PyTypeObject *type = Py_TYPE(self);

@@ -1,4 +1,4 @@
-/* Arrays that completions are polled into, so that nothing is allocated for them. */
+/* Arrays that completions are polled into, so that nothing is allocated for them. A poll fills an array in a section of it. */
 
 #include "core.h"
 #include "completion_array.h"
@@ -121,9 +121,9 @@ static Py_ssize_t array_length(PyObject *self)
     return ((CompletionArray *)self)->count;
 }
 
-static PyObject *array_item(PyObject *self, Py_ssize_t place)
+/* Called in a section of the array. */
+static PyObject *get_item(CompletionArray *array, Py_ssize_t place)
 {
-    CompletionArray *array = (CompletionArray *)self;
     PyObject *completion;
 
     if (place < 0 || place >= (Py_ssize_t)array->count) {
@@ -136,6 +136,17 @@ static PyObject *array_item(PyObject *self, Py_ssize_t place)
     return completion;
 }
 
+static PyObject *array_item(PyObject *self, Py_ssize_t place)
+{
+    PyObject *completion;
+
+    BEGIN_SECTION(self)
+    completion = get_item((CompletionArray *)self, place);
+    END_SECTION()
+    return completion;
+}
+
+/* The place of the first request that failed, or -1. Called in a section of the array. */
 static int first_failure(CompletionArray *array)
 {
     if (array->untouched.count) return -1;
@@ -146,23 +157,31 @@ static int first_failure(CompletionArray *array)
 
 static PyObject *array_all_ok(PyObject *self, void *Py_UNUSED(none))
 {
-    return PyBool_FromLong(first_failure((CompletionArray *)self) < 0);
+    int place;
+
+    BEGIN_SECTION(self)
+    place = first_failure((CompletionArray *)self);
+    END_SECTION()
+    return PyBool_FromLong(place < 0);
 }
 
 static PyObject *array_raise(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    int place = first_failure((CompletionArray *)self);
-    PyObject *failed, *result;
+    PyObject *failed = NULL, *result;
+    int place;
 
+    BEGIN_SECTION(self)
+    place = first_failure((CompletionArray *)self);
+    if (place >= 0) failed = get_item((CompletionArray *)self, place);
+    END_SECTION()
     if (place < 0) Py_RETURN_NONE;
-    failed = array_item(self, place);
     result = failed ? PyObject_CallMethod(failed, "raise_for_status", NULL) : NULL;
     Py_XDECREF(failed);
     return result;
 }
 
-/* A column: the part of each entry at this offset. */
-static PyObject *column(CompletionArray *array, size_t offset, size_t size)
+/* See column(). Called in a section of the array. */
+static PyObject *get_column(CompletionArray *array, size_t offset, size_t size)
 {
     Py_ssize_t step = (Py_ssize_t)(sizeof(struct ndpy_completion) / size), first = (Py_ssize_t)(offset / size);
     PyObject *numbers[3] = {PyLong_FromSsize_t(first), PyLong_FromSsize_t(array->count * step), PyLong_FromSsize_t(step)};
@@ -177,10 +196,21 @@ static PyObject *column(CompletionArray *array, size_t offset, size_t size)
     return result;
 }
 
+/* A column: the part of each entry at this offset. */
+static PyObject *column(PyObject *array, size_t offset, size_t size)
+{
+    PyObject *result;
+
+    BEGIN_SECTION(array)
+    result = get_column((CompletionArray *)array, offset, size);
+    END_SECTION()
+    return result;
+}
+
 #define COLUMN(field) \
     static PyObject *get_##field(PyObject *self, void *Py_UNUSED(none)) \
     { \
-        return column((CompletionArray *)self, offsetof(struct ndpy_completion, field), \
+        return column(self, offsetof(struct ndpy_completion, field), \
             sizeof(((struct ndpy_completion *)NULL)->field)); \
     }
 
@@ -191,13 +221,15 @@ COLUMN(status)
 COLUMN(native_status)
 COLUMN(vendor_status)
 
-/* A column of a detail, copied: 0 where it is missing. */
+/* A column of a detail, copied: 0 where it is missing. Called in a section of the array. */
 static PyObject *details_column(CompletionArray *array, uint32_t kind, size_t offset, size_t size)
 {
-    PyObject *bytes = PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", array->count * (Py_ssize_t)size), *view, *result;
+    uint32_t count = array->count;
+    PyObject *bytes = PyObject_CallFunction((PyObject *)&PyByteArray_Type, "n", count * (Py_ssize_t)size), *view, *result;
     char *out = bytes ? PyByteArray_AsString(bytes) : NULL;
 
-    for (uint32_t place = 0; out && array->details && place < array->count; place++) {
+    /* A poll may have filled the array again meanwhile. */
+    for (uint32_t place = 0; out && array->details && place < count && place < array->count; place++) {
         const struct ndpy_details *details = details_with(array->details[place], kind);
 
         if (details) memcpy(out + place * size, (const char *)details + offset, size);
@@ -212,8 +244,13 @@ static PyObject *details_column(CompletionArray *array, uint32_t kind, size_t of
 #define DETAILS_COLUMN(field, kind) \
     static PyObject *get_##field(PyObject *self, void *Py_UNUSED(none)) \
     { \
-        return details_column((CompletionArray *)self, kind, offsetof(struct ndpy_details, field), \
+        PyObject *result; \
+\
+        BEGIN_SECTION(self) \
+        result = details_column((CompletionArray *)self, kind, offsetof(struct ndpy_details, field), \
             sizeof(((struct ndpy_details *)NULL)->field)); \
+        END_SECTION() \
+        return result; \
     }
 
 DETAILS_COLUMN(timestamp, NDPY_TIMESTAMP)

@@ -56,14 +56,15 @@ HOT Posted *posted_of(CompletionQueue *self, uint32_t number)
         PyErr_Clear();
         return NULL;
     }
-    found = PyDict_GetItemWithError(self->posted, key);
+    found = dict_get(self->posted, key);
     Py_DECREF(key);
     if (!found || !PyObject_TypeCheck(found, posted_type)) {
+        Py_XDECREF(found);
         PyErr_Clear();
         return NULL;
     }
     Py_XDECREF(self->last);
-    self->last = Py_NewRef(found);
+    self->last = found;
     self->last_number = number;
     return (Posted *)found;
 }
@@ -101,21 +102,27 @@ HOT void end_run(struct run *run)
     Records *records = run->records;
 
     while (run->retired) {
-        struct record *oldest = record_oldest(records);
+        struct record *oldest;
+        PyObject *ended;
 
+        mutex_lock(&records->mutex);
+        oldest = record_oldest(records);
         if (run->retired < oldest->left) {
             oldest->left -= run->retired;
+            mutex_unlock(&records->mutex);
             break;
         }
         run->retired -= oldest->left;
-        Py_DECREF(records_take(records));
+        ended = records_take(records);
+        mutex_unlock(&records->mutex);
+        Py_DECREF(ended);
     }
     Py_XDECREF((PyObject *)run->posted);
     *run = (struct run){0};
 }
 
-/* Counts the requests that a completion ends. Returns 0 if one of them has to be told: then nothing has changed. */
-HOT int count_requests(struct run *run, uint32_t retired)
+/* See count_requests(). Called with the records' mutex. */
+HOT int count_with_mutex(struct run *run, uint32_t retired)
 {
     size_t next = run->next;
     uint32_t left = run->left, remaining = retired;
@@ -133,6 +140,17 @@ HOT int count_requests(struct run *run, uint32_t retired)
     run->next = next;
     run->retired += retired;
     return 1;
+}
+
+/* Counts the requests that a completion ends. Returns 0 if one of them has to be told: then nothing has changed. */
+HOT int count_requests(struct run *run, uint32_t retired)
+{
+    int counted;
+
+    mutex_lock(&run->records->mutex);
+    counted = count_with_mutex(run, retired);
+    mutex_unlock(&run->records->mutex);
+    return counted;
 }
 
 /* Makes a completion part of a run, or of the next one. Returns 0 if it needs more than that: then the run has ended. */
@@ -242,14 +260,21 @@ static Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouch
 {
     Posted *posted = posted_of(self, untouched->queue_pair);
     Records *records = posted ? (Records *)posted->receive : NULL;
-    struct record *oldest = records && records->count ? record_oldest(records) : NULL;
+    struct record *oldest;
 
+    if (!records || has_stored(posted)) return NULL;
+    mutex_lock(&records->mutex);
+    oldest = records->count ? record_oldest(records) : NULL;
     if (!oldest || Py_TYPE(oldest->object) != posted_list_type || oldest->left < untouched->count ||
-        ((PostedList *)oldest->object)->native != untouched->list || has_stored(posted))
-        return NULL;
-    *list = Py_NewRef(oldest->object);
-    oldest->left -= untouched->count;
-    if (!oldest->left) Py_DECREF(records_take(records));
+        ((PostedList *)oldest->object)->native != untouched->list) {
+        posted = NULL;
+    } else {
+        *list = Py_NewRef(oldest->object);
+        oldest->left -= untouched->count;
+        /* The caller has the list. */
+        if (!oldest->left) Py_DECREF(records_take(records));
+    }
+    mutex_unlock(&records->mutex);
     return posted;
 }
 
@@ -276,11 +301,17 @@ static int make_untouched(CompletionQueue *self, const void *results, const stru
     return count;
 }
 
+/* The records of the work queue that a completion is of. */
+HOT Records *records_of(const Posted *posted, const struct ndpy_completion *entry)
+{
+    return (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
+}
+
 /* Finds the record of the only request that a completion ends, if this one only has to be forgotten. posted: of its queue pair.
-   Returns NULL otherwise. */
+   Returns NULL otherwise. Called with the records' mutex. */
 HOT struct record *find_record(const Posted *posted, const struct ndpy_completion *entry)
 {
-    const Records *records = (Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
+    const Records *records = records_of(posted, entry);
 
     if (entry->status | entry->flags || entry->retired != 1 || !records->count ||
         !is_plain(record_oldest(records)->object))
@@ -288,21 +319,28 @@ HOT struct record *find_record(const Posted *posted, const struct ndpy_completio
     return record_oldest(records);
 }
 
-/* Ends a request that has this record. Returns the object, which the caller owns, if it was the last one with the record. */
+/* Ends a request that has this record. Returns the object, which the caller owns, if it was the last one with the record. Called with
+   the records' mutex. */
 HOT PyObject *end_request(const Posted *posted, const struct ndpy_completion *entry, struct record *record)
 {
     if (--record->left) return NULL;
-    return records_take((Records *)(entry->operation == NDPY_RECEIVE ? posted->receive : posted->initiator));
+    return records_take(records_of(posted, entry));
 }
 
 /* Ends a single request that only has to be forgotten. Returns its PostedRequests, borrowed, or NULL: then nothing has changed. */
 HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entry)
 {
     Posted *posted = posted_of(self, entry->queue_pair);
-    struct record *record = posted && !has_stored(posted) ? find_record(posted, entry) : NULL;
+    struct record *record;
+    PyObject *ended;
 
+    if (!posted || has_stored(posted)) return NULL;
+    mutex_lock(&records_of(posted, entry)->mutex);
+    record = find_record(posted, entry);
+    ended = record ? end_request(posted, entry, record) : NULL;
+    mutex_unlock(&records_of(posted, entry)->mutex);
     if (!record) return NULL;
-    Py_XDECREF(end_request(posted, entry, record));
+    Py_XDECREF(ended);
     return posted;
 }
 
@@ -439,17 +477,20 @@ static PyObject *take_kept(CompletionQueue *self, Py_ssize_t wanted)
     return taken;
 }
 
-/* Keeps completions for the next poll, because the present exception ends this one. Steals the list. */
+/* Keeps completions for the next poll, because the present exception ends this one. Steals the list. Called without the lock. */
 static void keep(CompletionQueue *self, PyObject *completions)
 {
     struct failure failure = {NULL, NULL, NULL};
 
     note_failure(&failure);
+    /* Another Ctrl-C must not lose them. */
+    while (lock_enter(self->lock) < 0) PyErr_Clear();
     if (!self->kept) {
         if (PyList_Size(completions)) self->kept = Py_NewRef(completions);
     } else if (PyList_SetSlice(self->kept, PyList_Size(self->kept), PyList_Size(self->kept), completions) < 0) {
         PyErr_Clear();
     }
+    lock_leave(self->lock);
     Py_DECREF(completions);
     PyErr_Restore(failure.type, failure.value, failure.traceback);
 }
@@ -530,12 +571,13 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
 /* A list that nobody else has any more. */
 HOT int is_ours(PyObject *list, Py_ssize_t length)
 {
-    return list && Py_REFCNT(list) == 1 && Py_SIZE(list) == length;
+    return HAS_GIL && list && Py_REFCNT(list) == 1 && Py_SIZE(list) == length;
 }
 
 /* Returns a list without completions, or NULL with an error. */
 HOT PyObject *list_without(CompletionQueue *self)
 {
+    if (!HAS_GIL) return PyList_New(0);
     if (!is_ours(self->empty, 0)) {
         PyObject *former = self->empty;
 
@@ -577,7 +619,7 @@ APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *e
         else
             Py_CLEAR(list);
     }
-    if (list) {
+    if (HAS_GIL && list) {
         PyObject *former = self->filled;
 
         self->filled = Py_NewRef(list);
@@ -882,39 +924,52 @@ static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t eno
 static PyObject *end_poll_into(
     CompletionQueue *self, CompletionArray *array, uint32_t enough, double spin_s, int result, PyObject *failed)
 {
+    uint32_t taken;
+
+    BEGIN_SECTION((PyObject *)array)
     if (spin_s > 0 && result == 0 && array->count < enough)
         result = spin_into(self, array, enough, spin_s, &failed);
+    END_SECTION()
     lock_leave(self->lock);
     if (result == 0)
         result = tell_of_failures(self, failed);
     else
         Py_XDECREF(failed);
+    BEGIN_SECTION((PyObject *)array)
     if (result < 0)
         keep_array(self, array);
-    else if (array->count == 1 && !array->list && !array->details)
+    else if (HAS_GIL && array->count == 1 && !array->list && !array->details)
         array->single = array->owners[0].posted;
+    taken = array->count;
     array->is_busy = 0;
-    return result == 0 ? PyLong_FromUnsignedLong(array->count) : NULL;
+    END_SECTION()
+    return result == 0 ? PyLong_FromUnsignedLong(taken) : NULL;
 }
 
 /* Called with the lock, which it gives back. */
 static PyObject *poll_into(CompletionQueue *self, CompletionArray *array, uint32_t enough, double spin_s)
 {
     PyObject *failed = NULL;
-    int result;
+    int result = 0, is_busy;
 
-    if (array->is_busy) {
+    BEGIN_SECTION((PyObject *)array)
+    is_busy = array->is_busy;
+    if (!is_busy) {
+        array->is_busy = 1;
+        array_clear(array);
+        result = poll_array(self, array, &failed);
+    }
+    END_SECTION()
+    if (is_busy) {
         lock_leave(self->lock);
         PyErr_SetString(PyExc_RuntimeError, "another thread polls into this array");
         return NULL;
     }
-    array->is_busy = 1;
-    array_clear(array);
-    result = poll_array(self, array, &failed);
     return end_poll_into(self, array, enough, spin_s, result, failed);
 }
 
-/* Goes on after a look that took more than one success in the usual case. Called with the lock, which it gives back. */
+/* Goes on after a look that took more than one success in the usual case. Called with the lock, which it gives back, and with the
+   interpreter's lock. */
 APART PyObject *poll_into_on(
     CompletionQueue *self, CompletionArray *array, int got, const struct ndpy_untouched *untouched)
 {
@@ -971,7 +1026,7 @@ static PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, P
         return poll_into_with(self, arguments, count, keywords);
     array = (CompletionArray *)arguments[0];
     if (enter(self) < 0) return NULL;
-    if (self->kept || array->is_busy || array->provider != self->provider) return poll_into(self, array, 1, 0);
+    if (!HAS_GIL || self->kept || array->is_busy || array->provider != self->provider) return poll_into(self, array, 1, 0);
     got = array->provider->poll_array(
         self->native, array->results, array->entries, (uint32_t)array->capacity, &untouched);
     /* The usual case makes no call, so that no registers are saved for it. */

@@ -1,10 +1,11 @@
 /* The extension module ndpy._core: what its files share. It uses the limited API only, so one build serves every
-   CPython from 3.10 on. */
+   CPython from 3.10 on. Free-threaded CPython has no limited API before 3.15, so a build for it serves that version alone. */
 
 #ifndef NDPY_CORE_H
 #define NDPY_CORE_H
 
-#ifndef Py_LIMITED_API
+#include <pyconfig.h>
+#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
 #define Py_LIMITED_API 0x030a0000
 #endif
 #define PY_SSIZE_T_CLEAN
@@ -39,16 +40,30 @@ HOT int is_of(PyObject *object, PyTypeObject *type, PyTypeObject **usual)
 {
     if (Py_TYPE(object) == *usual) return 1;
     if (!PyObject_TypeCheck(object, type)) return 0;
-    if (!*usual) *usual = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
+    if (HAS_GIL && !*usual) *usual = (PyTypeObject *)Py_NewRef((PyObject *)Py_TYPE(object));
     return 1;
 }
 
-/* Raises what `defunct` makes, if the object cannot be used any more. Returns 0, or -1 with the error. */
+/* As PyDict_GetItemWithError(), but returns a new reference, which another thread cannot take away meanwhile. */
+HOT PyObject *dict_get(PyObject *dict, PyObject *key)
+{
+#ifdef Py_GIL_DISABLED
+    PyObject *found = NULL;
+
+    PyDict_GetItemRef(dict, key, &found);
+    return found;
+#else
+    return Py_XNewRef(PyDict_GetItemWithError(dict, key));
+#endif
+}
+
+/* Whether an object can be used. defunct: its field of that name, which another thread may change. */
 HOT int is_usable(PyObject *defunct)
 {
     return !defunct || defunct == Py_None;
 }
-PyObject *raise_defunct(PyObject *defunct);
+/* Raises what a field `defunct` makes. Returns NULL. */
+PyObject *raise_defunct(PyObject *object, PyObject *SHARED const *defunct);
 /* Raises an exception object, and gives back the reference to it. NULL: an exception is raised already. */
 void raise_made(PyObject *error);
 
@@ -118,10 +133,10 @@ Export *export_new(PyObject *object);
    attach() to detach(). is_ready: the object can be used, and has a lock and a native object. */
 #define GUARDED_HEAD \
     PyObject_HEAD \
-    PyObject *defunct; \
-    Lock *lock; \
-    void *native; \
-    char is_ready;
+    PyObject *SHARED defunct; \
+    Lock *SHARED lock; \
+    void *SHARED native; \
+    SHARED char is_ready;
 
 typedef struct {
     GUARDED_HEAD
@@ -146,7 +161,7 @@ int guarded_wait(Guarded *self);
 /* Takes the lock of an object that is ready. Returns 0, or -1 with an error. */
 HOT int guarded_enter(Guarded *self)
 {
-    return self->is_ready && lock_take(self->lock) ? 0 : guarded_wait(self);
+    return HAS_GIL && self->is_ready && lock_take(self->lock) ? 0 : guarded_wait(self);
 }
 
 /* ---- resource.c ---- */
@@ -171,7 +186,7 @@ enum { PLAIN_RIGHTS = 16 };
    provider's, for every ndpy.Access below PLAIN_RIGHTS. */
 typedef struct {
     PyObject_HEAD
-    PyObject *defunct;
+    PyObject *SHARED defunct;
     PyObject *orphans;
     PyObject *region_class;
     const struct ndpy_registrar *registrar;
@@ -189,18 +204,22 @@ extern PyTypeObject *orphans_type, *adapter_type;
 
 /* defunct: None while the region can be used. owner: keeps the memory in place until the region is closed. writable:
    whether the adapter may write to it. handle: the provider's object. bindings: a set, or NULL for none. lifetime: the
-   lock of close(), made when it is needed. serial: 0 until somebody asks. released: not open, or closed. */
+   lock of close(), made when it is needed. serial: 0 until somebody asks. released: not open, or closed. weak: a weak reference to the
+   region, by which other threads find it in the circle, where it stays while it is freed. */
 typedef struct {
     PyObject_HEAD
     PyObject *adapter;
-    PyObject *defunct;
-    PyObject *owner;
+    PyObject *SHARED defunct;
+    PyObject *SHARED owner;
     unsigned long long address;
     unsigned long long length;
     unsigned long long local_token;
     char writable;
-    char released;
+    SHARED char released;
     struct link link;
+#ifdef Py_GIL_DISABLED
+    PyObject *weak;
+#endif
     PyObject *buffer;
     PyObject *access;
     PyObject *bindings;
@@ -222,9 +241,11 @@ struct record {
     uint32_t left;
 };
 
-/* What the requests of one work queue use, oldest first. count: of the items. The capacity is a power of 2. */
+/* What the requests of one work queue use, oldest first. count: of the items. The capacity is a power of 2. mutex: guards all of it.
+   Whoever posts has it from the record to the provider's answer, so whoever polls never sees the record of a refused request. */
 typedef struct {
     PyObject_HEAD
+    MUTEX(mutex)
     struct record *items;
     size_t first;
     size_t count;
@@ -237,7 +258,7 @@ typedef struct {
     PyObject *queue_pair; /* a weak reference */
     PyObject *initiator;  /* Records */
     PyObject *receive;    /* Records */
-    PyObject *stored;     /* NULL, or a dict; see ndpy/completion.py */
+    PyObject *SHARED stored; /* NULL, or a dict; see ndpy/completion.py */
     int stored_shared;
     char failed;
 } Posted;
@@ -314,9 +335,10 @@ typedef struct {
     uint32_t operation; /* NDPY_RECEIVE, or an operation of the other queue */
 } PostedList;
 
-/* Whose lists they are. native: NULL once the queue pair has gone. */
+/* Whose lists they are. native: NULL once the queue pair has gone. mutex: guards which lists are in use, and `native`. */
 typedef struct {
     PyObject_HEAD
+    MUTEX(mutex)
     const struct ndpy_provider *provider;
     struct ndpy_queue_pair *native;
 } ListPool;

@@ -66,6 +66,12 @@ static int export_clear(PyObject *self)
 
 static void export_dealloc(PyObject *self)
 {
+    if (!HAS_GIL) {
+        PyObject_GC_UnTrack(self);
+        let_go((Export *)self);
+        free_object(self);
+        return;
+    }
     /* The buffer's own code may run a garbage collection, which takes a tracked object without references for garbage. */
     Py_SET_REFCNT(self, 1);
     let_go((Export *)self);

@@ -2,6 +2,7 @@
 
 #include "core.h"
 
+/* Called in a section of the object. */
 static void update(Guarded *self)
 {
     self->is_ready = is_usable(self->defunct) && self->lock && self->native;
@@ -9,8 +10,10 @@ static void update(Guarded *self)
 
 void guarded_attach(Guarded *self, void *native)
 {
+    BEGIN_SECTION((PyObject *)self)
     self->native = native;
     update(self);
+    END_SECTION()
 }
 
 int guarded_lock(Guarded *self)
@@ -36,7 +39,7 @@ int guarded_wait(Guarded *self)
     if (is_usable(self->defunct))
         PyErr_SetString(PyExc_RuntimeError, "the native object does not exist yet");
     else
-        raise_defunct(self->defunct);
+        raise_defunct((PyObject *)self, &self->defunct);
     return -1;
 }
 
@@ -44,39 +47,51 @@ int guarded_wait(Guarded *self)
 
 PyObject *guarded_get_defunct(PyObject *self, void *Py_UNUSED(none))
 {
-    PyObject *defunct = ((Guarded *)self)->defunct;
+    PyObject *defunct;
 
-    return Py_NewRef(defunct ? defunct : Py_None);
+    BEGIN_SECTION(self)
+    defunct = Py_XNewRef(((Guarded *)self)->defunct);
+    END_SECTION()
+    return defunct ? defunct : Py_NewRef(Py_None);
 }
 
 int guarded_set_defunct(PyObject *self, PyObject *value, void *Py_UNUSED(none))
 {
-    PyObject *former = ((Guarded *)self)->defunct;
+    PyObject *former;
 
+    BEGIN_SECTION(self)
+    former = ((Guarded *)self)->defunct;
     ((Guarded *)self)->defunct = Py_XNewRef(value);
     update((Guarded *)self);
+    END_SECTION()
     Py_XDECREF(former);
     return 0;
 }
 
 PyObject *guarded_get_lock(PyObject *self, void *Py_UNUSED(none))
 {
-    PyObject *lock = (PyObject *)((Guarded *)self)->lock;
+    PyObject *lock;
 
+    BEGIN_SECTION(self)
+    lock = Py_XNewRef((PyObject *)((Guarded *)self)->lock);
+    END_SECTION()
     if (!lock) PyErr_SetString(PyExc_AttributeError, "_lock");
-    return Py_XNewRef(lock);
+    return lock;
 }
 
 int guarded_set_lock(PyObject *self, PyObject *value, void *Py_UNUSED(none))
 {
-    PyObject *former = (PyObject *)((Guarded *)self)->lock;
+    PyObject *former;
 
     if (!value || Py_TYPE(value) != lock_type) {
         PyErr_SetString(PyExc_TypeError, "the lock is not an ndpy._core.Lock");
         return -1;
     }
+    BEGIN_SECTION(self)
+    former = (PyObject *)((Guarded *)self)->lock;
     ((Guarded *)self)->lock = (Lock *)Py_NewRef(value);
     update((Guarded *)self);
+    END_SECTION()
     Py_XDECREF(former);
     return 0;
 }

@@ -1,6 +1,6 @@
 /* A hit in the registration cache, and the end of a lease, without a Python frame.
  *
- * A hit takes no lock of the cache. It holds the interpreter's lock while it reads Entry.cached and counts the use.
+ * A hit takes no lock of the cache. It holds the interpreter's lock, or uses_mutex, while it reads Entry.cached and counts the use.
  * Code that closes an entry clears `cached` before it reads `uses`. So one of the two sees the other.
  */
 
@@ -31,10 +31,10 @@ typedef struct {
     PyObject_HEAD
     /* A dict of KnownBuffer. A key is the buffer's identity, (address, length), or ((address, length), True) if raw. */
     PyObject *known_buffers;
-    PyObject *defunct;    /* None while the cache is open */
+    PyObject *SHARED defunct; /* None while the cache is open */
     long long uses;
     long long hits;
-    char over_bounds; /* whether more is registered than the bounds allow */
+    SHARED char over_bounds; /* whether more is registered than the bounds allow */
 } Cache;
 
 /* A lease or an exposure. range: a KnownBuffer, or an object with an entry. view: what keeps the memory in place; NULL or None after
@@ -54,26 +54,70 @@ static PyTypeObject *entry_base_type, *known_base_type, *cache_base_type, *lease
 static PyTypeObject *usual_known_type, *usual_cache_type;
 static PyObject *closed_error;
 static struct spares spare_leases;
+/* Guards `uses` and `cached` of all entries, and the counts of all caches. */
+MUTEX(uses_mutex)
 
 /* ---- Entry ---- */
 
 static PyObject *entry_take(PyObject *self, PyObject *Py_UNUSED(none))
 {
+    mutex_lock(&uses_mutex);
     ((Entry *)self)->uses++;
+    mutex_unlock(&uses_mutex);
     Py_RETURN_NONE;
 }
 
 static PyObject *entry_give_back(PyObject *self, PyObject *Py_UNUSED(none))
 {
+    mutex_lock(&uses_mutex);
     ((Entry *)self)->uses--;
+    mutex_unlock(&uses_mutex);
     Py_RETURN_NONE;
 }
 
+static PyObject *entry_uses(PyObject *self, void *Py_UNUSED(none))
+{
+    Py_ssize_t uses;
+
+    mutex_lock(&uses_mutex);
+    uses = ((Entry *)self)->uses;
+    mutex_unlock(&uses_mutex);
+    return PyLong_FromSsize_t(uses);
+}
+
+static PyObject *entry_cached(PyObject *self, void *Py_UNUSED(none))
+{
+    int cached;
+
+    mutex_lock(&uses_mutex);
+    cached = ((Entry *)self)->cached;
+    mutex_unlock(&uses_mutex);
+    return PyBool_FromLong(cached);
+}
+
+static int entry_set_cached(PyObject *self, PyObject *value, void *Py_UNUSED(none))
+{
+    int cached = value ? PyObject_IsTrue(value) : -1;
+
+    if (cached < 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "cached cannot be deleted");
+        return -1;
+    }
+    mutex_lock(&uses_mutex);
+    ((Entry *)self)->cached = (char)cached;
+    mutex_unlock(&uses_mutex);
+    return 0;
+}
+
 static PyMemberDef entry_members[] = {
-    {"uses", T_PYSSIZET, offsetof(Entry, uses), READONLY, NULL},
     {"used", T_LONGLONG, offsetof(Entry, used), 0, NULL},
-    {"cached", T_BOOL, offsetof(Entry, cached), 0, NULL},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef entry_properties[] = {
+    {"uses", entry_uses, NULL, NULL, NULL},
+    {"cached", entry_cached, entry_set_cached, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef entry_methods[] = {
@@ -85,6 +129,7 @@ static PyMethodDef entry_methods[] = {
 static PyType_Slot entry_slots[] = {
     {Py_tp_doc, "A registered region."},
     {Py_tp_members, entry_members},
+    {Py_tp_getset, entry_properties},
     {Py_tp_methods, entry_methods},
     {Py_tp_dealloc, free_object},
     {0, NULL},
@@ -186,6 +231,7 @@ static PyObject *identity(PyObject *object)
     size_t place = ((uintptr_t)object >> 4) % IDENTITIES;
     PyObject *number;
 
+    if (!HAS_GIL) return PyLong_FromVoidPtr(object);
     if (identities[place].object == object) return Py_NewRef(identities[place].number);
     number = PyLong_FromVoidPtr(object);
     if (!number) return NULL;
@@ -215,9 +261,8 @@ static KnownBuffer *look_up(PyObject *all, PyObject *buffer, int raw)
         key = Py_NewRef(buffer);
     }
     if (!key) return NULL;
-    found = PyDict_GetItemWithError(all, key);
-    if (found && (!is_of(found, known_base_type, &usual_known_type) || !((KnownBuffer *)found)->entry)) found = NULL;
-    Py_XINCREF(found);
+    found = dict_get(all, key);
+    if (found && (!is_of(found, known_base_type, &usual_known_type) || !((KnownBuffer *)found)->entry)) Py_CLEAR(found);
     Py_DECREF(key);
     return (KnownBuffer *)found;
 }
@@ -260,6 +305,29 @@ static Lease *lease_new(Cache *cache, KnownBuffer *range, PyObject *view)
     return lease;
 }
 
+/* Counts a hit. Returns 0 if the entry is not cached any more. */
+HOT int count_use(Cache *cache, Entry *entry)
+{
+    int is_cached;
+
+    mutex_lock(&uses_mutex);
+    is_cached = HAS_GIL || entry->cached;
+    if (is_cached) {
+        entry->uses++;
+        entry->used = ++cache->uses;
+        cache->hits++;
+    }
+    mutex_unlock(&uses_mutex);
+    return is_cached;
+}
+
+/* Takes back a lease that nobody has seen. Its references to the range and the view are the caller's again. */
+static void undo_lease(Lease *lease)
+{
+    lease->range = lease->view = NULL;
+    Py_DECREF((PyObject *)lease);
+}
+
 /* Returns the lease of a hit. Returns NULL without an error for a miss. */
 static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
 {
@@ -273,14 +341,15 @@ static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
     entry = (Entry *)known->entry;
     /* What keeps the memory in place is made by code that may have changed the cache. */
     if (view && entry->cached) lease = lease_new(cache, known, view);
+    if (lease && !count_use(cache, entry)) {
+        undo_lease(lease);
+        lease = NULL;
+    }
     if (!lease) {
         Py_XDECREF(view);
         Py_DECREF((PyObject *)known);
         return NULL;
     }
-    entry->uses++;
-    entry->used = ++cache->uses;
-    cache->hits++;
     return (PyObject *)lease;
 }
 
@@ -343,7 +412,12 @@ PyDoc_STRVAR(local_doc,
 
 static PyObject *cache_next_use(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    return PyLong_FromLongLong(++((Cache *)self)->uses);
+    long long number;
+
+    mutex_lock(&uses_mutex);
+    number = ++((Cache *)self)->uses;
+    mutex_unlock(&uses_mutex);
+    return PyLong_FromLongLong(number);
 }
 
 static int cache_traverse(PyObject *self, visitproc visit, void *arg)
@@ -402,10 +476,25 @@ static int is_used(const Lease *lease)
     return lease->view && lease->view != Py_None;
 }
 
+/* Takes out what keeps the memory in place. Returns NULL if the lease was released already. */
+HOT PyObject *take_view(Lease *lease)
+{
+    PyObject *view = NULL;
+
+    BEGIN_SECTION((PyObject *)lease)
+    if (is_used(lease)) {
+        view = lease->view;
+        lease->view = NULL;
+    }
+    END_SECTION()
+    return view;
+}
+
 static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
 {
     Lease *lease = (Lease *)self;
     PyObject *view, *found, *result = NULL;
+    int stays_cached;
     Entry *entry;
 
     if (!is_used(lease)) Py_RETURN_NONE;
@@ -421,10 +510,16 @@ static PyObject *lease_release(PyObject *self, PyObject *Py_UNUSED(none))
         return NULL;
     }
     entry = (Entry *)found;
-    view = lease->view;
-    lease->view = NULL;
+    view = take_view(lease);
+    if (!view) {
+        Py_DECREF(found);
+        Py_RETURN_NONE;
+    }
+    mutex_lock(&uses_mutex);
     entry->uses--;
-    if (entry->cached && !((Cache *)lease->cache)->over_bounds)
+    stays_cached = entry->cached && !((Cache *)lease->cache)->over_bounds;
+    mutex_unlock(&uses_mutex);
+    if (stays_cached)
         result = Py_NewRef(Py_None);
     else
         result = PyObject_CallMethod(lease->cache, "_on_released", "O", found);
@@ -507,7 +602,11 @@ static PyObject *lease_slice(PyObject *self, PyObject *key)
     } else if (read_range(self, "start", &address) == 0 && read_range(self, "length", &whole) == 0 &&
         find_bounds(key, whole, "the lease", &offset, &length) == 0) {
         element = element_new(region, address + offset, length, ((Region *)region)->local_token);
-        if (element) ((Element *)element)->export = Py_XNewRef(((Lease *)self)->view);
+        if (element) {
+            BEGIN_SECTION(self)
+            ((Element *)element)->export = Py_XNewRef(((Lease *)self)->view);
+            END_SECTION()
+        }
     }
     Py_DECREF(region);
     return element;
@@ -539,7 +638,7 @@ static void lease_finalize(PyObject *self)
     else
         PyErr_WriteUnraisable(self);
     /* The cache ends this use. A finalizer that runs later in the same collection may still call release(). */
-    Py_CLEAR(lease->view);
+    Py_XDECREF(take_view(lease));
     PyErr_Restore(type, value, traceback);
 }
 
@@ -568,10 +667,14 @@ static int lease_clear(PyObject *self)
 /* Finalizes an object without references. Returns whether somebody has it now. */
 static int finalize_dropped(PyObject *self)
 {
+#ifdef Py_GIL_DISABLED
+    return PyObject_CallFinalizerFromDealloc(self) < 0;
+#else
     Py_SET_REFCNT(self, 1);
     lease_finalize(self);
     Py_SET_REFCNT(self, Py_REFCNT(self) - 1);
     return Py_REFCNT(self) != 0;
+#endif
 }
 
 static void lease_dealloc(PyObject *self)

@@ -1,5 +1,5 @@
-/* Locks that C and Python code share. Whether one is held is a field that the interpreter's lock guards (see lock.h), so C takes and
-   leaves a free one in a few instructions. Threads that find it held wait at its gate: they sleep on a lock of the system. Whoever
+/* Locks that C and Python code share. Whether one is held is a field that the interpreter's lock guards, or an atomic one (see lock.h),
+   so C takes and leaves a free one in a few instructions. Threads that find it held wait at its gate: they sleep on a lock of the system. Whoever
    leaves wakes one of them, and that one looks again: a third thread may have been quicker. A waiting thread that gives up may
    leave a signal that was meant for it. The next one that waits then looks once too often. */
 
@@ -29,12 +29,10 @@ static int sleep_at(struct gate *gate, PY_TIMEOUT_T microseconds)
 {
     PyLockStatus status;
 
-    if (gate_prepare(gate) < 0) return -1;
-    gate_begin_sleep(gate);
     Py_BEGIN_ALLOW_THREADS
     status = PyThread_acquire_lock_timed(gate->signal, microseconds, 1);
     Py_END_ALLOW_THREADS
-    gate_end_sleep(gate, status == PY_LOCK_ACQUIRED);
+    if (status == PY_LOCK_ACQUIRED) gate_take_signal(gate);
     return status == PY_LOCK_INTR ? Py_MakePendingCalls() : 0;
 }
 
@@ -43,7 +41,6 @@ int gate_wait(struct gate *gate, double *seconds)
     double began, now, sleep_s = *seconds < LONGEST_S ? *seconds : LONGEST_S;
 
     if (*seconds < 0) return sleep_at(gate, -1) < 0 ? -1 : 1;
-    if (*seconds == 0) return 0;
     began = monotonic_now();
     if (began < 0 || sleep_at(gate, (PY_TIMEOUT_T)(sleep_s * 1e6) + 1) < 0) return -1;
     now = monotonic_now();
@@ -70,7 +67,12 @@ static int lock_acquire(Lock *lock, double seconds)
 {
     int got = 1;
 
-    while (got == 1 && !lock_take(lock)) got = gate_wait(&lock->gate, &seconds);
+    while (got == 1 && !lock_take(lock)) {
+        if (seconds == 0) return 0;
+        if (gate_begin_wait(&lock->gate) < 0) return -1;
+        if (lock_is_held(lock)) got = gate_wait(&lock->gate, &seconds);
+        gate_end_wait(&lock->gate);
+    }
     return got;
 }
 
@@ -148,7 +150,10 @@ RLock *rlock_new(void)
     RLock *lock = PyObject_New(RLock, rlock_type);
 
     if (!lock) return NULL;
-    lock->gate = (struct gate){0};
+    lock->gate.signal = NULL;
+    lock->gate.waiters = 0;
+    lock->gate.is_signaled = 0;
+    lock->owner = 0;
     lock->count = 0;
     return lock;
 }
@@ -171,7 +176,12 @@ int rlock_acquire(RLock *lock, double seconds)
 {
     int got = 1;
 
-    while (got == 1 && !rlock_take(lock)) got = gate_wait(&lock->gate, &seconds);
+    while (got == 1 && !rlock_take(lock)) {
+        if (seconds == 0) return 0;
+        if (gate_begin_wait(&lock->gate) < 0) return -1;
+        if (rlock_is_foreign(lock)) got = gate_wait(&lock->gate, &seconds);
+        gate_end_wait(&lock->gate);
+    }
     return got;
 }
 

@@ -1,32 +1,60 @@
-/* The locks of lock.c: their structures, and each access to what says who holds and who waits.
+/* The locks of lock.c, and what a build for free-threaded Python needs. core.h includes this file.
 
-   The functions rely on the interpreter's lock: whoever calls one has it from the first access to the last. So taking or leaving a free
-   lock is a few plain instructions. Nothing outside of this file looks at `held`, `owner`, `count`, `waiters` and `is_signaled`, so a
-   build for an interpreter without that lock has its atomics here. core.h includes this file. */
+   Elsewhere the core relies on the interpreter's lock: a function has it from its first access to the last. So taking or leaving a
+   free Lock is a few plain instructions, and what a call leaves behind serves the next one. In a build for free-threaded Python the
+   functions run at once. There
+
+   - an access to a SHARED field is atomic,
+   - a MUTEX guards what several threads change together. Nothing that may run Python code is called with one,
+   - BEGIN_SECTION and END_SECTION enclose a use of one object. Two threads are never in sections of the same object. As with the
+     interpreter's lock, a thread leaves its sections for the time in which it waits,
+   - HAS_GIL is 0, and no call uses what another one has left behind.
+
+   Without free threading all of this is nothing. */
 
 #ifndef NDPY_LOCK_H
 #define NDPY_LOCK_H
 
+#ifdef Py_GIL_DISABLED
+#include <stdatomic.h>
+enum { HAS_GIL = 0 };
+#define SHARED _Atomic
+#define MUTEX(name) PyMutex name;
+#define mutex_lock(mutex) PyMutex_Lock(mutex)
+#define mutex_unlock(mutex) PyMutex_Unlock(mutex)
+#define BEGIN_SECTION(object) Py_BEGIN_CRITICAL_SECTION(object);
+#define END_SECTION() Py_END_CRITICAL_SECTION();
+#else
+enum { HAS_GIL = 1 };
+#define SHARED
+#define MUTEX(name)
+#define mutex_lock(mutex) ((void)0)
+#define mutex_unlock(mutex) ((void)0)
+#define BEGIN_SECTION(object) {
+#define END_SECTION() }
+#endif
+
 /* Where threads wait for a lock. signal: the system's lock on which `waiters` threads sleep; made when the first one does.
    is_signaled: it was released for one of them, which has not run yet. */
 struct gate {
-    PyThread_type_lock signal;
-    int waiters;
-    char is_signaled;
+    SHARED PyThread_type_lock signal;
+    SHARED int waiters;
+    SHARED char is_signaled;
 };
 
 /* A lock that nobody takes twice. Any thread may leave it. */
 typedef struct {
     PyObject_HEAD
     struct gate gate;
-    char held;
+    SHARED char held;
 } Lock;
 
-/* The lock of one object that several threads may close. owner: the thread that has taken it `count` times. */
+/* The lock of one object that several threads may close. owner: the thread that has taken it `count` times. In a build for
+   free-threaded Python it is 0 when nobody has. */
 typedef struct {
     PyObject_HEAD
     struct gate gate;
-    unsigned long owner;
+    SHARED unsigned long owner;
     unsigned int count;
 } RLock;
 
@@ -34,8 +62,8 @@ extern PyTypeObject *lock_type, *rlock_type;
 
 /* ---- lock.c ---- */
 
-/* Sleeps until the lock may be free, or at most so many seconds. Less than 0: for ever. *seconds is then what is left of them. Returns 1;
-   0 if *seconds was 0; or -1 with an error: out of memory, or a signal handler raised. */
+/* Sleeps until the lock may be free, or at most so many seconds. Less than 0: for ever. *seconds is then what is left of them. Call this
+   between gate_begin_wait() and gate_end_wait(). Returns 1, or -1 with an error: out of memory, or a signal handler raised. */
 int gate_wait(struct gate *gate, double *seconds);
 /* Wakes one of the threads that wait. */
 void gate_wake(struct gate *gate);
@@ -57,36 +85,55 @@ double monotonic_now(void);
 
 /* ---- gates ---- */
 
-/* Makes what the waiters sleep on, if this is the first one. Returns 0, or -1 with an error. */
-static inline int gate_prepare(struct gate *gate)
+/* Announces a thread that waits. It makes what the waiters sleep on, if this is the first one. After this the thread looks once more
+   whether the lock is free: whoever has left it before wakes nobody. Returns 0, or -1 with an error. */
+static inline int gate_begin_wait(struct gate *gate)
 {
-    if (gate->signal) return 0;
-    gate->signal = PyThread_allocate_lock();
-    if (!gate->signal) {
-        PyErr_NoMemory();
-        return -1;
+    PyThread_type_lock signal = gate->signal;
+
+    if (!signal) {
+        signal = PyThread_allocate_lock();
+        if (!signal) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        PyThread_acquire_lock(signal, NOWAIT_LOCK);
+#ifdef Py_GIL_DISABLED
+        PyThread_type_lock former = NULL;
+
+        if (!atomic_compare_exchange_strong(&gate->signal, &former, signal)) {
+            PyThread_release_lock(signal);
+            PyThread_free_lock(signal);
+        }
+#else
+        gate->signal = signal;
+#endif
     }
-    PyThread_acquire_lock(gate->signal, NOWAIT_LOCK);
+    gate->waiters++;
     return 0;
 }
 
-static inline void gate_begin_sleep(struct gate *gate)
-{
-    gate->waiters++;
-}
-
-static inline void gate_end_sleep(struct gate *gate, int was_woken)
+static inline void gate_end_wait(struct gate *gate)
 {
     gate->waiters--;
-    if (was_woken) gate->is_signaled = 0;
+}
+
+/* The signal has woken a thread. */
+static inline void gate_take_signal(struct gate *gate)
+{
+    gate->is_signaled = 0;
 }
 
 /* Whether to release the signal. The caller then does. */
 static inline int gate_begin_wake(struct gate *gate)
 {
+#ifdef Py_GIL_DISABLED
+    return !atomic_exchange(&gate->is_signaled, 1);
+#else
     if (gate->is_signaled) return 0;
     gate->is_signaled = 1;
     return 1;
+#endif
 }
 
 /* Whether there is a signal, and nobody released it. */
@@ -100,9 +147,15 @@ static inline int gate_is_silent(const struct gate *gate)
 /* Takes the lock if nobody holds it. Returns whether. */
 HOT int lock_take(Lock *lock)
 {
+#ifdef Py_GIL_DISABLED
+    char free = 0;
+
+    return atomic_compare_exchange_strong(&lock->held, &free, 1);
+#else
     if (lock->held) return 0;
     lock->held = 1;
     return 1;
+#endif
 }
 
 static inline int lock_is_held(const Lock *lock)
@@ -125,14 +178,30 @@ HOT void lock_leave(Lock *lock)
 /* How many threads wait for a Lock: for a thread that has not got the interpreter's lock, and looks again and again. */
 static inline const volatile int *lock_waiters(const Lock *lock)
 {
-    return &lock->gate.waiters;
+    return (const volatile int *)&lock->gate.waiters;
 }
 
 /* ---- locks that their owner may take again ---- */
 
 static inline int rlock_is_own(const RLock *lock)
 {
+#ifdef Py_GIL_DISABLED
+    return lock->owner == PyThread_get_thread_ident();
+#else
     return lock->count && lock->owner == PyThread_get_thread_ident();
+#endif
+}
+
+/* Whether another thread has it. */
+static inline int rlock_is_foreign(const RLock *lock)
+{
+#ifdef Py_GIL_DISABLED
+    unsigned long owner = lock->owner;
+
+    return owner && owner != PyThread_get_thread_ident();
+#else
+    return lock->count && lock->owner != PyThread_get_thread_ident();
+#endif
 }
 
 /* Takes the lock if no other thread holds it. Returns whether. */
@@ -140,8 +209,14 @@ static inline int rlock_take(RLock *lock)
 {
     unsigned long thread = PyThread_get_thread_ident();
 
+#ifdef Py_GIL_DISABLED
+    unsigned long nobody = 0;
+
+    if (lock->owner != thread && !atomic_compare_exchange_strong(&lock->owner, &nobody, thread)) return 0;
+#else
     if (lock->count && lock->owner != thread) return 0;
     lock->owner = thread;
+#endif
     lock->count++;
     return 1;
 }
@@ -154,7 +229,11 @@ static inline int rlock_enter(RLock *lock)
 
 static inline void rlock_leave(RLock *lock)
 {
-    if (!--lock->count && lock->gate.waiters) gate_wake(&lock->gate);
+    if (--lock->count) return;
+#ifdef Py_GIL_DISABLED
+    lock->owner = 0;
+#endif
+    if (lock->gate.waiters) gate_wake(&lock->gate);
 }
 
 #endif

@@ -108,7 +108,7 @@ int find_bounds(
     if (start < 0 || stop < 0 || (unsigned long long)start > end || end > whole) return outside(key, what, whole);
     *offset = (unsigned long long)start;
     *length = end - (unsigned long long)start;
-    if (step_offset) remember_limits(key, start, stop);
+    if (HAS_GIL && step_offset) remember_limits(key, start, stop);
     return 0;
 }
 
@@ -317,7 +317,7 @@ APART PyObject *slice_slowly(PyObject *self, PyObject *key)
 PyObject *region_slice(PyObject *self, PyObject *key)
 {
     const Region *region = (Region *)self;
-    PyObject *element = is_last(key, region->length) ? take_spare(&spare_elements) : NULL;
+    PyObject *element = HAS_GIL && is_last(key, region->length) ? take_spare(&spare_elements) : NULL;
 
     if (!element) return slice_slowly(self, key);
     return element_fill(element, self, region->address + last.offset, last.end - last.offset, region->local_token);

@@ -20,7 +20,7 @@ PyObject *make_reusable(struct spares *spares, PyTypeObject *type)
     PyObject *object;
 
     /* This one is tracked already, and its fields are 0. */
-    if (!spares->count) return PyType_GenericAlloc(type, 0);
+    if (!HAS_GIL || !spares->count) return PyType_GenericAlloc(type, 0);
     object = spares->objects[--spares->count];
     PyObject_GC_UnTrack(object);
     ((Reusable *)object)->was_visited = 0;
@@ -86,13 +86,16 @@ void raise_made(PyObject *error)
     Py_DECREF(error);
 }
 
-PyObject *raise_defunct(PyObject *defunct)
+PyObject *raise_defunct(PyObject *object, PyObject *SHARED const *defunct)
 {
-    PyObject *error;
+    PyObject *maker, *error;
 
-    Py_INCREF(defunct);
-    error = PyObject_CallObject(defunct, NULL);
-    Py_DECREF(defunct);
+    (void)object;
+    BEGIN_SECTION(object)
+    maker = Py_NewRef(*defunct);
+    END_SECTION()
+    error = PyObject_CallObject(maker, NULL);
+    Py_DECREF(maker);
     raise_made(error);
     return NULL;
 }
@@ -104,6 +107,9 @@ PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
 
+#ifdef Py_GIL_DISABLED
+    if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+#endif
     if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_records(module) < 0 ||
                       add_batches(module) < 0 || add_completion_arrays(module) < 0 || add_completions(module) < 0 || add_work_queues(module) < 0 ||
                       add_completion_queues(module) < 0 || add_exports(module) < 0 || add_leases(module) < 0 || add_resources(module) < 0 ||

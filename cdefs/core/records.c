@@ -27,34 +27,46 @@ int records_grow(Records *records)
 
 static PyObject *records_append(PyObject *self, PyObject *record)
 {
-    if (records_push((Records *)self, record, 1) < 0) return NULL;
+    int failed;
+
+    mutex_lock(&((Records *)self)->mutex);
+    failed = records_push((Records *)self, record, 1);
+    mutex_unlock(&((Records *)self)->mutex);
+    if (failed) return NULL;
     Py_RETURN_NONE;
 }
 
+/* Raises that there is none, unless an error was raised already. */
 static PyObject *none_left(void)
 {
-    PyErr_SetString(PyExc_IndexError, "no request is posted");
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_IndexError, "no request is posted");
     return NULL;
 }
 
 static PyObject *records_pop(PyObject *self, PyObject *Py_UNUSED(none))
 {
-    return ((Records *)self)->count ? records_withdraw((Records *)self) : none_left();
+    Records *records = (Records *)self;
+    PyObject *object;
+
+    mutex_lock(&records->mutex);
+    object = records->count ? records_withdraw(records) : NULL;
+    mutex_unlock(&records->mutex);
+    return object ? object : none_left();
 }
 
-static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
+/* Takes the oldest request out. Returns its record, or NULL. *ended: the record that has ended with it, which the caller gives back. */
+static PyObject *take_oldest(Records *records, PyObject **ended)
 {
-    Records *records = (Records *)self;
     struct record *oldest = records->count ? record_at(records, 0) : NULL;
 
-    if (!oldest) return none_left();
+    if (!oldest) return NULL;
     if (Py_TYPE(oldest->object) == posted_list_type) {
         const PostedList *list = (PostedList *)oldest->object;
         PyObject *record = PyTuple_GetItem(list->records, (Py_ssize_t)(oldest->requests - oldest->left));
 
         if (!record) return NULL;
         Py_INCREF(record);
-        if (--oldest->left == 0) Py_DECREF(records_take(records));
+        if (--oldest->left == 0) *ended = records_take(records);
         return record;
     }
     if (oldest->left > 1) {
@@ -64,12 +76,26 @@ static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
     return records_take(records);
 }
 
+static PyObject *records_popleft(PyObject *self, PyObject *Py_UNUSED(none))
+{
+    Records *records = (Records *)self;
+    PyObject *object, *ended = NULL;
+
+    mutex_lock(&records->mutex);
+    object = take_oldest(records, &ended);
+    mutex_unlock(&records->mutex);
+    Py_XDECREF(ended);
+    return object ? object : none_left();
+}
+
 static Py_ssize_t records_length(PyObject *self)
 {
-    const Records *records = (Records *)self;
+    Records *records = (Records *)self;
     size_t length = 0;
 
+    mutex_lock(&records->mutex);
     for (size_t place = 0; place < records->count; place++) length += record_at(records, place)->left;
+    mutex_unlock(&records->mutex);
     return (Py_ssize_t)length;
 }
 
@@ -180,9 +206,13 @@ static PyMemberDef posted_members[] = {
 static PyObject *posted_get_stored(PyObject *self, void *Py_UNUSED(none))
 {
     Posted *posted = (Posted *)self;
+    PyObject *stored;
 
+    BEGIN_SECTION(self)
     if (!posted->stored) posted->stored = PyDict_New();
-    return Py_XNewRef(posted->stored);
+    stored = Py_XNewRef(posted->stored);
+    END_SECTION()
+    return stored;
 }
 
 static PyGetSetDef posted_properties[] = {

@@ -7,7 +7,8 @@
  *
  * The provider's calls run without the interpreter's lock. Meanwhile the count `registering` keeps the adapter open, and the
  * region's lock keeps other threads from closing the region. All steps between a call and the change of the circle hold the
- * interpreter's lock and run no Python code. So neither another thread nor Ctrl-C comes in between.
+ * interpreter's lock and run no Python code. So neither another thread nor Ctrl-C comes in between. Without the interpreter's lock,
+ * circle_mutex guards the circles and the counts, and an adapter has a region in its circle before the count goes down.
  */
 
 #include "core.h"
@@ -15,6 +16,7 @@
 PyTypeObject *region_type;
 
 static PyTypeObject *closed_type;
+MUTEX(circle_mutex)
 static PyObject *local_write, *serial_numbers, *closed_error;
 
 /* Returns 0, or -1 with an error. ndpy/memory.py calls set_up_regions(). */
@@ -25,8 +27,8 @@ static int require_set_up(void)
     return -1;
 }
 
-/* Gives the caller's reference to a field. */
-static void replace(PyObject **field, PyObject *reference)
+/* Gives the caller's reference to a field that is set once, or seldom. */
+static void set(PyObject **field, PyObject *reference)
 {
     PyObject *former = *field;
 
@@ -34,9 +36,22 @@ static void replace(PyObject **field, PyObject *reference)
     Py_XDECREF(former);
 }
 
+/* Gives the caller's reference to a field of an object. */
+static void replace(PyObject *object, PyObject *SHARED *field, PyObject *reference)
+{
+    PyObject *former;
+
+    (void)object;
+    BEGIN_SECTION(object)
+    former = *field;
+    *field = reference;
+    END_SECTION()
+    Py_XDECREF(former);
+}
+
 /* ---- the circle of open regions ---- */
 
-static void link_out(struct link *link)
+static void take_out(struct link *link)
 {
     if (!link->next) return;
     link->next->previous = link->previous;
@@ -44,13 +59,51 @@ static void link_out(struct link *link)
     link->next = link->previous = NULL;
 }
 
+static void link_out(struct link *link)
+{
+    mutex_lock(&circle_mutex);
+    take_out(link);
+    mutex_unlock(&circle_mutex);
+}
+
 static void link_in(struct link *first, struct link *link)
 {
-    link_out(link);
+    mutex_lock(&circle_mutex);
+    take_out(link);
     link->next = first;
     link->previous = first->previous;
     first->previous->next = link;
     first->previous = link;
+    mutex_unlock(&circle_mutex);
+}
+
+/* Makes a region that is not open. Returns NULL with an error. */
+static Region *allocate(PyTypeObject *type)
+{
+    Region *region = (Region *)PyType_GenericAlloc(type, 0);
+
+    if (!region) return NULL;
+    region->released = 1;
+#ifdef Py_GIL_DISABLED
+    region->weak = PyWeakref_NewRef((PyObject *)region, NULL);
+    /* Objects of the type itself have no weak references. They are for tests. */
+    if (!region->weak) PyErr_Clear();
+#endif
+    return region;
+}
+
+/* Returns a new reference to a region in a circle, or NULL without an error if it is being freed. Called with circle_mutex. */
+static PyObject *find(Region *region)
+{
+#ifdef Py_GIL_DISABLED
+    PyObject *found = NULL;
+
+    if (region->weak && PyWeakref_GetRef(region->weak, &found) < 0) PyErr_Clear();
+    return found;
+#else
+    /* Without references, it tells its weak references that it is being freed. */
+    return Py_REFCNT((PyObject *)region) > 0 ? Py_NewRef((PyObject *)region) : NULL;
+#endif
 }
 
 /* ---- what a closed region raises ---- */
@@ -127,7 +180,7 @@ static Region *prepare(Adapter *adapter, PyObject *buffer, PyObject *access, lon
         Py_DECREF(view);
         return NULL;
     }
-    region = (Region *)PyType_GenericAlloc((PyTypeObject *)adapter->region_class, 0);
+    region = allocate((PyTypeObject *)adapter->region_class);
     if (!region) {
         Py_DECREF(view);
         return NULL;
@@ -139,8 +192,18 @@ static Region *prepare(Adapter *adapter, PyObject *buffer, PyObject *access, lon
     region->address = (uintptr_t)address;
     region->length = (unsigned long long)length;
     region->writable = (right & (NDPY_LOCAL_WRITE | NDPY_READ_SINK)) != 0;
-    region->released = 1;
     return region;
+}
+
+/* Returns a new reference. */
+static PyObject *defunct_of(Adapter *adapter)
+{
+    PyObject *defunct;
+
+    BEGIN_SECTION((PyObject *)adapter)
+    defunct = Py_NewRef(adapter->defunct);
+    END_SECTION()
+    return defunct;
 }
 
 static void join(Region *region)
@@ -150,7 +213,7 @@ static void join(Region *region)
     region->released = 0;
     link_in(&adapter->regions, &region->link);
     /* A removal marks the adapter before its regions. */
-    if (!is_usable(adapter->defunct)) replace(&region->defunct, Py_NewRef(adapter->defunct));
+    if (!is_usable(adapter->defunct)) replace((PyObject *)region, &region->defunct, defunct_of(adapter));
 }
 
 /* Returns whether the memory is registered now. Nothing was allocated since the adapter was checked, so no finalizer can
@@ -160,20 +223,26 @@ static int register_now(Adapter *adapter, Region *region, uint32_t rights)
     const struct ndpy_registrar *registrar = adapter->registrar;
     void *domain = adapter->domain;
     struct ndpy_memory made = {NULL, 0, 0};
-    int failed;
+    int failed, may;
 
-    if (!registrar || adapter->closing || !is_usable(adapter->defunct)) return 0;
-    adapter->registering++;
+    mutex_lock(&circle_mutex);
+    may = registrar && !adapter->closing && is_usable(adapter->defunct);
+    if (may) adapter->registering++;
+    mutex_unlock(&circle_mutex);
+    if (!may) return 0;
     Py_BEGIN_ALLOW_THREADS
     failed = registrar->register_memory(domain, (void *)(uintptr_t)region->address, (size_t)region->length, rights, &made);
     Py_END_ALLOW_THREADS
+    if (!failed) {
+        region->handle = (uintptr_t)made.native;
+        region->local_token = made.local_token;
+        region->remote_token = made.remote_token;
+        join(region);
+    }
+    mutex_lock(&circle_mutex);
     adapter->registering--;
-    if (failed) return 0;
-    region->handle = (uintptr_t)made.native;
-    region->local_token = made.local_token;
-    region->remote_token = made.remote_token;
-    join(region);
-    return 1;
+    mutex_unlock(&circle_mutex);
+    return !failed;
 }
 
 /* Returns NULL without an error if Python has to register. */
@@ -252,8 +321,13 @@ static int has_orphans(PyObject *adapter)
 /* Returns a new reference to the lock. */
 static RLock *lock_of(Region *region)
 {
+    RLock *lock;
+
+    BEGIN_SECTION((PyObject *)region)
     if (!region->lifetime) region->lifetime = rlock_new();
-    return (RLock *)Py_XNewRef(region->lifetime);
+    lock = (RLock *)Py_XNewRef(region->lifetime);
+    END_SECTION()
+    return lock;
 }
 
 static int is_bound(const Region *region)
@@ -278,9 +352,9 @@ static int mark_closed(Region *region, Closed *closed)
 
     region->released = 1;
     link_out(&region->link);
-    replace(&region->defunct, (PyObject *)closed);
+    replace((PyObject *)region, &region->defunct, (PyObject *)closed);
     /* A thread that posts looks at `defunct` before it uses the owner's memory. */
-    replace(&region->owner, NULL);
+    replace((PyObject *)region, &region->owner, NULL);
     if (!has_orphans(region->adapter)) return 0;
     /* One of them may have waited for this region. */
     nothing = PyObject_CallMethod(region->adapter, "_wake", NULL);
@@ -343,10 +417,7 @@ PyDoc_STRVAR(close_doc,
 
 static PyObject *region_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments), PyObject *Py_UNUSED(keywords))
 {
-    Region *region = (Region *)PyType_GenericAlloc(type, 0);
-
-    if (region) region->released = 1;
-    return (PyObject *)region;
+    return (PyObject *)allocate(type);
 }
 
 /* A region that was dropped without close(). */
@@ -397,29 +468,40 @@ static void region_dealloc(PyObject *self)
     region_clear(self);
     Py_CLEAR(region->access);
     Py_CLEAR(region->lifetime);
+#ifdef Py_GIL_DISABLED
+    Py_CLEAR(region->weak);
+#endif
     free_object(self);
 }
 
 static PyObject *region_serial(PyObject *self, void *Py_UNUSED(closure))
 {
     Region *region = (Region *)self;
+    unsigned long long serial;
 
+    BEGIN_SECTION(self)
     if (!region->serial) {
         PyObject *number = require_set_up() < 0 ? NULL : PyIter_Next(serial_numbers);
 
-        if (!number) return NULL;
-        region->serial = PyLong_AsUnsignedLongLong(number);
-        Py_DECREF(number);
+        if (number) region->serial = PyLong_AsUnsignedLongLong(number);
+        Py_XDECREF(number);
     }
-    return PyLong_FromUnsignedLongLong(region->serial);
+    serial = region->serial;
+    END_SECTION()
+    return serial ? PyLong_FromUnsignedLongLong(serial) : NULL;
 }
 
 static PyObject *region_bindings(PyObject *self, void *Py_UNUSED(closure))
 {
     Region *region = (Region *)self;
 
+    PyObject *bindings;
+
+    BEGIN_SECTION(self)
     if (!region->bindings) region->bindings = PySet_New(NULL);
-    return region->bindings ? Py_NewRef(region->bindings) : NULL;
+    bindings = Py_XNewRef(region->bindings);
+    END_SECTION()
+    return bindings;
 }
 
 static PyObject *region_lifetime(PyObject *self, void *Py_UNUSED(closure))
@@ -430,13 +512,16 @@ static PyObject *region_lifetime(PyObject *self, void *Py_UNUSED(closure))
 static int region_set_lifetime(PyObject *self, PyObject *lock, void *Py_UNUSED(closure))
 {
     Region *region = (Region *)self;
-    RLock *former = region->lifetime;
+    RLock *former;
 
     if (!lock || Py_TYPE(lock) != rlock_type) {
         PyErr_SetString(PyExc_TypeError, "the lock of a region is an ndpy._core.RLock");
         return -1;
     }
+    BEGIN_SECTION(self)
+    former = region->lifetime;
     region->lifetime = (RLock *)Py_NewRef(lock);
+    END_SECTION()
     Py_XDECREF(former);
     return 0;
 }
@@ -571,7 +656,7 @@ static PyObject *adapter_attach_registrar(PyObject *self, PyObject *arguments)
         if (native == (unsigned long)-1 && PyErr_Occurred()) return NULL;
         adapter->rights[right] = (uint32_t)native;
     }
-    replace(&adapter->region_class, Py_NewRef(region_class));
+    set(&adapter->region_class, Py_NewRef(region_class));
     adapter->domain = (void *)(uintptr_t)domain;
     adapter->longest = longest;
     adapter->registrar = (const struct ndpy_registrar *)(uintptr_t)registrar;
@@ -581,8 +666,12 @@ static PyObject *adapter_attach_registrar(PyObject *self, PyObject *arguments)
 static PyObject *adapter_has_regions(PyObject *self, void *Py_UNUSED(closure))
 {
     const Adapter *adapter = (Adapter *)self;
+    int has_regions;
 
-    return PyBool_FromLong(adapter->registering || adapter->regions.next != &adapter->regions);
+    mutex_lock(&circle_mutex);
+    has_regions = adapter->registering || adapter->regions.next != &adapter->regions;
+    mutex_unlock(&circle_mutex);
+    return PyBool_FromLong(has_regions);
 }
 
 PyDoc_STRVAR(open_regions_doc, "_open_regions($self, /)\n--\n\nThose that are open. Other threads do not change this list.");
@@ -590,19 +679,24 @@ PyDoc_STRVAR(open_regions_doc, "_open_regions($self, /)\n--\n\nThose that are op
 static PyObject *adapter_open_regions(PyObject *self, PyObject *Py_UNUSED(none))
 {
     const struct link *first = &((Adapter *)self)->regions;
-    PyObject *list = PyList_New(0);
+    PyObject *list = PyList_New(0), *unlisted = NULL;
 
     if (!list) return NULL;
-    for (const struct link *link = first->next; link != first; link = link->next) {
-        PyObject *region = (PyObject *)((char *)(uintptr_t)link - offsetof(Region, link));
+    mutex_lock(&circle_mutex);
+    for (const struct link *link = first->next; link != first && !unlisted; link = link->next) {
+        PyObject *region = find((Region *)((char *)(uintptr_t)link - offsetof(Region, link)));
 
-        /* Without references, it is being freed, and tells its weak references so. */
-        if (Py_REFCNT(region) > 0 && PyList_Append(list, region) < 0) {
-            Py_DECREF(list);
-            return NULL;
-        }
+        if (!region) continue;
+        if (PyList_Append(list, region) < 0)
+            unlisted = region;
+        else
+            Py_DECREF(region);
     }
-    return list;
+    mutex_unlock(&circle_mutex);
+    if (!unlisted) return list;
+    Py_DECREF(unlisted);
+    Py_DECREF(list);
+    return NULL;
 }
 
 static PyMemberDef adapter_members[] = {
@@ -651,9 +745,9 @@ static PyObject *set_up_regions(PyObject *Py_UNUSED(module), PyObject *arguments
     PyObject *access, *numbers, *error;
 
     if (!PyArg_ParseTuple(arguments, "OOO", &access, &numbers, &error)) return NULL;
-    replace(&local_write, Py_NewRef(access));
-    replace(&serial_numbers, Py_NewRef(numbers));
-    replace(&closed_error, Py_NewRef(error));
+    set(&local_write, Py_NewRef(access));
+    set(&serial_numbers, Py_NewRef(numbers));
+    set(&closed_error, Py_NewRef(error));
     Py_RETURN_NONE;
 }
 

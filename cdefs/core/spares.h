@@ -7,7 +7,7 @@
 
    So tp_dealloc must not run code of others while the object is tracked and has no references.
 
-   The interpreter's lock guards all of this. */
+   The interpreter's lock guards all of this. Free-threaded Python has spares of its own for each thread, so there are none here. */
 
 #ifndef NDPY_SPARES_H
 #define NDPY_SPARES_H
@@ -28,7 +28,7 @@ struct spares {
 /* Returns an object with one reference, or NULL: then call make_reusable(). */
 HOT PyObject *take_spare(struct spares *spares)
 {
-    if (!spares->count || ((Reusable *)spares->objects[spares->count - 1])->was_visited) return NULL;
+    if (!HAS_GIL || !spares->count || ((Reusable *)spares->objects[spares->count - 1])->was_visited) return NULL;
     return spares->objects[--spares->count];
 }
 
@@ -38,7 +38,7 @@ PyObject *make_reusable(struct spares *spares, PyTypeObject *type);
 /* Keeps an object without references, whose fields are 0 again. Returns 0 if there are enough of them. */
 HOT int keep_spare(struct spares *spares, PyObject *object)
 {
-    if (spares->count == SPARES) return 0;
+    if (!HAS_GIL || spares->count == SPARES) return 0;
     Py_SET_REFCNT(object, 1);
     spares->objects[spares->count++] = object;
     return 1;

@@ -20,7 +20,7 @@ typedef struct {
     PyObject *receive;   /* Records */
     PyObject *lists;     /* ListPool */
     const struct ndpy_provider *provider;
-    char ended;
+    SHARED char ended;
     char sinks_must_be_writable;
 } WorkQueues;
 
@@ -77,9 +77,10 @@ APART int read_number(PyObject *object, unsigned long long largest, struct numbe
         PyErr_SetString(PyExc_OverflowError, "flags have 32 bits");
         return -1;
     }
+    *out = value;
+    if (!HAS_GIL) return 0;
     *last_one = (struct number){Py_NewRef(object), value};
     Py_XDECREF(former);
-    *out = value;
     return 0;
 }
 
@@ -191,6 +192,21 @@ int read_remote(PyObject *object, struct ndpy_remote *out)
 /* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised. */
 enum { RAISED = -1000 };
 
+/* See post_elements(). Called with the records' mutex. */
+HOT int post_with_mutex(WorkQueues *self, Records *records, uint32_t operation, const struct post *post,
+    const struct ndpy_element *elements, uint32_t count, PyObject *record)
+{
+    int refused;
+
+    /* Recorded first: another thread may take the completion as soon as the provider has the request. */
+    if (records_push_element(records, record) < 0) return RAISED;
+    refused = self->provider->post(
+        self->native, operation, post->flags, post->context, elements, count, &post->remote);
+    /* The caller has it too. */
+    if (refused) Py_DECREF(records_withdraw(records));
+    return refused;
+}
+
 /* Posts elements, with their record: the element itself, or a list of several. Returns 0 when it is posted, a refusal, or RAISED. */
 HOT int post_elements(WorkQueues *self, uint32_t operation, const struct post *post, const struct ndpy_element *elements,
     uint32_t count, PyObject *record)
@@ -198,11 +214,9 @@ HOT int post_elements(WorkQueues *self, uint32_t operation, const struct post *p
     Records *records = (Records *)(operation == NDPY_RECEIVE ? self->receive : self->initiator);
     int refused;
 
-    /* Recorded first: another thread may take the completion as soon as the provider has the request. */
-    if (records_push_element(records, record) < 0) return RAISED;
-    refused = self->provider->post(
-        self->native, operation, post->flags, post->context, elements, count, &post->remote);
-    if (refused) Py_DECREF(records_withdraw(records));
+    mutex_lock(&records->mutex);
+    refused = post_with_mutex(self, records, operation, post, elements, count, record);
+    mutex_unlock(&records->mutex);
     return refused;
 }
 
@@ -234,10 +248,23 @@ APART int check_large(const WorkQueues *self, const Element *sge)
     return sge->token > self->provider->largest_token ? NDPY_BAD_TOKEN : 0;
 }
 
+/* Whether requests of this queue pair may use a region. *owner: what keeps its memory in place, for a request that is sent inline. */
+HOT int may_use(const WorkQueues *self, Region *region, uint32_t flags, PyObject **owner)
+{
+    int may;
+
+    BEGIN_SECTION((PyObject *)region)
+    may = is_usable(region->defunct) && region->adapter == self->adapter;
+    /* Kept until the provider has copied what is sent inline. */
+    *owner = may && flags & NDPY_INLINE ? Py_XNewRef(region->owner) : NULL;
+    END_SECTION()
+    return may;
+}
+
 /* Posts one element of a region. operation: that of `post`, which is a constant in each caller. */
 HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, Element *sge)
 {
-    const Region *region = (Region *)sge->region;
+    Region *region = (Region *)sge->region;
     struct ndpy_element element = {sge->address, sge->token, (uint32_t)sge->length};
     PyObject *elements, *owner, *result;
     int refused;
@@ -246,7 +273,7 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
         !region->writable)
         post->flags |= NDPY_UNWRITABLE;
     if (enter(self) < 0) return NULL;
-    if (!is_usable(region->defunct) || region->adapter != self->adapter) {
+    if (!may_use(self, region, post->flags, &owner)) {
         PyObject *checked;
 
         lock_leave(self->lock);
@@ -256,8 +283,6 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
         Py_DECREF(checked);
         return post_again(self, post, sge);
     }
-    /* Kept until the provider has copied what is sent inline. */
-    owner = post->flags & NDPY_INLINE ? Py_XNewRef(region->owner) : NULL;
     refused = (sge->length | sge->token) > UINT32_MAX ? check_large(self, sge) : 0;
     if (!refused) refused = post_elements(self, operation, post, &element, 1, (PyObject *)sge);
     lock_leave(self->lock);
@@ -392,6 +417,7 @@ APART const struct options *find_other_options(PyObject *names)
 
 HOT const struct options *find_options(PyObject *names)
 {
+    if (!HAS_GIL) return NULL;
     return known_options[0].names == names ? &known_options[0] : find_other_options(names);
 }
 
@@ -498,7 +524,7 @@ static PyObject *queues_fetch_and_add(PyObject *self, PyObject *const *arguments
 
 /* ---- batches ---- */
 
-/* Finds a region that cannot be used here. Borrowed, or NULL. */
+/* Finds a region that cannot be used here. Borrowed, or NULL. Called in a section of the batch. */
 static PyObject *find_unusable(const WorkQueues *self, const Batch *batch)
 {
     for (uint32_t place = 0; place < batch->region_count; place++) {
@@ -524,7 +550,8 @@ static Records *records_of(WorkQueues *self, const PostedList *list)
     return (Records *)(list->operation == NDPY_RECEIVE ? self->receive : self->initiator);
 }
 
-/* Corrects the newest record, because only so many requests of its list were posted. */
+/* Corrects the newest record, because only so many requests of its list were posted. Called with the records' mutex, by somebody who
+   has the list too. */
 APART void correct_record(WorkQueues *self, PostedList *list, uint32_t posted)
 {
     Records *records = records_of(self, list);
@@ -536,8 +563,8 @@ APART void correct_record(WorkQueues *self, PostedList *list, uint32_t posted)
     Py_DECREF((PyObject *)list);
 }
 
-/* Posts a list, with its record. Returns 0 when it is posted, or a refusal with the number of requests that were posted, or RAISED. */
-HOT int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
+/* See post_list(). Called with the records' mutex. */
+HOT int post_list_with_mutex(WorkQueues *self, PostedList *list, uint32_t *posted)
 {
     int refused;
 
@@ -545,6 +572,17 @@ HOT int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
     if (records_push(records_of(self, list), (PyObject *)list, list->count) < 0) return RAISED;
     refused = self->provider->post_list(self->native, list->native, posted);
     if (refused) correct_record(self, list, *posted);
+    return refused;
+}
+
+/* Posts a list, with its record. Returns 0 when it is posted, or a refusal with the number of requests that were posted, or RAISED. */
+HOT int post_list(WorkQueues *self, PostedList *list, uint32_t *posted)
+{
+    int refused;
+
+    mutex_lock(&records_of(self, list)->mutex);
+    refused = post_list_with_mutex(self, list, posted);
+    mutex_unlock(&records_of(self, list)->mutex);
     return refused;
 }
 
@@ -567,7 +605,8 @@ static PyObject *conclude_batch(WorkQueues *self, Batch *batch, int refused, uin
     Py_RETURN_NONE;
 }
 
-/* Raises if a batch is empty, or has receives that the queue pair does not take. Returns 0, or -1 with the error. */
+/* Raises if a batch is empty, or has receives that the queue pair does not take. Returns 0, or -1 with the error. Called in a section
+   of the batch. */
 static int check_batch(WorkQueues *self, const Batch *batch)
 {
     if (!batch->count) {
@@ -585,15 +624,20 @@ static int check_batch(WorkQueues *self, const Batch *batch)
    which it gives back. */
 static PyObject *post_checked(WorkQueues *self, Batch *batch)
 {
-    PyObject *unusable = find_unusable(self, batch);
+    PyObject *unusable;
     uint32_t posted = 0, bad = 0;
-    PostedList *list;
-    int refused;
+    PostedList *list = NULL;
+    int refused = 0, is_good;
 
+    BEGIN_SECTION((PyObject *)batch)
+    unusable = Py_XNewRef(find_unusable(self, batch));
+    is_good = !unusable && check_batch(self, batch) == 0;
+    if (is_good && self->provider->list_new)
+        list = (PostedList *)Py_XNewRef((PyObject *)batch_list(batch, (ListPool *)self->lists, &refused, &bad));
+    END_SECTION()
     if (unusable) {
         PyObject *checked;
 
-        Py_INCREF(unusable);
         lock_leave(self->lock);
         checked = PyObject_CallMethod((PyObject *)self, "_require_same_adapter", "Os", unusable, "the region");
         Py_DECREF(unusable);
@@ -602,7 +646,7 @@ static PyObject *post_checked(WorkQueues *self, Batch *batch)
         Py_DECREF(checked);
         return enter(self) < 0 ? NULL : post_checked(self, batch);
     }
-    if (check_batch(self, batch) < 0) {
+    if (!is_good) {
         lock_leave(self->lock);
         return NULL;
     }
@@ -610,9 +654,7 @@ static PyObject *post_checked(WorkQueues *self, Batch *batch)
         lock_leave(self->lock);
         return post_singly(self, batch, 0);
     }
-    list = batch_list(batch, (ListPool *)self->lists, &refused, &bad);
     if (list) {
-        Py_INCREF((PyObject *)list);
         refused = post_list(self, list, &posted);
         bad = posted;
         Py_DECREF((PyObject *)list);
@@ -636,7 +678,7 @@ static PyObject *queues_post(PyObject *object, PyObject *argument)
         return NULL;
     }
     if (enter(self) < 0) return NULL;
-    list = batch->last;
+    list = HAS_GIL ? batch->last : NULL;
     if (!list || list->pool != self->lists || batch->is_exposed || !are_usable(batch)) return post_checked(self, batch);
     refused = post_list(self, list, &posted);
     lock_leave(self->lock);
@@ -692,7 +734,12 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
 /* The lists outlive the native queue pair, whose memory they use. */
 static void forget_lists(WorkQueues *queues)
 {
-    if (queues->lists) ((ListPool *)queues->lists)->native = NULL;
+    ListPool *pool = (ListPool *)queues->lists;
+
+    if (!pool) return;
+    mutex_lock(&pool->mutex);
+    pool->native = NULL;
+    mutex_unlock(&pool->mutex);
     Py_CLEAR(queues->lists);
 }
 

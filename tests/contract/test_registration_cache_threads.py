@@ -14,6 +14,7 @@ from helpers import (
     STRESS,
     connect_pair,
     expose,
+    in_threads,
     memory,
     require,
     succeed,
@@ -22,28 +23,6 @@ from helpers import (
 import ndpy
 from ndpy import Access
 from ndpy.memory import address_of
-
-
-def in_threads(count, work):
-    """Run work(number) in `count` threads that start together. Raises the first exception of one of them."""
-    failures = []
-    start = threading.Barrier(count)
-
-    def run(number):
-        try:
-            start.wait(DEADLINE_S)
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive()
-    if failures:
-        raise failures[0]
 
 
 def test_of_threads_that_miss_the_same_range_one_registers(monkeypatch, adapter, cache):

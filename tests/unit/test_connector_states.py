@@ -8,6 +8,7 @@ nothing (-).
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from typing import Any, get_args
@@ -222,7 +223,7 @@ def test_what_is_impossible_says_what_is_possible(scene, state):
 
 
 def test_the_documentation_of_the_states_agrees_with_the_table():
-    lines = re.findall(r"^        (\w+): (.*)$", Connector.__doc__ or "", re.MULTILINE)
+    lines = re.findall(r"^    (\w+): (.*)$", inspect.getdoc(Connector) or "", re.MULTILINE)
     documented = {state: set(re.findall(r"(\w+)\(\)", rest)) for state, rest in lines}
     possible = {state: set() for state in get_args(State)}
     for state, event in TRANSITIONS:
