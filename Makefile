@@ -1,6 +1,6 @@
 # Each target sets up what it needs on a fresh Debian, Ubuntu or Fedora machine. Run it as root or with sudo.
 
-.PHONY: help setup venv softverbs smoke smoke-windows test test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache bench-asyncio soak bench-register
+.PHONY: help setup venv softverbs smoke smoke-windows test test-freethreaded test-kernels test-hosts test-warnings stress lint wheels windows clean softnd softnd-check softnd-fuzz softrdma-coverage softnd-bench soft-bench mutants bench bench-windows bench-cache bench-asyncio soak bench-register
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -17,6 +17,7 @@ help:
 	@echo "make smoke-windows   run it on softnd, under Wine"
 	@echo "make test            run all the tests"
 	@echo "make test-kernels    run the smoke test and the contract on the newest kernels of Debian; KERNELS= chooses"
+	@echo "make test-freethreaded  run the unit tests and the contract on soft0 with a free-threaded Python; PART=tsan, rxe: see rig/test-freethreaded.sh"
 	@echo "make test-hosts      run the tests of two hosts, VMs with a network between them, on ADAPTER (rxe, siw)"
 	@echo "make test-warnings   run the unit and contract tests with every warning as an error"
 	@echo "make stress          run all the tests with full counts"
@@ -69,6 +70,13 @@ export KERNELS
 test-kernels: setup
 	@rig/test-kernels.sh; status=$$?; \
 	    [ $$status = 3 ] || .venv/bin/python rig/kernel_table.py .rig/results/kernels README.md; exit $$status
+
+# See rig/test-freethreaded.sh.
+PART ?= own
+
+test-freethreaded:
+	@rig/setup.sh soft
+	@rig/test-freethreaded.sh $(PART)
 
 # LIMIT=7200 NDPY_STRESS=1: see rig/test-hosts.sh.
 test-hosts: setup

