@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import shutil
 import subprocess
@@ -59,7 +60,9 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run([sys.executable, CDEFS / "build_verbs.py", verbs], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for name, sources in (("_core", SOURCES), ("_verbs", [verbs])):
-        (module,) = (folder / "ndpy").glob(f"{name}.*.so")
+        # There may be modules for several Pythons.
+        paths = [folder / "ndpy" / (name + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+        module = next(path for path in paths if path.exists())
         compiler = ["gcc", *FLAGS, *SANITIZERS, f"-I{headers}", f"-I{CDEFS}", "-Wno-unused-parameter"]
         done = subprocess.run([*compiler, *sources, "-o", module], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
