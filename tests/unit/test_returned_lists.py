@@ -13,6 +13,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from helpers import HAS_GIL
 from racing import Queue, contexts
 
 import ndpy
@@ -126,6 +127,7 @@ def test_a_foreign_object_in_the_list_is_let_go(scene):
     assert gone() is None
 
 
+@pytest.mark.skipif(not HAS_GIL, reason="without the GIL no completion is used again")
 def test_a_poll_within_a_poll_has_a_list_of_its_own(fake):
     """A poll that uses a completion again lets go what that one had. A finalizer may poll the same queue then."""
     polled = []
