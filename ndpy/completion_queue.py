@@ -369,7 +369,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         return self._undelivered()
 
     def _end_and_wake(self, ended: list[Pending[None]], waiter: Any = None) -> None:
-        """End these Pendings, and wake the waiting threads and pollers. `waiter` is the caller's own, which stays as it is."""
+        """End these Pendings, and wake the waiting threads and pollers. `waiter` is what the caller's thread waits with, or its
+        poller: it looks at the queue itself.
+        """
         for pending in ended:
             pending.succeed(None)
         with self._lock:
@@ -378,7 +380,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
                     self._native_wake(other)
             pollers = list(self._pollers or ())
         for poller in pollers:
-            poller._mark_ready(self)
+            poller._mark_ready(self, waiter)
 
     # ---- notifications ----
 

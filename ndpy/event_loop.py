@@ -69,6 +69,8 @@ class LoopPoller:
             arguments = (self._poller, weakref.ref(self), weakref.ref(loop))
             threading.Thread(target=_wait_for, args=arguments, name="ndpy-event-loop", daemon=True).start()
         else:
+            # wake_tasks() looks at everything.
+            self._poller._wakes_itself = False
             loop.add_reader(descriptor, self._on_readable)
 
     @property

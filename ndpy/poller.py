@@ -53,6 +53,8 @@ class Poller:
         #: The queues that were removed since the last look, for an event loop that looks. None: nobody looks.
         self._removed: set[CompletionQueue] | None = None
         self._woken = False
+        #: Whether an event that this poller handles makes its descriptor readable again.
+        self._wakes_itself = False
         self._waiters = 0
         renew_in_child(self)
 
@@ -186,12 +188,16 @@ class Poller:
             self._mark_ready(queue)
         return bool(waiting)
 
-    def _mark_ready(self, queue: CompletionQueue) -> None:
-        """Poll the queue next. It may have completions for which no notification comes."""
+    def _mark_ready(self, queue: CompletionQueue, by: object = None) -> None:
+        """Poll the queue next. It may have completions for which no notification comes.
+
+        by: the poller whose thread does this, and looks at the queue itself.
+        """
         with self._lock:
             if not self._closed and queue in self._queues:
                 self._maybe_ready.add(queue)
-                self._native_wake()
+                if by is not self or self._wakes_itself:
+                    self._native_wake()
 
     def wake(self) -> None:
         """Make the present or the next wait() return. Safe in any thread and in a signal handler."""

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
 Memory = Any
 
 # Kinds of requests, in the context of a request.
-_RECEIVE, _SEND, _CONTROL, _TRANSFER = 0 << 24, 1 << 24, 2 << 24, 3 << 24
+_RECEIVE, _SEND, _CONTROL, _TRANSFER, _BIND = 0 << 24, 1 << 24, 2 << 24, 3 << 24, 4 << 24
 _KIND, _INDEX = 0xFF << 24, 0xFFFFFF
 _SILENT = int(Flags.SILENT_SUCCESS)
 # A control frame or an offer, rounded up.
 _CONTROL_SIZE = 64
 # How many transfers of this end are outstanding at once. Others wait.
 _TRANSFERS = 16
+# How many binds may be posted without a completion. They have ended when a later invalidate has.
+_SILENT_BINDS = 4
 # How long the peer may take to let go of the memory of a cancelled message or transfer before the connection is ended.
 _LET_GO_S = 5.0
 # The client repeats its first step so often, because siw may leave a server's first frame in its socket until more come.
@@ -158,6 +160,8 @@ class Connection:
         self._transfer_room = asyncio.Semaphore(_TRANSFERS)
         self._answers: dict[int, asyncio.Future[None]] = {}
         self._windows: list[MemoryWindow] = []
+        #: How many binds were posted without a completion, and how many of these have ended.
+        self._binds = self._ended_binds = 0
         #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers. It is empty
         #: if it is not needed any more.
         self._waiting_controls: list[Callable[[], bytes]] = []
@@ -166,7 +170,8 @@ class Connection:
         self._receives = slots + Protocol.control_frames(offers, offers)
         self._sends = slots
         self._controls = 3 + 4 * offers
-        completions = self._receives + self._sends + self._controls + _TRANSFERS
+        initiator_queue_depth = self._sends + self._controls + _TRANSFERS + _SILENT_BINDS
+        completions = self._receives + initiator_queue_depth
         self._completions = completions
         self._queue: CompletionQueue = hub.add(self, completions)
         self._base = self.number << 32
@@ -181,7 +186,7 @@ class Connection:
             self.queue_pair = self.adapter.create_queue_pair(
                 self._queue,
                 receive_queue_depth=self._receives,
-                initiator_queue_depth=self._sends + self._controls + _TRANSFERS,
+                initiator_queue_depth=initiator_queue_depth,
             )
             self._send_slots = _SendSlots(self._sends)
             self._control_slots = _SendSlots(self._controls)
@@ -338,9 +343,10 @@ class Connection:
             raise self._end_error() from error
 
     async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
-        async with contextlib.AsyncExitStack() as exposure:
+        exposure = _Exposure(self)
+        try:
             async with self._in_turn():
-                remote = await exposure.enter_async_context(self.expose(data, Access.REMOTE_READ))
+                remote = await exposure.begin(data, Access.REMOTE_READ)
                 await self._room_for(lambda: protocol.may_offer and bool(self._control_slots.free))
                 number, frame = protocol.offer(remote)
                 answer = self._answers[number] = self._loop.create_future()
@@ -356,6 +362,8 @@ class Connection:
                 self._answers.pop(number, None)
             if self._failure is not None and number in protocol.offered:
                 raise self._end_error()
+        finally:
+            await exposure.end()
 
     async def receive(self, into: Memory | None = None) -> Any:
         """Wait for the next message.
@@ -502,41 +510,47 @@ class Connection:
             Otherwise what Adapter.register() raises.
         """
         self._require_open()
-        if Capability.MEMORY_WINDOWS in self.adapter.info.capabilities:
-            async with self._leased(memory, _length(memory), access & Access.LOCAL_WRITE) as element:
-                window = self._windows.pop() if self._windows else self.adapter.create_memory_window()
-                try:
-                    await self._begin(lambda context: self.queue_pair.bind(window, element, access, context=context))
-                    yield window.remote()
-                finally:
-                    if self._loop.is_closed():
-                        self._lose(_LOOP_CLOSED)
-                        window.close()
-                    else:
-                        await finish(asyncio.ensure_future(self._unbind(window)))
-            return
-        region = await self._register(memory, access)
-        self._hub.stay()
+        exposure = _Exposure(self)
         try:
-            yield region.remote()
+            yield await exposure.begin(memory, access)
         finally:
-            region.close()
-            await self._leave_hub()
+            await exposure.end()
+
+    async def _bind(self, window: MemoryWindow, element: Sge, access: Access) -> None:
+        if self._binds - self._ended_binds < _SILENT_BINDS:
+            self._post(
+                _BIND, lambda context: self.queue_pair.bind(window, element, access, context=context, flags=_SILENT)
+            )
+            self._binds += 1
+        else:
+            await self._begin(lambda context: self.queue_pair.bind(window, element, access, context=context))
 
     async def _unbind(self, window: MemoryWindow) -> None:
+        """Take back what a bind gave. A cancellation takes effect afterwards."""
         try:
             if self._failure is None and window.is_bound:
-                await self._end_of(
-                    await self._begin(lambda context: self.queue_pair.invalidate(window, context=context))
-                )
-            if self._failure is None:
-                self._windows.append(window)
-                return
+                # Without this task nothing waits before the request is posted.
+                if self._transfer_room.locked():
+                    await finish(asyncio.ensure_future(self._invalidate(window)))
+                else:
+                    await self._invalidate(window)
         except errors.NdpyError:
             # The connection was lost.
             pass
-        # This takes the right away, also where the connection does not do so itself.
-        await in_thread(window.close)
+        finally:
+            if self._failure is None:
+                self._windows.append(window)
+            else:
+                # This takes the right away, also where the connection does not do so itself.
+                await in_thread(window.close)
+
+    async def _invalidate(self, window: MemoryWindow) -> None:
+        ended = await self._begin(lambda context: self.queue_pair.invalidate(window, context=context))
+        binds = self._binds
+        try:
+            await self._end_of(ended)
+        finally:
+            self._ended_binds = max(self._ended_binds, binds)
 
     async def _register(self, memory: Memory, access: Access) -> MemoryRegion:
         """Register memory with remote rights."""
@@ -550,21 +564,19 @@ class Connection:
                 pending.result(0).close()
             raise
 
-    @contextlib.asynccontextmanager
-    async def _leased(self, memory: Memory, length: int, access: Access) -> AsyncIterator[Any]:
-        """An element of the first bytes of memory, which is registered if it is not."""
+    async def _lease(self, memory: Memory, length: int, access: Access) -> tuple[Sge, Lease | None]:
+        """An element of the first bytes of memory, which is registered if it is not, and what to give back afterwards."""
         if isinstance(memory, Sge):
             offset = memory.address - memory.region.address
-            yield memory.region[offset : offset + length]
-            return
+            return memory.region[offset : offset + length], None
         if isinstance(memory, (MemoryRegion, Lease)):
-            yield memory[:length]
-            return
+            return memory[:length], None
         lease = await self._hub.lease(memory, access)
         self._hub.stay()
-        try:
-            yield lease[:length]
-        finally:
+        return lease[:length], lease
+
+    async def _give_back(self, lease: Lease | None) -> None:
+        if lease is not None:
             lease.release()
             await self._leave_hub()
 
@@ -581,8 +593,9 @@ class Connection:
             return
         access = Access.LOCAL_WRITE | Access.READ_SINK if post == self.queue_pair.read else Access.NONE
         longest = self.adapter.info.max_transfer_length
-        async with self._leased(memory, length, access) as element:
-            posted: list[asyncio.Future[BaseException | None]] = []
+        posted: list[asyncio.Future[BaseException | None]] = []
+        element, lease = await self._lease(memory, length, access)
+        try:
             try:
                 for start in range(0, length, longest):
                     end = min(start + longest, length)
@@ -600,21 +613,29 @@ class Connection:
                     await self._let_go(*posted)
             for future in posted:
                 await self._end_of(future)
+        finally:
+            await self._give_back(lease)
+
+    def _post(self, context: int, post: Callable[[int], None]) -> None:
+        self._require_open(closing=True)
+        try:
+            post(self._base | context)
+        except errors.ProviderError as error:
+            if type(error) is not errors.ProviderError:
+                raise
+            # No mistake of the program: those have classes of their own.
+            self._lose(str(error), error)
+            raise self._end_error() from error
 
     async def _begin(self, post: Callable[[int], None]) -> asyncio.Future[BaseException | None]:
         """Post a request when there is room for it. Returns a future of its end."""
         await self._transfer_room.acquire()
         try:
-            self._require_open(closing=True)
             self._last_transfer = (self._last_transfer + 1) & _INDEX
             number = self._last_transfer
-            post(self._base | _TRANSFER | number)
-        except BaseException as error:
+            self._post(_TRANSFER | number, post)
+        except BaseException:
             self._transfer_room.release()
-            if type(error) is errors.ProviderError:
-                # No mistake of the program: those have classes of their own.
-                self._lose(str(error), error)
-                raise self._end_error() from error
             raise
         future = self._transfers[number] = self._loop.create_future()
         return future
@@ -943,6 +964,46 @@ class Connection:
             self.abort()
         if not self._loop.is_closed():
             await self.close()
+
+
+class _Exposure:
+    """Memory that the peer may use from begin() to end(). Call end() whether or not begin() succeeds."""
+
+    __slots__ = ("_connection", "_lease", "_region", "_window")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lease: Lease | None = None
+        self._window: MemoryWindow | None = None
+        self._region: MemoryRegion | None = None
+
+    async def begin(self, memory: Memory, access: Access) -> RemoteMemory:
+        connection = self._connection
+        if Capability.MEMORY_WINDOWS not in connection.adapter.info.capabilities:
+            self._region = await connection._register(memory, access)
+            connection._hub.stay()
+            return self._region.remote()
+        element, self._lease = await connection._lease(memory, _length(memory), access & Access.LOCAL_WRITE)
+        windows = connection._windows
+        self._window = windows.pop() if windows else connection.adapter.create_memory_window()
+        await connection._bind(self._window, element, access)
+        return self._window.remote()
+
+    async def end(self) -> None:
+        connection, region = self._connection, self._region
+        if region is not None:
+            region.close()
+            await connection._leave_hub()
+        try:
+            if self._window is None:
+                pass
+            elif connection._loop.is_closed():
+                connection._lose(_LOOP_CLOSED)
+                self._window.close()
+            else:
+                await connection._unbind(self._window)
+        finally:
+            await connection._give_back(self._lease)
 
 
 def _error_of(completion: Completion) -> BaseException:

@@ -120,8 +120,8 @@ class VerbsCompletionQueue(CompletionQueue):
 
     # ---- events of the channel ----
 
-    def _on_event(self, waiter: int | None = None) -> None:
-        """The channel is readable. Take its events, and tell everybody else who waits. waiter: the caller's own."""
+    def _on_event(self, waiter: Any = None) -> None:
+        """The channel is readable. Take its events, and tell everybody else who waits. waiter: what the caller waits with."""
         ended: list[Pending[None]] = []
         try:
             with self._lock:
@@ -151,7 +151,7 @@ class VerbsCompletionQueue(CompletionQueue):
         else:
             self._end_and_wake(ended)
 
-    def _on_failed_event(self, failure: errors.NdpyError, waiter: int | None = None) -> None:
+    def _on_failed_event(self, failure: errors.NdpyError, waiter: Any = None) -> None:
         """The provider failed after the events were taken. Fail what is armed, and have all others look."""
         self._fail_armed(partial(copy.copy, failure))
         self._end_and_wake([], waiter)

@@ -49,13 +49,18 @@ class VerbsPoller(Poller):
             with self._lock:
                 queue = self._by_fd.get(fd)
             if queue is not None:
-                # This marks the queue ready for all its pollers, including this one.
-                queue._on_event()
+                # This marks the queue ready for all its pollers, this one included.
+                queue._on_event(self)
         return bool(events) or left_s > LONGEST_S
 
     def fileno(self) -> int:
-        self._check()
-        return self._epoll.fileno()
+        with self._lock:
+            self._check()
+            # What a wait() has left in a queue, which is not armed, has to make the descriptor readable.
+            self._wakes_itself = True
+            if self._maybe_ready:
+                self._native_wake()
+            return self._epoll.fileno()
 
     def _native_wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)

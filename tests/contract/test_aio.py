@@ -289,6 +289,22 @@ def test_the_peer_s_right_ends_with_the_block(run):
     run(scene)
 
 
+def test_many_memories_are_exposed_at_once_and_again(run):
+    """Most of the binds have no completion of their own, and there is room for few of these."""
+
+    async def scene(client, server):
+        for _ in range(3):
+            memories = [bytearray(pattern(1000, start)) for start in range(40)]
+            async with contextlib.AsyncExitStack() as stack:
+                for memory in memories:
+                    remote = await stack.enter_async_context(client.expose(memory, Access.REMOTE_READ))
+                    target = bytearray(1000)
+                    await server.read(remote, into=target)
+                    assert target == memory
+
+    run(scene)
+
+
 def test_a_transfer_beyond_the_memory_is_refused_before_it_is_posted(run):
     async def scene(client, server):
         async with client.expose(bytearray(64)) as remote:

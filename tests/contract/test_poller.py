@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import sys
 import threading
 import time
 
@@ -42,6 +44,50 @@ def test_what_a_queue_holds_already_is_delivered(poller, pair):
     ((cq, completions),) = poller.wait(DEADLINE_S)
     assert cq is pair.server.cq
     assert [completion.context for completion in completions] == [5]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a poller has a descriptor on Linux only")
+@pytest.mark.parametrize("asked", ["before", "afterwards"])
+def test_the_descriptor_is_readable_while_a_queue_is_not_armed(pair, poller, asked):
+    """What a wait() has delivered from is armed by the next wait() only."""
+    poller.add(pair.server.cq)
+    descriptor = poller.fileno() if asked == "before" else -1
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0.05)
+    for context in range(8):
+        message(pair, context)
+        if descriptor >= 0:
+            assert select.select([descriptor], [], [], 1.0)[0]
+        while not (ready := poller.wait(DEADLINE_S)):
+            pass
+        assert [(cq, [completion.context for completion in taken]) for cq, taken in ready] == [
+            (pair.server.cq, [context])
+        ]
+        descriptor = poller.fileno() if descriptor < 0 else descriptor
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a completion port takes packets one by one")
+def test_an_event_wakes_a_poller_once(pair, poller, monkeypatch):
+    count, native_wait = [0], poller._native_wait
+
+    def counting(deadline):
+        count[0] += 1
+        return native_wait(deadline)
+
+    monkeypatch.setattr(poller, "_native_wait", counting)
+    poller.add(pair.server.cq)
+    with pytest.raises(ndpy.TimeoutError):
+        poller.wait(0.05)
+    count[0] = 0
+    for context in range(8):
+        message(pair, context)
+        ((_, completions),) = poller.wait(DEADLINE_S)
+        assert [completion.ok for completion in completions] == [True]
+        # This arms the queue, so that the next message makes an event.
+        with pytest.raises(ndpy.TimeoutError):
+            poller.wait(0.02)
+    # One for the event, and one that nothing ends.
+    assert count[0] <= 2 * 8
 
 
 def test_more_than_one_wait_takes_of_a_queue_is_lost_by_none(adapter, keep, poller):
