@@ -8,6 +8,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 
 
 def interrupt() -> None:
@@ -18,8 +19,29 @@ def interrupt() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+def wait_for_line() -> None:
+    """Return when the input has something, or has ended.
+
+    On Windows a read that waits holds the pipe. Whoever asks for the kind of the standard input then waits too, as the run-time library
+    of a DLL does when the DLL is loaded.
+    """
+    if sys.platform == "win32":
+        import ctypes
+        import msvcrt
+
+        pipe, available = msvcrt.get_osfhandle(0), ctypes.c_ulong(0)
+        peek = ctypes.WinDLL("kernel32").PeekNamedPipe
+        peek.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong] + 3 * [ctypes.c_void_p]
+        while peek(pipe, None, 0, None, ctypes.byref(available), None) and not available.value:
+            time.sleep(0.02)
+
+
 def interrupt_for_every_line() -> None:
-    while data := os.read(0, 64):
+    while True:
+        wait_for_line()
+        data = os.read(0, 64)
+        if not data:
+            return
         for _ in range(data.count(b"\n")):
             interrupt()
 

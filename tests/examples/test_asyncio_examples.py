@@ -266,14 +266,6 @@ def test_a_bucket_that_is_full_refuses_a_key_and_takes_new_values(store):
 # ---- the array ----
 
 
-# Open: under Wine 8 publish_array.py stands still at its start when tests/interruptible.py runs it. Without that it works there.
-_stands_still_under_wine = pytest.mark.skipif(
-    sys.platform == "win32",
-    reason="open: publish_array.py stands still at its start under Wine when it is made interruptible",
-)
-
-
-@_stands_still_under_wine
 def test_many_subscribers_get_every_version_and_a_fetch_one(server_of, start, host, array_file):
     file, array = array_file
     copy = file.with_name("copy.npy")
@@ -324,7 +316,6 @@ def end_by_ctrl_c_of_publisher(server: Process) -> None:
     assert all("was dropped" in line for line in result.err.splitlines())
 
 
-@_stands_still_under_wine
 @pytest.mark.parametrize("contents", sample(["an empty array", "fields", "no array"], 1))
 def test_a_file_that_cannot_be_published_is_told_in_one_line(start, tmp_path, contents):
     numpy = pytest.importorskip("numpy", reason="NumPy is not installed")
