@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ _SILENT = int(Flags.SILENT_SUCCESS)
 _CONTROL_SIZE = 64
 # How many transfers of this end are outstanding at once. Others wait.
 _TRANSFERS = 16
-# How many binds may be posted without a completion. They have ended when a later invalidate has.
+# How many binds may be posted without a completion. They have ended when a later bind or invalidate has.
 _SILENT_BINDS = 4
 # How long the peer may take to let go of the memory of a cancelled message or transfer before the connection is ended.
 _LET_GO_S = 5.0
@@ -53,6 +54,8 @@ _LET_GO_S = 5.0
 _NUDGE_S = 0.2
 # How long the end that closes second waits for the first one to disconnect.
 _LINGER_S = 2.0
+
+_TO_BE_INVALIDATED = Capability.MEMORY_WINDOWS | Capability.SEND_INVALIDATE
 
 _LOOP_CLOSED = "its event loop was closed"
 
@@ -130,7 +133,10 @@ class Connection:
         self._hub = hub
         self.close_timeout_s = close_timeout_s
         self.adapter = hub.adapter
-        self._own = own
+        capabilities = hub.adapter.info.capabilities
+        # Then what is offered is behind windows.
+        self._own = own = dataclasses.replace(own, invalidates=_TO_BE_INVALIDATED in capabilities)
+        self._may_invalidate = Capability.SEND_INVALIDATE in capabilities
         self._loop = asyncio.get_running_loop()
         self._protocol: Protocol | None = None
         self._peer = "the peer"
@@ -164,7 +170,7 @@ class Connection:
         self._binds = self._ended_binds = 0
         #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers. It is empty
         #: if it is not needed any more.
-        self._waiting_controls: list[Callable[[], bytes]] = []
+        self._waiting_controls: list[tuple[Callable[[], bytes], RemoteMemory | None]] = []
 
         slots, offers = own.slots, own.offers
         self._receives = slots + Protocol.control_frames(offers, offers)
@@ -443,7 +449,9 @@ class Connection:
         protocol.take()
         if incoming.slot is None:
             number = incoming.frame.number
-            self._send_control(lambda: protocol.done(number))
+            self._send_control(
+                lambda: protocol.done(number), incoming.frame.remote if protocol.peer.invalidates else None
+            )
         else:
             self._post_receive(incoming.slot)
         if protocol.grant_is_due and not self._waiting_controls:
@@ -523,7 +531,9 @@ class Connection:
             )
             self._binds += 1
         else:
-            await self._begin(lambda context: self.queue_pair.bind(window, element, access, context=context))
+            self._note_binds(
+                await self._begin(lambda context: self.queue_pair.bind(window, element, access, context=context))
+            )
 
     async def _unbind(self, window: MemoryWindow) -> None:
         """Take back what a bind gave. A cancellation takes effect afterwards."""
@@ -546,11 +556,17 @@ class Connection:
 
     async def _invalidate(self, window: MemoryWindow) -> None:
         ended = await self._begin(lambda context: self.queue_pair.invalidate(window, context=context))
+        self._note_binds(ended)
+        await self._end_of(ended)
+
+    def _note_binds(self, later: asyncio.Future[Any]) -> None:
+        """The binds that were posted so far have ended when this later request has."""
         binds = self._binds
-        try:
-            await self._end_of(ended)
-        finally:
+
+        def on_end(_: asyncio.Future[Any]) -> None:
             self._ended_binds = max(self._ended_binds, binds)
+
+        later.add_done_callback(on_end)
 
     async def _register(self, memory: Memory, access: Access) -> MemoryRegion:
         """Register memory with remote rights."""
@@ -657,15 +673,16 @@ class Connection:
 
     # ---- frames ----
 
-    def _send_control(self, make: Callable[[], bytes]) -> None:
-        """Send a control frame or an offer. It waits for a slot if there is none."""
+    def _send_control(self, make: Callable[[], bytes], ended: RemoteMemory | None = None) -> None:
+        """Send a control frame or an offer. It waits for a slot if there is none. ended: what it may invalidate."""
         if self._failure is None:
-            self._waiting_controls.append(make)
+            self._waiting_controls.append((make, ended))
             self._post_controls()
 
     def _post_controls(self) -> None:
         while self._control_slots.free and self._waiting_controls:
-            frame = self._waiting_controls.pop(0)()
+            make, ended = self._waiting_controls.pop(0)
+            frame = make()
             if not frame:
                 # While it waited it stood for a GRANT, because any frame has the numbers.
                 if self._waiting_controls or self._protocol is None or not self._protocol.grant_is_due:
@@ -674,10 +691,12 @@ class Connection:
             slot, flags = self._control_slots.take()
             start = self._control_start + slot * _CONTROL_SIZE
             self._view[start : start + len(frame)] = frame
+            element, context = self._region[start : start + len(frame)], self._base | _CONTROL | slot
             try:
-                self.queue_pair.send(
-                    self._region[start : start + len(frame)], context=self._base | _CONTROL | slot, flags=flags
-                )
+                if ended is not None and self._may_invalidate:
+                    self.queue_pair.send_and_invalidate(element, ended, context=context, flags=flags)
+                else:
+                    self.queue_pair.send(element, context=context, flags=flags)
             except errors.NdpyError as error:
                 self._lose(str(error), error)
 

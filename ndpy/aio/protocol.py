@@ -21,7 +21,9 @@ from ndpy.memory import RemoteMemory
 
 VERSION = 1
 _MAGIC = b"ndpa"
-_HELLO = struct.Struct("!4sBxHHxxIQ")
+_HELLO = struct.Struct("!4sBBHHxxIQ")
+# Bits of the second byte.
+_INVALIDATES = 1
 HELLO_LENGTH = _HELLO.size
 #: kind, 3 zero bytes, number of the offer, granted, seen, length
 _HEADER = struct.Struct("!B3xIIIQ")
@@ -70,15 +72,18 @@ class Hello:
         offers: how many offers of each end may be open. The smaller of the two ends' numbers holds.
         slot_size: the longest frame that it takes, in bytes.
         max_message_length: the longest message that it takes, in bytes.
+        invalidates: whether a DONE may invalidate the token of the offer.
     """
 
     slots: int
     offers: int
     slot_size: int
     max_message_length: int
+    invalidates: bool = False
 
     def to_bytes(self) -> bytes:
-        return _HELLO.pack(_MAGIC, VERSION, self.slots, self.offers, self.slot_size, self.max_message_length)
+        bits = _INVALIDATES if self.invalidates else 0
+        return _HELLO.pack(_MAGIC, VERSION, bits, self.slots, self.offers, self.slot_size, self.max_message_length)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Hello:
@@ -87,10 +92,10 @@ class Hello:
             raise ProtocolError(
                 "the peer does not speak the protocol of ndpy.aio: its private data begin with other bytes"
             )
-        _, version, slots, offers, slot_size, max_message_length = _HELLO.unpack_from(data)
+        _, version, bits, slots, offers, slot_size, max_message_length = _HELLO.unpack_from(data)
         if version != VERSION:
             raise ProtocolError(f"the peer speaks version {version} of the protocol, and this end version {VERSION}")
-        hello = cls(slots, offers, slot_size, max_message_length)
+        hello = cls(slots, offers, slot_size, max_message_length, bool(bits & _INVALIDATES))
         if not (1 <= slots <= MAX_SLOTS and 1 <= offers <= MAX_OFFERS and MIN_SLOT_SIZE <= slot_size <= MAX_SLOT_SIZE):
             raise ProtocolError(f"the peer tells impossible limits: {hello}")
         return hello

@@ -121,6 +121,27 @@ def test_nobody_jumps_the_queue(run):
     run(scene)
 
 
+@pytest.mark.parametrize("peer_does_it", [True, False])
+def test_the_right_to_a_long_message_has_ended_when_send_returns(run, adapter, monkeypatch, peer_does_it):
+    """The peer's answer invalidates the window, if both adapters can do that. The peer may leave it undone."""
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
+    can_do_it = ndpy.Capability.SEND_INVALIDATE in adapter.info.capabilities
+
+    async def scene(client, server):
+        server._may_invalidate = server._may_invalidate and peer_does_it
+        own = []
+        invalidate = client.queue_pair.invalidate
+        monkeypatch.setattr(client.queue_pair, "invalidate", lambda *a, **k: (own.append(a), invalidate(*a, **k)))
+        # More than there may be binds without a completion.
+        for _ in range(10):
+            await both(client.send(pattern(LONG)), server.receive())
+            assert not any(window.is_bound for window in client._windows)
+            assert len(client._windows) == 1
+        assert len(own) == (0 if can_do_it and peer_does_it else 10)
+
+    run(scene)
+
+
 @pytest.mark.parametrize("length", [SHORT, LONG])
 def test_a_message_is_received_into_memory_of_the_program(run, adapter, length):
     async def scene(client, server):

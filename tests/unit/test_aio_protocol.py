@@ -81,6 +81,14 @@ def test_another_version_is_refused_and_named(version):
         Hello.from_bytes(bytes(data))
 
 
+@pytest.mark.parametrize("invalidates", [False, True])
+def test_an_end_tells_whether_a_token_may_be_invalidated(invalidates):
+    hello = dataclasses.replace(HELLO, invalidates=invalidates)
+    data = bytearray(hello.to_bytes())
+    data[5] |= 0xFE
+    assert Hello.from_bytes(bytes(data)) == hello
+
+
 @pytest.mark.parametrize(("name", "least", "most"), [("slots", 1, 1024), ("offers", 1, 64), ("slot_size", 64, 1 << 20)])
 def test_limits_have_bounds(name, least, most):
     for value in (least, most):

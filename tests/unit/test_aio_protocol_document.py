@@ -48,10 +48,11 @@ def test_the_fields_follow_each_other(heading, length):
 
 
 def test_private_data():
-    data = Hello(slots=11, offers=12, slot_size=1300, max_message_length=1400).to_bytes()
+    data = Hello(slots=11, offers=12, slot_size=1300, max_message_length=1400, invalidates=True).to_bytes()
     places = fields("Private data")
     assert {name: number(data, place) for name, place in places.items() if place[0] and name != "zero"} == {
         "version": 1,
+        "bits": 1,
         "slots": 11,
         "offers": 12,
         "slot size": 1300,
