@@ -378,8 +378,10 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             for other in self._waiters:
                 if other != waiter:
                     self._native_wake(other)
-            pollers = list(self._pollers or ())
-        for poller in pollers:
+            pollers = self._pollers
+            is_only_one = pollers and len(pollers) == 1 and waiter in pollers
+            marked = [waiter] if is_only_one else list(pollers or ())
+        for poller in marked:
             poller._mark_ready(self, waiter)
 
     # ---- notifications ----

@@ -84,9 +84,13 @@ class LoopPoller:
         self.close()
 
     def _on_readable(self) -> None:
-        with contextlib.suppress(ClosedError):
+        try:
             self._poller._native_wait(0.0)
-        self.wake_tasks()
+        except ClosedError:
+            # A queue was closed meanwhile, and its tasks have to learn of it.
+            self.wake_tasks()
+        else:
+            self.wake_tasks()
 
     def wake_tasks(self) -> None:
         """Wake those who wait for queues that may have completions, or that were closed."""

@@ -113,6 +113,28 @@ class _SendSlots:
                 return
 
 
+class _Line:
+    """Those who send take turns, in the order of their calls. A lock that is released is free until the next one runs, so they count."""
+
+    __slots__ = ("_turn", "count")
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self.count = 0
+
+    async def __aenter__(self) -> None:
+        self.count += 1
+        try:
+            await self._turn.acquire()
+        except BaseException:
+            self.count -= 1
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._turn.release()
+        self.count -= 1
+
+
 class Connection:
     """One end of a connection, made by connect() and serve().
 
@@ -154,8 +176,7 @@ class Connection:
         #: Who waits for room, for a message, or for a slot, the longest waiting first.
         self._senders: list[asyncio.Future[None]] = []
         self._receivers: list[asyncio.Future[None]] = []
-        self._turn = asyncio.Lock()
-        self._in_line = 0
+        self._line = _Line()
         self._inbox: list[_Incoming] = []
         self._arrived = 0
         #: Offers of the peer whose memory is being read.
@@ -309,8 +330,8 @@ class Connection:
             )
         if length > protocol.longest_frame:
             await self._send_offer(protocol, data)
-        elif self._in_line or not (protocol.may_send and self._send_slots.free):
-            async with self._in_turn():
+        elif self._line.count or not (protocol.may_send and self._send_slots.free):
+            async with self._line:
                 await self._room_for(lambda: protocol.may_send and bool(self._send_slots.free))
                 self._send_message(protocol, data, length)
         else:
@@ -323,19 +344,8 @@ class Connection:
             await self._wait_in(self._senders)
             self._require_open()
 
-    @contextlib.asynccontextmanager
-    async def _in_turn(self) -> AsyncIterator[None]:
-        """Messages are sent in the order of the calls. A lock that is released is free until the next in line runs, so they count."""
-        self._in_line += 1
-        try:
-            async with self._turn:
-                yield
-        finally:
-            self._in_line -= 1
-
     def _send_message(self, protocol: Protocol, data: Memory, length: int) -> None:
         source = _view_of(data)
-        self._require_open()
         slot, flags = self._send_slots.take()
         start = (self._receives + slot) * self._own.slot_size
         end = start + HEADER_LENGTH + length
@@ -351,7 +361,7 @@ class Connection:
     async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
         exposure = _Exposure(self)
         try:
-            async with self._in_turn():
+            async with self._line:
                 remote = await exposure.begin(data, Access.REMOTE_READ)
                 await self._room_for(lambda: protocol.may_offer and bool(self._control_slots.free))
                 number, frame = protocol.offer(remote)
@@ -814,13 +824,13 @@ class Connection:
         line.append(future)
         try:
             await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
+        except BaseException as error:
+            # Who wakes one takes it out of the line.
+            if future in line:
+                line.remove(future)
+            elif isinstance(error, asyncio.CancelledError) and future.done() and not future.cancelled():
                 self._wake(line)
             raise
-        finally:
-            with contextlib.suppress(ValueError):
-                line.remove(future)
 
     @staticmethod
     def _wake(line: list[asyncio.Future[None]]) -> None:

@@ -34,6 +34,8 @@ T = TypeVar("T")
 _QUEUE_DEPTH = 4096
 # How many completions are taken before other tasks run.
 _AT_A_STRETCH = 256
+# How many of them it takes in one call.
+_AT_ONCE = 64
 # Memory for messages is kept for the next connection, up to so many pieces of one size.
 _SPARE_PIECES = 16
 # What the cache keeps registered.
@@ -89,6 +91,7 @@ class Hub:
         self._last_number = 0
         self._users = 0
         self._spare: dict[int, list[MemoryRegion]] = {}
+        self._last_poller: LoopPoller | None = None
 
     # ---- its life ----
 
@@ -162,7 +165,10 @@ class Hub:
 
     @property
     def _poller(self) -> LoopPoller:
-        return poller_of_loop()
+        poller = self._last_poller
+        if poller is None or poller.closed:
+            poller = self._last_poller = poller_of_loop()
+        return poller
 
     # ---- connections ----
 
@@ -193,9 +199,7 @@ class Hub:
         queue, connections, taken = shared.queue, self._connections, 0
         try:
             while taken < _AT_A_STRETCH:
-                completions = queue.poll()
-                if not completions and (not self._poller.arm(queue) or not (completions := queue.poll())):
-                    return
+                completions = queue.poll(_AT_ONCE)
                 taken += len(completions)
                 for completion in completions:
                     connection = connections.get(completion.context >> 32)
@@ -204,6 +208,9 @@ class Hub:
                             connection._on_completion(completion)
                         except Exception as error:
                             self._on_fault(connection, error)
+                # A poll that was not full has emptied the queue, most likely.
+                if len(completions) < _AT_ONCE and not self._poller.arm(queue):
+                    return
         except ClosedError:
             return
         except NdpyError as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import struct
+from typing import NamedTuple
 
 from ndpy.aio.errors import ProtocolError
 from ndpy.memory import RemoteMemory
@@ -59,6 +60,7 @@ class Kind(enum.IntEnum):
     CLOSE = 7
 
 
+_KINDS = {kind.value: kind for kind in Kind}
 _DATA = (Kind.MESSAGE, Kind.OFFER)
 _ABOUT_AN_OFFER = (Kind.OFFER, Kind.DONE, Kind.WITHDRAW)
 
@@ -101,8 +103,7 @@ class Hello:
         return hello
 
 
-@dataclasses.dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """A frame of the peer.
 
     Attributes:
@@ -124,11 +125,13 @@ class Protocol:
         own, peer: what the two ends have told each other.
         offered: the numbers of this end's offers that are open.
         peer_closed: whether CLOSE has come.
+        longest_frame: how many bytes a MESSAGE holds. It fits a slot of either end: this end's is where it is sent from.
     """
 
     def __init__(self, own: Hello, peer: Hello) -> None:
         self.own = own
         self.peer = peer
+        self.longest_frame = min(own.slot_size, peer.slot_size) - HEADER_LENGTH
         self.started = False
         self.peer_closed = False
         #: How many offers of each end may be open. Each may bring a DONE, and the receives for that were posted before the peer
@@ -170,11 +173,6 @@ class Protocol:
     @property
     def may_offer(self) -> bool:
         return self.may_send and len(self.offered) < self._most_offers
-
-    @property
-    def longest_frame(self) -> int:
-        """How many bytes a MESSAGE holds. It fits a slot of either end: this end's is where it is sent from."""
-        return min(self.own.slot_size, self.peer.slot_size) - HEADER_LENGTH
 
     def message(self, length: int) -> bytes:
         """The header of a MESSAGE of this length."""
@@ -230,9 +228,9 @@ class Protocol:
         if len(data) < HEADER_LENGTH:
             raise ProtocolError(f"the peer sent a frame of {len(data)} bytes, which is shorter than a header")
         word, number, granted, seen, length = _HEADER.unpack_from(data)
-        if word not in Kind._value2member_map_ or data[1] or data[2] or data[3]:
+        kind = _KINDS.get(word)
+        if kind is None or data[1] or data[2] or data[3]:
             raise ProtocolError(f"the peer sent a frame of an unknown kind: {bytes(data[:4]).hex()}")
-        kind = Kind(word)
         self._take_numbers(granted, seen)
         if self.started == (kind is Kind.START):
             raise ProtocolError(

@@ -158,7 +158,7 @@ class VerbsCompletionQueue(CompletionQueue):
 
     def _end_armed(self) -> list[Pending[None]]:
         """Return what an event has ended. Arm again if the event was for an earlier arming. Call under the lock."""
-        kinds = self._armed_kinds()
+        kinds = self._armed_kinds() if self._armed else None
         if not kinds:
             return []
         if self._taken + self._drain() <= self._armed_at:
