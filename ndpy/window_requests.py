@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ndpy.queue_pair import QueuePair
 
 _SUCCESS = int(Status.SUCCESS)
+# As numbers, because operators of flags are slow.
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)
+_REMOTE_RIGHTS = int(Access.REMOTE_READ | Access.REMOTE_WRITE)
+_REMOTE_WRITE_ALONE = int(Access.REMOTE_WRITE) & ~_LOCAL_WRITE
 
 
 class BindRequest:
@@ -97,9 +101,10 @@ def bind(
     if not 0 <= offset <= offset + element.length <= region.length:
         raise errors.ElementRangeError(f"{element!r} is outside of {region._describe()}")
     access = Access(access)
-    if access & ~(Access.REMOTE_READ | Access.REMOTE_WRITE):
+    rights = int(access)
+    if rights & ~_REMOTE_RIGHTS:
         raise errors.InvalidFlagsError(f"a window grants REMOTE_READ and REMOTE_WRITE, not {access!r}")
-    if access & ~Access.LOCAL_WRITE & Access.REMOTE_WRITE and not region.access & Access.LOCAL_WRITE:
+    if rights & _REMOTE_WRITE_ALONE and not int(region.access) & _LOCAL_WRITE:
         raise errors.AccessViolationError(
             "a window that lets the peer write needs a region with Access.LOCAL_WRITE", operation="bind"
         )

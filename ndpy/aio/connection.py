@@ -41,6 +41,9 @@ Memory = Any
 # Kinds of requests, in the context of a request.
 _RECEIVE, _SEND, _CONTROL, _TRANSFER, _BIND = 0 << 24, 1 << 24, 2 << 24, 3 << 24, 4 << 24
 _KIND, _INDEX = 0xFF << 24, 0xFFFFFF
+_SINK = Access.LOCAL_WRITE | Access.READ_SINK
+# As numbers, because operators of flags are slow.
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)
 _SILENT = int(Flags.SILENT_SUCCESS)
 # A control frame or an offer, rounded up.
 _CONTROL_SIZE = 64
@@ -158,6 +161,7 @@ class Connection:
         capabilities = hub.adapter.info.capabilities
         # Then what is offered is behind windows.
         self._own = own = dataclasses.replace(own, invalidates=_TO_BE_INVALIDATED in capabilities)
+        self._has_windows = Capability.MEMORY_WINDOWS in capabilities
         self._may_invalidate = Capability.SEND_INVALIDATE in capabilities
         self._loop = asyncio.get_running_loop()
         self._protocol: Protocol | None = None
@@ -617,7 +621,7 @@ class Connection:
             raise errors.ElementRangeError(f"{length} bytes do not fit the {remote.length} bytes of the peer's memory")
         if not length:
             return
-        access = Access.LOCAL_WRITE | Access.READ_SINK if post == self.queue_pair.read else Access.NONE
+        access = _SINK if post == self.queue_pair.read else Access.NONE
         longest = self.adapter.info.max_transfer_length
         posted: list[asyncio.Future[BaseException | None]] = []
         element, lease = await self._lease(memory, length, access)
@@ -626,7 +630,7 @@ class Connection:
                 for start in range(0, length, longest):
                     end = min(start + longest, length)
                     part = element if end - start == length else _part(element, start, end)
-                    target = remote[start:end]
+                    target = remote if end - start == remote.length else remote[start:end]
                     posted.append(
                         await self._begin(lambda context, part=part, target=target: post(part, target, context=context))  # type: ignore[misc]
                     )
@@ -638,7 +642,9 @@ class Connection:
                 else:
                     await self._let_go(*posted)
             for future in posted:
-                await self._end_of(future)
+                failure = future.result()
+                if failure is not None:
+                    raise failure
         finally:
             await self._give_back(lease)
 
@@ -1008,11 +1014,12 @@ class _Exposure:
 
     async def begin(self, memory: Memory, access: Access) -> RemoteMemory:
         connection = self._connection
-        if Capability.MEMORY_WINDOWS not in connection.adapter.info.capabilities:
+        if not connection._has_windows:
             self._region = await connection._register(memory, access)
             connection._hub.stay()
             return self._region.remote()
-        element, self._lease = await connection._lease(memory, _length(memory), access & Access.LOCAL_WRITE)
+        local = Access.LOCAL_WRITE if int(access) & _LOCAL_WRITE else Access.NONE
+        element, self._lease = await connection._lease(memory, _length(memory), local)
         windows = connection._windows
         self._window = windows.pop() if windows else connection.adapter.create_memory_window()
         await connection._bind(self._window, element, access)
