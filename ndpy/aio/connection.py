@@ -366,7 +366,7 @@ class Connection:
         exposure = _Exposure(self)
         try:
             async with self._line:
-                remote = await exposure.begin(data, Access.REMOTE_READ)
+                remote = await exposure.begin(data, Access.REMOTE_READ, wait=False)
                 await self._room_for(lambda: protocol.may_offer and bool(self._control_slots.free))
                 number, frame = protocol.offer(remote)
                 answer = self._answers[number] = self._loop.create_future()
@@ -534,20 +534,25 @@ class Connection:
         self._require_open()
         exposure = _Exposure(self)
         try:
-            yield await exposure.begin(memory, access)
+            # The program may tell the peer by another way than this connection.
+            yield await exposure.begin(memory, access, wait=True)
         finally:
             await exposure.end()
 
-    async def _bind(self, window: MemoryWindow, element: Sge, access: Access) -> None:
-        if self._binds - self._ended_binds < _SILENT_BINDS:
-            self._post(
-                _BIND, lambda context: self.queue_pair.bind(window, element, access, context=context, flags=_SILENT)
-            )
-            self._binds += 1
+    async def _bind(self, window: MemoryWindow, element: Sge, access: Access, *, wait: bool) -> None:
+        """Give the peer its right. wait: return when it has it. Otherwise what is sent next on this connection may tell it."""
+
+        def post(context: int, flags: int = 0) -> None:
+            self.queue_pair.bind(window, element, access, context=context, flags=flags)
+
+        if wait or self._binds - self._ended_binds >= _SILENT_BINDS:
+            ended = await self._begin(post)
+            self._note_binds(ended)
+            if wait:
+                await self._end_of(ended)
         else:
-            self._note_binds(
-                await self._begin(lambda context: self.queue_pair.bind(window, element, access, context=context))
-            )
+            self._post(_BIND, lambda context: post(context, _SILENT))
+            self._binds += 1
 
     async def _unbind(self, window: MemoryWindow) -> None:
         """Take back what a bind gave. A cancellation takes effect afterwards."""
@@ -1012,7 +1017,7 @@ class _Exposure:
         self._window: MemoryWindow | None = None
         self._region: MemoryRegion | None = None
 
-    async def begin(self, memory: Memory, access: Access) -> RemoteMemory:
+    async def begin(self, memory: Memory, access: Access, *, wait: bool) -> RemoteMemory:
         connection = self._connection
         if not connection._has_windows:
             self._region = await connection._register(memory, access)
@@ -1022,7 +1027,7 @@ class _Exposure:
         element, self._lease = await connection._lease(memory, _length(memory), local)
         windows = connection._windows
         self._window = windows.pop() if windows else connection.adapter.create_memory_window()
-        await connection._bind(self._window, element, access)
+        await connection._bind(self._window, element, access, wait=wait)
         return self._window.remote()
 
     async def end(self) -> None:
