@@ -336,7 +336,6 @@ def test_memory_is_exposed_when_the_block_begins(run, adapter, monkeypatch):
 
 
 def test_many_memories_are_exposed_at_once(run):
-
     async def scene(client, server):
         memories = [bytearray(pattern(1000, start)) for start in range(40)]
         async with contextlib.AsyncExitStack() as stack:
