@@ -4,9 +4,10 @@
 # Two rows of parts run side by side:
 #
 #   in the foreground   on this machine the tests on soft0, then tests/unit and tests/wheels; then, in VMs, the tests that need an
-#                       adapter on rxe0, and rig/test-kernels.sh on the newest kernel; with NDPY_STRESS=1 rig/test-aarch64.sh too
+#                       adapter on rxe0, rig/test-kernels.sh on the newest kernel, and two hosts with rxe (rig/test-hosts.sh); with
+#                       NDPY_STRESS=1 rig/test-aarch64.sh too
 #   in the background   rig/test-softnd.sh and rig/test-windows.sh under Wine; then the VM's own tests, softnd against siw, the
-#                       tests on siw0, two hosts (rig/test-hosts.sh), and rig/test-softverbs.sh
+#                       tests on siw0, two hosts with siw, and rig/test-softverbs.sh
 #
 # NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts below. At the end, each
 # part's time and slowest modules are printed.
@@ -95,17 +96,14 @@ on_siw() {
 }
 
 # Two hosts are two VMs, so this does not depend on SOFTROCE. With one processor each, rxe is as fast and siw sometimes hangs.
-on_hosts() {
-    if wanted hosts-rxe; then
-        begin "two hosts, rxe"
-        LIMIT=$limit rig/test-hosts.sh rxe $rxe_hosts --junitxml $results/hosts-rxe.xml ${ARGS:-}
-        report hosts-rxe $?
-    fi
-    if wanted hosts-siw && has_siw; then
-        begin "two hosts, siw"
-        LIMIT=$limit CPUS=2 rig/test-hosts.sh siw $siw_hosts --junitxml $results/hosts-siw.xml ${ARGS:-}
-        report hosts-siw $?
-    fi
+on_rxe_hosts() {
+    begin "two hosts, rxe"
+    LIMIT=$limit rig/test-hosts.sh rxe $rxe_hosts --junitxml $results/hosts-rxe.xml ${ARGS:-}
+}
+on_siw_hosts() {
+    if ! has_siw; then return 0; fi
+    begin "two hosts, siw"
+    LIMIT=$limit CPUS=2 rig/test-hosts.sh siw $siw_hosts --junitxml $results/hosts-siw.xml ${ARGS:-}
 }
 if [ -n "${NDPY_STRESS:-}" ]; then
     rxe_hosts='tests/contract/test_connector.py tests/contract/test_listener.py tests/hosts'
@@ -113,7 +111,9 @@ if [ -n "${NDPY_STRESS:-}" ]; then
 else
     # The contract's connection tests take a minute there on rxe and three on siw. They run within one VM.
     rxe_hosts=tests/hosts
-    siw_hosts='tests/hosts/test_network.py tests/hosts/test_death.py'
+    network=tests/hosts/test_network.py
+    siw_hosts="tests/hosts/test_death.py $network::test_traffic_over_a_good_network
+        $network::test_random_connections_over_a_lossy_network $network::test_every_byte_arrives"
 fi
 
 on_newest_kernel() {
@@ -183,7 +183,7 @@ without_an_adapter() {
     part vm tests_of_the_vm
     part softnd-siw softnd_and_siw
     if wanted siw0; then on_siw; fi
-    on_hosts
+    part hosts-siw on_siw_hosts
     part softverbs under_sanitizers
     begin "end of the background"
     if [ -n "$failed" ]; then
@@ -201,6 +201,7 @@ if wanted aarch64 && [ -n "${NDPY_STRESS:-}" ]; then on_aarch64; fi
 name_installed
 if wanted rxe0; then on_adapter rxe rxe0 $rxe_cpus $rxe_tests; fi
 if wanted newest-kernel; then on_newest_kernel; fi
+part hosts-rxe on_rxe_hosts
 begin "tests in the background"
 wait $background
 status=$?

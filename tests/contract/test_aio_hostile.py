@@ -398,7 +398,7 @@ async def process(adapter, address, step):
         await child.wait()
 
 
-@pytest.mark.parametrize("step", sample(list(aio_peer.STEPS), 4 if sys.platform == "linux" else 1))
+@pytest.mark.parametrize("step", sample(list(reversed(aio_peer.STEPS)), 2 if sys.platform == "linux" else 1))
 def test_a_process_that_is_killed_is_a_reset(adapter, run, step):
     async def play(scene):
         async with process(adapter, scene.server.address, step) as child:

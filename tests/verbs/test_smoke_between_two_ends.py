@@ -146,6 +146,7 @@ def test_an_mtu_of_1500_on_one_end_names_that_end(ends, mtus, near, far, wrong):
     assert f"Probably {wrong} is wrong; its link carries packets of 1024 bytes" in checks["path-mtu"]
 
 
+@only_under_stress
 def test_packets_that_get_lost_between_two_good_ends_are_measured(ends):
     """A switch with a small MTU is played by a filter on the way from the first end to the second one."""
     if ends == "siw":
