@@ -81,7 +81,9 @@ class LoopPoller:
         self._poller.close()
 
     def __del__(self) -> None:
-        self.close()
+        # A Poller that could not be made is missing.
+        if hasattr(self, "_poller"):
+            self.close()
 
     def _on_readable(self) -> None:
         try:

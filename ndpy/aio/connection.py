@@ -658,9 +658,9 @@ class Connection:
         try:
             post(self._base | context)
         except errors.ProviderError as error:
-            if type(error) is not errors.ProviderError:
+            # Its end may be noticed before it is told. Mistakes of the program have classes of their own.
+            if type(error) not in (errors.ProviderError, errors.NotConnectedError):
                 raise
-            # No mistake of the program: those have classes of their own.
             self._lose(str(error), error)
             raise self._end_error() from error
 

@@ -363,6 +363,29 @@ def test_a_transfer_beyond_the_memory_is_refused_before_it_is_posted(run):
     run(scene)
 
 
+@pytest.mark.parametrize("transfer", ["read", "write", "expose"])
+def test_an_end_that_was_not_told_yet_is_a_reset(run, adapter, monkeypatch, transfer):
+    """The queue pair knows already that there is no connection any more."""
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
+
+    def post(*arguments, **options):
+        raise ndpy.NotConnectedError("the queue pair has no connection")
+
+    async def scene(client, server):
+        async with server.expose(bytearray(100)) as remote:
+            monkeypatch.setattr(client.queue_pair, "bind" if transfer == "expose" else transfer, post)
+            with pytest.raises(aio.ConnectionResetError):
+                if transfer == "read":
+                    await client.read(remote, into=bytearray(100))
+                elif transfer == "write":
+                    await client.write(remote, bytes(100))
+                else:
+                    async with client.expose(bytearray(100)):
+                        pass
+
+    run(scene)
+
+
 def test_many_transfers_run_at_once(run):
     async def scene(client, server):
         memory = bytearray(pattern(LONG))
