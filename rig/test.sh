@@ -1,13 +1,13 @@
 #!/bin/sh
 # Runs all the tests, for `make test`, which sets the machine up first:
 #
-# Two rows of parts run side by side:
+# Three rows of parts run side by side. Programs under Wine and tests without a VM wait more than they compute.
 #
-#   in the foreground   on this machine the tests on soft0, then tests/unit and tests/wheels; then, in VMs, the tests that need an
-#                       adapter on rxe0, rig/test-kernels.sh on the newest kernel, and two hosts with rxe (rig/test-hosts.sh); with
-#                       NDPY_STRESS=1 rig/test-aarch64.sh too
-#   in the background   rig/test-softnd.sh and rig/test-windows.sh under Wine; then the VM's own tests, softnd against siw, the
-#                       tests on siw0, two hosts with siw, and rig/test-softverbs.sh
+#   the first row    on this machine the tests on soft0, then tests/unit and tests/wheels; then, in a VM, those that need an adapter
+#                    on rxe0; with NDPY_STRESS=1 rig/test-aarch64.sh too
+#   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in VMs, the tests on siw0, and two hosts with siw
+#   machines         rig/test-kernels.sh on the newest kernel, the VM's own tests, softnd against siw, and two hosts with rxe
+#                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh
 #
 # NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts below. At the end, each
 # part's time and slowest modules are printed.
@@ -150,8 +150,6 @@ has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapt
 # Built here, so that the parts that need softnd.dll do not build it at the same time.
 make -s -C softrdma build/softnd.dll || exit 1
 
-# Programs under Wine wait more than they compute. So these tests run beside the others. The parts that start short VMs come
-# after them: two emulated VMs at the same time are slow on two processors.
 vm_tests=tests/unit/test_softroce_vm.py
 part() {
     wanted "$1" || return 0
@@ -176,37 +174,52 @@ without_an_adapter() {
     begin "tests without an adapter"
     $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
 }
-{
+on_rxe() {
+    name_installed
+    on_adapter rxe rxe0 $rxe_cpus $rxe_tests
+}
+rows='wine machines'
+wine() {
     part softnd rig/test-softnd.sh windows
     part windows rig/test-windows.sh
     part peers rig/test-softnd.sh peers
-    part vm tests_of_the_vm
-    part softnd-siw softnd_and_siw
     if wanted siw0; then on_siw; fi
     part hosts-siw on_siw_hosts
+}
+machines() {
+    if wanted newest-kernel; then on_newest_kernel; fi
+    part vm tests_of_the_vm
+    part softnd-siw softnd_and_siw
+    part hosts-rxe on_rxe_hosts
     part softverbs under_sanitizers
-    begin "end of the background"
-    if [ -n "$failed" ]; then
-        echo "failed:$failed"
-        exit 1
-    fi
-} >$results/background.log 2>&1 &
-background=$!
+}
+jobs=
+for row in $rows; do
+    {
+        $row
+        begin "end of this row"
+        if [ -n "$failed" ]; then
+            echo "failed:$failed"
+            exit 1
+        fi
+    } >$results/row-$row.log 2>&1 &
+    jobs="$jobs $!"
+done
 # A background job of a shell ignores Ctrl-C.
-trap 'kill $background; exit 130' INT TERM
+trap 'kill $jobs; exit 130' INT TERM
 
 if wanted soft0; then on_soft; fi # first, because it finds most mistakes in a minute
 part unit without_an_adapter
 if wanted aarch64 && [ -n "${NDPY_STRESS:-}" ]; then on_aarch64; fi
-name_installed
-if wanted rxe0; then on_adapter rxe rxe0 $rxe_cpus $rxe_tests; fi
-if wanted newest-kernel; then on_newest_kernel; fi
-part hosts-rxe on_rxe_hosts
-begin "tests in the background"
-wait $background
-status=$?
-cat $results/background.log
-report background $status
+if wanted rxe0; then on_rxe; fi
+begin "the other rows"
+set -- $jobs
+for row in $rows; do
+    wait "$1"
+    report "row-$row" $?
+    cat $results/row-$row.log
+    shift
+done
 
 $python rig/sum_results.py $results/*.xml $results/kernels/*.xml
 begin "end"
