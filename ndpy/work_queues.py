@@ -155,6 +155,8 @@ class WorkQueues(_core.WorkQueues, Resource):
         self.limits = limits
         self.srq = srq
         self._lock = _core.Lock()
+        #: Held while the requests of a batch are posted one by one, so that those of two batches do not share the last room.
+        self._singly = _core.Lock()
         self._posted_requests = PostedRequests(self)
         self._initiator_records = self._posted_requests.initiator
         self._receive_records = self._posted_requests.receive
@@ -294,13 +296,14 @@ class WorkQueues(_core.WorkQueues, Resource):
     def _post_singly(self, batch: _core.Batch, first: int) -> None:
         """Post the requests of a batch from number `first` on, one by one."""
         calls = batch._calls(first)
-        self._require_room(batch, calls[0][0] == RECEIVE, len(calls))
-        for place, (operation, sges, remote, context, flags, words, destination) in enumerate(calls, first):
-            try:
-                self._check()
-                self._post_many(operation, sges, context, flags, remote, words, destination)
-            except errors.NdpyError as error:
-                raise _in_batch(error, place, place) from None
+        with self._singly:
+            self._require_room(batch, calls[0][0] == RECEIVE, len(calls))
+            for place, (operation, sges, remote, context, flags, words, destination) in enumerate(calls, first):
+                try:
+                    self._check()
+                    self._post_many(operation, sges, context, flags, remote, words, destination)
+                except errors.NdpyError as error:
+                    raise _in_batch(error, place, place) from None
 
     def _require_room(self, batch: _core.Batch, receive: bool, count: int) -> None:
         """Raise unless all of `count` requests can be posted."""
