@@ -119,9 +119,10 @@ class _SendSlots:
 class _Line:
     """Those who send take turns, in the order of their calls. A lock that is released is free until the next one runs, so they count."""
 
-    __slots__ = ("_turn", "count")
+    __slots__ = ("_loop", "_turn", "count")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._turn = asyncio.Lock()
         self.count = 0
 
@@ -134,8 +135,10 @@ class _Line:
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self._turn.release()
         self.count -= 1
+        # After its end nobody can be woken.
+        if not self._loop.is_closed():
+            self._turn.release()
 
 
 class Connection:
@@ -180,7 +183,7 @@ class Connection:
         #: Who waits for room, for a message, or for a slot, the longest waiting first.
         self._senders: list[asyncio.Future[None]] = []
         self._receivers: list[asyncio.Future[None]] = []
-        self._line = _Line()
+        self._line = _Line(self._loop)
         self._inbox: list[_Incoming] = []
         self._arrived = 0
         #: Offers of the peer whose memory is being read.

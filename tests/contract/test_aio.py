@@ -408,7 +408,7 @@ def test_many_transfers_run_at_once(run):
 def cancel_at_each_point(run, act, check, points=40, **options):
     """Cancel a task after each (or of some) number of steps of the loop, until it is through before. check() looks what is left."""
     through = False
-    for steps in range(0, points, run.stride):
+    for steps in range(0, points * run.stride, run.stride):
 
         async def scene(client, server, steps=steps):
             nonlocal through
