@@ -421,6 +421,7 @@ class QueuePair(WorkQueues):
     def _on_forked(self) -> None:
         super()._on_forked()
         self._lock = _core.Lock()
+        self._singly = _core.Lock()
 
     # ---- windows ----
 
