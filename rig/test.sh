@@ -3,9 +3,9 @@
 #
 # Three rows of parts run side by side. Programs under Wine and tests without a VM wait more than they compute.
 #
-#   the first row    on this machine the tests on soft0, then tests/unit and tests/wheels; then, in a VM, those that need an adapter
-#                    on rxe0; with NDPY_STRESS=1 rig/test-aarch64.sh too
-#   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in VMs, the tests on siw0, and two hosts with siw
+#   the first row    on this machine the tests on soft0, then tests/unit and tests/wheels; then, in VMs, those that need an adapter
+#                    on rxe0, and two hosts with siw; with NDPY_STRESS=1 rig/test-aarch64.sh too
+#   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in a VM, the tests on siw0
 #   machines         rig/test-kernels.sh on the newest kernel, the VM's own tests, softnd against siw, and two hosts with rxe
 #                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh
 #
@@ -184,7 +184,6 @@ wine() {
     part windows rig/test-windows.sh
     part peers rig/test-softnd.sh peers
     if wanted siw0; then on_siw; fi
-    part hosts-siw on_siw_hosts
 }
 machines() {
     if wanted newest-kernel; then on_newest_kernel; fi
@@ -212,6 +211,7 @@ if wanted soft0; then on_soft; fi # first, because it finds most mistakes in a m
 part unit without_an_adapter
 if wanted aarch64 && [ -n "${NDPY_STRESS:-}" ]; then on_aarch64; fi
 if wanted rxe0; then on_rxe; fi
+part hosts-siw on_siw_hosts
 begin "the other rows"
 set -- $jobs
 for row in $rows; do

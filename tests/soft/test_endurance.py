@@ -61,7 +61,7 @@ def number(name: str, text: str) -> float:
 @pytest.mark.parametrize("by", ["cm", "hand"])
 def test_many_connections_leave_nothing_behind(by):
     """Both ends of each are in one process. Every connection carries messages, writes and reads in both directions."""
-    connections = rounds(1000, 200)
+    connections = rounds(1000, 100)
     out = run("many_connections", connections, 500, by)
     stages = {line.split(":")[0]: line for line in out.splitlines() if "kib_each" in line}
     assert number("threads", stages["used"]) == number("threads", stages["before"])
@@ -79,7 +79,7 @@ def test_idle_connections_cost_no_processor_time():
 
 def test_what_is_made_and_closed_again_and_again_leaves_nothing_behind():
     """Each kind of object, whole contexts, and connections, by hand and by the connection manager."""
-    run("cycles", rounds(10000, 500))
+    run("cycles", rounds(10000, 250))
 
 
 # ---- peers that die ----
@@ -88,7 +88,7 @@ def test_what_is_made_and_closed_again_and_again_leaves_nothing_behind():
 @pytest.mark.parametrize("during", ["writes", "reads", "messages", "idle", "connecting", "accepting"])
 def test_a_killed_peer_ends_requests_and_connection(during):
     """At once: its kernel says so. Every request completes, and nothing is left."""
-    run("killed_peer", during, rounds(100, 8), SEED)
+    run("killed_peer", during, rounds(100, 4), SEED)
 
 
 def test_a_stopped_peer_ends_nothing():
