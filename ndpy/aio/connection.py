@@ -1,8 +1,10 @@
 """Connections for programs: messages of any length, and transfers to and from memory of the peer.
 
 All of a connection runs in the thread of its event loop. If the loop was closed before the connection, Python ends the coroutines
-that wait, and none of them may wait again. Then the connection frees what it has in its finalizers. A short message is copied into registered memory and sent. A longer
-one is offered: the peer reads it from the program's memory. protocol.py has the rules.
+that wait, and none of them may wait again. Then the connection frees what it has in its finalizers.
+
+A short message is copied into registered memory and sent. A longer one is offered: the peer reads it from the program's memory.
+protocol.py has the rules.
 """
 
 from __future__ import annotations
@@ -17,16 +19,22 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
 from ndpy.aio.hub import Hub, finish, in_thread
-from ndpy.aio.protocol import (
-    HEADER_LENGTH,
-    Frame,
-    Hello,
-    Kind,
-    Protocol,
+from ndpy.aio.memory import Memory, length_of, view_of
+from ndpy.aio.protocol import HEADER_LENGTH, Frame, Hello, Kind, Protocol
+from ndpy.aio.transfers import (
+    CONTROL,
+    INDEX,
+    KIND,
+    MOST_REQUESTS,
+    RECEIVE,
+    SEND,
+    SILENT,
+    TRANSFER,
+    Exposure,
+    Transfers,
 )
-from ndpy.cache.lease import Lease
-from ndpy.flags import Access, Capability, Flags, Status
-from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.flags import Access, Capability, Status
+from ndpy.memory import MemoryRegion, RemoteMemory
 from ndpy.pending import await_or_cancel
 
 if TYPE_CHECKING:
@@ -35,32 +43,14 @@ if TYPE_CHECKING:
     from ndpy.connection import Connector
     from ndpy.queue_pair import QueuePair
 
-#: Memory that a transfer reads or fills: a buffer, or a region, a slice of one or a lease.
-Memory = Any
-
-# Kinds of requests, in the context of a request.
-_RECEIVE, _SEND, _CONTROL, _TRANSFER, _BIND = 0 << 24, 1 << 24, 2 << 24, 3 << 24, 4 << 24
-_KIND, _INDEX = 0xFF << 24, 0xFFFFFF
-_SINK = Access.LOCAL_WRITE | Access.READ_SINK
-# As numbers, because operators of flags are slow.
-_LOCAL_WRITE = int(Access.LOCAL_WRITE)
-_SILENT = int(Flags.SILENT_SUCCESS)
 # A control frame or an offer, rounded up.
 _CONTROL_SIZE = 64
-# How many transfers of this end are outstanding at once. Others wait.
-_TRANSFERS = 16
-# How many binds may be posted without a completion. They have ended when a later bind or invalidate has.
-_SILENT_BINDS = 4
-# How long the peer may take to let go of the memory of a cancelled message or transfer before the connection is ended.
-_LET_GO_S = 5.0
 # The client repeats its first step so often, because siw may leave a server's first frame in its socket until more come.
 _NUDGE_S = 0.2
 # How long the end that closes second waits for the first one to disconnect.
 _LINGER_S = 2.0
 
 _TO_BE_INVALIDATED = Capability.MEMORY_WINDOWS | Capability.SEND_INVALIDATE
-
-_LOOP_CLOSED = "its event loop was closed"
 
 
 class _Incoming:
@@ -103,7 +93,7 @@ class _SendSlots:
         self._posted.append(slot)
         if self._silent < self._most_silent:
             self._silent += 1
-            return slot, _SILENT
+            return slot, SILENT
         self._silent = 0
         return slot, 0
 
@@ -141,7 +131,7 @@ class _Line:
             self._turn.release()
 
 
-class Connection:
+class Connection(Transfers):
     """One end of a connection, made by connect() and serve().
 
     Messages arrive whole, once, and in the order of the calls of send(). Use a connection in the loop's thread only. Many tasks
@@ -164,9 +154,9 @@ class Connection:
         capabilities = hub.adapter.info.capabilities
         # Then what is offered is behind windows.
         self._own = own = dataclasses.replace(own, invalidates=_TO_BE_INVALIDATED in capabilities)
-        self._has_windows = Capability.MEMORY_WINDOWS in capabilities
         self._may_invalidate = Capability.SEND_INVALIDATE in capabilities
         self._loop = asyncio.get_running_loop()
+        super().__init__()
         self._protocol: Protocol | None = None
         self._peer = "the peer"
         self._failure: BaseException | None = None
@@ -188,14 +178,7 @@ class Connection:
         self._arrived = 0
         #: Offers of the peer whose memory is being read.
         self._reading: dict[int, _Incoming] = {}
-        #: Each ends with None or the failure.
-        self._transfers: dict[int, asyncio.Future[BaseException | None]] = {}
-        self._last_transfer = 0
-        self._transfer_room = asyncio.Semaphore(_TRANSFERS)
         self._answers: dict[int, asyncio.Future[None]] = {}
-        self._windows: list[MemoryWindow] = []
-        #: How many binds were posted without a completion, and how many of these have ended.
-        self._binds = self._ended_binds = 0
         #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers. It is empty
         #: if it is not needed any more.
         self._waiting_controls: list[tuple[Callable[[], bytes], RemoteMemory | None]] = []
@@ -204,7 +187,7 @@ class Connection:
         self._receives = slots + Protocol.control_frames(offers, offers)
         self._sends = slots
         self._controls = 3 + 4 * offers
-        initiator_queue_depth = self._sends + self._controls + _TRANSFERS + _SILENT_BINDS
+        initiator_queue_depth = self._sends + self._controls + MOST_REQUESTS
         completions = self._receives + initiator_queue_depth
         self._completions = completions
         self._queue: CompletionQueue = hub.add(self, completions)
@@ -293,7 +276,7 @@ class Connection:
             await asyncio.wait((self._started,), timeout=min(left_s, _NUDGE_S))
             if not self._started.done():
                 with contextlib.suppress(errors.NdpyError):
-                    self.queue_pair.write([], RemoteMemory(0, 0, 0), flags=_SILENT)
+                    self.queue_pair.write([], RemoteMemory(0, 0, 0), flags=SILENT)
         self._require_started()
 
     async def _accept(self, connector: Connector, timeout_s: float) -> None:
@@ -330,7 +313,7 @@ class Connection:
             ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
         """
         protocol = self._require_open()
-        length = _length(data)
+        length = length_of(data)
         if length > protocol.peer.max_message_length:
             raise errors.LimitExceededError(
                 f"a message of {length} bytes is longer than the {protocol.peer.max_message_length} that {self._peer} takes"
@@ -352,7 +335,7 @@ class Connection:
             self._require_open()
 
     def _send_message(self, protocol: Protocol, data: Memory, length: int) -> None:
-        source = _view_of(data)
+        source = view_of(data)
         slot, flags = self._send_slots.take()
         start = (self._receives + slot) * self._own.slot_size
         end = start + HEADER_LENGTH + length
@@ -360,13 +343,13 @@ class Connection:
         view[start + HEADER_LENGTH : end] = source
         view[start : start + HEADER_LENGTH] = protocol.message(length)
         try:
-            self.queue_pair.send(self._region[start:end], context=self._base | _SEND | slot, flags=flags)
+            self.queue_pair.send(self._region[start:end], context=self._base | SEND | slot, flags=flags)
         except errors.NdpyError as error:
             self._lose(str(error), error)
             raise self._end_error() from error
 
     async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
-        exposure = _Exposure(self)
+        exposure = Exposure(self)
         try:
             async with self._line:
                 remote = await exposure.begin(data, Access.REMOTE_READ, wait=False)
@@ -409,7 +392,7 @@ class Connection:
         incoming = self._inbox.pop(0)
         frame = incoming.frame
         try:
-            room = frame.length if into is None else _length(into)
+            room = frame.length if into is None else length_of(into)
             if frame.length > room:
                 raise errors.LimitExceededError(
                     f"a message of {frame.length} bytes is longer than the {room} that receive() was given"
@@ -434,7 +417,7 @@ class Connection:
                     target = bytearray(source)
                 else:
                     target = into
-                    _view_of(into)[: frame.length] = source
+                    view_of(into)[: frame.length] = source
         except BaseException:
             self._put_back(incoming)
             raise
@@ -483,218 +466,6 @@ class Connection:
                 return
             yield message
 
-    # ---- transfers ----
-
-    async def read(self, remote: RemoteMemory, into: Memory) -> None:
-        """Read memory of the peer, which its program does not notice. Return when the bytes are there.
-
-        If it is cancelled, it ends when the adapter does not write to the memory any more.
-
-        Parameters:
-            remote: what the peer has exposed: the `remote` of its expose(), or a part of it. The peer sends it as
-                remote.to_bytes().
-            into: writable memory of at most remote.length bytes. All of it is filled.
-        Raises:
-            ElementRangeError: `into` is longer than `remote`.
-            AccessViolationError: the peer has not exposed this memory for reading. The connection has ended.
-            ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
-        """
-        self._require_open()
-        await self._move(self.queue_pair.read, remote, into, _length(into))
-
-    async def write(self, remote: RemoteMemory, data: Memory) -> None:
-        """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.
-
-        On InfiniBand and RoCE the bytes are in the peer's memory then. On iWARP they may still be on the way. A message that is sent
-        afterwards arrives after them everywhere.
-
-        If it is cancelled, it ends when the adapter does not read the memory any more.
-
-        Parameters:
-            remote: as for read().
-            data: at most remote.length bytes.
-        Raises: as for read().
-        """
-        self._require_open()
-        await self._move(self.queue_pair.write, remote, data, _length(data))
-
-    @contextlib.asynccontextmanager
-    async def expose(
-        self, memory: Memory, access: Access = Access.REMOTE_READ | Access.REMOTE_WRITE
-    ) -> AsyncIterator[RemoteMemory]:
-        """Let the peer use memory while the block lasts: `async with connection.expose(buffer) as remote`.
-
-        A message that is sent in the block can carry remote.to_bytes(). When the block ends, the peer's right has ended. On adapters
-        with memory windows, only this connection's peer has the right. On others, whoever knows the token has it.
-
-        Parameters:
-            memory: a buffer, a region, a slice of one, or a lease. At least one byte.
-            access: REMOTE_READ, REMOTE_WRITE or both.
-        Raises:
-            ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
-            Otherwise what Adapter.register() raises.
-        """
-        self._require_open()
-        exposure = _Exposure(self)
-        try:
-            # The program may tell the peer by another way than this connection.
-            yield await exposure.begin(memory, access, wait=True)
-        finally:
-            await exposure.end()
-
-    async def _bind(self, window: MemoryWindow, element: Sge, access: Access, *, wait: bool) -> None:
-        """Give the peer its right. wait: return when it has it. Otherwise what is sent next on this connection may tell it."""
-
-        def post(context: int, flags: int = 0) -> None:
-            self.queue_pair.bind(window, element, access, context=context, flags=flags)
-
-        if wait or self._binds - self._ended_binds >= _SILENT_BINDS:
-            ended = await self._begin(post)
-            self._note_binds(ended)
-            if wait:
-                await self._end_of(ended)
-        else:
-            self._post(_BIND, lambda context: post(context, _SILENT))
-            self._binds += 1
-
-    async def _unbind(self, window: MemoryWindow) -> None:
-        """Take back what a bind gave. A cancellation takes effect afterwards."""
-        try:
-            if self._failure is None and window.is_bound:
-                # Without this task nothing waits before the request is posted.
-                if self._transfer_room.locked():
-                    await finish(asyncio.ensure_future(self._invalidate(window)))
-                else:
-                    await self._invalidate(window)
-        except errors.NdpyError:
-            # The connection was lost.
-            pass
-        finally:
-            if self._failure is None:
-                self._windows.append(window)
-            else:
-                # This takes the right away, also where the connection does not do so itself.
-                await in_thread(window.close)
-
-    async def _invalidate(self, window: MemoryWindow) -> None:
-        ended = await self._begin(lambda context: self.queue_pair.invalidate(window, context=context))
-        self._note_binds(ended)
-        await self._end_of(ended)
-
-    def _note_binds(self, later: asyncio.Future[Any]) -> None:
-        """The binds that were posted so far have ended when this later request has."""
-        binds = self._binds
-
-        def on_end(_: asyncio.Future[Any]) -> None:
-            self._ended_binds = max(self._ended_binds, binds)
-
-        later.add_done_callback(on_end)
-
-    async def _register(self, memory: Memory, access: Access) -> MemoryRegion:
-        """Register memory with remote rights."""
-        if isinstance(memory, (MemoryRegion, Sge, Lease)):
-            memory = (memory.address, memory.length)
-        pending = self.adapter.begin_register(memory, access)
-        try:
-            return await pending
-        except asyncio.CancelledError:
-            if pending.done() and not pending.cancelled() and pending.exception(0) is None:
-                pending.result(0).close()
-            raise
-
-    async def _lease(self, memory: Memory, length: int, access: Access) -> tuple[Sge, Lease | None]:
-        """An element of the first bytes of memory, which is registered if it is not, and what to give back afterwards."""
-        if isinstance(memory, Sge):
-            offset = memory.address - memory.region.address
-            return memory.region[offset : offset + length], None
-        if isinstance(memory, (MemoryRegion, Lease)):
-            return memory[:length], None
-        lease = await self._hub.lease(memory, access)
-        self._hub.stay()
-        return lease[:length], lease
-
-    async def _give_back(self, lease: Lease | None) -> None:
-        if lease is not None:
-            lease.release()
-            await self._leave_hub()
-
-    async def _leave_hub(self) -> None:
-        """What a connection has lent may be in use for longer than the connection, and so is the hub."""
-        if not self._loop.is_closed():
-            await self._hub.leave()
-
-    async def _move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
-        """Read or write. All requests that were posted have ended when this ends."""
-        if length > remote.length:
-            raise errors.ElementRangeError(f"{length} bytes do not fit the {remote.length} bytes of the peer's memory")
-        if not length:
-            return
-        access = _SINK if post == self.queue_pair.read else Access.NONE
-        longest = self.adapter.info.max_transfer_length
-        posted: list[asyncio.Future[BaseException | None]] = []
-        element, lease = await self._lease(memory, length, access)
-        try:
-            try:
-                for start in range(0, length, longest):
-                    end = min(start + longest, length)
-                    part = element if end - start == length else _part(element, start, end)
-                    target = remote if end - start == remote.length else remote[start:end]
-                    posted.append(
-                        await self._begin(lambda context, part=part, target=target: post(part, target, context=context))  # type: ignore[misc]
-                    )
-                for future in posted:
-                    await asyncio.shield(future)
-            finally:
-                if self._loop.is_closed():
-                    self._lose(_LOOP_CLOSED)
-                else:
-                    await self._let_go(*posted)
-            for future in posted:
-                failure = future.result()
-                if failure is not None:
-                    raise failure
-        finally:
-            await self._give_back(lease)
-
-    def _post(self, context: int, post: Callable[[int], None]) -> None:
-        self._require_open(closing=True)
-        try:
-            post(self._base | context)
-        except errors.ProviderError as error:
-            # Its end may be noticed before it is told. Mistakes of the program have classes of their own.
-            if type(error) not in (errors.ProviderError, errors.NotConnectedError):
-                raise
-            self._lose(str(error), error)
-            raise self._end_error() from error
-
-    async def _begin(self, post: Callable[[int], None]) -> asyncio.Future[BaseException | None]:
-        """Post a request when there is room for it. Returns a future of its end."""
-        await self._transfer_room.acquire()
-        try:
-            self._last_transfer = (self._last_transfer + 1) & _INDEX
-            number = self._last_transfer
-            self._post(_TRANSFER | number, post)
-        except BaseException:
-            self._transfer_room.release()
-            raise
-        future = self._transfers[number] = self._loop.create_future()
-        return future
-
-    async def _end_of(self, future: asyncio.Future[BaseException | None]) -> None:
-        failure = await finish(future)
-        if failure is not None:
-            raise failure
-
-    async def _let_go(self, *futures: asyncio.Future[Any]) -> None:
-        """Wait until these have ended, whatever cancels the task. If that takes too long, end the connection."""
-        left = [future for future in futures if not future.done()]
-        if not left:
-            return
-        _, late = await finish(asyncio.ensure_future(asyncio.wait(left, timeout=_LET_GO_S)))
-        if late:
-            self._lose(f"{self._peer} did not let go of the memory of a cancelled transfer within {_LET_GO_S:g} s")
-            await finish(asyncio.ensure_future(asyncio.wait(late)))
-
     # ---- frames ----
 
     def _send_control(self, make: Callable[[], bytes], ended: RemoteMemory | None = None) -> None:
@@ -715,7 +486,7 @@ class Connection:
             slot, flags = self._control_slots.take()
             start = self._control_start + slot * _CONTROL_SIZE
             self._view[start : start + len(frame)] = frame
-            element, context = self._region[start : start + len(frame)], self._base | _CONTROL | slot
+            element, context = self._region[start : start + len(frame)], self._base | CONTROL | slot
             try:
                 if ended is not None and self._may_invalidate:
                     self.queue_pair.send_and_invalidate(element, ended, context=context, flags=flags)
@@ -732,20 +503,17 @@ class Connection:
 
     def _on_completion(self, completion: Completion) -> None:
         context = completion.context
-        kind, index = context & _KIND, context & _INDEX
-        if kind == _TRANSFER:
-            self._transfer_room.release()
-            future = self._transfers.pop(index, None)
+        kind, index = context & KIND, context & INDEX
+        if kind == TRANSFER:
             if not completion.ok:
                 self._on_failed_completion(completion)
-            if future is not None and not future.done():
-                future.set_result(None if completion.ok else self._why(completion))
+            self._on_transfer(index, None if completion.ok else self._why(completion))
         elif not completion.ok:
             self._on_failed_completion(completion)
-        elif kind == _RECEIVE:
+        elif kind == RECEIVE:
             if self._failure is None:
                 self._on_frame(index, completion.nbytes)
-        elif kind == _SEND:
+        elif kind == SEND:
             self._send_slots.ended(index)
             self._wake(self._senders)
         else:
@@ -961,14 +729,10 @@ class Connection:
 
     async def _free(self) -> None:
         try:
-            if self._transfers:
-                # Their tasks go on when the adapter has ended them.
-                await finish(asyncio.ensure_future(asyncio.wait(list(self._transfers.values()), timeout=_LET_GO_S)))
+            await self._end_transfers()
             await in_thread(self._free_natively)
         finally:
-            for future in self._transfers.values():
-                if not future.done():
-                    future.set_result(self._end_error())
+            self._fail_transfers()
             self._hub.remove(self, self._queue, self._completions)
             if self._is_free and self._memory is not None:
                 for incoming in self._inbox:
@@ -982,8 +746,7 @@ class Connection:
         """Close everything, in any thread. Harmless when repeated."""
         if self.connector is not None:
             self.connector.close()
-        while self._windows:
-            self._windows.pop().close()
+        self._close_windows()
         if self.queue_pair is not None:
             self.queue_pair.close()
         self._is_free = True
@@ -1009,82 +772,9 @@ class Connection:
             await self.close()
 
 
-class _Exposure:
-    """Memory that the peer may use from begin() to end(). Call end() whether or not begin() succeeds."""
-
-    __slots__ = ("_connection", "_lease", "_region", "_window")
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lease: Lease | None = None
-        self._window: MemoryWindow | None = None
-        self._region: MemoryRegion | None = None
-
-    async def begin(self, memory: Memory, access: Access, *, wait: bool) -> RemoteMemory:
-        connection = self._connection
-        if not connection._has_windows:
-            self._region = await connection._register(memory, access)
-            connection._hub.stay()
-            return self._region.remote()
-        local = Access.LOCAL_WRITE if int(access) & _LOCAL_WRITE else Access.NONE
-        element, self._lease = await connection._lease(memory, _length(memory), local)
-        windows = connection._windows
-        self._window = windows.pop() if windows else connection.adapter.create_memory_window()
-        await connection._bind(self._window, element, access, wait=wait)
-        return self._window.remote()
-
-    async def end(self) -> None:
-        connection, region = self._connection, self._region
-        if region is not None:
-            region.close()
-            await connection._leave_hub()
-        try:
-            if self._window is None:
-                pass
-            elif connection._loop.is_closed():
-                connection._lose(_LOOP_CLOSED)
-                self._window.close()
-            else:
-                await connection._unbind(self._window)
-        finally:
-            await connection._give_back(self._lease)
-
-
 def _error_of(completion: Completion) -> BaseException:
     try:
         completion.raise_for_status()
     except errors.NdpyError as error:
         return error.with_traceback(None)
     raise AssertionError(completion)
-
-
-def _length(memory: Memory) -> int:
-    """The length of memory in bytes."""
-    if isinstance(memory, (bytes, bytearray)):
-        return len(memory)
-    if isinstance(memory, (MemoryRegion, Sge, Lease)):
-        return memory.length
-    return memoryview(memory).nbytes
-
-
-def _view_of(memory: Memory) -> Any:
-    """The bytes of memory, as something that slices and slice assignment take."""
-    if isinstance(memory, (bytes, bytearray)):
-        return memory
-    if isinstance(memory, Sge):
-        offset = memory.address - memory.region.address
-        return _view_of(memory.region)[offset : offset + memory.length]
-    if isinstance(memory, MemoryRegion):
-        return memoryview(memory.buffer).cast("B")
-    if isinstance(memory, Lease):
-        return _view_of(memory[: memory.length])
-    view = memoryview(memory)
-    if not view.c_contiguous:
-        raise errors.InvalidBufferError("the buffer has gaps: it is not contiguous")
-    return view.cast("B") if view.nbytes else memoryview(b"")
-
-
-def _part(element: Sge, start: int, end: int) -> Sge:
-    """A slice of an element."""
-    offset = element.address - element.region.address
-    return element.region[offset + start : offset + end]

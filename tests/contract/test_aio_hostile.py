@@ -18,7 +18,7 @@ from helpers import DEADLINE_S, host_of, require, sample
 
 import ndpy
 from ndpy import Access, RemoteMemory, aio
-from ndpy.aio import connection as connection_module
+from ndpy.aio import transfers as transfers_module
 from ndpy.quirks import Quirk
 
 pytestmark = pytest.mark.timeout(180)
@@ -195,7 +195,7 @@ def test_done_twice(run):
 
 
 def test_an_offer_that_nobody_answers_can_be_cancelled_and_costs_the_connection(run, monkeypatch):
-    monkeypatch.setattr(connection_module, "_LET_GO_S", 0.3)
+    monkeypatch.setattr(transfers_module, "_LET_GO_S", 0.3)
 
     async def play(scene):
         async def handle(connection):

@@ -43,7 +43,7 @@ from helpers import SEED, has_kernel_driver, host_of, kernel_resources, open_fil
 
 import ndpy
 from ndpy import RemoteMemory, aio
-from ndpy.aio import connection as connection_module
+from ndpy.aio import transfers as transfers_module
 
 SOAK_S = float(os.environ.get("SOAK_S", "600"))
 # A conversation that takes longer hangs. Emulated machines are slow, and so is a network that loses packets.
@@ -562,7 +562,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("ndpy.aio").setLevel(logging.ERROR)
     # A cancelled transfer that the network holds up for longer ends its connection. Here that would hide what is lost otherwise.
-    connection_module._LET_GO_S = HANG_S
+    transfers_module._LET_GO_S = HANG_S
     account = Account(random.Random(options.seed))
     try:
         if options.clients:
