@@ -117,11 +117,16 @@ class Transfers(abc.ABC):
         finally:
             await exposure.end()
 
-    async def _bind(self, window: MemoryWindow, element: Sge, access: Access, *, wait: bool) -> None:
+    async def _bind(self, window: MemoryWindow, element: Sge, access: Access, *, wait: bool) -> RemoteMemory:
         """Give the peer its right. wait: return when it has it. Otherwise what is sent next on this connection may tell it."""
+        remote: RemoteMemory | None = None
 
         def post(context: int, flags: int = 0) -> None:
+            nonlocal remote
             self.queue_pair.bind(window, element, access, context=context, flags=flags)
+            # The end of the connection takes the right away, and may come at once, or while this waits.
+            with contextlib.suppress(errors.NdpyError):
+                remote = window.remote()
 
         if wait or self._binds - self._ended_binds >= _SILENT_BINDS:
             ended = await self._begin(post)
@@ -131,6 +136,11 @@ class Transfers(abc.ABC):
         else:
             self._post(BIND, lambda context: post(context, SILENT))
             self._binds += 1
+        self._require_open(closing=True)
+        if remote is None:
+            self._lose("the peer ended it, or its process has ended")
+            raise self._end_error()
+        return remote
 
     async def _unbind(self, window: MemoryWindow) -> None:
         """Take back what a bind gave. A cancellation takes effect afterwards."""
@@ -328,8 +338,7 @@ class Exposure:
         element, self._lease = await connection._lease(memory, length_of(memory), local)
         windows = connection._windows
         self._window = windows.pop() if windows else connection.adapter.create_memory_window()
-        await connection._bind(self._window, element, access, wait=wait)
-        return self._window.remote()
+        return await connection._bind(self._window, element, access, wait=wait)
 
     async def end(self) -> None:
         connection, region = self._connection, self._region

@@ -339,6 +339,42 @@ def test_memory_is_exposed_when_the_block_begins(run, adapter, monkeypatch):
     run(scene)
 
 
+def test_a_connection_that_ends_while_memory_is_being_exposed_is_a_reset(run, adapter, monkeypatch):
+    """Its end takes the right away, which the bind has just given."""
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
+
+    async def scene(client, server):
+        end_of = client._end_of
+
+        async def ending(future):
+            await end_of(future)
+            client.abort()
+
+        monkeypatch.setattr(client, "_end_of", ending)
+        with pytest.raises(aio.ConnectionResetError, match="abort"):
+            async with client.expose(bytearray(LONG)):
+                pass
+
+    run(scene)
+
+
+def test_a_connection_that_ends_in_another_thread_while_memory_is_being_exposed_is_a_reset(run, adapter, monkeypatch):
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
+
+    async def scene(client, server):
+        bind = client.queue_pair.bind
+
+        def binding(window, *arguments, **options):
+            bind(window, *arguments, **options)
+            window._binding.end()
+
+        monkeypatch.setattr(client.queue_pair, "bind", binding)
+        with pytest.raises(aio.ConnectionResetError):
+            await client.send(pattern(LONG))
+
+    run(scene)
+
+
 def test_many_memories_are_exposed_at_once(run):
     async def scene(client, server):
         memories = [bytearray(pattern(1000, start)) for start in range(40)]
