@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers import (
+    DEADLINE_S,
     assert_quiet,
     contents,
     contexts,
@@ -123,7 +124,7 @@ def test_headers_of_several_datagrams_are_kept_apart(station, keep, adapter):
         sender.queue_pair.send(memory(keep, adapter, bytes([number])), destination(keep, sender, sink))
         succeed(sender.cq)
         # arm() takes the completion from the adapter, and it waits in the queue.
-        wait_until(lambda: sink.cq.arm().done(), "the datagram")
+        sink.cq.arm().result(DEADLINE_S)
         sink.queue_pair.receive(inbox)
         if number % 2:
             found += succeed(sink.cq, 2)
@@ -366,7 +367,7 @@ def test_a_queue_with_datagrams_can_be_closed(stations, keep, adapter):
         sink.queue_pair.receive(memory(keep, adapter, 64))
         source.queue_pair.send(memory(keep, adapter, b"left"), there)
         succeed(source.cq)
-    wait_until(lambda: sink.cq.arm().done(), "the datagrams")
+    sink.cq.arm().result(DEADLINE_S)
     sink.queue_pair.close()
     sink.cq.close()
 
