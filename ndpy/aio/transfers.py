@@ -145,7 +145,7 @@ class Transfers(abc.ABC):
     async def _unbind(self, window: MemoryWindow) -> None:
         """Take back what a bind gave. A cancellation takes effect afterwards."""
         try:
-            if self._failure is None and window.is_bound:
+            if self._failure is None and window.is_bound and not self._loop.is_closed():
                 # Without this task nothing waits before the request is posted.
                 if self._transfer_room.locked():
                     await finish(asyncio.ensure_future(self._invalidate(window)))
@@ -155,7 +155,10 @@ class Transfers(abc.ABC):
             # The connection was lost.
             pass
         finally:
-            if self._failure is None:
+            if self._loop.is_closed():
+                self._lose(LOOP_CLOSED)
+                window.close()
+            elif self._failure is None and not window.is_bound:
                 self._windows.append(window)
             else:
                 # This takes the right away, also where the connection does not do so itself.
@@ -196,7 +199,11 @@ class Transfers(abc.ABC):
             return memory[:length], None
         lease = await self._hub.lease(memory, access)
         self._hub.stay()
-        return lease[:length], lease
+        try:
+            return lease[:length], lease
+        except BaseException:
+            await self._give_back(lease)
+            raise
 
     async def _give_back(self, lease: Lease | None) -> None:
         if lease is not None:
@@ -346,12 +353,7 @@ class Exposure:
             region.close()
             await connection._leave_hub()
         try:
-            if self._window is None:
-                pass
-            elif connection._loop.is_closed():
-                connection._lose(LOOP_CLOSED)
-                self._window.close()
-            else:
+            if self._window is not None:
                 await connection._unbind(self._window)
         finally:
             await connection._give_back(self._lease)

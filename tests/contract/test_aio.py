@@ -375,6 +375,22 @@ def test_a_connection_that_ends_in_another_thread_while_memory_is_being_exposed_
     run(scene)
 
 
+def test_a_window_that_could_not_be_invalidated_is_not_used_again(run, adapter, monkeypatch):
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
+
+    async def invalidate(window):
+        raise RuntimeError("planted")
+
+    async def scene(client, server):
+        monkeypatch.setattr(client, "_invalidate", invalidate)
+        with pytest.raises(RuntimeError, match="planted"):
+            async with client.expose(bytearray(LONG)):
+                pass
+        assert client._windows == []
+
+    run(scene)
+
+
 def test_many_memories_are_exposed_at_once(run):
     async def scene(client, server):
         memories = [bytearray(pattern(1000, start)) for start in range(40)]
