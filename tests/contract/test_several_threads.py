@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, in_threads, memory, rounds
+from helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, in_threads, memory, rounds, succeed
 
 import ndpy
 from ndpy import Access
@@ -106,6 +106,40 @@ def test_threads_post_one_batch_to_one_queue_pair_and_change_its_columns(adapter
     in_threads(THREADS + 1, work, rounds(1000, 200))
     assert sorted(taken) == sorted(list(range(BATCH)) * THREADS * count)
     assert len(queue_pair._posted_requests.initiator) == 0
+
+
+def test_two_batches_posted_one_by_one_do_not_share_the_last_room(adapter, keep, monkeypatch):
+    """The second one comes when the first one has found that there is room. Some providers take each request by itself."""
+    pair = connect_pair(keep, adapter, initiator_queue_depth=8, cq_depth=64)
+    queue_pair = pair.client.queue_pair
+    sink = memory(keep, adapter, 64, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+    source, remote = memory(keep, adapter, bytes(64)), expose(keep, pair.server, sink)
+    batches = [ndpy.Batch(6, signal_all=True) for _ in range(2)]
+    for number, batch in enumerate(batches):
+        for place in range(6):
+            batch.write(source[0:8], remote[0:8], context=6 * number + place)
+    require_room, ends = queue_pair._require_room, [""]
+
+    def post_second() -> None:
+        try:
+            queue_pair._post_singly(batches[1], 0)
+        except ndpy.QueueFullError as error:
+            ends[0] = str(error)
+
+    second = threading.Thread(target=post_second)
+
+    def with_another(*arguments):
+        require_room(*arguments)
+        if not second.ident:
+            second.start()
+            second.join(0.5)
+
+    monkeypatch.setattr(queue_pair, "_require_room", with_another)
+    queue_pair._post_singly(batches[0], 0)
+    second.join(DEADLINE_S)
+    assert ends[0]
+    assert sorted(completion.context for completion in succeed(pair.client.cq, 6)) == list(range(6))
+    assert pair.client.cq.poll() == []
 
 
 def test_threads_fill_and_clear_a_batch_that_others_post(adapter, keep, deep):
