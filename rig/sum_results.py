@@ -1,5 +1,5 @@
-"""Adds up JUnit result files. Prints the time of each file, its slowest test modules, each failed test with the end of its traceback,
-and one line for all the tests.
+"""Adds up JUnit result files. Prints the time of each file, its slowest test modules, each failed test with what
+pytest says of it, and one line for all the tests.
 """
 
 import sys
@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 SLOWEST = 3
-LAST_LINES = 12
+LINES = 8
 
 total = Counter()
 failures = []
@@ -26,7 +26,8 @@ for path in map(Path, sys.argv[1:]):
             for failure in (*case.iter("failure"), *case.iter("error")):
                 lines = (failure.text or failure.get("message", "")).strip().splitlines()
                 failures.append(f"{path.stem}: {case.get('classname')}::{case.get('name')} failed")
-                failures.extend(f"    {line[:200]}" for line in lines[-LAST_LINES:])
+                told = [line for line in lines if line.startswith("E ")] or lines[-LINES:]
+                failures.extend(f"    {line[:200]}" for line in (*told[:LINES], lines[-1]))
     slowest = ", ".join(f"{module} {taken:.0f} s" for module, taken in modules.most_common(SLOWEST))
     print(f"{path.stem}: {seconds:.0f} s ({slowest})")
 

@@ -5,7 +5,7 @@
 #   rig/test-softverbs.sh tsan   the same with ThreadSanitizer
 #   rig/test-softverbs.sh own    tests/soft: hostile peers, threads, switches
 #   rig/test-softverbs.sh        what `make test` runs: all but tsan, and with NDPY_STRESS=1 that too
-# NDPY_STRESS=1 asks for full counts. ARGS goes to pytest.
+# NDPY_STRESS=1 asks for full counts in tests/soft. ARGS goes to pytest.
 
 set -u
 cd "$(dirname "$0")/.."
@@ -24,7 +24,7 @@ on_soft0() {
     kind=$1
     shift
     echo "== the contract, the smoke test and the examples on soft0, $kind"
-    build_sanitized "$kind" && sanitized "$kind" timeout $limit "$python" -m pytest -c "$checkout/pyproject.toml" \
+    build_sanitized "$kind" && NDPY_STRESS= sanitized "$kind" timeout $limit "$python" -m pytest -c "$checkout/pyproject.toml" \
         "$checkout/tests/contract" "$checkout/tests/examples" --adapter soft0 -p no:cacheprovider \
         --junitxml "$results/softverbs-$kind.xml" "$@" ${ARGS:-}
     report "softverbs-$kind" $?

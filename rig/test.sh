@@ -4,16 +4,18 @@
 # Three rows of parts run side by side. Programs under Wine and tests without a VM wait more than they compute.
 #
 #   the first row    on this machine the tests on soft0, then tests/unit and tests/wheels; then, in VMs, those that need an adapter
-#                    on rxe0, and two hosts with siw; with NDPY_STRESS=1 rig/test-aarch64.sh too
-#   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in a VM, the tests on siw0
+#                    on rxe0, and two hosts with siw
+#   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in a VM, the tests on siw0; with NDPY_STRESS=1
+#                    rig/test-aarch64.sh too
 #   machines         rig/test-kernels.sh on the newest kernel, the VM's own tests, softnd against siw, and two hosts with rxe
 #                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh
 #
-# NDPY_STRESS=1 asks for full counts. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts below. At the end, each
-# part's time and slowest modules are printed.
+# NDPY_STRESS=1 asks for full counts, which take about two hours: on soft0, on rxe0, under Wine and between two hosts with rxe. The
+# other parts run all their modules then, with the usual counts. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts
+# below. At the end, each part's time and slowest modules are printed.
 
 set -u
-parts="soft0 unit aarch64 rxe0 newest-kernel softnd windows peers vm softnd-siw siw0 hosts-rxe hosts-siw softverbs"
+parts="soft0 unit rxe0 hosts-siw softnd windows peers siw0 aarch64 newest-kernel vm softnd-siw hosts-rxe softverbs"
 for part in ${PARTS:=$parts}; do
     case " $parts " in
     *" $part "*) ;;
@@ -26,7 +28,7 @@ cd "$(dirname "$0")/.."
 python=.venv/bin/python
 results=.rig/results
 mkdir -p $results
-rm -rf $results/*.xml $results/*.log .rig/wheels
+rm -rf $results/*.xml $results/*.log $results/*.failed .rig/wheels
 # The limit is for a VM that hangs. A test that hangs has its own limit, and a busy machine may be slow.
 if [ -n "${NDPY_STRESS:-}" ]; then limit=10800; else limit=3600; fi
 failed=
@@ -40,7 +42,6 @@ $python -m pytest tests --collect-only -q >$results/collected.txt 2>&1 ||
     { cat $results/collected.txt; exit 1; }
 
 begin() { echo "== $* (after $((($(date +%s) - started) / 60)) min)"; }
-report() { if [ "$2" != 0 ]; then failed="$failed $1"; fi; }
 
 # on_adapter KIND NAME PROCESSORS ...
 on_adapter() {
@@ -50,7 +51,6 @@ on_adapter() {
     .venv/bin/ndpy softroce run ${SOFTROCE---vm} --adapter "$kind" --cpus "$cpus" --limit $limit -- \
         $python -m pytest "$@" --adapter "$adapter" \
         -p no:cacheprovider --junitxml "$results/$adapter.xml" ${ARGS:-}
-    report "$adapter" $?
 }
 
 on_soft() {
@@ -58,21 +58,19 @@ on_soft() {
     .venv/bin/ndpy smoke soft0 >$results/soft-smoke.log 2>&1
     status=$?
     if [ $status = 0 ]; then tail -n 1 $results/soft-smoke.log; else cat $results/soft-smoke.log; fi
-    report soft-smoke $status
-    $python -m pytest $soft_tests --adapter soft0 -p no:cacheprovider --junitxml $results/soft0.xml ${ARGS:-}
-    report soft0 $?
+    $python -m pytest $soft_tests --adapter soft0 -p no:cacheprovider --junitxml $results/soft0.xml ${ARGS:-} && return $status
 }
 # The examples and the tests of the smoke test start many processes, which is slow in the VM. On rxe the examples run between two
 # hosts, and the smoke test with rig/test-kernels.sh.
 soft_tests='tests/contract tests/interop tests/examples tests/verbs/test_smoke.py'
 rxe_tests='tests/contract tests/interop tests/verbs --ignore tests/verbs/test_smoke.py'
-# Emulating a second processor costs half as much time again. In the usual run the newest kernel and siw have two.
+# Emulating a second processor costs half as much time again. The newest kernel and siw have two.
 rxe_cpus=1
 # tests/verbs starts dozens of processes, which takes minutes in the VM.
 siw_tests='tests/contract tests/interop'
 if [ -n "${NDPY_STRESS:-}" ]; then
     soft_tests='tests/contract tests/interop tests/examples tests/verbs'
-    rxe_tests=$soft_tests rxe_cpus=2
+    rxe_tests=$soft_tests
     siw_tests=$soft_tests
 fi
 
@@ -120,11 +118,8 @@ on_newest_kernel() {
     begin "the newest kernel of Debian"
     KERNELS=unstable ARGS="$not_on_newest ${ARGS:-}" rig/test-kernels.sh
     status=$?
-    if [ $status = 3 ]; then
-        echo "== no tests on the newest kernel: it could not be fetched"
-    else
-        report newest-kernel $status
-    fi
+    if [ $status != 3 ]; then return $status; fi
+    echo "== no tests on the newest kernel: it could not be fetched"
 }
 
 # tests/wheels builds the wheel, if the compiler is there.
@@ -132,16 +127,13 @@ on_aarch64() {
     wheel=$(echo .rig/wheels/dist/ndpy-*_aarch64.whl)
     if [ ! -e "$wheel" ]; then
         echo "== no tests on aarch64: no wheel was built for it"
-        return
+        return 0
     fi
     begin "the wheel for aarch64"
     rig/test-aarch64.sh "$wheel"
     status=$?
-    if [ $status = 3 ]; then
-        echo "== no tests on aarch64: what they need could not be fetched"
-    else
-        report aarch64 $status
-    fi
+    if [ $status != 3 ]; then return $status; fi
+    echo "== no tests on aarch64: what they need could not be fetched"
 }
 
 # `softroce run --adapter siw` boots the newest kernel that has siw. That need not be the newest kernel.
@@ -151,12 +143,16 @@ has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapt
 make -s -C softrdma build/softnd.dll || exit 1
 
 vm_tests=tests/unit/test_softroce_vm.py
+with_usual_counts() { (unset NDPY_STRESS; "$@"); }
+# Runs a part. The last lines of a part of one of the other rows are printed at the end again if it failed.
 part() {
     wanted "$1" || return 0
     name=$1
     shift
-    "$@"
-    report "$name" $?
+    if [ -n "${row:-}" ]; then "$@" >"$results/part-$name.log" 2>&1; else "$@"; fi
+    status=$?
+    if [ -n "${row:-}" ]; then cat "$results/part-$name.log"; fi
+    if [ $status != 0 ]; then failed="$failed $name"; fi
 }
 tests_of_the_vm() {
     begin "tests of the VM"
@@ -183,10 +179,11 @@ wine() {
     part softnd rig/test-softnd.sh windows
     part windows rig/test-windows.sh
     part peers rig/test-softnd.sh peers
-    if wanted siw0; then on_siw; fi
+    part siw0 with_usual_counts on_siw
+    if [ -n "${NDPY_STRESS:-}" ]; then part aarch64 with_usual_counts on_aarch64; fi
 }
 machines() {
-    if wanted newest-kernel; then on_newest_kernel; fi
+    part newest-kernel with_usual_counts on_newest_kernel
     part vm tests_of_the_vm
     part softnd-siw softnd_and_siw
     part hosts-rxe on_rxe_hosts
@@ -197,31 +194,32 @@ for row in $rows; do
     {
         $row
         begin "end of this row"
-        if [ -n "$failed" ]; then
-            echo "failed:$failed"
-            exit 1
-        fi
+        echo "$failed" >$results/row-$row.failed
     } >$results/row-$row.log 2>&1 &
     jobs="$jobs $!"
 done
 # A background job of a shell ignores Ctrl-C.
 trap 'kill $jobs; exit 130' INT TERM
 
-if wanted soft0; then on_soft; fi # first, because it finds most mistakes in a minute
+row=
+part soft0 on_soft # first, because it finds most mistakes in a minute
 part unit without_an_adapter
-if wanted aarch64 && [ -n "${NDPY_STRESS:-}" ]; then on_aarch64; fi
-if wanted rxe0; then on_rxe; fi
-part hosts-siw on_siw_hosts
+part rxe0 on_rxe
+part hosts-siw with_usual_counts on_siw_hosts
 begin "the other rows"
-set -- $jobs
+wait $jobs
 for row in $rows; do
-    wait "$1"
-    report "row-$row" $?
     cat $results/row-$row.log
-    shift
+    failed="$failed$(cat $results/row-$row.failed 2>/dev/null || echo " row-$row")"
 done
 
 $python rig/sum_results.py $results/*.xml $results/kernels/*.xml
+for name in $failed; do
+    if [ -e "$results/part-$name.log" ]; then
+        echo "== the end of what $name printed"
+        tail -n 10 "$results/part-$name.log"
+    fi
+done
 begin "end"
 if [ -n "$failed" ]; then
     echo "failed:$failed"

@@ -103,7 +103,7 @@ def test_vm_passes_on_output_status_environment_folder_and_files(tmp_path):
     environment = {**os.environ, "NDPY_TEST_ODD": "it's $HOME\nand more", "PYTHONPATH": os.getcwd()}
     done = run("--", "sh", "-c", script, "sh", "an argument", cwd=inner, env=environment)
     big = expected_output()
-    assert done.stdout[: len(big)] == big
+    assert done.stdout[: len(big)] == big, f"status {done.returncode}, standard error:\n{done.stderr.decode()}"
     told = done.stdout[len(big) :].decode().splitlines()
     assert told[:5] == [str(inner), "0", "unlimited", "it's $HOME", "and more|an argument|"]
     assert "rxe0" in told
