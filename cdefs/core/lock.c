@@ -62,13 +62,18 @@ void gate_free(struct gate *gate)
 
 /* ---- Lock ---- */
 
-/* As rlock_acquire(). */
+/* As rlock_acquire(). A thread that has the lock would wait for ever: that is an error. */
 static int lock_acquire(Lock *lock, double seconds)
 {
     int got = 1;
 
     while (got == 1 && !lock_take(lock)) {
         if (seconds == 0) return 0;
+        if (seconds < 0 && lock_is_own(lock)) {
+            PyErr_SetString(PyExc_RuntimeError,
+                "this call began within another call of the same object, in a finalizer or a signal handler; let the other one end first");
+            return -1;
+        }
         if (gate_begin_wait(&lock->gate) < 0) return -1;
         if (lock_is_held(lock)) got = gate_wait(&lock->gate, &seconds);
         gate_end_wait(&lock->gate);

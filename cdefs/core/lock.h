@@ -42,10 +42,11 @@ struct gate {
     SHARED char is_signaled;
 };
 
-/* A lock that nobody takes twice. Any thread may leave it. */
+/* A lock that nobody takes twice. Any thread may leave it. owner: the thread that has taken it, as long as it is held. */
 typedef struct {
     PyObject_HEAD
     struct gate gate;
+    SHARED unsigned long owner;
     SHARED char held;
 } Lock;
 
@@ -71,7 +72,8 @@ void gate_free(struct gate *gate);
 
 /* A lock that nobody holds. Returns NULL with an error. */
 Lock *lock_new(void);
-/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with the error of gate_wait(). */
+/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with the error of gate_wait(), or because this thread
+   has it already. */
 int lock_wait(Lock *lock);
 
 /* A lock that nobody holds. Returns NULL with an error. */
@@ -150,12 +152,13 @@ HOT int lock_take(Lock *lock)
 #ifdef Py_GIL_DISABLED
     char free = 0;
 
-    return atomic_compare_exchange_strong(&lock->held, &free, 1);
+    if (!atomic_compare_exchange_strong(&lock->held, &free, 1)) return 0;
 #else
     if (lock->held) return 0;
     lock->held = 1;
-    return 1;
 #endif
+    lock->owner = PyThread_get_thread_ident();
+    return 1;
 }
 
 static inline int lock_is_held(const Lock *lock)
@@ -169,8 +172,17 @@ HOT int lock_enter(Lock *lock)
     return lock_take(lock) ? 0 : lock_wait(lock);
 }
 
+/* Whether this thread has taken the lock, and nobody has left it since. */
+static inline int lock_is_own(const Lock *lock)
+{
+    return lock->held && lock->owner == PyThread_get_thread_ident();
+}
+
 HOT void lock_leave(Lock *lock)
 {
+#ifdef Py_GIL_DISABLED
+    lock->owner = 0; /* for the time between the two changes of lock_take() */
+#endif
     lock->held = 0;
     if (lock->gate.waiters) gate_wake(&lock->gate);
 }

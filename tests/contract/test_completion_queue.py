@@ -507,6 +507,33 @@ def test_what_only_the_other_system_has_is_unsupported(adapter, keep):
             use()
 
 
+@pytest.mark.parametrize("call", ["poll", "wait", "post"])
+def test_a_call_within_another_call_of_the_same_object_is_refused(pair, keep, call):
+    """As a signal handler or a finalizer may make it. It would wait for ever."""
+    cq, queue_pair = pair.client.cq, pair.client.queue_pair
+    region = memory(keep, pair.adapter, 8)
+    calls = {"poll": cq.poll, "wait": lambda: cq.wait(DEADLINE_S), "post": lambda: queue_pair.receive(region[0:8])}
+    refused: list[BaseException] = []
+
+    def interrupt(frame, event, argument):
+        if frame.f_code.co_name == "_collect_one" and not refused:
+            sys.setprofile(None)
+            with queue_pair._lock, pytest.raises(RuntimeError, match="within another call") as error:
+                calls[call]()
+            refused.append(error.value)
+
+    queue_pair.receive(region[0:8])
+    pair.client.connector.disconnect(DEADLINE_S)
+    sys.setprofile(interrupt)
+    try:
+        completions = take(cq)
+    finally:
+        sys.setprofile(None)
+    assert len(refused) == 1
+    assert [completion.status for completion in completions] == [Status.CANCELED]
+    assert cq.poll() == []
+
+
 def test_two_pairs_report_to_their_own_queues(adapter, keep, pair):
     second = connect_pair(keep, adapter)
     memory(keep, adapter, 8)

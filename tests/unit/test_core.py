@@ -202,6 +202,15 @@ def test_a_lock_is_held_by_one():
         lock.release()
 
 
+def test_a_thread_that_has_a_lock_does_not_wait_for_it():
+    lock = _core.Lock()
+    with lock, pytest.raises(RuntimeError, match="within another call"), lock:
+        pass
+    with lock, pytest.raises(RuntimeError, match="within another call"):
+        lock.acquire()
+    assert not lock.locked()
+
+
 def test_whoever_waits_for_a_lock_gets_it():
     lock, got = _core.Lock(), threading.Event()
 
