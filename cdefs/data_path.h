@@ -72,8 +72,9 @@ static const uint16_t allowed_flags[] = {
     [NDPY_SEND_AND_INVALIDATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
     [NDPY_SEND_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
     [NDPY_WRITE_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_SEND_DATAGRAM] = NDPY_SILENT_SUCCESS | NDPY_SOLICITED | NDPY_INLINE,
-    [NDPY_SEND_DATAGRAM_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_SEND_TO] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_SEND_TO_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
+    [NDPY_WRITE_TO_WITH_IMMEDIATE] = NDPY_SILENT_SUCCESS | NDPY_READ_FENCE | NDPY_SOLICITED | NDPY_INLINE,
 };
 
 /* What an atomic operation reads and writes. */
@@ -97,7 +98,7 @@ HOT uint32_t completes_as(uint32_t operation)
 {
     if (operation < NDPY_SEND_AND_INVALIDATE)
         return operation;
-    return operation == NDPY_WRITE_WITH_IMMEDIATE ? NDPY_WRITE : NDPY_SEND;
+    return operation == NDPY_WRITE_WITH_IMMEDIATE || operation == NDPY_WRITE_TO_WITH_IMMEDIATE ? NDPY_WRITE : NDPY_SEND;
 }
 
 /* Whether the queue pair takes such an operation. Returns 0, or a refusal. */
@@ -111,6 +112,9 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
             return NDPY_UNALIGNED;
         return qp->refuses_reads ? NDPY_NO_READS : 0;
     }
+    /* A datagram overtakes reads. */
+    if (operation >= NDPY_SEND_TO && remote->operands[0] && flags & NDPY_READ_FENCE)
+        return NDPY_BAD_FLAGS;
     if (!is_atomic(operation))
         return 0;
     if (count != 1 || elements->length != ATOMIC_SIZE)
@@ -338,6 +342,13 @@ HOT int translate_success(
     return 1;
 }
 
+HOT const struct ndpy_shared_queue *shared_queue_of(const struct ndpy_slot *slot)
+{
+    const char *first = (const char *)(slot - slot->sequence);
+
+    return (const void *)(first - offsetof(struct ndpy_shared_queue, slots));
+}
+
 /* Translates any other completion. */
 HOT void translate_rest(
     const struct native *native, const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
@@ -381,6 +392,8 @@ HOT void translate_rest(
         out->flags = NDPY_FROM_SHARED_QUEUE;
         if (slot->operation == NDPY_INVALIDATE)
             out->flags |= NDPY_INTERNAL | NDPY_INVALIDATED;
+        else
+            out->retired = shared_queue_of(slot)->name;
     }
     if (slot->operation == NDPY_RECEIVE && out->status == NDPY_SUCCESS) {
         native->received(result, out);

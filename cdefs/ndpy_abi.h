@@ -13,12 +13,13 @@ enum ndpy_operation {
     NDPY_FETCH_AND_ADD = 8,
     NDPY_ATOMIC_WRITE = 9,                   /* operands: the value */
     NDPY_FLUSH_MEMORY = 10,                  /* operands: the kinds, and whether it is the whole region */
-    /* Only for posting: they complete as sends, and WRITE_WITH_IMMEDIATE as a write. */
+    /* Only for posting: they complete as sends, and the writes among them as writes. Those with TO go to a destination. */
     NDPY_SEND_AND_INVALIDATE = 16,
     NDPY_SEND_WITH_IMMEDIATE = 17,
     NDPY_WRITE_WITH_IMMEDIATE = 18,
-    NDPY_SEND_DATAGRAM = 19,
-    NDPY_SEND_DATAGRAM_WITH_IMMEDIATE = 20
+    NDPY_SEND_TO = 19,
+    NDPY_SEND_TO_WITH_IMMEDIATE = 20,
+    NDPY_WRITE_TO_WITH_IMMEDIATE = 21
 };
 
 enum ndpy_status {
@@ -77,7 +78,8 @@ enum ndpy_connection {
 
 enum ndpy_completion_flag {
     NDPY_INTERNAL = 1,          /* not for the program: it only retires requests */
-    NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot */
+    NDPY_FROM_SHARED_QUEUE = 2, /* queue_pair is the provider's number, slot the shared queue's slot, and retired the name that
+                                   ndpy_shared_queue_name() gave the shared queue, or 0 */
     NDPY_INVALIDATED = 4,       /* the peer has invalidated a window; vendor_status is its token. With INTERNAL and
                                    FROM_SHARED_QUEUE there is no queue pair, and slot is the window's number. */
     NDPY_IMMEDIATE = 8,         /* a receive with immediate data; vendor_status is this data */
@@ -119,7 +121,7 @@ struct ndpy_element {
 
 /* What a request says to the peer: memory of it, immediate data, and operands. Those of an atomic operation: what is compared and
    then swapped in, or what is added. Those of a datagram: the provider's address handle, and the peer's number with its Q_Key in
-   the upper half. window_address and window_length: the memory that the memory is a slice of. */
+   the upper half. Those of a request to a shared receive queue of XRC: 0, and the queue's number. window_address and window_length: the memory that the memory is a slice of. */
 struct ndpy_remote {
     uint64_t address;
     uint64_t length;
@@ -171,6 +173,8 @@ int ndpy_queue_pair_ended(struct ndpy_queue_pair *qp, uint32_t count);
 struct ndpy_shared_queue *ndpy_shared_queue_new(void *native, uint32_t depth, uint32_t max_sge,
     uint64_t max_length);
 void ndpy_shared_queue_free(struct ndpy_shared_queue *queue);
+/* Its completions carry this name. Without it, their queue pairs lead to the shared queue. */
+void ndpy_shared_queue_name(struct ndpy_shared_queue *queue, uint32_t name);
 
 struct ndpy_completion_queue *ndpy_completion_queue_new(void *native);
 void ndpy_completion_queue_free(struct ndpy_completion_queue *cq);

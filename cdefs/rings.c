@@ -151,6 +151,11 @@ void ndpy_shared_queue_free(struct ndpy_shared_queue *queue)
     free(queue);
 }
 
+void ndpy_shared_queue_name(struct ndpy_shared_queue *queue, uint32_t name)
+{
+    queue->name = name;
+}
+
 struct ndpy_completion_queue *ndpy_completion_queue_new(void *native)
 {
     struct ndpy_completion_queue *cq = calloc(1, sizeof *cq);

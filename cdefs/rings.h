@@ -117,6 +117,7 @@ struct ndpy_shared_queue {
     void *elements;
     uint32_t depth;
     uint32_t max_sge;
+    uint32_t name;              /* see ndpy_shared_queue_name() */
     uint64_t max_length;
     struct ndpy_slot slots[];
 };

@@ -73,6 +73,7 @@ from ndpy.queue_pair_attributes import (
 )
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.work_queues import QueuePairLimits
+from ndpy.xrc import XrcDestination, XrcDomain, XrcReceiveQueue, XrcReceiver, XrcSender
 
 if TYPE_CHECKING:
     from ndpy import aio as aio
@@ -186,6 +187,11 @@ __all__ = [
     "SharedReceiveQueue",
     "Status",
     "UnsupportedError",
+    "XrcDestination",
+    "XrcDomain",
+    "XrcReceiveQueue",
+    "XrcReceiver",
+    "XrcSender",
     "alloc",
     "list_adapters",
     "open_adapter",

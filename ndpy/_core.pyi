@@ -22,6 +22,7 @@ from ndpy.queue_pair import QueuePair
 from ndpy.resource import Orphans as PublicOrphans
 from ndpy.resource import Resource
 from ndpy.shared_receive_queue import SharedReceiveQueue
+from ndpy.xrc import XrcDestination
 
 def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]: ...
 
@@ -196,11 +197,21 @@ class Batch:
     def send_to(
         self,
         sges: Elements,
-        destination: Destination,
+        destination: Destination | XrcDestination,
         *,
         context: int = 0,
         flags: int = 0,
         immediate: int | None = None,
+    ) -> None: ...
+    def write_to(
+        self,
+        sges: Elements,
+        remote: PublicRemoteMemory,
+        destination: XrcDestination,
+        immediate: int,
+        *,
+        context: int = 0,
+        flags: int = 0,
     ) -> None: ...
     def compare_and_swap(
         self,

@@ -7,6 +7,7 @@ import functools
 import gc
 import mmap
 import operator
+import os
 import threading
 import time
 import weakref
@@ -38,6 +39,7 @@ from ndpy.resource import Orphans, Resource, _serials, busy, prevent_close
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import QueuePairLimits
+from ndpy.xrc import XrcDomain, XrcReceiveQueue, XrcSender
 
 if TYPE_CHECKING:
     from ndpy.protection_domain import ProtectionDomain
@@ -55,6 +57,12 @@ _CAPABILITIES_OF_DETAILS = {
     CompletionDetails.TIMESTAMP: Capability.TIMESTAMPS,
     CompletionDetails.WALL_CLOCK: Capability.WALL_CLOCK_TIMESTAMPS,
     CompletionDetails.FLOW_TAG: Capability.FLOW_TAGS,
+}
+
+_MADE_ELSEWHERE = {
+    QueuePairType.UD: "create_datagram_queue_pair()",
+    QueuePairType.XRC_SEND: "create_xrc_sender()",
+    QueuePairType.XRC_RECV: "XrcDomain.create_receiver()",
 }
 
 # How long close() waits for its turn to collect garbage.
@@ -120,6 +128,8 @@ class Adapter(_core.Adapter, Resource):
     _datagram_listener_class: ClassVar[Callable[..., DatagramListener]]
     _protection_domain_class: ClassVar[Callable[..., ProtectionDomain]]
     _device_memory_class: ClassVar[Callable[..., DeviceMemory]]
+    _xrc_domain_class: ClassVar[Callable[..., XrcDomain]]
+    _xrc_sender_class: ClassVar[Callable[..., XrcSender]]
 
     #: None until _native_open() has made it.
     _events: AdapterThread = None  # type: ignore[assignment]
@@ -429,9 +439,7 @@ class Adapter(_core.Adapter, Resource):
             raise errors.UnsupportedError(
                 f"{self.info.name} has no shared receive queues", operation="create shared receive queue"
             )
-        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
-        self._limit("max_sge", max_sge, self.info.max_receive_sge)
-        self._limit("threshold", threshold, depth, least=0)
+        self._check_shared_receive_queue(depth, max_sge, threshold)
         return self._make(self._shared_receive_queue_class, depth, max_sge, threshold)
 
     def create_queue_pair(
@@ -469,9 +477,13 @@ class Adapter(_core.Adapter, Resource):
         self._require_same_device(initiator_cq, "the initiator completion queue")
         if srq is not None:
             self._require_same_adapter(srq, "the shared receive queue")
+            if isinstance(srq, XrcReceiveQueue):
+                raise ValueError(
+                    "an XrcReceiveQueue takes what peers send to its number; no queue pair is created with it"
+                )
         info = self.info
-        if type is QueuePairType.UD:
-            raise ValueError("create_datagram_queue_pair() makes queue pairs of type UD")
+        if type in _MADE_ELSEWHERE:
+            raise ValueError(f"{_MADE_ELSEWHERE[type]} makes queue pairs of type {type.name}")
         if type is not QueuePairType.RC and Capability.UNRELIABLE_CONNECTIONS not in info.capabilities:
             raise errors.UnsupportedError(
                 f"{info.name} has no queue pairs of type {type.name}", operation="create queue pair"
@@ -532,6 +544,51 @@ class Adapter(_core.Adapter, Resource):
         self._limit("pkey_index", pkey_index, 0xFFFF, least=0)
         with prevent_close(receive_cq, initiator_cq):
             return self._datagram_queue_pair_class(self, receive_cq, initiator_cq, limits, qkey, pkey_index)
+
+    def open_xrc_domain(self, path: str | os.PathLike[str] | None = None) -> XrcDomain:
+        """Open a domain of XRC. See XrcDomain.
+
+        Parameters:
+            path: a file that stands for the domain, so that other processes can open the same one. It is made if it does not
+                exist, and its content does not matter. None for a domain of this process.
+        Raises:
+            UnsupportedError: info.capabilities lacks XRC, as on rxe, siw, soft0 and every NetworkDirect adapter.
+            AccessViolationError, ProviderError: the file cannot be opened.
+            InsufficientResourcesError: the adapter or the system has no room for it.
+        Source: ibv_open_xrcd(3).
+        """
+        self._require(Capability.XRC, "open XRC domain")
+        return self._make(self._xrc_domain_class, path)
+
+    def create_xrc_sender(
+        self,
+        initiator_cq: CompletionQueue,
+        *,
+        initiator_queue_depth: int = 64,
+        max_initiator_sge: int = 1,
+        inline_data_size: int = 0,
+    ) -> XrcSender:
+        """Make the sending end of an extended reliable connection. It is not connected yet. See XrcSender.
+
+        Parameters:
+            initiator_cq: takes the completions of its requests.
+            initiator_queue_depth, max_initiator_sge, inline_data_size: as for create_queue_pair().
+        Raises:
+            UnsupportedError: info.capabilities lacks XRC.
+            LimitExceededError, ForeignObjectError, InsufficientResourcesError: as for create_queue_pair().
+        Source: ibv_create_qp(3) with IBV_QPT_XRC_SEND.
+        """
+        self._require(Capability.XRC, "create queue pair")
+        self._require_same_device(initiator_cq, "the initiator completion queue")
+        limits = QueuePairLimits(0, initiator_queue_depth, 0, max_initiator_sge, inline_data_size)
+        self._check_limits(limits)
+        with prevent_close(initiator_cq):
+            return self._xrc_sender_class(self, initiator_cq, limits)
+
+    def _check_shared_receive_queue(self, depth: int, max_sge: int, threshold: int) -> None:
+        self._limit("a shared receive queue's depth", depth, self.info.max_shared_receive_queue_depth)
+        self._limit("max_sge", max_sge, self.info.max_receive_sge)
+        self._limit("threshold", threshold, depth, least=0)
 
     def _check_limits(self, limits: QueuePairLimits) -> None:
         for name, value in vars(limits).items():

@@ -63,6 +63,15 @@ class PostedRequests(_core.PostedRequests):
         return status, record
 
 
+class _Nobody:
+    """Its reference ends at once."""
+
+
+def requests_of_nobody() -> PostedRequests:
+    """Requests whose queue pair is None: of a receiver in another process."""
+    return PostedRequests(_Nobody())  # type: ignore[arg-type]
+
+
 def _raise_for_status(completion: Completion) -> None:
     """Raise the exception that fits the status of a request that did not succeed."""
     status = completion.status

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _core, errors
-from ndpy.completion import Completion, PostedRequests
+from ndpy.completion import Completion, PostedRequests, requests_of_nobody
 from ndpy.flags import Capability, Notify, Operation, Status
 from ndpy.memory import MemoryWindow
 from ndpy.pending import Pending
@@ -35,6 +35,7 @@ from ndpy.resource import Resource, busy
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.poller import Poller
+    from ndpy.xrc import XrcReceiveQueue
 
 # Flags of struct ndpy_completion, as in cdefs/ndpy_abi.h.
 _INTERNAL = 1
@@ -90,6 +91,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         self._native: Any = None
         #: The key is the provider's number of the queue pair. The second value is the shared receive queue of the receives.
         self._shared_receivers: dict[int, tuple[PostedRequests, Any]] = {}
+        #: The shared receive queues of XRC whose completions come here, by the name that these carry.
+        self._xrc_queues: weakref.WeakValueDictionary[int, XrcReceiveQueue] = weakref.WeakValueDictionary()
         #: How many queue pairs have their completions here.
         self._users = 0
         #: None before the first one. Use this only under the lock.
@@ -221,6 +224,12 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             del self._posted_requests[number]
 
     def _take_shared(self, entry: tuple[int, ...]) -> PostedRequests:
+        if entry[7]:
+            queue = self._xrc_queues.get(entry[7])
+            if queue is None:
+                return requests_of_nobody()
+            queue._free_slot(entry[8])
+            return queue._receiver_of(entry[6])
         posted, shared = self._shared_receivers[entry[6]]
         shared._free_slot(entry[8])
         if posted.stored_shared:

@@ -18,7 +18,7 @@ from ndpy.queue_pair import QueuePair
 from ndpy.queue_pair_attributes import AddressVector
 from ndpy.resource import Resource, busy
 from ndpy.weak_set import SharedWeakSet
-from ndpy.work_queues import SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE
+from ndpy.work_queues import SEND_TO, SEND_TO_WITH_IMMEDIATE
 
 MULTICAST_NUMBER = 0xFFFFFF
 #: The Q_Key of all datagrams whose way the connection manager finds by IP addresses.
@@ -286,7 +286,7 @@ class DatagramQueuePair(QueuePair):
         self._require_same_adapter(destination, "the destination")
         if immediate is not None and not (isinstance(immediate, int) and 0 <= immediate < 1 << 32):
             raise ValueError(f"immediate is 0 to 4294967295, not {immediate!r}")
-        operation = SEND_DATAGRAM if immediate is None else SEND_DATAGRAM_WITH_IMMEDIATE
+        operation = SEND_TO if immediate is None else SEND_TO_WITH_IMMEDIATE
         words = (immediate or 0, *destination._words)
         self._post_many(operation, sges, context, flags, None, words, destination)
 

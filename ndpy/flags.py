@@ -19,6 +19,7 @@ class Capability(enum.Flag):
         IMMEDIATE_DATA: send() and write() take `immediate`.
         UNRELIABLE_CONNECTIONS: create_queue_pair() takes QueuePairType.UC.
         DATAGRAMS: create_datagram_queue_pair() works.
+        XRC: Adapter.open_xrc_domain() and create_xrc_sender() work.
         COUNTERS: Adapter.counters() works.
         EVENTS: Adapter.events() works.
         PROTECTION_DOMAINS: create_protection_domain() works.
@@ -93,6 +94,7 @@ class Capability(enum.Flag):
     ATOMIC_WRITE = enum.auto()
     FLUSH = enum.auto()
     FLUSH_PERSISTENT = enum.auto()
+    XRC = enum.auto()
 
     def names(self) -> list[str]:
         """The names of the set flags, in alphabetical order."""

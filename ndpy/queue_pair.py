@@ -33,6 +33,9 @@ _IDLE_S = 0.02
 _REVOKE_S = 5.0
 
 
+_THAT_RETRY = (QueuePairType.RC, QueuePairType.XRC_SEND)
+
+
 class QueuePair(WorkQueues):
     """One end of a connection, made by Adapter.create_queue_pair().
 
@@ -205,7 +208,7 @@ class QueuePair(WorkQueues):
             self._check()
             if self._never_connected:
                 raise errors.NotConnectedError("the queue pair has no connection", operation="retry")
-            if Capability.RETRY_POLICY not in self._adapter.info.capabilities or self.type is not QueuePairType.RC:
+            if Capability.RETRY_POLICY not in self._adapter.info.capabilities or self.type not in _THAT_RETRY:
                 return RetryPolicy()
             return self._native_retry()
 
@@ -603,14 +606,18 @@ class QueuePair(WorkQueues):
         """
         self._require_endpoints("connect_endpoint")
         self._require_unused()
-        if retry is not None and self.type is not QueuePairType.RC:
+        if retry is not None and self.type not in (*_THAT_RETRY, QueuePairType.XRC_RECV):
             raise errors.UnsupportedError(
                 f"a queue pair of type {self.type.name} does not try again, so it has no RetryPolicy",
                 operation="connect_endpoint",
             )
         local = self._local or self.local_endpoint()
         limits = cap_read_limits(self._adapter.info, inbound_read_limit, outbound_read_limit)
-        if self.type is not QueuePairType.RC:
+        if self.type is QueuePairType.XRC_SEND:
+            limits = limits._replace(inbound=0)
+        elif self.type is QueuePairType.XRC_RECV:
+            limits = limits._replace(outbound=0)
+        elif self.type is not QueuePairType.RC:
             limits = ReadLimits(0, 0)
         if remote.inbound_read_limit is not None:
             limits = limits._replace(outbound=min(limits.outbound, remote.inbound_read_limit))

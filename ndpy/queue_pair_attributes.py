@@ -20,12 +20,16 @@ class QueuePairType(enum.Enum):
         UC: unreliable connection, with Capability.UNRELIABLE_CONNECTIONS. Sends and writes only. A message that is lost is lost
             as a whole, and its sender does not learn of it. A message that finds no receive is dropped.
         UD: datagrams, with Capability.DATAGRAMS. Adapter.create_datagram_queue_pair() makes such a queue pair.
-    Source: ibv_create_qp(3), IBV_QPT_RC, IBV_QPT_UC and IBV_QPT_UD.
+        XRC_SEND, XRC_RECV: the two ends of an extended reliable connection, with Capability.XRC. Adapter.create_xrc_sender() and
+            XrcDomain.create_receiver() make them.
+    Source: ibv_create_qp(3), enum ibv_qp_type.
     """
 
     RC = "RC"
     UC = "UC"
     UD = "UD"
+    XRC_SEND = "XRC_SEND"
+    XRC_RECV = "XRC_RECV"
 
 
 class QueuePairState(enum.IntEnum):
@@ -250,25 +254,36 @@ _RC_DRAINED = {
 
 Change = tuple[QueuePairState, QueuePairState]
 
+_RC = {
+    (_RESET, _INIT): (frozenset({"port", "pkey_index", "access"}), _ANY),
+    (_INIT, _INIT): (_ANY, frozenset({"port", "pkey_index", "access"})),
+    (_INIT, _RTR): (
+        frozenset({"path", "path_mtu", "remote_number", "receive_psn", "inbound_read_limit", "min_rnr_timer"}),
+        frozenset({"pkey_index", "access", "alternate_path"}),
+    ),
+    (_RTR, _RTS): (
+        frozenset({"send_psn", "outbound_read_limit", "ack_timeout", "retry_count", "rnr_retry_count"}),
+        _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"},
+    ),
+    (_RTS, _RTS): (_ANY, _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"}),
+    (_RTS, _SQD): (_ANY, frozenset({"notify_drained"})),
+    (_SQD, _SQD): (_ANY, _DRAINED | _RC_DRAINED),
+    (_SQD, _RTS): (_ANY, _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"}),
+}
+_OF_RESPONDERS = frozenset({"inbound_read_limit", "min_rnr_timer"})
+_OF_REQUESTERS = frozenset({"outbound_read_limit", "retry_count", "rnr_retry_count", "rate_limit"})
+
+
+def _without(names: frozenset[str]) -> dict[Change, tuple[frozenset[str], frozenset[str]]]:
+    return {change: (needed - names, taken - names) for change, (needed, taken) in _RC.items()}
+
+
 #: For each change of state: the attributes that it needs, and those that it also takes. Besides, each state changes to RESET and
 #: to ERROR, with no attributes. Source: InfiniBand Architecture, volume 1, 11.2.5.2; ibv_modify_qp(3).
 CHANGES: Mapping[QueuePairType, Mapping[Change, tuple[frozenset[str], frozenset[str]]]] = {
-    QueuePairType.RC: {
-        (_RESET, _INIT): (frozenset({"port", "pkey_index", "access"}), _ANY),
-        (_INIT, _INIT): (_ANY, frozenset({"port", "pkey_index", "access"})),
-        (_INIT, _RTR): (
-            frozenset({"path", "path_mtu", "remote_number", "receive_psn", "inbound_read_limit", "min_rnr_timer"}),
-            frozenset({"pkey_index", "access", "alternate_path"}),
-        ),
-        (_RTR, _RTS): (
-            frozenset({"send_psn", "outbound_read_limit", "ack_timeout", "retry_count", "rnr_retry_count"}),
-            _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"},
-        ),
-        (_RTS, _RTS): (_ANY, _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"}),
-        (_RTS, _SQD): (_ANY, frozenset({"notify_drained"})),
-        (_SQD, _SQD): (_ANY, _DRAINED | _RC_DRAINED),
-        (_SQD, _RTS): (_ANY, _CONNECTED | {"min_rnr_timer", "rate_limit", "current_state"}),
-    },
+    QueuePairType.RC: _RC,
+    QueuePairType.XRC_SEND: _without(_OF_RESPONDERS),
+    QueuePairType.XRC_RECV: _without(_OF_REQUESTERS),
     QueuePairType.UC: {
         (_RESET, _INIT): (frozenset({"port", "pkey_index", "access"}), _ANY),
         (_INIT, _INIT): (_ANY, frozenset({"port", "pkey_index", "access"})),

@@ -236,6 +236,7 @@ class SharedReceiveQueue(Resource):
             with self._lock:
                 if self._srq is not None:
                     self._native_destroy()
+                self._before_free()
                 native, self._native = self._native, None
                 if native is not None:
                     self._lib.ndpy_shared_queue_free(native)
@@ -245,6 +246,9 @@ class SharedReceiveQueue(Resource):
             raise
         self._end_armed(errors.CanceledError("the shared receive queue was closed", operation="arm"))
         self._records.clear()
+
+    def _before_free(self) -> None:
+        """The native queue has gone. Under the lock."""
 
     def _describe(self) -> str:
         return f"SharedReceiveQueue of depth {self.depth}"

@@ -38,10 +38,10 @@ ATOMIC_WRITE = int(Operation.ATOMIC_WRITE)
 FLUSH_MEMORY = int(Operation.FLUSH_MEMORY)
 # enum ndpy_operation: sends and a write, which complete as such.
 SEND_AND_INVALIDATE, SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE = 16, 17, 18
-SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE = 19, 20
+SEND_TO, SEND_TO_WITH_IMMEDIATE, WRITE_TO_WITH_IMMEDIATE = 19, 20, 21
 _ATOMIC = (COMPARE_AND_SWAP, FETCH_AND_ADD)
 _ATOMIC_SIZE = 8
-_MAY_BE_INLINE = (SEND, WRITE, *range(SEND_AND_INVALIDATE, SEND_DATAGRAM_WITH_IMMEDIATE + 1))
+_MAY_BE_INLINE = (SEND, WRITE, *range(SEND_AND_INVALIDATE, WRITE_TO_WITH_IMMEDIATE + 1))
 # What an adapter needs for the operations beyond WRITE.
 _NEEDS = {
     COMPARE_AND_SWAP: Capability.ATOMICS,
@@ -51,8 +51,6 @@ _NEEDS = {
     SEND_AND_INVALIDATE: Capability.SEND_INVALIDATE,
     SEND_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
     WRITE_WITH_IMMEDIATE: Capability.IMMEDIATE_DATA,
-    SEND_DATAGRAM: Capability.DATAGRAMS,
-    SEND_DATAGRAM_WITH_IMMEDIATE: Capability.DATAGRAMS,
 }
 # What queue pairs of each type take of these.
 _TAKEN_BY = {
@@ -66,7 +64,22 @@ _TAKEN_BY = {
         WRITE_WITH_IMMEDIATE,
     },
     QueuePairType.UC: {SEND_WITH_IMMEDIATE, WRITE_WITH_IMMEDIATE},
-    QueuePairType.UD: {SEND_DATAGRAM, SEND_DATAGRAM_WITH_IMMEDIATE},
+    QueuePairType.UD: {SEND_TO, SEND_TO_WITH_IMMEDIATE},
+    QueuePairType.XRC_SEND: {
+        COMPARE_AND_SWAP,
+        FETCH_AND_ADD,
+        SEND_TO,
+        SEND_TO_WITH_IMMEDIATE,
+        WRITE_TO_WITH_IMMEDIATE,
+    },
+    QueuePairType.XRC_RECV: set(),
+}
+_DOES = {
+    QueuePairType.UC: "sends and writes only",
+    QueuePairType.UD: "sends datagrams only",
+    QueuePairType.XRC_SEND: "names a shared receive queue with what it sends, by send_to() and write_to(); besides it reads, writes "
+    "and does atomic operations",
+    QueuePairType.XRC_RECV: "posts no requests",
 }
 #: The immediate data and both operands of a request that has none.
 Words = tuple[int, int, int]
@@ -82,8 +95,8 @@ _FLAGS_OF: dict[int, str] = {
     SEND_AND_INVALIDATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     SEND_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
     WRITE_WITH_IMMEDIATE: "SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE",
-    SEND_DATAGRAM: "SILENT_SUCCESS, SOLICITED and INLINE",
-    SEND_DATAGRAM_WITH_IMMEDIATE: "SILENT_SUCCESS, SOLICITED and INLINE",
+    SEND_TO: "SILENT_SUCCESS, SOLICITED and INLINE",
+    SEND_TO_WITH_IMMEDIATE: "SILENT_SUCCESS, SOLICITED and INLINE",
     WRITE: "SILENT_SUCCESS, READ_FENCE and INLINE",
 }
 
@@ -101,8 +114,9 @@ def operation_name(operation: int) -> str:
         SEND_AND_INVALIDATE: "send_and_invalidate",
         SEND_WITH_IMMEDIATE: "send with immediate data",
         WRITE_WITH_IMMEDIATE: "write with immediate data",
-        SEND_DATAGRAM: "send",
-        SEND_DATAGRAM_WITH_IMMEDIATE: "send with immediate data",
+        SEND_TO: "send",
+        SEND_TO_WITH_IMMEDIATE: "send with immediate data",
+        WRITE_TO_WITH_IMMEDIATE: "write with immediate data",
     }
     return names.get(operation) or Operation(operation).name.lower()
 
@@ -265,7 +279,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         """The operations beyond WRITE that the adapter has, each as the bit of its number."""
         capabilities = self._adapter.info.capabilities
         taken = _TAKEN_BY[self.type]
-        return sum(1 << operation for operation in taken if _NEEDS[operation] in capabilities)
+        return sum(1 << operation for operation in taken if _NEEDS.get(operation, Capability.NONE) in capabilities)
 
     @property
     def _max_length(self) -> int:
@@ -376,9 +390,8 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _unsupported(self, operation: int) -> errors.UnsupportedError:
         if self.type is not QueuePairType.RC and operation not in _TAKEN_BY[self.type]:
-            does = "sends datagrams" if self.type is QueuePairType.UD else "sends and writes"
             return errors.UnsupportedError(
-                f"a queue pair of type {self.type.name} {does} only", operation=operation_name(operation)
+                f"a queue pair of type {self.type.name} {_DOES[self.type]}", operation=operation_name(operation)
             )
         adapter = self._adapter.info.name
         reasons = {

@@ -479,8 +479,20 @@ static PyObject *batch_send_to(PyObject *self, PyObject *const *arguments, Py_ss
         return NULL;
     has_immediate = given[4] && given[4] != Py_None;
     if (has_immediate && read_immediate(given[4], &words.immediate) < 0) return NULL;
-    return add_to(self, has_immediate ? NDPY_SEND_DATAGRAM_WITH_IMMEDIATE : NDPY_SEND_DATAGRAM, given[0], NULL, given[2],
+    return add_to(self, has_immediate ? NDPY_SEND_TO_WITH_IMMEDIATE : NDPY_SEND_TO, given[0], NULL, given[2],
         given[3], &words, given[1]);
+}
+
+static PyObject *batch_write_to(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    struct ndpy_remote words = {0};
+    PyObject *given[6] = {NULL};
+
+    if (sort_arguments("write_to", arguments, count, keywords, names_of_write_to, 4, 6, given) < 0 ||
+        require("write_to", given, names_of_write_to, 4) < 0 || read_destination(given[2], &words) < 0 ||
+        read_immediate(given[3], &words.immediate) < 0)
+        return NULL;
+    return add_to(self, NDPY_WRITE_TO_WITH_IMMEDIATE, given[0], given[1], given[4], given[5], &words, given[2]);
 }
 
 static PyObject *batch_receive(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
@@ -921,7 +933,10 @@ static PyMethodDef batch_methods[] = {
         "Add an RDMA write. See QueuePair.write()."},
     {"send_to", FAST(batch_send_to),
         "send_to($self, sges, destination, *, context=0, flags=0, immediate=None)\n--\n\n"
-        "Add a datagram. See DatagramQueuePair.send()."},
+        "Add a send to a destination. See DatagramQueuePair.send() and XrcSender.send_to()."},
+    {"write_to", FAST(batch_write_to),
+        "write_to($self, sges, remote, destination, immediate, *, context=0, flags=0)\n--\n\n"
+        "Add a write with immediate data for a destination. See XrcSender.write_to()."},
     {"send_and_invalidate", FAST(batch_send_and_invalidate),
         "send_and_invalidate($self, sges, remote, *, context=0, flags=0)\n--\n\n"
         "Add a send that invalidates a window. See QueuePair.send_and_invalidate()."},

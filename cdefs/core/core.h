@@ -351,7 +351,7 @@ extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
    the first ones of them. */
 extern PyObject *names_with_remote[5], *names_without_remote[4], *names_of_swap[6], *names_of_add[5];
 extern PyObject *names_of_atomic_write[4], *names_of_flush_memory[5];
-extern PyObject *names_to_destination[5];
+extern PyObject *names_to_destination[5], *names_of_write_to[6];
 
 int read_remote(PyObject *object, struct ndpy_remote *out);
 /* Each returns 0, or -1 with an error. */

@@ -36,7 +36,7 @@ enum { SGES, REMOTE, CONTEXT, FLAGS, IMMEDIATE, ARGUMENTS };
 
 PyObject *names_with_remote[ARGUMENTS], *names_without_remote[ARGUMENTS - 1], *names_of_swap[6], *names_of_add[5];
 PyObject *names_of_atomic_write[4], *names_of_flush_memory[5];
-PyObject *names_to_destination[5];
+PyObject *names_to_destination[5], *names_of_write_to[6];
 
 /* ---- arguments ---- */
 
@@ -987,6 +987,11 @@ int add_work_queues(PyObject *module)
     for (int which = 0; which < ARGUMENTS; which++) names_to_destination[which] = names_with_remote[which];
     names_to_destination[REMOTE] = interned("destination");
     if (!names_to_destination[REMOTE]) return -1;
+    names_of_write_to[0] = names_with_remote[SGES];
+    names_of_write_to[1] = names_with_remote[REMOTE];
+    names_of_write_to[2] = names_to_destination[REMOTE];
+    names_of_write_to[3] = names_with_remote[IMMEDIATE];
+    for (int which = CONTEXT; which < IMMEDIATE; which++) names_of_write_to[which + 2] = names_with_remote[which];
     names_of_add[2] = interned(operands[2]);
     if (!names_of_swap[2] || !names_of_swap[3] || !names_of_add[2]) return -1;
     names_of_atomic_write[0] = names_of_flush_memory[0] = names_with_remote[REMOTE];

@@ -38,9 +38,10 @@ HOT enum ibv_wr_opcode native_opcode(uint32_t operation)
     case NDPY_SEND_AND_INVALIDATE:
         return IBV_WR_SEND_WITH_INV;
     case NDPY_SEND_WITH_IMMEDIATE:
-    case NDPY_SEND_DATAGRAM_WITH_IMMEDIATE:
+    case NDPY_SEND_TO_WITH_IMMEDIATE:
         return IBV_WR_SEND_WITH_IMM;
     case NDPY_WRITE_WITH_IMMEDIATE:
+    case NDPY_WRITE_TO_WITH_IMMEDIATE:
         return IBV_WR_RDMA_WRITE_WITH_IMM;
     default:
         return IBV_WR_SEND;
@@ -58,7 +59,10 @@ HOT void *native_elements(void *out, const struct ndpy_element *elements, uint32
 
 APART void special_request(struct ibv_send_wr *wr, uint32_t operation, const struct ndpy_remote *remote)
 {
-    if (operation == NDPY_SEND_DATAGRAM || operation == NDPY_SEND_DATAGRAM_WITH_IMMEDIATE) {
+    if (operation >= NDPY_SEND_TO && !remote->operands[0]) {
+        wr->qp_type.xrc.remote_srqn = (uint32_t)remote->operands[1];
+        wr->imm_data = htonl(remote->immediate);
+    } else if (operation >= NDPY_SEND_TO) {
         wr->wr.ud.ah = (struct ibv_ah *)(uintptr_t)remote->operands[0];
         wr->wr.ud.remote_qpn = (uint32_t)remote->operands[1];
         wr->wr.ud.remote_qkey = (uint32_t)(remote->operands[1] >> 32);

@@ -6,6 +6,7 @@
    Queue pairs for operations that ibv_post_send(3) does not have are created by ibv_create_qp_ex(3). All other requests are posted
    to them as to any queue pair. */
 
+#include <fcntl.h>
 #include <time.h>
 
 struct ibv_cq *ndpy_create_extended_queue(struct ibv_context *context, uint32_t depth, void *own,
@@ -191,6 +192,61 @@ struct ibv_qp *ndpy_create_queue_pair(struct ibv_pd *pd, const struct ibv_qp_ini
         return NULL;
     }
     return extended->create_qp_ex(pd->context, &request);
+}
+
+/* ---- XRC ---- */
+
+/* The functions that make something also return NULL, with errno. verbs_get_ctx_op() gives NULL if the library is too old. */
+static void *not_supported(void)
+{
+    errno = EOPNOTSUPP;
+    return NULL;
+}
+
+struct ibv_xrcd *ndpy_open_xrc_domain(struct ibv_context *context, int fd)
+{
+    struct verbs_context *extended = verbs_get_ctx_op(context, open_xrcd);
+    struct ibv_xrcd_init_attr request = {
+        .comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = fd, .oflags = O_CREAT};
+
+    return extended ? extended->open_xrcd(context, &request) : not_supported();
+}
+
+int ndpy_close_xrc_domain(struct ibv_xrcd *domain)
+{
+    return ibv_close_xrcd(domain);
+}
+
+struct ibv_srq *ndpy_create_xrc_queue(struct ibv_pd *pd, struct ibv_xrcd *domain, struct ibv_cq *cq,
+    const struct ibv_srq_init_attr *plain, uint32_t *number)
+{
+    struct verbs_context *extended = verbs_get_ctx_op(pd->context, create_srq_ex);
+    struct ibv_srq_init_attr_ex request = {
+        .srq_context = plain->srq_context,
+        .attr = plain->attr,
+        .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+        .srq_type = IBV_SRQT_XRC,
+        .pd = pd,
+        .xrcd = domain,
+        .cq = cq,
+    };
+    struct ibv_srq *made = extended ? extended->create_srq_ex(pd->context, &request) : not_supported();
+    int error = made ? ibv_get_srq_num(made, number) : 0;
+
+    if (!error)
+        return made;
+    ibv_destroy_srq(made);
+    errno = error > 0 ? error : -error;
+    return NULL;
+}
+
+struct ibv_qp *ndpy_create_xrc_receiver(struct ibv_context *context, struct ibv_xrcd *domain, void *own)
+{
+    struct verbs_context *extended = verbs_get_ctx_op(context, create_qp_ex);
+    struct ibv_qp_init_attr_ex request = {
+        .qp_context = own, .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = domain};
+
+    return extended ? extended->create_qp_ex(context, &request) : not_supported();
 }
 
 /* Bits of device_cap_flags_ex, and of IBV_QP_EX_WITH_…, which the headers may lack. */

@@ -141,7 +141,8 @@ enum ibv_advise_mr_advice { IBV_ADVISE_MR_ADVICE_PREFETCH, IBV_ADVISE_MR_ADVICE_
 
 enum ibv_srq_attr_mask { IBV_SRQ_MAX_WR, IBV_SRQ_LIMIT, ... };
 
-enum ibv_qp_type { IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, ... };
+enum ibv_qp_type { IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND, IBV_QPT_XRC_RECV, ... };
+struct ibv_xrcd { ...; };
 
 struct ibv_qp_cap {
     uint32_t max_send_wr;

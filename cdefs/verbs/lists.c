@@ -45,7 +45,10 @@ static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_lis
     int receives = request->operation == NDPY_RECEIVE;
 
     *nbytes = 0;
-    if (qp->receive->headers && !receives && request->operation < NDPY_SEND_DATAGRAM)
+    if (qp->receive->headers && !receives && request->operation < NDPY_SEND_TO)
+        return NDPY_UNSUPPORTED;
+    /* One that sends to destinations has no other. */
+    if (request->operation == NDPY_SEND && qp->offered & 1u << NDPY_SEND_TO)
         return NDPY_UNSUPPORTED;
     for (uint32_t i = 0; i < request->count; i++) {
         *nbytes += elements[i].length;

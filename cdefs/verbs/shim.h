@@ -42,6 +42,13 @@ const struct ndpy_provider *ndpy_extended_provider_table(void);
 /* As ibv_create_qp(). operations: those of enum ndpy_newer_operation that the queue pair takes besides those of ibv_post_send(). */
 enum ndpy_newer_operation { NDPY_WITH_FLUSH = 0x800, NDPY_WITH_ATOMIC_WRITE = 0x1000 };
 struct ibv_qp *ndpy_create_queue_pair(struct ibv_pd *pd, const struct ibv_qp_init_attr *plain, uint64_t operations);
+/* XRC. Those that make something return NULL and set errno on failure, and the second returns an errno. fd: a file whose domain all
+   processes share, or -1. number: by which senders name the queue. */
+struct ibv_xrcd *ndpy_open_xrc_domain(struct ibv_context *context, int fd);
+int ndpy_close_xrc_domain(struct ibv_xrcd *domain);
+struct ibv_srq *ndpy_create_xrc_queue(struct ibv_pd *pd, struct ibv_xrcd *domain, struct ibv_cq *cq,
+    const struct ibv_srq_init_attr *plain, uint32_t *number);
+struct ibv_qp *ndpy_create_xrc_receiver(struct ibv_context *context, struct ibv_xrcd *domain, void *own);
 /* What the device says that it can do of this. */
 enum ndpy_newer_capability {
     NDPY_CAN_WRITE_ATOMICALLY = 1, NDPY_CAN_FLUSH_GLOBALLY = 2, NDPY_CAN_FLUSH_PERSISTENTLY = 4

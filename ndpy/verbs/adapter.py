@@ -46,6 +46,7 @@ from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, load_for, te
 from ndpy.verbs.queue_pair import VerbsQueuePair
 from ndpy.verbs.registering import RegistrationWorkers
 from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
+from ndpy.verbs.xrc import VerbsXrcDomain, VerbsXrcSender
 from ndpy.weak_set import SharedWeakSet
 
 
@@ -60,6 +61,8 @@ class VerbsAdapter(Adapter):
     _listener_class = VerbsListener
     _datagram_listener_class = VerbsDatagramListener
     _device_memory_class = VerbsDeviceMemory
+    _xrc_domain_class = VerbsXrcDomain
+    _xrc_sender_class = VerbsXrcSender
 
     _events: EventThread
     _context: Any = None

@@ -562,6 +562,9 @@ def _probe_types(context: Any, domain: Any) -> Capability:
         for kind, capability in types.items():
             if _try_to_create(domain, queue, 0, kind) is not None:
                 found |= capability
+        if (domain_of_xrc := lib.ndpy_open_xrc_domain(context, -1)) != ffi.NULL:
+            found |= Capability.XRC
+            lib.ndpy_close_xrc_domain(domain_of_xrc)
         return found | _newer_operations(context, domain, queue)
     finally:
         lib.ibv_destroy_cq(queue)

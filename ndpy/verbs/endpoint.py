@@ -12,7 +12,7 @@ from ndpy.connection_parameters import ReadLimits, RetryPolicy
 from ndpy.endpoint import Endpoint
 from ndpy.flags import Status
 from ndpy.info import Gid, PathInfo, PortInfo
-from ndpy.queue_pair_attributes import AddressVector, QueuePairState
+from ndpy.queue_pair_attributes import CHANGES, AddressVector, Change, QueuePairState, QueuePairType
 from ndpy.quirks import Quirk
 from ndpy.verbs.adapter_info import gid_at, mtu_bytes
 from ndpy.verbs.native_calls import check, ffi, lib
@@ -94,44 +94,52 @@ def path_mtu(local: Endpoint, remote: Endpoint) -> int:
 
 
 class Reliability(NamedTuple):
-    """What a reliable connection has besides."""
+    """What a reliable connection has besides. Each end takes what its type needs."""
 
     limits: ReadLimits
     retry: RetryPolicy
 
 
+def _needed(kind: QueuePairType, change: Change, given: dict[str, Any]) -> dict[str, Any]:
+    names = CHANGES[kind][change][0]
+    return {"state": change[1], **{name: value for name, value in given.items() if name in names}}
+
+
 def make_ready_to_receive(
-    queue_pair: Any, adapter: VerbsAdapter, local: Endpoint, remote: Endpoint, reliability: Reliability | None
+    queue_pair: Any,
+    kind: QueuePairType,
+    adapter: VerbsAdapter,
+    local: Endpoint,
+    remote: Endpoint,
+    reliability: Reliability,
 ) -> None:
     """Move a native queue pair from INIT to RTR. If this raises, it is still in INIT."""
     has_route = any(remote.gid) and (active_port(adapter).link_layer != "InfiniBand" or not remote.lid)
-    given: dict[str, Any] = {
-        "state": QueuePairState.RTR,
+    given = {
         "path": AddressVector(
             gid=remote.gid if has_route else None, gid_index=local.gid_index, lid=remote.lid, port=local.port
         ),
         "path_mtu": path_mtu(local, remote),
         "remote_number": remote.qp_number,
         "receive_psn": remote.psn,
+        "inbound_read_limit": reliability.limits.inbound,
+        "min_rnr_timer": reliability.retry.min_rnr_timer,
     }
-    if reliability is not None:
-        given["inbound_read_limit"] = reliability.limits.inbound
-        given["min_rnr_timer"] = reliability.retry.min_rnr_timer
+    given = _needed(kind, (QueuePairState.INIT, QueuePairState.RTR), given)
     modify(queue_pair, given, "connect_endpoint", f"the queue pair cannot be set up between {local} and {remote}")
 
 
-def make_ready_to_send(queue_pair: Any, local: Endpoint, reliability: Reliability | None) -> None:
+def make_ready_to_send(queue_pair: Any, kind: QueuePairType, local: Endpoint, reliability: Reliability) -> None:
     """Move a native queue pair from RTR to RTS."""
-    given: dict[str, Any] = {"state": QueuePairState.RTS, "send_psn": local.psn}
-    if reliability is not None:
-        limits, retry = reliability
-        given |= {
-            "ack_timeout": retry.ack_timeout,
-            "retry_count": retry.retry_count,
-            "rnr_retry_count": retry.rnr_retry_count,
-            "outbound_read_limit": limits.outbound,
-        }
-    modify(queue_pair, given, "connect_endpoint")
+    limits, retry = reliability
+    given = {
+        "send_psn": local.psn,
+        "ack_timeout": retry.ack_timeout,
+        "retry_count": retry.retry_count,
+        "rnr_retry_count": retry.rnr_retry_count,
+        "outbound_read_limit": limits.outbound,
+    }
+    modify(queue_pair, _needed(kind, (QueuePairState.RTR, QueuePairState.RTS), given), "connect_endpoint")
 
 
 def path_of(adapter: VerbsAdapter, queue_pair: Any) -> PathInfo:

@@ -65,7 +65,8 @@ class VerbsQueuePair(QueuePair):
 
     # ---- creation and states ----
 
-    def _native_create(self) -> Any:
+    def _native_request(self) -> Any:
+        """struct ibv_qp_init_attr."""
         limits = self.limits
         request = ffi.new("struct ibv_qp_init_attr *")
         request.qp_context = ffi.cast("void *", self._serial)
@@ -80,6 +81,10 @@ class VerbsQueuePair(QueuePair):
         else:
             request.cap.max_recv_wr = max(limits.receive_queue_depth, 1)
             request.cap.max_recv_sge = max(self._receive_elements(), 1)
+        return request
+
+    def _native_create(self) -> Any:
+        request = self._native_request()
         operations = newer_operations(self._adapter.info.capabilities) if self.type is QueuePairType.RC else 0
         if operations:
             call = lib.ndpy_create_queue_pair
@@ -111,6 +116,8 @@ class VerbsQueuePair(QueuePair):
     def _access(self) -> Access:
         if self.type is QueuePairType.UC:
             return Access.REMOTE_WRITE
+        if self.type is QueuePairType.XRC_SEND:
+            return Access.NONE
         access = Access.REMOTE_READ | Access.REMOTE_WRITE
         capabilities = self._adapter.info.capabilities
         for capability, right in _RIGHTS_OF_PEERS.items():
@@ -291,12 +298,10 @@ class VerbsQueuePair(QueuePair):
     def _native_connect_endpoint(
         self, local: Endpoint, remote: Endpoint, limits: ReadLimits, retry: RetryPolicy
     ) -> None:
-        reliability = None
-        if self.type is QueuePairType.RC:
-            reliability = Reliability(limits, with_defaults(self._adapter, retry))
-        make_ready_to_receive(self._qp, self._adapter, local, remote, reliability)
+        reliability = Reliability(limits, with_defaults(self._adapter, retry))
+        make_ready_to_receive(self._qp, self.type, self._adapter, local, remote, reliability)
         try:
-            make_ready_to_send(self._qp, local, reliability)
+            make_ready_to_send(self._qp, self.type, local, reliability)
         except BaseException:
             # Messages may have come already, so the queue pair is used up.
             self._set_ended()

@@ -27,6 +27,8 @@ NATIVE_TYPES = {
     QueuePairType.RC: lib.IBV_QPT_RC,
     QueuePairType.UC: lib.IBV_QPT_UC,
     QueuePairType.UD: lib.IBV_QPT_UD,
+    QueuePairType.XRC_SEND: lib.IBV_QPT_XRC_SEND,
+    QueuePairType.XRC_RECV: lib.IBV_QPT_XRC_RECV,
 }
 
 

@@ -18,12 +18,17 @@ class VerbsSharedReceiveQueue(SharedReceiveQueue):
     _ffi = ffi
     _post_shared = staticmethod(lib.ndpy_post_shared)
 
-    def _native_create(self) -> Any:
+    def _native_request(self) -> Any:
+        """struct ibv_srq_init_attr."""
         request = ffi.new("struct ibv_srq_init_attr *")
         request.srq_context = ffi.cast("void *", self._serial)
         request.attr.max_wr = self.depth
         request.attr.max_sge = self.max_sge
-        return new_pointer("create shared receive queue", lib.ibv_create_srq, self._adapter._domain, request)
+        return request
+
+    def _native_create(self) -> Any:
+        call, request = lib.ibv_create_srq, self._native_request()
+        return new_pointer("create shared receive queue", call, self._adapter._domain, request)
 
     def _native_destroy(self) -> None:
         # Ctrl-C may come after the native queue has gone. Nobody may free it a second time.

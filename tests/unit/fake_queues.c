@@ -61,6 +61,7 @@ struct queue_pair {
         unsigned first, count;
         struct posted requests[MOST];
     } sides[2];             /* 0: initiator, 1: receive */
+    struct fake_message *messages;  /* those of the initiator's requests, of a sender of XRC */
 };
 
 /* The test sets these. If it is not 0, the next such call fails with this errno. */
@@ -80,11 +81,6 @@ static uint32_t last_window_key = 0x1000;
 static uint64_t last_completion;
 
 struct fake_extended fake_extended;
-
-static struct queue *queue_of(struct queue_pair *qp, int receive)
-{
-    return (struct queue *)(receive ? qp->ibv.recv_cq : qp->ibv.send_cq);
-}
 
 static int failure(int32_t *number)
 {
@@ -412,24 +408,37 @@ static void event(struct queue *queue)
         fake_push(((struct channel *)queue->ibv.channel)->write_end, queue);
 }
 
-static void add(struct queue_pair *from, int receive, uint64_t id, enum ibv_wc_status status, uint32_t bytes)
+void fake_add_completion(struct ibv_cq *cq, const struct ibv_wc *completion)
 {
-    struct queue *queue = queue_of(from, receive);
-    struct ibv_wc *entry;
+    struct queue *queue = (struct queue *)cq;
+    unsigned place;
 
     if (!fake_check("completion", queue->alive) || queue->count == MOST)
         return;
-    entry = &queue->entries[(queue->first + queue->count++) % MOST];
-    *entry = (struct ibv_wc){
+    place = (queue->first + queue->count++) % MOST;
+    queue->entries[place] = *completion;
+    queue->numbers[place] = ++last_completion;
+    if (queue->armed == 1 || (queue->armed && completion->status != IBV_WC_SUCCESS))
+        event(queue);
+}
+
+void fake_use_queue(struct ibv_cq *cq, int change)
+{
+    if (cq)
+        ((struct queue *)cq)->users += change;
+}
+
+static void add(struct queue_pair *from, int receive, uint64_t id, enum ibv_wc_status status, uint32_t bytes)
+{
+    struct ibv_wc completion = {
         .wr_id = id,
         .status = status,
         .opcode = receive ? IBV_WC_RECV : IBV_WC_SEND,
         .byte_len = bytes,
         .qp_num = from->ibv.qp_num,
     };
-    queue->numbers[entry - queue->entries] = ++last_completion;
-    if (queue->armed == 1 || (queue->armed && status != IBV_WC_SUCCESS))
-        event(queue);
+
+    fake_add_completion(receive ? from->ibv.recv_cq : from->ibv.send_cq, &completion);
 }
 
 /* The queue raises no event until it is armed again. */
@@ -451,6 +460,19 @@ void fake_spurious_event(struct ibv_cq *ibv)
 
 /* ---- queue pairs ---- */
 
+static void add_queue_pair(struct queue_pair *made)
+{
+    pthread_mutex_lock(&fake_lock);
+    made->ibv.state = IBV_QPS_RESET;
+    made->alive = 1;
+    made->ibv.qp_num = ++queue_pair_count;
+    queue_pairs[made->ibv.qp_num % 4096] = made;
+    fake_use_queue(made->ibv.send_cq, 1);
+    fake_use_queue(made->ibv.recv_cq, 1);
+    fake_counts.queue_pairs++;
+    pthread_mutex_unlock(&fake_lock);
+}
+
 struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *request)
 {
     struct queue_pair *made;
@@ -466,17 +488,27 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *domain, struct ibv_qp_init_attr *req
     made->ibv.qp_context = request->qp_context;
     made->ibv.send_cq = request->send_cq;
     made->ibv.recv_cq = request->recv_cq;
-    made->ibv.state = IBV_QPS_RESET;
-    made->alive = 1;
-    pthread_mutex_lock(&fake_lock);
-    fake_check("ibv_create_qp", ((struct queue *)request->send_cq)->alive && ((struct queue *)request->recv_cq)->alive);
-    made->ibv.qp_num = ++queue_pair_count;
-    queue_pairs[made->ibv.qp_num % 4096] = made;
-    ((struct queue *)request->send_cq)->users++;
-    ((struct queue *)request->recv_cq)->users++;
-    fake_counts.queue_pairs++;
-    pthread_mutex_unlock(&fake_lock);
+    made->ibv.qp_type = request->qp_type;
+    fake_check("ibv_create_qp", ((struct queue *)request->send_cq)->alive);
+    if (request->qp_type == IBV_QPT_XRC_SEND)
+        made->messages = calloc(MOST, sizeof *made->messages);
+    if (made->messages)
+        fake_check("ibv_create_qp", !request->recv_cq && !request->srq && !request->cap.max_recv_wr);
+    else
+        fake_check("ibv_create_qp", ((struct queue *)request->recv_cq)->alive);
+    add_queue_pair(made);
     fake_point("ibv_create_qp", 1);
+    return &made->ibv;
+}
+
+struct ibv_qp *fake_create_receiver(struct ibv_context *context, void *own)
+{
+    struct queue_pair *made = calloc(1, sizeof *made);
+
+    made->ibv.context = context;
+    made->ibv.qp_context = own;
+    made->ibv.qp_type = IBV_QPT_XRC_RECV;
+    add_queue_pair(made);
     return &made->ibv;
 }
 
@@ -519,6 +551,8 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
         error = EINVAL;
     } else if (fake_failures.modify_qp) {
         error = failure(&fake_failures.modify_qp);
+    } else if (!fake_takes(ibv, attributes, mask)) {
+        error = EINVAL;
     } else if (mask & IBV_QP_STATE) {
         ibv->state = attributes->qp_state;
         if (ibv->state == IBV_QPS_ERR)
@@ -531,8 +565,18 @@ int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
     return error;
 }
 
-static int post(struct queue_pair *qp, int receive, struct posted request)
+/* It knows the state only. */
+int ibv_query_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask, struct ibv_qp_init_attr *initial)
 {
+    (void)mask, (void)initial;
+    fake_check("ibv_query_qp", ((struct queue_pair *)ibv)->alive);
+    attributes->qp_state = ibv->state;
+    return 0;
+}
+
+static int post(struct queue_pair *qp, int receive, struct posted request, const struct fake_message *message)
+{
+    unsigned place = 0;
     int error = 0;
 
     pthread_mutex_lock(&fake_lock);
@@ -541,26 +585,43 @@ static int post(struct queue_pair *qp, int receive, struct posted request)
     else if (qp->sides[receive].count == MOST)
         error = ENOMEM;
     else
-        qp->sides[receive].requests[(qp->sides[receive].first + qp->sides[receive].count++) % MOST] = request;
+        place = (qp->sides[receive].first + qp->sides[receive].count++) % MOST;
+    if (!error)
+        qp->sides[receive].requests[place] = request;
+    if (!error && message)
+        qp->messages[place] = *message;
     if (!error && qp->ibv.state == IBV_QPS_ERR)
         flush(qp);
     pthread_mutex_unlock(&fake_lock);
     return error;
 }
 
-static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+static int post_one(struct ibv_qp *qp, const struct ibv_send_wr *wr)
 {
     struct posted request = {.id = wr->wr_id, .silent = !(wr->send_flags & IBV_SEND_SIGNALED)};
-    int error;
 
-    fake_point("ibv_post_send", 0);
     if (wr->opcode == IBV_WR_BIND_MW) {
         request.window = (struct window *)wr->bind_mw.mw;
         request.key = wr->bind_mw.mw->rkey;
         request.new_key = wr->bind_mw.rkey;
     }
-    error = post((struct queue_pair *)qp, 0, request);
-    *bad = wr;
+    if (qp->qp_type == IBV_QPT_XRC_SEND) {
+        struct fake_message message = fake_message(wr);
+
+        return post((struct queue_pair *)qp, 0, request, &message);
+    }
+    return post((struct queue_pair *)qp, 0, request, NULL);
+}
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    int error = 0;
+
+    fake_point("ibv_post_send", 0);
+    for (; wr && !error; wr = error ? wr : wr->next) {
+        error = post_one(qp, wr);
+        *bad = wr;
+    }
     fake_point("ibv_post_send", 1);
     return error;
 }
@@ -577,7 +638,7 @@ static int bind_mw(struct ibv_qp *qp, struct ibv_mw *mw, struct ibv_mw_bind *bin
     request.window = (struct window *)mw;
     request.key = mw->rkey;
     request.new_key = ibv_inc_rkey(mw->rkey);
-    error = post((struct queue_pair *)qp, 0, request);
+    error = post((struct queue_pair *)qp, 0, request, NULL);
     if (!error)
         mw->rkey = request.new_key;
     fake_point("ibv_bind_mw", 1);
@@ -590,7 +651,7 @@ static int post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_
 
     fake_point("ibv_post_recv", 0);
     for (error = 0; wr && !error; wr = error ? wr : wr->next) {
-        error = post((struct queue_pair *)qp, 1, (struct posted){.id = wr->wr_id});
+        error = post((struct queue_pair *)qp, 1, (struct posted){.id = wr->wr_id}, NULL);
         *bad = wr;
     }
     fake_point("ibv_post_recv", 1);
@@ -645,7 +706,7 @@ static int wr_complete(struct ibv_qp_ex *native)
     qp->is_posting = 0;
     error = failure(&fake_failures.complete);
     if (!error)
-        error = post(qp, 0, qp->prepared);
+        error = post(qp, 0, qp->prepared, NULL);
     fake_point("ibv_post_send", 1);
     return error;
 }
@@ -666,7 +727,8 @@ static struct ibv_qp *create_qp_ex(struct ibv_context *context, struct ibv_qp_in
     };
     struct queue_pair *made;
 
-    (void)context;
+    if (request->qp_type == IBV_QPT_XRC_RECV)
+        return fake_create_in_domain(context, request);
     if (request->comp_mask != (IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS) ||
         request->send_ops_flags & ~(uint64_t)(uint32_t)fake_extended.operations) {
         errno = EOPNOTSUPP;
@@ -689,6 +751,7 @@ void fake_fill_extended_operations(struct verbs_context *verbs)
     verbs->create_qp_ex = create_qp_ex;
     verbs->create_cq_ex = create_cq_ex;
     verbs->query_rt_values = query_rt_values;
+    fake_fill_xrc_operations(verbs);
 }
 
 /* ---- the end of queue pairs ---- */
@@ -705,9 +768,11 @@ int ibv_destroy_qp(struct ibv_qp *ibv)
         error = EINVAL;
     } else if (!error) {
         qp->alive = 0;
-        queue_of(qp, 0)->users--;
-        queue_of(qp, 1)->users--;
+        fake_use_queue(ibv->send_cq, -1);
+        fake_use_queue(ibv->recv_cq, -1);
         fake_counts.queue_pairs--;
+        if (ibv->qp_type == IBV_QPT_XRC_RECV)
+            fake_leave_domain(ibv);
         fake_wait_for("ibv_destroy_qp", &qp->unacknowledged);
     }
     pthread_mutex_unlock(&fake_lock);
@@ -723,6 +788,20 @@ int fake_complete(uint32_t number, int receive, int status, uint32_t bytes)
 
     pthread_mutex_lock(&fake_lock);
     done = qp->alive && end_one(qp, receive, (enum ibv_wc_status)status, bytes);
+    pthread_mutex_unlock(&fake_lock);
+    return done;
+}
+
+/* Carries the oldest message of a sender to the receiver with this number. Returns 0 if there is none, or nothing receives it. */
+int fake_deliver(uint32_t sender, uint32_t receiver)
+{
+    struct queue_pair *qp = queue_pairs[sender % 4096];
+    int done;
+
+    pthread_mutex_lock(&fake_lock);
+    done = qp->alive && qp->sides[0].count && queue_pairs[receiver % 4096]->alive &&
+        fake_arrives(&queue_pairs[receiver % 4096]->ibv, &qp->messages[qp->sides[0].first % MOST]) &&
+        end_one(qp, 0, IBV_WC_SUCCESS, 0);
     pthread_mutex_unlock(&fake_lock);
     return done;
 }
@@ -821,6 +900,7 @@ void fake_fill_operations(struct ibv_context_ops *operations)
     operations->post_send = post_send;
     operations->post_recv = post_recv;
     operations->bind_mw = bind_mw;
+    operations->post_srq_recv = fake_post_srq_recv;
     operations->alloc_mw = alloc_mw;
     operations->dealloc_mw = dealloc_mw;
 }

@@ -279,6 +279,8 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
     out->max_qp_rd_atom = out->max_qp_init_rd_atom = 16;
     out->phys_port_cnt = 1;
     out->node_guid = 0xFA;
+    if (fake_xrc)
+        out->max_srq = out->max_srq_wr = 100;
     if (fake_settings.windows) {
         out->device_cap_flags = fake_settings.windows == 2 ? IBV_DEVICE_MEM_WINDOW : IBV_DEVICE_MEM_WINDOW_TYPE_2B;
         out->max_mw = 1000;

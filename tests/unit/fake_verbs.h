@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stddef.h>
+#include <sys/stat.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,6 +39,8 @@ extern struct fake_counts {
     int32_t paths;          /* address handles */
     int32_t attached;       /* of queue pairs to multicast groups */
     int32_t device_memories;
+    int32_t xrc_domains;
+    int32_t xrc_queues;
     int32_t armed;          /* how often queues were armed */
 } fake_counts;
 
@@ -77,8 +80,30 @@ void *fake_pull(int read_end);
 void fake_wait_for(const char *call, const int *left);
 void fake_changed(void);
 
+/* From fake_xrc.c. The test says whether the device has XRC. A message of a sender: where its bytes are and go, and for which shared receive queue it is. */
+extern int32_t fake_xrc;
+struct fake_message {
+    struct ibv_sge element;
+    enum ibv_wr_opcode opcode;
+    uint32_t queue;
+    uint32_t immediate;
+    uint64_t remote;
+};
+struct fake_message fake_message(const struct ibv_send_wr *wr);
+int fake_arrives(struct ibv_qp *receiver, const struct fake_message *message);
+/* Whether a queue pair takes these attributes. */
+int fake_takes(const struct ibv_qp *qp, const struct ibv_qp_attr *attributes, int mask);
+struct ibv_qp *fake_create_in_domain(struct ibv_context *context, struct ibv_qp_init_attr_ex *request);
+void fake_leave_domain(struct ibv_qp *receiver);
+int fake_post_srq_recv(struct ibv_srq *srq, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
+void fake_fill_xrc_operations(struct verbs_context *verbs);
+
 /* From fake_verbs.c: the descriptor to which events of a device are written. */
 int fake_async_end(struct ibv_context *context);
 /* From fake_queues.c. */
 void fake_fill_operations(struct ibv_context_ops *operations);
 void fake_fill_extended_operations(struct verbs_context *verbs);
+struct ibv_qp *fake_create_receiver(struct ibv_context *context, void *own);
+/* With fake_lock. */
+void fake_add_completion(struct ibv_cq *cq, const struct ibv_wc *completion);
+void fake_use_queue(struct ibv_cq *cq, int change);

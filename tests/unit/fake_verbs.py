@@ -21,7 +21,7 @@ if sys.platform != "linux":
 import ndpy
 from ndpy.verbs import adapter_info, native_calls, softverbs
 
-SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections")]
+SOURCES = [Path(__file__).with_name(f"fake_{part}.c") for part in ("verbs", "points", "queues", "connections", "xrc")]
 SOFTVERBS = Path(__file__).with_name("fake_softverbs.c")
 
 
@@ -90,6 +90,8 @@ class Counts(ctypes.Structure):
             "paths",
             "attached",
             "device_memories",
+            "xrc_domains",
+            "xrc_queues",
             "armed",
         )
     )
@@ -158,6 +160,7 @@ class FakeVerbs:
         failures: which calls fail next.
         connecting: which events of connections come by themselves.
         extended: extended completion queues, and the clock.
+        xrc: whether the device has XRC.
     Between hold() and release(), registrations wait in ibv_reg_mr().
     """
 
@@ -170,6 +173,7 @@ class FakeVerbs:
         self.counts = Counts.in_dll(self._library, "fake_counts")
         self.failures = Failures.in_dll(self._library, "fake_failures")
         self.connecting = Connecting.in_dll(self._library, "fake_connecting")
+        self.xrc = ctypes.c_int32.in_dll(self._library, "fake_xrc")
         self.extended = Extended.in_dll(self._library, "fake_extended")
         self._sysfs = sysfs
         self._adapters: weakref.WeakSet[ndpy.Adapter] = weakref.WeakSet()
@@ -196,6 +200,10 @@ class FakeVerbs:
     def complete(self, queue_pair: Any, *, receive: bool = True, status: int = 0, nbytes: int = 0) -> bool:
         """Complete the oldest request of that side with this enum ibv_wc_status. Returns False if there is none."""
         return bool(self._library.fake_complete(queue_pair._number, int(receive), status, nbytes))
+
+    def deliver(self, sender: Any, receiver: int) -> bool:
+        """Carry the oldest message of an XRC sender to a receiver. Returns False if there is none, or nothing receives it."""
+        return bool(self._library.fake_deliver(sender._number, receiver))
 
     def spurious_event(self, queue: Any) -> None:
         """Raise an event of the queue's channel for a completion that was taken before."""

@@ -47,7 +47,7 @@ class Datagrams(Queues):
         lib.ndpy_queue_pair_offer(self._native, self._offered())
 
     def _offered(self):
-        return 1 << lib.NDPY_SEND_DATAGRAM | 1 << lib.NDPY_SEND_DATAGRAM_WITH_IMMEDIATE
+        return 1 << lib.NDPY_SEND_TO | 1 << lib.NDPY_SEND_TO_WITH_IMMEDIATE
 
     def header(self, place):
         return self.base + place * HEADER
@@ -222,7 +222,7 @@ def _another(region):
 def test_a_single_send_keeps_its_destination(provider, queues, queue):
     there = Handle()
     alive = weakref.ref(there)
-    queues._post_many(lib.NDPY_SEND_DATAGRAM, Region()[:4], 3, 0, None, (0, *there._words), there)
+    queues._post_many(lib.NDPY_SEND_TO, Region()[:4], 3, 0, None, (0, *there._words), there)
     del there
     assert alive() is not None
     provider.complete()

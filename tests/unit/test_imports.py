@@ -58,6 +58,7 @@ PUBLIC = {
     "shared_receive_queue",
     "window_requests",
     "work_queues",
+    "xrc",
 }
 PLATFORMS = {"verbs": "_verbs", "networkdirect": "_networkdirect"}
 CACHE = {"cache"}
