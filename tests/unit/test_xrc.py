@@ -241,6 +241,21 @@ def test_what_an_end_does_not_do_is_refused(host):
             use()
 
 
+def test_flags_are_those_of_a_send(host):
+    flags = Flags.SILENT_SUCCESS | Flags.READ_FENCE | Flags.SOLICITED
+    for context in range(2):
+        host.queue.receive(host.region[0:8])
+        host.sender.send_to(host.region[8:16], host.destination, context=context, flags=flags if not context else 0)
+        host.deliver()
+    assert [done.context for done in host.initiator_cq.poll()] == [1]
+    for post in (
+        lambda: host.sender.send_to(host.region[0:8], host.destination, flags=0x40),
+        lambda: host.sender.write_to(host.region[0:8], host.region.remote(0, 8), host.destination, 1, flags=0x40),
+    ):
+        with pytest.raises(ndpy.InvalidFlagsError, match="READ_FENCE"):
+            post()
+
+
 def test_a_connected_rc_queue_pair_sends_to_no_destination(host, keep):
     queue_pair = keep(host.adapter.create_queue_pair(host.initiator_cq))
     batch = Batch(1)
