@@ -1,0 +1,76 @@
+"""Two ends of a connection of ndpy.aio, for the tests of tests/contract/test_aio*.py."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from defects import differs
+from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
+
+import ndpy
+from ndpy import aio
+from ndpy.aio.protocol import HEADER_LENGTH
+from ndpy.quirks import Quirk
+
+SHORT = 100
+LONG = 50_000
+SLOT = 1024
+LONGEST_SHORT = SLOT - HEADER_LENGTH
+OPTIONS = {"slot_size": SLOT, "slots": 4, "close_timeout_s": DEADLINE_S, "timeout_s": DEADLINE_S}
+
+
+@pytest.fixture
+def run(adapter):
+    """run(scene) calls the coroutine function with a client and the server's end of one connection."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    def start(scene, *, client_options=None, server_options=None):
+        async def main():
+            arrived: asyncio.Future[aio.Connection] = asyncio.get_running_loop().create_future()
+            leave = asyncio.Event()
+
+            async def handler(connection):
+                arrived.set_result(connection)
+                await leave.wait()
+
+            options = {"adapter": adapter, **OPTIONS, **(server_options or {})}
+            async with aio.serve((host_of(adapter), 0), handler, **options) as server:
+                options = {"adapter": adapter, **OPTIONS, **(client_options or {})}
+                async with aio.connect(server.address, **options) as client:
+                    await scene(client, await arrived)
+                    leave.set()
+
+        asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
+
+    # A kernel's driver is slow in an emulated machine, and so are Windows programs. siw takes longest to connect. There the usual
+    # run takes some of the points.
+    slow = 20 if differs(adapter, Quirk.SIW_LEAVES_FIRST_MESSAGE) else 10
+    start.stride = 1 if STRESS or not has_kernel_driver(adapter) else slow
+    return start
+
+
+def pattern(length: int, start: int = 1) -> bytes:
+    return bytes((start + 7 * place) % 251 for place in range(length))
+
+
+async def both(first, second):
+    return await asyncio.gather(first, second)
+
+
+async def settle() -> None:
+    """Let tasks go on until they wait."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def wait_for(condition):
+    deadline = asyncio.get_running_loop().time() + DEADLINE_S
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.005)
+
+
+async def echo(connection):
+    async for message in connection:
+        await connection.send(message)

@@ -1,0 +1,3 @@
+"""Fixtures of the contract's tests."""
+
+from aio_ends import run as run

@@ -1,0 +1,209 @@
+"""Connections of ndpy.aio: how they end, and what is left then."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, settle, wait_for
+from helpers import DEADLINE_S, host_of, require
+
+import ndpy
+from ndpy import aio
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
+
+
+def test_close_delivers_what_was_sent(run):
+    async def scene(client, server):
+        for place in range(4):
+            await client.send(pattern(SHORT, place))
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0.1)
+        assert [bytes(message) async for message in server] == [pattern(SHORT, place) for place in range(4)]
+        await both(closing, server.close())
+
+    run(scene)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 4, 8, 16])
+def test_a_long_message_is_not_offered_after_close(run, steps):
+    """Its memory is so long that it is registered in a thread. Meanwhile the connection is closed."""
+
+    async def scene(client, server):
+        data = bytes(2 << 20)
+        sending = asyncio.ensure_future(client.send(data))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing = asyncio.ensure_future(client.close())
+        messages = [message async for message in server]
+        await both(closing, server.close())
+        try:
+            await sending
+        except ndpy.ClosedError:
+            assert messages == []
+        else:
+            assert messages == [data]
+
+    run(scene)
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.parametrize("length", [SHORT, LONG])
+def test_all_senders_that_wait_in_line_learn_of_the_end(run, end, length):
+    """The peer takes nothing."""
+
+    async def scene(client, server):
+        sending = [asyncio.ensure_future(client.send(pattern(length))) for length in (SHORT, length) * 8]
+        await asyncio.sleep(0.05)
+        assert not all(task.done() for task in sending)
+        if end == "close":
+            await client.close()
+        else:
+            client.abort()
+        done, waiting = await asyncio.wait(sending, timeout=DEADLINE_S / 2)
+        assert not waiting
+        assert all(
+            isinstance(task.exception(), (ndpy.ClosedError, aio.ConnectionResetError, type(None))) for task in done
+        )
+
+    run(scene, client_options={"close_timeout_s": 0.3})
+
+
+def test_a_closed_connection_says_so(run):
+    async def scene(client, server):
+        await both(client.close(), server.close())
+        assert client.closed
+        for call in (client.send(b"x"), client.receive(), client.read(ndpy.RemoteMemory(0, 1, 0), into=bytearray(1))):
+            with pytest.raises(ndpy.ClosedError, match="was closed"):
+                await call
+        await client.close()
+        await client.wait_closed()
+
+    run(scene)
+
+
+def test_abort_is_a_reset_for_the_peer(run):
+    async def scene(client, server):
+        waiting = asyncio.ensure_future(server.receive())
+        await settle()
+        client.abort()
+        with pytest.raises(aio.ConnectionResetError, match="ended it without close"):
+            await waiting
+        with pytest.raises(aio.ConnectionResetError, match="abort"):
+            await client.send(b"x")
+        await server.wait_closed()
+
+    run(scene)
+
+
+def test_messages_that_came_before_a_reset_are_received(run):
+    async def scene(client, server):
+        await client.send(b"first")
+        await wait_for(lambda: server._inbox)
+        client.abort()
+        await server.wait_closed()
+        assert await server.receive() == b"first"
+        with pytest.raises(aio.ConnectionResetError):
+            await server.receive()
+
+    run(scene)
+
+
+def test_a_message_of_a_connection_that_has_ended_is_not_that_of_the_next_one(run, adapter):
+    """Connections use the same memory one after the other."""
+
+    async def scene(client, server):
+        await client.send(b"first")
+        await wait_for(lambda: server._inbox)
+        client.abort()
+        await server.wait_closed()
+        await client.wait_closed()
+        async with (
+            aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as another,
+            aio.connect(another.address, adapter=adapter, **OPTIONS) as connection,
+        ):
+            for _ in range(20):
+                await connection.send(b"other")
+                assert await connection.receive() == b"other"
+        assert await server.receive() == b"first"
+
+    run(scene)
+
+
+def test_an_exception_in_the_block_aborts(adapter, run):
+    async def scene(client, server):
+        with pytest.raises(ZeroDivisionError):
+            async with client:
+                raise ZeroDivisionError
+        with pytest.raises(aio.ConnectionResetError):
+            await server.receive()
+
+    run(scene)
+
+
+def test_an_offer_that_is_out_when_the_peer_leaves_fails(run):
+    async def scene(client, server):
+        sending = asyncio.ensure_future(client.send(pattern(LONG)))
+        await wait_for(lambda: server._inbox)
+        server.abort()
+        with pytest.raises(aio.ConnectionResetError):
+            await sending
+
+    run(scene)
+
+
+def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messages(run):
+    """The peer waits for its reader as long as it says, and then disconnects."""
+
+    async def scene(client, server):
+        await client.send(b"first")
+        sending = asyncio.ensure_future(client.send(pattern(LONG)))
+        await wait_for(lambda: len(server._inbox) == 2)
+        await client.close()
+        with pytest.raises(ndpy.ClosedError):
+            await sending
+        await server.wait_closed()
+        assert await server.receive() == b"first"
+        for _ in range(2):
+            with pytest.raises(aio.ConnectionResetError, match="a long message that was not read"):
+                await server.receive()
+
+    run(scene, client_options={"close_timeout_s": 0.2})
+
+
+def test_nothing_is_left_when_the_connections_are_closed(adapter, run):
+    """adapter.close(), at the end of the fixture, fails if an object is still open."""
+
+    async def scene(client, server):
+        _, message = await both(client.send(pattern(LONG)), server.receive())
+        assert message == pattern(LONG)
+
+    run(scene)
+    gc.collect()
+    assert adapter._device._open_children() == []
+
+
+def test_the_last_connection_is_closed_while_its_memory_is_still_exposed(adapter):
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    async def main():
+        server = await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
+        client = await aio.connect(server.address, adapter=adapter, **OPTIONS)
+        exposed, leave = asyncio.Event(), asyncio.Event()
+
+        async def hold():
+            async with client.expose(bytearray(LONG)):
+                exposed.set()
+                await leave.wait()
+
+        holding = asyncio.ensure_future(hold())
+        await exposed.wait()
+        await client.close()
+        await server.close()
+        leave.set()
+        await holding
+        assert adapter._device._open_children() == []
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
