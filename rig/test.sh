@@ -11,7 +11,7 @@
 #                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh
 #
 # NDPY_STRESS=1 asks for full counts, which take about two hours: on soft0, on rxe0, under Wine and between two hosts with rxe. The
-# other parts run all their modules then, with the usual counts. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts
+# other parts run all their modules then, with the usual counts except for random requests beside a model. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts
 # below. At the end, each part's time and slowest modules are printed.
 
 set -u
@@ -143,7 +143,7 @@ has_siw() { $python -c 'from ndpy.softroce import tools; tools.find_kernel(adapt
 make -s -C softrdma build/softnd.dll || exit 1
 
 vm_tests=tests/unit/test_softroce_vm.py
-with_usual_counts() { (unset NDPY_STRESS; "$@"); }
+with_usual_counts() { (if [ -n "${NDPY_STRESS:-}" ]; then export NDPY_TEST_REQUESTS=100000; fi; unset NDPY_STRESS; "$@"); }
 # Runs a part. The last lines of a part of one of the other rows are printed at the end again if it failed.
 part() {
     wanted "$1" || return 0

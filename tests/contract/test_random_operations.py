@@ -2,11 +2,12 @@
 
 Each step chooses two ends, a few requests from one to the other, how they are posted and how their completions are taken. After the
 step the memory of both ends and all completions have to be those of the model. NDPY_STRESS=1 raises the number of requests to
-100,000. NDPY_TEST_SEED sets another seed.
+100,000, and NDPY_TEST_REQUESTS sets it. NDPY_TEST_SEED sets another seed.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -581,7 +582,7 @@ def test_random_requests_do_what_the_model_says(adapter, keep):
         pytest.skip("the other end is on another host")
     if Capability.REGION_ACCESS not in adapter.info.capabilities:
         pytest.skip(f"peers reach memory of {adapter.info.name} through windows only")
-    count = rounds(100_000, 3_000)
+    count = int(os.environ.get("NDPY_TEST_REQUESTS") or rounds(100_000, 3_000))
     machine = Machine(keep, adapter, SEED)
     machine.run(count)
     assert {"send", "write", "read", "plain calls", "batches", "fault"} <= machine.done.keys()
