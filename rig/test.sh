@@ -11,8 +11,8 @@
 #                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh
 #
 # NDPY_STRESS=1 asks for full counts, which take about two hours: on soft0, on rxe0, under Wine and between two hosts with rxe. The
-# other parts run all their modules then, with the usual counts except for random requests beside a model. ARGS goes to pytest. PARTS="unit rxe0" runs only these of the parts
-# below. At the end, each part's time and slowest modules are printed.
+# other parts run all their modules then, with the usual counts except for random requests beside a model. ARGS goes to pytest.
+# PARTS="unit rxe0" runs only these of the parts below. At the end, each part's time and slowest modules are printed.
 
 set -u
 parts="soft0 unit rxe0 hosts-siw softnd windows peers siw0 aarch64 newest-kernel vm softnd-siw hosts-rxe softverbs"
