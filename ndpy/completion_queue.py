@@ -91,8 +91,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         self._native: Any = None
         #: The key is the provider's number of the queue pair. The second value is the shared receive queue of the receives.
         self._shared_receivers: dict[int, tuple[PostedRequests, Any]] = {}
-        #: The shared receive queues of XRC whose completions come here, by the name that these carry.
-        self._xrc_queues: weakref.WeakValueDictionary[int, XrcReceiveQueue] = weakref.WeakValueDictionary()
+        #: The shared receive queues of XRC whose completions come here, by the name that these carry. None before the first one.
+        self._xrc_queues: weakref.WeakValueDictionary[int, XrcReceiveQueue] | None = None
         #: How many queue pairs have their completions here.
         self._users = 0
         #: None before the first one. Use this only under the lock.
@@ -225,7 +225,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _take_shared(self, entry: tuple[int, ...]) -> PostedRequests:
         if entry[7]:
-            queue = self._xrc_queues.get(entry[7])
+            queue = self._xrc_queues.get(entry[7]) if self._xrc_queues is not None else None
             if queue is None:
                 return requests_of_nobody()
             queue._free_slot(entry[8])

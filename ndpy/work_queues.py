@@ -129,6 +129,15 @@ def flatten(local: Any) -> list[Any]:
     return list(local)
 
 
+def _calls_of(batch: _core.Batch, first: int) -> list[Any]:
+    """The arguments of the requests of a batch from number `first` on. At least one."""
+    calls = batch._calls(first)
+    if not calls:
+        # Another thread has cleared it.
+        raise RuntimeError("the batch was changed while it was posted")
+    return calls
+
+
 def _in_batch(error: Exception, place: int, posted: int) -> Exception:
     """Say in an error which request of a batch it is about."""
     remark = (
@@ -310,7 +319,7 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _post_singly(self, batch: _core.Batch, first: int) -> None:
         """Post the requests of a batch from number `first` on, one by one."""
-        calls = batch._calls(first)
+        calls = _calls_of(batch, first)
         with self._singly:
             self._require_room(batch, calls[0][0] == RECEIVE, len(calls))
             for place, (operation, sges, remote, context, flags, words, destination) in enumerate(calls, first):
@@ -331,7 +340,7 @@ class WorkQueues(_core.WorkQueues, Resource):
 
     def _refuse_batch(self, batch: _core.Batch, refused: int, bad: int, posted: int) -> Exception:
         """The error for a refused post(). bad: the number of the request that was refused."""
-        operation, sges, _, _, flags, *_ = batch._calls(bad)[0]
+        operation, sges, _, _, flags, *_ = _calls_of(batch, bad)[0]
         queue, depth = self._queue_of(operation)
         if refused == QUEUE_FULL and len(batch) > depth:
             return errors.LimitExceededError(

@@ -179,6 +179,8 @@ class XrcReceiveQueue(SharedReceiveQueue):
         super().__init__(domain.adapter, depth, max_sge, threshold)
         self._lib.ndpy_shared_queue_name(self._native, self._serial)
         with receive_cq._lock:
+            if receive_cq._xrc_queues is None:
+                receive_cq._xrc_queues = weakref.WeakValueDictionary()
             receive_cq._xrc_queues[self._serial] = self
             receive_cq._users += 1
             self._joined = True

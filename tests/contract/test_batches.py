@@ -140,6 +140,25 @@ def test_f_2_a_batch_that_does_not_fit_posts_nothing(ends):
     wait_until(lambda: contents(target) == contents(source), "the writes arrive")
 
 
+def test_a_batch_that_another_thread_clears_while_it_is_refused_says_so(pair, keep, monkeypatch):
+    queue_pair = pair.client.queue_pair
+    depth = queue_pair.limits.receive_queue_depth
+    element = memory(keep, pair.adapter, 8)[0:8]
+    for _ in range(depth):
+        queue_pair.receive(element)
+    batch = Batch(1)
+    batch.receive(element)
+    refuse = type(queue_pair)._refuse_batch
+
+    def refuse_cleared(self, cleared, *arguments):
+        cleared.clear()
+        return refuse(self, cleared, *arguments)
+
+    monkeypatch.setattr(type(queue_pair), "_refuse_batch", refuse_cleared)
+    with pytest.raises(RuntimeError, match="the batch was changed while it was posted"):
+        queue_pair.post(batch)
+
+
 def test_f_2_a_batch_needs_a_connection(adapter, keep):
     end = create_end(keep, adapter)
     region = memory(keep, adapter, 16)

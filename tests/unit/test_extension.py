@@ -12,6 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("the verbs module is Linux's", allow_module_level=True)
 
+from helpers import HAS_GIL
 from ndpy._verbs import ffi, lib
 
 from ndpy import _verbs
@@ -115,5 +116,6 @@ def test_no_rdma_library_is_linked(command):
         assert library not in shown.stdout
 
 
+@pytest.mark.skipif(not HAS_GIL, reason="without the GIL there is a module for each Python")
 def test_the_module_is_for_every_python_from_3_10_on():
     assert _verbs.__file__.endswith(".abi3.so")

@@ -7,6 +7,7 @@ import sys
 import tracemalloc
 
 import pytest
+from helpers import HAS_GIL
 
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
@@ -15,6 +16,8 @@ COUNT = 100
 # 4 KiB, without what the data path allocates by malloc(): two rings of 112 bytes without slots, the queue pair, the completion
 # queue, and room for the elements of one request.
 LIMIT = 4096 - 512
+# Without the GIL each object is 16 bytes longer, and a dictionary more than that.
+LIMIT_WITHOUT_GIL = 5 << 10
 
 
 def test_an_idle_queue_pair_with_its_queue_takes_at_most_4_kib(fake):
@@ -40,4 +43,4 @@ def test_an_idle_queue_pair_with_its_queue_takes_at_most_4_kib(fake):
         for queue, queue_pair in made:
             queue_pair.close()
             queue.close()
-    assert (after - before) / COUNT < LIMIT
+    assert (after - before) / COUNT < (LIMIT if HAS_GIL else LIMIT_WITHOUT_GIL)

@@ -321,7 +321,13 @@ def test_what_was_cancelled_and_cannot_be_deregistered_is_left_to_the_adapter(fa
     with pytest.warns(ResourceWarning, match="unclosed <MemoryRegion") as warned:
         assert pending.cancel()
         fake.release()
-        wait_until(lambda: not failures and not fake.seen.registered, "the adapter closes it")
+
+        def is_closed() -> bool:
+            # Without the GIL an object may end only when the thread that made it runs again, or here.
+            gc.collect()
+            return not failures and not fake.seen.registered
+
+        wait_until(is_closed, "the adapter closes it")
         wait_until(lambda: warned.list, "the thread that dropped it warns")
     adapter.close()
 

@@ -60,7 +60,8 @@ class Scene:
 
     def close(self) -> None:
         """Close all. A result that came in spite of all is the program's."""
-        assert self.ended == self.begun
+        # The thread that ends a Pending wakes who waits for it before it calls what was added.
+        soon(lambda: self.ended == self.begun, "what was begun has ended")
         for pending in self.begun:
             if pending.exception(0) is None:
                 pending.result(0).close()
