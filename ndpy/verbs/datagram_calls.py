@@ -6,6 +6,7 @@ The adapter's thread handles their events. The program's threads begin and cance
 from __future__ import annotations
 
 import abc
+import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -33,6 +34,8 @@ _REFUSALS = {
     5: "the peer's connection manager has another version",
 }
 _NOT_SUPPORTED = 1
+# How long the adapter's thread may take from having a result to handing it over.
+_DELIVERY_S = 5.0
 
 
 class DatagramCall(ManagerClient, Generic[T]):
@@ -45,8 +48,10 @@ class DatagramCall(ManagerClient, Generic[T]):
         #: Whoever ends the call takes the identifier under this lock.
         self._lock = threading.RLock()
         self._serial = next(_serials)
-        self.pending: Pending[T] = self._adapter._pending_type(operation, self._end)
+        self.pending: Pending[T] = self._adapter._pending_type(operation, self._cancel)
         self._id: Any = None
+        #: Whether the adapter's thread has the result, and is about to end `pending` with it.
+        self._has_result = False
 
     def begin(self) -> Pending[T]:
         with self._lock:
@@ -70,6 +75,13 @@ class DatagramCall(ManagerClient, Generic[T]):
             if identifier is not None:
                 lib.rdma_destroy_id(identifier)
 
+    def _cancel(self) -> None:
+        self._end()
+        if self._has_result:
+            # Otherwise the result would be closed only after cancel() has returned.
+            with contextlib.suppress(errors.TimeoutError):
+                self.pending.exception(_DELIVERY_S)
+
     def fail(self, error: BaseException) -> None:
         """End it, because its queue pair or its adapter goes."""
         self._end()
@@ -87,6 +99,7 @@ class DatagramCall(ManagerClient, Generic[T]):
                 error = failure.with_traceback(None)
             if value is None and error is None:
                 return
+            self._has_result = value is not None
             self._end()
         if error is not None:
             self.pending.fail(error)

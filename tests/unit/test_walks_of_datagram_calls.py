@@ -7,6 +7,7 @@ ends once, and every native object is freed once.
 from __future__ import annotations
 
 import sys
+import threading
 
 import pytest
 
@@ -111,6 +112,28 @@ def test_a_call_without_an_answer_is_ended(fake, points, kind, event):
     wanted = ndpy.DeviceRemovedError if event == "removal" else ndpy.CanceledError
     with pytest.raises(wanted):
         pending.result(WAIT_S)
+    scene.close()
+
+
+def test_a_result_that_is_on_its_way_is_not_cancelled(fake, points, monkeypatch):
+    """It would be closed only after cancel() has returned, and its queue pair would be in use until then."""
+    scene = Scene(fake, points)
+    there, go_on = threading.Event(), threading.Event()
+    succeed = ndpy.Pending.succeed
+
+    def succeed_later(self, value, *arguments):
+        there.set()
+        go_on.wait(WAIT_S)
+        return succeed(self, value, *arguments)
+
+    monkeypatch.setattr(ndpy.Pending, "succeed", succeed_later)
+    pending = scene.begin("join")
+    assert there.wait(WAIT_S)
+    canceller = Elsewhere(pending.cancel).start()
+    assert not pending.done()
+    go_on.set()
+    assert canceller.outcome() is False
+    points.stop()
     scene.close()
 
 
