@@ -260,7 +260,12 @@ class Hub:
 
 async def in_thread(call: Callable[[], T]) -> T:
     """Make a call that may block in a thread. If the task is cancelled, wait for the call all the same."""
-    return await finish(asyncio.get_running_loop().run_in_executor(None, call))
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, call)
+    except RuntimeError:
+        # asyncio.run() has ended the threads. Its loop has nothing else to do.
+        return call()
+    return await finish(future)
 
 
 async def finish(future: asyncio.Future[T]) -> T:

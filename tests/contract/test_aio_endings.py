@@ -173,6 +173,16 @@ def test_a_long_message_that_is_lost_with_the_connection_is_no_end_of_the_messag
     run(scene, client_options={"close_timeout_s": 0.2})
 
 
+def test_a_connection_is_freed_although_asyncio_has_ended_its_threads(adapter, run):
+    """asyncio.run() does that before its last tasks are through."""
+
+    async def scene(client, server):
+        await asyncio.get_running_loop().shutdown_default_executor()
+
+    run(scene)
+    assert not adapter._device._open_children()
+
+
 def test_nothing_is_left_when_the_connections_are_closed(adapter, run):
     """adapter.close(), at the end of the fixture, fails if an object is still open."""
 
