@@ -77,9 +77,10 @@ def test_idle_connections_cost_no_processor_time():
 # ---- many times ----
 
 
+@pytest.mark.timeout(rounds(620, 120))
 def test_what_is_made_and_closed_again_and_again_leaves_nothing_behind():
     """Each kind of object, whole contexts, and connections, by hand and by the connection manager."""
-    run("cycles", rounds(10000, 250))
+    run("cycles", rounds(10000, 250), timeout_s=rounds(600, 110))
 
 
 # ---- peers that die ----
