@@ -215,7 +215,9 @@ def test_an_offer_that_nobody_answers_can_be_cancelled_and_costs_the_connection(
     run(play)
 
 
-def test_offered_memory_that_is_gone(run):
+def test_offered_memory_that_is_gone(run, adapter):
+    require(adapter, ndpy.Capability.REGION_ACCESS)
+
     async def play(scene):
         peer = await scene.begun()
         remote = peer.lend(bytes(LONG))
@@ -231,6 +233,7 @@ def test_offered_memory_that_is_gone(run):
 
 
 def test_offered_memory_that_cannot_be_read(run, adapter):
+    require(adapter, ndpy.Capability.REGION_ACCESS)
     skip_where(adapter, Quirk.SIW_READS_WITHOUT_RIGHT)
 
     async def play(scene):
@@ -400,6 +403,10 @@ async def process(adapter, address, step):
 
 @pytest.mark.parametrize("step", sample(list(reversed(aio_peer.STEPS)), 2 if sys.platform == "linux" else 1))
 def test_a_process_that_is_killed_is_a_reset(adapter, run, step):
+    if aio_peer.STEPS.index(step) >= aio_peer.STEPS.index("offered"):
+        # The process offers a region.
+        require(adapter, ndpy.Capability.REGION_ACCESS)
+
     async def play(scene):
         async with process(adapter, scene.server.address, step) as child:
             assert (await child.stdout.readline()).split() == [b"there"]

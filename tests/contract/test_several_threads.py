@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, in_threads, memory, rounds, succeed
+from helpers import DEADLINE_S, HAS_GIL, Pair, connect_pair, expose, in_threads, memory, require, rounds, succeed
 
 import ndpy
 from ndpy import Access
@@ -201,6 +201,7 @@ def test_threads_slice_register_and_close_regions_of_one_adapter(adapter, keep):
 
 def test_threads_close_one_region_while_others_send_its_bytes_inline(adapter, keep):
     """A post comes before the close, or is refused by it. What it sends are the bytes of the region."""
+    require(adapter, ndpy.Capability.INLINE)
     deep = connect_pair(keep, adapter, initiator_queue_depth=64, inline_data_size=8, cq_depth=256)
     sink = memory(keep, adapter, 8, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
     remote = expose(keep, deep.server, sink)
