@@ -112,9 +112,16 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
             return NDPY_UNALIGNED;
         return qp->refuses_reads ? NDPY_NO_READS : 0;
     }
-    /* A datagram overtakes reads. */
-    if (operation >= NDPY_SEND_TO && remote->operands[0] && flags & NDPY_READ_FENCE)
-        return NDPY_BAD_FLAGS;
+    if (operation >= NDPY_SEND_TO) {
+        int is_datagram = remote->operands[0] != 0;
+
+        /* The provider would take the one for the other. */
+        if (is_datagram != (qp->receive->headers != NULL))
+            return NDPY_UNSUPPORTED;
+        /* A datagram overtakes reads. */
+        if (is_datagram && flags & NDPY_READ_FENCE)
+            return NDPY_BAD_FLAGS;
+    }
     if (!is_atomic(operation))
         return 0;
     if (count != 1 || elements->length != ATOMIC_SIZE)

@@ -121,7 +121,8 @@ struct ndpy_element {
 
 /* What a request says to the peer: memory of it, immediate data, and operands. Those of an atomic operation: what is compared and
    then swapped in, or what is added. Those of a datagram: the provider's address handle, and the peer's number with its Q_Key in
-   the upper half. Those of a request to a shared receive queue of XRC: 0, and the queue's number. window_address and window_length: the memory that the memory is a slice of. */
+   the upper half. Those of a request to a shared receive queue of XRC: 0, and the queue's number. window_address and window_length:
+   the memory that the memory is a slice of. */
 struct ndpy_remote {
     uint64_t address;
     uint64_t length;

@@ -264,6 +264,17 @@ def test_a_connected_rc_queue_pair_sends_to_no_destination(host, keep):
         queue_pair.post(batch)
 
 
+def test_a_destination_of_the_other_kind_is_refused(host, keep):
+    datagrams = keep(host.adapter.create_datagram_queue_pair(host.initiator_cq))
+    there = keep(datagrams.destination(AddressVector(gid=GID), qp_number=1))
+    for queue_pair, destination in ((datagrams, host.destination), (host.sender, there)):
+        batch = Batch(1)
+        batch.send_to(host.region[0:1], destination)
+        with pytest.raises(ndpy.UnsupportedError):
+            queue_pair.post(batch)
+    assert host.initiator_cq.poll() == []
+
+
 def test_the_other_calls_point_to_these(host):
     cq = host.receive_cq
     for kind, call in (
