@@ -182,6 +182,15 @@ class Quirk(enum.Enum):
         "Linux drivers/infiniband/sw/rxe/rxe_qp.c, rxe_qp_from_attr(): the change to RTS starts no task; seen on 6.1",
         driver="rdma_rxe",
     )
+    RXE_BINDS_AGAIN = Difference(
+        "rxe binds a window once more when it repeats a request before the bind, because a packet was lost. The second bind fails. "
+        "Then 6.1 posts nothing more and ends nothing, without an error, and 7.2 cancels all requests of the connection",
+        "Linux drivers/infiniband/sw/rxe/rxe_req.c, req_retry(): it goes back past binds that are done, and rxe_requester() does them "
+        "again; seen on 6.1.192 and 7.2.13",
+        driver="rdma_rxe",
+        first=(5, 14),
+        spared="ndpy.aio binds no windows on rxe, and registers what the peer may use",
+    )
     RXE_SPINS_ON_LONG_PACKETS = Difference(
         "rxe sends a packet that the path does not carry any more again and again: when the MTU shrinks below that of a "
         "connection, one processor is busy and no request ends until the queue pair is closed",

@@ -50,6 +50,13 @@ def run(adapter):
     return start
 
 
+@pytest.fixture
+def windows(adapter, monkeypatch):
+    """What is exposed is behind memory windows, also on rxe."""
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
+    monkeypatch.setattr("ndpy.aio.transfers.has_usable_windows", lambda adapter: True)
+
+
 def pattern(length: int, start: int = 1) -> bytes:
     return bytes((start + 7 * place) % 251 for place in range(length))
 

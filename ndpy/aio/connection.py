@@ -26,6 +26,7 @@ from ndpy.aio.transfers import (
     INDEX,
     KIND,
     MOST_REQUESTS,
+    PROBE,
     RECEIVE,
     SEND,
     SILENT,
@@ -49,8 +50,6 @@ _CONTROL_SIZE = 64
 _NUDGE_S = 0.2
 # How long the end that closes second waits for the first one to disconnect.
 _LINGER_S = 2.0
-
-_TO_BE_INVALIDATED = Capability.MEMORY_WINDOWS | Capability.SEND_INVALIDATE
 
 
 class _Incoming:
@@ -152,11 +151,10 @@ class Connection(Transfers):
         self.close_timeout_s = close_timeout_s
         self.adapter = hub.adapter
         capabilities = hub.adapter.info.capabilities
-        # Then what is offered is behind windows.
-        self._own = own = dataclasses.replace(own, invalidates=_TO_BE_INVALIDATED in capabilities)
         self._may_invalidate = Capability.SEND_INVALIDATE in capabilities
         self._loop = asyncio.get_running_loop()
         super().__init__()
+        self._own = own = dataclasses.replace(own, invalidates=self._has_windows and self._may_invalidate)
         self._protocol: Protocol | None = None
         self._peer = "the peer"
         self._failure: BaseException | None = None
@@ -179,6 +177,9 @@ class Connection(Transfers):
         #: Offers of the peer whose memory is being read.
         self._reading: dict[int, _Incoming] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
+        #: What the tasks waited for when probe_if_stuck() looked, and whether a probe is on its way.
+        self._waits: tuple[Any, ...] = ()
+        self._probing = False
         #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers. It is empty
         #: if it is not needed any more.
         self._waiting_controls: list[tuple[Callable[[], bytes], RemoteMemory | None]] = []
@@ -276,7 +277,7 @@ class Connection(Transfers):
             await asyncio.wait((self._started,), timeout=min(left_s, _NUDGE_S))
             if not self._started.done():
                 with contextlib.suppress(errors.NdpyError):
-                    self.queue_pair.write([], RemoteMemory(0, 0, 0), flags=SILENT)
+                    self._write_nothing(0, SILENT)
         self._require_started()
 
     async def _accept(self, connector: Connector, timeout_s: float) -> None:
@@ -516,10 +517,31 @@ class Connection(Transfers):
         elif kind == SEND:
             self._send_slots.ended(index)
             self._wake(self._senders)
-        else:
+        elif kind == CONTROL:
             self._control_slots.ended(index)
             self._post_controls()
             self._wake(self._senders)
+        else:
+            self._probing = False
+
+    def probe_if_stuck(self) -> None:
+        """Called at intervals. Post an empty write if somebody has waited for the same thing since the last call.
+
+        So a host that has died is noticed also where everything that was sent had arrived.
+        """
+        waits = (
+            next(iter(self._transfers), None),
+            next(iter(self._answers), None),
+            self._senders[0] if self._senders else None,
+        )
+        if waits == self._waits and any(wait is not None for wait in waits) and not self._probing:
+            with contextlib.suppress(errors.NdpyError):
+                self._write_nothing(self._base | PROBE)
+                self._probing = True
+        self._waits = waits
+
+    def _write_nothing(self, context: int, flags: int = 0) -> None:
+        self.queue_pair.write([], RemoteMemory(0, 0, 0), context=context, flags=flags)
 
     def _on_failed_completion(self, completion: Completion) -> None:
         if self._failure is not None:

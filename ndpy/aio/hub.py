@@ -36,6 +36,8 @@ _QUEUE_DEPTH = 4096
 _AT_A_STRETCH = 256
 # How many of them it takes in one call.
 _AT_ONCE = 64
+# How often it looks for connections that are stuck.
+_PROBE_S = 2.0
 # Memory for messages is kept for the next connection, up to so many pieces of one size.
 _SPARE_PIECES = 16
 # What the cache keeps registered.
@@ -45,8 +47,8 @@ _CACHED_ENTRIES = 1024
 _hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Hub]] = weakref.WeakKeyDictionary()
 
 
-# A registration of so many bytes is made in a thread, because it takes longer than a hand-over.
-_LONG_REGISTRATION = 1 << 20
+# A registration of more bytes is made in a thread, because it takes longer than a hand-over.
+LONG_REGISTRATION = 1 << 20
 
 
 class _IsLong(Exception):
@@ -61,7 +63,7 @@ class _Cache(RegistrationCache):
         self._loop_thread = threading.get_ident()
 
     def _local(self, buffer: Any, access: int, queue_pair: QueuePair | None, raw: bool) -> Lease:
-        if memoryview(buffer).nbytes >= _LONG_REGISTRATION and threading.get_ident() == self._loop_thread:
+        if memoryview(buffer).nbytes > LONG_REGISTRATION and threading.get_ident() == self._loop_thread:
             raise _IsLong
         return super()._local(buffer, access, queue_pair, raw)
 
@@ -92,6 +94,8 @@ class Hub:
         self._users = 0
         self._spare: dict[int, list[MemoryRegion]] = {}
         self._last_poller: LoopPoller | None = None
+        #: The next call of _probe(), while there are connections.
+        self._next_probe: asyncio.TimerHandle | None = None
 
     # ---- its life ----
 
@@ -185,6 +189,8 @@ class Hub:
         self._last_number = self._last_number % 0x7FFFFFFF + 1
         connection.number = self._last_number
         self._connections[connection.number] = connection
+        if self._next_probe is None:
+            self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
         return shared.queue
 
     def remove(self, connection: Connection, queue: CompletionQueue, completions: int) -> None:
@@ -193,6 +199,14 @@ class Hub:
         for shared in self._queues:
             if shared.queue is queue:
                 shared.room += completions
+        if not self._connections and self._next_probe is not None:
+            self._next_probe.cancel()
+            self._next_probe = None
+
+    def _probe(self) -> None:
+        for connection in self._connections.values():
+            connection.probe_if_stuck()
+        self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
 
     def _take(self, shared: _Queue) -> None:
         """Take completions, and ask for the next notification if there are no more."""

@@ -9,26 +9,27 @@ from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.aio.hub import Hub, finish, in_thread
+from ndpy.aio.hub import LONG_REGISTRATION, Hub, finish, in_thread
 from ndpy.aio.memory import Memory, length_of, part_of
 from ndpy.cache.lease import Lease
 from ndpy.flags import Access, Capability, Flags
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
+from ndpy.quirks import Quirk
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
     from ndpy.queue_pair import QueuePair
 
 # Kinds of requests, in the context of a request.
-RECEIVE, SEND, CONTROL, TRANSFER, BIND = 0 << 24, 1 << 24, 2 << 24, 3 << 24, 4 << 24
+RECEIVE, SEND, CONTROL, TRANSFER, BIND, PROBE = 0 << 24, 1 << 24, 2 << 24, 3 << 24, 4 << 24, 5 << 24
 KIND, INDEX = 0xFF << 24, 0xFFFFFF
 SILENT = int(Flags.SILENT_SUCCESS)
 # How many transfers of this end are outstanding at once. Others wait.
 _TRANSFERS = 16
 # How many binds may be posted without a completion. They have ended when a later bind or invalidate has.
 _SILENT_BINDS = 4
-# How many requests all of that is at most.
-MOST_REQUESTS = _TRANSFERS + _SILENT_BINDS
+# How many requests all of that is at most, with a probe.
+MOST_REQUESTS = _TRANSFERS + _SILENT_BINDS + 1
 # How long the peer may take to let go of the memory of a cancelled message or transfer before the connection is ended.
 _LET_GO_S = 5.0
 _SINK = Access.LOCAL_WRITE | Access.READ_SINK
@@ -36,6 +37,11 @@ _SINK = Access.LOCAL_WRITE | Access.READ_SINK
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)
 
 LOOP_CLOSED = "its event loop was closed"
+
+
+def has_usable_windows(adapter: Adapter) -> bool:
+    """Whether what is exposed is behind memory windows. Otherwise it is a region of its own."""
+    return Capability.MEMORY_WINDOWS in adapter.info.capabilities and Quirk.RXE_BINDS_AGAIN not in adapter._differences
 
 
 class Transfers(abc.ABC):
@@ -58,7 +64,7 @@ class Transfers(abc.ABC):
         self._windows: list[MemoryWindow] = []
         #: How many binds were posted without a completion, and how many of these have ended.
         self._binds = self._ended_binds = 0
-        self._has_windows = Capability.MEMORY_WINDOWS in self.adapter.info.capabilities
+        self._has_windows = has_usable_windows(self.adapter)
 
     async def read(self, remote: RemoteMemory, into: Memory) -> None:
         """Read memory of the peer, which its program does not notice. Return when the bytes are there.
@@ -180,8 +186,11 @@ class Transfers(abc.ABC):
 
     async def _register(self, memory: Memory, access: Access) -> MemoryRegion:
         """Register memory with remote rights."""
+        length = length_of(memory)
         if isinstance(memory, (MemoryRegion, Sge, Lease)):
-            memory = (memory.address, memory.length)
+            memory = (memory.address, length)
+        if length <= LONG_REGISTRATION:
+            return self.adapter.register(memory, access)
         pending = self.adapter.begin_register(memory, access)
         try:
             return await pending

@@ -7,7 +7,6 @@ import contextlib
 
 import pytest
 from aio_ends import LONG, LONGEST_SHORT, SHORT, both, pattern, settle
-from helpers import require
 
 import ndpy
 from ndpy import Access, aio
@@ -71,10 +70,10 @@ def test_nobody_jumps_the_queue(run):
     run(scene)
 
 
+@pytest.mark.usefixtures("windows")
 @pytest.mark.parametrize("peer_does_it", [True, False])
 def test_the_right_to_a_long_message_has_ended_when_send_returns(run, adapter, monkeypatch, peer_does_it):
     """The peer's answer invalidates the window, if both adapters can do that. The peer may leave it undone."""
-    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
     can_do_it = ndpy.Capability.SEND_INVALIDATE in adapter.info.capabilities
 
     async def scene(client, server):
@@ -260,9 +259,9 @@ def test_the_peer_s_right_ends_with_the_block(run):
     run(scene)
 
 
+@pytest.mark.usefixtures("windows")
 def test_memory_is_exposed_when_the_block_begins(run, adapter, monkeypatch):
     """The program may tell the peer about it by another way than this connection. So the bind has completed."""
-    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
 
     async def scene(client, server):
         bound, completed = [], []
@@ -285,9 +284,9 @@ def test_memory_is_exposed_when_the_block_begins(run, adapter, monkeypatch):
     run(scene)
 
 
+@pytest.mark.usefixtures("windows")
 def test_a_connection_that_ends_while_memory_is_being_exposed_is_a_reset(run, adapter, monkeypatch):
     """Its end takes the right away, which the bind has just given."""
-    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
 
     async def scene(client, server):
         end_of = client._end_of
@@ -304,9 +303,8 @@ def test_a_connection_that_ends_while_memory_is_being_exposed_is_a_reset(run, ad
     run(scene)
 
 
+@pytest.mark.usefixtures("windows")
 def test_a_connection_that_ends_in_another_thread_while_memory_is_being_exposed_is_a_reset(run, adapter, monkeypatch):
-    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
-
     async def scene(client, server):
         bind = client.queue_pair.bind
 
@@ -321,9 +319,8 @@ def test_a_connection_that_ends_in_another_thread_while_memory_is_being_exposed_
     run(scene)
 
 
+@pytest.mark.usefixtures("windows")
 def test_a_window_that_could_not_be_invalidated_is_not_used_again(run, adapter, monkeypatch):
-    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
-
     async def invalidate(window):
         raise RuntimeError("planted")
 
@@ -361,10 +358,10 @@ def test_a_transfer_beyond_the_memory_is_refused_before_it_is_posted(run):
     run(scene)
 
 
+@pytest.mark.usefixtures("windows")
 @pytest.mark.parametrize("transfer", ["read", "write", "expose"])
 def test_an_end_that_was_not_told_yet_is_a_reset(run, adapter, monkeypatch, transfer):
     """The queue pair knows already that there is no connection any more."""
-    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
 
     def post(*arguments, **options):
         raise ndpy.NotConnectedError("the queue pair has no connection")

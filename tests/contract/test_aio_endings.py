@@ -183,6 +183,27 @@ def test_a_connection_is_freed_although_asyncio_has_ended_its_threads(adapter, r
     assert not adapter._device._open_children()
 
 
+def test_who_waits_for_long_posts_an_empty_write_now_and_then(run, monkeypatch):
+    """So a dead host is noticed, although it had acknowledged everything."""
+    monkeypatch.setattr("ndpy.aio.hub._PROBE_S", 0.05)
+
+    async def scene(client, server):
+        probes = []
+        write_nothing = client._write_nothing
+        monkeypatch.setattr(client, "_write_nothing", lambda context: (probes.append(context), write_nothing(context)))
+        await asyncio.sleep(0.5)
+        assert probes == []
+        sending = asyncio.ensure_future(client.send(pattern(LONG)))
+        await wait_for(lambda: len(probes) > 2)
+        assert await server.receive() == pattern(LONG)
+        await sending
+        count = len(probes)
+        await asyncio.sleep(0.5)
+        assert len(probes) == count
+
+    run(scene)
+
+
 def test_nothing_is_left_when_the_connections_are_closed(adapter, run):
     """adapter.close(), at the end of the fixture, fails if an object is still open."""
 

@@ -56,6 +56,15 @@ class Network:
             self.heal()
 
     @contextlib.contextmanager
+    def mute(self) -> Iterator[None]:
+        """The other host hears everything, and all its frames get lost."""
+        self.run_there("tc", "qdisc", "replace", "dev", NETDEV, "root", "netem", "loss", "100%")
+        try:
+            yield
+        finally:
+            self.heal()
+
+    @contextlib.contextmanager
     def narrow(self, mtu: int) -> Iterator[None]:
         """Frames of more than `mtu` bytes get lost between the hosts, as behind a switch with a smaller MTU."""
         police = ("police", "rate", "10gbit", "burst", "10mb", "mtu", mtu + 14, "conform-exceed", "drop/continue")

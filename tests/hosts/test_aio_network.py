@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
-from helpers import SEED, only_under_stress
+from helpers import SEED, only_under_stress, wait_until
 from hosts.soaking import Process
+
+from ndpy import aio
 
 PORT = 7475
 # Both processes import Python and end their connections in an emulated machine.
 _SLACK_S = 330.0
+
+
+@pytest.mark.timeout(300)
+def test_messages_go_on_when_acknowledgements_have_been_lost(
+    adapter, adapter_name, peer_host, network, nothing_leaks, peer_address
+):
+    """The adapter repeats what is behind them, and must do nothing twice. See Quirk.RXE_BINDS_AGAIN."""
+    sink = peer_host.call("hosts.aio_sink:Sink", adapter_name, peer_address, takes=True)
+    messages = [bytes([place]) * (20_000 if place % 2 else 100) for place in range(12)]
+
+    async def send_all() -> None:
+        async with aio.connect(sink.address, adapter=adapter, timeout_s=30, close_timeout_s=30) as connection:
+            await connection.send(messages[0])
+            loop = asyncio.get_running_loop()
+            muting = network.mute()
+            await loop.run_in_executor(None, muting.__enter__)
+            try:
+                sending = [asyncio.ensure_future(connection.send(message)) for message in messages[1:]]
+                await asyncio.wait(sending, timeout=5)
+                assert not all(task.done() for task in sending)
+            finally:
+                await loop.run_in_executor(None, muting.__exit__, None, None, None)
+            await asyncio.wait_for(asyncio.gather(*sending), 60)
+
+    try:
+        asyncio.run(send_all())
+        wait_until(lambda: len(sink.taken) == len(messages), "all messages", 30)
+        assert list(sink.taken) == messages
+    finally:
+        sink.stop()
 
 
 @only_under_stress

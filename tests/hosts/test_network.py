@@ -9,11 +9,13 @@ import time
 from contextlib import closing
 
 import pytest
-from helpers import DEADLINE_S, SEED, rounds, sample, wait_until
+from defects import expect_defect
+from helpers import DEADLINE_S, SEED, only_under_stress, require, rounds, sample, wait_until
 from hosts import traffic
 from hosts.conftest import NETDEV
 
 import ndpy
+from ndpy.quirks import Quirk
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -86,6 +88,31 @@ def _patient(adapter):
     if ndpy.Capability.RETRY_POLICY not in adapter.info.capabilities:
         return None
     return ndpy.RetryPolicy(ack_timeout=19, retry_count=6)
+
+
+@only_under_stress
+def test_a_bind_behind_a_request_whose_acknowledgement_is_lost(request, adapter, server, network):
+    """The adapter repeats the request, and must not bind once more."""
+    require(adapter, ndpy.Capability.MEMORY_WINDOWS)
+    expect_defect(request, adapter, Quirk.RXE_BINDS_AGAIN)
+    with closing(traffic.Client(adapter, server.address, random.Random(SEED), retry=_patient(adapter))) as client:
+        end = client.end
+        with adapter.create_memory_window() as window:
+            with network.mute():
+                end.queue_pair.write(end.outbox[:8], client.remote[:8], context=1)
+                end.queue_pair.bind(window, end.outbox[:64], ndpy.Access.REMOTE_READ, context=2)
+                end.queue_pair.write(end.outbox[8:16], client.remote[8:16], context=3)
+                with pytest.raises(ndpy.TimeoutError):
+                    end.cq.wait(5)
+            found: list[ndpy.Completion] = []
+            while len(found) < 3:
+                found += end.cq.wait(30)
+            assert [(completion.context, completion.status) for completion in found] == [
+                (context, ndpy.Status.SUCCESS) for context in (1, 2, 3)
+            ]
+            end.queue_pair.invalidate(window, context=4)
+            assert end.cq.wait(30)[0].ok
+        client.compare()
 
 
 def test_a_link_that_stays_away_ends_the_connection_within_the_retry_time(adapter, server, network, peer_address):
