@@ -160,8 +160,9 @@ class Connector(Resource):
         self._check()
         if self._has_transition(event):
             return
-        if event is Event.ACCEPT and self._state == "failed":
-            raise errors.ConnectionAbortedError("the client has given up", operation=event.value)
+        if event in (Event.ACCEPT, Event.COMPLETE_CONNECT) and self._state == "failed":
+            peer = "client" if event is Event.ACCEPT else "server"
+            raise errors.ConnectionAbortedError(f"the {peer} has given up", operation=event.value)
         active = self._state in _ACTIVE and event in (Event.BIND, Event.CONNECT, Event.ACCEPT)
         kind = errors.ConnectionActiveError if active else errors.NotConnectedError
         possible = [f"{call.value}()" for call in CALLS if self._has_transition(call)]
