@@ -62,7 +62,8 @@ build_python() {
     basename "$archive" >"$folder/built"
 }
 
-# cffi says that it needs 3.14 of a free-threaded Python. Its sources work with 3.13 as well.
+# cffi says that it needs 3.14 of a free-threaded Python. Its sources work with 3.13 as well. Python 3.13 cannot even download them,
+# because pip asks them for their dependencies.
 install_cffi() {
     if [ -z "$options" ] && "$folder/venv/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 14))'; then
         $pip install 'cffi>=2'
@@ -71,7 +72,7 @@ install_cffi() {
     work=$folder/cffi
     rm -rf "$work"
     mkdir -p "$work"
-    $pip download --no-deps --no-build-isolation --no-binary cffi -d "$work" 'cffi>=2'
+    .venv/bin/python -m pip --disable-pip-version-check --quiet download --no-deps --no-binary cffi -d "$work" 'cffi>=2'
     tar -x -C "$work" --strip-components=1 -f "$work"/cffi-*.tar.gz
     sed -i '/^if FREE_THREADED_BUILD/s/(3, 14)/(3, 13)/' "$work/setup.py"
     $pip install --no-build-isolation "$work"
