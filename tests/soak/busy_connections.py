@@ -60,7 +60,7 @@ SAMPLES = 40
 STEADY_S = 300.0
 # An allocator and some caches may change the resident memory by this much.
 RSS_SLACK = 6 << 20
-OPTIONS = {"timeout_s": 60.0, "close_timeout_s": 60.0}
+OPTIONS = {"timeout_s": HANG_S / 2, "close_timeout_s": HANG_S / 2}
 
 #: what, number, length of the rest
 _HEAD = struct.Struct("!BIQ")
