@@ -27,7 +27,7 @@ GRID = """
                    idle       bound  connecting  offered     completing   requested  accepting    established   disconnected  failed
 BIND               bound      bound  A           A           A            N          A            A             N             N
 CONNECT            connecting connecting A       A           A            N          A            A             N             N
-COMPLETE_CONNECT   N          N      N           completing  N            N          N            N             N             N
+COMPLETE_CONNECT   N          N      N           completing  N            N          N            N             N             G
 ACCEPT             N          N      A           A           A            accepting  A            A             N             G
 REJECT             N          N      N           failed      failed       failed     N            N             N             N
 DISCONNECT         N          N      N           N           N            N          N            established   disconnected  N
