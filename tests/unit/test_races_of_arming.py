@@ -191,6 +191,8 @@ def test_cancelling_at_any_point_of_the_event_ends_it_once(fake, adapter, points
         soon(lambda: points.reached or points.sleeps, "the adapter's thread has handled it")
         points.stop()
         assert end_of(pending) is None or isinstance(end_of(pending), ndpy.CanceledError)
+        # Who waits is told before the callbacks are called.
+        soon(lambda: ended, "the callback")
         assert len(ended) == 1
         again = scene.queue.arm()
         scene.arrive()
