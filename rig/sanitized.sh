@@ -59,7 +59,9 @@ sanitized() {
         UBSAN_OPTIONS=$common:print_stacktrace=1
         TSAN_OPTIONS=$common:suppressions=$checkout/rig/tsan.supp:halt_on_error=1:second_deadlock_stack=1
         export ASAN_OPTIONS UBSAN_OPTIONS TSAN_OPTIONS
-        export PYTHONPATH="$PWD" PYTHONMALLOC=malloc LD_PRELOAD="$preload"
+        # A free-threaded Python has no other allocator than its own.
+        case $kind in freethreaded-*) ;; *) export PYTHONMALLOC=malloc ;; esac
+        export PYTHONPATH="$PWD" LD_PRELOAD="$preload"
         exec "$@"
     )
     status=$?

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 # rxe of Linux 6.1 keeps an emulated machine's only processor busy for two minutes at times.
@@ -18,16 +19,20 @@ class Process:
     def __init__(self, seconds: float, *words: str) -> None:
         environment = {**os.environ, "SOAK_S": str(seconds), "SOAK_LONGEST": "20000", "HANG_S": str(HANG_S)}
         command = [sys.executable, str(SCRIPT), *words]
-        self._process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        # A pipe that nobody reads before the end would hold up a process that has much to say.
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._process = subprocess.Popen(command, env=environment, stdout=self._output, stderr=subprocess.STDOUT)
 
     def end(self, timeout_s: float) -> tuple[int, str]:
         """Its exit status and output. It is killed if it does not end by itself."""
+        ended = ""
         try:
-            output, _ = self._process.communicate(timeout=timeout_s)
+            self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            output, _ = self._process.communicate()
-            output += f"\nkilled after {timeout_s:g} s"
+            self._process.wait()
+            ended = f"\nkilled after {timeout_s:g} s"
+        with self._output:
+            self._output.seek(0)
+            output = self._output.read() + ended
         return self._process.returncode, output
