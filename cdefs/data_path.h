@@ -414,13 +414,13 @@ HOT const void *result_at(const struct native *native, const void *results, int 
     return (const char *)results + (size_t)place * native->result_size;
 }
 
-/* Translates results of receives that follow the one of `slot`, which was a plain success. Each has to be the success of the next
-   slot of the ring. Returns how many were translated. */
+/* Translates results of receives that follow the one of `slot`, which was a plain success. It may have been posted again already, so
+   only its places are looked at. Each result has to be the success of the next slot of the ring, whose number is `sequence`.
+   Returns how many were translated. */
 HOT int translate_alike(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
-    struct ndpy_completion *out)
+    uint32_t sequence, struct ndpy_completion *out)
 {
     struct ndpy_ring *ring = slot->ring;
-    uint32_t sequence = slot->sequence + 1;
     uint32_t posted = atomic_load_explicit(&ring->posted, memory_order_acquire) - sequence;
     int done;
 
@@ -462,11 +462,13 @@ HOT void translate_all(const struct native *native, const void *results, int got
 {
     for (int done = 0; done < got; done++) {
         struct ndpy_slot *slot = native->slot(result_at(native, results, done));
+        int is_listed = slot->flags & NDPY_LISTED;
 
         if (!translate_success(native, result_at(native, results, done), slot, &out[done]))
             native->translate_other(result_at(native, results, done), slot, &out[done]);
-        else if (done + 1 < got && slot->operation == NDPY_RECEIVE && !(slot->flags & NDPY_LISTED))
-            done += translate_alike(native, result_at(native, results, done + 1), got - done - 1, slot, &out[done + 1]);
+        else if (done + 1 < got && out[done].operation == NDPY_RECEIVE && !is_listed)
+            done += translate_alike(native, result_at(native, results, done + 1), got - done - 1, slot,
+                out[done].slot + 1, &out[done + 1]);
     }
 }
 

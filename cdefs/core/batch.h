@@ -18,7 +18,7 @@ typedef struct {
     uint32_t element_count;
     uint32_t region_count;
     char signals_all;
-    char is_exposed;
+    SHARED char is_exposed;
     struct ndpy_list_request *requests;
     PyObject **records;
     PyObject **remotes;

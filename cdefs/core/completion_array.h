@@ -21,7 +21,7 @@ typedef struct {
     Py_ssize_t capacity;
     uint32_t count;
     uint32_t owned;
-    char is_exposed;
+    SHARED char is_exposed;
     char is_busy;
     struct ndpy_completion *entries;
     struct owner *owners;
