@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 _CONTROL_SIZE = 64
 # The client repeats its first step so often, because siw may leave a server's first frame in its socket until more come.
 _NUDGE_S = 0.2
+# What probe_if_stuck() finds where nobody waits, and at how many calls a connection is probed on which a task waits for a message.
+_NOTHING = (None, None, None, None)
+_PATIENT_LOOKS = 5
 # How long the end that closes second waits for the first one to disconnect.
 _LINGER_S = 2.0
 
@@ -178,7 +181,9 @@ class Connection(Transfers):
         self._reading: dict[int, _Incoming] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
         #: What the tasks waited for when probe_if_stuck() looked, and whether a probe is on its way.
-        self._waits: tuple[Any, ...] = ()
+        self._waits: tuple[Any, ...] = _NOTHING
+        #: How often it has looked since.
+        self._looks = 0
         self._probing = False
         #: Control frames that wait for a slot. Each is made when it is posted, because it carries the newest numbers. It is empty
         #: if it is not needed any more.
@@ -535,18 +540,24 @@ class Connection(Transfers):
     def probe_if_stuck(self) -> None:
         """Called at intervals. Post an empty write if somebody has waited for the same thing since the last call.
 
-        So a host that has died is noticed also where everything that was sent had arrived.
+        So a host that has died is noticed also where everything that was sent had arrived. Who waits for a message does it less
+        often, because peers may be silent for long.
         """
         waits = (
             next(iter(self._transfers), None),
             next(iter(self._answers), None),
             self._senders[0] if self._senders else None,
+            self._receivers[0] if self._receivers else None,
         )
-        if waits == self._waits and any(wait is not None for wait in waits) and not self._probing:
-            with contextlib.suppress(errors.NdpyError):
-                self._write_nothing(self._base | PROBE)
-                self._probing = True
-        self._waits = waits
+        if waits != self._waits or waits == _NOTHING:
+            self._waits, self._looks = waits, 0
+            return
+        self._looks += 1
+        if self._probing or (waits[:3] == _NOTHING[:3] and self._looks % _PATIENT_LOOKS):
+            return
+        with contextlib.suppress(errors.NdpyError):
+            self._write_nothing(self._base | PROBE)
+            self._probing = True
 
     def _write_nothing(self, context: int, flags: int = 0) -> None:
         self.queue_pair.write([], RemoteMemory(0, 0, 0), context=context, flags=flags)

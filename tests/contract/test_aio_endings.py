@@ -193,8 +193,12 @@ def test_who_waits_for_long_posts_an_empty_write_now_and_then(run, monkeypatch):
         monkeypatch.setattr(client, "_write_nothing", lambda context: (probes.append(context), write_nothing(context)))
         await asyncio.sleep(0.5)
         assert probes == []
+        receiving = asyncio.ensure_future(client.receive())
+        await wait_for(lambda: len(probes) > 1)
+        await server.send(b"at last")
+        assert await receiving == b"at last"
         sending = asyncio.ensure_future(client.send(pattern(LONG)))
-        await wait_for(lambda: len(probes) > 2)
+        await wait_for(lambda: len(probes) > 3)
         assert await server.receive() == pattern(LONG)
         await sending
         count = len(probes)

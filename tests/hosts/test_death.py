@@ -116,10 +116,11 @@ def scene(peer_host, adapter_name):
         scene.start(name, getattr(scene.clients[name], step))
     sink = peer_host.call("hosts.aio_sink:Sink", adapter_name, peer_address, takes=False)
     scene.start("offer", lambda: asyncio.run(_offer(scene, sink.address)))
+    scene.start("silence", lambda: asyncio.run(_receive(scene, sink.address)))
     scene.start("ending", lambda: scene.clients["writes"].connector.wait_disconnected(120) or _stop())
     for name in ("writes", "reads", "messages"):
         wait_until(lambda name=name: scene.works[name].turns > 2, name)
-    wait_until(lambda: "offered" in scene.things, "an offer")
+    wait_until(lambda: {"offered", "listening"} <= scene.things.keys(), "an offer, and one who waits for a message")
     # It is acknowledged meanwhile.
     time.sleep(1)
     scene.died = time.monotonic()
@@ -133,6 +134,12 @@ def scene(peer_host, adapter_name):
     assert time.monotonic() - start < 20
     assert settles(kernel_resources, resources) == resources
     adapter.close()
+
+
+async def _receive(scene: Scene, address: tuple[str, int]) -> None:
+    async with aio.connect(address, adapter=scene.adapter, timeout_s=30) as connection:
+        scene.things["listening"] = True
+        await connection.receive()
 
 
 async def _offer(scene: Scene, address: tuple[str, int]) -> None:
@@ -303,10 +310,12 @@ def test_the_default_policy_notices_too(scene, peer_address):
     assert peer_address in str(work.error)
 
 
-def test_a_message_that_the_dead_host_had_not_taken_is_a_reset(scene, peer_address):
+@pytest.mark.parametrize(("name", "probed_after_s"), [("offer", 4), ("silence", 12)])
+def test_who_waits_for_the_dead_host_gets_a_reset(scene, peer_address, name, probed_after_s):
     """Everything that was sent had been acknowledged. ndpy.aio posts an empty write now and then, which is not."""
     policy = scene.clients["patient"].end.queue_pair.retry
-    work = scene.ended("offer", _TCP_LIMIT_S if policy.gives_up_s is None else 4 * policy.gives_up_s + 4)
+    gives_up_s = _TCP_LIMIT_S if policy.gives_up_s is None else 4 * policy.gives_up_s
+    work = scene.ended(name, gives_up_s + probed_after_s)
     assert isinstance(work.error, aio.ConnectionResetError), work.error
     assert peer_address in str(work.error)
 
