@@ -73,6 +73,8 @@ class Connector(Resource):
         #: The peer's private data and read limits.
         self._private_data: bytes | None = None
         self._read_limits: ReadLimits | None = None
+        #: Whether the server has accepted the last connect().
+        self._was_offered = False
         #: The parameters of the last connect() or accept().
         self._parameters = ConnectionParameters()
         #: The address that connect() goes to, for error messages.
@@ -160,9 +162,10 @@ class Connector(Resource):
         self._check()
         if self._has_transition(event):
             return
-        if event in (Event.ACCEPT, Event.COMPLETE_CONNECT) and self._state == "failed":
-            peer = "client" if event is Event.ACCEPT else "server"
-            raise errors.ConnectionAbortedError(f"the {peer} has given up", operation=event.value)
+        if event is Event.ACCEPT and self._state == "failed":
+            raise errors.ConnectionAbortedError("the client has given up", operation=event.value)
+        if event is Event.COMPLETE_CONNECT and self._state == "failed" and self._was_offered:
+            raise errors.ConnectionAbortedError("the server has taken its offer back", operation=event.value)
         active = self._state in _ACTIVE and event in (Event.BIND, Event.CONNECT, Event.ACCEPT)
         kind = errors.ConnectionActiveError if active else errors.NotConnectedError
         possible = [f"{call.value}()" for call in CALLS if self._has_transition(call)]
@@ -267,6 +270,7 @@ class Connector(Resource):
             self._parameters = parameters
             self._target = f"{address[0]} port {address[1]}"
             self._private_data = self._read_limits = None
+            self._was_offered = False
             pending = self._begin_pending("connect")
             self._move(Event.CONNECT)
             try:
@@ -284,6 +288,7 @@ class Connector(Resource):
     def _on_offered(self, private_data: bytes, limits: ReadLimits) -> None:
         """The server has accepted, with these limits."""
         if self._move(Event.OFFERED):
+            self._was_offered = True
             self._private_data = private_data
             self._read_limits = lower_limits(self._parameters.read_limits, limits)
             self._succeed_pending()

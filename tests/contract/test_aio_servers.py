@@ -181,7 +181,7 @@ def test_a_server_that_takes_its_offer_back_is_no_stranger(adapter, keep, monkey
 
     async def main():
         async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
-            with pytest.raises(ndpy.ConnectionAbortedError, match="the server has given up"):
+            with pytest.raises(ndpy.ConnectionAbortedError, match="the server has taken its offer back"):
                 await asyncio.create_task(connect(server.address), name="connect")
 
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))

@@ -27,7 +27,7 @@ GRID = """
                    idle       bound  connecting  offered     completing   requested  accepting    established   disconnected  failed
 BIND               bound      bound  A           A           A            N          A            A             N             N
 CONNECT            connecting connecting A       A           A            N          A            A             N             N
-COMPLETE_CONNECT   N          N      N           completing  N            N          N            N             N             G
+COMPLETE_CONNECT   N          N      N           completing  N            N          N            N             N             N
 ACCEPT             N          N      A           A           A            accepting  A            A             N             G
 REJECT             N          N      N           failed      failed       failed     N            N             N             N
 DISCONNECT         N          N      N           N           N            N          N            established   disconnected  N
@@ -220,6 +220,14 @@ def test_what_is_impossible_says_what_is_possible(scene, state):
                 scene(state).pass_event(event)
             assert f"the connector is {state}" in str(caught.value)
             assert set(re.findall(r"(\w+)\(\)", str(caught.value))) == possible
+
+
+def test_an_offer_that_was_taken_back_is_no_mistake_of_the_program(scene):
+    """Whoever completes the connection cannot have known."""
+    offered = scene("offered")
+    offered.pass_event(Event.LOST)
+    with pytest.raises(ndpy.ConnectionAbortedError, match="the server has taken its offer back"):
+        offered.pass_event(Event.COMPLETE_CONNECT)
 
 
 def test_the_documentation_of_the_states_agrees_with_the_table():
