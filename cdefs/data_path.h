@@ -415,7 +415,7 @@ HOT const void *result_at(const struct native *native, const void *results, int 
 }
 
 /* Translates results of receives that follow the one of `slot`, which was a plain success. It may have been posted again already, so
-   only its places are looked at. Each result has to be the success of the next slot of the ring, whose number is `sequence`.
+   only its place in the ring is looked at. Each result has to be the success of the next slot of the ring, whose number is `sequence`.
    Returns how many were translated. */
 HOT int translate_alike(const struct native *native, const void *results, int count, const struct ndpy_slot *slot,
     uint32_t sequence, struct ndpy_completion *out)

@@ -184,7 +184,7 @@ class Quirk(enum.Enum):
     )
     RXE_BINDS_AGAIN = Difference(
         "rxe binds a window once more when it repeats a request before the bind, because a packet was lost. The second bind fails. "
-        "Then 6.1 posts nothing more and ends nothing, without an error, and 7.2 cancels all requests of the connection",
+        "Then 6.1 sends nothing more and ends nothing, without an error, and 7.2 cancels all requests of the connection",
         "Linux drivers/infiniband/sw/rxe/rxe_req.c, req_retry(): it goes back past binds that are done, and rxe_requester() does them "
         "again; seen on 6.1.192 and 7.2.13",
         driver="rdma_rxe",

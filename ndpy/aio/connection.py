@@ -269,7 +269,7 @@ class Connection(Transfers):
         except errors.TimeoutError as error:
             raise connector._native_no_answer(error, timeout_s) from None
         self._connected_by(connector)
-        self._protocol = Protocol(self._own, await self._hello_of_server(connector))
+        self._protocol = Protocol(self._own, self._hello_of_server(connector))
         await await_or_cancel(connector.begin_complete_connect(), max(0.0, deadline - self._loop.time()))
         self._send_control(self._protocol.start)
         while not self._started.done():
@@ -284,13 +284,13 @@ class Connection(Transfers):
                     self._write_nothing(0, SILENT)
         self._require_started()
 
-    async def _hello_of_server(self, connector: Connector) -> Hello:
+    def _hello_of_server(self, connector: Connector) -> Hello:
         try:
             return Hello.from_bytes(connector.private_data)
         except ProtocolError:
             # A server that is closed takes its offer back, and then the private data are those of its refusal.
             if connector.state != "offered":
-                await connector.begin_complete_connect()
+                connector.begin_complete_connect()
             raise
 
     async def _accept(self, connector: Connector, timeout_s: float) -> None:

@@ -106,7 +106,8 @@ class Transfers(abc.ABC):
         """Let the peer use memory while the block lasts: `async with connection.expose(buffer) as remote`.
 
         A message that is sent in the block can carry remote.to_bytes(). When the block ends, the peer's right has ended. On adapters
-        with memory windows, only this connection's peer has the right. On others, whoever knows the token has it.
+        with memory windows, only this connection's peer has the right. On others and on rxe (see Quirk.RXE_BINDS_AGAIN), whoever
+        knows the token has it.
 
         Parameters:
             memory: a buffer, a region, a slice of one, or a lease. At least one byte.

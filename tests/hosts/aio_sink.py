@@ -19,11 +19,12 @@ class Sink:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(adapter_name)), daemon=True)
         self._thread.start()
-        self._ready.wait(60)
+        assert self._ready.wait(60), "the server has not begun"
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(60)
+        assert not self._thread.is_alive()
 
     async def _serve(self, adapter_name: str) -> None:
         async def handle(connection: aio.Connection) -> None:

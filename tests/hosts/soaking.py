@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-# rxe of Linux 6.1 keeps an emulated machine's only processor busy for two minutes at times.
+# A packet that rxe loses costs seconds, and a conversation loses several.
 HANG_S = 400
 SCRIPT = Path(__file__).parents[1] / "soak" / "busy_connections.py"
 
