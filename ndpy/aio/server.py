@@ -230,11 +230,15 @@ class Server:
                     # The server is being closed. What the handler has sent is delivered.
                     await connection.close()
                     raise
+                except ConnectionError:
+                    raise
+                except Exception as error:
+                    # Now: if the server is closed while the connection ends, its cancellation takes the place of the error.
+                    context = {"message": f"the handler of a client at {peer} failed", "exception": error}
+                    asyncio.get_running_loop().call_exception_handler(context)
+                    connection.abort()
         except ConnectionError as error:
             _log.info("the connection of a client at %s ended: %s", peer, error)
-        except Exception as error:
-            context = {"message": f"the handler of a client at {peer} failed", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
         finally:
             self.connections.discard(connection)
 

@@ -43,6 +43,31 @@ def test_a_handler_that_raises_ends_its_connection_only(adapter):
     assert "the handler of a client" in context["message"]
 
 
+def test_the_error_of_a_handler_is_reported_though_the_server_is_closed_meanwhile(adapter):
+    """The handler's task is cancelled while its connection ends."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    reported = []
+
+    async def handler(connection):
+        await connection.receive()
+        task = asyncio.current_task()
+        connection._ended.add_done_callback(lambda _: task.cancel())
+        raise ZeroDivisionError("the handler's fault")
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
+            async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
+                await client.send(b"x")
+                with pytest.raises(aio.ConnectionResetError):
+                    await client.receive()
+            await wait_for(lambda: not server.connections)
+
+    asyncio.run(main())
+    (context,) = reported
+    assert isinstance(context["exception"], ZeroDivisionError)
+
+
 def test_a_fault_of_the_package_ends_one_connection(run, adapter, monkeypatch):
     reported = []
 
