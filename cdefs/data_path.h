@@ -32,6 +32,9 @@
    slot: what the request of a result was posted with.
    queue_pair: the number of the queue pair of a result from a shared receive queue.
    status: 0 for success.
+   are_plain: whether all of these results, which are of receives, are successes that brought nothing but data.
+   set_context: puts a request's context into its result, in place of what the request was posted with. This and are_plain are
+   NULL if results do not stay as the provider made them.
    received: adds what a message brought with it.
    datagram: adds what a datagram brought with it. NULL if there are none.
    translate_other: translate_rest() as a function that does not become part of its callers. */
@@ -51,6 +54,8 @@ struct native {
     uint32_t (*status)(const void *result);
     uint32_t (*vendor_status)(const void *result);
     uint64_t (*bytes)(const void *result);
+    int (*are_plain)(const void *results, int count);
+    void (*set_context)(void *result, uint64_t context);
     void (*received)(const void *result, struct ndpy_completion *out);
     void (*datagram)(const void *result, const struct ndpy_slot *slot, struct ndpy_completion *out);
     uint32_t (*translate_status)(uint32_t status, uint32_t operation, uint32_t flags);
@@ -232,6 +237,7 @@ HOT int post_receive(const struct native *native, struct ndpy_queue_pair *qp, ui
     slot->nbytes = nbytes;
     slot->operation = NDPY_RECEIVE;
     slot->flags = (uint16_t)flags;
+    note_receive(qp->receive, slot);
     ring_commit(qp->receive, slot);
     if (atomic_load_explicit(&qp->connection, memory_order_relaxed) == NDPY_ENDED_UNPOSTED)
         return 0;
@@ -470,6 +476,36 @@ HOT void translate_all(const struct native *native, const void *results, int got
             done += translate_alike(native, result_at(native, results, done + 1), got - done - 1, slot,
                 out[done].slot + 1, &out[done + 1]);
     }
+}
+
+/* Ends the oldest receives of a ring, whose results stay as the provider made them but for the contexts. Returns 0 if the results are
+   anything else: then nothing has changed. */
+HOT int leave_receives(
+    const struct native *native, struct ndpy_ring *ring, void *results, int got, struct ndpy_untouched *untouched)
+{
+    uint32_t count = (uint32_t)got, first;
+    const struct ndpy_receives *receives;
+    uintptr_t differences = 0;
+
+    if (!ring || ring->headers)
+        return 0;
+    first = atomic_load_explicit(&ring->retired, memory_order_relaxed);
+    if (atomic_load_explicit(&ring->posted, memory_order_acquire) - first < count || !native->are_plain(results, got))
+        return 0;
+    receives = atomic_load_explicit(&ring->receives, memory_order_acquire);
+    if (!receives)
+        return 0;
+    for (uint32_t i = 0; i < count; i++)
+        differences |= (uintptr_t)native->slot(result_at(native, results, (int)i)) ^
+            (uintptr_t)receives->items[(first + i) & receives->mask].slot;
+    if (differences)
+        return 0;
+    for (uint32_t i = 0; i < count; i++)
+        native->set_context((char *)results + (size_t)i * native->result_size,
+            receives->items[(first + i) & receives->mask].context);
+    atomic_store_explicit(&ring->retired, first + count, memory_order_release);
+    *untouched = (struct ndpy_untouched){.count = count, .queue_pair = ring->number};
+    return 1;
 }
 
 /* Takes stored completions. Returns how many. */

@@ -218,9 +218,9 @@ struct ndpy_list_request {
     uint32_t count;
 };
 
-/* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first` on. All
-   of them succeeded, and nobody else has to hear of them. count is 0 if the completions were translated. A single one always is:
-   then nothing here means anything. */
+/* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first` on, or of
+   receives that were posted one by one, whose results have the contexts: then list is NULL. All of them succeeded, and nobody else
+   has to hear of them. count is 0 if the completions were translated. A single one always is: then nothing here means anything. */
 struct ndpy_untouched {
     struct ndpy_list *list;
     uint32_t first;

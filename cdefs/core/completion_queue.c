@@ -254,8 +254,8 @@ static int extend(PyObject **list, PyObject **objects, Py_ssize_t count)
     return result;
 }
 
-/* Forgets the receives that untouched completions end. Returns their PostedRequests, borrowed, with the list's object in *list,
-   which the caller owns. NULL if that is more than to forget them: then nothing has changed. */
+/* Forgets the receives that untouched completions end. Returns their PostedRequests, borrowed. If there is a list, its object is in
+   *list, and the caller owns it. NULL if that is more than to forget them: then nothing has changed. */
 static Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouched *untouched, PyObject **list)
 {
     Posted *posted = posted_of(self, untouched->queue_pair);
@@ -263,6 +263,13 @@ static Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouch
     struct record *oldest;
 
     if (!records || has_stored(posted)) return NULL;
+    if (!untouched->list) {
+        struct run run = {.records = records};
+
+        if (!count_requests(&run, untouched->count)) return NULL;
+        end_run(&run);
+        return posted;
+    }
     mutex_lock(&records->mutex);
     oldest = records->count ? record_oldest(records) : NULL;
     if (!oldest || Py_TYPE(oldest->object) != posted_list_type || oldest->left < untouched->count ||
@@ -297,7 +304,7 @@ static int make_untouched(CompletionQueue *self, const void *results, const stru
             note_failure(failure);
     }
     Py_DECREF((PyObject *)posted);
-    Py_DECREF(list);
+    Py_XDECREF(list);
     return count;
 }
 
@@ -691,7 +698,7 @@ HOT Posted *retire(CompletionQueue *self, struct look *look)
     posted = retire_untouched(self, &look->untouched, &list);
     if (!posted) return NULL;
     self->provider->read_results(look->native, &look->untouched, look->entries);
-    Py_DECREF(list);
+    Py_XDECREF(list);
     return posted;
 }
 

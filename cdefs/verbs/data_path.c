@@ -211,6 +211,25 @@ static uint64_t native_bytes(const void *result)
     return ((const struct native_result *)result)->wc.byte_len;
 }
 
+/* rxe gives every result of a receive the flag IBV_WC_GRH. */
+static int are_plain(const void *results, int count)
+{
+    const struct native_result *found = results;
+    uint32_t statuses = 0, flags = 0;
+
+#pragma GCC unroll 8
+    for (int i = 0; i < count; i++) {
+        statuses |= (uint32_t)found[i].wc.status;
+        flags |= found[i].wc.wc_flags;
+    }
+    return !statuses && !(flags & ~(uint32_t)IBV_WC_GRH);
+}
+
+static void set_context(void *result, uint64_t context)
+{
+    ((struct native_result *)result)->wc.wr_id = context;
+}
+
 /* Pass on immediate data or an invalidated token. They share a field, because no message has both. */
 HOT void native_received(const void *result, struct ndpy_completion *out)
 {
@@ -352,6 +371,8 @@ static const struct native verbs = {
     .status = status_of,
     .vendor_status = native_vendor_status,
     .bytes = native_bytes,
+    .are_plain = are_plain,
+    .set_context = set_context,
     .received = native_received,
     .datagram = native_datagram,
     .translate_status = translate_status,

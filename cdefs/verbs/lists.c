@@ -239,20 +239,6 @@ static int post_list(struct ndpy_queue_pair *qp, struct ndpy_list *list, uint32_
     return 0;
 }
 
-/* Whether nobody has to look at these completions: they succeeded, and brought neither immediate data nor an invalidation. rxe
-   gives every completion of a receive the flag IBV_WC_GRH. */
-static int is_uneventful(const struct ibv_wc *wc, int count)
-{
-    uint32_t statuses = 0, flags = 0;
-
-#pragma GCC unroll 8
-    for (int i = 0; i < count; i++) {
-        statuses |= (uint32_t)wc[i].status;
-        flags |= wc[i].wc_flags;
-    }
-    return !statuses && !(flags & ~(uint32_t)IBV_WC_GRH);
-}
-
 /* The receives of a queue pair complete in order. So if the first and the last of `count` completions end receives of one
    posting that are `count` - 1 apart, the others end those between them. */
 static int are_consecutive_receives(const struct ndpy_slot *first, const struct ndpy_slot *last, int count)
@@ -263,12 +249,12 @@ static int are_consecutive_receives(const struct ndpy_slot *first, const struct 
 
 /* Translates several results, unless they may stay untouched. */
 APART int read_or_keep(
-    const struct native_result *found, int got, struct ndpy_completion *out, struct ndpy_untouched *untouched)
+    struct native_result *found, int got, struct ndpy_completion *out, struct ndpy_untouched *untouched)
 {
     const struct ndpy_slot *first = native_slot(&found[0]), *last = native_slot(&found[got - 1]);
     uint32_t sequence;
 
-    if (are_consecutive_receives(first, last, got) && is_uneventful(&found->wc, got) &&
+    if (are_consecutive_receives(first, last, got) && are_plain(found, got) &&
         find_posted(last->ring, last, &sequence) &&
         sequence + 1 - (uint32_t)got == atomic_load_explicit(&last->ring->retired, memory_order_relaxed)) {
         atomic_store_explicit(&last->ring->retired, sequence + 1, memory_order_release);
@@ -277,7 +263,8 @@ APART int read_or_keep(
         return got;
     }
     untouched->count = 0;
-    translate_all(&verbs, found, got, out);
+    if (!leave_receives(&verbs, last->ring, found, got, untouched))
+        translate_all(&verbs, found, got, out);
     return got;
 }
 
@@ -303,20 +290,32 @@ static int poll_array(struct ndpy_completion_queue *cq, void *results, struct nd
     return got == 1 ? read_one(found, out) : got < 0 ? -EIO : 0;
 }
 
+HOT void read_result(
+    const struct native_result *found, uint64_t context, uint32_t queue_pair, struct ndpy_completion *out)
+{
+    *out = (struct ndpy_completion){
+        .context = context,
+        .nbytes = native_bytes(found),
+        .operation = NDPY_RECEIVE,
+        .status = NDPY_SUCCESS,
+        .native_status = status_of(found),
+        .queue_pair = queue_pair,
+        .retired = 1,
+    };
+}
+
 static void read_results(const void *results, const struct ndpy_untouched *untouched, struct ndpy_completion *out)
 {
     const struct native_result *found = results;
+    uint32_t count = untouched->count, number = untouched->queue_pair;
 
-    for (uint32_t i = 0; i < untouched->count; i++)
-        out[i] = (struct ndpy_completion){
-            .context = untouched->list->slots[untouched->first + i].context,
-            .nbytes = native_bytes(&found[i]),
-            .operation = NDPY_RECEIVE,
-            .status = NDPY_SUCCESS,
-            .native_status = status_of(&found[i]),
-            .queue_pair = untouched->queue_pair,
-            .retired = 1,
-        };
+    if (!untouched->list) {
+        for (uint32_t i = 0; i < count; i++)
+            read_result(&found[i], found[i].wc.wr_id, number, &out[i]);
+        return;
+    }
+    for (uint32_t i = 0; i < count; i++)
+        read_result(&found[i], untouched->list->slots[untouched->first + i].context, number, &out[i]);
 }
 
 /* ---- sleeping ---- */
