@@ -21,40 +21,55 @@ from timing import summary  # noqa: E402
 import ndpy  # noqa: E402
 
 ROUNDS = 100
-DEPTH = 512
+CONNECTIONS = 2
+#: Of each connection. A read needs a place too.
+MESSAGES = 1024
+DEPTH = MESSAGES + 1
+#: So long softnd's threads may take to come to rest after the last message.
+REST_S = 0.002
 EMPTY_POLLS = 1000
+#: Polls of another queue before those that are timed, so that the processor has their code in its caches.
+WARM_UPS = 100
+BATCH = 64
 TIMEOUT_S = 10
 ACCESS = ndpy.Access.LOCAL_WRITE | ndpy.Access.REMOTE_READ | ndpy.Access.READ_SINK
 LOOPS = ("softnd_receive", "softnd_poll_64", "softnd_poll_empty")
 
 
 class Scene:
-    """Two connected queue pairs of this process. The receives of `server` report to `received`."""
+    """Connected queue pairs of this process. The receives of all `servers` report to `received`."""
 
     def __init__(self, stack):
         enter = stack.enter_context
         adapter = enter(ndpy.open_adapter("127.0.0.1"))
         self.region = enter(adapter.register(ndpy.alloc(4096), ACCESS))
-        self.received = enter(adapter.create_completion_queue(2 * DEPTH))
-        self.sent = enter(adapter.create_completion_queue(2 * DEPTH))
+        self.received = enter(adapter.create_completion_queue(CONNECTIONS * DEPTH))
+        self.sent = enter(adapter.create_completion_queue(CONNECTIONS * DEPTH))
         depths = {"receive_queue_depth": DEPTH, "initiator_queue_depth": DEPTH}
-        self.client = enter(adapter.create_queue_pair(self.sent, **depths))
-        self.server = enter(adapter.create_queue_pair(self.received, self.sent, **depths))
-        listener, connector = enter(adapter.listen(("", 0))), enter(adapter.create_connector())
-        connecting = connector.begin_connect(self.client, (adapter.info.addresses[0], listener.address[1]))
-        accepting = enter(listener.get_request(timeout_s=TIMEOUT_S)).begin_accept(self.server)
-        connecting.result(TIMEOUT_S)
-        connector.complete_connect(timeout_s=TIMEOUT_S)
-        accepting.result(TIMEOUT_S)
+        self.clients, self.servers = [], []
+        listener = enter(adapter.listen(("", 0)))
+        for _ in range(CONNECTIONS):
+            client = enter(adapter.create_queue_pair(self.sent, **depths))
+            server = enter(adapter.create_queue_pair(self.received, self.sent, **depths))
+            connector = enter(adapter.create_connector())
+            connecting = connector.begin_connect(client, (adapter.info.addresses[0], listener.address[1]))
+            accepting = enter(listener.get_request(timeout_s=TIMEOUT_S)).begin_accept(server)
+            connecting.result(TIMEOUT_S)
+            connector.complete_connect(timeout_s=TIMEOUT_S)
+            accepting.result(TIMEOUT_S)
+            self.clients.append(client)
+            self.servers.append(server)
 
     def deliver(self):
         """Send a message into each receive. Returns when all of them have arrived."""
         element = self.region[0:8]
-        for _ in range(DEPTH - 1):
-            self.client.send(element, flags=ndpy.Flags.SILENT_SUCCESS)
-        # The answer to a read comes after everything that was sent before it.
-        self.client.read(self.region[8:16], self.region.remote(16, 8))
-        self.sent.wait(TIMEOUT_S)[0].raise_for_status()
+        for client in self.clients:
+            for _ in range(MESSAGES):
+                client.send(element, flags=ndpy.Flags.SILENT_SUCCESS)
+            # The answer to a read comes after everything that was sent before it.
+            client.read(self.region[8:16], self.region.remote(16, 8))
+            self.sent.wait(TIMEOUT_S)[0].raise_for_status()
+        time.sleep(REST_S)
 
 
 def python_ns():
@@ -63,19 +78,26 @@ def python_ns():
     now = time.perf_counter_ns
     with contextlib.ExitStack() as stack:
         scene = Scene(stack)
-        element, found = scene.region[64:72], ndpy.CompletionArray(64)
-        receive, poll, poll_into = scene.server.receive, scene.received.poll, scene.received.poll_into
+        element, found = scene.region[64:72], ndpy.CompletionArray(BATCH)
+        receives, poll, poll_into = (
+            [server.receive for server in scene.servers],
+            scene.received.poll,
+            scene.received.poll_into,
+        )
         for _ in range(ROUNDS):
             begin = now()
-            for _ in range(DEPTH - 1):
-                receive(element)
-            times[0].append((now() - begin) / (DEPTH - 1))
+            for receive in receives:
+                for _ in range(MESSAGES):
+                    receive(element)
+            times[0].append((now() - begin) / (CONNECTIONS * MESSAGES))
             scene.deliver()
+            for _ in range(WARM_UPS):
+                scene.sent.poll_into(found)
             taken = 0
             begin = now()
-            while taken < DEPTH - 1:
+            while taken < CONNECTIONS * MESSAGES:
                 taken += poll_into(found)
-            times[1].append((now() - begin) / (DEPTH - 1))
+            times[1].append((now() - begin) / taken)
             if not found.all_ok:
                 found.raise_for_status()
             begin = now()
