@@ -876,12 +876,17 @@ static void batch_dealloc(PyObject *self)
 
 static Py_ssize_t batch_length(PyObject *self)
 {
-    return ((Batch *)self)->count;
+    Py_ssize_t count;
+
+    BEGIN_SECTION(self)
+    count = ((Batch *)self)->count;
+    END_SECTION()
+    return count;
 }
 
 static PyObject *batch_repr(PyObject *self)
 {
-    return PyUnicode_FromFormat("<Batch of %u requests>", ((Batch *)self)->count);
+    return PyUnicode_FromFormat("<Batch of %zd requests>", batch_length(self));
 }
 
 static PyMemberDef batch_members[] = {

@@ -594,15 +594,19 @@ static PyObject *post_singly(WorkQueues *self, Batch *batch, uint32_t posted)
 /* What follows a post of a batch, without the lock. bad: the number of the refused request. */
 static PyObject *conclude_batch(WorkQueues *self, Batch *batch, int refused, uint32_t bad, uint32_t posted)
 {
+    uint32_t operation;
+
     if (refused == NDPY_POST_SINGLY) return post_singly(self, batch, posted);
     if (refused == RAISED) return NULL;
     if (refused) {
         raise_made(PyObject_CallMethod((PyObject *)self, "_refuse_batch", "OiII", (PyObject *)batch, refused, bad, posted));
         return NULL;
     }
-    if (self->ended)
-        return PyObject_CallMethod((PyObject *)self, "_cancel_late_request", "I", batch->requests[0].operation);
-    Py_RETURN_NONE;
+    if (!self->ended) Py_RETURN_NONE;
+    BEGIN_SECTION((PyObject *)batch)
+    operation = batch->requests[0].operation;
+    END_SECTION()
+    return PyObject_CallMethod((PyObject *)self, "_cancel_late_request", "I", operation);
 }
 
 /* Raises if a batch is empty, or has receives that the queue pair does not take. Returns 0, or -1 with the error. Called in a section
