@@ -1,0 +1,101 @@
+/* What completions end. A request that succeeded, or several with silent ones before it, is only forgotten. Every other completion
+   goes to _collect_one() in Python. */
+
+#include "completion_queue.h"
+
+void note_failure(struct failure *failure)
+{
+    if (failure->type)
+        PyErr_Clear();
+    else
+        PyErr_Fetch(&failure->type, &failure->value, &failure->traceback);
+}
+
+PyObject *open_details(
+    const struct ndpy_completion *entry, struct ndpy_completion *opened, struct failure *failure)
+{
+    struct ndpy_details *details = (struct ndpy_details *)(uintptr_t)entry->context;
+    PyObject *bytes;
+
+    *opened = *entry;
+    bytes = PyBytes_FromStringAndSize((const char *)details, sizeof *details);
+    if (!bytes) note_failure(failure);
+    opened->context = details->context;
+    opened->flags &= ~(uint32_t)NDPY_DETAILED;
+    free(details);
+    return bytes;
+}
+
+PyObject *collect_one(
+    CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed, struct failure *failure)
+{
+    PyObject *tuple, *completion = NULL;
+
+    if (!*failed) *failed = PyList_New(0);
+    tuple = *failed ? entry_to_tuple(entry) : NULL;
+    if (tuple) completion = PyObject_CallMethod((PyObject *)self, "_collect_one", "OO", tuple, *failed);
+    Py_XDECREF(tuple);
+    if (!completion) {
+        note_failure(failure);
+        if (!(entry->flags & (NDPY_INTERNAL | NDPY_FROM_SHARED_QUEUE))) {
+            Posted *posted = posted_of(self, entry->queue_pair);
+
+            completion = posted ? completion_new(entry, (PyObject *)posted) : NULL;
+            if (PyErr_Occurred()) note_failure(failure);
+        }
+    } else if (completion == Py_None) {
+        Py_CLEAR(completion);
+    }
+    return completion;
+}
+
+Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouched *untouched, PyObject **list)
+{
+    Posted *posted = posted_of(self, untouched->queue_pair);
+    Records *records = posted ? (Records *)posted->receive : NULL;
+    struct record *oldest;
+
+    if (!records || has_stored(posted)) return NULL;
+    if (!untouched->list) {
+        struct run run = {.records = records};
+
+        if (!count_requests(&run, untouched->count)) return NULL;
+        end_run(&run);
+        return posted;
+    }
+    mutex_lock(&records->mutex);
+    oldest = records->count ? record_oldest(records) : NULL;
+    if (!oldest || Py_TYPE(oldest->object) != posted_list_type || oldest->left < untouched->count ||
+        ((PostedList *)oldest->object)->native != untouched->list) {
+        posted = NULL;
+    } else {
+        *list = Py_NewRef(oldest->object);
+        oldest->left -= untouched->count;
+        /* The caller has the list. */
+        if (!oldest->left) Py_DECREF(records_take(records));
+    }
+    mutex_unlock(&records->mutex);
+    return posted;
+}
+
+Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count)
+{
+    uint32_t number = entries->queue_pair, operation = entries->operation, retired = 0, differences = 0;
+    struct run run = {0};
+    Posted *posted;
+
+    /* Without branches, because this is most of the work. */
+    for (uint32_t place = 0; place < count; place++) {
+        const struct ndpy_completion *entry = &entries[place];
+
+        differences |= entry->status | (entry->flags & ~(uint32_t)NDPY_IMMEDIATE) | (entry->queue_pair ^ number) |
+            (entry->operation ^ operation);
+        retired += entry->retired;
+    }
+    posted = differences ? NULL : posted_of(self, number);
+    if (!posted || has_stored(posted)) return NULL;
+    run.records = (Records *)(operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
+    if (!count_requests(&run, retired)) return NULL;
+    end_run(&run);
+    return posted;
+}

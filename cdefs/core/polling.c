@@ -1,0 +1,437 @@
+/* The polls of a completion queue that return a list of Completions.
+
+   A poll holds the interpreter's lock and the queue's lock during the provider's call. */
+
+#include "completion_queue.h"
+
+/* What a provider's call has returned. untouched: see struct ndpy_untouched; its results are in `native`, and the others in
+   `entries`. */
+struct look {
+    int got;
+    struct ndpy_untouched untouched;
+    uint64_t native[BATCH * RESULT_SIZE / sizeof(uint64_t)];
+    struct ndpy_completion entries[BATCH];
+};
+
+/* Adds objects to a list, which is made if there is none. Steals their references. Returns 0, or -1 with an error. */
+static int extend(PyObject **list, PyObject **objects, Py_ssize_t count)
+{
+    int result = 0;
+
+    if (!*list) {
+        *list = PyList_New(count);
+        if (*list) {
+            for (Py_ssize_t place = 0; place < count; place++) PyList_SetItem(*list, place, objects[place]);
+            return 0;
+        }
+        while (count--) Py_DECREF(objects[count]);
+        return -1;
+    }
+    for (Py_ssize_t place = 0; place < count; place++) {
+        if (PyList_Append(*list, objects[place]) < 0) result = -1;
+        Py_DECREF(objects[place]);
+    }
+    return result;
+}
+
+/* Makes the Completions of untouched ones. Returns how many, or -1 if they need more than that. */
+static int make_untouched(CompletionQueue *self, const void *results, const struct ndpy_untouched *untouched,
+    struct ndpy_completion *entries, PyObject **found, struct failure *failure)
+{
+    PyObject *list = NULL;
+    Posted *posted = retire_untouched(self, untouched, &list);
+    int count = 0;
+
+    self->provider->read_results(results, untouched, entries);
+    if (!posted) return -1;
+    Py_INCREF((PyObject *)posted);
+    for (uint32_t place = 0; place < untouched->count; place++) {
+        found[count] = completion_new(&entries[place], (PyObject *)posted);
+        if (found[count])
+            count++;
+        else
+            note_failure(failure);
+    }
+    Py_DECREF((PyObject *)posted);
+    Py_XDECREF(list);
+    return count;
+}
+
+/* Makes what the program gets for some completions. Returns how many objects that are. */
+static Py_ssize_t collect_entries(CompletionQueue *self, const struct ndpy_completion *entries, int got, PyObject **found,
+    PyObject **failed, struct failure *failure)
+{
+    struct run run = {0};
+    Py_ssize_t count = 0;
+
+    if (got == 1) {
+        Posted *posted = retire_one(self, entries);
+
+        if (posted) {
+            found[0] = completion_new(entries, (PyObject *)posted);
+            if (found[0]) return 1;
+            note_failure(failure);
+            return 0;
+        }
+    }
+    for (int number = 0; number < got; number++) {
+        const struct ndpy_completion *entry = &entries[number];
+        struct ndpy_completion opened;
+        PyObject *details = NULL;
+
+        if (entry->flags & NDPY_DETAILED) {
+            details = open_details(entry, &opened, failure);
+            entry = &opened;
+        }
+        if (!join_run(self, &run, entry)) {
+            found[count] = collect_one(self, entry, failed, failure);
+        } else if (entry->flags & NDPY_INTERNAL) {
+            continue;
+        } else {
+            found[count] = completion_new(entry, (PyObject *)run.posted);
+            if (!found[count]) note_failure(failure);
+        }
+        if (found[count])
+            ((Completion *)found[count++])->details = details;
+        else
+            Py_XDECREF(details);
+    }
+    end_run(&run);
+    return count;
+}
+
+HOT uint32_t room_for(size_t wanted)
+{
+    return wanted < BATCH ? (uint32_t)wanted : BATCH;
+}
+
+/* Takes up to `room` completions from the provider. Called with the lock. */
+HOT void look_for(CompletionQueue *self, struct look *look, uint32_t room)
+{
+    const struct ndpy_provider *provider = self->provider;
+
+    if (provider->poll_array) {
+        look->got = provider->poll_array(self->native, look->native, look->entries, room, &look->untouched);
+    } else {
+        look->got = provider->poll(self->native, look->entries, room);
+        look->untouched.count = 0;
+    }
+}
+
+/* Adds what the program gets for a look to a list, which is made if there is none. Returns 0, or -1 with an error. */
+static int collect(CompletionQueue *self, struct look *look, PyObject **completions, PyObject **failed)
+{
+    struct failure failure = {NULL, NULL, NULL};
+    PyObject *found[BATCH];
+    Py_ssize_t count = -1;
+
+    if (look->got < 0) {
+        raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -look->got));
+        return -1;
+    }
+    if (look->got > 1 && look->untouched.count)
+        count = make_untouched(self, look->native, &look->untouched, look->entries, found, &failure);
+    if (count < 0) count = collect_entries(self, look->entries, look->got, found, failed, &failure);
+    self->taken += count;
+    if (extend(completions, found, count) < 0) note_failure(&failure);
+    if (!failure.type) return 0;
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
+    return -1;
+}
+
+/* Goes on after a look that took up to `room` of `wanted` completions. Returns 0, or -1 with an error. */
+static int collect_all(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, PyObject **completions,
+    PyObject **failed)
+{
+    for (;;) {
+        if (collect(self, look, completions, failed) < 0) return -1;
+        wanted -= (uint32_t)look->got;
+        if ((uint32_t)look->got < room || !wanted) return 0;
+        room = room_for(wanted);
+        look_for(self, look, room);
+    }
+}
+
+PyObject *take_kept(CompletionQueue *self, Py_ssize_t wanted)
+{
+    PyObject *taken = PyList_GetSlice(self->kept, 0, wanted);
+
+    if (!taken) return NULL;
+    if (PyList_Size(taken) == PyList_Size(self->kept)) {
+        Py_CLEAR(self->kept);
+    } else if (PyList_SetSlice(self->kept, 0, wanted, NULL) < 0) {
+        Py_DECREF(taken);
+        return NULL;
+    }
+    return taken;
+}
+
+void keep(CompletionQueue *self, PyObject *completions)
+{
+    struct failure failure = {NULL, NULL, NULL};
+
+    note_failure(&failure);
+    /* Another Ctrl-C must not lose them. */
+    while (lock_enter(self->lock) < 0) PyErr_Clear();
+    if (!self->kept) {
+        if (PyList_Size(completions)) self->kept = Py_NewRef(completions);
+    } else if (PyList_SetSlice(self->kept, PyList_Size(self->kept), PyList_Size(self->kept), completions) < 0) {
+        PyErr_Clear();
+    }
+    lock_leave(self->lock);
+    Py_DECREF(completions);
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
+}
+
+/* ---- looking again and again ---- */
+
+int spin(CompletionQueue *self, struct ndpy_completion *entries, uint32_t room, double seconds)
+{
+    const volatile int *waiters = lock_waiters(self->lock);
+    const struct ndpy_provider *provider = self->provider;
+    struct ndpy_completion_queue *native = self->native;
+    int got;
+
+    Py_BEGIN_ALLOW_THREADS
+    got = provider->spin(native, entries, room, waiters, (uint64_t)(seconds * 1e9));
+    Py_END_ALLOW_THREADS
+    return got;
+}
+
+/* Spins for the completions of a poll that found none. Returns 0, or -1 with an error. Called with the lock. */
+static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds, PyObject **completions, PyObject **failed)
+{
+    struct ndpy_completion entries[BATCH];
+    struct failure failure = {NULL, NULL, NULL};
+    PyObject *found[BATCH];
+    Py_ssize_t count = 0;
+
+    while (seconds > 0 && !count && !*lock_waiters(self->lock)) {
+        double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
+        int got = began < 0 ? 0 : spin(self, entries, wanted < BATCH ? (uint32_t)wanted : BATCH, slice);
+
+        if (began < 0) return -1;
+        if (got < 0) {
+            raise_made(PyObject_CallMethod((PyObject *)self, "_poll_error", "i", -got));
+            return -1;
+        }
+        count = collect_entries(self, entries, got, found, failed, &failure);
+        self->taken += count;
+        seconds -= monotonic_now() - began;
+        if (!failure.type && PyErr_CheckSignals() < 0) note_failure(&failure);
+        if (failure.type) break;
+    }
+    if (count) {
+        Py_CLEAR(*completions);
+        if (extend(completions, found, count) < 0) note_failure(&failure);
+    }
+    if (!failure.type) return 0;
+    PyErr_Restore(failure.type, failure.value, failure.traceback);
+    return -1;
+}
+
+/* A list that nobody else has any more. */
+HOT int is_ours(PyObject *list, Py_ssize_t length)
+{
+    return HAS_GIL && list && Py_REFCNT(list) == 1 && Py_SIZE(list) == length;
+}
+
+/* Returns a list without completions, or NULL with an error. */
+HOT PyObject *list_without(CompletionQueue *self)
+{
+    if (!HAS_GIL) return PyList_New(0);
+    if (!is_ours(self->empty, 0)) {
+        PyObject *former = self->empty;
+
+        self->empty = PyList_New(0);
+        Py_XDECREF(former);
+    }
+    return Py_XNewRef(self->empty);
+}
+
+/* Makes the completions of a list into those of these entries. Returns 0, or -1 with an error. */
+HOT int renew_list(PyObject *list, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
+{
+    for (Py_ssize_t place = 0; place < count; place++) {
+        PyObject *completion = PyList_GetItem(list, place);
+
+        if (completion && Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1) {
+            if (completion_renew((Completion *)completion, &entries[place], posted) < 0) return -1;
+        } else {
+            completion = completion_new(&entries[place], posted);
+            if (!completion || PyList_SetItem(list, place, completion) < 0) return -1;
+        }
+    }
+    return 0;
+}
+
+/* Makes a new list, for this poll and the next one. Returns NULL with an error. */
+APART PyObject *make_list(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
+{
+    PyObject *list;
+
+    /* Freed first, because the new completions are made of those that were freed. */
+    Py_CLEAR(self->filled);
+    list = PyList_New(count);
+    for (Py_ssize_t place = 0; list && place < count; place++) {
+        PyObject *completion = completion_new(&entries[place], posted);
+
+        if (completion)
+            PyList_SetItem(list, place, completion);
+        else
+            Py_CLEAR(list);
+    }
+    if (HAS_GIL && list) {
+        PyObject *former = self->filled;
+
+        self->filled = Py_NewRef(list);
+        Py_XDECREF(former);
+    }
+    return list;
+}
+
+/* Returns a list with these completions of one queue pair, or NULL with an error. Called without the lock, because what the former
+   ones let go may poll again. */
+HOT PyObject *list_with(CompletionQueue *self, const struct ndpy_completion *entries, Py_ssize_t count, PyObject *posted)
+{
+    PyObject *list = self->filled;
+
+    if (!is_ours(list, count)) return make_list(self, entries, count, posted);
+    Py_INCREF(list);
+    if (renew_list(list, entries, count, posted) == 0) return list;
+    Py_DECREF(list);
+    return NULL;
+}
+
+/* Goes on after the first look of a poll, with the completions that it has already. Returns a list, or NULL with an error. Called
+   with the lock, which it gives back. */
+static PyObject *poll_on(
+    CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s, PyObject *completions)
+{
+    PyObject *failed = NULL;
+    int result = collect_all(self, look, wanted, room, &completions, &failed);
+
+    if (spin_s > 0 && result == 0 && wanted && PyList_Size(completions) == 0)
+        result = collect_spinning(self, wanted, spin_s, &completions, &failed);
+    lock_leave(self->lock);
+    if (result == 0)
+        result = tell_of_failures(self, failed);
+    else
+        Py_XDECREF(failed);
+    if (result == 0) return completions;
+    if (completions) keep(self, completions);
+    return NULL;
+}
+
+/* Begins with the completions that were kept. Called with the lock, which it gives back. */
+static PyObject *poll_kept(CompletionQueue *self, size_t wanted, double spin_s)
+{
+    struct look look = {.got = 0};
+    PyObject *completions = self->kept ? take_kept(self, (Py_ssize_t)wanted) : NULL;
+    uint32_t room;
+
+    if (PyErr_Occurred()) {
+        lock_leave(self->lock);
+        return NULL;
+    }
+    if (completions) wanted -= (size_t)PyList_Size(completions);
+    room = room_for(wanted);
+    if (room) look_for(self, &look, room);
+    return poll_on(self, &look, wanted, room, spin_s, completions);
+}
+
+/* Ends the requests of a look, if these only have to be forgotten. Returns their PostedRequests, borrowed, or NULL: then nothing has
+   changed. */
+HOT Posted *retire(CompletionQueue *self, struct look *look)
+{
+    PyObject *list = NULL;
+    Posted *posted;
+
+    if (look->got == 1) return retire_one(self, look->entries);
+    if (look->got <= 0) return NULL;
+    if (!look->untouched.count) return retire_alike(self, look->entries, (uint32_t)look->got);
+    posted = retire_untouched(self, &look->untouched, &list);
+    if (!posted) return NULL;
+    self->provider->read_results(look->native, &look->untouched, look->entries);
+    Py_XDECREF(list);
+    return posted;
+}
+
+/* Takes successes of one queue pair in the usual case. Called with the lock, which it gives back. */
+APART PyObject *poll_found(CompletionQueue *self, struct look *look, size_t wanted, uint32_t room, double spin_s)
+{
+    int is_all = (uint32_t)look->got < room || look->got == (int)wanted;
+    Posted *posted = is_all ? retire(self, look) : NULL;
+    PyObject *completions;
+
+    if (!posted) return poll_on(self, look, wanted, room, spin_s, NULL);
+    Py_INCREF((PyObject *)posted);
+    self->taken += look->got;
+    lock_leave(self->lock);
+    if (look->got == 1)
+        completions = list_with(self, look->entries, 1, (PyObject *)posted);
+    else
+        completions = list_with(self, look->entries, look->got, (PyObject *)posted);
+    Py_DECREF((PyObject *)posted);
+    return completions;
+}
+
+HOT PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
+{
+    uint32_t room = room_for(wanted);
+    struct look look;
+
+    look_for(self, &look, room);
+    if (look.got || spin_s > 0) return poll_found(self, &look, wanted, room, spin_s);
+    lock_leave(self->lock);
+    return list_without(self);
+}
+
+static PyObject *argument_names[2];
+
+static PyObject *poll_with(CompletionQueue *self, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    PyObject *given[2] = {NULL};
+    Py_ssize_t wanted = BATCH;
+    double spin_s = 0;
+
+    if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0) return NULL;
+    if (given[1]) spin_s = PyFloat_AsDouble(given[1]);
+    if (given[0] && !PyErr_Occurred()) wanted = PyLong_AsSsize_t(given[0]);
+    if (PyErr_Occurred()) return NULL;
+    if (enter(self) < 0) return NULL;
+    if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;
+    if (self->kept || wanted <= 0) return poll_kept(self, wanted < 0 ? 0 : (size_t)wanted, spin_s);
+    return poll_now(self, (size_t)wanted, spin_s);
+}
+
+PyObject *queue_poll(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *keywords)
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+
+    if (count || keywords) return poll_with(self, arguments, count, keywords);
+    if (enter(self) < 0) return NULL;
+    return self->kept ? poll_kept(self, BATCH, 0) : poll_now(self, BATCH, 0);
+}
+
+PyObject *queue_collect_internal(PyObject *object, PyObject *Py_UNUSED(none))
+{
+    CompletionQueue *self = (CompletionQueue *)object;
+    PyObject *nothing = NULL, *failed = PyList_New(0);
+    struct look look = {.got = failed ? BATCH : 0};
+
+    while (look.got == BATCH) {
+        look.got = self->provider->poll_internal(self->native, look.entries, BATCH);
+        if (collect(self, &look, &nothing, &failed) < 0) Py_CLEAR(failed);
+        if (!failed) break;
+    }
+    Py_XDECREF(nothing);
+    return failed;
+}
+
+int prepare_polling(void)
+{
+    argument_names[0] = interned("max_entries");
+    argument_names[1] = interned("spin_s");
+    return argument_names[0] && argument_names[1] ? 0 : -1;
+}
