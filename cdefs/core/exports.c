@@ -1,4 +1,7 @@
-/* Exports of buffers: what a memoryview does, without being one. */
+/* Exports of buffers: what a memoryview does, without being one.
+
+   Without the interpreter's lock, bytearray and memoryview of CPython 3.13 count their exports without any other lock. So a buffer is
+   asked for, and let go of, in a section of the object. */
 
 #include "core.h"
 
@@ -16,6 +19,7 @@ Export *export_new(PyObject *object)
 {
     get_buffer get = (get_buffer)PyType_GetSlot(Py_TYPE(object), SLOT_GET_BUFFER);
     PyObject *export;
+    int failed;
 
     if (!get) {
         PyErr_Format(PyExc_TypeError, "%R is not a buffer", (PyObject *)Py_TYPE(object));
@@ -24,7 +28,10 @@ Export *export_new(PyObject *object)
     export = take_spare(&spare_exports);
     if (!export) export = make_reusable(&spare_exports, export_type);
     if (!export) return NULL;
-    if (get(object, &((Export *)export)->buffer, ANY_CONTIGUOUS) == 0) return (Export *)export;
+    BEGIN_SECTION(object)
+    failed = get(object, &((Export *)export)->buffer, ANY_CONTIGUOUS);
+    END_SECTION()
+    if (!failed) return (Export *)export;
     ((Export *)export)->buffer.object = NULL;
     Py_DECREF(export);
     return NULL;
@@ -37,7 +44,9 @@ static void let_go(Export *export)
 
     if (!object) return;
     release = (release_buffer)PyType_GetSlot(Py_TYPE(object), SLOT_RELEASE_BUFFER);
+    BEGIN_SECTION(object)
     if (release) release(object, &export->buffer);
+    END_SECTION()
     export->buffer.object = NULL;
     Py_DECREF(object);
 }
