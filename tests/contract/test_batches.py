@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import itertools
 import threading
 import weakref
 from pathlib import Path
@@ -202,6 +203,29 @@ def test_f_4_receives_are_posted_in_one_call_and_polled_into_an_array(pair, keep
             assert set(completions.operations) <= {Operation.RECEIVE}
         assert found == list(range(COUNT))
         assert lengths == list(range(COUNT))
+
+
+def test_f_4_receives_that_were_posted_one_by_one_are_polled_into_an_array(pair, keep):
+    inbox, completions = memory(keep, pair.adapter, 8), CompletionArray(COUNT)
+    message = memory(keep, pair.adapter, b"messages", Access.NONE)
+    next_context, next_expected = itertools.count(), itertools.count()
+    for _ in range(COUNT):
+        pair.server.queue_pair.receive(inbox, context=next(next_context))
+    for number in range(rounds(500, 20)):
+        count = number % COUNT + 1
+        for place in range(count):
+            pair.client.queue_pair.send(message[0:place])
+        succeed(pair.client.cq, count)
+        found, lengths = [], []
+        while len(found) < count:
+            # They are posted again before somebody looks.
+            for _ in range(pair.server.cq.poll_into(completions)):
+                pair.server.queue_pair.receive(inbox, context=next(next_context))
+            assert completions.all_ok
+            found += completions.contexts
+            lengths += completions.nbytes
+        assert found == [next(next_expected) for _ in range(count)]
+        assert lengths == list(range(count))
 
 
 def test_f_4_receive_many_takes_the_contexts(pair, keep):
