@@ -442,12 +442,33 @@ static void cache_dealloc(PyObject *self)
     free_object(self);
 }
 
+static PyObject *cache_over_bounds(PyObject *self, void *Py_UNUSED(none))
+{
+    return PyBool_FromLong(((Cache *)self)->over_bounds);
+}
+
+static int cache_set_over_bounds(PyObject *self, PyObject *value, void *Py_UNUSED(none))
+{
+    int over_bounds = value ? PyObject_IsTrue(value) : -1;
+
+    if (over_bounds < 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_AttributeError, "_over_bounds cannot be deleted");
+        return -1;
+    }
+    ((Cache *)self)->over_bounds = (char)over_bounds;
+    return 0;
+}
+
 static PyMemberDef cache_members[] = {
     {"_known_buffers", T_OBJECT_EX, offsetof(Cache, known_buffers), 0, NULL},
     {"_defunct", T_OBJECT, offsetof(Cache, defunct), 0, NULL},
-    {"_over_bounds", T_BOOL, offsetof(Cache, over_bounds), 0, NULL},
     {"_hits", T_LONGLONG, offsetof(Cache, hits), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef cache_properties[] = {
+    {"_over_bounds", cache_over_bounds, cache_set_over_bounds, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMethodDef cache_methods[] = {
@@ -462,6 +483,7 @@ static PyType_Slot cache_slots[] = {
     {Py_tp_clear, cache_clear},
     {Py_tp_dealloc, cache_dealloc},
     {Py_tp_members, cache_members},
+    {Py_tp_getset, cache_properties},
     {Py_tp_methods, cache_methods},
     {0, NULL},
 };
