@@ -43,7 +43,7 @@ typedef struct {
     Reusable head;
     PyObject *cache;
     PyObject *range;
-    PyObject *view;
+    PyObject *SHARED view;
     char was_finalized;
 } Lease;
 
@@ -495,7 +495,9 @@ static PyType_Spec cache_spec = {"ndpy._core.LeaseFinder", sizeof(Cache), 0,
 
 static int is_used(const Lease *lease)
 {
-    return lease->view && lease->view != Py_None;
+    PyObject *view = lease->view;
+
+    return view && view != Py_None;
 }
 
 /* Takes out what keeps the memory in place. Returns NULL if the lease was released already. */
