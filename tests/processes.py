@@ -218,13 +218,21 @@ def _not_installed(name: str, thing: str) -> str:
     return f"{name} is not installed; {distribution.read().install(thing)}"
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports that no TCP socket uses now, and that no system chooses by itself. RDMA has its own ports, except on iWARP."""
+    with contextlib.ExitStack() as stack:
+        ports: list[int] = []
+        while len(ports) < count:
+            port = random.SystemRandom().randrange(20000, 32000)
+            probe = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                probe.bind(("", port))
+                ports.append(port)
+        return ports
+
+
 def free_port() -> int:
-    """A port that no TCP socket uses now, and that no system chooses by itself. RDMA has its own ports, except on iWARP."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
+    return free_ports(1)[0]
 
 
 def wait_for_rdma_listener(process: Process, port: int) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -82,9 +80,3 @@ def wait_until_listening(program: Program, port: int) -> None:
         assert program.process.poll() is None, program.lines
         assert time.monotonic() < deadline, f"nothing listens on TCP port {port}"
         time.sleep(0.05)
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]

@@ -29,12 +29,12 @@ from conversations import (
     client_of,
     example_on_soft0,
     example_on_softnd,
-    free_ports,
     rping_on_soft0,
     server_of,
     wait_until_listening,
 )
 from hostile import ROOT, Program, WindowsProcess
+from processes import free_ports
 
 from ndpy.softroce import tools
 

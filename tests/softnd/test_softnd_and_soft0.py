@@ -17,12 +17,12 @@ from conversations import (
     client_of,
     example_on_soft0,
     example_on_softnd,
-    free_ports,
     rping_on_soft0,
     server_of,
     wait_until_listening,
 )
 from hostile import ROOT, WindowsProcess
+from processes import free_port
 
 ROUNDS = 30
 LIMIT_S = 120.0
@@ -44,7 +44,7 @@ def rping_on_softnd():
 
 @pytest.mark.parametrize("size", [64, 65535])
 def test_softnd_client_verifies_what_rping_server_on_soft0_writes(rping_on_softnd, size):
-    [port] = free_ports(1)
+    port = free_port()
     with rping_on_soft0("-s", "-a", "127.0.0.1", "-p", port, "-S", size) as server:
         wait_until_listening(server, port)
         with rping_on_softnd("client", port, size) as client:
@@ -55,7 +55,7 @@ def test_softnd_client_verifies_what_rping_server_on_soft0_writes(rping_on_softn
 
 @pytest.mark.parametrize("size", [64, 65535])
 def test_rping_client_on_soft0_verifies_what_softnd_server_writes(rping_on_softnd, size):
-    [port] = free_ports(1)
+    port = free_port()
     with rping_on_softnd("server", port, 65535) as server:
         assert server.next_line().startswith("listening")
         with rping_on_soft0("-c", "-V", "-a", "127.0.0.1", "-p", port, "-S", size, "-C", ROUNDS) as client:
@@ -68,7 +68,7 @@ def test_rping_client_on_soft0_verifies_what_softnd_server_writes(rping_on_softn
 @pytest.mark.parametrize("server_on", ["soft0", "softnd"])
 def test_examples_talk_to_each_other(name, server_on):
     hostile.windows_program("rping")  # skips if Wine is missing
-    [port] = free_ports(1)
+    port = free_port()
     if server_on == "soft0":
         server = example_on_soft0(server_of(name), port)
     else:
@@ -118,7 +118,7 @@ TALKS = [("soft0", "echo"), ("softnd", "key_value_store"), ("soft0", "publish_ar
 @pytest.mark.parametrize(("server_on", "name"), share(ALL_TALKS, TALKS))
 def test_examples_with_asyncio_talk_to_each_other(server_on, name):
     hostile.windows_program("rping")  # skips if Wine is missing
-    [port] = free_ports(1)
+    port = free_port()
     words, clients = ASYNCIO[name]
 
     def start(end, words):
