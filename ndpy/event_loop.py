@@ -83,7 +83,9 @@ class LoopPoller:
     def __del__(self) -> None:
         # A Poller that could not be made is missing.
         if hasattr(self, "_poller"):
-            self.close()
+            # This thread may be in the middle of a call of a queue, which then forgets the poller by itself.
+            with contextlib.suppress(RuntimeError):
+                self.close()
 
     def _on_readable(self) -> None:
         try:

@@ -231,15 +231,17 @@ class Poller:
             if self._closed:
                 return
             queues = self._stop()
-            for queue in queues:
-                with queue._lock:
-                    if queue._pollers is not None:
-                        queue._pollers.discard(self)
-            # If a thread still waits, it frees the native object when it leaves.
-            if self._waiters:
-                self._native_wake()
-            else:
-                self._native_free()
+            try:
+                for queue in queues:
+                    with queue._lock:
+                        if queue._pollers is not None:
+                            queue._pollers.discard(self)
+            finally:
+                # If a thread still waits, it frees the native object when it leaves.
+                if self._waiters:
+                    self._native_wake()
+                else:
+                    self._native_free()
 
     def _stop(self) -> list[CompletionQueue]:
         """Stop waiting for queues. Returns the queues that were added."""

@@ -9,6 +9,7 @@ import pytest
 from helpers import DEADLINE_S, connect_pair, contexts, host_of, memory, succeed, wait_until
 
 import ndpy
+from ndpy.event_loop import poller_of_loop
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("each_loop")]
 
@@ -315,3 +316,18 @@ def test_the_loop_is_of_the_kind_that_the_test_names(request):
     assert name in {run(kind()).__name__, run(kind()).__module__.partition(".")[0]} or issubclass(
         run(kind()), getattr(asyncio, name)
     )
+
+
+def test_a_loop_that_is_collected_in_the_middle_of_a_call_leaves_the_queue_usable(pair, message):
+    async def main():
+        waiting = asyncio.ensure_future(pair.server.cq.wait_async())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        return poller_of_loop()
+
+    poller = run(main())
+    with pair.server.cq._lock:
+        poller.__del__()
+    assert poller.closed
+    message(6)
+    assert contexts(succeed(pair.server.cq)) == [6]

@@ -269,3 +269,17 @@ def test_other_threads_run_while_one_waits(poller, pair, what):
     message(pair, 1)
     waiter.join(2 * DEADLINE_S)
     assert len(ended) == 1, "the wait timed out"
+
+
+def test_a_poller_that_is_closed_in_the_middle_of_a_call_of_its_queue_is_freed(poller, pair, monkeypatch):
+    """As a finalizer may close it."""
+    freed = []
+    native_free = poller._native_free
+    monkeypatch.setattr(poller, "_native_free", lambda: freed.append(native_free()))
+    poller.add(pair.server.cq)
+    with pair.server.cq._lock, pytest.raises(RuntimeError, match="within another call"):
+        poller.close()
+    poller.close()
+    assert (poller.closed, len(freed)) == (True, 1)
+    message(pair, 7)
+    assert [completion.context for completion in succeed(pair.server.cq)] == [7]
