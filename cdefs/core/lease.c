@@ -11,7 +11,7 @@ typedef struct {
     PyObject_HEAD
     Py_ssize_t uses; /* how many leases and exposures it has */
     long long used;  /* the number of its last use */
-    char cached;     /* whether a look-up may still find it */
+    SHARED char cached; /* whether a look-up may still find it */
 } Entry;
 
 /* A buffer that was looked up before, and its entry. */
