@@ -54,7 +54,7 @@ static PyTypeObject *entry_base_type, *known_base_type, *cache_base_type, *lease
 static PyTypeObject *usual_known_type, *usual_cache_type;
 static PyObject *closed_error;
 static struct spares spare_leases;
-/* Guards `uses` and `cached` of all entries, and the counts of all caches. */
+/* Guards `uses`, `cached` and `used` of all entries, and the counts of all caches. */
 MUTEX(uses_mutex)
 
 /* ---- Entry ---- */
@@ -109,14 +109,32 @@ static int entry_set_cached(PyObject *self, PyObject *value, void *Py_UNUSED(non
     return 0;
 }
 
-static PyMemberDef entry_members[] = {
-    {"used", T_LONGLONG, offsetof(Entry, used), 0, NULL},
-    {NULL, 0, 0, 0, NULL},
-};
+static PyObject *entry_used(PyObject *self, void *Py_UNUSED(none))
+{
+    long long used;
+
+    mutex_lock(&uses_mutex);
+    used = ((Entry *)self)->used;
+    mutex_unlock(&uses_mutex);
+    return PyLong_FromLongLong(used);
+}
+
+static int entry_set_used(PyObject *self, PyObject *value, void *Py_UNUSED(none))
+{
+    long long used = value ? PyLong_AsLongLong(value) : 0;
+
+    if (!value) PyErr_SetString(PyExc_AttributeError, "used cannot be deleted");
+    if (PyErr_Occurred()) return -1;
+    mutex_lock(&uses_mutex);
+    ((Entry *)self)->used = used;
+    mutex_unlock(&uses_mutex);
+    return 0;
+}
 
 static PyGetSetDef entry_properties[] = {
     {"uses", entry_uses, NULL, NULL, NULL},
     {"cached", entry_cached, entry_set_cached, NULL, NULL},
+    {"used", entry_used, entry_set_used, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
@@ -128,7 +146,6 @@ static PyMethodDef entry_methods[] = {
 
 static PyType_Slot entry_slots[] = {
     {Py_tp_doc, "A registered region."},
-    {Py_tp_members, entry_members},
     {Py_tp_getset, entry_properties},
     {Py_tp_methods, entry_methods},
     {Py_tp_dealloc, free_object},
