@@ -79,11 +79,8 @@ def python_ns():
     with contextlib.ExitStack() as stack:
         scene = Scene(stack)
         element, found = scene.region[64:72], ndpy.CompletionArray(BATCH)
-        receives, poll, poll_into = (
-            [server.receive for server in scene.servers],
-            scene.received.poll,
-            scene.received.poll_into,
-        )
+        receives = [server.receive for server in scene.servers]
+        poll, poll_into = scene.received.poll, scene.received.poll_into
         for _ in range(ROUNDS):
             begin = now()
             for receive in receives:

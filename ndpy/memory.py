@@ -556,7 +556,7 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
         view = memoryview(buffer)
     except TypeError:
         raise TypeError(
-            f"a {type(buffer).__name__} is not a buffer; give a bytearray, mmap, array, NumPy array, ndpy.alloc() "
+            f"{type(buffer).__name__} is not a buffer; give a bytearray, mmap, array, NumPy array, ndpy.alloc() "
             "or (address, length)"
         ) from None
     if not view.contiguous:

@@ -46,7 +46,8 @@ rxe)
     ;;
 tsan)
     build_sanitized freethreaded-tsan && sanitized freethreaded-tsan timeout $limit "$python" -m pytest \
-        -c "$checkout/pyproject.toml" "$checkout/tests/unit/test_core.py" "$checkout/tests/unit/test_core_regions.py" "$checkout/tests/unit/test_lease.py" \
+        -c "$checkout/pyproject.toml" "$checkout/tests/unit/test_core.py" "$checkout/tests/unit/test_core_regions.py" \
+        "$checkout/tests/unit/test_lease.py" \
         "$checkout/tests/contract/test_several_threads.py" "$checkout/tests/contract/test_registration_cache_threads.py" \
         --adapter soft0 -p no:cacheprovider ${ARGS:-}
     report tsan $?

@@ -233,7 +233,7 @@ class Server:
                 except ConnectionError:
                     raise
                 except Exception as error:
-                    # Now: if the server is closed while the connection ends, its cancellation takes the place of the error.
+                    # Before the connection ends: if the server is closed meanwhile, the cancellation takes the place of the error.
                     context = {"message": f"the handler of a client at {peer} failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
                     connection.abort()

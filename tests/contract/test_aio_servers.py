@@ -16,9 +16,20 @@ from ndpy import aio
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
 
 
+def reports_of(main):
+    """Run a program. Returns what reached the loop's exception handler."""
+    reported = []
+
+    async def listening():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
+        await main()
+
+    asyncio.run(listening())
+    return reported
+
+
 def test_a_handler_that_raises_ends_its_connection_only(adapter):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    reported = []
 
     async def handler(connection):
         message = await connection.receive()
@@ -27,7 +38,6 @@ def test_a_handler_that_raises_ends_its_connection_only(adapter):
         await connection.send(message)
 
     async def main():
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
         async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
             async with aio.connect(server.address, adapter=adapter, **OPTIONS) as bad:
                 await bad.send(b"bad")
@@ -37,8 +47,7 @@ def test_a_handler_that_raises_ends_its_connection_only(adapter):
                 await good.send(b"good")
                 assert await good.receive() == b"good"
 
-    asyncio.run(main())
-    (context,) = reported
+    (context,) = reports_of(main)
     assert isinstance(context["exception"], ZeroDivisionError)
     assert "the handler of a client" in context["message"]
 
@@ -46,7 +55,6 @@ def test_a_handler_that_raises_ends_its_connection_only(adapter):
 def test_the_error_of_a_handler_is_reported_though_the_server_is_closed_meanwhile(adapter):
     """The handler's task is cancelled while its connection ends."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
-    reported = []
 
     async def handler(connection):
         await connection.receive()
@@ -55,7 +63,6 @@ def test_the_error_of_a_handler_is_reported_though_the_server_is_closed_meanwhil
         raise ZeroDivisionError("the handler's fault")
 
     async def main():
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context))
         async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
             async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
                 await client.send(b"x")
@@ -63,8 +70,7 @@ def test_the_error_of_a_handler_is_reported_though_the_server_is_closed_meanwhil
                     await client.receive()
             await wait_for(lambda: not server.connections)
 
-    asyncio.run(main())
-    (context,) = reported
+    (context,) = reports_of(main)
     assert isinstance(context["exception"], ZeroDivisionError)
 
 

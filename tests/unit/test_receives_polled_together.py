@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import sys
 from collections import deque
@@ -47,6 +48,14 @@ class Ends:
             self.queues[which].receive(Region()[:4], context=self.next_context)
             self.posted[which].append((self.provider.sent.id, self.next_context))
             self.next_context += 1
+
+    def post_refused(self) -> int:
+        """Post a receive that the provider refuses. Returns its ID."""
+        self.provider.set(post_result=errno.ENOMEM)
+        with pytest.raises(OSError):
+            self.queues[0].receive(Region()[:4], context=5)
+        self.provider.set(post_result=0)
+        return int(self.provider.sent.id)
 
     def complete(self, count: int, which: int = 0, *, status: int = 0, flags: int = WC_GRH) -> None:
         for _ in range(count):
@@ -249,10 +258,7 @@ def test_a_send_among_them_is_told_apart(ends):
 def test_a_receive_that_the_provider_refused_leaves_no_trace(ends):
     array = CompletionArray(8)
     ends.receive(2)
-    ends.provider.set(post_result=12)
-    with pytest.raises(OSError):
-        ends.queues[0].receive(Region()[:4], context=5)
-    ends.provider.set(post_result=0)
+    ends.post_refused()
     ends.receive(2)
     ends.complete(4)
     assert ends.queue.poll_into(array) == 4
@@ -263,10 +269,7 @@ def test_a_receive_that_the_provider_refused_and_completes_all_the_same_is_none(
     """libsiw keeps what the kernel refused, and flushes it in the end."""
     array = CompletionArray(8)
     ends.receive(1)
-    ends.provider.set(post_result=12)
-    with pytest.raises(OSError):
-        ends.queues[0].receive(Region()[:4], context=5)
-    refused = ends.provider.sent.id
+    refused = ends.post_refused()
     ends.complete(1)
     ends.provider.library.complete(refused, WC_RECV, 0, 0, 0, 0)
     assert ends.queue.poll_into(array) == 1
