@@ -168,7 +168,7 @@ class LoopPoller:
         try:
             await future
         except BaseException:
-            if future.done() and not future.cancelled() and future.exception() is None:
+            if future.done() and not future.cancelled() and future.exception() is None and not loop.is_closed():
                 # It was woken and cancelled at once. The completions are for another task.
                 self._wake(queue)
             raise

@@ -113,14 +113,17 @@ class Listener(Resource):
         pending = self.begin_get_request()
         try:
             return await await_or_cancel(pending, timeout_s)
+        except GeneratorExit:
+            # The garbage collector closes a coroutine that was dropped, in any thread, with any lock held.
+            self._adapter._events.call_soon(lambda: self._take_back(pending))
+            raise
         except BaseException:
-            if pending.done() and not pending.cancelled():
-                self._put_back(pending)
+            self._take_back(pending)
             raise
 
-    def _put_back(self, pending: Pending[Connector]) -> None:
-        """Nobody took the request of this call. It is the oldest."""
-        if pending.exception(0) is None:
+    def _take_back(self, pending: Pending[Connector]) -> None:
+        """End a call whose task has gone. If it got a request, that is the oldest one."""
+        if not pending.cancel() and pending.exception(0) is None:
             connector = pending.result(0)
             with self._lifetime:
                 taken = not self._released

@@ -103,6 +103,11 @@ class Resource(abc.ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is GeneratorExit:
+            # The garbage collector may be closing a generator or a coroutine that was dropped, which is a finalizer too.
+            if not self._released:
+                self._adapter._adopt(self)
+            return
         try:
             self.close()
         except DeviceBusyError:

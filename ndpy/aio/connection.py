@@ -1,7 +1,6 @@
 """Connections for programs: messages of any length, and transfers to and from memory of the peer.
 
-All of a connection runs in the thread of its event loop. If the loop was closed before the connection, Python ends the coroutines
-that wait, and none of them may wait again. Then the connection frees what it has in its finalizers.
+All of a connection runs in the thread of its event loop. AtEnd says what happens if the loop is closed before the connection.
 
 A short message is copied into registered memory and sent. A longer one is offered: the peer reads it from the program's memory.
 protocol.py has the rules.
@@ -31,6 +30,7 @@ from ndpy.aio.transfers import (
     SEND,
     SILENT,
     TRANSFER,
+    AtEnd,
     Exposure,
     Transfers,
 )
@@ -126,10 +126,13 @@ class _Line:
             self.count -= 1
             raise
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.count -= 1
-        # After its end nobody can be woken.
-        if not self._loop.is_closed():
+        if kind is GeneratorExit:
+            # See AtEnd. After the loop's end nobody can be woken.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._turn.release)
+        else:
             self._turn.release()
 
 
@@ -364,7 +367,7 @@ class Connection(Transfers):
 
     async def _send_offer(self, protocol: Protocol, data: Memory) -> None:
         exposure = Exposure(self)
-        try:
+        async with AtEnd(self, exposure.end):
             async with self._line:
                 remote = await exposure.begin(data, Access.REMOTE_READ, wait=False)
                 await self._room_for(lambda: protocol.may_offer and bool(self._control_slots.free))
@@ -382,8 +385,6 @@ class Connection(Transfers):
                 self._answers.pop(number, None)
             if self._failure is not None and number in protocol.offered:
                 raise self._end_error()
-        finally:
-            await exposure.end()
 
     async def receive(self, into: Memory | None = None) -> Any:
         """Wait for the next message.
@@ -432,6 +433,9 @@ class Connection(Transfers):
                 else:
                     target = into
                     view_of(into)[: frame.length] = source
+        except GeneratorExit:
+            # See AtEnd.
+            raise
         except BaseException:
             self._put_back(incoming)
             raise
@@ -749,39 +753,42 @@ class Connection(Transfers):
         self, reason: str, cause: BaseException | None = None, *, kind: type[errors.NdpyError] = ConnectionResetError
     ) -> None:
         """The connection has ended. Everybody who waits learns why."""
+        is_orphan = self._loop.is_closed()
+        if is_orphan:
+            # Nobody waits any more, and this may be a finalizer, see AtEnd.
+            self.adapter._events.call_soon(self._free_natively)
         if self._failure is not None:
             return
         text = reason if kind is ProtocolError else f"the connection to {self._peer} has ended: {reason}"
         self._failure = kind(text)
         self._cause = None if kind is ProtocolError else cause
         self._waiting_controls.clear()
-        if not self._loop.is_closed():
-            for future in (self._started, self._peer_closed, self._ended, *self._answers.values()):
-                if not future.done():
-                    future.set_result(None)
-            self._wake_all(self._senders)
-            self._wake_all(self._receivers)
+        if is_orphan:
+            return
+        for future in (self._started, self._peer_closed, self._ended, *self._answers.values()):
+            if not future.done():
+                future.set_result(None)
+        self._wake_all(self._senders)
+        self._wake_all(self._receivers)
         with contextlib.suppress(errors.NdpyError):
             self.queue_pair.flush()
-        if self._loop.is_closed():
-            self._free_natively()
-        else:
-            self._freeing = self._loop.create_task(self._free())
+        self._freeing = self._loop.create_task(self._free())
 
     async def _free(self) -> None:
-        try:
+        async with AtEnd(self, self._leave_all):
             await self._end_transfers()
             await in_thread(self._free_natively)
-        finally:
-            self._fail_transfers()
-            self._hub.remove(self, self._queue, self._completions)
-            if self._is_free and self._memory is not None:
-                for incoming in self._inbox:
-                    if incoming.slot is not None:
-                        incoming.contents = bytes(self._contents(incoming))
-                region, self._memory = self._memory, None
-                self._hub.give_memory_back(region)
-            await self._leave_hub()
+
+    async def _leave_all(self) -> None:
+        self._fail_transfers()
+        self._hub.remove(self, self._queue, self._completions)
+        if self._is_free and self._memory is not None:
+            for incoming in self._inbox:
+                if incoming.slot is not None:
+                    incoming.contents = bytes(self._contents(incoming))
+            region, self._memory = self._memory, None
+            self._hub.give_memory_back(region)
+        await self._hub.leave()
 
     def _free_natively(self) -> None:
         """Close everything, in any thread. Harmless when repeated."""
@@ -795,8 +802,6 @@ class Connection(Transfers):
     async def _give_up(self) -> None:
         """The connection could not be made."""
         self._lose("it could not be made")
-        if self._loop.is_closed():
-            return
         assert self._freeing is not None
         await finish(self._freeing)
 
@@ -807,10 +812,12 @@ class Connection(Transfers):
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         """Close it. After an exception end it at once, so that the peer does not take it for complete."""
+        if kind is GeneratorExit:
+            self.on_dropped()
+            return
         if kind is not None and not issubclass(kind, ConnectionEndedError):
             self.abort()
-        if not self._loop.is_closed():
-            await self.close()
+        await self.close()
 
 
 def _error_of(completion: Completion) -> BaseException:

@@ -89,6 +89,9 @@ def connect(
         connection = await _new_connection(hub, hello, close_timeout_s)
         try:
             await connection._connect(host, port, timeout_s)
+        except GeneratorExit:
+            connection.on_dropped()
+            raise
         except BaseException:
             await connection._give_up()
             raise
@@ -218,6 +221,9 @@ class Server:
             _log.warning("the connection of a client at %s failed: %s", peer, error)
             await connection._give_up()
             return
+        except GeneratorExit:
+            connection.on_dropped()
+            raise
         except BaseException:
             await connection._give_up()
             raise
@@ -249,7 +255,8 @@ class Server:
     async def close(self) -> None:
         """Stop listening, cancel the handlers, and close their connections as Connection.close() does. Harmless when repeated."""
         if self._loop.is_closed():
-            self._listener.close()
+            # This may be a finalizer, see AtEnd.
+            self._hub.adapter._events.call_soon(self._listener.close)
             return
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
@@ -264,7 +271,8 @@ class Server:
             if self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
-            await self._hub.leave()
+            if not self._loop.is_closed():
+                await self._hub.leave()
 
     async def __aenter__(self) -> Server:
         return self
@@ -272,4 +280,9 @@ class Server:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        await self.close()
+        if kind is GeneratorExit and not self._loop.is_closed():
+            # See AtEnd.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.close()))
+        else:
+            await self.close()

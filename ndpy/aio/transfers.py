@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
@@ -35,8 +35,6 @@ _LET_GO_S = 5.0
 _SINK = Access.LOCAL_WRITE | Access.READ_SINK
 # As a number, because operators of flags are slow.
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)
-
-LOOP_CLOSED = "its event loop was closed"
 
 
 def has_usable_windows(adapter: Adapter) -> bool:
@@ -118,11 +116,9 @@ class Transfers(abc.ABC):
         """
         self._require_open()
         exposure = Exposure(self)
-        try:
+        async with AtEnd(self, exposure.end):
             # The program may tell the peer by another way than this connection.
             yield await exposure.begin(memory, access, wait=True)
-        finally:
-            await exposure.end()
 
     async def _bind(self, window: MemoryWindow, element: Sge, access: Access, *, wait: bool) -> RemoteMemory:
         """Give the peer its right. wait: return when it has it. Otherwise what is sent next on this connection may tell it."""
@@ -152,7 +148,7 @@ class Transfers(abc.ABC):
     async def _unbind(self, window: MemoryWindow) -> None:
         """Take back what a bind gave. A cancellation takes effect afterwards."""
         try:
-            if self._failure is None and window.is_bound and not self._loop.is_closed():
+            if self._failure is None and window.is_bound:
                 # Without this task nothing waits before the request is posted.
                 if self._transfer_room.locked():
                     await finish(asyncio.ensure_future(self._invalidate(window)))
@@ -162,10 +158,7 @@ class Transfers(abc.ABC):
             # The connection was lost.
             pass
         finally:
-            if self._loop.is_closed():
-                self._lose(LOOP_CLOSED)
-                window.close()
-            elif self._failure is None and not window.is_bound:
+            if self._failure is None and not window.is_bound:
                 self._windows.append(window)
             else:
                 # This takes the right away, also where the connection does not do so itself.
@@ -218,11 +211,7 @@ class Transfers(abc.ABC):
     async def _give_back(self, lease: Lease | None) -> None:
         if lease is not None:
             lease.release()
-            await self._leave_hub()
-
-    async def _leave_hub(self) -> None:
-        """What a connection has lent may be in use for longer than the connection, and so is the hub."""
-        if not self._loop.is_closed():
+            # What a connection has lent may be in use for longer than the connection, and so is the hub.
             await self._hub.leave()
 
     async def _move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
@@ -235,8 +224,8 @@ class Transfers(abc.ABC):
         longest = self.adapter.info.max_transfer_length
         posted: list[asyncio.Future[BaseException | None]] = []
         element, lease = await self._lease(memory, length, access)
-        try:
-            try:
+        async with AtEnd(self, lambda: self._give_back(lease)):
+            async with AtEnd(self, lambda: self._let_go(*posted)):
                 for start in range(0, length, longest):
                     end = min(start + longest, length)
                     part = element if end - start == length else part_of(element, start, end)
@@ -246,17 +235,10 @@ class Transfers(abc.ABC):
                     )
                 for future in posted:
                     await asyncio.shield(future)
-            finally:
-                if self._loop.is_closed():
-                    self._lose(LOOP_CLOSED)
-                else:
-                    await self._let_go(*posted)
             for future in posted:
                 failure = future.result()
                 if failure is not None:
                     raise failure
-        finally:
-            await self._give_back(lease)
 
     def _post(self, context: int, post: Callable[[int], None]) -> None:
         self._require_open(closing=True)
@@ -316,8 +298,22 @@ class Transfers(abc.ABC):
                 future.set_result(self._end_error())
 
     def _close_windows(self) -> None:
-        while self._windows:
-            self._windows.pop().close()
+        # Two threads may do it, if the loop was closed.
+        with contextlib.suppress(IndexError):
+            while True:
+                self._windows.pop().close()
+
+    def on_dropped(self, end: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """A coroutine that used the connection was dropped, see AtEnd. The connection ends."""
+        try:
+            self._loop.call_soon_threadsafe(self._end_for_dropped, end)
+        except RuntimeError:
+            self._lose("its event loop was closed")
+
+    def _end_for_dropped(self, end: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        self._lose("a task that used it was dropped")
+        if end is not None:
+            self._loop.create_task(end())
 
     # ---- what the connection does ----
 
@@ -332,6 +328,30 @@ class Transfers(abc.ABC):
     @abc.abstractmethod
     def _lose(self, reason: str, cause: BaseException | None = None) -> None:
         """The connection has ended. Everybody who waits learns why."""
+
+
+class AtEnd:
+    """`async with AtEnd(connection, end)`: what `finally: await end()` does, also if the coroutine is dropped.
+
+    When a loop is closed before its tasks have ended, or a program forgets a task, the garbage collector closes the coroutine with
+    GeneratorExit. It does so in any thread, which may hold any lock. So nothing may wait then, and no provider is called: the loop
+    makes the call. After the loop's end, what the coroutine had is dropped, and the adapter's thread closes it.
+    """
+
+    __slots__ = ("_connection", "_end")
+
+    def __init__(self, connection: Transfers, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._connection = connection
+        self._end = end
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:
+            self._connection.on_dropped(self._end)
+        else:
+            await self._end()
 
 
 class Exposure:
@@ -361,7 +381,7 @@ class Exposure:
         connection, region = self._connection, self._region
         if region is not None:
             region.close()
-            await connection._leave_hub()
+            await connection._hub.leave()
         try:
             if self._window is not None:
                 await connection._unbind(self._window)
