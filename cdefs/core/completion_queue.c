@@ -98,10 +98,27 @@ static PyObject *queue_detach(PyObject *self, PyObject *Py_UNUSED(none))
     Py_RETURN_NONE;
 }
 
+/* Visits what completions refer to, if nobody else has them. Completions are unknown to the garbage collector. Where a bind is
+   outstanding, its record refers to the queue pair, and so to the queue with these completions. */
+static int visit_completions(PyObject *list, visitproc visit, void *arg)
+{
+    if (!list || Py_REFCNT(list) != 1) return 0;
+    for (Py_ssize_t place = 0; place < PyList_Size(list); place++) {
+        PyObject *completion = PyList_GetItem(list, place);
+
+        if (Py_TYPE(completion) == completion_type && Py_REFCNT(completion) == 1)
+            Py_VISIT(((Completion *)completion)->posted);
+    }
+    return 0;
+}
+
 static int queue_traverse(PyObject *object, visitproc visit, void *arg)
 {
     CompletionQueue *self = (CompletionQueue *)object;
+    int stopped = visit_completions(self->kept, visit, arg);
 
+    if (!stopped) stopped = visit_completions(self->filled, visit, arg);
+    if (stopped) return stopped;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->defunct);
     Py_VISIT((PyObject *)self->lock);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 from helpers import (
@@ -255,6 +256,37 @@ def test_a_posted_request_keeps_its_memory(adapter, keep):
         assert (completion.context, completion.nbytes) == (3, 8)
         del completion
         gc.collect()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("closes", [True, False])
+def test_queues_that_are_dropped_while_a_bind_is_outstanding_are_collected(adapter, closes):
+    """The bind refers to its queue pair, and the queue keeps the completion of the request before it."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS, ndpy.Capability.MEMORY_WINDOWS)
+    pair = connect_ends(_forget, adapter, create_end(_forget, adapter), create_end(_forget, adapter))
+    end = pair.client
+    region = memory(_forget, adapter, 4096)
+    end.queue_pair.write([], RemoteMemory(0, 0, 0))
+    # Python has the list no more when the bind is posted.
+    assert len(succeed(end.cq)) == 1
+    end.queue_pair.bind(adapter.create_memory_window(), region, Access.REMOTE_READ, flags=Flags.SILENT_SUCCESS)
+    left = [weakref.ref(end.queue_pair), weakref.ref(end.cq)]
+    if closes:
+        end.connector.close()
+        end.queue_pair.close()
+        end.cq.close()
+    del end, pair, region
+
+    def collected():
+        gc.collect()
+        return not any(reference() for reference in left)
+
+    wait_until(collected, "the queue pair and its queue are collected")
+
+
+def _forget(resource):
+    """Keeps nothing for the end of the test."""
+    return resource
 
 
 def test_a_closed_queue_pair_cannot_be_used(adapter, keep):
