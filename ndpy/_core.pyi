@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, final
+from weakref import ref
 
 from typing_extensions import Self
 
@@ -63,7 +64,7 @@ class MemoryRegion:
     local_token: int
     remote_token: int
     @property
-    def _bindings(self) -> set[Binding]: ...
+    def _bindings(self) -> set[ref[Binding]]: ...
     def __getitem__(self, key: slice, /) -> Sge: ...
     def close(self) -> None: ...
     def _opened(self) -> None: ...

@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 
 # A task that always finds completions lets others run after so many calls.
 _CALLS_AT_A_STRETCH = 16
+_DAY_S = 86400.0
 
 
 class _Pollers(threading.local):
-    """The pollers of the loops that have run in this thread."""
+    """The pollers of the loops that have run in this thread. The loop keeps its poller until it is closed."""
 
     def __init__(self) -> None:
-        self.of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopPoller] = weakref.WeakKeyDictionary()
+        self.of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[LoopPoller]] = (
+            weakref.WeakKeyDictionary()
+        )
 
 
 _pollers = _Pollers()
@@ -41,20 +44,18 @@ _pollers = _Pollers()
 def poller_of_loop() -> LoopPoller:
     """The poller of the running loop. It is made at the first call, and ends with the loop."""
     loop, pollers = asyncio.get_running_loop(), _pollers.of
-    found = pollers.get(loop)
+    reference = pollers.get(loop)
+    found = None if reference is None else reference()
     if found is None or found.closed:
-        # A loop that was closed while tasks waited is referred to by their futures, which are in its poller.
-        for other in [other for other in pollers if other.is_closed()]:
-            pollers.pop(other).close()
-        found = pollers[loop] = LoopPoller(loop)
+        found = LoopPoller(loop)
+        pollers[loop] = weakref.ref(found)
     return found
 
 
 class LoopPoller:
-    """What the tasks of one loop wait with. Use it in the loop's thread only.
+    """What the tasks of one loop wait with. Use it in the loop's thread only. The loop refers to it, and nothing else has to."""
 
-    It does not refer to the loop, because _pollers would then keep the loop for ever.
-    """
+    _has_thread = False
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._poller = Poller()
@@ -68,10 +69,16 @@ class LoopPoller:
         except UnsupportedError:
             arguments = (self._poller, weakref.ref(self), weakref.ref(loop))
             threading.Thread(target=_wait_for, args=arguments, name="ndpy-event-loop", daemon=True).start()
+            self._has_thread = True
+            self._stay(loop)
         else:
             # wake_tasks() looks at everything.
             self._poller._wakes_itself = False
             loop.add_reader(descriptor, self._on_readable)
+
+    def _stay(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the loop keep it without a reader."""
+        loop.call_later(_DAY_S, self._stay, loop)
 
     @property
     def closed(self) -> bool:
@@ -81,11 +88,14 @@ class LoopPoller:
         self._poller.close()
 
     def __del__(self) -> None:
-        # A Poller that could not be made is missing.
-        if hasattr(self, "_poller"):
-            # This thread may be in the middle of a call of a queue, which then forgets the poller by itself.
-            with contextlib.suppress(RuntimeError):
-                self.close()
+        # The poller goes with this, or its thread closes it. That thread wakes up by itself if somebody else has the lock.
+        poller = self._poller if self._has_thread else None
+        if poller is not None and poller._lock.acquire(blocking=False):
+            try:
+                if not poller.closed:
+                    poller._native_wake()
+            finally:
+                poller._lock.release()
 
     def _on_readable(self) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import struct
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Union
 
@@ -344,8 +345,9 @@ class MemoryRegion(_core.MemoryRegion, Resource):
     _on_dropped = Resource.__del__
 
     def _refuse_if_used(self) -> None:
-        if self._bindings:
-            raise busy(self, [f"{binding.window._describe()} bound to it" for binding in list(self._bindings)])
+        bindings = [binding for reference in list(self._bindings) if (binding := reference()) is not None]
+        if bindings:
+            raise busy(self, [f"{binding.window._describe()} bound to it" for binding in bindings])
 
     def _describe(self) -> str:
         return _region_of(self.length, self.address)
@@ -402,9 +404,23 @@ class Binding:
     """The effect of one bind(). It begins when bind() is posted.
 
     It ends when the bind fails, when the window is invalidated, or when the queue pair or the window is closed.
+
+    The window and the queue pair keep it. The region does not, because a region that was dropped and waits for its turn to be
+    closed would then keep the other two for ever.
     """
 
-    __slots__ = ("access", "address", "invalidating", "length", "queue_pair", "region", "token", "window")
+    __slots__ = (
+        "__weakref__",
+        "_of_region",
+        "access",
+        "address",
+        "invalidating",
+        "length",
+        "queue_pair",
+        "region",
+        "token",
+        "window",
+    )
 
     def __init__(
         self,
@@ -423,17 +439,18 @@ class Binding:
         self.access = access
         self.token = token
         self.invalidating = False
+        self._of_region = weakref.ref(self, region._bindings.discard)
 
     def begin(self) -> None:
         self.window._binding = self
-        self.region._bindings.add(self)
+        self.region._bindings.add(self._of_region)
         self.queue_pair._bindings.add(self)
 
     def end(self) -> None:
         """Forget the binding. Harmless when repeated. A later binding of the same window stays."""
         if self.window._binding is self:
             self.window._binding = None
-        self.region._bindings.discard(self)
+        self.region._bindings.discard(self._of_region)
         self.queue_pair._bindings.discard(self)
 
 

@@ -7,7 +7,6 @@ request is the number of the connection, the kind of the request, and a number o
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import weakref
 from collections.abc import Callable
@@ -44,7 +43,10 @@ _SPARE_PIECES = 16
 _CACHED_BYTES = 256 << 20
 _CACHED_ENTRIES = 1024
 
-_hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Hub]] = weakref.WeakKeyDictionary()
+# The hubs of each loop. A hub refers to its loop, so only its users keep it. Those of a closed loop go when they are collected.
+_hubs: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.WeakValueDictionary[Any, Hub]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 # A registration of more bytes is made in a thread, because it takes longer than a hand-over.
@@ -107,10 +109,7 @@ class Hub:
             which: an open adapter, or what open_adapter() takes. Then the hub opens it, and closes it with its last user.
         """
         loop = asyncio.get_running_loop()
-        for other in [other for other in _hubs if other.is_closed()]:
-            for hub in list(_hubs.pop(other).values()):
-                hub._abandon()
-        hubs = _hubs.setdefault(loop, {})
+        hubs = _hubs.setdefault(loop, weakref.WeakValueDictionary())
         found = hubs.get(which)
         if found is not None and found.adapter.closed:
             del hubs[which]
@@ -135,8 +134,8 @@ class Hub:
         """The last user closes it."""
         self._users -= 1
         if not self._users:
-            hubs = _hubs.get(asyncio.get_running_loop(), {})
-            if hubs.get(self._key) is self:
+            hubs = _hubs.get(asyncio.get_running_loop())
+            if hubs is not None and hubs.get(self._key) is self:
                 del hubs[self._key]
             for shared in self._queues:
                 self._poller.unwatch(shared.queue)
@@ -152,20 +151,6 @@ class Hub:
             self._queues.pop().queue.close()
         if self._owned:
             self.adapter.close()
-
-    def _abandon(self) -> None:
-        """The loop was closed before the connections. Close what can be closed; the rest goes when it is dropped."""
-        connections = list(self._connections.values())
-        for connection in connections:
-            connection._free_natively()
-        self._connections.clear()
-        # Coroutines that never ran on may hold leases, and then the cache does not close. That must not keep the rest open.
-        for resource in [shared.queue for shared in self._queues] + [connection._memory for connection in connections]:
-            if resource is not None:
-                with contextlib.suppress(NdpyError):
-                    resource.close()
-        with contextlib.suppress(NdpyError):
-            self._close()
 
     @property
     def _poller(self) -> LoopPoller:
@@ -183,7 +168,7 @@ class Hub:
         if shared is None:
             shared = _Queue(self.adapter.create_completion_queue(min(max(_QUEUE_DEPTH, completions), limit)))
             self._queues.append(shared)
-            self._poller.watch(shared.queue, lambda: self._take(shared))
+            self._poller.watch(shared.queue, self._taker_of(shared))
             self._take(shared)
         shared.room -= completions
         self._last_number = self._last_number % 0x7FFFFFFF + 1
@@ -207,6 +192,17 @@ class Hub:
         for connection in self._connections.values():
             connection.probe_if_stuck()
         self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
+
+    def _taker_of(self, shared: _Queue) -> Callable[[], None]:
+        """Calls _take(). It does not keep the hub: the loop's poller has it, and keeps no loop."""
+        reference = weakref.ref(self)
+
+        def take() -> None:
+            hub = reference()
+            if hub is not None:
+                hub._take(shared)
+
+        return take
 
     def _take(self, shared: _Queue) -> None:
         """Take completions, and ask for the next notification if there are no more."""

@@ -475,7 +475,7 @@ def test_a_thread_may_close_a_region_whose_lock_it_has(adapter):
 
 def test_a_region_in_use_is_closed_by_python(adapter, registrar):
     region = adapter.register(bytearray(8))
-    region._bindings.add("a binding")
+    region._bindings.add("a reference to a binding")
     assert region.close() == "closed in Python"
     assert registrar.left == {region._handle}
     region._bindings.clear()
