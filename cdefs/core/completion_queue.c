@@ -180,7 +180,6 @@ static PyMemberDef queue_members[] = {
         "A dict of the Pendings of arm() that have not ended, the oldest first."},
     {"_pollers", T_OBJECT, offsetof(CompletionQueue, pollers), 0, "None before the first one."},
     {"_left", T_OBJECT, offsetof(CompletionQueue, left), 0, "close() waits on it until no thread waits for the queue."},
-    {"_overrun", T_BOOL, offsetof(CompletionQueue, overrun), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -202,6 +201,7 @@ static PyObject *queue_kept(PyObject *self, void *Py_UNUSED(none))
 }
 
 static PyGetSetDef queue_properties[] = {
+    FLAG("_overrun", CompletionQueue, overrun, NULL),
     GUARDED_PROPERTIES,
     {"_taken", queue_taken, NULL, "How many completions the program has got since creation.", NULL},
     {"_kept", queue_kept, NULL, "Completions that a poll took before an exception ended it. The next poll returns them.", NULL},

@@ -29,7 +29,7 @@ typedef struct {
     PyObject *armed;
     PyObject *pollers;
     PyObject *left;
-    char overrun;
+    SHARED char overrun;
 } CompletionQueue;
 
 /* The PostedRequests of a queue pair, borrowed, or NULL without an error. */

@@ -67,6 +67,13 @@ PyObject *raise_defunct(PyObject *object, PyObject *SHARED const *defunct);
 /* Raises an exception object, and gives back the reference to it. NULL: an exception is raised already. */
 void raise_made(PyObject *error);
 
+/* The row of a property that is a SHARED char of the object and a bool of Python. */
+#define FLAG(name, type, field, doc) {name, get_flag, set_flag, doc, (void *)offsetof(type, field)}
+
+/* offset: of the char. */
+PyObject *get_flag(PyObject *self, void *offset);
+int set_flag(PyObject *self, PyObject *value, void *offset);
+
 /* ---- memory.c ---- */
 
 /* A scatter/gather element of a region. export: what a lease keeps the buffer in place by, or NULL. */
@@ -176,7 +183,7 @@ struct link {
 typedef struct {
     PyObject_HEAD
     PyObject *dropped;
-    char is_closing;
+    SHARED char is_closing;
 } Orphans;
 
 enum { PLAIN_RIGHTS = 16 };
@@ -195,7 +202,7 @@ typedef struct {
     uint32_t rights[PLAIN_RIGHTS];
     struct link regions;
     Py_ssize_t registering;
-    char closing;
+    SHARED char closing;
 } Adapter;
 
 extern PyTypeObject *orphans_type, *adapter_type;
@@ -214,7 +221,7 @@ typedef struct {
     unsigned long long address;
     unsigned long long length;
     unsigned long long local_token;
-    char writable;
+    SHARED char writable;
     SHARED char released;
     struct link link;
 #ifdef Py_GIL_DISABLED
@@ -260,7 +267,7 @@ typedef struct {
     PyObject *receive;    /* Records */
     PyObject *SHARED stored; /* NULL, or a dict; see ndpy/completion.py */
     int stored_shared;
-    char failed;
+    SHARED char failed;
 } Posted;
 
 extern PyTypeObject *records_type, *posted_type;

@@ -15,6 +15,21 @@ void free_tracked(PyObject *self)
     free_object(self);
 }
 
+PyObject *get_flag(PyObject *self, void *offset)
+{
+    return PyBool_FromLong(*(SHARED char *)((char *)self + (uintptr_t)offset));
+}
+
+int set_flag(PyObject *self, PyObject *value, void *offset)
+{
+    if (!value || !PyBool_Check(value)) {
+        PyErr_SetString(PyExc_TypeError, "this attribute is a bool");
+        return -1;
+    }
+    *(SHARED char *)((char *)self + (uintptr_t)offset) = value == Py_True;
+    return 0;
+}
+
 PyObject *make_reusable(struct spares *spares, PyTypeObject *type)
 {
     PyObject *object;

@@ -199,7 +199,6 @@ static PyMemberDef posted_members[] = {
     {"initiator", T_OBJECT_EX, offsetof(Posted, initiator), READONLY, NULL},
     {"receive", T_OBJECT_EX, offsetof(Posted, receive), READONLY, NULL},
     {"stored_shared", T_INT, offsetof(Posted, stored_shared), 0, NULL},
-    {"failed", T_BOOL, offsetof(Posted, failed), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -216,6 +215,7 @@ static PyObject *posted_get_stored(PyObject *self, void *Py_UNUSED(none))
 }
 
 static PyGetSetDef posted_properties[] = {
+    FLAG("failed", Posted, failed, NULL),
     {"stored", posted_get_stored, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

@@ -553,8 +553,6 @@ static PyMemberDef region_members[] = {
     {"_owner", T_OBJECT, offsetof(Region, owner), 0,
         "An export of the buffer, or None. It keeps the memory in place until the region is closed."},
     {"_handle", T_ULONGLONG, offsetof(Region, handle), 0, "The address of the provider's object, or 0."},
-    {"_released", T_BOOL, offsetof(Region, released), 0, NULL},
-    {"_writable", T_BOOL, offsetof(Region, writable), 0, NULL},
     {"buffer", T_OBJECT, offsetof(Region, buffer), 0, NULL},
     {"address", T_ULONGLONG, offsetof(Region, address), 0, NULL},
     {"length", T_ULONGLONG, offsetof(Region, length), 0, NULL},
@@ -565,6 +563,8 @@ static PyMemberDef region_members[] = {
 };
 
 static PyGetSetDef region_properties[] = {
+    FLAG("_released", Region, released, NULL),
+    FLAG("_writable", Region, writable, NULL),
     {"_serial", region_serial, NULL, "Its place among locks that a thread takes together.", NULL},
     {"_bindings", region_bindings, NULL, "The bindings of windows to this region.", NULL},
     {"_lifetime", region_lifetime, region_set_lifetime, "The lock of close().", NULL},
@@ -702,11 +702,11 @@ static PyObject *adapter_open_regions(PyObject *self, PyObject *Py_UNUSED(none))
 static PyMemberDef adapter_members[] = {
     {"_defunct", T_OBJECT, offsetof(Adapter, defunct), 0, NULL},
     {"_orphans", T_OBJECT, offsetof(Adapter, orphans), 0, NULL},
-    {"_closing", T_BOOL, offsetof(Adapter, closing), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
 static PyGetSetDef adapter_properties[] = {
+    FLAG("_closing", Adapter, closing, NULL),
     {"_has_regions", adapter_has_regions, NULL, "Whether regions are open, or are being made by register().", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

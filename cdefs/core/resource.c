@@ -30,8 +30,12 @@ static void orphans_dealloc(PyObject *self)
 
 static PyMemberDef orphans_members[] = {
     {"_dropped", T_OBJECT, offsetof(Orphans, dropped), 0, NULL},
-    {"_is_closing", T_BOOL, offsetof(Orphans, is_closing), 0, NULL},
     {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef orphans_properties[] = {
+    FLAG("_is_closing", Orphans, is_closing, NULL),
+    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot orphans_slots[] = {
@@ -41,6 +45,7 @@ static PyType_Slot orphans_slots[] = {
     {Py_tp_clear, orphans_clear},
     {Py_tp_dealloc, orphans_dealloc},
     {Py_tp_members, orphans_members},
+    {Py_tp_getset, orphans_properties},
     {0, NULL},
 };
 

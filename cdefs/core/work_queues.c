@@ -21,7 +21,7 @@ typedef struct {
     PyObject *lists;     /* ListPool */
     const struct ndpy_provider *provider;
     SHARED char ended;
-    char sinks_must_be_writable;
+    SHARED char sinks_must_be_writable;
 } WorkQueues;
 
 /* The arguments of a post, decoded. */
@@ -815,12 +815,15 @@ static void queues_dealloc(PyObject *self)
 static PyMemberDef queues_members[] = {
     {"_adapter", T_OBJECT_EX, offsetof(WorkQueues, adapter), 0, NULL},
     {"srq", T_OBJECT, offsetof(WorkQueues, srq), 0, NULL},
-    {"_ended", T_BOOL, offsetof(WorkQueues, ended), 0, "The connection is over; what is posted is cancelled."},
-    {"_sinks_must_be_writable", T_BOOL, offsetof(WorkQueues, sinks_must_be_writable), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
-static PyGetSetDef queues_properties[] = {GUARDED_PROPERTIES, {NULL, NULL, NULL, NULL, NULL}};
+static PyGetSetDef queues_properties[] = {
+    FLAG("_ended", WorkQueues, ended, "The connection is over; what is posted is cancelled."),
+    FLAG("_sinks_must_be_writable", WorkQueues, sinks_must_be_writable, NULL),
+    GUARDED_PROPERTIES,
+    {NULL, NULL, NULL, NULL, NULL},
+};
 
 PyDoc_STRVAR(send_doc,
     "send($self, sges, *, context=0, flags=0, immediate=None)\n--\n\n"
