@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import copy
 import threading
 from collections.abc import Callable, Generator
@@ -203,7 +204,7 @@ class Pending(concurrent.futures.Future[T]):
 
         def on_done(_: Pending[T]) -> None:
             # The loop may have been closed meanwhile. Then nobody waits any more.
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(wake)
 
         self.add_done_callback(on_done)
