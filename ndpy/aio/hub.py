@@ -168,7 +168,7 @@ class Hub:
         if shared is None:
             shared = _Queue(self.adapter.create_completion_queue(min(max(_QUEUE_DEPTH, completions), limit)))
             self._queues.append(shared)
-            self._poller.watch(shared.queue, self._taker_of(shared))
+            self._poller.watch(shared.queue, lambda: self._take(shared))
             self._take(shared)
         shared.room -= completions
         self._last_number = self._last_number % 0x7FFFFFFF + 1
@@ -192,17 +192,6 @@ class Hub:
         for connection in self._connections.values():
             connection.probe_if_stuck()
         self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
-
-    def _taker_of(self, shared: _Queue) -> Callable[[], None]:
-        """Calls _take(). It does not keep the hub: the loop's poller has it, and keeps no loop."""
-        reference = weakref.ref(self)
-
-        def take() -> None:
-            hub = reference()
-            if hub is not None:
-                hub._take(shared)
-
-        return take
 
     def _take(self, shared: _Queue) -> None:
         """Take completions, and ask for the next notification if there are no more."""

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import sys
 import threading
 import time
 
 import pytest
-from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, settle, wait_for
+from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, wait_for
 from helpers import DEADLINE_S, host_of, require, wait_until
 
 import ndpy
 from ndpy import aio
+from ndpy.event_loop import poller_of_loop
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -28,53 +30,87 @@ pytestmark = [
 FOR_EVER_S = 3600
 
 
-async def sending(client, server, adapter):
-    await client.send(pattern(LONG))
+@dataclasses.dataclass
+class Ends:
+    """The two ends of a connection, and the server, whose handler never returns."""
+
+    adapter: ndpy.Adapter
+    server: aio.Server
+    client: aio.Connection
+    accepted: aio.Connection
 
 
-async def receiving(client, server, adapter):
-    await client.receive()
+async def sending(ends):
+    """Some wait for answers, one for room, and one for its turn."""
+    await asyncio.gather(*(ends.client.send(pattern(LONG)) for _ in range(5)))
 
 
-async def reading(client, server, adapter):
-    async with server.expose(bytearray(LONG)) as remote:
-        await client.read(remote, bytearray(LONG))
+async def receiving(ends):
+    await ends.client.receive()
 
 
-async def exposing(client, server, adapter):
-    async with client.expose(bytearray(LONG)):
+async def reading(ends):
+    async with ends.accepted.expose(bytearray(LONG)) as remote:
+        await ends.client.read(remote, bytearray(LONG))
+
+
+async def receiving_long(ends):
+    """One reads the message, which does not end, and one waits."""
+    ends.accepted.queue_pair.read = lambda *arguments, **options: None
+    await asyncio.gather(ends.client.send(pattern(LONG)), ends.accepted.receive(), ends.accepted.receive())
+
+
+async def exposing(ends):
+    async with ends.client.expose(bytearray(LONG)):
         await asyncio.sleep(FOR_EVER_S)
 
 
-async def being_used(client, server, adapter):
-    async with client:
+async def being_used(ends):
+    async with ends.client:
         await asyncio.sleep(FOR_EVER_S)
 
 
-async def closing(client, server, adapter):
-    await client.close()
+async def closing(ends):
+    await ends.client.close()
 
 
-async def connecting(client, server, adapter):
-    await aio.connect((host_of(adapter), client.peer_address[1]), adapter=adapter, **OPTIONS)
+async def connecting(ends):
+    await aio.connect((host_of(ends.adapter), ends.client.peer_address[1]), adapter=ends.adapter, **OPTIONS)
 
 
-async def serving(client, server, adapter):
-    async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS):
+async def serving(ends):
+    async with aio.serve((host_of(ends.adapter), 0), echo, adapter=ends.adapter, **OPTIONS):
         await asyncio.sleep(FOR_EVER_S)
 
 
-async def listening(client, server, adapter):
-    with adapter.listen((host_of(adapter), 0)) as listener:
+async def closing_server(ends):
+    await ends.server.close()
+
+
+async def listening(ends):
+    with ends.adapter.listen((host_of(ends.adapter), 0)) as listener:
         await listener.get_request_async()
 
 
-async def waiting(client, server, adapter):
-    with adapter.create_completion_queue(16) as queue:
-        await queue.wait_async()
+async def waiting(ends):
+    with ends.adapter.create_completion_queue(16) as queue:
+        await asyncio.gather(queue.wait_async(), queue.wait_async())
 
 
-USES = [sending, receiving, reading, exposing, being_used, closing, connecting, serving, listening, waiting]
+USES = [
+    sending,
+    receiving,
+    reading,
+    receiving_long,
+    exposing,
+    being_used,
+    closing,
+    connecting,
+    serving,
+    closing_server,
+    listening,
+    waiting,
+]
 
 
 @pytest.fixture
@@ -85,8 +121,7 @@ def unraisable(monkeypatch):
     return seen
 
 
-async def ends(adapter):
-    """The two ends of a connection, and the server, whose handler never returns."""
+async def make_ends(adapter):
     arrived = asyncio.get_running_loop().create_future()
 
     async def handler(connection):
@@ -96,7 +131,7 @@ async def ends(adapter):
 
     server = await aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS)
     client = await aio.connect(server.address, adapter=adapter, **OPTIONS)
-    return client, await arrived, server
+    return Ends(adapter, server, client, await arrived)
 
 
 def close_during(use, adapter, pause_s):
@@ -104,13 +139,18 @@ def close_during(use, adapter, pause_s):
     loop = asyncio.new_event_loop()
 
     async def begin():
-        client, server_end, _ = await ends(adapter)
-        task = asyncio.ensure_future(use(client, server_end, adapter))
+        ends = await make_ends(adapter)
+        poller = poller_of_loop()
+        task = asyncio.ensure_future(use(ends))
+        # It is dropped pending, which is what is tested.
+        task._log_destroy_pending = False
         await asyncio.sleep(pause_s)
-        return task
+        return task, poller
 
-    # So that asyncio does not say that it was destroyed.
-    loop.run_until_complete(begin())._log_destroy_pending = False
+    task, poller = loop.run_until_complete(begin())
+    # These are woken, and never run on.
+    for queue in poller._waiting:
+        poller._wake(queue)
     for task in asyncio.all_tasks(loop):
         task._log_destroy_pending = False
     loop.close()
@@ -172,6 +212,17 @@ def require_usable(adapter):
     asyncio.run(asyncio.wait_for(again(), DEADLINE_S))
 
 
+def collect_elsewhere(adapter):
+    """Collect garbage in another thread, while this one holds every lock."""
+    collector = threading.Thread(target=gc.collect)
+    with locks_held(adapter):
+        collector.start()
+        collector.join(DEADLINE_S)
+        waits = collector.is_alive()
+    collector.join(DEADLINE_S)
+    assert not waits
+
+
 @pytest.mark.parametrize("pause_s", [0, 0.05])
 @pytest.mark.parametrize("use", USES)
 def test_what_a_closed_loop_leaves_is_collected_while_another_thread_holds_every_lock(
@@ -180,13 +231,7 @@ def test_what_a_closed_loop_leaves_is_collected_while_another_thread_holds_every
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     with no_collection():
         close_during(use, adapter, pause_s)
-        collector = threading.Thread(target=gc.collect)
-        with locks_held(adapter):
-            collector.start()
-            collector.join(DEADLINE_S)
-            waits = collector.is_alive()
-        collector.join(DEADLINE_S)
-    assert not waits
+        collect_elsewhere(adapter)
     require_closed(adapter)
     assert unraisable == []
     require_usable(adapter)
@@ -204,56 +249,75 @@ def test_what_a_closed_loop_leaves_is_collected_in_the_middle_of_a_call(adapter,
     require_usable(adapter)
 
 
-@pytest.mark.parametrize("use", [sending, exposing, being_used])
+def forget(use):
+    """Begin a task that nothing refers to but what it waits for."""
+    task = asyncio.ensure_future(use)
+    task._log_destroy_pending = False
+
+
+@pytest.mark.parametrize("use", ["sends", "exposes", "is in its block"])
 def test_a_task_that_is_forgotten_ends_its_connection(adapter, unraisable, use):
-    """Another thread collects it while the loop runs."""
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
 
-    async def forget(client, server_end):
-        # Nothing else refers to the future, nor to the task that waits for it.
+    async def use_for_ever(client, waits):
         never = asyncio.get_running_loop().create_future()
-
-        async def use_for_ever():
-            if use is sending:
-                using = client.send(pattern(LONG))
-                using.send(None)
-                try:
-                    await never
-                finally:
-                    using.close()
-            elif use is exposing:
-                async with client.expose(bytearray(SHORT)):
-                    await never
-            else:
-                async with client:
-                    await never
-
-        task = asyncio.ensure_future(use_for_ever())
-        task._log_destroy_pending = False
-        await wait_for(lambda: never._callbacks)
+        if use == "sends":
+            using = client.send(pattern(LONG))
+            using.send(None)
+            try:
+                waits.append(True)
+                await never
+            finally:
+                using.close()
+        elif use == "exposes":
+            async with client.expose(bytearray(SHORT)):
+                waits.append(True)
+                await never
+        else:
+            async with client:
+                waits.append(True)
+                await never
 
     async def main():
-        client, server_end, server = await ends(adapter)
-        await forget(client, server_end)
-        with no_collection(), locks_held(adapter):
-            collector = threading.Thread(target=gc.collect)
-            collector.start()
-            collector.join(DEADLINE_S)
-            waits = collector.is_alive()
-        collector.join(DEADLINE_S)
-        assert not waits
-        await asyncio.wait_for(client.wait_closed(), DEADLINE_S)
+        ends = await make_ends(adapter)
+        waits = []
+        forget(use_for_ever(ends.client, waits))
+        await wait_for(lambda: waits)
+        collect_elsewhere(adapter)
+        await asyncio.wait_for(ends.client.wait_closed(), DEADLINE_S)
         with pytest.raises(aio.ConnectionResetError, match="a task that used it was dropped"):
-            await client.receive()
+            await ends.client.receive()
         with pytest.raises(aio.ConnectionResetError):
             while True:
-                await server_end.receive()
-        await settle()
-        await server.close()
+                await ends.accepted.receive()
+        await ends.server.close()
+        # Nothing has to be collected for it.
+        await wait_for(lambda: not adapter._device._open_children())
 
-    asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
+    with no_collection():
+        asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
     assert unraisable == []
-    require_closed(adapter)
+
+
+def test_a_task_that_is_forgotten_closes_its_server(adapter, unraisable):
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    async def serve_for_ever(servers):
+        never = asyncio.get_running_loop().create_future()
+        async with aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server:
+            servers.append(server.address)
+            await never
+
+    async def main():
+        servers = []
+        forget(serve_for_ever(servers))
+        await wait_for(lambda: servers)
+        collect_elsewhere(adapter)
+        await wait_for(lambda: not adapter._device._open_children())
+
+    with no_collection():
+        asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
+    assert unraisable == []
 
 
 def test_a_request_is_not_lost_in_a_task_that_was_dropped(adapter):
