@@ -224,21 +224,26 @@ class Transfers(abc.ABC):
         longest = self.adapter.info.max_transfer_length
         posted: list[asyncio.Future[BaseException | None]] = []
         element, lease = await self._lease(memory, length, access)
-        async with AtEnd(self, lambda: self._give_back(lease)):
-            async with AtEnd(self, lambda: self._let_go(*posted)):
-                for start in range(0, length, longest):
-                    end = min(start + longest, length)
-                    part = element if end - start == length else part_of(element, start, end)
-                    target = remote if end - start == remote.length else remote[start:end]
-                    posted.append(
-                        await self._begin(lambda context, part=part, target=target: post(part, target, context=context))  # type: ignore[misc]
-                    )
-                for future in posted:
-                    await asyncio.shield(future)
+        async with AtEnd(self, lambda: self._end_move(posted, lease)):
+            for start in range(0, length, longest):
+                end = min(start + longest, length)
+                part = element if end - start == length else part_of(element, start, end)
+                target = remote if end - start == remote.length else remote[start:end]
+                posted.append(
+                    await self._begin(lambda context, part=part, target=target: post(part, target, context=context))  # type: ignore[misc]
+                )
             for future in posted:
-                failure = future.result()
-                if failure is not None:
-                    raise failure
+                await asyncio.shield(future)
+        for future in posted:
+            failure = future.result()
+            if failure is not None:
+                raise failure
+
+    async def _end_move(self, posted: list[asyncio.Future[BaseException | None]], lease: Lease | None) -> None:
+        try:
+            await self._let_go(*posted)
+        finally:
+            await self._give_back(lease)
 
     def _post(self, context: int, post: Callable[[int], None]) -> None:
         self._require_open(closing=True)
