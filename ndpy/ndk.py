@@ -411,8 +411,12 @@ class NdkMr:
     def __enter__(self) -> NdkMr:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:
+            # The garbage collector may be closing the generator or coroutine of the block.
+            self.adapter._events.call_soon(self.close)
+        else:
+            self.close()
 
     def __repr__(self) -> str:
         return f"<NdkMr {self._state.name.lower()}>"

@@ -277,7 +277,9 @@ class Poller:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # The garbage collector may be closing the generator or coroutine of the block. Then the finalizer stops the poller.
+        if kind is not GeneratorExit:
+            self.close()
 
     # ---- what the platform does ----
 

@@ -2,7 +2,7 @@
 
 close() releases the resource once, and does nothing when it is repeated. An object that is dropped without close() goes to
 its adapter, whose background thread closes it. A finalizer may run in any thread, with any lock held, so it calls no
-provider.
+provider. Nor does the end of a block whose generator or coroutine is closed, because the garbage collector closes these too.
 """
 
 from __future__ import annotations

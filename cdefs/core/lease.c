@@ -583,8 +583,11 @@ static PyObject *lease_enter(PyObject *self, PyObject *Py_UNUSED(none))
     return is_used((Lease *)self) ? Py_NewRef(self) : lease_entry_in_use(self, NULL);
 }
 
-static PyObject *lease_exit(PyObject *self, PyObject *const *Py_UNUSED(arguments), Py_ssize_t Py_UNUSED(count))
+static PyObject *lease_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
 {
+    /* The garbage collector may be closing the generator or coroutine of the block. */
+    if (count && arguments[0] == PyExc_GeneratorExit && ((Lease *)self)->cache)
+        return PyObject_CallMethod(((Lease *)self)->cache, "_release_later", "O", self);
     return lease_release(self, NULL);
 }
 

@@ -146,4 +146,8 @@ class Exposure(Lease):
             self._cache._revoke(self._grant)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.release()
+        if kind is GeneratorExit:
+            # The garbage collector may be closing the generator or coroutine of the block.
+            self._cache._release_later(self)
+        else:
+            self.release()

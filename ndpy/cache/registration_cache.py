@@ -578,6 +578,13 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         self._reaper.wake()
         warnings.warn(message, ResourceWarning, stacklevel=2, source=lease)
 
+    def _release_later(self, lease: Lease) -> None:
+        """Release a lease in the reaper's thread. Safe in a finalizer."""
+        view, lease._view = lease._view, None
+        if view is not None:
+            self._abandoned.append((lease._range.entry, lease._grant if isinstance(lease, Exposure) else None, view))
+            self._reaper.wake()
+
     def _take_abandoned_owners(self) -> list[Entry]:
         """Detach the memory that only the cache's export keeps alive. Called under the lock."""
         doomed: list[Entry] = []

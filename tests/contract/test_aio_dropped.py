@@ -10,12 +10,11 @@ import contextlib
 import dataclasses
 import gc
 import sys
-import threading
-import time
 
 import pytest
 from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, wait_for
 from helpers import DEADLINE_S, host_of, require, wait_until
+from locks import elsewhere, locks_held
 
 import ndpy
 from ndpy import aio
@@ -87,6 +86,19 @@ async def closing_server(ends):
     await ends.server.close()
 
 
+async def leasing(ends):
+    """What is leased is more than the cache may keep."""
+    cache = ndpy.RegistrationCache(ends.adapter, max_bytes=LONG, max_entries=1)
+    with cache, cache.local(bytearray(LONG)), cache.local(bytearray(LONG)):
+        await asyncio.sleep(FOR_EVER_S)
+
+
+async def polling(ends):
+    with ends.adapter.create_completion_queue(16) as queue, ndpy.Poller() as poller:
+        poller.add(queue)
+        await asyncio.sleep(FOR_EVER_S)
+
+
 async def listening(ends):
     with ends.adapter.listen((host_of(ends.adapter), 0)) as listener:
         await listener.get_request_async()
@@ -108,6 +120,8 @@ USES = [
     connecting,
     serving,
     closing_server,
+    leasing,
+    polling,
     listening,
     waiting,
 ]
@@ -156,33 +170,6 @@ def close_during(use, adapter, pause_s):
     loop.close()
 
 
-def locks_of(adapter):
-    """Every lock of every open object of the adapter, and of the pollers of its queues."""
-    objects = adapter._device._open_children()
-    objects += [poller for child in objects for poller in list(getattr(child, "_pollers", None) or ())]
-    names = ("_lifetime", "_lock", "_state_lock", "_singly")
-    return [lock for one in objects for name in names if (lock := getattr(one, name, None)) is not None]
-
-
-@contextlib.contextmanager
-def locks_held(adapter):
-    """Hold all of them. Other threads take them in other orders, so this waits for none while it holds one."""
-
-    def taken(lock):
-        held = lock.acquire(False)
-        if held:
-            stack.callback(lock.release)
-        return held
-
-    deadline = time.monotonic() + DEADLINE_S
-    with contextlib.ExitStack() as stack:
-        while not all(map(taken, locks_of(adapter))):
-            stack.close()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        yield
-
-
 @contextlib.contextmanager
 def no_collection():
     gc.disable()
@@ -212,17 +199,6 @@ def require_usable(adapter):
     asyncio.run(asyncio.wait_for(again(), DEADLINE_S))
 
 
-def collect_elsewhere(adapter):
-    """Collect garbage in another thread, while this one holds every lock."""
-    collector = threading.Thread(target=gc.collect)
-    with locks_held(adapter):
-        collector.start()
-        collector.join(DEADLINE_S)
-        waits = collector.is_alive()
-    collector.join(DEADLINE_S)
-    assert not waits
-
-
 @pytest.mark.parametrize("pause_s", [0, 0.05])
 @pytest.mark.parametrize("use", USES)
 def test_what_a_closed_loop_leaves_is_collected_while_another_thread_holds_every_lock(
@@ -231,7 +207,7 @@ def test_what_a_closed_loop_leaves_is_collected_while_another_thread_holds_every
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     with no_collection():
         close_during(use, adapter, pause_s)
-        collect_elsewhere(adapter)
+        elsewhere(adapter, gc.collect)
     require_closed(adapter)
     assert unraisable == []
     require_usable(adapter)
@@ -283,7 +259,7 @@ def test_a_task_that_is_forgotten_ends_its_connection(adapter, unraisable, use):
         waits = []
         forget(use_for_ever(ends.client, waits))
         await wait_for(lambda: waits)
-        collect_elsewhere(adapter)
+        elsewhere(adapter, gc.collect)
         await asyncio.wait_for(ends.client.wait_closed(), DEADLINE_S)
         with pytest.raises(aio.ConnectionResetError, match="a task that used it was dropped"):
             await ends.client.receive()
@@ -312,7 +288,7 @@ def test_a_task_that_is_forgotten_closes_its_server(adapter, unraisable):
         servers = []
         forget(serve_for_ever(servers))
         await wait_for(lambda: servers)
-        collect_elsewhere(adapter)
+        elsewhere(adapter, gc.collect)
         await wait_for(lambda: not adapter._device._open_children())
 
     with no_collection():

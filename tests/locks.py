@@ -1,0 +1,51 @@
+"""Calls that may not wait for a lock: they are made while another thread holds every lock of an adapter's objects."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from helpers import DEADLINE_S
+
+import ndpy
+
+
+def _locks_of(adapter: ndpy.Adapter) -> list[Any]:
+    """Every lock of every open object of the adapter, and of the pollers of its queues."""
+    objects = adapter._device._open_children()
+    objects += [poller for child in objects for poller in list(getattr(child, "_pollers", None) or ())]
+    names = ("_lifetime", "_lock", "_state_lock", "_singly")
+    return [lock for one in objects for name in names if (lock := getattr(one, name, None)) is not None]
+
+
+@contextlib.contextmanager
+def locks_held(adapter: ndpy.Adapter) -> Iterator[None]:
+    """Hold all of them. Other threads take them in other orders, so this waits for none while it holds one."""
+
+    def taken(lock: Any) -> bool:
+        held: bool = lock.acquire(False)
+        if held:
+            stack.callback(lock.release)
+        return held
+
+    deadline = time.monotonic() + DEADLINE_S
+    with contextlib.ExitStack() as stack:
+        while not all(map(taken, _locks_of(adapter))):
+            stack.close()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield
+
+
+def elsewhere(adapter: ndpy.Adapter, call: Callable[[], object]) -> None:
+    """Make a call in another thread, while this one holds every lock. The test fails if that waits."""
+    caller = threading.Thread(target=call)
+    with locks_held(adapter):
+        caller.start()
+        caller.join(DEADLINE_S)
+        waits = caller.is_alive()
+    caller.join(DEADLINE_S)
+    assert not waits
