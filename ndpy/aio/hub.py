@@ -139,6 +139,8 @@ class Hub:
                 del hubs[self._key]
             for shared in self._queues:
                 self._poller.unwatch(shared.queue)
+            # A program that keeps an exception of a connection keeps the hub.
+            self._last_poller = None
             await in_thread(self._close)
 
     def _close(self) -> None:
