@@ -439,11 +439,14 @@ class Binding:
         self.access = access
         self.token = token
         self.invalidating = False
-        self._of_region = weakref.ref(self, region._bindings.discard)
+        #: What the region has of it, once it has begun.
+        self._of_region: weakref.ref[Binding] | None = None
 
     def begin(self) -> None:
         self.window._binding = self
-        self.region._bindings.add(self._of_region)
+        bindings = self.region._bindings
+        self._of_region = weakref.ref(self, bindings.discard)
+        bindings.add(self._of_region)
         self.queue_pair._bindings.add(self)
 
     def end(self) -> None:
