@@ -84,9 +84,6 @@ class LoopPoller:
     def closed(self) -> bool:
         return self._poller.closed
 
-    def close(self) -> None:
-        self._poller.close()
-
     def __del__(self) -> None:
         # The poller goes with this, or its thread closes it. That thread wakes up by itself if somebody else has the lock.
         poller = self._poller if self._has_thread else None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from defects import differs
-from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
+from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require, wait_until
 
 import ndpy
 from ndpy import aio
@@ -81,3 +82,27 @@ async def wait_for(condition):
 async def echo(connection):
     async for message in connection:
         await connection.send(message)
+
+
+def require_usable(adapter: ndpy.Adapter) -> None:
+    """Exchange a message in a new loop."""
+
+    async def again():
+        async with (
+            aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server,
+            aio.connect(server.address, adapter=adapter, **OPTIONS) as client,
+        ):
+            await client.send(b"again")
+            assert await client.receive() == b"again"
+
+    asyncio.run(asyncio.wait_for(again(), DEADLINE_S))
+
+
+def require_closed(adapter: ndpy.Adapter) -> None:
+    """What a closed loop has left goes when it is collected."""
+
+    def closed():
+        gc.collect()
+        return not adapter._device._open_children()
+
+    wait_until(closed, "everything of the closed loop is closed")

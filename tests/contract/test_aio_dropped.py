@@ -12,8 +12,8 @@ import gc
 import sys
 
 import pytest
-from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, wait_for
-from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require, wait_until
+from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
+from helpers import DEADLINE_S, STRESS, has_kernel_driver, host_of, require
 from locks import elsewhere, locks_held
 
 import ndpy
@@ -177,26 +177,6 @@ def no_collection():
         yield
     finally:
         gc.enable()
-
-
-def require_closed(adapter):
-    def closed():
-        gc.collect()
-        return not adapter._device._open_children()
-
-    wait_until(closed, "everything of the closed loop is closed")
-
-
-def require_usable(adapter):
-    async def again():
-        async with (
-            aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server,
-            aio.connect(server.address, adapter=adapter, **OPTIONS) as client,
-        ):
-            await client.send(b"again")
-            assert await client.receive() == b"again"
-
-    asyncio.run(asyncio.wait_for(again(), DEADLINE_S))
 
 
 @pytest.mark.parametrize("pause_s", [0, 0.05])

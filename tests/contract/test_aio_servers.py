@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 
 import pytest
-from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, wait_for
-from helpers import DEADLINE_S, host_of, require, wait_until
+from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
+from helpers import DEADLINE_S, host_of, require
 
 import ndpy
 from ndpy import aio
@@ -259,18 +258,5 @@ def test_a_loop_that_is_closed_with_operations_in_flight_leaves_the_adapter_usab
     loop.close()
     del tasks, task, client, _, loop
 
-    async def again():
-        async with (
-            aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS) as server,
-            aio.connect(server.address, adapter=adapter, **OPTIONS) as client,
-        ):
-            await client.send(b"again")
-            assert await client.receive() == b"again"
-
-    asyncio.run(asyncio.wait_for(again(), DEADLINE_S))
-
-    def closed():
-        gc.collect()
-        return not adapter._device._open_children()
-
-    wait_until(closed, "everything of the closed loop is closed")
+    require_usable(adapter)
+    require_closed(adapter)
