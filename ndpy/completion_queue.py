@@ -52,8 +52,8 @@ _CANCELED = int(Status.CANCELED)
 # Room beyond the depth that the program asked for. Some silent requests are signaled, and their completions need a place too.
 _SLACK = 64
 
-# wait() polls so long before it sleeps. On a single processor nothing would come meanwhile.
-_SPIN_S = 50e-6 if usable_processors() > 1 else 0.0
+# wait() polls so long before it sleeps.
+_SPIN_S = 50e-6
 # Shorter tries are not worth their cost.
 _SHORTEST_SPIN_S = 2e-6
 
@@ -82,9 +82,10 @@ class CompletionQueue(_core.CompletionQueue, Resource):
     def __init__(self, adapter: Adapter, depth: int) -> None:
         super().__init__(adapter)
         self.depth = depth
-        self.spin_s = _SPIN_S
+        # On a single processor nothing would come meanwhile.
+        self.spin_s = _SPIN_S if usable_processors() > 1 else 0.0
         #: For how long wait() polls next.
-        self._present_spin_s = _SPIN_S
+        self._present_spin_s = self.spin_s
         self._lock = _core.Lock()
         #: The provider's queue, and the extension module's record of it. None before the creation and after the close.
         self._cq: Any = None

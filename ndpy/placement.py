@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-
-import psutil
 
 from ndpy.info import AdapterInfo
 
@@ -22,14 +21,27 @@ def parse_cpu_list(text: str) -> set[int]:
     return processors
 
 
+def _usable() -> set[int]:
+    """The processors that this process may use. Raises OSError if the system does not tell."""
+    if sys.platform == "linux":
+        return os.sched_getaffinity(0)
+    # It takes long to import.
+    import psutil
+
+    try:
+        return set(psutil.Process().cpu_affinity())
+    except (AttributeError, psutil.Error) as error:
+        raise OSError(str(error)) from error
+
+
 def placement_warning(info: AdapterInfo, nodes: Path = _NODES) -> str:
     """Return a warning if this process cannot use any processor of the adapter's NUMA node. Otherwise ""."""
     if info.numa_node is None:
         return ""
     try:
         local = parse_cpu_list((nodes / f"node{info.numa_node}" / "cpulist").read_text())
-        allowed = set(psutil.Process().cpu_affinity())
-    except (OSError, ValueError, AttributeError, psutil.Error):
+        allowed = _usable()
+    except (OSError, ValueError):
         return ""
     if not local or local & allowed:
         return ""
@@ -43,6 +55,6 @@ def placement_warning(info: AdapterInfo, nodes: Path = _NODES) -> str:
 def usable_processors() -> int:
     """How many processors this process may use."""
     try:
-        return len(psutil.Process().cpu_affinity())
-    except (OSError, ValueError, AttributeError, psutil.Error):
+        return len(_usable())
+    except OSError:
         return os.cpu_count() or 1

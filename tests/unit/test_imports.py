@@ -82,6 +82,17 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def loaded_by(path: Path) -> set[str]:
+    """What a module imports when it is loaded itself, outside of its functions."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
 def folder_of(module: str) -> str:
     """The first name below ndpy of a dotted module name; "" for ndpy itself."""
     return module.split(".")[1] if "." in module else ""
@@ -311,9 +322,18 @@ def test_import_loads_no_rdma_library_and_none_of_the_tools():
     found = run(
         "import ndpy, sys; maps = open('/proc/self/maps').read();"
         "print([n for n in ('libibverbs', 'librdmacm') if n in maps],"
-        "[n for n in ('rich', 'click', 'asyncio', 'ndpy.cli') if n in sys.modules])"
+        "[n for n in ('rich', 'click', 'asyncio', 'psutil', 'ndpy.cli') if n in sys.modules])"
     )
     assert found.stdout.strip() == "[] []", found
+
+
+@pytest.mark.parametrize(
+    "module", [module for module in MODULES if folder_of(module) in LEAVES | PUBLIC | ON_TOP | CACHE]
+)
+def test_modules_of_every_platform_need_no_other_package(module):
+    """`import ndpy` loads these on Windows too."""
+    loaded = {target.partition(".")[0] for target in loaded_by(MODULES[module])}
+    assert loaded <= sys.stdlib_module_names | {"ndpy"}
 
 
 def test_asyncio_comes_with_the_first_use_of_ndpy_aio():
