@@ -19,9 +19,11 @@ from collections.abc import Iterator
 
 import pytest
 import remote
+from deadlines import PATIENCE
 from helpers import SEED, Keeper, Pair, connect_pair, peer_of, peering, require
 from loops import each_loop as each_loop
 from loops import each_loop_where_quick as each_loop_where_quick
+from outstanding import outstanding
 
 import ndpy
 from ndpy.platforms import asking_for
@@ -33,6 +35,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--adapter", metavar="NAME", help="run on this adapter, and fail if it is absent")
     parser.addoption("--peer", metavar="ADDRESS:PORT", type=remote.address_of, help="the other ends are on this host")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a busy machine, a test that hangs has as much more time as the deadlines in it."""
+    usual = float(config.getoption("timeout", None) or config.getini("timeout") or 0)
+    for item in items if PATIENCE > 1 else ():
+        marker = item.get_closest_marker("timeout")
+        seconds = marker.args[0] if marker and marker.args else usual
+        item.add_marker(pytest.mark.timeout(PATIENCE * seconds), append=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    report = yield
+    # The objects are still there: fixtures close them afterwards.
+    if report.failed and call.when == "call":
+        report.sections.append(("What was outstanding", outstanding()))
+    return report
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 import remote
+from deadlines import DEADLINE_S as DEADLINE_S
 from defects import differs, skip_where
 
 import ndpy
@@ -25,8 +26,6 @@ from ndpy import Access, Operation, Status
 from ndpy.quirks import Quirk
 from ndpy.verbs import softverbs
 
-# The deadline for something that should come at once. Emulated machines are slow.
-DEADLINE_S = 20.0
 # A test that expects nothing waits this long for a wrong completion.
 QUIET_S = 0.2
 # The difference of two readings of the clock may be wrong by this much. Windows' clock ticks 64 times a second.

@@ -12,9 +12,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from deadlines import DEADLINE_S as DEADLINE_S
+
 import ndpy
 
-DEADLINE_S = 30.0
 # Another thread gets this much time for its work. A lock of the stopped thread may be in its way.
 GRACE_S = 0.01
 

@@ -6,10 +6,10 @@ sends a last message. With "take back" that message also invalidates the window.
 
 import sys
 
+from deadlines import DEADLINE_S
+
 import ndpy
 from ndpy import Access, RemoteMemory
-
-DEADLINE_S = 30.0
 
 
 def take(cq: ndpy.CompletionQueue) -> ndpy.Completion:

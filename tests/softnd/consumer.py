@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import psutil
 import version2
+from deadlines import patient
 from version2 import IID, NULL, Interface, Kind, Mr, Op, Status, ffi, kernel32, raw
 
-DEADLINE_S = 60.0
+DEADLINE_S = patient(60.0)
 LOOPBACK = "127.0.0.1"
 
 

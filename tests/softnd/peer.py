@@ -16,7 +16,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 40.0
+if __name__ == "__main__":
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from deadlines import patient
+
+DEADLINE_S = patient(40.0)
 
 
 class Channel:
@@ -98,6 +103,5 @@ class Peer:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
     _, name, function, arguments = sys.argv
     getattr(importlib.import_module(name), function)(Channel(), *json.loads(arguments))

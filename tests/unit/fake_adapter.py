@@ -11,10 +11,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from deadlines import DEADLINE_S as DEADLINE_S
+
 import ndpy
 from ndpy import Capability, Flags
-
-DEADLINE_S = 20.0
 
 
 def make_info(**changes: Any) -> ndpy.AdapterInfo:

@@ -9,11 +9,12 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
+
 import ndpy
 from ndpy import Access, Capability, Operation, Status
 from ndpy.verbs.native_calls import lib
 
-DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
 REMOTE_WRITE, REMOTE_READ = 2, 4  # enum ibv_access_flags
 

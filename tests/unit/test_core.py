@@ -10,12 +10,11 @@ import time
 import weakref
 
 import pytest
+from deadlines import DEADLINE_S
 from helpers import HAS_GIL
 
 import ndpy
 from ndpy import ElementRangeError, RemoteMemory, Sge, _core
-
-DEADLINE_S = 30.0
 
 
 class Region(_core.MemoryRegion):

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deadlines import DEADLINE_S
 
 import ndpy
 from ndpy import Access, _core
 
-DEADLINE_S = 30.0
 HANDLE = 0x5000
 LONGEST = 1 << 20
 

@@ -10,12 +10,13 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
+
 import ndpy
 from ndpy import Capability, CompletionDetails
 from ndpy.quirks import Quirk
 from ndpy.verbs.native_calls import lib
 
-DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
 # enum ibv_create_cq_wc_flags, enum ibv_create_cq_attr_flags.
 WITH_TIMESTAMP, WITH_FLOW_TAG, WITH_WALL_CLOCK = 1 << 7, 1 << 9, 1 << 11

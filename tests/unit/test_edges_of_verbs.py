@@ -18,6 +18,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
 from helpers import wait_until
 from racing import Elsewhere
 
@@ -33,7 +34,6 @@ from ndpy.verbs.memory import native_access
 from ndpy.verbs.native_calls import ffi, lib
 from ndpy.verbs.shared_receive_queue import VerbsSharedReceiveQueue
 
-DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC, ON_DEMAND = 1, 2, 4, 8, 1 << 6  # enum ibv_access_flags
 

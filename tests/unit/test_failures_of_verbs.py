@@ -19,6 +19,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
 from helpers import wait_until
 from racing import Elsewhere
 
@@ -31,7 +32,6 @@ from ndpy.verbs import adapter_info, allocation, completion_queue
 from ndpy.verbs import poller as pollers
 from ndpy.verbs.native_calls import lib
 
-DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
 
 

@@ -17,13 +17,13 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
 from racing import Elsewhere
 
 import ndpy
 from ndpy.verbs.memory import VerbsMemoryRegion
 from ndpy.verbs.registering import QuickLengths
 
-DEADLINE_S = 20.0
 # Larger than begin_register() registers in the calling thread.
 LARGE = 1 << 16
 THREADS = 4

@@ -10,11 +10,12 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
+
 import ndpy
 from ndpy import Access, Batch, Capability, Flags, FlushKind, Operation, RemoteMemory, Status
 from ndpy.verbs.native_calls import lib
 
-DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
 # Numbers of the interface of rdma-core 65.
 WITH_FLUSH, WITH_ATOMIC_WRITE = 1 << 11, 1 << 12

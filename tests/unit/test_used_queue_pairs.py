@@ -12,6 +12,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
 from racing import Elsewhere
 
 import ndpy
@@ -19,7 +20,6 @@ from ndpy import Access, Endpoint, Status
 from ndpy.verbs import queue_pair as queue_pairs
 from ndpy.verbs.native_calls import lib
 
-DEADLINE_S = 20.0
 SERVER = ("127.0.0.1", 4791)
 
 

@@ -20,6 +20,8 @@ from helpers import rounds
 if sys.platform != "linux":
     pytest.skip("userfaultfd is Linux's", allow_module_level=True)
 
+from deadlines import DEADLINE_S
+
 import ndpy
 from ndpy.verbs import monitor as module
 from ndpy.verbs.monitor import Monitor
@@ -30,7 +32,6 @@ PRIVATE, SHARED = 0x22, 0x21
 FIXED, FIXED_NOREPLACE = 0x10, 0x100000
 DONTNEED, REMOVE = 4, 9
 MAYMOVE = 1
-DEADLINE_S = 20.0
 
 libc = ctypes.CDLL(None, use_errno=True)
 # Calls through this library keep the GIL.
