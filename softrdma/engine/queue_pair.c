@@ -157,7 +157,7 @@ void qp_end(struct queue_pair *qp, struct stream *stream, nd_status first)
     if (was_attached)
         stream_drop(stream);
     if (qp->srq != NULL)
-        srq_forget(qp->srq, qp);
+        srq_forget(qp->srq, qp, &stream->after.srq_wake);
 }
 
 void qp_fail(struct queue_pair *qp, nd_status first)

@@ -142,8 +142,8 @@ struct queue_pair {
     uint8_t terminate[WIRE_MAX_TERMINATE_SIZE + WIRE_MAX_TRAILER_SIZE];
     size_t terminate_size;
 
-    struct queue_pair *next_waiting; /* list of the shared receive queue, under its lock */
-    bool waiting;
+    struct queue_pair *next_waiting; /* list of the shared receive queue, under its lock, as are these two */
+    bool waiting, woken;
 
     struct object *owner; /* held; may be NULL */
 };

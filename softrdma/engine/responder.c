@@ -14,12 +14,21 @@
 
 enum outcome { HANDLED, WAITS, STOPPED };
 
+/* Under the queue pair's lock. */
+static void take_no_more(struct queue_pair *qp, struct stream *stream)
+{
+    qp->finishing = true;
+    if (qp->srq != NULL)
+        srq_forget(qp->srq, qp, &stream->after.srq_wake);
+}
+
 void responder_stop(struct queue_pair *qp, struct stream *stream, int error, const struct wire_segment *offender)
 {
     if (qp->terminating)
         return;
     TRACE("stream %p: terminating with 0x%x", (void *)stream, error);
-    qp->finishing = qp->terminating = true;
+    take_no_more(qp, stream);
+    qp->terminating = true;
     size_t size = wire_put_terminate(qp->terminate, error, offender != NULL && offender->header != NULL ? offender
                                                                                                          : NULL);
     uint32_t crc = stream->crc ? wire_crc32c(0, qp->terminate, size) : 0;
@@ -212,7 +221,8 @@ static enum outcome take(struct queue_pair *qp, struct stream *stream, const str
     case RDMAP_READ_RESPONSE:
         return take_read_response(qp, stream, segment);
     case RDMAP_TERMINATE:
-        qp->finishing = qp->terminating = qp->peer_terminated = true; /* no Terminate answers a Terminate */
+        take_no_more(qp, stream);
+        qp->terminating = qp->peer_terminated = true; /* no Terminate answers a Terminate */
         initiator_terminated(qp, stream, &segment->terminate);
         return STOPPED;
     default:
@@ -264,14 +274,12 @@ bool qp_finish(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
     bool first = !qp->finishing;
-    qp->finishing = true;
+    take_no_more(qp, stream);
     qp->stalled = false;
     lock_release(&qp->lock);
     if (!first)
         return false;
     qp_cancel_receives(qp, stream);
-    if (qp->srq != NULL)
-        srq_forget(qp->srq, qp);
     stream->peer_silent = false;
     stream_set_timer(stream, FINISH_MS);
     return true;
@@ -281,7 +289,7 @@ enum final_receipt qp_drain_input(struct queue_pair *qp, struct stream *stream)
 {
     lock_acquire(&qp->lock);
     bool was_finishing = qp->finishing;
-    qp->finishing = true;
+    take_no_more(qp, stream);
     qp->peer_left = !was_finishing;
     lock_release(&qp->lock);
     drain_input(qp, stream);

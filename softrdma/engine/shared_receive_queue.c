@@ -60,6 +60,10 @@ bool srq_take(struct shared_queue *srq, struct queue_pair *queue_pair, struct re
 {
     lock_acquire(&srq->lock);
     bool taken = ring_take(&srq->ring, out);
+    if (queue_pair->woken) {
+        queue_pair->woken = false;
+        srq->woken--;
+    }
     if (!taken && !queue_pair->waiting) {
         queue_pair->waiting = true;
         queue_pair->next_waiting = NULL;
@@ -71,21 +75,34 @@ bool srq_take(struct shared_queue *srq, struct queue_pair *queue_pair, struct re
     return taken;
 }
 
-static struct queue_pair *pop_waiting(struct shared_queue *srq)
+/* Whether an entry is there for a queue pair that waits. Under the lock. */
+static bool should_wake(const struct shared_queue *srq)
 {
-    lock_acquire(&srq->lock);
-    struct queue_pair *first = srq->waiting;
-    if (first != NULL) {
-        srq->waiting = first->next_waiting;
-        if (srq->waiting == NULL)
-            srq->last_waiting = &srq->waiting;
-        first->waiting = false;
-    }
-    lock_release(&srq->lock);
-    return first;
+    return srq->waiting != NULL && srq->woken < srq->ring.count;
 }
 
-void srq_forget(struct shared_queue *srq, struct queue_pair *queue_pair)
+void srq_wake(struct shared_queue *srq)
+{
+    for (;;) {
+        lock_acquire(&srq->lock);
+        struct queue_pair *first = should_wake(srq) ? srq->waiting : NULL;
+        if (first != NULL) {
+            srq->waiting = first->next_waiting;
+            if (srq->waiting == NULL)
+                srq->last_waiting = &srq->waiting;
+            first->waiting = false;
+            first->woken = true;
+            srq->woken++;
+        }
+        lock_release(&srq->lock);
+        if (first == NULL)
+            return;
+        qp_resume(first);
+        object_drop(&first->object);
+    }
+}
+
+void srq_forget(struct shared_queue *srq, struct queue_pair *queue_pair, bool *wake)
 {
     lock_acquire(&srq->lock);
     bool found = queue_pair->waiting;
@@ -97,6 +114,11 @@ void srq_forget(struct shared_queue *srq, struct queue_pair *queue_pair)
         if (srq->last_waiting == &queue_pair->next_waiting)
             srq->last_waiting = at;
         queue_pair->waiting = false;
+    }
+    if (queue_pair->woken) {
+        queue_pair->woken = false;
+        srq->woken--;
+        *wake |= should_wake(srq);
     }
     lock_release(&srq->lock);
     if (found)
@@ -130,22 +152,15 @@ void srq_silence(struct shared_queue *srq)
 
 nd_status srq_receive(struct shared_queue *srq, void *context, const ND2_SGE *sge, uint32_t sge_count)
 {
-    struct queue_pair *queue_pair;
-
     if (!adapter_request(srq->object.adapter))
         return ND_DEVICE_REMOVED;
     lock_acquire(&srq->lock);
     nd_status status = ring_add(&srq->ring, context, sge, sge_count, srq->max_sge);
+    bool wake = should_wake(srq);
     lock_release(&srq->lock);
-    if (status != ND_SUCCESS)
-        return status;
-    /* One entry serves one queue pair. A queue pair that finds none waits again, at the end of the list. */
-    queue_pair = pop_waiting(srq);
-    if (queue_pair != NULL) {
-        qp_resume(queue_pair);
-        object_drop(&queue_pair->object);
-    }
-    return ND_SUCCESS;
+    if (wake)
+        srq_wake(srq);
+    return status;
 }
 
 nd_status srq_modify(struct shared_queue *srq, uint32_t depth, uint32_t threshold)

@@ -94,7 +94,8 @@ void stream_unlock(struct stream *stream)
     unsigned events = stream->after.events;
     nd_status status = stream->after.status;
     bool receive_cq = stream->after.receive_cq, initiator_cq = stream->after.initiator_cq, srq = stream->after.srq;
-    struct queue_pair *queue_pair = receive_cq || initiator_cq || srq ? stream->queue_pair : NULL;
+    bool wake = stream->after.srq_wake;
+    struct queue_pair *queue_pair = receive_cq || initiator_cq || srq || wake ? stream->queue_pair : NULL;
     struct connector *connector = events != 0 && events != EVENT_REQUESTED ? stream->connector : NULL;
     struct listener *listener = events == EVENT_REQUESTED ? stream->listener : NULL;
 
@@ -114,6 +115,8 @@ void stream_unlock(struct stream *stream)
         cq_notify(queue_pair->initiator_cq);
     if (srq)
         srq_notify(queue_pair->srq);
+    if (wake)
+        srq_wake(queue_pair->srq);
     if (queue_pair != NULL)
         object_drop(&queue_pair->object);
     if (connector != NULL) {

@@ -103,7 +103,7 @@ struct stream {
     struct {
         unsigned events;
         nd_status status;
-        bool receive_cq, initiator_cq, srq;
+        bool receive_cq, initiator_cq, srq, srq_wake;
     } after;
 };
 

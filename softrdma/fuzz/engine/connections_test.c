@@ -1,0 +1,229 @@
+/* What established connections do, in an order that threads seldom come to. The peer is this program. */
+#include "completion_queue.h"
+#include "face_of_tests.h"
+#include "queue_pair.h"
+#include "stream_internal.h"
+#include "world.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH 8u
+
+static struct adapter *adapter;
+
+/* One end of a connection. The other one is fed and read by the test. */
+struct end {
+    struct stream *stream;
+    struct completion_queue *cq;
+    struct queue_pair *qp;
+    socket_handle socket;
+    uint32_t msn; /* of the peer's next message */
+};
+
+static struct shared_queue *new_shared_queue(void)
+{
+    struct shared_queue *srq;
+
+    world_require(srq_create(adapter, adapter, DEPTH, 1, 0, NULL, &srq) == ND_SUCCESS, "has no shared queue");
+    return srq;
+}
+
+/* A connection that this end has made. Its peer has agreed to everything. */
+static struct end connected(struct shared_queue *srq)
+{
+    const struct queue_pair_limits limits = {
+        .receive_depth = srq != NULL ? 0 : DEPTH, .initiator_depth = DEPTH, .receive_sge = 1, .initiator_sge = 1};
+    const struct sockaddr_storage any = {.ss_family = AF_INET};
+    const struct mpa_frame reply = {.revision = 2, .reply = true, .enhanced = true, .peer_to_peer = true,
+                                    .rtr_read = true, .ird = 4, .ord = 4};
+    uint8_t frame[MPA_MAX_FRAME];
+    struct end end = {.socket = NO_SOCKET};
+    nd_status status;
+
+    world_require(cq_create(adapter, DEPTH, NULL, &end.cq) == ND_SUCCESS, "has no queue");
+    world_require(qp_create(adapter, adapter, end.cq, end.cq, srq, NULL, &limits, NULL, NULL, &end.qp) == ND_SUCCESS,
+                  "has no queue pair");
+    end.socket = socket_bound(&any, false, &status);
+    end.stream = stream_create(adapter, end.socket);
+    end.stream->revision = 2;
+    end.stream->own_inbound = end.stream->own_outbound = 4;
+    world_require(qp_attach(end.qp, end.stream), "does not attach");
+    stream_lock(end.stream);
+    stream_connect(end.stream);
+    stream_unlock(end.stream);
+    world_run();
+    world_feed(end.socket, frame, mpa_encode(frame, &reply));
+    world_run();
+    stream_lock(end.stream);
+    world_require(stream_complete(end.stream), "does not connect");
+    stream_unlock(end.stream);
+    world_run();
+    return end;
+}
+
+static void end_connection(struct end *end)
+{
+    struct cq_entry entries[DEPTH];
+
+    object_close(&end->qp->object);
+    world_end(end->socket, false);
+    world_run();
+    stream_drop(end->stream);
+    cq_take(end->cq, entries, DEPTH);
+    object_close(&end->cq->object);
+}
+
+/* The peer sends a message of zeros. */
+static void message_arrives(struct end *end, uint32_t size)
+{
+    static uint8_t frame[WIRE_MAX_FPDU];
+    size_t header = wire_put_send(frame, RDMAP_SEND, 0, ++end->msn, 0, true, size);
+
+    memset(frame + header, 0, size);
+    size_t whole = header + size;
+    world_feed(end->socket, frame, whole + wire_put_trailer(frame + whole, whole, false, 0));
+    world_run();
+}
+
+static void disconnect(struct end *end)
+{
+    stream_lock(end->stream);
+    stream_disconnect(end->stream);
+    stream_unlock(end->stream);
+}
+
+/* The completions that came since the last call; all have this status. */
+static uint32_t completed(struct end *end, nd_status status)
+{
+    struct cq_entry entries[DEPTH];
+    uint32_t count = cq_take(end->cq, entries, DEPTH);
+
+    for (uint32_t i = 0; i < count; i++)
+        world_require(entries[i].result.Status == status, "completes with another status");
+    return count;
+}
+
+/* ---- Shared receive queues ---- */
+
+static void post_shared(struct shared_queue *srq)
+{
+    world_require(srq_receive(srq, NULL, NULL, 0) == ND_SUCCESS, "takes no Receive");
+}
+
+enum how { DISCONNECTS, PEER_LEAVES, PEER_IS_LOST, CLOSES, BREAKS, FAILS };
+
+static void ends_by(struct end *end, enum how how)
+{
+    switch (how) {
+    case DISCONNECTS:
+        disconnect(end);
+        break;
+    case PEER_LEAVES:
+    case PEER_IS_LOST:
+        stream_lock(end->stream);
+        stream_connection_lost(end->stream, how == PEER_IS_LOST ? ND_CONNECTION_ABORTED : ND_SUCCESS);
+        stream_unlock(end->stream);
+        break;
+    case CLOSES:
+        object_hold(&end->qp->object);
+        object_close(&end->qp->object);
+        break;
+    case BREAKS:
+        qp_break(end->qp);
+        break;
+    case FAILS:
+        stream_lock(end->stream);
+        lock_acquire(&end->qp->lock);
+        responder_stop(end->qp, end->stream, RDMAP_LOCAL_CATASTROPHIC, NULL);
+        lock_release(&end->qp->lock);
+        stream_unlock(end->stream);
+        break;
+    }
+}
+
+/* Two messages wait. The Receive wakes the first connection, which ends before it looks. */
+static void a_receive_reaches_the_next_message_if_the_first_connection_ends(enum how how)
+{
+    struct shared_queue *srq = new_shared_queue();
+    struct end first = connected(srq), second = connected(srq);
+
+    message_arrives(&first, 0);
+    message_arrives(&second, 0);
+    post_shared(srq);
+    world_require(srq->woken == 1, "wakes another number of queue pairs");
+    ends_by(&first, how);
+    world_run();
+    world_require(completed(&second, ND_SUCCESS) == 1, "lets a message wait although a Receive is there");
+    world_require(srq->woken == 0, "counts a queue pair that has looked");
+    if (how == CLOSES)
+        object_drop(&first.qp->object);
+    else
+        object_close(&first.qp->object);
+    first.qp = NULL;
+    world_end(first.socket, false);
+    world_run();
+    stream_drop(first.stream);
+    struct cq_entry entries[DEPTH];
+    cq_take(first.cq, entries, DEPTH);
+    object_close(&first.cq->object);
+    end_connection(&second);
+    object_close(&srq->object);
+}
+
+/* The Receive wakes the first connection, and a message of the second takes it. */
+static void a_receive_that_another_message_took_leaves_the_first_waiting(void)
+{
+    struct shared_queue *srq = new_shared_queue();
+    struct end first = connected(srq), second = connected(srq);
+
+    message_arrives(&first, 0);
+    post_shared(srq);
+    struct receive receive;
+    world_require(srq_take(srq, second.qp, &receive), "has no Receive");
+    world_run();
+    world_require(completed(&first, ND_SUCCESS) == 0 && srq->woken == 0, "has a Receive twice");
+    post_shared(srq);
+    world_run();
+    world_require(completed(&first, ND_SUCCESS) == 1, "does not wait again");
+    end_connection(&first);
+    end_connection(&second);
+    object_close(&srq->object);
+}
+
+/* Each of them wakes one, whoever ends. */
+static void as_many_are_woken_as_there_are_receives(void)
+{
+    struct shared_queue *srq = new_shared_queue();
+    struct end ends[3];
+
+    for (int i = 0; i < 3; i++) {
+        ends[i] = connected(srq);
+        message_arrives(&ends[i], 0);
+    }
+    post_shared(srq);
+    post_shared(srq);
+    world_require(srq->woken == 2, "wakes another number of queue pairs");
+    disconnect(&ends[0]);
+    world_run();
+    world_require(completed(&ends[1], ND_SUCCESS) == 1 && completed(&ends[2], ND_SUCCESS) == 1,
+                  "lets a message wait although a Receive is there");
+    for (int i = 0; i < 3; i++)
+        end_connection(&ends[i]);
+    object_close(&srq->object);
+}
+
+int main(void)
+{
+    world_reset();
+    adapter = calloc(1, sizeof *adapter);
+    world_require(adapter_start(adapter, &face_adapter_class, NULL), "does not start");
+    for (enum how how = DISCONNECTS; how <= FAILS; how++)
+        a_receive_reaches_the_next_message_if_the_first_connection_ends(how);
+    a_receive_that_another_message_took_leaves_the_first_waiting();
+    as_many_are_woken_as_there_are_receives();
+    object_close(&adapter->object);
+    puts("connections: 8 passed");
+    return 0;
+}
