@@ -220,9 +220,11 @@ struct ndpy_list_request {
 
 /* The completions of an array that have not been translated: those of `count` receives of `list`, from number `first` on, or of
    receives that were posted one by one, whose results have the contexts: then list is NULL. All of them succeeded, and nobody else
-   has to hear of them. count is 0 if the completions were translated. A single one always is: then nothing here means anything. */
+   has to hear of them. count is 0 if the completions were translated. A single one always is: then nothing here means anything.
+   contexts: NULL, or where whoever polled has the contexts of the `count` receives. The list and its queue pair may go then. */
 struct ndpy_untouched {
     struct ndpy_list *list;
+    const uint64_t *contexts;
     uint32_t first;
     uint32_t count;
     uint32_t queue_pair;

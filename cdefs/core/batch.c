@@ -175,8 +175,10 @@ static int batch_set_column(PyObject *self, PyObject *value, void *closure)
 
 /* ---- filling ---- */
 
+/* The requests have changed. */
 static void forget_lists(Batch *batch)
 {
+    batch->changes++;
     Py_CLEAR(batch->last);
     if (PyDict_Size(batch->lists)) PyDict_Clear(batch->lists);
 }
@@ -529,55 +531,6 @@ static PyObject *batch_clear_requests(PyObject *self, PyObject *Py_UNUSED(none))
 
 /* ---- posting ---- */
 
-/* Checks the numbers of the columns, and reads them into the requests. Returns 0, or -1 with an error. */
-static int read_columns(Batch *batch)
-{
-    for (uint32_t place = 0; place < batch->count; place++) {
-        struct ndpy_list_request *request = &batch->requests[place];
-        struct ndpy_remote *remote = &request->remote;
-        unsigned long long total = 0, offset;
-
-        for (uint32_t at = request->first; at < request->first + request->count; at++) {
-            const Region *region = (Region *)batch->element_regions[at];
-            unsigned long long address = batch->numbers[ADDRESSES][at], length = batch->numbers[LENGTHS][at];
-
-            offset = address - region->address;
-            if (address < region->address || offset > region->length || length > region->length - offset ||
-                length > UINT32_MAX) {
-                PyErr_Format(range_error, "request %u of the batch: %llu bytes at %p are outside the region of %llu bytes at %p",
-                    place, length, (void *)(uintptr_t)address, region->length, (void *)(uintptr_t)region->address);
-                return -1;
-            }
-            batch->elements[at].address = address;
-            batch->elements[at].length = (uint32_t)length;
-            total += length;
-        }
-        request->context = batch->numbers[CONTEXTS][place];
-        if (!batch->remotes[place]) continue;
-        remote->address = batch->numbers[REMOTE_ADDRESSES][place];
-        offset = remote->address - remote->window_address;
-        if (remote->address < remote->window_address || offset > remote->window_length ||
-            total > remote->window_length - offset) {
-            PyErr_Format(range_error,
-                "request %u of the batch: %llu bytes at %p are outside the remote memory of %llu bytes at %p", place, total,
-                (void *)(uintptr_t)remote->address, (unsigned long long)remote->window_length,
-                (void *)(uintptr_t)remote->window_address);
-            return -1;
-        }
-        remote->length = remote->window_length - offset;
-    }
-    return 0;
-}
-
-/* Which flags a request gets. */
-static uint32_t flags_of(const Batch *batch, uint32_t place)
-{
-    const struct ndpy_list_request *request = &batch->requests[place];
-
-    if (batch->signals_all || request->operation == NDPY_RECEIVE || place == batch->count - 1) return request->flags;
-    return request->flags | NDPY_SILENT_SUCCESS;
-}
-
 /* How many bytes the columns have, and a copy of these or a comparison with one. */
 static size_t column_size(const Batch *batch, int which)
 {
@@ -593,6 +546,7 @@ static uint64_t *copy_numbers(const Batch *batch)
     copy = PyMem_Malloc(size + 1);
     for (int which = 0; copy && which < COLUMNS; at += column_size(batch, which++))
         memcpy(copy + at, batch->numbers[which], column_size(batch, which));
+    if (!copy) PyErr_NoMemory();
     return (uint64_t *)copy;
 }
 
@@ -605,21 +559,119 @@ static int has_same_numbers(const Batch *batch, const PostedList *list)
     return 1;
 }
 
-/* What a posted request uses. NULL without memory. */
-static PyObject *keep_alive(const Batch *batch, uint32_t place)
+/* Checks a copy of the columns, which do not change meanwhile, and reads it into the requests. Returns 0, or -1 with an error. */
+static int read_numbers(Batch *batch, const uint64_t *copy)
 {
-    PyObject *destination = batch->destinations[place];
+    const uint64_t *numbers[COLUMNS];
 
-    if (!destination) return Py_NewRef(batch->records[place]);
-    return PyTuple_Pack(2, batch->records[place], destination);
+    for (int which = 0; which < COLUMNS; copy += column_length(batch, which++)) numbers[which] = copy;
+    for (uint32_t place = 0; place < batch->count; place++) {
+        struct ndpy_list_request *request = &batch->requests[place];
+        struct ndpy_remote *remote = &request->remote;
+        unsigned long long total = 0, offset;
+
+        for (uint32_t at = request->first; at < request->first + request->count; at++) {
+            const Region *region = (Region *)batch->element_regions[at];
+            unsigned long long address = numbers[ADDRESSES][at], length = numbers[LENGTHS][at];
+
+            offset = address - region->address;
+            if (address < region->address || offset > region->length || length > region->length - offset ||
+                length > UINT32_MAX) {
+                PyErr_Format(range_error, "request %u of the batch: %llu bytes at %p are outside the region of %llu bytes at %p",
+                    place, length, (void *)(uintptr_t)address, region->length, (void *)(uintptr_t)region->address);
+                return -1;
+            }
+            batch->elements[at].address = address;
+            batch->elements[at].length = (uint32_t)length;
+            total += length;
+        }
+        request->context = numbers[CONTEXTS][place];
+        if (!batch->remotes[place]) continue;
+        remote->address = numbers[REMOTE_ADDRESSES][place];
+        offset = remote->address - remote->window_address;
+        if (remote->address < remote->window_address || offset > remote->window_length ||
+            total > remote->window_length - offset) {
+            PyErr_Format(range_error,
+                "request %u of the batch: %llu bytes at %p are outside the remote memory of %llu bytes at %p", place, total,
+                (void *)(uintptr_t)remote->address, (unsigned long long)remote->window_length,
+                (void *)(uintptr_t)remote->window_address);
+            return -1;
+        }
+        remote->length = remote->window_length - offset;
+    }
+    return 0;
+}
+
+/* Reads the columns into the requests. Returns 0, or -1 with an error. */
+static int read_columns(Batch *batch)
+{
+    uint64_t *copy = copy_numbers(batch);
+    int result = copy ? read_numbers(batch, copy) : -1;
+
+    PyMem_Free(copy);
+    return result;
+}
+
+/* Which flags a request gets. */
+static uint32_t flags_of(const Batch *batch, uint32_t place)
+{
+    const struct ndpy_list_request *request = &batch->requests[place];
+
+    if (batch->signals_all || request->operation == NDPY_RECEIVE || place == batch->count - 1) return request->flags;
+    return request->flags | NDPY_SILENT_SUCCESS;
+}
+
+/* What each posted request uses. NULL with an error. */
+static PyObject *keep_alive(Batch *batch)
+{
+    PyObject *records = PyTuple_New((Py_ssize_t)batch->count);
+
+    for (uint32_t place = 0; records && place < (uint32_t)PyTuple_Size(records); place++) {
+        /* The collector may run code that changes the batch. make_list() finds out. */
+        int is_there = place < batch->count;
+        PyObject *record = is_there ? Py_NewRef(batch->records[place]) : NULL;
+        PyObject *destination = is_there ? Py_XNewRef(batch->destinations[place]) : NULL;
+        PyObject *kept = destination ? PyTuple_Pack(2, record, destination) : Py_NewRef(record ? record : Py_None);
+
+        Py_XDECREF(record);
+        Py_XDECREF(destination);
+        if (kept)
+            PyTuple_SetItem(records, (Py_ssize_t)place, kept);
+        else
+            Py_CLEAR(records);
+    }
+    return records;
+}
+
+/* Copies the requests as they are posted. Returns their numbers, or NULL with an error. changes: those of the batch when the caller
+   began. */
+static uint64_t *read_requests(Batch *batch, uint32_t changes, struct ndpy_list_request *requests)
+{
+    uint64_t *numbers;
+
+    if (!batch->count || batch->changes != changes) {
+        /* By another thread before the lock was taken, or by Python code that the collector has run. */
+        PyErr_SetString(PyExc_RuntimeError, "the batch was changed while it was posted");
+        return NULL;
+    }
+    numbers = copy_numbers(batch);
+    if (numbers && batch->is_exposed && read_numbers(batch, numbers) < 0) {
+        PyMem_Free(numbers);
+        return NULL;
+    }
+    for (uint32_t place = 0; numbers && place < batch->count; place++) {
+        requests[place] = batch->requests[place];
+        requests[place].flags = flags_of(batch, place);
+    }
+    return numbers;
 }
 
 /* Makes a list. On a refusal *refused has it, with the number of the request in *bad. */
 static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
 {
-    uint32_t count = batch->count;
+    uint32_t count = batch->count, changes = batch->changes;
     struct ndpy_list_request *requests = PyMem_Malloc(count * sizeof *requests);
-    PyObject *records = PyTuple_New((Py_ssize_t)count);
+    PyObject *records = keep_alive(batch);
     PostedList *list = requests && records ? PyObject_GC_New(PostedList, posted_list_type) : NULL;
 
     if (!list) {
@@ -631,19 +683,9 @@ static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_
     list->records = records;
     list->native = NULL;
     list->count = count;
-    list->numbers = copy_numbers(batch);
-    if (!count || batch->count != count) {
-        /* By another thread before the lock was taken, or by Python code that the collector has run. */
-        PyErr_SetString(PyExc_RuntimeError, "the batch was changed while it was posted");
-    } else if (!list->numbers) {
-        PyErr_NoMemory();
-    } else {
-        list->operation = batch->requests[0].operation;
-        for (uint32_t place = 0; place < count; place++) {
-            requests[place] = batch->requests[place];
-            requests[place].flags = flags_of(batch, place);
-            PyTuple_SetItem(records, (Py_ssize_t)place, keep_alive(batch, place));
-        }
+    list->numbers = read_requests(batch, changes, requests);
+    if (list->numbers) {
+        list->operation = requests[0].operation;
         mutex_lock(&pool->mutex);
         *refused = pool->provider->list_new(pool->native, requests, count, batch->elements, &list->native, bad);
         mutex_unlock(&pool->mutex);
@@ -663,7 +705,6 @@ PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad
     if (!list || list->pool != (PyObject *)pool) list = (PostedList *)PyDict_GetItemWithError(batch->lists, (PyObject *)pool);
     if (!list && PyErr_Occurred()) return NULL;
     if (!list || (batch->is_exposed && !has_same_numbers(batch, list))) {
-        if (batch->is_exposed && read_columns(batch) < 0) return NULL;
         list = make_list(batch, pool, refused, bad);
         if (!list) return NULL;
         if (PyDict_SetItem(batch->lists, (PyObject *)pool, (PyObject *)list) < 0) {

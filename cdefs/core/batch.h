@@ -9,7 +9,8 @@ enum column { CONTEXTS, REMOTE_ADDRESSES, ADDRESSES, LENGTHS, COLUMNS };
 
 /* requests, records, remotes: one for each request. elements, element_regions: one for each element. regions: those of the
    elements, without some of the repetitions. numbers: the memory of the columns, which the views show. is_exposed: the program may
-   have changed it. lists: a dict of PostedList by ListPool. last: the one that was posted last. */
+   have changed it. changes: how often requests were added or forgotten. lists: a dict of PostedList by ListPool. last: the one that
+   was posted last. */
 typedef struct {
     PyObject_HEAD
     Py_ssize_t capacity;
@@ -17,6 +18,7 @@ typedef struct {
     uint32_t count;
     uint32_t element_count;
     uint32_t region_count;
+    uint32_t changes;
     char signals_all;
     SHARED char is_exposed;
     struct ndpy_list_request *requests;

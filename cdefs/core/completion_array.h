@@ -13,7 +13,7 @@ struct owner {
 
 /* entries: the completions. owners: the PostedRequests of all of them, `owned` runs of them. views: of the entries, as integers of
    64 and of 32 bits. is_exposed: the program may look at the entries through a column at any time. results: the completions in the
-   form of `provider`. If untouched.count is not 0, only these exist, and list keeps what they refer to. is_busy: a poll_into() is
+   form of `provider`. If untouched.count is not 0, only these exist, and list has their contexts or is NULL. is_busy: a poll_into() is
     under way. single: the owner, borrowed, if there is one completion without details; else NULL. details: for each completion the
     bytes of a struct ndpy_details or NULL, once there were some. */
 typedef struct {

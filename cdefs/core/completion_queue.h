@@ -248,8 +248,9 @@ PyObject *open_details(
 PyObject *collect_one(
     CompletionQueue *self, const struct ndpy_completion *entry, PyObject **failed, struct failure *failure);
 /* Forgets the receives that untouched completions end. Returns their PostedRequests, borrowed. If there is a list, its object is in
-   *list, and the caller owns it. NULL if that is more than to forget them: then nothing has changed. */
-Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouched *untouched, PyObject **list);
+   *list, which the caller owns, and `untouched` has the contexts of this object. NULL if that is more than to forget them: then
+   nothing has changed. */
+Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched, PyObject **list);
 /* Ends several requests of one queue pair and of one operation that only have to be forgotten. Returns as retire_one(). */
 Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entries, uint32_t count);
 

@@ -336,7 +336,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *pool;
     PyObject *records;
-    uint64_t *numbers; /* those of the batch's columns */
+    uint64_t *numbers; /* those of the batch's columns, one after the other; the contexts come first */
     struct ndpy_list *native;
     uint32_t count;
     uint32_t operation; /* NDPY_RECEIVE, or an operation of the other queue */
@@ -351,6 +351,12 @@ typedef struct {
 } ListPool;
 
 extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
+
+/* The context of each request, for as long as somebody has the list. */
+HOT const uint64_t *list_contexts(const PostedList *list)
+{
+    return list->numbers;
+}
 
 /* ---- work_queues.c ---- */
 

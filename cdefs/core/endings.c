@@ -49,7 +49,7 @@ PyObject *collect_one(
     return completion;
 }
 
-Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouched *untouched, PyObject **list)
+Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched, PyObject **list)
 {
     Posted *posted = posted_of(self, untouched->queue_pair);
     Records *records = posted ? (Records *)posted->receive : NULL;
@@ -70,6 +70,7 @@ Posted *retire_untouched(CompletionQueue *self, const struct ndpy_untouched *unt
         posted = NULL;
     } else {
         *list = Py_NewRef(oldest->object);
+        untouched->contexts = list_contexts((PostedList *)*list) + untouched->first;
         oldest->left -= untouched->count;
         /* The caller has the list. */
         if (!oldest->left) Py_DECREF(records_take(records));

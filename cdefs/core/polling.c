@@ -35,7 +35,7 @@ static int extend(PyObject **list, PyObject **objects, Py_ssize_t count)
 }
 
 /* Makes the Completions of untouched ones. Returns how many, or -1 if they need more than that. */
-static int make_untouched(CompletionQueue *self, const void *results, const struct ndpy_untouched *untouched,
+static int make_untouched(CompletionQueue *self, const void *results, struct ndpy_untouched *untouched,
     struct ndpy_completion *entries, PyObject **found, struct failure *failure)
 {
     PyObject *list = NULL;

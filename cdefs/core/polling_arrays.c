@@ -112,7 +112,7 @@ static int collect_array(CompletionQueue *self, CompletionArray *array, uint32_t
 
 /* Sorts out what a look has taken into an empty array. Returns 0, or -1 with an error. */
 static int collect_look(
-    CompletionQueue *self, CompletionArray *array, int got, const struct ndpy_untouched *untouched, PyObject **failed)
+    CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched, PyObject **failed)
 {
     Posted *posted;
 
@@ -222,7 +222,7 @@ static PyObject *poll_into(CompletionQueue *self, CompletionArray *array, uint32
 /* Goes on after a look that took more than one success in the usual case. Called with the lock, which it gives back, and with the
    interpreter's lock. */
 APART PyObject *poll_into_on(
-    CompletionQueue *self, CompletionArray *array, int got, const struct ndpy_untouched *untouched)
+    CompletionQueue *self, CompletionArray *array, int got, struct ndpy_untouched *untouched)
 {
     PyObject *failed = NULL;
     int result;

@@ -309,6 +309,11 @@ static void read_results(const void *results, const struct ndpy_untouched *untou
     const struct native_result *found = results;
     uint32_t count = untouched->count, number = untouched->queue_pair;
 
+    if (untouched->contexts) {
+        for (uint32_t i = 0; i < count; i++)
+            read_result(&found[i], untouched->contexts[i], number, &out[i]);
+        return;
+    }
     if (!untouched->list) {
         for (uint32_t i = 0; i < count; i++)
             read_result(&found[i], found[i].wc.wr_id, number, &out[i]);
