@@ -320,6 +320,7 @@ class CompletionArray:
 
 class CompletionQueue:
     _defunct: Callable[[], errors.NdpyError] | None
+    _failure: Callable[[], errors.NdpyError] | None
     _lock: Lock
     depth: int
     @property

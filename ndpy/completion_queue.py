@@ -68,8 +68,8 @@ def _no_completion() -> errors.TimeoutError:
 class CompletionQueue(_core.CompletionQueue, Resource):
     """Holds the completions of requests. Made by Adapter.create_completion_queue(). Many threads may use it.
 
-    If more completions arrive than the queue holds, it is overrun. The queue and its queue pairs are then unusable (contract
-    G.3).
+    If more completions arrive than the queue holds, it is overrun (contract G.3). It still gives what it kept. Then every call
+    that takes completions or waits raises CompletionQueueOverrunError, and so do the calls of its queue pairs, but close().
 
     Attributes:
         depth: how many completions the program asked it to hold.
@@ -107,7 +107,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         self._armed: dict[Pending[None], Notify] = {}
         #: The number of the last completion that ended a notification. _taken counts in the same way.
         self._notified = 0
-        self._overrun = False
+        #: None until the provider has given the queue up. Then it makes the exception to raise when nothing is left to take.
+        self._failure: Callable[[], errors.NdpyError] | None = None
 
     def _create(self) -> None:
         """Called last by the platform's constructor."""
@@ -133,11 +134,6 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         self._left = None
         self._waiters = []
         self._armed = {}
-
-    def _check_usable(self) -> None:
-        self._check()
-        if self._overrun:
-            raise self._overrun_error("wait")
 
     # ---- taking completions ----
 
@@ -348,7 +344,10 @@ class CompletionQueue(_core.CompletionQueue, Resource):
     def _begin_any_sleep(self, taken: list[Any]) -> bool:
         """Do what _begin_sleep() leaves, such as making a waiter."""
         with self._lock:
-            self._check_usable()
+            self._check()
+            if self._failure is not None:
+                # Nothing wakes the waiter any more. The next poll takes what is left, or raises.
+                return True
             waiter = self._idle_waiters.pop() if self._idle_waiters else self._native_new_waiter()
             ready = True
             try:
@@ -413,7 +412,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         kind = Notify(kind)
         pending: Pending[None] = self._adapter._pending_type("arm", lambda: self._give_up(pending))
         with self._lock:
-            self._check_usable()
+            self._check()
+            if self._failure is not None:
+                raise self._failure()
             if self._native_arm(kind, pending):
                 pending.succeed(None)
             else:
@@ -497,21 +498,22 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             self._native_resize(self._native_depth(depth))
             self.depth = depth
 
-    def _on_overrun(self) -> None:
-        """The provider had no room for a completion."""
+    def _on_failure(self, failure: Callable[[], errors.NdpyError]) -> None:
+        """The provider has given the queue up, with its queue pairs. Not called under locks. failure: makes the exception."""
         with self._lock:
-            self._overrun = True
-        self._fail_armed(lambda: self._overrun_error("wait"))
+            if self._failure is not None:
+                return
+            self._failure = failure
+        self._fail_armed(failure)
         for queue_pair in self._queue_pairs():
-            queue_pair._end_connection()
-            queue_pair._on_failed_completion()
+            queue_pair._on_queue_failed()
         self._end_and_wake([])
 
-    def _overrun_error(self, operation: str, native: int = 0, native_name: str = "") -> errors.ProviderError:
+    def _overrun_error(self, native: int = 0, native_name: str = "") -> errors.NdpyError:
         return errors.CompletionQueueOverrunError(
             f"more completions arrived than this queue of depth {self.depth} holds; some are lost, and its queue pairs are "
             "unusable: close them, and create the queue with room for all requests that are outstanding at once",
-            operation=operation,
+            operation="completion queue",
             native=native,
             native_name=native_name,
         )

@@ -180,7 +180,9 @@ class Poller:
                 return False
             watched = self._queues[queue]
         with queue._lock:
-            queue._check_usable()
+            queue._check()
+            if queue._failure is not None:
+                return True
             satisfied = self._native_arm(queue, watched)
             waiting = queue._drain()
         if satisfied:

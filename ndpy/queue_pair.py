@@ -106,6 +106,7 @@ class QueuePair(WorkQueues):
             self._native_set_up()
             self._join_queues()
             self._opened()
+            self._inherit_failure()
         except BaseException:
             if self._released:
                 # Report the first failure.
@@ -357,6 +358,22 @@ class QueuePair(WorkQueues):
                 self.initiator_cq._drain()
             return not self._lib.ndpy_queue_pair_ended(self._native, self._count_posted(self._native))
 
+    def _on_queue_failed(self) -> None:
+        """One of its completion queues has failed. From now on only close() works. Called without locks held."""
+        with self._lock:
+            self._inherit_failure()
+        self._end_connection()
+        self._on_failed_completion()
+
+    def _inherit_failure(self) -> None:
+        for queue in self._completion_queues:
+            if self._defunct is None:
+                self._defunct = queue._failure
+
+    def _mark_still_open(self) -> None:
+        super()._mark_still_open()
+        self._inherit_failure()
+
     def _drain_queues(self) -> None:
         for queue in set(self._completion_queues):
             with queue._lock:
@@ -373,6 +390,8 @@ class QueuePair(WorkQueues):
     def _join_queues(self) -> None:
         for queue in set(self._completion_queues):
             with queue._lock:
+                if queue._failure is not None:
+                    raise queue._failure()
                 queue._posted_requests[self._serial] = self._posted_requests
                 queue._users += 1
                 self._joined.append(queue)
@@ -772,7 +791,8 @@ class QueuePair(WorkQueues):
 
     def _native_flush_limit_s(self) -> float:
         """The longest time to wait for the provider's flush."""
-        return _FLUSH_S
+        has_failed = any(queue._failure is not None for queue in self._completion_queues)
+        return 0.0 if has_failed else _FLUSH_S
 
     def _native_end_connection(self, natively: bool) -> bool:
         """Cancel the outstanding requests. Returns as _native_flush() does. A provider may have done it itself."""

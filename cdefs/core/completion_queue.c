@@ -25,7 +25,7 @@ static PyObject *queue_begin_sleep(PyObject *object, PyObject *taken)
     int stored;
 
     if (enter(self) < 0) return NULL;
-    if (!self->provider->arm || self->overrun || is_empty(self->idle_waiters)) {
+    if (!self->provider->arm || !is_usable(self->failure) || is_empty(self->idle_waiters)) {
         lock_leave(self->lock);
         Py_RETURN_NONE;
     }
@@ -122,6 +122,7 @@ static int queue_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->defunct);
     Py_VISIT((PyObject *)self->lock);
+    Py_VISIT(self->failure);
     Py_VISIT(self->posted);
     Py_VISIT(self->last);
     Py_VISIT(self->kept);
@@ -141,6 +142,7 @@ static int queue_clear(PyObject *object)
 
     Py_CLEAR(self->defunct);
     Py_CLEAR(self->lock);
+    Py_CLEAR(self->failure);
     Py_CLEAR(self->posted);
     Py_CLEAR(self->last);
     Py_CLEAR(self->kept);
@@ -171,6 +173,8 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *Py_UNUSED(arguments), P
 }
 
 static PyMemberDef queue_members[] = {
+    {"_failure", T_OBJECT, offsetof(CompletionQueue, failure), 0,
+        "None, or a function that makes the exception for a queue that gets no more completions."},
     {"_posted_requests", T_OBJECT_EX, offsetof(CompletionQueue, posted), READONLY,
         "By the serial number of the queue pair, until its last completion is taken."},
     {"depth", T_UINT, offsetof(CompletionQueue, depth), 0, NULL},
@@ -201,7 +205,6 @@ static PyObject *queue_kept(PyObject *self, void *Py_UNUSED(none))
 }
 
 static PyGetSetDef queue_properties[] = {
-    FLAG("_overrun", CompletionQueue, overrun, NULL),
     GUARDED_PROPERTIES,
     {"_taken", queue_taken, NULL, "How many completions the program has got since creation.", NULL},
     {"_kept", queue_kept, NULL, "Completions that a poll took before an exception ended it. The next poll returns them.", NULL},
@@ -216,6 +219,9 @@ PyDoc_STRVAR(poll_doc,
     "    spin_s: how long to look again and again until there is one. Other threads run meanwhile. It ends early when another\n"
     "        thread needs the queue.\n"
     "Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.\n"
+    "Raises:\n"
+    "    CompletionQueueOverrunError: more completions arrived than the queue holds, and all that it kept were taken.\n"
+    "    ClosedError, DeviceRemovedError: the queue was closed, or the adapter has gone.\n"
     "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");
 
 PyDoc_STRVAR(poll_into_doc,
@@ -227,6 +233,7 @@ PyDoc_STRVAR(poll_into_doc,
     "        meanwhile. It ends early when another thread needs the queue.\n"
     "Raises:\n"
     "    ValueError: at_least is more than the array holds.\n"
+    "    CompletionQueueOverrunError, ClosedError, DeviceRemovedError: as for poll().\n"
     "Returns: how many completions the array has now, oldest first. If there are fewer than array.capacity, the queue was\n"
     "    empty.\n"
     "Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).\n");

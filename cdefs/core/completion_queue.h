@@ -12,9 +12,11 @@ enum { BATCH = 64, SLACK = 64, RESULT_SIZE = 64 };
    of the last completion, and their number. kept: NULL, or a list of completions that a poll took before an exception ended it; the
    next poll returns them. empty, filled: the lists without and with up to BATCH completions that polls returned last, or NULL. The
    next poll returns them again, with the same objects in them, if nobody else has them. taken: how many completions were taken since
-   creation, including those that are kept. */
+   creation, including those that are kept. failure: None, or a function that makes the exception for a queue that gets no more
+   completions. Polls raise it when nothing is left. */
 typedef struct {
     GUARDED_HEAD
+    PyObject *SHARED failure;
     PyObject *posted;
     PyObject *last;
     PyObject *kept;
@@ -29,7 +31,6 @@ typedef struct {
     PyObject *armed;
     PyObject *pollers;
     PyObject *left;
-    SHARED char overrun;
 } CompletionQueue;
 
 /* The PostedRequests of a queue pair, borrowed, or NULL without an error. */
@@ -214,6 +215,12 @@ HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entr
 HOT int enter(CompletionQueue *self)
 {
     return guarded_enter((Guarded *)self);
+}
+
+/* Raises why the queue gets no more completions. Returns NULL. Called without the lock. */
+HOT PyObject *raise_failure(CompletionQueue *self)
+{
+    return raise_defunct((PyObject *)self, &self->failure);
 }
 
 /* Tells the queue pairs of failed requests. Gives back the list, which may be NULL. Returns 0, or -1 with an error. */

@@ -206,7 +206,7 @@ static int collect_spinning(CompletionQueue *self, size_t wanted, double seconds
     PyObject *found[BATCH];
     Py_ssize_t count = 0;
 
-    while (seconds > 0 && !count && !*lock_waiters(self->lock)) {
+    while (seconds > 0 && !count && is_usable(self->failure) && !*lock_waiters(self->lock)) {
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
         int got = began < 0 ? 0 : spin(self, entries, wanted < BATCH ? (uint32_t)wanted : BATCH, slice);
 
@@ -318,6 +318,10 @@ static PyObject *poll_on(
         result = tell_of_failures(self, failed);
     else
         Py_XDECREF(failed);
+    if (result == 0 && wanted && PyList_Size(completions) == 0 && !is_usable(self->failure)) {
+        Py_DECREF(completions);
+        return raise_failure(self);
+    }
     if (result == 0) return completions;
     if (completions) keep(self, completions);
     return NULL;
@@ -384,7 +388,7 @@ HOT PyObject *poll_now(CompletionQueue *self, size_t wanted, double spin_s)
     look_for(self, &look, room);
     if (look.got || spin_s > 0) return poll_found(self, &look, wanted, room, spin_s);
     lock_leave(self->lock);
-    return list_without(self);
+    return is_usable(self->failure) ? list_without(self) : raise_failure(self);
 }
 
 static PyObject *argument_names[2];

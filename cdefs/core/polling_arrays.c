@@ -156,7 +156,7 @@ static int poll_array(CompletionQueue *self, CompletionArray *array, PyObject **
 static int spin_into(CompletionQueue *self, CompletionArray *array, uint32_t enough, double seconds, PyObject **failed)
 {
     array_read(array);
-    while (seconds > 0 && array->count < enough && !*lock_waiters(self->lock)) {
+    while (seconds > 0 && array->count < enough && is_usable(self->failure) && !*lock_waiters(self->lock)) {
         double slice = seconds < LONGEST_SPIN_S ? seconds : LONGEST_SPIN_S, began = monotonic_now();
         int got = began < 0 ? 0 : spin(self, array->entries + array->count, (uint32_t)array->capacity - array->count, slice);
 
@@ -194,7 +194,8 @@ static PyObject *end_poll_into(
     taken = array->count;
     array->is_busy = 0;
     END_SECTION()
-    return result == 0 ? PyLong_FromUnsignedLong(taken) : NULL;
+    if (result < 0) return NULL;
+    return taken || is_usable(self->failure) ? PyLong_FromUnsignedLong(taken) : raise_failure(self);
 }
 
 /* Called with the lock, which it gives back. */

@@ -91,6 +91,11 @@ class NetworkDirectAdapter(Adapter):
     def _new_native_connector(self) -> Any:
         return create("create connector", "IND2Connector", lib.IND2Adapter_CreateConnector, self._native, self._file)
 
+    def _on_removal(self) -> None:
+        """A request ended with ND_DEVICE_REMOVED."""
+        if self._defunct is None:
+            self._mark_removed()
+
     def _native_stop_registering(self) -> None:
         registering = list(self._registering)
         for region in registering:

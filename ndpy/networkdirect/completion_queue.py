@@ -11,6 +11,7 @@ next thread that waits or arms uses it.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,8 @@ from ndpy.flags import Notify
 from ndpy.networkdirect.native_calls import (
     BUFFER_OVERFLOW,
     CANCELED,
+    DEVICE_REMOVED,
+    INTERNAL_ERROR,
     PENDING,
     SUCCESS,
     check,
@@ -58,6 +61,8 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         self._arm_requests: dict[Request, tuple[Notify, Pending[None]]] = {}
         #: Memory of closed queue pairs that the provider may still refer to. It is freed with the queue.
         self._freed_with_queue: list[Any] = []
+        #: The request of _look_for_failure(), made when it is needed.
+        self._look: Request | None = None
         self._create()
 
     def _native_create(self, depth: int) -> None:
@@ -105,10 +110,42 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         if status not in (SUCCESS, CANCELED):
             raise self._notify_error("wait", status)
 
-    def _notify_error(self, operation: str, status: int) -> errors.ProviderError:
-        if status != BUFFER_OVERFLOW:
-            return status_error(operation, status)
-        return self._overrun_error(operation, status, "ND_BUFFER_OVERFLOW")
+    def _notify_error(self, operation: str, status: int) -> errors.NdpyError:
+        """The exception for a Notify that failed. If that is the end of the queue, all others learn of it too."""
+        failure: Callable[[], errors.NdpyError]
+        if status == BUFFER_OVERFLOW:
+            failure = partial(self._overrun_error, status, "ND_BUFFER_OVERFLOW")
+        else:
+            failure = partial(status_error, operation, status)
+        if status == DEVICE_REMOVED:
+            self._adapter._events.call_soon(self._adapter._on_removal)
+        elif status in (BUFFER_OVERFLOW, INTERNAL_ERROR):
+            self._adapter._events.call_soon(partial(self._on_failure, failure))
+        return failure()
+
+    def _look_for_failure(self) -> None:
+        """Ask whether the queue has failed, because a connection has ended. The provider tells it only to a Notify."""
+        with self._lock, contextlib.suppress(errors.NdpyError):
+            if self._native is None or self._own_file or self._failure is not None:
+                return
+            request = self._look
+            if request is None:
+                request = self._look = Request(self._cq, self._adapter._events)
+            if not request.running:
+                request.on_end = self._when_looked(weakref.ref(self))
+                self._issue(Notify.ERRORS, request)
+
+    @staticmethod
+    def _when_looked(owner: weakref.ref[Any]) -> Callable[[int], None]:
+        def on_end(status: int) -> None:
+            queue = owner()
+            if queue is not None:
+                with queue._lock:
+                    queue._requests.discard(queue._look)
+                    if status not in (SUCCESS, CANCELED):
+                        queue._notify_error("completion queue", status)
+
+        return on_end
 
     # ---- waiting ----
 
@@ -171,6 +208,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         with self._lock:
             given_up = len(self._arm_requests) > len(self._armed)
             self._requests.discard(request)
+            failure = None if status in (SUCCESS, CANCELED) else self._notify_error("arm", status)
             _, pending = self._arm_requests.pop(request, (None, None))
             armed = pending in self._armed
             if status == SUCCESS and self._native is not None:
@@ -183,13 +221,13 @@ class NetworkDirectCompletionQueue(CompletionQueue):
                 # The thread that closes the queue, or finds the adapter gone, ends it.
                 return
             del self._armed[pending]
-        if status == SUCCESS:
+        if failure is None and status == SUCCESS:
             pending.succeed(None)
-        elif status == CANCELED:
+        elif failure is None:
             # Another Notify pushed it out.
             pending.fail(errors.CanceledError("cancelled", operation="arm", native=status, native_name="ND_CANCELED"))
         else:
-            pending.fail(self._notify_error("arm", status))
+            pending.fail(failure)
 
     def _native_rearm(self) -> list[Pending[None]]:
         # Some requests were cancelled, or ended before they could be cancelled.
@@ -245,6 +283,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         self._requests.clear()
         self._arm_requests.clear()
         self._idle_waiters.clear()
+        self._look = None
         # Ctrl-C may come after the native queue has gone. Nobody may use it or free it a second time.
         cq, native = self._cq, self._native
         self._cq = self._native = None

@@ -75,6 +75,6 @@ class EventThread(AdapterThread):
             return
         if status == DEVICE_REMOVED:
             adapter = self._adapter()
-            if adapter is not None and adapter._defunct is None:
-                adapter._mark_removed()
+            if adapter is not None:
+                adapter._on_removal()
         request.finish(status)

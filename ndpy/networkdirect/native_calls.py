@@ -35,6 +35,7 @@ CONNECTION_ABORTED = 0xC0000241
 NETWORK_UNREACHABLE = 0xC000023C
 HOST_UNREACHABLE = 0xC000023D
 DEVICE_REMOVED = 0xC00002B6
+INTERNAL_ERROR = 0xC00000E5
 
 # The statuses of B.1.3, B.1.5 and B.1.7: name, exception, meaning.
 _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
@@ -61,7 +62,7 @@ _STATUSES: dict[int, tuple[str, type[errors.ProviderError], str]] = {
     IO_TIMEOUT: ("ND_IO_TIMEOUT", errors.TimeoutError, "no answer in time"),
     0xC00000BB: ("ND_NOT_SUPPORTED", errors.UnsupportedError, "the provider cannot do this"),
     0xC00000CC: ("STATUS_BAD_NETWORK_NAME", errors.AddressUnreachableError, "nothing can be reached at this address"),
-    0xC00000E5: ("ND_INTERNAL_ERROR", errors.ProviderError, "the provider failed"),
+    INTERNAL_ERROR: ("ND_INTERNAL_ERROR", errors.ProviderError, "the provider failed"),
     CANCELED: ("ND_CANCELED", errors.CanceledError, "cancelled"),
     0xC000013D: ("ND_REMOTE_ERROR", errors.ProviderError, "the peer's side broke"),
     INVALID_ADDRESS: ("ND_INVALID_ADDRESS", errors.AddressUnreachableError, "not an address that this adapter can use"),

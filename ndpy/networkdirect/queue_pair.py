@@ -79,6 +79,13 @@ class NetworkDirectQueuePair(QueuePair):
         with self._lock:
             return CANCELED if self._qp is None else call()
 
+    def _set_ended(self) -> None:
+        if not self._ended:
+            # An overrun of a completion queue ends the connections of its queue pairs.
+            for queue in {self.receive_cq, self.initiator_cq}:
+                self._adapter._events.call_soon(queue._look_for_failure)
+        super()._set_ended()
+
     def _native_on_failed_completion(self) -> None:
         # The provider ends the connection and tells the peer (contract F.6.1).
         self._set_ended()

@@ -254,7 +254,7 @@ class VerbsAdapter(Adapter):
                     for connector in self._waiting_for_port.take():
                         connector._on_port_active()
             elif kind == lib.IBV_EVENT_CQ_ERR and isinstance(target, VerbsCompletionQueue):
-                target._on_overrun()
+                target._on_failure(target._overrun_error)
             elif isinstance(target, VerbsSharedReceiveQueue):
                 target._on_limit() if kind == lib.IBV_EVENT_SRQ_LIMIT_REACHED else target._on_error()
             elif isinstance(target, VerbsQueuePair):

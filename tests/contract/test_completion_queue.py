@@ -16,6 +16,7 @@ from helpers import (
     assert_works,
     connect_ends,
     connect_pair,
+    contexts,
     create_end,
     memory,
     require,
@@ -435,6 +436,45 @@ def test_g_3_1_an_overrun_kills_the_queue(adapter, keep):
             (later() if callable(later) else later).result(DEADLINE_S)
     assert [completion.context for completion in server_cq.poll(2)] == [0, 1]
     pair.client.connector.wait_disconnected(DEADLINE_S)
+
+
+def test_g_3_1_who_only_polls_learns_of_an_overrun(adapter, keep):
+    """Nobody waits or arms. What the queue kept comes first, and later requests are refused."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    server_cq = keep(adapter.create_completion_queue(1))
+    client = create_end(keep, adapter, initiator_queue_depth=256)
+    server = create_end(keep, adapter, cq=server_cq, receive_queue_depth=1024)
+    pair = connect_ends(keep, adapter, client, server)
+    for context in range(1024):
+        server.queue_pair.receive([], context=context)
+    disconnected = pair.client.connector.begin_wait_disconnected()
+
+    def ended() -> bool:
+        client.cq.poll()
+        with contextlib.suppress(ndpy.QueueFullError):
+            for _ in range(64):
+                client.queue_pair.send([])
+        return disconnected.done()
+
+    wait_until(ended, "the overrun has ended the connection")
+    array, taken = ndpy.CompletionArray(4), []
+
+    def told() -> bool:
+        try:
+            server_cq.poll_into(array)
+            taken.extend(array.contexts)
+            taken.extend(contexts(server_cq.poll(4)))
+        except ndpy.CompletionQueueOverrunError:
+            return True
+        return False
+
+    wait_until(told, "a poll raises")
+    # A driver may take in later ones when there is room again.
+    assert taken[:2] == [0, 1]
+    assert taken == sorted(set(taken))
+    for post in (server.queue_pair.send, server.queue_pair.receive):
+        with pytest.raises(ndpy.CompletionQueueOverrunError):
+            post([])
 
 
 # ---- G.4: resize ----

@@ -86,7 +86,7 @@ class Queue:
             points.elsewhere(lambda: soon(lambda: adapter._defunct, "the adapter knows"))
         else:
             self.fake.overrun(queue)
-            points.elsewhere(lambda: soon(lambda: queue._overrun, "the queue knows"))
+            points.elsewhere(lambda: soon(lambda: queue._failure, "the queue knows"))
 
     def check(self, *taken: Any) -> None:
         """Each completion that arrived was taken once or is still in the queue."""
