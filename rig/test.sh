@@ -146,14 +146,14 @@ make -s -C softrdma build/softnd.dll || exit 1
 
 vm_tests=tests/unit/test_softroce_vm.py
 with_usual_counts() { (if [ -n "${NDPY_STRESS:-}" ]; then export NDPY_TEST_REQUESTS=100000; fi; unset NDPY_STRESS; "$@"); }
-# Runs a part. The last lines of a part of one of the other rows are printed at the end again if it failed.
+# Runs a part. What a part of another row than the first one printed is kept, because its end is printed at the end again if it failed.
 part() {
     wanted "$1" || return 0
     name=$1
     shift
-    if [ -n "${row:-}" ]; then "$@" >"$results/part-$name.log" 2>&1; else "$@"; fi
+    if [ $row = first ]; then "$@"; else "$@" >"$results/part-$name.log" 2>&1; fi
     status=$?
-    if [ -n "${row:-}" ]; then cat "$results/part-$name.log"; fi
+    if [ $row != first ]; then cat "$results/part-$name.log"; fi
     if [ $status != 0 ]; then failed="$failed $name"; fi
 }
 tests_of_the_vm() {
@@ -176,7 +176,12 @@ on_rxe() {
     name_installed
     on_adapter rxe rxe0 $rxe_cpus $rxe_tests
 }
-rows='wine machines'
+first() {
+    part soft0 on_soft # first, because it finds most mistakes in a minute
+    part unit without_an_adapter
+    part rxe0 on_rxe
+    part hosts-siw with_usual_counts on_siw_hosts
+}
 wine() {
     part softnd rig/test-softnd.sh windows
     part windows rig/test-windows.sh
@@ -191,27 +196,43 @@ machines() {
     part hosts-rxe on_rxe_hosts
     part softverbs under_sanitizers
 }
+run_row() {
+    row=$1
+    $row
+    begin "end of this row"
+    echo "$failed" >"$results/row-$row.failed"
+}
+
+# Every program that this run starts has the mark in its environment, wherever it goes: machines and peers leave the process group.
+export NDPY_TEST_RUN="$$-$(date +%s%N)"
+marked() { grep -l -s -F -z -x "NDPY_TEST_RUN=$NDPY_TEST_RUN" /proc/[0-9]*/environ | sed 's|/proc/||; s|/environ||'; }
+end_all() {
+    trap '' INT TERM
+    # The rows first, so that they start nothing more. Then what they started has a second to end what it started itself.
+    kill $jobs 2>/dev/null
+    for signal in TERM TERM TERM TERM KILL KILL KILL; do
+        processes=$(marked)
+        [ -n "$processes" ] || break
+        kill -$signal $processes 2>/dev/null
+        sleep 0.25
+    done
+    exit 130
+}
+# All rows are jobs, because a shell runs a trap only when the program in its foreground has ended.
 jobs=
-for row in $rows; do
-    {
-        $row
-        begin "end of this row"
-        echo "$failed" >$results/row-$row.failed
-    } >$results/row-$row.log 2>&1 &
+trap end_all INT TERM
+for row in wine machines; do
+    run_row $row >$results/row-$row.log 2>&1 &
     jobs="$jobs $!"
 done
-# A background job of a shell ignores Ctrl-C.
-trap 'kill $jobs; exit 130' INT TERM
-
-row=
-part soft0 on_soft # first, because it finds most mistakes in a minute
-part unit without_an_adapter
-part rxe0 on_rxe
-part hosts-siw with_usual_counts on_siw_hosts
+run_row first </dev/null &
+first=$!
+jobs="$jobs $first"
+wait $first
 begin "the other rows"
 wait $jobs
-for row in $rows; do
-    cat $results/row-$row.log
+for row in first wine machines; do
+    [ $row = first ] || cat $results/row-$row.log
     failed="$failed$(cat $results/row-$row.failed 2>/dev/null || echo " row-$row")"
 done
 
