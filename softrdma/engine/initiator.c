@@ -237,6 +237,21 @@ static enum progress fill_data(struct queue_pair *qp, struct stream *stream, str
     return PROGRESS;
 }
 
+static bool tell_patience(struct queue_pair *qp, struct stream *stream)
+{
+    int patience = qp->patience;
+
+    if (patience == qp->told_patience)
+        return true;
+    uint8_t *frame = stream_room(stream, RECEIPT_SIZE + RESERVE);
+    if (frame == NULL)
+        return false;
+    put_trailer(stream, frame,
+                wire_put_tagged(frame, RDMAP_WRITE, PATIENCE_TOKEN, (uint64_t)patience, true, 0));
+    qp->told_patience = patience;
+    return true;
+}
+
 static bool invalidate_by_token(struct queue_pair *qp, uint32_t token)
 {
     void *context;
@@ -279,6 +294,8 @@ static enum progress fill_operation(struct queue_pair *qp, struct stream *stream
     default:
         if (qp->offset == 0 && qp->acknowledgements && !qp->gets_receipts && !read_slot_free(qp))
             return NOTHING;
+        if (operation->type == Nd2RequestTypeSend && qp->offset == 0 && !tell_patience(qp, stream))
+            return NO_ROOM;
         return fill_data(qp, stream, operation);
     }
 }

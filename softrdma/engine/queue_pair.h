@@ -32,6 +32,14 @@
 #define RECEIPT_TOKEN htonl(0xFFFFFF00u)
 #define FINAL_RECEIPT_TOKEN htonl(0xFFFFFF01u)
 #define SOFTND_READ_OFFSET 0x736F66746E640001u /* "softnd", 1 */
+/* A Write of no bytes with this token says by its offset how long the Sends behind it wait for a Receive. Peers that do not
+ * know it ignore it. */
+#define PATIENCE_TOKEN htonl(0xFFFFFF02u)
+enum patience {
+    PATIENCE_LIMITED, /* as long as the receiver lets them (F.3.5) */
+    PATIENCE_ENDLESS,
+    PATIENCE_OF_PEER /* as the receiver's program has said when it connected */
+};
 #define PUBLISH_BATCH 32u
 #define RECEIPT_SIZE (WIRE_TAGGED_SIZE + 4u)
 /* How long an end that finishes waits for the outcome of what it sent, or for the peer to take a Terminate. */
@@ -101,6 +109,10 @@ struct queue_pair {
      * once. */
     bool unaware;
     bool lingering; /* it has ended, and nobody has noticed; requests and receives are queued until qp_fail() */
+    _Atomic int patience;       /* of its Sends: an enum patience */
+    _Atomic bool lets_wait;     /* its program lets Sends of PATIENCE_OF_PEER wait without limit */
+    int told_patience;          /* what the peer knows */
+    uint64_t peer_patience;     /* what the peer has said, an enum patience or a value of a later version */
     _Atomic bool refuses_reads, refuses_writes; /* those of the peer, whatever the memory grants */
     uint64_t batch_thread; /* this thread's requests wait until it submits its batch; 0: none */
     struct stream *stream;

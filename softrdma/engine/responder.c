@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* How long a Send may wait for a Receive (F.3.5). A shared receive queue has no limit (G.6.7). */
+/* How long a Send may wait for a Receive (F.3.5), unless waits_without_limit(). */
 #define NO_RECEIVE_MS 3000
 
 enum outcome { HANDLED, WAITS, STOPPED };
@@ -35,6 +35,14 @@ void responder_stop(struct queue_pair *qp, struct stream *stream, int error, con
     qp->terminate_size = size + wire_put_trailer(qp->terminate + size, size, stream->crc, crc);
     stream->peer_silent = false;
     stream_set_timer(stream, FINISH_MS);
+}
+
+/* Whether a Send of the peer waits for a Receive as long as that takes: with a shared receive queue (G.6.7), or because
+ * the peer's program wants it. */
+static bool waits_without_limit(const struct queue_pair *qp)
+{
+    return qp->srq != NULL || qp->peer_patience == PATIENCE_ENDLESS ||
+           (qp->peer_patience == PATIENCE_OF_PEER && qp->lets_wait);
 }
 
 static void add_entry(struct queue_pair *qp, nd_status status, uint32_t bytes, bool solicited)
@@ -76,6 +84,10 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
     struct adapter *adapter = qp->object.adapter;
     uint64_t whole = segment->size;
 
+    if (segment->size == 0 && segment->stag == PATIENCE_TOKEN) {
+        qp->peer_patience = segment->offset;
+        return HANDLED;
+    }
     if (segment->size == 0) {
         /* If it has a token, it announces the end of a long Write that follows; see initiator.c. */
         qp->announced_token = segment->stag;
@@ -104,12 +116,12 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
     if (!qp->has_receive) {
         bool taken = qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive) : ring_take(&qp->receives, &qp->receive);
         if (!taken) {
-            if (!qp->stalled && qp->srq == NULL)
+            if (!qp->stalled && !waits_without_limit(qp))
                 stream_set_timer(stream, NO_RECEIVE_MS);
             qp->stalled = true;
             return WAITS;
         }
-        if (qp->stalled && qp->srq == NULL)
+        if (qp->stalled && !waits_without_limit(qp))
             stream_clear_timer(stream);
         stream->after.srq |= qp->srq != NULL;
         qp->stalled = false;
@@ -354,7 +366,7 @@ bool qp_timeout(struct queue_pair *qp, struct stream *stream)
     lock_acquire(&qp->lock);
     bool finishing = qp->finishing;
     qp->expired |= finishing;
-    if (!finishing && qp->stalled && qp->receives.count == 0 &&
+    if (!finishing && qp->stalled && !waits_without_limit(qp) && qp->receives.count == 0 &&
         wire_parse(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, stream->crc, &segment,
                    &used) == WIRE_OK)
         responder_stop(qp, stream, DDP_NO_BUFFER, &segment);

@@ -149,6 +149,10 @@ socket_handle cm_take_socket(struct cm_id *id, int which);
 void cm_set_addresses(struct cm_id *id, const struct sockaddr_storage *local, const struct sockaddr_storage *peer);
 int cm_set_path(struct cm_id *id);
 
+/* cm_queue_pair.c */
+/* Moves the identifier's own queue pair, if it has one, so that it can receive and send. */
+void cm_make_qp_ready(struct cm_id *id);
+
 /* cm_connection.c */
 extern const struct connector_owner cm_connector_owner;
 /* The peer accepted: completes the connection, and moves the queue pair if it is the identifier's. Returns an errno. */

@@ -83,15 +83,13 @@ static struct queue_pair *hold_engine_qp(struct soft_qp *qp)
 static void own_qp_failed(const struct cm_id *id)
 {
     if (id->rdma.qp != NULL)
-        soft_qp_move((struct soft_qp *)id->rdma.qp, IBV_QPS_ERR);
+        soft_qp_fail((struct soft_qp *)id->rdma.qp);
 }
 
-static void own_qp_ready(const struct cm_id *id)
+/* How often the peer's Sends are tried again without a Receive is up to this side. */
+static void set_patience(struct queue_pair *qp, const struct rdma_conn_param *parameters)
 {
-    if (id->rdma.qp == NULL)
-        return;
-    soft_qp_move((struct soft_qp *)id->rdma.qp, IBV_QPS_RTR);
-    soft_qp_move((struct soft_qp *)id->rdma.qp, IBV_QPS_RTS);
+    qp->lets_wait = parameters == NULL || parameters->rnr_retry_count >= SOFT_RNR_RETRY_ENDLESS;
 }
 
 /* The lock keeps rdma_destroy_qp() waiting. */
@@ -242,7 +240,8 @@ static int take_parameters(struct cm_id *id, const struct rdma_conn_param *in, u
 /* ---- The active side ---- */
 
 /* The connection is being made. Its first event may have come already. */
-static int begin(struct cm_id *id, struct soft_qp *qp, const struct request *request)
+static int begin(struct cm_id *id, struct soft_qp *qp, const struct rdma_conn_param *parameters,
+                 const struct request *request)
 {
     struct sockaddr_storage peer = id->rdma.route.addr.dst_storage;
     socket_handle handle = cm_take_socket(id, 0), beside = cm_take_socket(id, 1);
@@ -264,6 +263,7 @@ static int begin(struct cm_id *id, struct soft_qp *qp, const struct request *req
     pthread_mutex_unlock(&id->lock);
     struct connection_arguments arguments = request->arguments;
     arguments.insists = true;
+    set_patience(engine_qp, parameters);
     status = connector_connect(connector, engine_qp, handle, &peer, &arguments);
     object_drop(&engine_qp->object);
     if (status != ND_SUCCESS) {
@@ -295,7 +295,7 @@ EXPORT int rdma_connect(struct rdma_cm_id *rdma, struct rdma_conn_param *paramet
         error = EINVAL;
     if (error != 0)
         return cm_fail(error);
-    error = begin(id, qp, &request);
+    error = begin(id, qp, parameters, &request);
     if (error != 0) {
         set_state(id, CM_ROUTE_RESOLVED);
         return cm_fail(error);
@@ -312,7 +312,7 @@ int cm_complete_connection(struct cm_id *id)
     int error = connector != NULL && advance(id, CM_OFFERED, CM_ESTABLISHED) ? 0 : EINVAL;
 
     if (error == 0) {
-        own_qp_ready(id);
+        cm_make_qp_ready(id);
         nd_status status = connector_complete(connector);
         /* It may have come and gone within the call. Then the program hears of both. */
         if (status != ND_SUCCESS && advance(id, CM_ESTABLISHED, CM_FAILED))
@@ -445,8 +445,9 @@ EXPORT int rdma_accept(struct rdma_cm_id *rdma, struct rdma_conn_param *paramete
     id->outbound = arguments->outbound < id->outbound ? arguments->outbound : id->outbound;
     id->qp_number = qp->ibv.qp_num;
     pthread_mutex_unlock(&id->lock);
-    own_qp_ready(id);
+    cm_make_qp_ready(id);
     struct queue_pair *engine_qp = hold_engine_qp(qp);
+    set_patience(engine_qp, parameters);
     nd_status status = connector_accept(connector, engine_qp, arguments);
     object_drop(&engine_qp->object);
     if (status != ND_SUCCESS) {

@@ -245,7 +245,7 @@ static bool prepare(struct cm_event *event)
         reported = id->attempt_reported;
         pthread_mutex_unlock(&id->lock);
         if (event->rdma.event == RDMA_CM_EVENT_REJECTED && id->rdma.qp != NULL)
-            soft_qp_move((struct soft_qp *)id->rdma.qp, IBV_QPS_ERR);
+            soft_qp_fail((struct soft_qp *)id->rdma.qp);
         return !reported;
     default:
         return true;

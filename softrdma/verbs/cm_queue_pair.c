@@ -8,7 +8,7 @@
 
 #define HOP_LIMIT 64
 #define ACK_TIMEOUT 18
-#define RETRIES 7
+#define RETRIES 7 /* of both kinds, so those of a receiver that is not ready have no end */
 
 /* ---- Completion queues that nobody named ---- */
 
@@ -136,14 +136,18 @@ EXPORT int rdma_create_qp_ex(struct rdma_cm_id *id, struct ibv_qp_init_attr_ex *
     if (attributes->recv_cq == NULL)
         attributes->recv_cq = attributes->send_cq;
     struct ibv_qp *qp = ibv_create_qp_ex(id->verbs, attributes);
-    int error = qp == NULL ? errno : soft_qp_move((struct soft_qp *)qp, IBV_QPS_INIT);
-    if (error != 0) {
-        if (qp != NULL)
-            ibv_destroy_qp(qp);
+    if (qp == NULL) {
+        int error = errno;
         if (made)
             destroy_queues(id);
         return cm_fail(error);
     }
+    const struct ibv_qp_attr initial = {
+        .qp_state = IBV_QPS_INIT,
+        .port_num = 1,
+        .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
+    };
+    soft_qp_move((struct soft_qp *)qp, &initial, IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     id->pd = qp->pd;
     id->qp = qp;
     return 0;
@@ -234,6 +238,20 @@ static int fill(const struct cm_id *id, struct ibv_qp_attr *out, int *mask)
     else
         ready_to_send(id, out, mask);
     return 0;
+}
+
+void cm_make_qp_ready(struct cm_id *id)
+{
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTR};
+    int mask;
+
+    if (id->rdma.qp == NULL)
+        return;
+    ready_to_receive(id, &attributes, &mask);
+    soft_qp_move((struct soft_qp *)id->rdma.qp, &attributes, mask);
+    attributes = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS};
+    ready_to_send(id, &attributes, &mask);
+    soft_qp_move((struct soft_qp *)id->rdma.qp, &attributes, mask);
 }
 
 EXPORT int rdma_init_qp_attr(struct rdma_cm_id *rdma, struct ibv_qp_attr *out, int *mask)

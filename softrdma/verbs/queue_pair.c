@@ -227,8 +227,10 @@ static void take_attributes(struct soft_qp *qp, const struct ibv_qp_attr *from, 
         to->timeout = from->timeout;
     if ((mask & IBV_QP_RETRY_CNT) != 0)
         to->retry_cnt = from->retry_cnt;
-    if ((mask & IBV_QP_RNR_RETRY) != 0)
+    if ((mask & IBV_QP_RNR_RETRY) != 0) {
         to->rnr_retry = from->rnr_retry;
+        qp->qp->patience = from->rnr_retry == SOFT_RNR_RETRY_ENDLESS ? PATIENCE_ENDLESS : PATIENCE_LIMITED;
+    }
     if ((mask & IBV_QP_RQ_PSN) != 0)
         to->rq_psn = from->rq_psn;
     if ((mask & IBV_QP_MAX_QP_RD_ATOMIC) != 0)
@@ -286,19 +288,24 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
     return 0;
 }
 
-int soft_qp_move(struct soft_qp *qp, enum ibv_qp_state state)
+void soft_qp_move(struct soft_qp *qp, const struct ibv_qp_attr *attributes, int mask)
+{
+    pthread_mutex_lock(&qp->lock);
+    take_attributes(qp, attributes, mask);
+    /* The connection manager of the peer has its program's rnr_retry_count. */
+    qp->qp->patience = PATIENCE_OF_PEER;
+    set_state(qp, attributes->qp_state);
+    pthread_mutex_unlock(&qp->lock);
+}
+
+void soft_qp_fail(struct soft_qp *qp)
 {
     pthread_mutex_lock(&qp->lock);
     enum ibv_qp_state from = qp->attributes.qp_state;
-    set_state(qp, state);
-    if (state == IBV_QPS_INIT) {
-        qp->attributes.port_num = 1;
-        qp->attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE;
-    }
+    set_state(qp, IBV_QPS_ERR);
     pthread_mutex_unlock(&qp->lock);
-    if (state == IBV_QPS_ERR && from != IBV_QPS_ERR)
+    if (from != IBV_QPS_ERR)
         flush(qp);
-    return 0;
 }
 
 void soft_qp_ended(struct soft_qp *qp)

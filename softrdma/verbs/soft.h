@@ -25,6 +25,7 @@
 #define SOFT_MAX_GIDS 64
 #define SOFT_MAX_QP_WR 16384u
 #define SOFT_MAX_SRQ_WR 16384u
+#define SOFT_RNR_RETRY_ENDLESS 7
 
 /* ---- Events that a program waits for on a descriptor ---- */
 
@@ -168,8 +169,10 @@ struct soft_qp *soft_qp_hold(uint32_t number);
 void soft_qp_drop(struct soft_qp *qp);
 /* Elements of a request in the engine's form. Returns their number. `out` has room for as many. */
 uint32_t soft_sges(ND2_SGE *out, const struct ibv_sge *sge, int count);
-/* The connection manager moves the queue pair: to INIT, ready to receive, ready to send or the error state. */
-int soft_qp_move(struct soft_qp *qp, enum ibv_qp_state state);
+/* The connection manager moves its queue pair to INIT, ready to receive or ready to send, with what both peers agreed on. */
+void soft_qp_move(struct soft_qp *qp, const struct ibv_qp_attr *attributes, int mask);
+/* It moves the queue pair to the error state. */
+void soft_qp_fail(struct soft_qp *qp);
 /* The connection of this queue pair has ended. */
 void soft_qp_ended(struct soft_qp *qp);
 /* memory.c */

@@ -87,6 +87,15 @@ static void message_arrives(struct end *end, uint32_t size)
     world_run();
 }
 
+/* The peer says something by a Write of no bytes. */
+static void tell(struct end *end, uint32_t token, uint64_t what)
+{
+    uint8_t frame[WIRE_TAGGED_SIZE + WIRE_MAX_TRAILER_SIZE];
+    size_t size = wire_put_tagged(frame, RDMAP_WRITE, token, what, true, 0);
+
+    world_feed(end->socket, frame, size + wire_put_trailer(frame + size, size, false, 0));
+}
+
 static void disconnect(struct end *end)
 {
     stream_lock(end->stream);
@@ -214,6 +223,97 @@ static void as_many_are_woken_as_there_are_receives(void)
     object_close(&srq->object);
 }
 
+/* ---- Messages without a Receive ---- */
+
+static void receive(struct end *end)
+{
+    world_require(qp_receive(end->qp, NULL, NULL, 0) == ND_SUCCESS, "takes no Receive");
+    world_run();
+}
+
+/* F.3.5 has the limit. Verbs programs may ask for none. */
+static void a_message_waits_for_a_receive_as_long_as_its_sender_wants(uint64_t patience, bool lets_wait, bool without_limit)
+{
+    struct end end = connected(NULL);
+
+    end.qp->lets_wait = lets_wait;
+    if (patience != PATIENCE_LIMITED)
+        tell(&end, PATIENCE_TOKEN, patience);
+    message_arrives(&end, 0);
+    world_pass(2900);
+    world_require(!end.qp->finishing, "lets no message wait");
+    world_pass(200);
+    world_require(end.qp->finishing == !without_limit, "has another limit");
+    if (without_limit) {
+        world_pass(600000);
+        receive(&end);
+        world_require(completed(&end, ND_SUCCESS) == 1, "loses a message that has waited");
+    }
+    end_connection(&end);
+}
+
+/* A connection that has just begun has a timer for a silent peer. */
+static void a_message_for_a_shared_queue_waits_at_the_beginning_too(void)
+{
+    struct shared_queue *srq = new_shared_queue();
+    struct end end = connected(srq);
+
+    message_arrives(&end, 0);
+    world_pass(600000);
+    world_require(!end.qp->finishing, "ends a connection that may wait");
+    post_shared(srq);
+    world_run();
+    world_require(completed(&end, ND_SUCCESS) == 1, "loses a message that has waited");
+    end_connection(&end);
+    object_close(&srq->object);
+}
+
+static void send_nothing(struct end *end)
+{
+    struct operation operation;
+
+    operation_begin(&operation, NULL, Nd2RequestTypeSend, 0);
+    world_require(qp_post_data(end->qp, &operation, NULL, 0) == ND_SUCCESS, "takes no Send");
+    world_run();
+}
+
+/* How often it has told the peer so, ahead of a Send. */
+static unsigned told(const struct end *end, uint64_t patience)
+{
+    size_t size, used;
+    const uint8_t *at = world_output(end->socket, &size), *last = at + size;
+    struct wire_segment segment;
+    struct mpa_frame frame;
+    bool told = false;
+    unsigned count = 0;
+
+    world_require(mpa_decode(at, size, false, &frame, &used) == WIRE_OK, "sends no request");
+    for (at += used; wire_parse(at, (size_t)(last - at), false, &segment, &used) == WIRE_OK; at += used) {
+        if (segment.opcode == RDMAP_WRITE && segment.stag == PATIENCE_TOKEN && segment.offset == patience)
+            told = true;
+        else if (segment.opcode == RDMAP_SEND && told)
+            count++, told = false;
+    }
+    return count;
+}
+
+static void a_peer_is_told_once_how_long_messages_wait(void)
+{
+    struct end end = connected(NULL);
+
+    tell(&end, RECEIPT_TOKEN, 0); /* a peer that need not answer Reads */
+    send_nothing(&end);
+    world_require(told(&end, PATIENCE_LIMITED) == 0, "tells what every peer believes");
+    end.qp->patience = PATIENCE_ENDLESS;
+    send_nothing(&end);
+    send_nothing(&end);
+    world_require(told(&end, PATIENCE_ENDLESS) == 1, "does not tell it once");
+    end.qp->patience = PATIENCE_LIMITED;
+    send_nothing(&end);
+    world_require(told(&end, PATIENCE_LIMITED) == 1, "does not tell of a change");
+    end_connection(&end);
+}
+
 int main(void)
 {
     world_reset();
@@ -223,7 +323,14 @@ int main(void)
         a_receive_reaches_the_next_message_if_the_first_connection_ends(how);
     a_receive_that_another_message_took_leaves_the_first_waiting();
     as_many_are_woken_as_there_are_receives();
+    a_message_waits_for_a_receive_as_long_as_its_sender_wants(PATIENCE_LIMITED, true, false);
+    a_message_waits_for_a_receive_as_long_as_its_sender_wants(PATIENCE_ENDLESS, false, true);
+    a_message_waits_for_a_receive_as_long_as_its_sender_wants(PATIENCE_OF_PEER, false, false);
+    a_message_waits_for_a_receive_as_long_as_its_sender_wants(PATIENCE_OF_PEER, true, true);
+    a_message_waits_for_a_receive_as_long_as_its_sender_wants(1000, true, false);
+    a_message_for_a_shared_queue_waits_at_the_beginning_too();
+    a_peer_is_told_once_how_long_messages_wait();
     object_close(&adapter->object);
-    puts("connections: 8 passed");
+    puts("connections: passed");
     return 0;
 }
