@@ -34,7 +34,11 @@ provide_source() {
         # A source may leave the archive before it leaves the lists of a suite.
         for suite in testing unstable; do
             read_suite $suite deb-src
-            (cd "$state" && with_apt $suite apt-get source --download-only "python$version" >"$state/log" 2>&1) || continue
+            # A download that was cut off leaves a part of the archive.
+            rm -rf "$state/download"
+            mkdir "$state/download"
+            (cd "$state/download" && with_apt $suite apt-get source --download-only "python$version" >"$state/log" 2>&1) || continue
+            mv "$state/download"/* "$state"
             archive=$(source_of "$version")
             return 0
         done
@@ -49,7 +53,8 @@ build_python() {
     work=$folder/work
     rm -rf "$work" "$folder/python" "$folder/venv"
     mkdir -p "$work"
-    tar -x -C "$work" --strip-components=1 -f "$archive"
+    tar -x -C "$work" --strip-components=1 -f "$archive" ||
+        { rm "$archive"; die "$archive was damaged and is removed; run this again to fetch it"; }
     (
         cd "$work"
         # ThreadSanitizer finds races in the interpreter that builds it, which must not end the build.

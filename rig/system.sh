@@ -113,10 +113,11 @@ closed_kernel() {
     done
 }
 
-# Gives the kernel $1 a copy of the image $2 that everybody may read, where the VM looks for it.
+# Gives the kernel $1 a copy of the image $2 that everybody may read, where the VM looks for it. With the image the kernel is whole.
 copy_image() {
-    $as_root cp "$2" "$root/lib/modules/$1/vmlinuz"
-    $as_root chmod a+r "$root/lib/modules/$1/vmlinuz"
+    $as_root cp "$2" "$root/lib/modules/$1/vmlinuz.part"
+    $as_root chmod a+r "$root/lib/modules/$1/vmlinuz.part"
+    $as_root mv "$root/lib/modules/$1/vmlinuz.part" "$root/lib/modules/$1/vmlinuz"
 }
 
 provide_kernel() {
@@ -150,16 +151,17 @@ unpack_kernel() {
         { cat "$state/download.log" >&2; die "the kernel could not be downloaded"; }
     unpack "$work" "$work/root" || die "the kernel could not be unpacked"
 
+    # The image comes last: a set-up that was cut off before it starts again.
+    image=$work/vmlinuz
+    for place in "$work/root/boot/vmlinuz-$kernel" "$work/root/lib/modules/$kernel/vmlinuz" "$work/root/usr/lib/modules/$kernel/vmlinuz"; do
+        [ ! -e "$place" ] || mv "$place" "$image"
+    done
     $as_root mkdir -p "$root/lib/modules/$kernel"
     for modules in "$work/root/lib/modules/$kernel" "$work/root/usr/lib/modules/$kernel"; do
         [ ! -d "$modules" ] || $as_root cp -a --no-clobber "$modules/." "$root/lib/modules/$kernel/"
     done
-    if [ -e "$work/root/boot/vmlinuz-$kernel" ]; then
-        copy_image "$kernel" "$work/root/boot/vmlinuz-$kernel"
-    else
-        $as_root chmod a+r "$root/lib/modules/$kernel/vmlinuz"
-    fi
     $as_root depmod "$kernel"
+    [ ! -e "$image" ] || copy_image "$kernel" "$image"
     rm -rf "$work"
 }
 

@@ -38,7 +38,7 @@ for last; do :; done
 case "$name $1 ${2:-}" in
 "id "*) cat "$answers/uid" ;;
 "sudo "*) exec "$@" ;;
-"depmod "*) ;;
+"depmod "*) ! [ -e "$answers/cut-off" ] ;;
 "uname "*) cat "$answers/machine" ;;
 "dpkg "*) cat "$answers/architecture" ;;
 "dpkg-query "*) if has installed "$last"; then echo installed; else exit 1; fi ;;
@@ -77,6 +77,7 @@ ORDINARY = [
     "head",
     "ls",
     "mkdir",
+    "mv",
     "readlink",
     "rm",
     "sed",
@@ -417,6 +418,18 @@ def test_the_kernel_of_the_archive_is_unpacked_where_the_vm_looks(release, manag
         made.write("answers/log")
         assert made.run("provide_kernel").stderr == ""
         assert made.log() == ["id -u"]
+
+
+@pytest.mark.parametrize(("release", "manager", "version", "packages"), ARCHIVES, ids=["debian", "ubuntu", "fedora"])
+def test_a_set_up_that_was_cut_off_unpacks_the_kernel_again(release, manager, version, packages):
+    with machine(release, manager) as made:
+        archive_of(made, release)
+        made.write("answers/cut-off")
+        assert made.run("provide_kernel").returncode != 0
+        (made.answers / "cut-off").unlink()
+        done = made.run('provide_kernel; echo "kernel=$kernel"')
+        assert (done.returncode, done.stdout) == (0, f"kernel={version}\n"), done.stderr
+        assert made.asked("depmod") == [f"depmod {version}"] * 2
 
 
 @pytest.mark.parametrize(
