@@ -25,6 +25,7 @@ from ndpy.resource import Resource
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.xrc import XrcDestination
 
+def keep_for_ever(object: object, /) -> None: ...
 def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]: ...
 
 @final

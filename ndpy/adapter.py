@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import atexit
+import contextlib
 import functools
 import gc
 import mmap
@@ -65,6 +67,8 @@ _MADE_ELSEWHERE = {
     QueuePairType.XRC_RECV: "XrcDomain.create_receiver()",
 }
 
+_open_adapters: SharedWeakSet[Adapter] = SharedWeakSet()
+
 # How long close() waits for its turn to collect garbage.
 _COLLECTING_S = 1.0
 # How long close() waits for an event that the adapter's thread is handling.
@@ -94,6 +98,12 @@ def _collect_garbage() -> None:
             time.sleep(0.001)
     finally:
         gc.callbacks.remove(note)
+
+
+@atexit.register
+def _on_exit() -> None:
+    for adapter in _open_adapters.members():
+        adapter._on_exit()
 
 
 class Adapter(_core.Adapter, Resource):
@@ -160,6 +170,7 @@ class Adapter(_core.Adapter, Resource):
     def _opened(self) -> None:
         self._released = False
         renew_in_child(self)
+        _open_adapters.add(self)
 
     @property
     def _device(self) -> Adapter:
@@ -838,6 +849,12 @@ class Adapter(_core.Adapter, Resource):
                 child._defunct = child._removed_error
         for child in self._open_children():
             child._on_removed()
+
+    def _on_exit(self) -> None:
+        for child in self._own_children():
+            # Whatever happens, the interpreter ends.
+            with contextlib.suppress(Exception):
+                child._on_exit()
 
     def _on_forked(self) -> None:
         for child in [*self._own_children(), *self._orphans.take_all_in_child()]:

@@ -104,6 +104,8 @@ _core.set_up_regions(Access.LOCAL_WRITE, _serials, _closed)
 class MemoryRegion(_core.MemoryRegion, Resource):
     """Registered memory, made by Adapter.register(). It keeps the buffer in place until it is closed.
 
+    If it is still open when the interpreter ends, the buffer is never freed. A region of (address, length) is closed then.
+
     A slice of it is an Sge.
 
     Attributes:
@@ -118,6 +120,8 @@ class MemoryRegion(_core.MemoryRegion, Resource):
     _release_order = 50
     #: Whether it has another address than its memory.
     _is_elsewhere = False
+    #: Whether something keeps memory in place that was given as (address, length).
+    _is_kept = False
 
     def __init__(self, adapter: Adapter, owner: Any, buffer: Any, address: int, length: int, access: Access) -> None:
         self._adapter = adapter
@@ -344,8 +348,19 @@ class MemoryRegion(_core.MemoryRegion, Resource):
     # The finalizer calls this for a region that was not closed.
     _on_dropped = Resource.__del__
 
+    def _on_exit(self) -> None:
+        if isinstance(self.buffer, tuple) and not self._is_kept:
+            for binding in self._live_bindings():
+                binding.window.close()
+            self.close()
+        else:
+            super()._on_exit()
+
+    def _live_bindings(self) -> list[Binding]:
+        return [binding for reference in list(self._bindings) if (binding := reference()) is not None]
+
     def _refuse_if_used(self) -> None:
-        bindings = [binding for reference in list(self._bindings) if (binding := reference()) is not None]
+        bindings = self._live_bindings()
         if bindings:
             raise busy(self, [f"{binding.window._describe()} bound to it" for binding in bindings])
 

@@ -3,6 +3,11 @@
 close() releases the resource once, and does nothing when it is repeated. An object that is dropped without close() goes to
 its adapter, whose background thread closes it. A finalizer may run in any thread, with any lock held, so it calls no
 provider. Nor does the end of a block whose generator or coroutine is closed, because the garbage collector closes these too.
+
+When the interpreter ends, nothing is closed, and memory that is still registered is never freed: until the process has gone, peers
+may write to it, and receives are posted to it. _on_exit() keeps it before the interpreter takes anything apart, because finalizers
+may free memory that something still refers to. What daemon threads register after that is kept when it is dropped. Only memory that
+was given as (address, length) is not ndpy's to keep: _on_exit() deregisters it.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy import _core
 from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
@@ -39,6 +44,8 @@ class Resource(abc.ABC):
     _released = True
     #: Whether it is an orphan that could not be closed, of which the program was warned.
     _close_failed = False
+    #: What keeps memory in place that the adapter may use while this is open.
+    _owner: Any = None
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
@@ -115,8 +122,16 @@ class Resource(abc.ABC):
             if error is None:
                 raise
 
-    def __del__(self) -> None:
-        if self._released or sys.is_finalizing():
+    # By the interpreter's end the names of a module may have gone, so the finalizer has its own.
+    def __del__(
+        self,
+        interpreter_ends: Callable[[], bool] = sys.is_finalizing,
+        keep_for_ever: Callable[[object], None] = _core.keep_for_ever,
+    ) -> None:
+        if self._released:
+            return
+        if interpreter_ends():
+            keep_for_ever(self._owner)
             return
         message = f"unclosed {self!r}"
         # This comes first: if warnings are errors, the next line raises.
@@ -148,6 +163,10 @@ class Resource(abc.ABC):
         if not self._released:
             self._defunct = self._forked_error
             self._released = True
+
+    def _on_exit(self) -> None:
+        """The interpreter is about to end. See above."""
+        _core.keep_for_ever(self._owner)
 
     def _on_removed(self) -> None:
         """The adapter has been removed: wake all waiting threads. The adapter's thread calls this once."""

@@ -677,10 +677,13 @@ static void lease_finalize(PyObject *self)
     if (!is_used(lease)) return;
     PyErr_Fetch(&type, &value, &traceback);
     nothing = PyObject_CallMethod(lease->cache ? lease->cache : Py_None, "_on_dropped", "O", self);
-    if (nothing)
+    if (nothing) {
         Py_DECREF(nothing);
-    else
+    } else {
+        /* Nobody will end this use, so its memory must stay. */
+        Py_XINCREF(lease->view);
         PyErr_WriteUnraisable(self);
+    }
     /* The cache ends this use. A finalizer that runs later in the same collection may still call release(). */
     Py_XDECREF(take_view(lease));
     PyErr_Restore(type, value, traceback);

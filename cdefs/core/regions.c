@@ -428,7 +428,11 @@ static void region_finalize(PyObject *self)
     if (((Region *)self)->released) return;
     PyErr_Fetch(&type, &value, &traceback);
     nothing = PyObject_CallMethod(self, "_on_dropped", NULL);
-    if (!nothing) PyErr_WriteUnraisable(self);
+    if (!nothing) {
+        /* Nobody will close it, so its memory must stay. */
+        Py_XINCREF(((Region *)self)->owner);
+        PyErr_WriteUnraisable(self);
+    }
     Py_XDECREF(nothing);
     PyErr_Restore(type, value, traceback);
 }

@@ -315,7 +315,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 if request.root is MONITORED:
                     # This comes before the registration, so that no later change is missed.
                     watch = self._monitor.watch(wanted[0], wanted[1])
-                region = self._register(wanted, (request.start, request.end, access))
+                region = self._register(wanted, (request.start, request.end, access), request.root)
                 entry, doomed = self._insert(loading, request, region, serial, watch)
                 self._close(doomed)
                 with self._changed:
@@ -386,17 +386,17 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         freed = sum(entry.region.length for entry in doomed)
         return (start, end, access), doomed + self._make_room(end - start - freed, 1 - len(doomed))
 
-    def _register(self, wanted: tuple[int, int, int], least: tuple[int, int, int]) -> MemoryRegion:
+    def _register(self, wanted: tuple[int, int, int], least: tuple[int, int, int], root: Any) -> MemoryRegion:
         start, end, access = wanted
         try:
-            return self._register_now((start, end - start), access)
+            return self._register_now((start, end - start), access, root)
         except errors.ProviderError:
             # Sometimes ranges can be registered one by one, but not together with all rights.
             if wanted == least:
                 raise
-            return self._register_now((least[0], least[1] - least[0]), least[2])
+            return self._register_now((least[0], least[1] - least[0]), least[2], root)
 
-    def _register_now(self, memory: tuple[int, int], access: int) -> MemoryRegion:
+    def _register_now(self, memory: tuple[int, int], access: int, root: Any) -> MemoryRegion:
         rights = Access(access)
         try:
             region = self._adapter.register(memory, rights)
@@ -409,6 +409,8 @@ class RegistrationCache(_core.LeaseFinder, Resource):
                 raise
             self._close(doomed)
             region = self._adapter.register(memory, rights)
+        # The leases keep memory that an object owns.
+        region._is_kept = root is not None and root is not MONITORED
         with self._changed:
             self._counts.registrations += 1
             self._count_region(region, 1)
@@ -466,7 +468,7 @@ class RegistrationCache(_core.LeaseFinder, Resource):
     ) -> tuple[Grant, RemoteMemory]:
         length = request.length
         if not self._windows_exist:
-            region = self._register_now((request.start, length), access)
+            region = self._register_now((request.start, length), access, request.root)
             return Grant(entry, queue_pair, None, region), region.remote()
         with self._changed:
             pool = self._windows.get(queue_pair._serial)
@@ -567,9 +569,16 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         self._counts.evictions += len(doomed)
         return self._detach(doomed)
 
-    def _on_dropped(self, lease: Lease) -> None:
-        """The finalizer of a lease that was not released calls this."""
-        if sys.is_finalizing():
+    # By the interpreter's end the names of a module may have gone.
+    def _on_dropped(
+        self,
+        lease: Lease,
+        interpreter_ends: Callable[[], bool] = sys.is_finalizing,
+        keep_for_ever: Callable[[object], None] = _core.keep_for_ever,
+    ) -> None:
+        """The finalizer of a lease that was not released calls this. Afterwards it takes the view out of the lease."""
+        if interpreter_ends():
+            keep_for_ever(lease._view)
             return
         message = f"unreleased {lease!r}"
         grant = lease._grant if isinstance(lease, Exposure) else None
@@ -748,6 +757,12 @@ class RegistrationCache(_core.LeaseFinder, Resource):
         self._wait_for_others()
 
     # ---- the end ----
+
+    def _on_exit(self) -> None:
+        with self._changed:
+            used = {entry.owner for entry in self._entries if entry.uses}
+        for owner in used:
+            _core.keep_for_ever(owner.view if owner.watch is None else owner.watch())
 
     def _on_forked(self) -> None:
         super()._on_forked()

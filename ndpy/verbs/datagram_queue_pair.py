@@ -44,9 +44,8 @@ class VerbsDestination(Destination):
 class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
     _destination_class = VerbsDestination
 
-    #: The registration of the memory for the headers, and this memory.
+    #: The registration of the memory for the headers.
     _headers: Any = None
-    _memory: Any = None
 
     def __init__(
         self,
@@ -67,8 +66,8 @@ class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
 
     def _native_set_up(self) -> None:
         length = max(self.limits.receive_queue_depth, 1) * HEADER_SIZE
-        self._memory = mmap.mmap(-1, length)
-        start = ffi.from_buffer(self._memory)
+        self._owner = mmap.mmap(-1, length)
+        start = ffi.from_buffer(self._owner)
         self._headers = check_pointer(
             "create queue pair", lib.ibv_reg_mr(self._adapter._domain, start, length, lib.IBV_ACCESS_LOCAL_WRITE)
         )

@@ -71,7 +71,7 @@ class Version1MemoryWindow(NetworkDirectMemoryWindow):
         slot = lib.version1_window_new(self._serial)
         if slot == ffi.NULL:
             raise errors.InsufficientResourcesError("out of memory", operation="create memory window")
-        self._slot = ffi.gc(slot, lib.version1_window_free)
+        self._owner = self._slot = ffi.gc(slot, lib.version1_window_free)
         return create_version1(
             "create memory window",
             "IUnknown",

@@ -1,0 +1,71 @@
+"""Programs that end while much is open. Peers may write to registered memory until the process has gone."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from helpers import DEADLINE_S, Keeper, create_end, host_of, memory
+from processes import start_python
+
+import ndpy
+
+PROGRAM = Path(__file__).parent.parent / "ending.py"
+#: How a program ends, and its exit status.
+ENDS = {"return": 0, "exit": 3, "exception": 1, "threads": 0, "asyncio": 0}
+
+
+def end(adapter: ndpy.Adapter, how: str):
+    return start_python(PROGRAM, adapter.info.name, host_of(adapter), how)
+
+
+def test_memory_that_is_registered_is_never_freed(adapter):
+    with contextlib.ExitStack() as stack:
+        programs = {how: stack.enter_context(end(adapter, how)) for how in ENDS}
+        results = {how: program.finish() for how, program in programs.items()}
+    assert {how: (result.status, result.out) for how, result in results.items()} == {
+        how: (status, "open\n") for how, status in ENDS.items()
+    }
+    complaints = {how: result.err for how, result in results.items() if result.err and how != "exception"}
+    assert complaints == {}
+    assert results["exception"].err.endswith("NdpyError: nobody catches this\n")
+
+
+def test_memory_that_the_caller_keeps_is_deregistered_first(adapter):
+    with end(adapter, "caller") as program:
+        result = program.finish()
+    assert (result.status, result.err) == (0, "")
+    assert result.out.splitlines() == ["open", "closed first", "closed first"]
+
+
+def test_memory_that_a_daemon_thread_registers_during_the_end_is_kept_when_it_is_dropped(keep: Keeper, adapter, cache):
+    region = memory(keep, adapter, 64)
+    kept: list[object] = []
+    with cache.local(bytearray(64)) as lease:
+        region._on_dropped(lambda: True, kept.append)
+        cache._on_dropped(lease, lambda: True, kept.append)
+        assert kept == [region._owner, lease._view]
+
+
+def test_a_program_ends_cleanly_while_its_peer_writes(keep: Keeper, adapter):
+    client = create_end(keep, adapter)
+    with end(adapter, "written") as program:
+        port, descriptor = program.wait_for(r"listening (\d+) (\w+)").groups()
+        target = ndpy.RemoteMemory.from_bytes(bytes.fromhex(descriptor))
+        source = memory(keep, adapter, b"\xff" * target.length)
+        keep(adapter.connect(client.queue_pair, (host_of(adapter), int(port)), timeout_s=DEADLINE_S))
+        write_until_it_fails(client.queue_pair, source, target)
+        result = program.finish()
+    assert (result.status, result.err) == (0, "")
+    assert "freed" not in result.out
+
+
+def write_until_it_fails(queue_pair: ndpy.QueuePair, source: ndpy.MemoryRegion, target: ndpy.RemoteMemory) -> None:
+    outstanding = failed = 0
+    while not failed or outstanding:
+        while not failed and outstanding < 16:
+            queue_pair.write(source[0 : target.length], target)
+            outstanding += 1
+        completions = queue_pair.initiator_cq.wait(DEADLINE_S)
+        outstanding -= len(completions)
+        failed += sum(completion.status is not ndpy.Status.SUCCESS for completion in completions)
