@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from typing import Any
 
 from ndpy.flags import Capability
@@ -149,3 +150,21 @@ class AdapterInfo:
             for gid in port["gids"]:
                 gid["value"] = gid["value"].hex()
         return values
+
+
+def serves(info: AdapterInfo, which: str) -> bool:
+    """Whether `which` is this adapter's name or one of its addresses."""
+    return which == info.name or (is_address(which) and any(_plain(own) == _plain(which) for own in info.addresses))
+
+
+def is_address(text: str) -> bool:
+    """Whether this is an IP address, perhaps with a scope."""
+    try:
+        _plain(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(text.partition("%")[0])

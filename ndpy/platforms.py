@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import ipaddress
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 from ndpy.adapter import Adapter
 from ndpy.errors import AdapterNotFoundError, ProviderNotFoundError, UnsupportedError
-from ndpy.info import AdapterInfo
+from ndpy.info import AdapterInfo, is_address, serves
 from ndpy.poller import Poller
 
 
@@ -131,7 +130,7 @@ def asking_for(which: str | None) -> Iterator[None]:
 def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
     """Return the adapter that `which` names. Raises AdapterNotFoundError, or the reason why it cannot be used."""
     if not adapters:
-        wanted = f"no adapter {which!r}: " if which else ""
+        wanted = f"no adapter {which!r}{_suggestion(which, adapters)}: " if which else ""
         raise AdapterNotFoundError(f"{wanted}this machine has no RDMA adapter; {implementation().why_no_adapter()}")
     present = ", ".join(f"{info.name} ({info.state}; {', '.join(info.addresses) or 'no address'})" for info in adapters)
     if which is None:
@@ -146,11 +145,21 @@ def choose(adapters: list[AdapterInfo], which: str | None) -> AdapterInfo:
         if info.name == which:
             return info
     implementation().explain_absence(which)
-    try:
-        address = ipaddress.ip_address(which.partition("%")[0])
-    except ValueError:
-        raise AdapterNotFoundError(f"no adapter {which!r}; there is {present}") from None
     for info in adapters:
-        if any(ipaddress.ip_address(own.partition("%")[0]) == address for own in info.addresses):
+        if serves(info, which):
             return info
+    if not is_address(which):
+        raise AdapterNotFoundError(f"no adapter {which!r}{_suggestion(which, adapters)}; there is {present}")
     raise AdapterNotFoundError(f"no adapter serves the address {which}; there is {present}")
+
+
+def _suggestion(which: str, adapters: list[AdapterInfo]) -> str:
+    """The name that was meant perhaps, in brackets, or ""."""
+    import difflib
+
+    names = [info.name for info in adapters]
+    if sys.platform == "linux":
+        names += implementation().describe_unlisted()
+    plain = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(which.lower(), plain, 1)
+    return f" (did you mean {plain[close[0]]}?)" if close else ""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
+from typing import Any
 
 import click
+
+_INTERRUPTED = 130
 
 _SUBCOMMANDS = {
     "devices": "ndpy.cli.devices",
@@ -31,8 +36,26 @@ class _LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo(f"{ctx.command_path}: interrupted", err=True)
+            ctx.exit(_INTERRUPTED)
+
+
+def _let_every_text_pass() -> None:
+    r"""Let characters that standard output cannot encode appear as escapes such as \u2026, not as an exception."""
+    stream = sys.stdout
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
+
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ndpy")
 def main() -> None:
-    """List RDMA adapters, test and measure them, find out what is wrong with them, or create one in software."""
+    """List RDMA adapters, test and measure them, find out what is wrong with them, or create one in software.
+
+    Ctrl-C ends every command with status 130, except where it is the way to end it (--serve, --watch).
+    """
+    _let_every_text_pass()

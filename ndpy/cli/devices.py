@@ -6,12 +6,12 @@ import json
 import sys
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import ndpy
 from ndpy.cli.counters import show, watch
+from ndpy.cli.output import JsonCommand, print_table
 from ndpy.placement import placement_warning
 from ndpy.platforms import find, unlisted
 
@@ -32,7 +32,7 @@ def _table(infos: list[ndpy.AdapterInfo]) -> Table:
         "firmware",
         "driver",
     ):
-        table.add_column(column, overflow="fold")
+        table.add_column(column)
     for info in infos:
         table.add_row(
             Text(info.name, style="bold"),
@@ -67,7 +67,7 @@ def _details(info: ndpy.AdapterInfo) -> list[str]:
     return lines
 
 
-@click.command(short_help="List the RDMA adapters of this machine.")
+@click.command(cls=JsonCommand, short_help="List the RDMA adapters of this machine.")
 @click.argument("adapter", required=False)
 @click.option("-v", "--verbose", is_flag=True, help="Show capabilities, ports, GIDs and limits as well.")
 @click.option("--counters", is_flag=True, help="Show the counters of the ports instead.")
@@ -109,11 +109,7 @@ def command(
     if as_json:
         click.echo(json.dumps([info.to_dict() for info in infos], indent=2))
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            # A file or a pipe has no width. Folded columns would break the program that reads it.
-            console = Console(highlight=False, width=200)
-        console.print(_table(infos))
+        print_table(_table(infos))
         if verbose:
             for info in infos:
                 click.echo("\n" + "\n".join(_details(info)))

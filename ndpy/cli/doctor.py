@@ -9,20 +9,20 @@ import struct
 import sys
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 import ndpy
 from ndpy import doctor, platforms
+from ndpy.cli.output import JsonCommand, print_table
 from ndpy.doctor.findings import Finding, Verdict, failed, passed
 
 _STYLES = {Verdict.PASS: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red"}
 
 
-def examine() -> list[Finding]:
-    """All findings, in the best order for a reader."""
-    return [_versions(), *doctor.diagnose(), *_choice()]
+def examine(adapter: str | None = None) -> list[Finding]:
+    """All findings, in the best order for a reader. adapter: only what concerns this adapter."""
+    return [_versions(), *doctor.diagnose(adapter), *_choice(adapter)]
 
 
 def _versions() -> Finding:
@@ -34,17 +34,20 @@ def _versions() -> Finding:
     )
 
 
-def _choice() -> list[Finding]:
-    wanted = os.environ.get("NDPY_ADAPTER")
+def _choice(adapter: str | None) -> list[Finding]:
+    """Whether there is the adapter that was named: here, or else in the environment."""
+    wanted = adapter or os.environ.get("NDPY_ADAPTER")
     if not wanted:
         return []
+    check = adapter or "NDPY_ADAPTER"
     try:
         name = platforms.find(wanted).name
     except (ndpy.NdpyError, OSError) as error:
-        return [
-            failed("NDPY_ADAPTER", str(error), "set NDPY_ADAPTER to the name or address of an adapter, or unset it")
-        ]
-    return [passed("NDPY_ADAPTER", f"it asks for {wanted}, which is {name}")]
+        remedy = "set NDPY_ADAPTER to the name or address of an adapter, or unset it"
+        return [failed(check, str(error), "`ndpy devices` lists the adapters" if adapter else remedy)]
+    if adapter:
+        return [] if name == adapter else [passed(check, f"this is an address of {name}")]
+    return [passed(check, f"it asks for {wanted}, which is {name}")]
 
 
 def _table(findings: list[Finding]) -> Table:
@@ -60,23 +63,26 @@ def _table(findings: list[Finding]) -> Table:
     return table
 
 
-@click.command(short_help="Find out what is wrong with RDMA on this machine.")
+@click.command(cls=JsonCommand, short_help="Find out what is wrong with RDMA on this machine.")
+@click.argument("adapter", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a JSON list of objects.")
-def command(as_json: bool) -> None:
+def command(adapter: str | None, as_json: bool) -> None:
     """Examine this machine: libraries or providers, drivers, permissions, adapters, and limits of this process.
+
+    With ADAPTER (a name or a local IP address), other adapters are left out. soft0, the software adapter of this package on
+    Linux, needs nothing of the system, so for soft0 nothing else is examined.
 
     Every finding is PASS, WARN or FAIL. A WARN or FAIL has a remedy. The exit status is 1 if there is a FAIL, else 0.
     The command works even if nothing else works, and is most useful then.
     """
-    findings = examine()
+    if adapter:
+        # The processes that examine see it too, and the process ends with this command.
+        os.environ["NDPY_ADAPTER"] = adapter
+    findings = examine(adapter)
     if as_json:
         click.echo(json.dumps([finding.to_dict() for finding in findings], indent=2))
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            # A file or a pipe has no width.
-            console = Console(highlight=False, width=200)
-        console.print(_table(findings))
+        print_table(_table(findings), wraps=True)
         counts = {verdict: sum(finding.verdict is verdict for finding in findings) for verdict in Verdict}
         click.echo("doctor: " + ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()))
     sys.exit(1 if any(finding.verdict is Verdict.FAIL for finding in findings) else 0)

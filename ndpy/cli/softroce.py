@@ -9,6 +9,7 @@ from types import FrameType
 
 import click
 
+from ndpy.cli.output import STDOUT, output_option
 from ndpy.softroce import SetupError, links, vm
 from ndpy.softroce import run as runner
 
@@ -116,11 +117,7 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     show_default=True,
     help="2: run COMMAND in each of two VMs with a network between them.",
 )
-@click.option(
-    "--keep-log",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the kernel log to this file (with --hosts 2: FILE.1 and FILE.2).",
-)
+@output_option("keep-log", "Write the kernel log to FILE (with --hosts 2: FILE.1 and FILE.2).")
 @click.argument("words", nargs=-1, required=True, metavar="[--] COMMAND...")
 def run(
     force_vm: bool,
@@ -135,7 +132,7 @@ def run(
     network: bool,
     forwards: tuple[vm.Forward, ...],
     hosts: int,
-    keep_log: Path | None,
+    keep_log_file: Path | None,
     words: tuple[str, ...],
 ) -> None:
     """Run COMMAND in a place that has an RDMA adapter.
@@ -174,8 +171,8 @@ def run(
       124  COMMAND did not finish in time.
       125  No adapter could be provided, or the VM broke.
     """
-    if keep_log is not None and not keep_log.parent.is_dir():
-        raise click.UsageError(f"cannot write {keep_log.name}: there is no folder {keep_log.parent}")
+    if hosts > 1 and keep_log_file == STDOUT:
+        raise click.UsageError("--hosts keeps a log of each host. Give --keep-log a name")
     if hosts > 1 and (network or forwards or icount):
         raise click.UsageError("--hosts cannot be used together with --network, --forward or --icount")
     network = network or bool(forwards)
@@ -185,7 +182,7 @@ def run(
     root = Path("/") if kernel_root is None else kernel_root.resolve()
     machine = vm.Machine(cpus, memory, kernel, root, adapters, icount, kvm, forwards if network else None)
     force_vm = force_vm or icount or network or kernel is not None or kernel_root is not None
-    request = runner.Request(words, limit, force_vm, adapter, machine, keep_log, hosts)
+    request = runner.Request(words, limit, force_vm, adapter, machine, keep_log_file, hosts)
     try:
         links.require_linux()
         signal.signal(signal.SIGTERM, _terminated)

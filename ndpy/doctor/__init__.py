@@ -14,17 +14,20 @@ __all__ = ["Finding", "LinkDescription", "describe_link", "diagnose"]
 _INSTALL_AGAIN = "install ndpy again with pip"
 
 
-def diagnose() -> list[Finding]:
-    """Examine this machine. Never raises for anything that is broken."""
+def diagnose(adapter: str | None = None) -> list[Finding]:
+    """Examine this machine. Never raises for anything that is broken.
+
+    adapter: a name or a local IP address, to leave out other adapters. If there is none of that name, nothing says so.
+    """
     try:
         if sys.platform == "linux":
             from ndpy.doctor import linux
 
-            return linux.diagnose()
+            return linux.diagnose(adapter)
         if sys.platform == "win32":
             from ndpy.doctor import windows
 
-            return windows.diagnose()
+            return windows.diagnose(adapter)
     except ImportError as error:
         return [failed("ndpy", f"a module of ndpy or of what it needs is missing: {error}", _INSTALL_AGAIN)]
     except ProviderNotFoundError as error:

@@ -94,6 +94,9 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
     )
     try:
         out, err = process.communicate(timeout=limit_s)
+    except KeyboardInterrupt:
+        process.kill()
+        raise
     except subprocess.TimeoutExpired:
         process.kill()
         # It may wait in the kernel, where no signal reaches it. Then it is left to itself.

@@ -15,7 +15,7 @@ from pathlib import Path
 from ndpy.doctor.findings import Finding, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.doctor.linux_system import examine_system, read, read_number
 from ndpy.errors import NdpyError, ProviderNotFoundError
-from ndpy.info import AdapterInfo, Gid, PortInfo
+from ndpy.info import AdapterInfo, Gid, PortInfo, serves
 from ndpy.placement import placement_warning
 from ndpy.quirks import Quirk, differences
 from ndpy.verbs import distribution, softverbs
@@ -40,20 +40,21 @@ _GOOD_MTU = 2048
 _ROCE_NETDEV_MTU = 4200
 
 
-def diagnose(root: Path = _ROOT) -> list[Finding]:
+def diagnose(adapter: str | None = None, root: Path = _ROOT) -> list[Finding]:
     """Examine everything. `root` is the tree whose /sys, /proc, /dev and /etc are read.
 
-    If the environment asks for soft0, which needs nothing of the system, only soft0 is examined.
+    adapter: a name or address, to leave out other adapters. If the environment asks for soft0, which needs nothing of the
+    system, only soft0 is examined.
     """
     if softverbs.is_asked_for():
         return examine_apart(softverbs.NAME, __name__, "examine_softverbs")
-    return [
+    found = [
         *examine_apart("libraries", __name__, "examine_libraries"),
         *examine("drivers", examine_drivers, root),
         *examine_system(root),
-        *examine_apart("adapters", __name__, "examine_devices"),
-        *examine_apart(softverbs.NAME, __name__, "examine_softverbs"),
+        *examine_apart("adapters", __name__, "examine_devices", adapter or ""),
     ]
+    return found if adapter else [*found, *examine_apart(softverbs.NAME, __name__, "examine_softverbs")]
 
 
 def examine_libraries() -> Iterator[Finding]:
@@ -132,8 +133,8 @@ def examine_drivers(root: Path) -> Iterator[Finding]:
         yield passed("drivers", f"libibverbs has drivers for {', '.join(sorted(named))}")
 
 
-def examine_devices() -> list[Finding]:
-    """Examine the devices that libibverbs sees, and each of their ports."""
+def examine_devices(adapter: str = "") -> list[Finding]:
+    """Examine the devices that libibverbs sees, and each of their ports. adapter: only the one with this name or address."""
     try:
         names = device_names()
     except (NdpyError, OSError) as error:
@@ -149,12 +150,19 @@ def examine_devices() -> list[Finding]:
             infos.append(_describe(name))
         except (NdpyError, OSError) as error:
             otherwise = "look at the kernel's log (dmesg) for what the driver says"
-            found.append(failed(name, *split_remedy(str(error), otherwise)))
+            if adapter in ("", name):
+                found.append(failed(name, *split_remedy(str(error), otherwise)))
+    if adapter:
+        infos = [info for info in infos if serves(info, adapter)]
     for info in infos:
         found += examine(info.name, examine_adapter, info)
     if infos and not any(port.state == "active" for info in infos for port in info.ports):
         found.append(
-            failed("active port", "no port of any adapter is active", "bring a link up: ip link set NETDEV up")
+            failed(
+                "active port",
+                f"no port of {adapter or 'any adapter'} is active",
+                "bring a link up: ip link set NETDEV up",
+            )
         )
     return [*found, *examine("fork", examine_fork)]
 
@@ -178,7 +186,7 @@ def examine_softverbs() -> Iterator[Finding]:
         return
     what = f"the software adapter of this package works: {info.transport} over TCP, without a module of the kernel"
     if softverbs.is_asked_for():
-        what += "; NDPY_ADAPTER asks for it, so nothing else was examined"
+        what += "; it was asked for, so nothing else was examined"
     else:
         what += f"; it is taken only by name: ndpy.open_adapter({name!r}), NDPY_ADAPTER={name}, or `ndpy soft run -- COMMAND`"
     yield passed(name, f"{what}; {', '.join(info.addresses) or 'no IP address'}")

@@ -14,6 +14,7 @@ import psutil
 
 from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, UnsupportedError
+from ndpy.info import serves
 from ndpy.networkdirect import dll_header, winsock_catalogue
 
 # For a provider that is named by its path.
@@ -29,8 +30,8 @@ _GET_ONE = (
 _OTHER_VERSION = "unset NDPY_PROVIDER_VERSION, or name another DLL in NDPY_PROVIDER"
 
 
-def diagnose() -> list[Finding]:
-    """Examine everything."""
+def diagnose(adapter: str | None = None) -> list[Finding]:
+    """Examine everything. adapter: a name or address, to leave out other adapters."""
     named = [path for path in os.environ.get("NDPY_PROVIDER", "").split(os.pathsep) if path]
     found = [examine_process(), *examine("catalogue", examine_catalogue)]
     if named:
@@ -41,7 +42,7 @@ def diagnose() -> list[Finding]:
             found.append(passed("NDPY_PROVIDER_VERSION", f"they are used as version {version} only"))
         for path in named:
             found += examine(path, examine_dll, pathlib.PureWindowsPath(path).name, path, _NO_ID, failed, version)
-    return [*found, *examine_apart("adapters", __name__, "examine_adapters")]
+    return [*found, *examine_apart("adapters", __name__, "examine_adapters", adapter or "")]
 
 
 def examine_process() -> Finding:
@@ -192,8 +193,11 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def examine_adapters() -> Iterator[Finding]:
-    """Examine the adapters that a program gets. examine_apart() calls this in another process."""
+def examine_adapters(adapter: str = "") -> Iterator[Finding]:
+    """Examine the adapters that a program gets, or the one with this name or address.
+
+    examine_apart() calls this in another process.
+    """
     from ndpy.networkdirect.adapter_info import list_adapters, why_no_adapter
 
     try:
@@ -205,6 +209,8 @@ def examine_adapters() -> Iterator[Finding]:
         message, _, remedy = why_no_adapter().partition(": ")
         yield failed("adapters", message, remedy or _GET_ONE)
         return
+    if adapter:
+        infos = [info for info in infos if serves(info, adapter)]
     for info in infos:
         version = f"NetworkDirect {getattr(info, 'version', 2)}"
         what = f"{version}, {info.netdev or 'no interface'}, MTU {info.mtu or 'unknown'}, {', '.join(info.addresses)}"
@@ -212,5 +218,9 @@ def examine_adapters() -> Iterator[Finding]:
             yield passed(info.name, f"{info.state}, {what}")
         else:
             yield warned(info.name, f"{info.state}, {what}", "plug in its cable, and enable it (Enable-NetAdapter)")
-    if not any(info.state == "active" for info in infos):
-        yield failed("active adapter", "no adapter is active", "plug in a cable, and enable the adapter")
+    if infos and not any(info.state == "active" for info in infos):
+        yield failed(
+            "active adapter",
+            f"{adapter or 'no adapter'} is{' not' if adapter else ''} active",
+            "plug in a cable, and enable the adapter",
+        )

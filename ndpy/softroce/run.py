@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ndpy.cli.output import why_unwritten, write_report
 from ndpy.softroce import SetupError, hosts, kernel_log, links, vm
 
 EXIT_KERNEL = 123  # the command succeeded, but the kernel log shows a bug
@@ -114,7 +115,10 @@ def _finish(outcome: vm.Outcome, request: Request, say: Callable[[str], None]) -
         say(f"the command ended with status {status}, which usually means {signal.Signals(status - 128).name}")
     if request.keep_log is not None:
         text = "".join(f"{record}\n" for record in outcome.log)
-        request.keep_log.write_text(text, encoding="utf-8")
+        try:
+            write_report(request.keep_log, text.encode())
+        except OSError as error:
+            say(f"the kernel log is not kept: {why_unwritten(error)}")
     bugs = kernel_log.find_bugs(outcome.log)
     if bugs:
         say("the kernel log shows a bug since the command began:\n" + "\n".join(map(str, bugs)))

@@ -215,7 +215,7 @@ def test_an_adapter_asked_for_in_the_environment_and_absent_fails():
 
 def test_the_table_has_all_that_the_json_has(monkeypatch):
     findings = [passed("one", "is well"), Finding("two", Verdict.WARN, "is odd", "turn it off and on again")]
-    monkeypatch.setattr("ndpy.doctor.diagnose", lambda: findings)
+    monkeypatch.setattr("ndpy.doctor.diagnose", lambda adapter: findings)
     monkeypatch.delenv("NDPY_ADAPTER", raising=False)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == 0

@@ -145,6 +145,21 @@ def test_no_active_port_at_all_is_a_finding(fake, monkeypatch):
         assert active_port() == [Verdict.FAIL]
 
 
+def test_the_doctor_of_one_adapter_leaves_the_others_out(fake, monkeypatch):
+    """The other one cannot be opened, which is no finding about this one."""
+    fake.have_address()
+    monkeypatch.setattr(linux, "device_names", lambda: ["fake0", "broken0"])
+    with fake.open() as adapter:
+        names = {
+            name: {found.check.split()[0] for found in linux.examine_devices(name)} - {"fork"}
+            for name in ("fake0", "", "broken0", "none0", *adapter.info.addresses)
+        }
+        assert names.pop("") == {"fake0", "broken0"}
+        assert (names.pop("broken0"), names.pop("none0")) == ({"broken0"}, set())
+        assert set(names) == {"fake0", *adapter.info.addresses} and len(names) > 1
+        assert all(found == {"fake0"} for found in names.values())
+
+
 def test_a_library_is_told_with_its_folder_whatever_that_is_called(fake, tmp_path):
     folder = tmp_path / "a folder  of mine"
     folder.mkdir()

@@ -26,6 +26,7 @@ class FakeTestbed:
         self.left = []
         self.killed = threading.Event()
         self.closed = False
+        self.has_no_peer = False
 
     def begin_check(self, limit_s):
         self.figures = {}
@@ -141,6 +142,22 @@ def test_a_check_that_never_returns_does_not_hold_up_the_run(monkeypatch):
     assert [result.verdict for result in outcome.results] == [Verdict.FAIL, Verdict.FAIL]
     assert "it was at" in outcome.results[0].reason
     assert outcome.results[1].reason == "not run, because windows/stuck never returned"
+
+
+def test_a_peer_that_cannot_be_had_fails_once(capsys, tmp_path):
+    testbed = FakeTestbed()
+
+    def body(testbed):
+        testbed.has_no_peer = True
+        raise PeerLost("no peer at 192.0.2.9")
+
+    checks = [make_check(lambda testbed: "fine", "local"), *(make_check(body, f"remote-{n}") for n in range(80))]
+    outcome, _, _ = run(*checks, testbed=testbed)
+    assert [result.verdict for result in outcome.results] == [Verdict.PASS, Verdict.FAIL]
+    assert capsys.readouterr().out.count("no peer at 192.0.2.9") == 1
+    assert outcome.not_run == [check.full_name for check in checks[2:]]
+    report.write_json(tmp_path / "out.json", outcome)
+    assert len(json.loads((tmp_path / "out.json").read_text())["not_run"]) == 79
 
 
 def judged(verdict, reason, *, driver="rdma_rxe", release="6.1.0-50-amd64", name=BOUNDS):

@@ -414,6 +414,30 @@ def test_the_doctor_examines_only_it_if_it_was_asked_for(bare, soft, monkeypatch
     assert "nothing else was examined" in finding.message
 
 
+@pytest.mark.parametrize("environment", ["", "soft0", "rxe0"])
+def test_the_doctor_examines_it_by_name_on_a_machine_without_a_card(bare, soft, monkeypatch, environment):
+    monkeypatch.setenv("NDPY_ADAPTER", environment)
+    monkeypatch.setattr(linux, "examine_apart", lambda check, module, function: list(getattr(linux, function)()))
+    result = invoke("doctor", "soft0", "--json")
+    assert result.exit_code == 0, result.output
+    assert [finding["check"] for finding in json.loads(result.stdout)] == ["ndpy", "soft0"]
+    assert "it was asked for, so nothing else was examined" in result.stdout
+
+
+def test_the_doctor_of_another_adapter_leaves_it_out(bare, soft, monkeypatch):
+    monkeypatch.setenv("NDPY_ADAPTER", "soft0")
+    asked = []
+    monkeypatch.setattr(linux, "examine_apart", lambda *words: asked.append(words) or [])
+    result = invoke("doctor", "rxe0", "--json")
+    assert result.exit_code == 1
+    assert [(function, *words) for _, _, function, *words in asked] == [
+        ("examine_libraries",),
+        ("examine_devices", "rxe0"),
+    ]
+    last = json.loads(result.stdout)[-1]
+    assert (last["check"], last["remedy"]) == ("rxe0", "`ndpy devices` lists the adapters")
+
+
 def test_the_smoke_test_says_that_it_is_software(bare, soft, tmp_path):
     result = invoke("smoke", "soft0", "--only", "enumerate", "--json", str(tmp_path / "out.json"))
     last = result.output.splitlines()[-1]

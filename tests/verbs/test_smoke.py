@@ -95,6 +95,18 @@ def test_a_killed_peer_is_reported_and_the_other_checks_go_on(adapter_name):
     assert SUMMARY.fullmatch(lines[-1]).group(2) == "1", output
 
 
+def test_a_peer_that_is_not_there_fails_once_and_ends_the_run(adapter_name):
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    done = smoke(adapter_name, "--peer", f"127.0.0.1:{port}", "--json", "-")
+    assert done.returncode == 1
+    assert done.stderr.count(f"no peer at 127.0.0.1:{port}") == 1
+    assert re.search(r"^smoke: \d\d more checks are not run without a peer$", done.stderr, re.MULTILINE)
+    assert SUMMARY.fullmatch(done.stderr.splitlines()[-1]).group(2) == "1"
+    found = json.loads(done.stdout)
+    assert len(found["checks"]) + len(found["not_run"]) > 80
+
+
 @only_under_stress
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_smoke_test_ends_both_processes(adapter_name, number):

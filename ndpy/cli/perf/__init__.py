@@ -7,13 +7,12 @@ import faulthandler
 import re
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
+from ndpy.cli.output import output_option
 from ndpy.cli.perf.measurement import Measurement
 from ndpy.cli.perf.plan import COMPLETE_EVERY, DEFAULT_DEPTH, DEFAULT_PORT, MAX_DEPTH, MAX_QUEUE_PAIRS, MAX_SIZE, TESTS
 from ndpy.cli.perf.server import serve_client
@@ -28,17 +27,14 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 def _size(text: str) -> int:
     """Parse a number of bytes: 4096, 64K, 1M."""
-    match = re.fullmatch(r"(\d+)([kKmMgG]?)", text)
-    size = int(match[1]) * _UNITS[match[2].lower()] if match else 0
-    if not 1 <= size <= MAX_SIZE:
+    match = re.fullmatch(r"0*([0-9]+)([kKmMgG]?)", text)
+    if match is None:
         raise click.BadParameter(f"{text!r} is not a number of bytes such as 8, 4096, 64K or 1M")
+    # Eleven digits are too many already, and int() refuses very long numbers.
+    size = int(match[1][:11]) * _UNITS[match[2].lower()]
+    if not 1 <= size <= MAX_SIZE:
+        raise click.BadParameter(f"{text:.40} is not a possible size: 1 byte to {MAX_SIZE >> 30}G")
     return size
-
-
-def _file(name: str, help: str) -> Callable[[Any], Any]:
-    return click.option(
-        f"--{name}", f"{name}_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help=help
-    )
 
 
 @click.command(short_help="Measure latency, bandwidth and message rate between two processes or machines.")
@@ -110,9 +106,9 @@ def _file(name: str, help: str) -> Callable[[Any], Any]:
     help="Send messages up to this size inline.",
 )
 @click.option("--histogram", is_flag=True, help="Latency: print a histogram of each size.")
-@_file("json", "Write the results to FILE as JSON.")
-@_file("csv", "Write the results to FILE as CSV, a line for each size.")
-@_file("plot", 'Draw the results to FILE (PNG, SVG or PDF). Needs matplotlib: pip install "ndpy[plot]".')
+@output_option("json", "Write the results to FILE as JSON.")
+@output_option("csv", "Write the results to FILE as CSV, a line for each size.")
+@output_option("plot", 'Draw the results to FILE (PNG, SVG or PDF). Needs matplotlib: pip install "ndpy[plot]".')
 @click.option(
     "--max-us",
     multiple=True,

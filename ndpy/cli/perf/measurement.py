@@ -12,6 +12,7 @@ import click
 import ndpy
 from ndpy import Capability
 from ndpy.cli.channel import BadRequest
+from ndpy.cli.output import STDOUT, beside_reports, why_unwritten
 from ndpy.cli.peers import PeerLost, PeerRefused
 from ndpy.cli.perf import plot, report
 from ndpy.cli.perf.client import Amount, Client, Peer
@@ -53,16 +54,12 @@ class Measurement:
                 raise click.UsageError(
                     f"{first} and {second.removesuffix('s') if other == 'sizes' else second} exclude each other"
                 )
-        for name in ("json_file", "csv_file", "plot_file"):
-            path = options[name]
-            if path is not None and not path.parent.is_dir():
-                raise click.UsageError(f"cannot write {path.name}: there is no folder {path.parent}")
         if options["plot_file"] is not None:
             try:
                 plot.plotting()
             except plot.PlotUnavailable as error:
                 raise click.UsageError(str(error)) from None
-            if options["plot_file"].suffix not in _PICTURES:
+            if options["plot_file"] != STDOUT and options["plot_file"].suffix not in _PICTURES:
                 raise click.UsageError(f"--plot: the name ends with one of {', '.join(_PICTURES)}")
 
     def _parse_limits(self) -> list[Limit]:
@@ -113,17 +110,20 @@ class Measurement:
 
     def run(self) -> int:
         """Measure, report, and return the exit status."""
-        run = self._run
-        try:
-            self._measure()
-        except KeyboardInterrupt:
-            run.interrupted = True
-        except (ndpy.NdpyError, OSError, Failure, Stalled, PeerLost, PeerRefused, BadRequest) as error:
-            ours = isinstance(error, (Failure, Stalled, PeerLost, PeerRefused))
-            run.error = str(error) if ours else f"{type(error).__name__}: {error}"
-        if not run.interrupted:
-            run.broken = [text for result in run.results for limit in self._limits if (text := limit.broken_by(result))]
-        report.show(run, histogram=self._options["histogram"])
+        run, options = self._run, self._options
+        with beside_reports(options["json_file"], options["csv_file"], options["plot_file"]):
+            try:
+                self._measure()
+            except KeyboardInterrupt:
+                run.interrupted = True
+            except (ndpy.NdpyError, OSError, Failure, Stalled, PeerLost, PeerRefused, BadRequest) as error:
+                ours = isinstance(error, (Failure, Stalled, PeerLost, PeerRefused))
+                run.error = str(error) if ours else f"{type(error).__name__}: {error}"
+            if not run.interrupted:
+                run.broken = [
+                    text for result in run.results for limit in self._limits if (text := limit.broken_by(result))
+                ]
+            report.show(run, histogram=options["histogram"])
         status = self._write_files()
         for text in run.broken:
             click.echo(f"perf: limit broken: {text}", err=True)
@@ -144,7 +144,7 @@ class Measurement:
             if options["plot_file"] is not None:
                 plot.write_plot(options["plot_file"], run)
         except OSError as error:
-            click.echo(f"perf: {error.filename}: {error.strerror}", err=True)
+            click.echo(f"perf: {why_unwritten(error)}", err=True)
             return 1
         return 0
 

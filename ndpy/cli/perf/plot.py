@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import math
 import textwrap
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ndpy.cli.output import write_report
 from ndpy.cli.perf.figures import PERCENTILES, Bandwidth, Latency
 from ndpy.cli.perf.report import Run
 
@@ -40,7 +42,7 @@ def plotting() -> Any:
 def write_plot(path: Path, run: Run) -> None:
     """Draw the figures over the sizes, or the histogram of a latency test of one size.
 
-    The name of the file decides the format.
+    The name of the file decides the format. It is PNG on standard output.
     """
     figure = plotting()(figsize=(9, 5.5), layout="constrained")
     axes = figure.subplots()
@@ -68,7 +70,9 @@ def write_plot(path: Path, run: Run) -> None:
         _label(axes.xaxis, size_ticks(sizes), size_text)
         if len(set(sizes)) == 1:
             axes.set_xlim(sizes[0] / 2, sizes[0] * 2)
-    figure.savefig(path, dpi=150)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150, format=path.suffix.removeprefix(".") or "png")
+    write_report(path, picture.getvalue())
 
 
 def settings(run: Run) -> list[str]:

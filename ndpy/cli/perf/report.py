@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ndpy.cli.output import SPINNER, print_table, write_report
 from ndpy.cli.perf.figures import PERCENTILES, Bandwidth, Bucket, Latency, Result
 
 #: The progress bar is drawn by the thread that measures, so not often.
@@ -91,29 +93,26 @@ def show(run: Run, *, histogram: bool) -> None:
     """Print the results for people."""
     if not run.results:
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        # A file or a pipe has no width. Folded columns would break the program that reads it.
-        console = Console(highlight=False, width=200)
     if isinstance(run.results[0], Latency):
         click.echo("latency in microseconds")
-    console.print(table(run.results))
+    print_table(table(run.results))
     for result in run.results:
         if histogram and isinstance(result, Latency):
             click.echo("\n".join([f"\n{result.size} bytes", *histogram_lines(result.times.histogram())]))
 
 
 def write_json(path: Path, run: Run) -> None:
-    path.write_text(json.dumps(run.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_report(path, (json.dumps(run.to_dict(), indent=2) + "\n").encode())
 
 
 def write_csv(path: Path, run: Run) -> None:
     """A line for each size, after a line with the names. Figures that do not exist are empty."""
     rows = [{name: value for name, value in result.to_dict().items() if name != "histogram"} for result in run.results]
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["bytes"])
-        writer.writeheader()
-        writer.writerows(rows)
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(rows[0]) if rows else ["bytes"])
+    writer.writeheader()
+    writer.writerows(rows)
+    write_report(path, file.getvalue().encode())
 
 
 class Bar:
@@ -126,7 +125,7 @@ class Bar:
         if console.is_terminal if terminal is None else terminal:
             # Without a thread of its own, which would disturb the measurement.
             self._progress = Progress(
-                SpinnerColumn(),
+                SpinnerColumn(SPINNER),
                 TextColumn("{task.description}"),
                 BarColumn(),
                 TimeElapsedColumn(),

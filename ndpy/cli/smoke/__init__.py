@@ -15,6 +15,7 @@ from types import FrameType
 import click
 
 import ndpy
+from ndpy.cli.output import beside_reports, output_option, why_unwritten
 from ndpy.cli.serving import serve
 from ndpy.cli.smoke import catalog, report
 from ndpy.cli.smoke.catalog import Check, Result, Verdict
@@ -37,20 +38,8 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 @click.command()
 @click.argument("adapter", required=False)
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the results to FILE as JSON.",
-)
-@click.option(
-    "--junit",
-    "junit_file",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write the results to FILE as JUnit XML.",
-)
+@output_option("json", "Write the results to FILE as JSON.")
+@output_option("junit", "Write the results to FILE as JUnit XML.")
 @click.option("--list", "list_only", is_flag=True, help="List the checks and what they claim. Run none.")
 @click.option(
     "--only", "groups", multiple=True, type=click.Choice(list(catalog.GROUPS)), metavar="GROUP",
@@ -118,9 +107,6 @@ def command(
         raise click.UsageError("--listen needs --serve")
     if serving and (peer_host or json_file or junit_file or groups):
         raise click.UsageError("--serve runs no checks. Give --peer, --json, --junit and --only to the other side")
-    for path in (json_file, junit_file):
-        if path is not None and not path.parent.is_dir():
-            raise click.UsageError(f"cannot write {path.name}: there is no folder {path.parent}")
     with contextlib.suppress(OSError):
         # Some callers replace standard error by an object without a file descriptor.
         faulthandler.enable()
@@ -129,19 +115,20 @@ def command(
         sys.exit(serve("smoke", DEFAULT_PORT, serve_client, adapter, listen_at, client))
     run = report.Run(adapter or "no adapter", "no provider")
     run.details = {"started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}
-    with asking_for(adapter):
-        status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
+    with beside_reports(json_file, junit_file):
+        with asking_for(adapter):
+            status, stuck = _run_checks(run, adapter, groups, peer_host, limit_s)
+        if run.errors_counted():
+            click.echo(run.errors_counted())
+        click.echo(run.summary())
     try:
         if json_file is not None:
             report.write_json(json_file, run)
         if junit_file is not None:
             report.write_junit(junit_file, run)
     except OSError as error:
-        click.echo(f"smoke: {error.filename}: {error.strerror}", err=True)
+        click.echo(f"smoke: {why_unwritten(error)}", err=True)
         status = status or 1
-    if run.errors_counted():
-        click.echo(run.errors_counted())
-    click.echo(run.summary())
     if stuck:
         # A thread that is stuck in the kernel would keep the interpreter from exiting.
         sys.stdout.flush()

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from ndpy.cli.output import SPINNER, write_report
 from ndpy.cli.smoke.catalog import Check, Result, Verdict
 from ndpy.counters import Counters, is_error
 
@@ -29,6 +30,8 @@ class Run:
     software: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
+    #: The full names of the checks that were left out, because there was no peer any more.
+    not_run: list[str] = field(default_factory=list)
     #: What the run did to the counters of each port, without those that have not changed. None if there are none.
     counters: Counters | None = None
     seconds: float = 0.0
@@ -86,6 +89,7 @@ class Run:
                 }
                 for result in self.results
             ],
+            "not_run": self.not_run,
         }
 
 
@@ -98,7 +102,7 @@ class Reporter:
         self._references: set[str] = set()
         if self._console.is_terminal if terminal is None else terminal:
             self._progress = Progress(
-                SpinnerColumn(),
+                SpinnerColumn(SPINNER),
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
@@ -146,7 +150,7 @@ def _line(result: Result, with_reference: bool) -> tuple[str, str]:
 
 
 def write_json(path: Path, run: Run) -> None:
-    path.write_text(json.dumps(run.to_dict(), indent=2) + "\n", encoding="utf-8")
+    write_report(path, (json.dumps(run.to_dict(), indent=2) + "\n").encode())
 
 
 def write_junit(path: Path, run: Run) -> None:
@@ -183,7 +187,7 @@ def write_junit(path: Path, run: Run) -> None:
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
+    write_report(path, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
 
 
 def _xml(text: str) -> str:

@@ -50,6 +50,9 @@ class Runner:
                     for rest in checks[index + 1 :]:
                         self._record(Result(rest, Verdict.FAIL, f"not run, because {check.full_name} never returned"))
                     return
+                if self._lab.has_no_peer:
+                    self._leave_out(checks[index + 1 :])
+                    return
         except KeyboardInterrupt:
             self._run.interrupted = True
             raise
@@ -60,6 +63,12 @@ class Runner:
     def _record(self, result: Result) -> None:
         self._run.results.append(result)
         self._reporter.ended(result)
+
+    def _leave_out(self, checks: Sequence[Check]) -> None:
+        """Say that the rest is not run. The check that found no peer has failed for all of them."""
+        self._run.not_run = [check.full_name for check in checks]
+        if checks:
+            self._reporter.say(f"smoke: {len(checks)} more checks are not run without a peer")
 
     def _clean_up(self) -> None:
         if self.stuck:

@@ -229,6 +229,11 @@ class Testbed:
                 raise
         return self._peer
 
+    @property
+    def has_no_peer(self) -> bool:
+        """Whether there is no peer, and none is started or called any more."""
+        return self._peer is None and self._peer_starts >= _MAX_PEER_STARTS
+
     def lose_peer(self, reason: str) -> None:
         """Drop the peer. The next use starts or calls it again."""
         if not reason.startswith(_NO_PEER):
