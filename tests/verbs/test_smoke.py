@@ -11,9 +11,12 @@ import time
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from helpers import only_under_stress
 
 import ndpy
+from ndpy.cli import main
+from ndpy.cli.smoke import catalog
 
 pytestmark = pytest.mark.timeout(240)
 SUMMARY = re.compile(r"smoke: (\d+) passed, (\d+) failed, (\d+) known, (\d+) skipped on (\S+) \((\w+)(?:, software)?\)")
@@ -105,6 +108,45 @@ def test_a_peer_that_is_not_there_fails_once_and_ends_the_run(adapter_name):
     assert SUMMARY.fullmatch(done.stderr.splitlines()[-1]).group(2) == "1"
     found = json.loads(done.stdout)
     assert len(found["checks"]) + len(found["not_run"]) > 80
+
+
+def test_what_a_check_leaves_open_is_in_the_reports(adapter_name, tmp_path, monkeypatch):
+    """Its check fails, and so does closing the adapter. The reports of all other checks are not lost."""
+    queues = []
+
+    def leave_open(testbed):
+        queue = testbed.adapter.create_completion_queue(4)
+        queues.append(queue)
+        monkeypatch.setattr(queue, "_refuse_if_used", refuse)
+        testbed.close_afterwards(queue)
+        return ""
+
+    def refuse():
+        raise ndpy.DeviceBusyError("a thread waits on the queue and does not leave", operation="close")
+
+    checks = [
+        catalog.Check("load", "leaves", "it leaves something open", (), leave_open),
+        catalog.Check("load", "works", "it works", (), lambda testbed: "fine"),
+    ]
+    monkeypatch.setattr(catalog, "load", lambda groups: checks)
+    try:
+        report, junit = tmp_path / "out.json", tmp_path / "out.xml"
+        done = CliRunner().invoke(main, ["smoke", adapter_name, "--json", str(report), "--junit", str(junit)])
+        assert done.exit_code == 1, done.output
+        found = {check["name"]: check for check in json.loads(report.read_text())["checks"]}
+        assert {name: check["verdict"] for name, check in found.items()} == {
+            "leaves": "FAIL",
+            "works": "PASS",
+            "close": "FAIL",
+        }
+        assert "a thread waits on the queue" in found["leaves"]["reason"]
+        assert "CompletionQueue of depth 4" in found["close"]["reason"]
+        assert 'failures="2"' in junit.read_text()
+    finally:
+        monkeypatch.undo()
+        for queue in queues:
+            queue.close()
+            queue.adapter.close()
 
 
 @only_under_stress

@@ -30,6 +30,7 @@ from ndpy.quirks import is_software
 
 _INTERRUPTED = 130
 _NO_ADAPTER = Check("load", "open", "the adapter can be opened", (), lambda testbed: "")
+_LEFT_OPEN = Check("load", "close", "the adapter can be closed after all checks", (), lambda testbed: "")
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -148,9 +149,7 @@ def _run_checks(
         try:
             adapter = ndpy.open_adapter(which)
         except (ndpy.NdpyError, OSError) as error:
-            result = Result(_NO_ADAPTER, Verdict.FAIL, f"{type(error).__name__}: {error}", time.monotonic() - started)
-            run.results.append(result)
-            reporter.ended(result)
+            _add_failure(run, reporter, _NO_ADAPTER, error, started)
             return 1, False
         info = adapter.info
         run.adapter, run.provider, run.software = info.name, info.provider, is_software(info)
@@ -168,7 +167,11 @@ def _run_checks(
                 run.counters = changes(before, implementation().read_counters(info.name))
             stuck = runner.stuck
             if not stuck:
-                adapter.close()
+                began = time.monotonic()
+                try:
+                    adapter.close()
+                except ndpy.NdpyError as error:
+                    _add_failure(run, reporter, _LEFT_OPEN, error, began)
     except KeyboardInterrupt:
         reporter.close()
         click.echo(f"smoke: interrupted after {len(run.results)} of {len(checks)} checks", err=True)
@@ -176,3 +179,10 @@ def _run_checks(
     finally:
         reporter.close()
     return (1 if run.counts[Verdict.FAIL] else 0), stuck
+
+
+def _add_failure(run: report.Run, reporter: report.Reporter, check: Check, error: Exception, began: float) -> None:
+    """Add the FAIL of what is no check of its own."""
+    result = Result(check, Verdict.FAIL, f"{type(error).__name__}: {error}", time.monotonic() - began)
+    run.results.append(result)
+    reporter.ended(result)
