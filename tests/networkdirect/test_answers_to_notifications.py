@@ -19,7 +19,7 @@ from own_softnd import keep_with_adapter
 
 import ndpy
 from ndpy.networkdirect import completion_queue, shared_receive_queue
-from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, SUCCESS
+from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, DEVICE_REMOVED, INTERNAL_ERROR, SUCCESS
 from ndpy.networkdirect.overlapped import cancel_all
 
 BOTH = pytest.mark.parametrize("version", [2, 1])
@@ -111,6 +111,34 @@ def test_g_2_10_a_queue_that_was_overrun_says_so_whoever_asks(keep, version, nat
         with pytest.raises(ndpy.CompletionQueueOverrunError, match="depth 8") as caught:
             ask_for()
         assert (caught.value.native, caught.value.native_name) == (BUFFER_OVERFLOW, "ND_BUFFER_OVERFLOW")
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (BUFFER_OVERFLOW, ndpy.CompletionQueueOverrunError),
+        (INTERNAL_ERROR, ndpy.ProviderError),
+        (DEVICE_REMOVED, ndpy.DeviceRemovedError),
+    ],
+)
+def test_g_2_10_who_polls_learns_what_a_notification_has_told_another(keep, version, native, status, kind):
+    queue = keep(keep.adapter.create_completion_queue(8))
+    queue_pair = keep(keep.adapter.create_queue_pair(queue))
+    assert queue.poll() == []
+    native.answer("IND2CompletionQueue_Notify" if version == 2 else "INDCompletionQueue_Notify", status)
+    with pytest.raises(kind):
+        queue.wait(DEADLINE_S)
+
+    def told() -> bool:
+        try:
+            return bool(queue.poll())
+        except kind:
+            return True
+
+    wait_until(told, "a poll raises")
+    with pytest.raises(kind):
+        queue_pair.receive([])
 
 
 @BOTH
