@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import _core
 from ndpy.errors import AccessViolationError
 from ndpy.flags import Access
-from ndpy.memory import MemoryRegion
+from ndpy.memory import MemoryRegion, plain_view
 from ndpy.resource import Resource, busy
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ class DeviceMemory(Resource):
         """Copy bytes from a buffer into it.
 
         Parameters:
-            data: anything with the buffer protocol.
+            data: any contiguous buffer.
             offset: where they go. Some adapters copy multiples of 4 bytes only, to multiples of 4.
         Raises:
             ElementRangeError: the bytes are not all inside the memory.
             ProviderError: the adapter refused, such as with EINVAL.
         Source: ibv_memcpy_to_dm(3).
         """
-        view = memoryview(data)
+        view = plain_view(data)
         offset, length = _core.slice_bounds(slice(offset, offset + view.nbytes), self.length, self._describe())
         with self._lifetime:
             self._check()

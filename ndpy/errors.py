@@ -26,7 +26,7 @@ class ForeignObjectError(NdpyError, ValueError):
 
 
 class InvalidBufferError(NdpyError, ValueError):
-    """The buffer cannot be registered: it is empty, not contiguous, or not memory."""
+    """The buffer cannot be used: it is empty, not C-contiguous, not memory, or holds Python objects."""
 
 
 class LimitExceededError(NdpyError, ValueError):

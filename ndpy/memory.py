@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import re
 import struct
 import weakref
 from collections.abc import Callable, Sequence
@@ -575,7 +576,7 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
     Parameters:
         writable: whether somebody will write to it.
     Raises:
-        InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
+        InvalidBufferError: the buffer is empty, or plain_view() refuses it.
         AccessViolationError: the buffer is read-only, but somebody will write to it.
     """
     if isinstance(buffer, tuple):
@@ -588,16 +589,9 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
             raise InvalidBufferError(f"{length} bytes at {address:#x} are not a range of memory")
         return buffer, address, length
     try:
-        view = memoryview(buffer)
-    except TypeError:
-        raise TypeError(
-            f"{type(buffer).__name__} is not a buffer; give a bytearray, mmap, array, NumPy array, ndpy.alloc() "
-            "or (address, length)"
-        ) from None
-    if not view.contiguous:
-        raise InvalidBufferError(
-            "the buffer's bytes do not lie one after the other; register the array it is a view of"
-        )
+        view = plain_view(buffer)
+    except TypeError as error:
+        raise TypeError(f"{error}, or (address, length)") from None
     if view.nbytes == 0:
         raise InvalidBufferError("the buffer is empty; there is nothing to register")
     if view.readonly and writable:
@@ -607,6 +601,44 @@ def buffer_range(buffer: Any, writable: bool) -> tuple[Any, int, int]:
             operation="register",
         )
     return view, address_of(view), view.nbytes
+
+
+# The names of fields in a buffer's format.
+_FIELD_NAMES = re.compile(":[^:]*:")
+
+
+def plain_view(buffer: Any) -> memoryview:
+    """Return a view of a buffer whose bytes lie one after the other, in the order of its elements.
+
+    This alone decides what can be registered, sent, received into, read, written and exposed, however long it is. Only what C
+    registers by itself does not come here: that is a part of what this allows.
+
+    Raises:
+        TypeError: it is not a buffer.
+        InvalidBufferError: its bytes have gaps or another order, or are addresses of Python objects.
+    """
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise TypeError(
+            f"{type(buffer).__name__} is not a buffer; give bytes, a bytearray, mmap, array, NumPy array or ndpy.alloc()"
+        ) from None
+    except (ValueError, BufferError) as error:
+        raise InvalidBufferError(
+            f"the {type(buffer).__name__} gives no view of its bytes ({error}); give a view as bytes or numbers, such as "
+            "array.view('u1')"
+        ) from None
+    if not view.c_contiguous:
+        raise InvalidBufferError(
+            f"the {type(buffer).__name__} is not C-contiguous: its bytes have gaps, or another order than its elements; "
+            "give a contiguous copy (numpy.ascontiguousarray(), bytes()), or fill contiguous memory and copy from that"
+        )
+    if "O" in view.format and "O" in _FIELD_NAMES.sub("", view.format):
+        raise InvalidBufferError(
+            f"the {type(buffer).__name__} holds Python objects, so its bytes are addresses, which mean nothing elsewhere; "
+            "give an array of numbers, or the bytes that pickle makes of it"
+        )
+    return view
 
 
 def address_of(view: memoryview) -> int:

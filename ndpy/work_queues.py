@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import _core, errors
 from ndpy.completion import PostedRequests
 from ndpy.flags import Capability, Flags, FlushKind, Operation
-from ndpy.memory import Elements, InlineElements, MemoryRegion, RemoteMemory, Sge, address_of
+from ndpy.memory import Elements, InlineElements, MemoryRegion, RemoteMemory, Sge, address_of, plain_view
 from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Resource
 
@@ -438,7 +438,7 @@ class WorkQueues(_core.WorkQueues, Resource):
                 exports.append(memoryview(owner))
             return element.address, element.length, element.token if is_slice else element.local_token
         if exports is not None and isinstance(element, (bytes, bytearray, memoryview)):
-            view = memoryview(element)
+            view = plain_view(element)
             exports.append(view)
             return (address_of(view) if view.nbytes else 0), view.nbytes, 0
         raise TypeError(

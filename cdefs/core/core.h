@@ -131,8 +131,10 @@ typedef struct {
 
 extern PyTypeObject *export_type;
 
-/* Exports a buffer whose bytes lie one after the other. Returns NULL with an error. */
+/* Exports a buffer whose bytes lie one after the other, in the order of its elements. Returns NULL with an error. */
 Export *export_new(PyObject *object);
+/* Returns 1 with the memory of a memoryview. 0 if it is not writable, or if plain_view() of ndpy/memory.py has to judge it. */
+int plain_memory(PyObject *view, void **address, Py_ssize_t *length);
 
 /* ---- guarded.c ---- */
 

@@ -5,12 +5,14 @@
 
 #include "core.h"
 
+#include <string.h>
+
 PyTypeObject *export_type;
 
 static struct spares spare_exports;
 
 /* Slots and flags of the buffer protocol, which the limited API names since 3.11. */
-enum { SLOT_GET_BUFFER = 1, SLOT_RELEASE_BUFFER = 2, ANY_CONTIGUOUS = 0x98 };
+enum { SLOT_GET_BUFFER = 1, SLOT_RELEASE_BUFFER = 2, WRITABLE = 1, FORMAT = 4, C_CONTIGUOUS = 0x38 };
 
 typedef int (*get_buffer)(PyObject *object, struct buffer *buffer, int flags);
 typedef void (*release_buffer)(PyObject *object, struct buffer *buffer);
@@ -29,7 +31,7 @@ Export *export_new(PyObject *object)
     if (!export) export = make_reusable(&spare_exports, export_type);
     if (!export) return NULL;
     BEGIN_SECTION(object)
-    failed = get(object, &((Export *)export)->buffer, ANY_CONTIGUOUS);
+    failed = get(object, &((Export *)export)->buffer, C_CONTIGUOUS);
     END_SECTION()
     if (!failed) return (Export *)export;
     ((Export *)export)->buffer.object = NULL;
@@ -49,6 +51,25 @@ static void let_go(Export *export)
     END_SECTION()
     export->buffer.object = NULL;
     Py_DECREF(object);
+}
+
+int plain_memory(PyObject *view, void **address, Py_ssize_t *length)
+{
+    get_buffer get = (get_buffer)PyType_GetSlot(Py_TYPE(view), SLOT_GET_BUFFER);
+    release_buffer release = (release_buffer)PyType_GetSlot(Py_TYPE(view), SLOT_RELEASE_BUFFER);
+    struct buffer buffer = {0};
+    int is_plain;
+
+    if (get(view, &buffer, C_CONTIGUOUS | WRITABLE | FORMAT) < 0) {
+        PyErr_Clear();
+        return 0;
+    }
+    is_plain = !buffer.format || !strchr(buffer.format, 'O');
+    *address = buffer.address;
+    *length = buffer.length;
+    release(view, &buffer);
+    Py_DECREF(buffer.object);
+    return is_plain;
 }
 
 static PyObject *export_create(PyTypeObject *Py_UNUSED(type), PyObject *arguments, PyObject *Py_UNUSED(keywords))

@@ -143,26 +143,6 @@ static PyType_Spec closed_spec = {"ndpy._core.Closed", sizeof(Closed), 0, Py_TPF
 
 /* ---- registering ---- */
 
-/* Part of the stable ABI. Python's headers have not declared it since 3.13. */
-PyAPI_FUNC(int) PyObject_AsWriteBuffer(PyObject *object, void **address, Py_ssize_t *length);
-
-/* Returns 1 with the memory of a contiguous view, 0 if it is not writable. */
-static int memory_of(PyObject *view, void **address, Py_ssize_t *length)
-{
-    int failed;
-
-#ifdef __GNUC__
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-#endif
-    failed = PyObject_AsWriteBuffer(view, address, length);
-#ifdef __GNUC__
-#pragma GCC diagnostic pop
-#endif
-    if (failed) PyErr_Clear();
-    return !failed;
-}
-
 /* Returns a region that is not registered yet. Returns NULL without an error if Python has to look at the memory. */
 static Region *prepare(Adapter *adapter, PyObject *buffer, PyObject *access, long right)
 {
@@ -173,10 +153,12 @@ static Region *prepare(Adapter *adapter, PyObject *buffer, PyObject *access, lon
 
     if (!view) {
         /* Python says what is wrong with it. */
-        if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_BufferError)) PyErr_Clear();
+        if (PyErr_ExceptionMatches(PyExc_TypeError) || PyErr_ExceptionMatches(PyExc_BufferError) ||
+            PyErr_ExceptionMatches(PyExc_ValueError))
+            PyErr_Clear();
         return NULL;
     }
-    if (!memory_of(view, &address, &length) || !length || (unsigned long long)length > adapter->longest) {
+    if (!plain_memory(view, &address, &length) || !length || (unsigned long long)length > adapter->longest) {
         Py_DECREF(view);
         return NULL;
     }
@@ -279,7 +261,7 @@ PyDoc_STRVAR(register_doc,
     "        windows.\n"
     "    timeout_s: how long to wait. None waits for ever. A registration that takes longer is cancelled.\n"
     "Raises:\n"
-    "    InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.\n"
+    "    InvalidBufferError: the buffer is empty, is not C-contiguous, or holds Python objects.\n"
     "    AccessViolationError: a right needs to write, but the buffer is read-only. Or the memory is not mapped.\n"
     "    LimitExceededError: the buffer is too long.\n"
     "    InsufficientResourcesError: the memory cannot be pinned. The message gives the reason and the remedy.\n"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ndpy import errors
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
 from ndpy.aio.hub import Hub, finish, in_thread
-from ndpy.aio.memory import Memory, length_of, view_of
+from ndpy.aio.memory import Memory, length_of, room_of, view_of
 from ndpy.aio.protocol import HEADER_LENGTH, Frame, Hello, Kind, Protocol
 from ndpy.aio.transfers import (
     CONTROL,
@@ -327,6 +327,7 @@ class Connection(Transfers):
             data: any contiguous buffer, a region, a slice of one, or a lease.
         Raises:
             LimitExceededError: it is longer than the peer's max_message_length.
+            InvalidBufferError: the buffer has gaps, another order, or Python objects.
             ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
         """
         protocol = self._require_open()
@@ -397,6 +398,8 @@ class Connection(Transfers):
         Returns: the message as a bytearray. With `into`, its length in bytes.
         Raises:
             LimitExceededError: the message is longer than `into`. It is still there for the next receive().
+            AccessViolationError: `into` is read-only, or a region without LOCAL_WRITE. The message is still there.
+            InvalidBufferError: `into` has gaps, another order, or Python objects. The message is still there.
             ConnectionEndedError: the peer has closed the connection, and all its messages have been received.
             ConnectionResetError, ProtocolError, ClosedError: the connection was lost, or was closed by this end.
         """
@@ -407,7 +410,7 @@ class Connection(Transfers):
         incoming = self._inbox.pop(0)
         frame = incoming.frame
         try:
-            room = frame.length if into is None else length_of(into)
+            room = frame.length if into is None else room_of(into)
             if frame.length > room:
                 raise errors.LimitExceededError(
                     f"a message of {frame.length} bytes is longer than the {room} that receive() was given"
@@ -419,6 +422,9 @@ class Connection(Transfers):
                 try:
                     await self._move(self.queue_pair.read, frame.remote, target, frame.length)
                 except errors.AccessViolationError:
+                    if self._failure is None:
+                        # It was not posted, for example because `into` is not mapped.
+                        raise
                     # The memory is the peer's fault, and not the program's.
                     raise self._end_error() from self._cause
                 except ConnectionEndedError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.aio.hub import LONG_REGISTRATION, Hub, finish, in_thread
-from ndpy.aio.memory import Memory, length_of, part_of
+from ndpy.aio.memory import Memory, length_of, part_of, room_of
 from ndpy.cache.lease import Lease
 from ndpy.flags import Access, Capability, Flags
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
@@ -75,11 +75,12 @@ class Transfers(abc.ABC):
             into: writable memory of at most remote.length bytes. All of it is filled.
         Raises:
             ElementRangeError: `into` is longer than `remote`.
-            AccessViolationError: the peer has not exposed this memory for reading. The connection has ended.
+            AccessViolationError: `into` is read-only, or a region without LOCAL_WRITE. Or the peer has not exposed this
+                memory for reading: then the connection has ended.
             ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
         """
         self._require_open()
-        await self._move(self.queue_pair.read, remote, into, length_of(into))
+        await self._move(self.queue_pair.read, remote, into, room_of(into))
 
     async def write(self, remote: RemoteMemory, data: Memory) -> None:
         """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.

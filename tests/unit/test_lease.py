@@ -122,14 +122,14 @@ def test_an_export_has_to_be_of_the_same_memory(finder):
 @pytest.mark.filterwarnings("ignore:Setting the strides:DeprecationWarning")
 def test_buffers_of_any_kind_are_exported_and_let_go(finder):
     numpy = pytest.importorskip("numpy")
-    columns = numpy.zeros((4, 4), order="F")
+    rows = numpy.zeros((4, 4))
     for buffer in (
         bytes(8),
         bytearray(8),
         memoryview(bytearray(8)),
         array.array("q", [1, 2]),
         mmap.mmap(-1, 4096),
-        columns,
+        rows,
     ):
         learn(finder, buffer)
         before = sys.getrefcount(buffer)
@@ -142,10 +142,10 @@ def test_buffers_of_any_kind_are_exported_and_let_go(finder):
     with find(finder, view), pytest.raises(BufferError):
         view.release()
     view.release()
-    learn(finder, columns)
-    columns.strides = (8, 16)
+    learn(finder, rows)
+    rows.strides = (8, 32)
     with pytest.raises((BufferError, ValueError), match="contiguous"):
-        find(finder, columns)
+        find(finder, rows)
 
 
 def test_a_collection_in_the_middle_of_letting_go_takes_nothing_away(finder):

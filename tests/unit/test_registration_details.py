@@ -387,13 +387,6 @@ def test_j_12_elsewhere_a_sink_is_memory_like_other(fake):
             assert fake.seen.access == LOCAL
 
 
-def test_an_array_in_fortran_order_is_registered_whole(fake):
-    numpy = pytest.importorskip("numpy")
-    array = numpy.asfortranarray(numpy.arange(12, dtype="int32").reshape(3, 4))
-    with fake.open() as adapter, adapter.register(array) as region:
-        assert (region.address, region.length) == (array.ctypes.data, array.nbytes)
-
-
 # ---- fork ----
 
 
