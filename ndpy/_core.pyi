@@ -25,11 +25,22 @@ from ndpy.resource import Resource
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.xrc import XrcDestination
 
-def keep_for_ever(object: object, /) -> None: ...
-def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]: ...
+def keep_for_ever(object: object, /) -> None:
+    """Never free an object. For memory that is registered when the interpreter ends: the adapter may use it until the process has gone."""
+
+def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]:
+    """The (offset, length) of a slice of `length` bytes. Raises ElementRangeError unless it is inside; `what` names it."""
 
 @final
 class Sge:
+    """A scatter/gather element: a piece of a region, made by slicing the region.
+
+    Attributes:
+        region: the region.
+        address, length: where the piece is, and its length in bytes.
+        token: the region's local token (verbs: lkey).
+    """
+
     region: PublicRegion
     address: int
     length: int
@@ -38,6 +49,8 @@ class Sge:
     def __init__(self, region: PublicRegion, address: int, length: int, token: int) -> None: ...
 
 class RemoteMemory:
+    """Memory of a peer."""
+
     address: int
     length: int
     token: int
@@ -48,9 +61,14 @@ class RemoteMemory:
 
 def set_up_regions(
     local_write: Access, serial_numbers: Iterator[int], closed_error: Callable[[int, int], errors.NdpyError], /
-) -> None: ...
+) -> None:
+    """Give Access.LOCAL_WRITE, the serial numbers of objects, and what makes the exception for a closed region from its
+    address and length.
+    """
 
 class MemoryRegion:
+    """The part of a region that slicing, posting, registering and closing need."""
+
     _adapter: PublicAdapter
     _defunct: Callable[[], errors.NdpyError] | None
     _owner: Any
@@ -67,17 +85,46 @@ class MemoryRegion:
     @property
     def _bindings(self) -> set[ref[Binding]]: ...
     def __getitem__(self, key: slice, /) -> Sge: ...
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release it. Harmless when repeated.
+
+        Raises:
+            DeviceBusyError: a window is bound to the region. Nothing has changed.
+        """
     def _opened(self) -> None: ...
     def _mark_closed(self) -> None: ...
 
 class Adapter:
+    """What registering touches of an adapter."""
+
     _defunct: Callable[[], errors.NdpyError] | None
     _orphans: PublicOrphans
     _closing: bool
     @property
     def _has_regions(self) -> bool: ...
-    def register(self, buffer: Any, access: Access = ..., *, timeout_s: float | None = None) -> PublicRegion: ...
+    def register(
+        self, buffer: Any, access: Access = Access.LOCAL_WRITE, *, timeout_s: float | None = None
+    ) -> PublicRegion:
+        """Pin a buffer, and let the adapter use it with these rights.
+
+        The region keeps the buffer in place until it is closed.
+
+        Parameters:
+            buffer: any object with the buffer protocol, 1 to info.max_registration_size bytes, at any address. Or the
+                (address, length) of memory that the caller keeps.
+            access: see Access; LOCAL_WRITE (1) unless given. If info.capabilities lacks REGION_ACCESS (NetworkDirect version
+                1), the adapter enforces no rights. Then ndpy itself refuses to receive or read into a region without
+                LOCAL_WRITE. Remote rights have no effect then: peers get rights from windows, and every region can have
+                windows.
+            timeout_s: how long to wait. None waits for ever. A registration that takes longer is cancelled.
+        Raises:
+            InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
+            AccessViolationError: a right needs to write, but the buffer is read-only. Or the memory is not mapped.
+            LimitExceededError: the buffer is too long.
+            InsufficientResourcesError: the memory cannot be pinned. The message gives the reason and the remedy.
+            TimeoutError: the deadline passed.
+        Source: IND2MemoryRegion::Register (contract D.2); INDAdapter::RegisterMemory (contract I.2); ibv_reg_mr(3).
+        """
     def _open_regions(self) -> list[PublicRegion]: ...
     def _attach_registrar(
         self,
@@ -90,33 +137,51 @@ class Adapter:
     ) -> None: ...
 
 class Orphans:
+    """What tells whether an object was dropped without close()."""
+
     _dropped: deque[Resource]
     _is_closing: bool
 
 class RLock:
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
-    def release(self) -> None: ...
+    """A lock as threading.RLock, which C code can take too."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As that of threading.RLock."""
+    def release(self) -> None:
+        """As that of threading.RLock."""
     def __enter__(self) -> bool: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
 
 class Lock:
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
-    def release(self) -> None: ...
-    def locked(self) -> bool: ...
+    """A lock as threading.Lock, which C code can take too."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """As that of threading.Lock."""
+    def release(self) -> None:
+        """As that of threading.Lock."""
+    def locked(self) -> bool:
+        """As that of threading.Lock."""
     def __enter__(self) -> bool: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
 
 class Records:
-    def append(self, record: Any, /) -> None: ...
-    def pop(self) -> Any: ...
-    def popleft(self) -> Any: ...
+    """What the requests of one work queue use, oldest first."""
+
+    def append(self, record: Any, /) -> None:
+        """Add the record of the newest request."""
+    def pop(self) -> Any:
+        """Take out the record of the newest request."""
+    def popleft(self) -> Any:
+        """Take out the record of the oldest request."""
     def __len__(self) -> int: ...
 
 class PostedRequests:
+    """The requests of one queue pair that the adapter still works on."""
+
     failed: bool
     stored_shared: int
     def __init__(self, queue_pair: WorkQueues, /) -> None: ...
@@ -131,34 +196,59 @@ class PostedRequests:
 
 @final
 class Completion:
+    """The result of one request. Its fields are decoded when they are read.
+
+    Fields:
+        context: the value that was given with the request.
+        operation: an Operation.
+        status: a Status.
+        nbytes: how many bytes a successful request moved. For RECEIVE_RDMA_WITH_IMMEDIATE: how many the peer wrote.
+        native_status: the provider's own number for the status.
+        vendor_status: what the adapter adds to an error, or 0.
+    """
+
     def __init__(self, entry: tuple[int, ...], posted: PostedRequests, /) -> None: ...
     @property
-    def context(self) -> int: ...
+    def context(self) -> int:
+        """The value that was given with the request."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """How many bytes a successful request moved."""
     @property
-    def native_status(self) -> int: ...
+    def native_status(self) -> int:
+        """The provider's own number for the status."""
     @property
-    def vendor_status(self) -> int: ...
+    def vendor_status(self) -> int:
+        """What the adapter adds to an error, or 0."""
     @property
-    def immediate(self) -> int | None: ...
+    def immediate(self) -> int | None:
+        """The 32 bits that the peer sent with its message or write, in host order. None if it sent none."""
     @property
-    def source(self) -> DatagramSource | None: ...
+    def source(self) -> DatagramSource | None:
+        """A DatagramSource: where a received datagram came from. None for everything else."""
     @property
-    def timestamp(self) -> int | None: ...
+    def timestamp(self) -> int | None:
+        """When the request ended, in ticks of the adapter's clock. None unless the queue brings CompletionDetails.TIMESTAMP."""
     @property
-    def wall_clock_ns(self) -> int | None: ...
+    def wall_clock_ns(self) -> int | None:
+        """When the request ended, in nanoseconds since 1970. None unless the queue brings CompletionDetails.WALL_CLOCK."""
     @property
-    def flow_tag(self) -> int | None: ...
+    def flow_tag(self) -> int | None:
+        """The tag of the flow that brought the message. None unless the queue brings CompletionDetails.FLOW_TAG."""
     @property
-    def operation(self) -> Operation: ...
+    def operation(self) -> Operation:
+        """An Operation."""
     @property
-    def status(self) -> Status: ...
+    def status(self) -> Status:
+        """A Status."""
     @property
-    def ok(self) -> bool: ...
+    def ok(self) -> bool:
+        """Whether the request succeeded."""
     @property
-    def queue_pair(self) -> QueuePair | None: ...
-    def raise_for_status(self) -> None: ...
+    def queue_pair(self) -> QueuePair | None:
+        """The queue pair of the request. None if the program has dropped it."""
+    def raise_for_status(self) -> None:
+        """Raise the exception that fits the status. Does nothing if the request succeeded."""
 
 def set_up_completions(
     operations: tuple[Operation, ...],
@@ -167,23 +257,51 @@ def set_up_completions(
     describe: Callable[[Completion], str],
     read_source: Callable[[bytes], DatagramSource],
     /,
-) -> None: ...
+) -> None:
+    """Give the members of Operation and Status in the order of their numbers, two functions of a Completion, and one that
+    makes a DatagramSource of the bytes of a struct ndpy_details.
+    """
 
 @final
 class Batch:
+    """Requests that QueuePair.post() posts together.
+
+    A batch is filled once, and posted to any queue pair any number of times, also while it is posted. It has requests of
+    one direction: either receives, or any mixture of the others. A post copies what the adapter needs, and
+    keeps the regions alive until the requests end.
+
+    The numbers of all requests can be changed at once. Each of the columns contexts, remote_addresses, addresses and
+    lengths is a memoryview of 64-bit integers, in which NumPy arrays work too: numpy.asarray(batch.contexts). The columns
+    addresses and lengths have an item for each element, the others one for each request. Assigning to a column copies a
+    buffer of 64-bit integers, or a sequence of integers. A post checks what has changed.
+
+    Parameters:
+        capacity: how many requests it can hold.
+        max_sge: how many elements a request may have.
+        signal_all: False: all requests but the last one are SILENT_SUCCESS, so the program gets one completion, and those
+            of the requests that fail. True: each request has the flags that it was given. Receives always complete.
+    Attributes:
+        capacity, max_sge: as given.
+    """
+
     contexts: Any
     remote_addresses: Any
     addresses: Any
     lengths: Any
     def __init__(self, capacity: int, *, max_sge: int = 1, signal_all: bool = False) -> None: ...
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """How many requests it was made for."""
     @property
-    def max_sge(self) -> int: ...
+    def max_sge(self) -> int:
+        """How many elements a request may have."""
     def __len__(self) -> int: ...
-    def send(self, sges: Elements, *, context: int = 0, flags: int = 0, immediate: int | None = None) -> None: ...
-    def receive(self, sges: Elements, *, context: int = 0) -> None: ...
-    def read(self, sges: Elements, remote: PublicRemoteMemory, *, context: int = 0, flags: int = 0) -> None: ...
+    def send(self, sges: Elements, *, context: int = 0, flags: int = 0, immediate: int | None = None) -> None:
+        """Add a send. See QueuePair.send()."""
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        """Add a receive. See QueuePair.receive()."""
+    def read(self, sges: Elements, remote: PublicRemoteMemory, *, context: int = 0, flags: int = 0) -> None:
+        """Add an RDMA read. See QueuePair.read()."""
     def write(
         self,
         sges: Elements,
@@ -192,10 +310,12 @@ class Batch:
         context: int = 0,
         flags: int = 0,
         immediate: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Add an RDMA write. See QueuePair.write()."""
     def send_and_invalidate(
         self, sges: Elements, remote: PublicRemoteMemory, *, context: int = 0, flags: int = 0
-    ) -> None: ...
+    ) -> None:
+        """Add a send that invalidates a window. See QueuePair.send_and_invalidate()."""
     def send_to(
         self,
         sges: Elements,
@@ -204,7 +324,8 @@ class Batch:
         context: int = 0,
         flags: int = 0,
         immediate: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Add a send to a destination. See DatagramQueuePair.send() and XrcSender.send_to()."""
     def write_to(
         self,
         sges: Elements,
@@ -214,7 +335,8 @@ class Batch:
         *,
         context: int = 0,
         flags: int = 0,
-    ) -> None: ...
+    ) -> None:
+        """Add a write with immediate data for a destination. See XrcSender.write_to()."""
     def compare_and_swap(
         self,
         sges: Elements,
@@ -224,35 +346,94 @@ class Batch:
         *,
         context: int = 0,
         flags: int = 0,
-    ) -> None: ...
+    ) -> None:
+        """Add an atomic operation. See QueuePair.compare_and_swap()."""
     def fetch_and_add(
         self, sges: Elements, remote: PublicRemoteMemory, add: int, *, context: int = 0, flags: int = 0
-    ) -> None: ...
-    def atomic_write(self, remote: PublicRemoteMemory, value: int, *, context: int = 0, flags: int = 0) -> None: ...
+    ) -> None:
+        """Add an atomic operation. See QueuePair.fetch_and_add()."""
+    def atomic_write(self, remote: PublicRemoteMemory, value: int, *, context: int = 0, flags: int = 0) -> None:
+        """Add an atomic write. See QueuePair.atomic_write()."""
     def flush_memory(
         self,
         remote: PublicRemoteMemory,
-        kind: FlushKind = ...,
+        kind: FlushKind = FlushKind.GLOBAL,
         *,
         whole_region: bool = False,
         context: int = 0,
         flags: int = 0,
-    ) -> None: ...
-    def clear(self) -> None: ...
+    ) -> None:
+        """Add a request that flushes memory of the peer. See QueuePair.flush_memory()."""
+    def clear(self) -> None:
+        """Forget all requests."""
     def _calls(
         self, first: int, /
     ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], Destination | None]]: ...
 
 class WorkQueues:
+    """The part of a queue pair that posts."""
+
     _adapter: PublicAdapter
     _defunct: Callable[[], errors.NdpyError] | None
     _lock: Lock
     srq: SharedReceiveQueue | None
     _ended: bool
     _sinks_must_be_writable: bool
-    def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0, immediate: int | None = None) -> None: ...
-    def receive(self, sges: Elements, *, context: int = 0) -> None: ...
-    def read(self, sges: Elements, remote: PublicRemoteMemory, *, context: int = 0, flags: int = 0) -> None: ...
+    def send(self, sges: InlineElements, *, context: int = 0, flags: int = 0, immediate: int | None = None) -> None:
+        """Send a message to the peer's oldest posted receive, and return as soon as it is queued.
+
+        Without INLINE the memory belongs to the adapter until the completion is taken. After the connection has ended the
+        request completes CANCELED.
+
+        Parameters:
+            sges: a region, a slice of one, or a sequence of them. At most limits.max_initiator_sge elements and
+                info.max_transfer_length bytes in total. With INLINE also buffers that are not registered, and at most
+                limits.inline_data_size bytes.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS, READ_FENCE, SOLICITED and INLINE.
+            immediate: 0 to 2**32 - 1, which the peer gets as the `immediate` of its completion, beside the message. None for no
+                such number. It needs Capability.IMMEDIATE_DATA.
+        Raises:
+            NotConnectedError: there was no connection yet.
+            QueueFullError: no initiator slot is free. Take completions, then try again.
+            LimitExceededError: there are too many elements or bytes.
+            InvalidFlagsError: a flag is not one of these.
+            ForeignObjectError: a region belongs to another adapter.
+            ClosedError: the queue pair or a region is closed.
+            UnsupportedError: the adapter has no immediate data.
+        Source: IND2QueuePair::Send (contract F.3); ibv_post_send(3) with IBV_WR_SEND and IBV_WR_SEND_WITH_IMM.
+        """
+    def receive(self, sges: Elements, *, context: int = 0) -> None:
+        """Post memory for one message of the peer. This is possible at any time, also before connecting.
+
+        A message that is longer than the memory completes BUFFER_OVERFLOW and ends the connection.
+
+        Parameters:
+            sges: a region, a slice of one, or a sequence of them; at most limits.max_receive_sge elements. The regions need
+                Access.LOCAL_WRITE.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+        Raises:
+            QueueFullError: no receive slot is free. Take completions, then try again.
+            UnsupportedError: the queue pair takes its receives from a shared receive queue.
+            LimitExceededError, ForeignObjectError, ClosedError: as for send().
+        Source: IND2QueuePair::Receive; ibv_post_recv(3).
+        """
+    def read(self, sges: Elements, remote: PublicRemoteMemory, *, context: int = 0, flags: int = 0) -> None:
+        """Start an RDMA read of the first bytes of `remote` into `sges`, and return as soon as it is queued.
+
+        The elements are filled in order, and decide how much is read.
+
+        Parameters:
+            sges: a region, a slice of one, or a sequence of them; at most remote.length bytes in total. The regions need
+                Access.LOCAL_WRITE, and Access.READ_SINK where info.capabilities has READ_SINK_REQUIRED.
+            remote: memory of the peer that it has given the right to read.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            ElementRangeError: there are more bytes than `remote` has.
+            NotConnectedError, QueueFullError and so on: as for send().
+        Source: IND2QueuePair::Read; ibv_post_send(3) with IBV_WR_RDMA_READ.
+        """
     def write(
         self,
         sges: InlineElements,
@@ -261,7 +442,23 @@ class WorkQueues:
         context: int = 0,
         flags: int = 0,
         immediate: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Start an RDMA write of `sges` into the first bytes of `remote`, and return as soon as it is queued.
+
+        The peer takes no part in it and sees no completion, unless there is immediate data. Then the write ends the peer's
+        oldest receive, whose memory stays as it is: its completion is a RECEIVE_RDMA_WITH_IMMEDIATE, and comes after the bytes.
+
+        Parameters:
+            sges: as for send(); at most remote.length bytes in total.
+            remote: memory of the peer that it has given the right to write.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS, READ_FENCE, INLINE and, with immediate data, SOLICITED.
+            immediate: as for send().
+        Raises:
+            ElementRangeError: there are more bytes than `remote` has.
+            NotConnectedError, QueueFullError and so on: as for send().
+        Source: IND2QueuePair::Write; ibv_post_send(3) with IBV_WR_RDMA_WRITE and IBV_WR_RDMA_WRITE_WITH_IMM.
+        """
     def compare_and_swap(
         self,
         sges: Elements,
@@ -271,11 +468,57 @@ class WorkQueues:
         *,
         context: int = 0,
         flags: int = 0,
-    ) -> None: ...
+    ) -> None:
+        """Start an atomic operation: read 8 bytes of the peer's memory and, if they are `compare`, write `swap` there.
+
+        `sges` gets the 8 bytes as they were before, also if they differ from `compare`. They are an integer in host order. Among
+        the atomic operations of the peer's adapter no other one comes between. Neither do those of the peer's processors and
+        of its other adapters, if the peer's adapter has Capability.GLOBAL_ATOMICS.
+
+        Parameters:
+            sges: 8 bytes of a region with Access.LOCAL_WRITE.
+            remote: memory of a peer that was registered with Access.REMOTE_ATOMIC. The operation is on its first 8 bytes, whose
+                address is a multiple of 8.
+            compare, swap: integers of 64 bits, signed or unsigned.
+            context: 0 to 2**64 - 1; comes back in the Completion.
+            flags: SILENT_SUCCESS and READ_FENCE.
+        Raises:
+            UnsupportedError: info.capabilities lacks ATOMICS.
+            ElementRangeError: `sges` are not 8 bytes, `remote` has less, or its address is not a multiple of 8.
+            AccessViolationError: the region of `sges` has no LOCAL_WRITE.
+            LimitExceededError: the connection's outbound read limit is 0. It counts atomic operations too.
+            NotConnectedError, QueueFullError and so on: as for send().
+        Source: ibv_post_send(3) with IBV_WR_ATOMIC_CMP_AND_SWP.
+        """
     def fetch_and_add(
         self, sges: Elements, remote: PublicRemoteMemory, add: int, *, context: int = 0, flags: int = 0
-    ) -> None: ...
-    def post(self, batch: Batch, /) -> None: ...
+    ) -> None:
+        """Start an atomic operation: add `add` to 8 bytes of the peer's memory. The sum wraps at 2**64.
+
+        `sges` gets the 8 bytes as they were before.
+
+        Parameters:
+            add: an integer of 64 bits, signed or unsigned.
+            sges, remote, context, flags: as for compare_and_swap().
+        Raises: as for compare_and_swap().
+        Source: ibv_post_send(3) with IBV_WR_ATOMIC_FETCH_AND_ADD.
+        """
+    def post(self, batch: Batch, /) -> None:
+        """Post the requests of a batch, in one call of the provider where that has such a call, and return as soon as they are
+        queued.
+
+        All of them are posted, or none if the queue has too little room for them. If the provider refuses one of them, those
+        before it are posted, and the error says how many. So it is too where the provider has no such call, if another thread
+        posts single requests meanwhile and takes the last room.
+
+        Parameters:
+            batch: a Batch with at least one request. It may be changed and posted again as soon as the call returns.
+        Raises:
+            ElementRangeError: a number in a column is outside of the memory that the request was made for.
+            LimitExceededError: there are more requests than the queue has slots, or a request exceeds a limit.
+            QueueFullError, NotConnectedError, ForeignObjectError and so on: as for send().
+        Source: ibv_post_send(3) and ibv_post_recv(3) with a list. Providers of NetworkDirect get each request by itself.
+        """
     def _post_elements(
         self,
         operation: int,
@@ -292,34 +535,63 @@ class WorkQueues:
 
 @final
 class CompletionArray:
+    """The completions that CompletionQueue.poll_into() has taken last.
+
+    It is a sequence of Completions, which are made when they are asked for. The columns contexts, nbytes, operations,
+    statuses, native_statuses and immediates are memoryviews with a number for each completion, and NumPy arrays of them copy nothing:
+    numpy.asarray(array.statuses). The next poll_into() overwrites what a column shows. So take the columns after each
+    poll_into(), which also fits their length to the number of completions. timestamps, wall_clocks_ns and flow_tags are
+    columns too, which are copied when they are asked for.
+
+    Parameters:
+        capacity: how many completions it can hold.
+    Attributes:
+        capacity: as given.
+        all_ok: whether all requests succeeded.
+    """
+
     def __init__(self, capacity: int) -> None: ...
     @property
-    def capacity(self) -> int: ...
+    def capacity(self) -> int:
+        """How many completions it can hold."""
     @property
-    def all_ok(self) -> bool: ...
+    def all_ok(self) -> bool:
+        """Whether all requests succeeded."""
     @property
-    def contexts(self) -> memoryview: ...
+    def contexts(self) -> memoryview:
+        """The context of each request, 64 bits."""
     @property
-    def nbytes(self) -> memoryview: ...
+    def nbytes(self) -> memoryview:
+        """How many bytes each successful request moved, 64 bits."""
     @property
-    def operations(self) -> memoryview: ...
+    def operations(self) -> memoryview:
+        """The Operation of each request, 32 bits."""
     @property
-    def immediates(self) -> memoryview: ...
+    def immediates(self) -> memoryview:
+        """The immediate data of each receive, 32 bits. It means nothing for a completion that has none."""
     @property
-    def statuses(self) -> memoryview: ...
+    def statuses(self) -> memoryview:
+        """The Status of each request, 32 bits."""
     @property
-    def native_statuses(self) -> memoryview: ...
+    def native_statuses(self) -> memoryview:
+        """The provider's own number for each status, 32 bits."""
     @property
-    def timestamps(self) -> memoryview: ...
+    def timestamps(self) -> memoryview:
+        """The timestamp of each completion, 64 bits. 0 for one that has none. Copied."""
     @property
-    def wall_clocks_ns(self) -> memoryview: ...
+    def wall_clocks_ns(self) -> memoryview:
+        """The wall_clock_ns of each completion, 64 bits. 0 for one that has none. Copied."""
     @property
-    def flow_tags(self) -> memoryview: ...
-    def raise_for_status(self) -> None: ...
+    def flow_tags(self) -> memoryview:
+        """The flow_tag of each completion, 32 bits. 0 for one that has none. Copied."""
+    def raise_for_status(self) -> None:
+        """Raise the exception that fits the status of the first request that failed. Does nothing if all succeeded."""
     def __len__(self) -> int: ...
     def __getitem__(self, place: int, /) -> Completion: ...
 
 class CompletionQueue:
+    """The part of a completion queue that takes completions."""
+
     _defunct: Callable[[], errors.NdpyError] | None
     _failure: Callable[[], errors.NdpyError] | None
     _lock: Lock
@@ -330,8 +602,33 @@ class CompletionQueue:
     def _taken(self) -> int: ...
     @property
     def _kept(self) -> list[Completion]: ...
-    def poll(self, max_entries: int = 64, *, spin_s: float = 0.0) -> list[Completion]: ...
-    def poll_into(self, array: CompletionArray, *, at_least: int = 1, spin_s: float = 0.0) -> int: ...
+    def poll(self, max_entries: int = 64, *, spin_s: float = 0.0) -> list[Completion]:
+        """Take completions without sleeping.
+
+        Parameters:
+            max_entries: how many to take at most.
+            spin_s: how long to look again and again until there is one. Other threads run meanwhile. It ends early when another
+                thread needs the queue.
+        Returns: the completions, oldest first. If there are fewer than max_entries, the queue was empty.
+        Raises:
+            CompletionQueueOverrunError: more completions arrived than the queue holds, and all that it kept were taken.
+            ClosedError, DeviceRemovedError: the queue was closed, or the adapter has gone.
+        Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).
+        """
+    def poll_into(self, array: CompletionArray, *, at_least: int = 1, spin_s: float = 0.0) -> int:
+        """Take completions without sleeping, and allocate nothing for them.
+
+        Parameters:
+            array: a CompletionArray. What it had before is forgotten.
+            at_least, spin_s: look again and again, for spin_s seconds at most, until the array has so many. Other threads run
+                meanwhile. It ends early when another thread needs the queue.
+        Raises:
+            ValueError: at_least is more than the array holds.
+            CompletionQueueOverrunError, ClosedError, DeviceRemovedError: as for poll().
+        Returns: how many completions the array has now, oldest first. If there are fewer than array.capacity, the queue was
+            empty.
+        Source: IND2CompletionQueue::GetResults; ibv_poll_cq(3).
+        """
     def _collect_internal(self) -> list[completion.PostedRequests]: ...
     def _begin_sleep(self, taken: list[Any], /) -> bool | None: ...
     def _end_sleep(self, waiter: Any, /) -> bool: ...
@@ -339,22 +636,32 @@ class CompletionQueue:
     def _attach(self, provider: int, native: int, /) -> None: ...
     def _detach(self) -> None: ...
 
-def identity(object: Any, /) -> int: ...
+def identity(object: Any, /) -> int:
+    """Return id(object), as the same int as far as possible."""
 
 class Entry:
+    """A registered region."""
+
     used: int
     cached: bool
     @property
     def uses(self) -> int: ...
-    def take(self) -> None: ...
-    def give_back(self) -> None: ...
+    def take(self) -> None:
+        """Add one use."""
+    def give_back(self) -> None:
+        """Remove one use."""
 
 class Export:
+    """Export(buffer): keeps the memory of a buffer in place while it exists."""
+
     def __init__(self, buffer: Any, /) -> None: ...
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Of the first byte."""
 
 class KnownBuffer:
+    """KnownBuffer(entry, rights, start, length, is_exported, changed, watch): a buffer whose entry was found before."""
+
     def __init__(
         self,
         entry: Entry,
@@ -374,29 +681,63 @@ class KnownBuffer:
     def entry(self) -> Any: ...
 
 class LeaseFinder:
+    """The part of a cache that a hit needs. It calls _local() for a miss."""
+
     _known_buffers: dict[Any, Any]
     _over_bounds: bool
     @property
     def _hits(self) -> int: ...
     def local(
-        self, buffer: Any, access: int = ..., *, queue_pair: QueuePair | None = None, raw: bool = False
-    ) -> Lease: ...
+        self, buffer: Any, access: int = Access.LOCAL_WRITE, *, queue_pair: QueuePair | None = None, raw: bool = False
+    ) -> Lease:
+        """Lease registered memory for send, receive, read and write of this side.
+
+        A hit calls no provider. The buffer can be neither freed nor resized until the lease is released.
+
+        Parameters:
+            buffer: as for Adapter.register(), 1 to info.max_registration_size bytes.
+            access: NONE, LOCAL_WRITE (1) or READ_SINK.
+            queue_pair: the connection that the memory is for. When it ends or is closed, regions that were used for it alone
+                are deregistered.
+            raw: True if the caller calls invalidate() before the memory is freed, moved or resized. See the class.
+        Returns: a Lease.
+        Raises:
+            InvalidFlagsError: other rights.
+            UnsupportedError: no Python object owns the memory.
+            Otherwise what Adapter.register() raises.
+        Source: contract K.1.
+        """
     def _next_use(self) -> int: ...
 
 class Lease:
+    """Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.
+
+    lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized until
+    release() is called and the requests that were posted with lease[a:b] have completed. Call release() after they have
+    completed, because it may deregister the region. Then requests that are still under way fail.
+
+    Attributes:
+        region: a region that covers the requested bytes, and perhaps more.
+        address, length: of the requested bytes.
+    """
+
     _cache: RegistrationCache
     _range: MemoryRange | KnownBuffer
     _view: Any
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Where the requested bytes are."""
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """How many bytes were requested."""
     @property
-    def region(self) -> PublicRegion: ...
+    def region(self) -> PublicRegion:
+        """A region that covers the requested bytes, and perhaps more."""
     def __len__(self) -> int: ...
     def __getitem__(self, key: slice) -> Sge: ...
     def _entry_in_use(self) -> lease.Entry: ...
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """End the lease. The memory stays registered, in the cache. Harmless when repeated."""
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
+from ndpy.flags import NamedInt
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.resource import Resource
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MOST_QUEUED = 1000
 
 
-class EventKind(enum.IntEnum):
+class EventKind(NamedInt):
     """What has happened. The numbers are those of enum ibv_event_type.
 
     Names:

@@ -5,6 +5,28 @@ from __future__ import annotations
 import enum
 
 
+class NamedInt(enum.IntEnum):
+    """Prints members by their names, as enum.Enum does. A format of numbers, such as "d" or "#x", prints the number."""
+
+    __str__ = enum.Enum.__str__
+
+    def __format__(self, spec: str) -> str:
+        return _format(self, spec)
+
+
+class NamedFlags(enum.IntFlag):
+    """As NamedInt, for flags."""
+
+    __str__ = enum.Flag.__str__
+
+    def __format__(self, spec: str) -> str:
+        return _format(self, spec)
+
+
+def _format(member: NamedInt | NamedFlags, spec: str) -> str:
+    return int.__format__(member, spec) if spec[-1:] in set("bcdnoxX") else format(str(member), spec)
+
+
 class Capability(enum.Flag):
     """What some adapters can do and others cannot. AdapterInfo.capabilities has those of an adapter.
 
@@ -101,7 +123,7 @@ class Capability(enum.Flag):
         return sorted(name for name, member in Capability.__members__.items() if member.value & self.value)
 
 
-class Access(enum.IntFlag):
+class Access(NamedFlags):
     """The rights of a region or window. Reading by the adapter itself needs no right.
 
     Names:
@@ -138,7 +160,7 @@ class Access(enum.IntFlag):
     DO_NOT_SECURE_VM = 0x80000000
 
 
-class Flags(enum.IntFlag):
+class Flags(NamedFlags):
     """The flags of a posted request.
 
     Names:
@@ -157,7 +179,7 @@ class Flags(enum.IntFlag):
     INLINE = 0x20
 
 
-class Operation(enum.IntEnum):
+class Operation(NamedInt):
     """The kind of request that completed.
 
     Names:
@@ -178,7 +200,7 @@ class Operation(enum.IntEnum):
     FLUSH_MEMORY = 10
 
 
-class Status(enum.IntEnum):
+class Status(NamedInt):
     """How a request ended. Completion.native_status has the provider's own number."""
 
     SUCCESS = 0
@@ -210,7 +232,7 @@ class CompletionDetails(enum.Flag):
     FLOW_TAG = 8
 
 
-class FlushKind(enum.Flag):
+class FlushKind(NamedFlags):
     """What QueuePair.flush_memory() waits for.
 
     Names:
@@ -223,7 +245,7 @@ class FlushKind(enum.Flag):
     PERSISTENT = 2
 
 
-class Notify(enum.IntEnum):
+class Notify(NamedInt):
     """What a completion queue is armed for.
 
     Names:

@@ -27,14 +27,14 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.adapter import Adapter
-from ndpy.flags import Access, Capability
+from ndpy.flags import Access, Capability, NamedFlags, NamedInt
 from ndpy.forking import in_child, renew_in_child
 from ndpy.memory import MemoryRegion, buffer_range
 from ndpy.pending import Pending
 from ndpy.unraisable import report
 
 
-class NtStatus(enum.IntEnum):
+class NtStatus(NamedInt):
     """The statuses that NDK's calls return and its callbacks get. The values are those of ntstatus.h."""
 
     SUCCESS = 0
@@ -50,7 +50,7 @@ class NtStatus(enum.IntEnum):
     DEVICE_REMOVED = 0xC00002B6
 
 
-class NdkFlags(enum.IntFlag):
+class NdkFlags(NamedFlags):
     """NDK_MR_FLAG_…: the rights of a region. It can always be read locally. ALLOW_REMOTE_WRITE includes ALLOW_LOCAL_WRITE."""
 
     ALLOW_LOCAL_READ = 0x0
@@ -60,7 +60,7 @@ class NdkFlags(enum.IntFlag):
     RDMA_READ_SINK = 0x8
 
 
-class NdkAdapterFlags(enum.IntFlag):
+class NdkAdapterFlags(NamedFlags):
     """NDK_ADAPTER_FLAG_…: without RDMA_READ_SINK_NOT_REQUIRED, a read may fail unless its sink has RDMA_READ_SINK."""
 
     NONE = 0x0

@@ -9,7 +9,7 @@ from typing import Any
 
 from ndpy import errors
 from ndpy.endpoint import MTUS
-from ndpy.flags import Access
+from ndpy.flags import Access, NamedInt
 
 
 class QueuePairType(enum.Enum):
@@ -32,7 +32,7 @@ class QueuePairType(enum.Enum):
     XRC_RECV = "XRC_RECV"
 
 
-class QueuePairState(enum.IntEnum):
+class QueuePairState(NamedInt):
     """The states of a queue pair.
 
     Names:
@@ -55,7 +55,7 @@ class QueuePairState(enum.IntEnum):
     ERROR = 6
 
 
-class PathMigration(enum.IntEnum):
+class PathMigration(NamedInt):
     """Whether the adapter may change to the alternate path by itself.
 
     Names:

@@ -993,7 +993,7 @@ static PyMethodDef batch_methods[] = {
         "atomic_write($self, remote, value, *, context=0, flags=0)\n--\n\n"
         "Add an atomic write. See QueuePair.atomic_write()."},
     {"flush_memory", FAST(batch_flush_memory),
-        "flush_memory($self, remote, kind=FlushKind.GLOBAL, *, whole_region=False, context=0, flags=0)\n--\n\n"
+        "flush_memory($self, remote, kind=ndpy.FlushKind.GLOBAL, *, whole_region=False, context=0, flags=0)\n--\n\n"
         "Add a request that flushes memory of the peer. See QueuePair.flush_memory()."},
     {"fetch_and_add", FAST(batch_fetch_and_add),
         "fetch_and_add($self, sges, remote, add, *, context=0, flags=0)\n--\n\n"

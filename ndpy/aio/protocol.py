@@ -13,11 +13,11 @@ The numbers count modulo 2**32.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import struct
 from typing import NamedTuple
 
 from ndpy.aio.errors import ProtocolError
+from ndpy.flags import NamedInt
 from ndpy.memory import RemoteMemory
 
 VERSION = 1
@@ -38,7 +38,7 @@ MAX_SLOTS = 1024
 MAX_OFFERS = 64
 
 
-class Kind(enum.IntEnum):
+class Kind(NamedInt):
     """The kinds of frames.
 
     Names:
