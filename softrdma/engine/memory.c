@@ -83,11 +83,18 @@ static bool region_grants(const struct adapter *adapter, const struct region *re
     return false;
 }
 
+/* Who asks for an access: for his domain's regions, and for the windows that are bound to his queue pair. */
+struct asker {
+    const void *domain;
+    const struct queue_pair *queue_pair; /* NULL: the access is a local one, so no window grants it */
+};
+
 /* The address of the memory that the token grants, NULL if it grants none. */
 static uint8_t *granted(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
-                        const struct queue_pair *queue_pair)
+                        struct asker asker)
 {
     struct token_table *table = &adapter->tokens;
+    const struct queue_pair *queue_pair = asker.queue_pair;
     uint32_t host = ntohl(token), index = host >> 8;
     bool remote = access == ACCESS_REMOTE_READ || access == ACCESS_REMOTE_WRITE;
 
@@ -97,60 +104,75 @@ static uint8_t *granted(struct adapter *adapter, uint32_t token, uint64_t addres
     const struct token_slot *slot = tokens_slot(table, index);
     const struct region *region = slot->region;
     if (region != NULL) {
-        bool allowed = token_make(index, slot->generation, remote) == host && region->domain == queue_pair->domain && inside(region->address, region->size, address, size) &&
-                       region_grants(adapter, region, access);
+        bool allowed = token_make(index, slot->generation, remote) == host && region->domain == asker.domain &&
+                       inside(region->address, region->size, address, size) && region_grants(adapter, region, access);
         return allowed ? (uint8_t *)(uintptr_t)(address + region->shift) : NULL;
     }
     const struct window *window = slot->window;
-    if (window == NULL || window->region == NULL || window->queue_pair != queue_pair || window->key != (uint8_t)host)
+    if (!remote || window == NULL || window->region == NULL || window->queue_pair != queue_pair ||
+        window->key != (uint8_t)host)
         return NULL;
     uint32_t needed = access == ACCESS_REMOTE_WRITE ? ND_OP_FLAG_ALLOW_WRITE : ND_OP_FLAG_ALLOW_READ;
-    bool allowed = remote && (window->flags & needed) != 0 && inside(window->address, window->size, address, size);
+    bool allowed = (window->flags & needed) != 0 && inside(window->address, window->size, address, size);
     return allowed ? (uint8_t *)(uintptr_t)(address + window->region->shift) : NULL;
+}
+
+static bool check(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
+                  struct asker asker)
+{
+    lock_share(&adapter->tokens.lock);
+    bool result = granted(adapter, token, address, size, access, asker) != NULL;
+    lock_unshare(&adapter->tokens.lock);
+    return result;
+}
+
+/* Into `out`, or else out of `data`. */
+static bool copy(struct adapter *adapter, uint32_t token, uint64_t address, void *out, const void *data, size_t size,
+                 enum access access, struct asker asker)
+{
+    lock_share(&adapter->tokens.lock);
+    uint8_t *memory = granted(adapter, token, address, size, access, asker);
+    bool result = memory != NULL && (out != NULL ? guarded_copy(out, memory, size) : guarded_copy(memory, data, size));
+    lock_unshare(&adapter->tokens.lock);
+    return result;
+}
+
+static struct asker asking(const struct queue_pair *queue_pair)
+{
+    return (struct asker){queue_pair->domain, queue_pair};
 }
 
 bool memory_check(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size, enum access access,
                   const struct queue_pair *queue_pair)
 {
-    lock_share(&adapter->tokens.lock);
-    bool result = granted(adapter, token, address, size, access, queue_pair) != NULL;
-    lock_unshare(&adapter->tokens.lock);
-    return result;
+    return check(adapter, token, address, size, access, asking(queue_pair));
 }
 
 bool memory_read(struct adapter *adapter, uint32_t token, uint64_t address, void *destination, size_t size,
                  enum access access, const struct queue_pair *queue_pair)
 {
-    lock_share(&adapter->tokens.lock);
-    const uint8_t *source = granted(adapter, token, address, size, access, queue_pair);
-    bool result = source != NULL && guarded_copy(destination, source, size);
-    lock_unshare(&adapter->tokens.lock);
-    return result;
+    return copy(adapter, token, address, destination, NULL, size, access, asking(queue_pair));
 }
 
 bool memory_write(struct adapter *adapter, uint32_t token, uint64_t address, const void *source, size_t size,
                   enum access access, const struct queue_pair *queue_pair)
 {
-    lock_share(&adapter->tokens.lock);
-    uint8_t *destination = granted(adapter, token, address, size, access, queue_pair);
-    bool result = destination != NULL && guarded_copy(destination, source, size);
-    lock_unshare(&adapter->tokens.lock);
-    return result;
+    return copy(adapter, token, address, NULL, source, size, access, asking(queue_pair));
 }
 
 bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access,
-                    const struct queue_pair *queue_pair)
+                    const void *domain)
 {
     for (uint32_t i = 0; i < count; i++)
-        if (sge[i].BufferLength > 0 && !memory_check(adapter, sge[i].MemoryRegionToken, (uintptr_t)sge[i].Buffer,
-                                                     sge[i].BufferLength, access, queue_pair))
+        if (sge[i].BufferLength > 0 && !check(adapter, sge[i].MemoryRegionToken, (uintptr_t)sge[i].Buffer,
+                                              sge[i].BufferLength, access, (struct asker){domain, NULL}))
             return false;
     return true;
 }
 
 /* Into `out`, or else out of `data`. */
 static bool elements_copy(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, uint8_t *out,
-                          const uint8_t *data, size_t size, enum access access, const struct queue_pair *queue_pair)
+                          const uint8_t *data, size_t size, enum access access, const void *domain)
 {
     size_t done = 0;
 
@@ -159,12 +181,11 @@ static bool elements_copy(struct adapter *adapter, const ND2_SGE *sge, uint32_t 
             offset -= sge[i].BufferLength;
             continue;
         }
-        uint32_t token = sge[i].MemoryRegionToken;
         uint64_t address = (uintptr_t)sge[i].Buffer + offset;
         uint64_t chunk = sge[i].BufferLength - offset;
         chunk = chunk < size - done ? chunk : size - done;
-        if (!(out != NULL ? memory_read(adapter, token, address, out + done, chunk, access, queue_pair)
-                          : memory_write(adapter, token, address, data + done, chunk, access, queue_pair)))
+        if (!copy(adapter, sge[i].MemoryRegionToken, address, out != NULL ? out + done : NULL,
+                  data != NULL ? data + done : NULL, chunk, access, (struct asker){domain, NULL}))
             return false;
         done += chunk;
         offset = 0;
@@ -173,15 +194,15 @@ static bool elements_copy(struct adapter *adapter, const ND2_SGE *sge, uint32_t 
 }
 
 bool elements_gather(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, uint8_t *out,
-                     size_t size, const struct queue_pair *queue_pair)
+                     size_t size, const void *domain)
 {
-    return elements_copy(adapter, sge, count, offset, out, NULL, size, ACCESS_LOCAL_READ, queue_pair);
+    return elements_copy(adapter, sge, count, offset, out, NULL, size, ACCESS_LOCAL_READ, domain);
 }
 
 bool elements_scatter(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, const uint8_t *data,
-                      size_t size, enum access access, const struct queue_pair *queue_pair)
+                      size_t size, enum access access, const void *domain)
 {
-    return elements_copy(adapter, sge, count, offset, NULL, data, size, access, queue_pair);
+    return elements_copy(adapter, sge, count, offset, NULL, data, size, access, domain);
 }
 
 char memory_refusal(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size,

@@ -83,14 +83,14 @@ bool memory_read(struct adapter *adapter, uint32_t token, uint64_t address, void
 bool memory_write(struct adapter *adapter, uint32_t token, uint64_t address, const void *source, size_t size,
                   enum access access, const struct queue_pair *queue_pair);
 
-/* The same for the elements of a request, which are local. Each element must lie in its region as a whole, even if not all
- * of it is used. The copies begin `offset` bytes behind the start of the first element. */
-bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access,
-                    const struct queue_pair *queue_pair);
+/* The same for the elements of a request, which are local: `domain` is that of the queue that the request was posted to. Each
+ * element must lie in its region as a whole, even if not all of it is used. The copies begin `offset` bytes behind the
+ * start of the first element. */
+bool elements_check(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, enum access access, const void *domain);
 bool elements_gather(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, uint8_t *out,
-                     size_t size, const struct queue_pair *queue_pair);
+                     size_t size, const void *domain);
 bool elements_scatter(struct adapter *adapter, const ND2_SGE *sge, uint32_t count, uint64_t offset, const uint8_t *data,
-                      size_t size, enum access access, const struct queue_pair *queue_pair);
+                      size_t size, enum access access, const void *domain);
 
 /* Why the peer's access is refused, for a Terminate: 'T' token, 'B' bounds, 'R' right. */
 char memory_refusal(struct adapter *adapter, uint32_t token, uint64_t address, uint64_t size,

@@ -112,6 +112,7 @@ static enum outcome take_write(struct queue_pair *qp, struct stream *stream, con
 static enum outcome take_send(struct queue_pair *qp, struct stream *stream, const struct wire_segment *segment)
 {
     struct adapter *adapter = qp->object.adapter;
+    const void *domain = qp->srq != NULL ? qp->srq->domain : qp->domain;
 
     if (!qp->has_receive) {
         bool taken = qp->srq != NULL ? srq_take(qp->srq, qp, &qp->receive) : ring_take(&qp->receives, &qp->receive);
@@ -127,7 +128,7 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         qp->stalled = false;
         qp->has_receive = true;
         /* Every element, even one that the message does not reach (D.5.2). */
-        if (!elements_check(adapter, qp->receive.sge, qp->receive.sge_count, ACCESS_LOCAL_WRITE, qp)) {
+        if (!elements_check(adapter, qp->receive.sge, qp->receive.sge_count, ACCESS_LOCAL_WRITE, domain)) {
             add_entry(qp, ND_ACCESS_VIOLATION, 0, false);
             return stop(qp, stream, RDMAP_OPERATION, segment);
         }
@@ -142,7 +143,7 @@ static enum outcome take_send(struct queue_pair *qp, struct stream *stream, cons
         return stop(qp, stream, DDP_TOO_LONG, segment);
     }
     if (!elements_scatter(adapter, qp->receive.sge, qp->receive.sge_count, segment->message_offset, segment->payload,
-                          segment->size, ACCESS_LOCAL_WRITE, qp)) {
+                          segment->size, ACCESS_LOCAL_WRITE, domain)) {
         add_entry(qp, ND_ACCESS_VIOLATION, 0, false);
         return stop(qp, stream, RDMAP_OPERATION, segment);
     }

@@ -20,7 +20,7 @@ struct queue_pair;
 
 struct shared_queue {
     struct object object;
-    const void *domain;
+    const void *domain; /* of the memory of its entries, whatever that of a queue pair is */
     struct lock lock;
     struct receive_ring ring;
     uint32_t max_sge, threshold;
