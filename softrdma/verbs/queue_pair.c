@@ -372,18 +372,27 @@ static int error_of(nd_status status)
     }
 }
 
+/* A window takes these, and they change nothing: what its region allows its owner remains so, and the device has no
+ * atomics. */
+#define OTHER_ACCESS_OF_WINDOWS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND)
+
 static nd_status post_bind(struct soft_qp *qp, struct operation *operation, const struct ibv_send_wr *wr)
 {
     struct soft_mw *mw = (struct soft_mw *)wr->bind_mw.mw;
     const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
 
     if (mw == NULL || info->mr == NULL || (wr->bind_mw.rkey ^ mw->ibv.rkey) >> 8 != 0 || info->length == 0 ||
-        (info->mw_access_flags & ~(unsigned)(IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE)) != 0)
+        (info->mw_access_flags &
+         ~(unsigned)(IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | OTHER_ACCESS_OF_WINDOWS)) != 0)
         return ND_INVALID_PARAMETER;
     if ((info->mw_access_flags & IBV_ACCESS_REMOTE_READ) != 0)
         operation->flags |= ND_OP_FLAG_ALLOW_READ;
     if ((info->mw_access_flags & IBV_ACCESS_REMOTE_WRITE) != 0)
         operation->flags |= ND_OP_FLAG_ALLOW_WRITE;
+    /* As the right to write, which qp_post_bind() looks at. */
+    if ((info->mw_access_flags & IBV_ACCESS_REMOTE_ATOMIC) != 0 &&
+        (((struct soft_mr *)info->mr)->region->flags & ND_MR_FLAG_ALLOW_LOCAL_WRITE) == 0)
+        operation->refusal = ND_ACCESS_VIOLATION;
     operation->bind.has_key = true;
     operation->bind.key = (uint8_t)wr->bind_mw.rkey;
     operation->refuses_late = true;
