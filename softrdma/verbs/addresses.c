@@ -206,8 +206,7 @@ EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_
     if (port != 1 || index >= (uint32_t)count)
         return errno = EINVAL;
     describe((struct sockaddr *)&all[index], (int)index, &entry);
-    memset(out, 0, size);
-    memcpy(out, &entry, size < sizeof entry ? size : sizeof entry);
+    soft_answer(out, size, &entry, sizeof entry);
     return 0;
 }
 
@@ -215,20 +214,19 @@ EXPORT ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_
                                     size_t size)
 {
     struct sockaddr_storage all[SOFT_MAX_GIDS];
-    int count;
 
     UNUSED(context);
     if (flags != 0)
         return -EOPNOTSUPP;
-    count = soft_addresses(all, max < SOFT_MAX_GIDS ? (int)max : SOFT_MAX_GIDS);
+    int count = soft_addresses(all, SOFT_MAX_GIDS);
     if (count < 0)
         return -errno;
+    if ((size_t)count > max)
+        return -EINVAL;
     for (int i = 0; i < count; i++) {
         struct ibv_gid_entry entry;
-        char *at = (char *)out + (size_t)i * size;
         describe((struct sockaddr *)&all[i], i, &entry);
-        memset(at, 0, size);
-        memcpy(at, &entry, size < sizeof entry ? size : sizeof entry);
+        soft_answer((char *)out + (size_t)i * size, size, &entry, sizeof entry);
     }
     return count;
 }

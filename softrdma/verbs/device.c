@@ -129,6 +129,14 @@ EXPORT void ibv_free_device_list(struct ibv_device **list)
     free(list);
 }
 
+void soft_answer(void *out, size_t size, const void *answer, size_t answer_size)
+{
+    size_t known = size < answer_size ? size : answer_size;
+
+    memcpy(out, answer, known);
+    memset((char *)out + known, 0, size - known);
+}
+
 static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out, size_t size)
 {
     struct ibv_port_attr attributes = {
@@ -153,7 +161,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
     if (gids < 0)
         return errno;
     attributes.gid_tbl_len = gids;
-    memcpy(out, &attributes, size < sizeof attributes ? size : sizeof attributes);
+    soft_answer(out, size, &attributes, sizeof attributes);
     return 0;
 }
 
@@ -164,7 +172,7 @@ static int query_device_ex(struct ibv_context *context, const struct ibv_query_d
 
     UNUSED(input);
     ibv_query_device(context, &attributes.orig_attr);
-    memcpy(out, &attributes, size < sizeof attributes ? size : sizeof attributes);
+    soft_answer(out, size, &attributes, sizeof attributes);
     return 0;
 }
 

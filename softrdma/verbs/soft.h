@@ -143,6 +143,8 @@ void soft_async(struct soft_context *context, enum ibv_event_type type, void *el
 /* The element is gone: its events that nobody has taken go too. */
 void soft_async_forget(struct soft_context *context, const void *element);
 
+/* device.c: answers a query with a structure that may be longer, or shorter, in the program's headers. */
+void soft_answer(void *out, size_t size, const void *answer, size_t answer_size);
 /* device.c: the context that the connection manager shares with all of its identifiers, opened at first use. */
 struct ibv_context *soft_shared_context(void);
 struct ibv_device *soft_device(void);
