@@ -14,7 +14,8 @@
 /* Odd, so one less than this is even. Some programs use that depth, and return credits for half of it at a time. */
 #define MAX_QUEUE_DEPTH 1025u
 #define MAX_SHARED_QUEUE_DEPTH 4096u
-#define MAX_CQ_DEPTH 65536u
+/* libfabric asks for 262,144. The ring has a power of two above the depth, so this costs as much as that. */
+#define MAX_CQ_DEPTH 524287u
 #define MAX_PRIVATE_DATA 508u /* what an enhanced MPA frame can carry */
 #define MIN_GRANTED_SGE 4u
 
