@@ -22,6 +22,8 @@
 
 /* What both siw and the field for its size in struct rdma_conn_param can carry. */
 #define CM_MAX_PRIVATE_DATA 252u
+#define CM_ACK_TIMEOUT 18
+#define CM_MAX_ACK_TIMEOUT 31
 
 enum cm_state {
     CM_IDLE,
@@ -71,6 +73,7 @@ struct cm_id {
     struct connector *connector;
     uint32_t qp_number; /* of the connection's queue pair */
     uint32_t inbound, outbound; /* read limits: the peer's until accepted, then what both agreed on */
+    uint8_t ack_timeout; /* TCP has its own; programs are told this one */
     struct timer timer; /* until TIMEWAIT_EXIT; holds a reference while set */
 
     /* For the event that memory is not left for. Programs wait for events without a limit. */

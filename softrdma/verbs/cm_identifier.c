@@ -251,6 +251,7 @@ struct cm_id *cm_id_new(struct rdma_event_channel *channel, void *context, enum 
     id->rdma.ps = space;
     id->rdma.qp_type = qp_type;
     id->references = 1;
+    id->ack_timeout = CM_ACK_TIMEOUT;
     id->sockets[0] = id->sockets[1] = NO_SOCKET;
     pthread_mutex_init(&id->lock, NULL);
     pthread_cond_init(&id->acknowledged, NULL);
@@ -332,8 +333,14 @@ static int set_own_option(struct cm_id *id, int name, const void *value, size_t 
 
     switch (name) {
     case RDMA_OPTION_ID_TOS:
-    case RDMA_OPTION_ID_ACK_TIMEOUT:
         return size == sizeof(uint8_t) ? 0 : EINVAL; /* TCP has its own */
+    case RDMA_OPTION_ID_ACK_TIMEOUT:
+        if (size != sizeof(uint8_t) || *(const uint8_t *)value > CM_MAX_ACK_TIMEOUT || !cm_is_connected_type(id))
+            return EINVAL;
+        pthread_mutex_lock(&id->lock);
+        id->ack_timeout = *(const uint8_t *)value;
+        pthread_mutex_unlock(&id->lock);
+        return 0;
     case RDMA_OPTION_ID_REUSEADDR:
     case RDMA_OPTION_ID_AFONLY:
         if (size != sizeof number)

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #define HOP_LIMIT 64
-#define ACK_TIMEOUT 18
 #define RETRIES 7 /* of both kinds, so those of a receiver that is not ready have no end */
 
 /* ---- Completion queues that nobody named ---- */
@@ -209,7 +208,7 @@ static void ready_to_receive(const struct cm_id *id, struct ibv_qp_attr *out, in
 
 static void ready_to_send(const struct cm_id *id, struct ibv_qp_attr *out, int *mask)
 {
-    out->timeout = ACK_TIMEOUT;
+    out->timeout = id->ack_timeout;
     out->retry_cnt = out->rnr_retry = RETRIES;
     out->max_rd_atomic = (uint8_t)id->outbound;
     *mask = IBV_QP_STATE | IBV_QP_SQ_PSN | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
@@ -242,16 +241,17 @@ static int fill(const struct cm_id *id, struct ibv_qp_attr *out, int *mask)
 
 void cm_make_qp_ready(struct cm_id *id)
 {
-    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_RTR};
-    int mask;
+    struct ibv_qp_attr to_receive = {.qp_state = IBV_QPS_RTR}, to_send = {.qp_state = IBV_QPS_RTS};
+    int receive_mask, send_mask;
 
     if (id->rdma.qp == NULL)
         return;
-    ready_to_receive(id, &attributes, &mask);
-    soft_qp_move((struct soft_qp *)id->rdma.qp, &attributes, mask);
-    attributes = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS};
-    ready_to_send(id, &attributes, &mask);
-    soft_qp_move((struct soft_qp *)id->rdma.qp, &attributes, mask);
+    pthread_mutex_lock(&id->lock);
+    ready_to_receive(id, &to_receive, &receive_mask);
+    ready_to_send(id, &to_send, &send_mask);
+    pthread_mutex_unlock(&id->lock);
+    soft_qp_move((struct soft_qp *)id->rdma.qp, &to_receive, receive_mask);
+    soft_qp_move((struct soft_qp *)id->rdma.qp, &to_send, send_mask);
 }
 
 EXPORT int rdma_init_qp_attr(struct rdma_cm_id *rdma, struct ibv_qp_attr *out, int *mask)

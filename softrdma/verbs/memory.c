@@ -61,7 +61,8 @@ static int check_access(unsigned access)
         return EOPNOTSUPP;
     if ((access & ~(unsigned)KNOWN_ACCESS) != 0)
         return EINVAL;
-    return (access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0 ? EINVAL : 0;
+    bool peer_writes = (access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) != 0;
+    return peer_writes && (access & IBV_ACCESS_LOCAL_WRITE) == 0 ? EINVAL : 0;
 }
 
 static int begin(struct soft_mr *mr, void *address, size_t length, uint64_t iova, unsigned access)

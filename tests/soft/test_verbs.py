@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from c_programs import run
 
 
 def test_a_message_without_a_receive_waits_as_long_as_rnr_retry_says():
     run("patience")
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param("windows", id="a window takes every right of a region"),
+        pytest.param("depth", id="a completion queue has room for what libfabric asks for"),
+        pytest.param("domains", id="receives of a shared queue are checked against its domain"),
+        pytest.param("tails", id="structures of newer headers are zeroed to their end"),
+        pytest.param("gids", id="a table of GIDs that does not fit is refused"),
+        pytest.param("rights", id="peers may change only what its owner may change"),
+        pytest.param("timeout", id="the ACK timeout of an identifier is told"),
+    ],
+)
+def test_small_calls(part):
+    run("small_calls", part)
