@@ -118,7 +118,7 @@ class Adapter:
                 windows.
             timeout_s: how long to wait. None waits for ever. A registration that takes longer is cancelled.
         Raises:
-            InvalidBufferError: the buffer is empty, or its bytes do not lie one after the other.
+            InvalidBufferError: the buffer is empty, is not C-contiguous, or holds Python objects.
             AccessViolationError: a right needs to write, but the buffer is read-only. Or the memory is not mapped.
             LimitExceededError: the buffer is too long.
             InsufficientResourcesError: the memory cannot be pinned. The message gives the reason and the remedy.
