@@ -61,7 +61,7 @@ enum ndpy_refusal {
     NDPY_INLINE_TOO_LONG = -5,
     NDPY_BAD_FLAGS = -6,
     NDPY_NO_READS = -7,
-    NDPY_BAD_TOKEN = -8,        /* larger than the provider's tokens; only ndpy._core and lists return it */
+    NDPY_BAD_TOKEN = -8,        /* larger than the provider's tokens; only ndpy._core returns it */
     NDPY_POST_SINGLY = -9,      /* only for lists: post the rest one by one */
     NDPY_UNSUPPORTED = -10,     /* see ndpy_queue_pair_offer() */
     NDPY_NOT_ATOMIC = -11,      /* an atomic operation has one element of 8 bytes */

@@ -14,7 +14,7 @@ from ndpy.cache import lease
 from ndpy.cache.ownership import MemoryRange
 from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.datagram import DatagramSource
-from ndpy.datagram_queue_pair import Destination
+from ndpy.datagram_queue_pair import Destination as PublicDestination
 from ndpy.flags import Access, FlushKind, Operation, Status
 from ndpy.memory import Binding, Elements, InlineElements
 from ndpy.memory import MemoryRegion as PublicRegion
@@ -319,7 +319,7 @@ class Batch:
     def send_to(
         self,
         sges: Elements,
-        destination: Destination | XrcDestination,
+        destination: PublicDestination | XrcDestination,
         *,
         context: int = 0,
         flags: int = 0,
@@ -368,7 +368,7 @@ class Batch:
         """Forget all requests."""
     def _calls(
         self, first: int, /
-    ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], Destination | None]]: ...
+    ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], PublicDestination | None]]: ...
 
 class WorkQueues:
     """The part of a queue pair that posts."""
@@ -523,11 +523,12 @@ class WorkQueues:
         self,
         operation: int,
         record: list[Any],
-        elements: list[tuple[int, int, int]],
+        elements: list[Any],
         context: int,
         flags: int,
         remote: PublicRemoteMemory | None,
         words: tuple[int, int, int],
+        destination: Any,
         /,
     ) -> None: ...
     def _attach(self, provider: int, native: int, posted_requests: PostedRequests, /) -> None: ...
@@ -679,6 +680,13 @@ class KnownBuffer:
     def length(self) -> int: ...
     @property
     def entry(self) -> Any: ...
+
+class Destination:
+    _adapter: PublicAdapter
+    _defunct: Callable[[], errors.NdpyError] | None
+    _words: tuple[int, int]
+
+def read_pieces(queue: SharedReceiveQueue, largest_token: int, elements: list[Any], out: int, /) -> int: ...
 
 class LeaseFinder:
     """The part of a cache that a hit needs. It calls _local() for a miss."""

@@ -6,7 +6,7 @@ import abc
 import contextlib
 from typing import Any, NoReturn
 
-from ndpy import errors
+from ndpy import _core, errors
 from ndpy.addresses import Address, is_multicast, resolve, resolve_destination
 from ndpy.connection_parameters import check_private_data
 from ndpy.datagram import DatagramSource
@@ -28,7 +28,7 @@ MAX_REQUEST_DATA = 180
 MAX_ANSWER_DATA = 136
 
 
-class Destination(Resource):
+class Destination(_core.Destination, Resource):
     """Where datagrams go. DatagramQueuePair.destination() and resolve() make one.
 
     Close it when the last send to it has completed.
@@ -58,13 +58,18 @@ class Destination(Resource):
         self.qp_number = qp_number
         self.qkey = qkey
         self._native_create()
+        self._words = self._address(), qp_number | qkey << 32
         self._opened()
 
-    @property
-    def _words(self) -> tuple[int, int]:
-        """The operands of a request. See struct ndpy_remote."""
-        self._check()
-        return self._address(), self.qp_number | self.qkey << 32
+    def _release(self) -> None:
+        # A post looks at this. No request goes to a handle that is being destroyed.
+        self._defunct = self._closed_error
+        try:
+            self._native_destroy()
+        except BaseException:
+            if self._handle is not None:
+                self._mark_still_open()
+            raise
 
     def _describe(self) -> str:
         return f"Destination QPN {self.qp_number:#x}"
@@ -76,6 +81,10 @@ class Destination(Resource):
     @abc.abstractmethod
     def _native_create(self) -> None:
         """Make the native handle."""
+
+    @abc.abstractmethod
+    def _native_destroy(self) -> None:
+        """Destroy it. If it raises, and there still is one, the destination stays open."""
 
 
 class DatagramQueuePair(QueuePair):
@@ -283,7 +292,6 @@ class DatagramQueuePair(QueuePair):
         if not isinstance(destination, Destination):
             raise TypeError(f"a destination is a Destination, not {type(destination).__name__}")
         self._check()
-        self._require_same_adapter(destination, "the destination")
         if immediate is not None and not (isinstance(immediate, int) and 0 <= immediate < 1 << 32):
             raise ValueError(f"immediate is 0 to 4294967295, not {immediate!r}")
         operation = SEND_TO if immediate is None else SEND_TO_WITH_IMMEDIATE

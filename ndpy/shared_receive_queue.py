@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import abc
-import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-from ndpy import errors
-from ndpy.memory import Elements, MemoryRegion
+from ndpy import _core, errors
+from ndpy.memory import Elements, MemoryRegion, Sge
 from ndpy.pending import Pending
 from ndpy.resource import Resource, busy
-from ndpy.work_queues import QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, flatten
+from ndpy.work_queues import BAD_TOKEN, QUEUE_FULL, TOO_LONG, TOO_MANY_ELEMENTS, bad_token, flatten
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
-
-# struct ndpy_element of cdefs/ndpy_abi.h.
-_ELEMENT = struct.Struct("=QQI4x")
 
 
 class SharedReceiveQueue(Resource):
@@ -60,7 +56,8 @@ class SharedReceiveQueue(Resource):
         self._armed: dict[Any, Pending[None]] = {}
         # A post copies the array. So one array, used under the lock, serves all posts.
         self._elements = self._ffi.new("struct ndpy_element[]", max(max_sge, 1))
-        self._elements_view = memoryview(self._ffi.buffer(self._elements)).cast("B")
+        self._elements_address = int(self._ffi.cast("uintptr_t", self._elements))
+        self._largest_token = int(self._lib.ndpy_provider_table().largest_token)
         self._srq = self._native_create()
         self._native = self._lib.ndpy_shared_queue_new(self._srq, depth, max_sge, adapter.info.max_transfer_length)
         if not self._native:
@@ -84,53 +81,47 @@ class SharedReceiveQueue(Resource):
         """
         elements = flatten(sges)
         if len(elements) > self.max_sge:
-            raise self._refusal(TOO_MANY_ELEMENTS, len(elements))
-        triples = []
+            raise self._refusal(TOO_MANY_ELEMENTS, elements)
         for element in elements:
-            region = element if isinstance(element, MemoryRegion) else getattr(element, "region", None)
-            if region is None:
+            if not isinstance(element, (Sge, MemoryRegion)):
                 raise TypeError(f"an element is a region or a slice of one, not {type(element).__name__}")
-            self._require_same_adapter(region, "the region")
-            token = element.local_token if isinstance(element, MemoryRegion) else element.token
-            triples.append((element.address, token, element.length))
         if not isinstance(context, int) or not 0 <= context < 1 << 64:
             raise ValueError(f"context is 0 to 2**64-1, not {context!r}")
         with self._lock:
             self._check()
             if not self._free:
-                raise self._refusal(QUEUE_FULL, 0)
-            try:
-                for index, triple in enumerate(triples):
-                    _ELEMENT.pack_into(self._elements_view, index * _ELEMENT.size, *triple)
-            except struct.error:
-                # Lengths have 32 bits.
-                raise self._refusal(TOO_LONG, len(elements)) from None
+                raise self._refusal(QUEUE_FULL, elements)
+            refused = _core.read_pieces(self, self._largest_token, elements, self._elements_address)
+            if refused:
+                raise self._refusal(refused, elements)
             slot = self._free.pop()
             # Record it first. Another thread may take the completion before the call returns.
             self._records[slot] = elements
-            refused = self._post_shared(self._native, slot, context, self._elements, len(triples))
+            refused = self._post_shared(self._native, slot, context, self._elements, len(elements))
             if refused:
                 self._free_slot(slot)
-                raise self._refusal(refused, len(elements))
+                raise self._refusal(refused, elements)
 
     def _free_slot(self, slot: int) -> None:
         """The receive in this slot has ended."""
         self._records.pop(slot, None)
         self._free.append(slot)
 
-    def _refusal(self, refused: int, count: int) -> errors.NdpyError:
+    def _refusal(self, refused: int, elements: list[Any]) -> Exception:
         if refused == QUEUE_FULL:
             return errors.QueueFullError(
                 f"all {self.depth} receives are outstanding; take completions, then try again", operation="receive"
             )
         if refused == TOO_MANY_ELEMENTS:
             return errors.LimitExceededError(
-                f"receive: {count} elements are more than the {self.max_sge} of this queue"
+                f"receive: {len(elements)} elements are more than the {self.max_sge} of this queue"
             )
         if refused == TOO_LONG:
             return errors.LimitExceededError(
                 f"receive: more bytes than the {self._adapter.info.max_transfer_length} that the adapter moves at once"
             )
+        if refused == BAD_TOKEN:
+            return bad_token("receive", elements)
         return self._native_refusal("receive", refused)
 
     def modify(self, depth: int = 0, threshold: int = 0) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ndpy import _core, errors
 from ndpy.completion import PostedRequests
@@ -84,6 +84,8 @@ _DOES = {
 #: The immediate data and both operands of a request that has none.
 Words = tuple[int, int, int]
 _NO_WORDS: Words = (0, 0, 0)
+#: An element, or the address, the length and the token of memory that is sent inline.
+Piece: TypeAlias = Sge | MemoryRegion | tuple[int, int, int]
 _INLINE = int(Flags.INLINE)
 # enum ndpy_internal_flag of cdefs/ndpy_abi.h.
 _UNWRITABLE = 0x100
@@ -127,6 +129,34 @@ def flatten(local: Any) -> list[Any]:
     if isinstance(local, (Sge, MemoryRegion, bytes, bytearray, memoryview)):
         return [local]
     return list(local)
+
+
+def _piece(element: Any, exports: list[memoryview] | None) -> Piece:
+    """What _core.WorkQueues._post_elements() takes for an element.
+
+    exports: an export of memory that is sent inline is added to it. None where memory has to be registered.
+    """
+    is_slice = isinstance(element, Sge)
+    if is_slice or isinstance(element, MemoryRegion):
+        owner = (element.region if is_slice else element)._owner
+        if exports is not None and isinstance(owner, memoryview):
+            exports.append(memoryview(owner))
+        found: Piece = element
+        return found
+    if exports is not None and isinstance(element, (bytes, bytearray, memoryview)):
+        view = plain_view(element)
+        exports.append(view)
+        return (address_of(view) if view.nbytes else 0), view.nbytes, 0
+    raise TypeError(
+        f"an element is a region or a slice of one, not {type(element).__name__}; "
+        "register the buffer, or send up to limits.inline_data_size bytes with Flags.INLINE"
+    )
+
+
+def bad_token(name: str, elements: list[Any]) -> ValueError:
+    """The error for an element's token that is larger than those of the provider."""
+    tokens = [element.token for element in elements if isinstance(element, Sge)]
+    return ValueError(f"{name}: a token of this adapter is 0 to 2**32-1, not {max(tokens, default=0):#x}")
 
 
 def _calls_of(batch: _core.Batch, first: int) -> list[Any]:
@@ -367,7 +397,7 @@ class WorkQueues(_core.WorkQueues, Resource):
     ) -> None:
         """Post any elements: a region, a slice, a buffer to send inline, or a sequence of these.
 
-        destination: what the request also keeps alive.
+        destination: what else the request refers to, and keeps alive.
         """
         elements = flatten(local)
         limits = self.limits
@@ -378,8 +408,8 @@ class WorkQueues(_core.WorkQueues, Resource):
         # An export keeps inline data from being resized or freed until the provider has copied it.
         exports: list[memoryview] | None = [] if inline else None
         try:
-            triples = [self._element(element, exports) for element in elements]
-            total = sum(length for _, length, _ in triples)
+            pieces = [_piece(element, exports) for element in elements]
+            total = sum(piece[1] if isinstance(piece, tuple) else piece.length for piece in pieces)
             if remote is not None and operation != SEND_AND_INVALIDATE and total > remote.length:
                 raise self._exceeds_remote(total, remote)
             if operation == ATOMIC_WRITE and remote is not None and remote.length < _ATOMIC_SIZE:
@@ -392,7 +422,7 @@ class WorkQueues(_core.WorkQueues, Resource):
                     flags |= _UNWRITABLE
             if destination is not None:
                 elements = [*elements, destination]
-            self._post_elements(operation, elements, triples, context, flags, remote, words)
+            self._post_elements(operation, elements, pieces, context, flags, remote, words, destination)
         finally:
             if exports:
                 for export in exports:
@@ -422,28 +452,6 @@ class WorkQueues(_core.WorkQueues, Resource):
     def _not_writable(operation: int) -> errors.AccessViolationError:
         return errors.AccessViolationError(
             "the memory was registered without Access.LOCAL_WRITE", operation=operation_name(operation)
-        )
-
-    def _element(self, element: Any, exports: list[memoryview] | None) -> tuple[int, int, int]:
-        """The address, length and token of an element.
-
-        exports: an export of memory that is sent inline is added to it. None where memory has to be registered.
-        """
-        is_slice = isinstance(element, Sge)
-        if is_slice or isinstance(element, MemoryRegion):
-            region = element.region if is_slice else element
-            owner = region._owner
-            self._require_same_adapter(region, "the region")
-            if exports is not None and isinstance(owner, memoryview):
-                exports.append(memoryview(owner))
-            return element.address, element.length, element.token if is_slice else element.local_token
-        if exports is not None and isinstance(element, (bytes, bytearray, memoryview)):
-            view = plain_view(element)
-            exports.append(view)
-            return (address_of(view) if view.nbytes else 0), view.nbytes, 0
-        raise TypeError(
-            f"an element is a region or a slice of one, not {type(element).__name__}; "
-            "register the buffer, or send up to limits.inline_data_size bytes with Flags.INLINE"
         )
 
     def _refusal(self, operation: int, refused: int, elements: list[Any], flags: int) -> Exception:
@@ -492,7 +500,7 @@ class WorkQueues(_core.WorkQueues, Resource):
         if refused == NOT_WRITABLE:
             return self._not_writable(operation)
         if refused == BAD_TOKEN:
-            return ValueError(f"{name}: a token of this adapter is 0 to 2**32-1")
+            return bad_token(name, elements)
         if refused == BAD_FLAGS:
             taken = _FLAGS_OF.get(operation, "SILENT_SUCCESS and READ_FENCE")
             return errors.InvalidFlagsError(f"{name} takes the flags {taken}, not {Flags(flags)!r}")

@@ -186,37 +186,28 @@ static void forget_lists(Batch *batch)
 /* Reads an element: a slice of a region, or a region. Returns its region, borrowed, or NULL with an error. */
 static Region *read_element(PyObject *object, struct ndpy_element *out)
 {
-    unsigned long long length;
-    Region *region;
+    struct piece piece;
 
-    if (Py_TYPE(object) == element_type) {
-        const Element *element = (Element *)object;
-
-        region = (Region *)element->region;
-        *out = (struct ndpy_element){element->address, element->token, 0};
-        length = element->length;
-    } else if (PyObject_TypeCheck(object, region_type)) {
-        region = (Region *)object;
-        *out = (struct ndpy_element){region->address, region->local_token, 0};
-        length = region->length;
-    } else {
+    if (!read_piece(object, &piece)) {
         PyErr_Format(PyExc_TypeError, "an element of a batch is a region or a slice of one, not %R",
             (PyObject *)Py_TYPE(object));
         return NULL;
     }
-    if (length > UINT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "an element has at most 4294967295 bytes, not %llu", length);
+    if (piece.length > UINT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "an element has at most 4294967295 bytes, not %llu", piece.length);
         return NULL;
     }
-    out->length = (uint32_t)length;
-    return region;
+    *out = (struct ndpy_element){piece.address, piece.token, (uint32_t)piece.length};
+    return piece.region;
 }
 
-/* Adds the region to those that every post looks at. */
-static void note_region(Batch *batch, Region *region)
+/* Adds a region or a destination to those that every post looks at. */
+static void note_use(Batch *batch, PyObject *used)
 {
-    if (batch->region_count && batch->regions[batch->region_count - 1] == (PyObject *)region) return;
-    batch->regions[batch->region_count++] = Py_NewRef((PyObject *)region);
+    /* Often a request refers to what the last one referred to: a region, or a region and a destination. */
+    for (uint32_t back = 1; back <= 2 && back <= batch->used_count; back++)
+        if (batch->used[batch->used_count - back] == used) return;
+    batch->used[batch->used_count++] = Py_NewRef(used);
 }
 
 /* Adds a request. sges: a list. Returns 0, or -1 with an error. Called in a section of the batch. */
@@ -259,10 +250,11 @@ static int add_request(Batch *batch, struct ndpy_list_request *request, PyObject
         !is_writable)
         request->flags |= NDPY_UNWRITABLE;
     for (Py_ssize_t place = 0; place < count; place++) {
-        note_region(batch, (Region *)batch->element_regions[at + place]);
+        note_use(batch, batch->element_regions[at + place]);
         batch->numbers[ADDRESSES][at + place] = batch->elements[at + place].address;
         batch->numbers[LENGTHS][at + place] = batch->elements[at + place].length;
     }
+    if (destination && PyObject_TypeCheck(destination, destination_type)) note_use(batch, destination);
     request->first = at;
     request->count = (uint32_t)count;
     batch->numbers[CONTEXTS][batch->count] = request->context;
@@ -509,11 +501,11 @@ static PyObject *batch_receive(PyObject *self, PyObject *const *arguments, Py_ss
 
 static void drop_requests(Batch *batch)
 {
-    uint32_t count = batch->count, regions = batch->region_count;
+    uint32_t count = batch->count, used = batch->used_count;
 
-    batch->count = batch->element_count = batch->region_count = 0;
+    batch->count = batch->element_count = batch->used_count = 0;
     forget_lists(batch);
-    while (regions--) Py_CLEAR(batch->regions[regions]);
+    while (used--) Py_CLEAR(batch->used[used]);
     while (count--) {
         Py_CLEAR(batch->records[count]);
         Py_CLEAR(batch->remotes[count]);
@@ -666,6 +658,17 @@ static uint64_t *read_requests(Batch *batch, uint32_t changes, struct ndpy_list_
     return numbers;
 }
 
+/* Finds a request with a token that is too large. Returns its number, or batch->count. */
+static uint32_t find_bad_token(const Batch *batch, unsigned long long largest)
+{
+    uint32_t place = 0, at = 0;
+
+    for (; place < batch->count; place++)
+        for (; at < batch->requests[place].first + batch->requests[place].count; at++)
+            if (batch->elements[at].token > largest) return place;
+    return place;
+}
+
 /* Makes a list. On a refusal *refused has it, with the number of the request in *bad. */
 static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad)
 {
@@ -686,6 +689,10 @@ static PostedList *make_list(Batch *batch, ListPool *pool, int *refused, uint32_
     list->numbers = read_requests(batch, changes, requests);
     if (list->numbers) {
         list->operation = requests[0].operation;
+        *bad = find_bad_token(batch, pool->provider->largest_token);
+        if (*bad < count) *refused = NDPY_BAD_TOKEN;
+    }
+    if (list->numbers && !*refused) {
         mutex_lock(&pool->mutex);
         *refused = pool->provider->list_new(pool->native, requests, count, batch->elements, &list->native, bad);
         mutex_unlock(&pool->mutex);
@@ -856,10 +863,10 @@ static PyObject *batch_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     batch->destinations = PyMem_Calloc((size_t)capacity, sizeof *batch->destinations);
     batch->elements = PyMem_Calloc(elements, sizeof *batch->elements);
     batch->element_regions = PyMem_Calloc(elements, sizeof *batch->element_regions);
-    batch->regions = PyMem_Calloc(elements, sizeof *batch->regions);
+    batch->used = PyMem_Calloc(elements + (size_t)capacity, sizeof *batch->used);
     batch->lists = PyDict_New();
     if (!batch->requests || !batch->records || !batch->remotes || !batch->destinations || !batch->elements || !batch->element_regions ||
-        !batch->regions || !batch->lists) {
+        !batch->used || !batch->lists) {
         Py_DECREF(batch);
         return PyErr_NoMemory();
     }
@@ -883,7 +890,7 @@ static int batch_traverse(PyObject *self, visitproc visit, void *arg)
         Py_VISIT(batch->remotes[place]);
         Py_VISIT(batch->destinations[place]);
     }
-    for (uint32_t place = 0; place < batch->region_count; place++) Py_VISIT(batch->regions[place]);
+    for (uint32_t place = 0; place < batch->used_count; place++) Py_VISIT(batch->used[place]);
     Py_VISIT(batch->lists);
     Py_VISIT((PyObject *)batch->last);
     return 0;
@@ -911,7 +918,7 @@ static void batch_dealloc(PyObject *self)
     PyMem_Free(batch->destinations);
     PyMem_Free(batch->elements);
     PyMem_Free(batch->element_regions);
-    PyMem_Free(batch->regions);
+    PyMem_Free(batch->used);
     free_object(self);
 }
 

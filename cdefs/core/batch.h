@@ -7,8 +7,8 @@ enum { LARGEST_CAPACITY = 1 << 20 };
 
 enum column { CONTEXTS, REMOTE_ADDRESSES, ADDRESSES, LENGTHS, COLUMNS };
 
-/* requests, records, remotes: one for each request. elements, element_regions: one for each element. regions: those of the
-   elements, without some of the repetitions. numbers: the memory of the columns, which the views show. is_exposed: the program may
+/* requests, records, remotes: one for each request. elements, element_regions: one for each element. used: the regions
+   and destinations of all requests, without some of the repetitions. numbers: the memory of the columns, which the views show. is_exposed: the program may
    have changed it. changes: how often requests were added or forgotten. lists: a dict of PostedList by ListPool. last: the one that
    was posted last. */
 typedef struct {
@@ -17,7 +17,7 @@ typedef struct {
     Py_ssize_t max_sge;
     uint32_t count;
     uint32_t element_count;
-    uint32_t region_count;
+    uint32_t used_count;
     uint32_t changes;
     char signals_all;
     SHARED char is_exposed;
@@ -27,7 +27,7 @@ typedef struct {
     PyObject **destinations;
     struct ndpy_element *elements;
     PyObject **element_regions;
-    PyObject **regions;
+    PyObject **used;
     uint64_t *numbers[COLUMNS];
     PyObject *views[COLUMNS];
     PyObject *lists;

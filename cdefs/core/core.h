@@ -209,16 +209,44 @@ typedef struct {
 
 extern PyTypeObject *orphans_type, *adapter_type;
 
+/* ---- references.c ---- */
+
+/* How an object begins that requests refer to. adapter: whose it is. defunct: None while it can be used. */
+#define USABLE_HEAD \
+    PyObject_HEAD \
+    PyObject *adapter; \
+    PyObject *SHARED defunct;
+
+typedef struct {
+    USABLE_HEAD
+} Usable;
+
+/* Whether requests of an adapter's queues may refer to an object. Every way of posting asks this, with the lock of the queue. */
+HOT int may_refer_to(const PyObject *adapter, const Usable *used)
+{
+    return is_usable(used->defunct) && used->adapter == adapter;
+}
+
+/* Where datagrams go. operands: those of struct ndpy_remote. */
+typedef struct {
+    USABLE_HEAD
+    unsigned long long operands[2];
+} Destination;
+
+extern PyTypeObject *destination_type;
+
+/* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised, or the request refers to something that it may
+   not refer to. */
+enum { RAISED = -1000, UNUSABLE = -1001 };
+
 /* ---- regions.c ---- */
 
-/* defunct: None while the region can be used. owner: keeps the memory in place until the region is closed. writable:
+/* owner: keeps the memory in place until the region is closed. writable:
    whether the adapter may write to it. handle: the provider's object. bindings: a set, or NULL for none. lifetime: the
    lock of close(), made when it is needed. serial: 0 until somebody asks. released: not open, or closed. weak: a weak reference to the
    region, by which other threads find it in the circle, where it stays while it is freed. */
 typedef struct {
-    PyObject_HEAD
-    PyObject *adapter;
-    PyObject *SHARED defunct;
+    USABLE_HEAD
     PyObject *SHARED owner;
     unsigned long long address;
     unsigned long long length;
@@ -239,6 +267,24 @@ typedef struct {
 } Region;
 
 extern PyTypeObject *region_type;
+
+/* A piece of memory that a request uses, as the program gave it. region: borrowed. */
+struct piece {
+    Region *region;
+    unsigned long long address;
+    unsigned long long length;
+    unsigned long long token;
+};
+
+/* Reads an element or a region. Returns 0 if it is neither. */
+int read_piece(PyObject *object, struct piece *out);
+/* Reads the elements of a request: elements, regions, and tuples (address, length, token) of memory that is sent inline. Returns 0, a
+   refusal, RAISED, or UNUSABLE with the region in *unusable, borrowed. */
+int read_pieces(const PyObject *adapter, unsigned long long largest_token, PyObject *list, struct ndpy_element *out, uint32_t count,
+    PyObject **unusable);
+/* Raises why a queue's requests may not refer to an object. Returns -1. Returns 0 if they may by now, because a close() in another
+   thread has failed. Called without the lock. */
+int refuse_reference(PyObject *queue, PyObject *object);
 
 /* ---- records.c ---- */
 
@@ -409,6 +455,7 @@ const struct ndpy_details *details_with(PyObject *bytes, uint32_t kind);
 
 /* Each adds the types and functions of its file. Return 0, or -1 with an error. */
 int add_memory(PyObject *module);
+int add_references(PyObject *module);
 int add_locks(PyObject *module);
 int add_records(PyObject *module);
 int add_batches(PyObject *module);

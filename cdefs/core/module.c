@@ -125,7 +125,7 @@ PyMODINIT_FUNC PyInit__core(void)
 #ifdef Py_GIL_DISABLED
     if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif
-    if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_records(module) < 0 ||
+    if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_references(module) < 0 || add_records(module) < 0 ||
                       add_batches(module) < 0 || add_completion_arrays(module) < 0 || add_completions(module) < 0 || add_work_queues(module) < 0 ||
                       add_completion_queues(module) < 0 || add_exports(module) < 0 || add_leases(module) < 0 || add_resources(module) < 0 ||
                       add_regions(module) < 0))

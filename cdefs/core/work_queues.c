@@ -189,9 +189,6 @@ int read_remote(PyObject *object, struct ndpy_remote *out)
 
 /* ---- posting ---- */
 
-/* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised. */
-enum { RAISED = -1000 };
-
 /* See post_elements(). Called with the records' mutex. */
 HOT int post_with_mutex(WorkQueues *self, Records *records, uint32_t operation, const struct post *post,
     const struct ndpy_element *elements, uint32_t count, PyObject *record)
@@ -254,7 +251,7 @@ HOT int may_use(const WorkQueues *self, Region *region, uint32_t flags, PyObject
     int may;
 
     BEGIN_SECTION((PyObject *)region)
-    may = is_usable(region->defunct) && region->adapter == self->adapter;
+    may = may_refer_to(self->adapter, (Usable *)region);
     /* Kept until the provider has copied what is sent inline. */
     *owner = may && flags & NDPY_INLINE ? Py_XNewRef(region->owner) : NULL;
     END_SECTION()
@@ -274,14 +271,8 @@ HOT PyObject *post_one(WorkQueues *self, uint32_t operation, struct post *post, 
         post->flags |= NDPY_UNWRITABLE;
     if (enter(self) < 0) return NULL;
     if (!may_use(self, region, post->flags, &owner)) {
-        PyObject *checked;
-
         lock_leave(self->lock);
-        checked = PyObject_CallMethod((PyObject *)self, "_require_same_adapter", "Os", sge->region, "the region");
-        if (!checked) return NULL;
-        /* A close() in another thread has failed meanwhile, so the region can be used again. */
-        Py_DECREF(checked);
-        return post_again(self, post, sge);
+        return refuse_reference((PyObject *)self, sge->region) < 0 ? NULL : post_again(self, post, sge);
     }
     refused = (sge->length | sge->token) > UINT32_MAX ? check_large(self, sge) : 0;
     if (!refused) refused = post_elements(self, operation, post, &element, 1, (PyObject *)sge);
@@ -524,25 +515,16 @@ static PyObject *queues_fetch_and_add(PyObject *self, PyObject *const *arguments
 
 /* ---- batches ---- */
 
-/* Finds a region that cannot be used here. Borrowed, or NULL. Called in a section of the batch. */
-static PyObject *find_unusable(const WorkQueues *self, const Batch *batch)
+/* Finds a region or a destination of a batch that its requests may not refer to here. Borrowed, or NULL. Called in a section of the
+   batch. */
+HOT PyObject *find_unusable(const WorkQueues *self, const Batch *batch)
 {
-    for (uint32_t place = 0; place < batch->region_count; place++) {
-        const Region *region = (Region *)batch->regions[place];
+    PyObject *const *used = batch->used, *const *end = used + batch->used_count;
+    const PyObject *adapter = self->adapter;
 
-        if (!is_usable(region->defunct) || region->adapter != self->adapter) return (PyObject *)region;
-    }
+    for (; used < end; used++)
+        if (!may_refer_to(adapter, (Usable *)*used)) return *used;
     return NULL;
-}
-
-/* Whether all regions of a batch can be used. Those of a batch that has a list for a queue pair are of its adapter. */
-HOT int are_usable(const Batch *batch)
-{
-    PyObject *const *region = batch->regions, *const *end = region + batch->region_count;
-
-    for (; region < end; region++)
-        if (!is_usable(((Region *)*region)->defunct)) return 0;
-    return 1;
 }
 
 static Records *records_of(WorkQueues *self, const PostedList *list)
@@ -624,8 +606,8 @@ static int check_batch(WorkQueues *self, const Batch *batch)
     return 0;
 }
 
-/* Posts a batch that has no list for this queue pair, may have changed, or has a region that cannot be used. Called with the lock,
-   which it gives back. */
+/* Posts a batch that has no list for this queue pair, may have changed, or refers to something that it may not refer to. Called with
+   the lock, which it gives back. */
 static PyObject *post_checked(WorkQueues *self, Batch *batch)
 {
     PyObject *unusable;
@@ -636,19 +618,20 @@ static PyObject *post_checked(WorkQueues *self, Batch *batch)
     BEGIN_SECTION((PyObject *)batch)
     unusable = Py_XNewRef(find_unusable(self, batch));
     is_good = !unusable && check_batch(self, batch) == 0;
-    if (is_good && self->provider->list_new)
+    if (is_good && self->provider->list_new) {
         list = (PostedList *)Py_XNewRef((PyObject *)batch_list(batch, (ListPool *)self->lists, &refused, &bad));
+        /* The collector may have closed something while the list was made. */
+        if (list) unusable = Py_XNewRef(find_unusable(self, batch));
+    }
     END_SECTION()
     if (unusable) {
-        PyObject *checked;
+        int checked;
 
         lock_leave(self->lock);
-        checked = PyObject_CallMethod((PyObject *)self, "_require_same_adapter", "Os", unusable, "the region");
+        Py_XDECREF((PyObject *)list);
+        checked = refuse_reference((PyObject *)self, unusable);
         Py_DECREF(unusable);
-        if (!checked) return NULL;
-        /* A close() in another thread has failed meanwhile, so the region can be used again. */
-        Py_DECREF(checked);
-        return enter(self) < 0 ? NULL : post_checked(self, batch);
+        return checked < 0 || enter(self) < 0 ? NULL : post_checked(self, batch);
     }
     if (!is_good) {
         lock_leave(self->lock);
@@ -683,25 +666,26 @@ static PyObject *queues_post(PyObject *object, PyObject *argument)
     }
     if (enter(self) < 0) return NULL;
     list = HAS_GIL ? batch->last : NULL;
-    if (!list || list->pool != self->lists || batch->is_exposed || !are_usable(batch)) return post_checked(self, batch);
+    if (!list || list->pool != self->lists || batch->is_exposed || find_unusable(self, batch)) return post_checked(self, batch);
     refused = post_list(self, list, &posted);
     lock_leave(self->lock);
     if (refused || self->ended) return conclude_batch(self, batch, refused, posted, posted);
     Py_RETURN_NONE;
 }
 
-/* Reads the triples of _post_elements(). */
-static int read_elements(const WorkQueues *self, PyObject *triples, struct ndpy_element *out, uint32_t count)
+/* Checks what a request refers to, and posts it. Returns as post_elements(), or UNUSABLE with the object in *unusable. Called with the
+   lock. destination: NULL, or that of the request. */
+static int check_and_post(WorkQueues *self, const struct post *post, PyObject *pieces, struct ndpy_element *elements, uint32_t count,
+    PyObject *record, PyObject *destination, PyObject **unusable)
 {
-    for (uint32_t place = 0; place < count; place++) {
-        unsigned long long address, length, token;
+    int refused = read_pieces(self->adapter, self->provider->largest_token, pieces, elements, count, unusable);
 
-        if (!PyArg_ParseTuple(PyList_GetItem(triples, place), "KKK", &address, &length, &token)) return -1;
-        if (length > UINT32_MAX) return NDPY_TOO_LONG;
-        if (token > self->provider->largest_token) return NDPY_BAD_TOKEN;
-        out[place] = (struct ndpy_element){address, token, (uint32_t)length};
+    if (refused) return refused;
+    if (destination && !may_refer_to(self->adapter, (Usable *)destination)) {
+        *unusable = destination;
+        return UNUSABLE;
     }
-    return 0;
+    return post_elements(self, post->operation, post, elements, count, record);
 }
 
 static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
@@ -709,28 +693,28 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
     WorkQueues *queues = (WorkQueues *)self;
     struct ndpy_element on_stack[STACK_ELEMENTS], *elements = on_stack;
     struct post post = {0};
-    PyObject *record, *triples, *context, *flags, *remote, *result = NULL;
+    PyObject *record, *pieces, *context, *flags, *remote, *destination, *unusable = NULL, *result = NULL;
     unsigned long long operands[2] = {0};
+    int refused = UNUSABLE;
     uint32_t count;
-    int refused;
 
-    if (!PyArg_ParseTuple(arguments, "IO!O!OOO(IKK)", &post.operation, &PyList_Type, &record, &PyList_Type, &triples,
-            &context, &flags, &remote, &post.remote.immediate, &operands[0], &operands[1]) ||
+    if (!PyArg_ParseTuple(arguments, "IO!O!OOO(IKK)O", &post.operation, &PyList_Type, &record, &PyList_Type, &pieces, &context,
+            &flags, &remote, &post.remote.immediate, &operands[0], &operands[1], &destination) ||
         read_numbers(self, context, flags, &post) < 0)
         return NULL;
     post.remote.operands[0] = operands[0];
     post.remote.operands[1] = operands[1];
     if (remote != Py_None && read_remote(remote, &post.remote) < 0) return NULL;
-    count = (uint32_t)PyList_Size(triples);
+    if (!PyObject_TypeCheck(destination, destination_type)) destination = NULL;
+    count = (uint32_t)PyList_Size(pieces);
     if (count > STACK_ELEMENTS) elements = PyMem_Malloc(count * sizeof *elements);
     if (!elements) return PyErr_NoMemory();
-    if (enter(queues) == 0) {
-        refused = read_elements(queues, triples, elements, count);
-        if (!refused) refused = post_elements(queues, post.operation, &post, elements, count, record);
-        if (PyErr_Occurred()) refused = RAISED;
+    while (refused == UNUSABLE && enter(queues) == 0) {
+        refused = check_and_post(queues, &post, pieces, elements, count, record, destination, &unusable);
         lock_leave(queues->lock);
-        result = conclude(queues, &post, refused, record);
+        if (refused == UNUSABLE && refuse_reference(self, unusable) < 0) refused = RAISED;
     }
+    if (refused != UNUSABLE) result = conclude(queues, &post, refused, record);
     if (elements != on_stack) PyMem_Free(elements);
     return result;
 }
@@ -950,9 +934,9 @@ static PyMethodDef queues_methods[] = {
     {"fetch_and_add", FAST(queues_fetch_and_add), fetch_and_add_doc},
     {"post", queues_post, METH_O, post_doc},
     {"_post_elements", queues_post_elements, METH_VARARGS,
-        "_post_elements($self, operation, record, elements, context, flags, remote, words, /)\n--\n\n"
-        "Post elements, as a list of (address, length, token). record: the list that keeps their memory alive. words: the\n"
-        "immediate data and both operands."},
+        "_post_elements($self, operation, record, elements, context, flags, remote, words, destination, /)\n--\n\n"
+        "Post regions, elements, and memory that is sent inline: (address, length, 0). record: the list that keeps their memory\n"
+        "alive. words: the immediate data and both operands. destination: None, or what else the request refers to."},
     {"_attach", queues_attach, METH_VARARGS,
         "_attach($self, provider, native, posted_requests, /)\n--\n\n"
         "Post to this struct ndpy_queue_pair from now on. The addresses are integers."},

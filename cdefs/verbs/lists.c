@@ -50,11 +50,8 @@ static int check_request(const struct ndpy_queue_pair *qp, const struct ndpy_lis
     /* One that sends to destinations has no other. */
     if (request->operation == NDPY_SEND && qp->offered & 1u << NDPY_SEND_TO)
         return NDPY_UNSUPPORTED;
-    for (uint32_t i = 0; i < request->count; i++) {
+    for (uint32_t i = 0; i < request->count; i++)
         *nbytes += elements[i].length;
-        if (elements[i].token > LARGEST_TOKEN)
-            return NDPY_BAD_TOKEN;
-    }
     if (request->operation > NDPY_WRITE) {
         int refused = check_special(qp, request->operation, request->flags, elements, request->count, &request->remote);
 

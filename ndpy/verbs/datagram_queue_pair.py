@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING, Any
 
+from ndpy import errors
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection_parameters import ReadLimits
 from ndpy.datagram_queue_pair import DatagramQueuePair, Destination
@@ -35,10 +36,15 @@ class VerbsDestination(Destination):
     def _address(self) -> int:
         return int(ffi.cast("uintptr_t", self._handle))
 
-    def _release(self) -> None:
+    def _native_destroy(self) -> None:
+        # Ctrl-C may come after the handle has gone. Nobody may destroy it a second time.
         handle, self._handle = self._handle, None
-        if handle is not None:
-            check("close destination", lib.ibv_destroy_ah(handle))
+        try:
+            if handle is not None:
+                check("close destination", lib.ibv_destroy_ah(handle))
+        except errors.NdpyError:
+            self._handle = handle
+            raise
 
 
 class VerbsDatagramQueuePair(DatagramQueuePair, VerbsQueuePair):
