@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from ndpy import errors
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _CONTROL_SIZE = 64
 # The client repeats its first step so often, because siw may leave a server's first frame in its socket until more come.
 _NUDGE_S = 0.2
-# What probe_if_stuck() finds where nobody waits, and at how many calls a connection is probed on which a task waits for a message.
+# What _probe_if_stuck() finds where nobody waits, and at how many calls a connection is probed on which a task waits for a message.
 _NOTHING = (None, None, None, None)
 _PATIENT_LOOKS = 5
 # How long the end that closes second waits for the first one to disconnect.
@@ -146,7 +146,7 @@ class Connection(Transfers):
         queue_pair, connector, adapter: what it is made of, for what it does not offer itself. Do not post requests there.
     """
 
-    number = 0
+    _number = 0
 
     connector: Connector | None = None
     queue_pair: QueuePair = None  # type: ignore[assignment]
@@ -183,7 +183,7 @@ class Connection(Transfers):
         #: Offers of the peer whose memory is being read.
         self._reading: dict[int, _Incoming] = {}
         self._answers: dict[int, asyncio.Future[None]] = {}
-        #: What the tasks waited for when probe_if_stuck() looked, and whether a probe is on its way.
+        #: What the tasks waited for when _probe_if_stuck() looked, and whether a probe is on its way.
         self._waits: tuple[Any, ...] = _NOTHING
         #: How often it has looked since.
         self._looks = 0
@@ -200,7 +200,7 @@ class Connection(Transfers):
         completions = self._receives + initiator_queue_depth
         self._completions = completions
         self._queue: CompletionQueue = hub.add(self, completions)
-        self._base = self.number << 32
+        self._base = self._number << 32
         try:
             size = own.slot_size
             self._memory = region = hub.take_memory(
@@ -251,7 +251,7 @@ class Connection(Transfers):
         state = f"ended: {self._failure}" if self._failure is not None else "open"
         return f"<Connection to {self._peer} {state}>"
 
-    def uses(self, queue: CompletionQueue) -> bool:
+    def _uses(self, queue: CompletionQueue) -> bool:
         return self._queue is queue
 
     # ---- its beginning ----
@@ -387,7 +387,13 @@ class Connection(Transfers):
             if self._failure is not None and number in protocol.offered:
                 raise self._end_error()
 
-    async def receive(self, into: Memory | None = None) -> Any:
+    @overload
+    async def receive(self, into: None = None) -> bytearray: ...
+
+    @overload
+    async def receive(self, into: Memory) -> int: ...
+
+    async def receive(self, into: Memory | None = None) -> bytearray | int:
         """Wait for the next message.
 
         If it is cancelled, the next receive() gets the message. This ends when the adapter does not write to the memory any
@@ -547,7 +553,7 @@ class Connection(Transfers):
         else:
             self._probing = False
 
-    def probe_if_stuck(self) -> None:
+    def _probe_if_stuck(self) -> None:
         """Called at intervals. Post an empty write if somebody has waited for the same thing since the last call.
 
         So a host that has died is noticed also where everything that was sent had arrived. Who waits for a message does it less

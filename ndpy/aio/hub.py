@@ -174,15 +174,15 @@ class Hub:
             self._take(shared)
         shared.room -= completions
         self._last_number = self._last_number % 0x7FFFFFFF + 1
-        connection.number = self._last_number
-        self._connections[connection.number] = connection
+        connection._number = self._last_number
+        self._connections[connection._number] = connection
         if self._next_probe is None:
             self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
         return shared.queue
 
     def remove(self, connection: Connection, queue: CompletionQueue, completions: int) -> None:
         """The queue pair of a connection has gone."""
-        self._connections.pop(connection.number, None)
+        self._connections.pop(connection._number, None)
         for shared in self._queues:
             if shared.queue is queue:
                 shared.room += completions
@@ -192,7 +192,7 @@ class Hub:
 
     def _probe(self) -> None:
         for connection in self._connections.values():
-            connection.probe_if_stuck()
+            connection._probe_if_stuck()
         self._next_probe = asyncio.get_running_loop().call_later(_PROBE_S, self._probe)
 
     def _take(self, shared: _Queue) -> None:
@@ -217,7 +217,7 @@ class Hub:
         except NdpyError as error:
             # The queue or the adapter has failed, and with it all connections of the queue.
             for connection in list(connections.values()):
-                if connection.uses(queue):
+                if connection._uses(queue):
                     connection._lose(f"the completion queue failed: {error}", error)
             return
         asyncio.get_running_loop().call_soon(self._take, shared)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import types
+import typing
 
 import pytest
 from stub_docs import STUB, differences, documented, public
@@ -107,6 +109,32 @@ def test_a_stub_that_says_something_else_is_found_and_mended():
         'class Queue:\n    """A queue."""\n\n    width: int\n    def _hidden(self) -> None: ...\n    def write(\n        self,\n    ) -> None:\n'
         '        """Write.\n\n        More.\n        """\n    @property\n    def depth(self) -> int:\n        """How deep."""\n'
     )
+
+
+# ---- ndpy.aio ----
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="typing.get_overloads() is of Python 3.11")
+def test_what_receive_returns_is_known_from_its_argument():
+    returned = [each.__annotations__ for each in typing.get_overloads(ndpy.aio.Connection.receive)]
+    assert [(each.get("into"), each["return"]) for each in returned] == [
+        ("None", "bytearray"),
+        ("Memory", "int"),
+    ]
+
+
+@pytest.mark.parametrize("kind", [ndpy.aio.Connection, ndpy.aio.Server])
+def test_what_looks_public_is_documented(kind):
+    attributes = [
+        name
+        for name, value in vars(kind).items()
+        if not name.startswith("_") and not (hasattr(value, "__name__") or isinstance(value, property))
+    ]
+    methods = [
+        name for name, value in vars(kind).items() if not name.startswith("_") and callable(value) and not value.__doc__
+    ]
+    assert methods == []
+    assert [name for name in attributes if f"{name}," not in kind.__doc__ and f"{name}:" not in kind.__doc__] == []
 
 
 # ---- enumerations ----
