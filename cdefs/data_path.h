@@ -369,6 +369,7 @@ HOT void translate_rest(
     struct ndpy_ring *ring = slot->ring;
     uint32_t sequence = slot->sequence;
     int is_posted = !(slot->flags & NDPY_LISTED) || find_posted(ring, slot, &sequence);
+    int32_t newly = 0;
 
     out->context = slot->context;
     out->operation = slot->operation;
@@ -382,8 +383,7 @@ HOT void translate_rest(
     else
         out->nbytes = slot->operation == NDPY_RECEIVE ? native->bytes(result) : slot->nbytes;
     if (ring) {
-        int32_t newly = (int32_t)(sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
-
+        newly = (int32_t)(sequence + 1 - atomic_load_explicit(&ring->retired, memory_order_relaxed));
         out->queue_pair = ring->number;
         if (!is_posted || (int32_t)(sequence + 1 - atomic_load_explicit(&ring->posted, memory_order_acquire)) > 0) {
             /* libsiw keeps a request that the kernel refused, and the kernel flushes it in the end. */
@@ -397,8 +397,6 @@ HOT void translate_rest(
             out->flags = NDPY_INTERNAL;
         if (out->status != NDPY_SUCCESS)
             atomic_store_explicit(&ring->failed, 1, memory_order_relaxed);
-        if (newly > 0)
-            atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
     } else {
         out->queue_pair = native->queue_pair(result);
         out->retired = 0;
@@ -413,6 +411,9 @@ HOT void translate_rest(
         if (slot->flags & NDPY_HEADED && native->datagram)
             native->datagram(result, slot, out);
     }
+    /* From here on another thread may post with the slot, and the next datagram's header may come to its memory. */
+    if (newly > 0)
+        atomic_store_explicit(&ring->retired, sequence + 1, memory_order_release);
 }
 
 HOT const void *result_at(const struct native *native, const void *results, int place)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import random
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -368,3 +370,13 @@ def test_what_is_cancelled_comes_behind_what_was_stored(provider):
     assert lib.ndpy_cancel_rest(qp, 0, provider.cq) == 100
     assert lib.ndpy_stored_of(provider.cq, 6) == 100
     assert [each.context for each in provider.poll(200)] == [*range(10, 40), *range(100, 200)]
+
+
+def test_a_slot_is_given_back_when_everything_of_its_request_was_read(provider_path, tmp_path):
+    """Without the interpreter's lock another thread posts with it at once, and the next datagram's header comes to its memory."""
+    source, program = Path(__file__).with_name("retiring.c"), tmp_path / "retiring"
+    flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{source.parents[2] / 'cdefs'}"]
+    made = subprocess.run(["gcc", *flags, "-o", program, source], capture_output=True, text=True, timeout=120)
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run([program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
