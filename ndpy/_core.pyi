@@ -25,6 +25,20 @@ from ndpy.resource import Resource
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.xrc import XrcDestination
 
+def seconds(value: Any, name: str, /) -> float:
+    """Read how long something lasts.
+
+    Parameters:
+        value: any real number. A negative one is 0. One that is greater than 10**9 is infinite.
+        name: of the parameter, for the error.
+    Raises:
+        TypeError: it is no number, or a bool.
+        ValueError: it is nan.
+    """
+
+def timeout(value: Any, name: str = "timeout_s", /) -> float | None:
+    """Read how long a call may wait, as seconds() does. None stands for ever, and so does an infinite time: then this returns None."""
+
 def keep_for_ever(object: object, /) -> None:
     """Never free an object. For memory that is registered when the interpreter ends: the adapter may use it until the process has gone."""
 

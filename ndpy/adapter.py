@@ -39,6 +39,7 @@ from ndpy.queue_pair import QueuePair
 from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Orphans, Resource, _serials, busy, prevent_close
 from ndpy.shared_receive_queue import SharedReceiveQueue
+from ndpy.timeouts import timeout
 from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import QueuePairLimits
 from ndpy.xrc import XrcDomain, XrcReceiveQueue, XrcSender
@@ -179,6 +180,7 @@ class Adapter(_core.Adapter, Resource):
 
     def _register_in_python(self, buffer: Any, access: Access, timeout_s: float | None) -> MemoryRegion:
         """What register() leaves to Python."""
+        timeout_s = timeout(timeout_s)
         if timeout_s is not None:
             return wait_or_cancel(self.begin_register(buffer, access), timeout_s)
 
@@ -770,6 +772,7 @@ class Adapter(_core.Adapter, Resource):
         Returns: the connector. The caller closes it.
         Raises: what Connector.connect() and Connector.complete_connect() raise.
         """
+        timeout_s = timeout(timeout_s)
         connector = self.create_connector()
         try:
             connector.connect(

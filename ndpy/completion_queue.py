@@ -31,6 +31,7 @@ from ndpy.memory import MemoryWindow
 from ndpy.pending import Pending
 from ndpy.placement import usable_processors
 from ndpy.resource import Resource, busy
+from ndpy.timeouts import seconds, timeout
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -83,9 +84,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         super().__init__(adapter)
         self.depth = depth
         # On a single processor nothing would come meanwhile.
-        self.spin_s = _SPIN_S if usable_processors() > 1 else 0.0
+        self._spin_s = _SPIN_S if usable_processors() > 1 else 0.0
         #: For how long wait() polls next.
-        self._present_spin_s = self.spin_s
+        self._present_spin_s = self._spin_s
         self._lock = _core.Lock()
         #: The provider's queue, and the extension module's record of it. None before the creation and after the close.
         self._cq: Any = None
@@ -237,6 +238,14 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     # ---- waiting ----
 
+    @property
+    def spin_s(self) -> float:
+        return self._spin_s
+
+    @spin_s.setter
+    def spin_s(self, spin_s: float) -> None:
+        self._spin_s = seconds(spin_s, "spin_s")
+
     def wait(self, timeout_s: float | None = None, max_entries: int = 64) -> list[Completion]:
         """Wait until there are completions, and take some. Any number of threads may wait.
 
@@ -253,6 +262,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             CompletionQueueOverrunError: more completions arrived than the queue holds.
             DeviceRemovedError: the adapter has gone.
         """
+        timeout_s = timeout(timeout_s)
         completions = self.poll(max_entries)
         if completions:
             return completions
@@ -260,8 +270,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             raise ValueError(f"wait() takes at least one completion, not {max_entries}")
         began = time.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
-        if self.spin_s and self._present_spin_s:
-            spin_s = min(self._present_spin_s, self.spin_s, math.inf if timeout_s is None else timeout_s)
+        if self._spin_s and self._present_spin_s:
+            spin_s = min(self._present_spin_s, self._spin_s, math.inf if timeout_s is None else timeout_s)
             completions = self.poll(max_entries, spin_s=spin_s)
             if completions:
                 return completions
@@ -269,7 +279,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             self._wait_for_notification(deadline)
             completions = self.poll(max_entries)
             if completions:
-                if self.spin_s:
+                if self._spin_s:
                     self._learn_to_spin(time.monotonic() - began)
                 if self._waiters:
                     self._wake_another_waiter()
@@ -296,7 +306,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
         if max_entries < 1:
             raise ValueError(f"wait_async() takes at least one completion, not {max_entries}")
-        return await poller_of_loop().wait(self, timeout_s, max_entries)
+        return await poller_of_loop().wait(self, timeout(timeout_s), max_entries)
 
     async def __aiter__(self) -> AsyncIterator[list[Completion]]:
         """Yield completions as they come, several at a time, until the queue is closed."""
@@ -309,8 +319,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
 
     def _learn_to_spin(self, slept_s: float) -> None:
         """A wait() had to sleep. Choose for how long the next one polls."""
-        if slept_s < 2 * self.spin_s:
-            self._present_spin_s = self.spin_s
+        if slept_s < 2 * self._spin_s:
+            self._present_spin_s = self._spin_s
         elif self._present_spin_s:
             half = self._present_spin_s / 2
             self._present_spin_s = half if half > _SHORTEST_SPIN_S else 0.0

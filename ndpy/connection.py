@@ -29,6 +29,7 @@ from ndpy.flags import Capability
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair_attributes import QueuePairType
 from ndpy.resource import Resource
+from ndpy.timeouts import timeout
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -229,6 +230,7 @@ class Connector(Resource):
             UnsupportedError: `retry` was given, but info.capabilities lacks RETRY_POLICY.
         Source: IND2Connector::Connect (contract H.4); rdma_connect(3).
         """
+        timeout_s = timeout(timeout_s)
         pending = self.begin_connect(
             queue_pair,
             address,
@@ -315,6 +317,7 @@ class Connector(Resource):
             TimeoutError: timeout_s has passed. The connection may still be established later.
         Source: IND2Connector::CompleteConnect (contract H.5); rdma_establish(3).
         """
+        timeout_s = timeout(timeout_s)
         wait_or_cancel(self.begin_complete_connect(), timeout_s)
 
     def begin_complete_connect(self) -> Pending[None]:
@@ -368,6 +371,7 @@ class Connector(Resource):
             ConnectionActiveError, NotConnectedError: there is no request to accept.
         Source: IND2Connector::Accept (contract H.5); rdma_accept(3).
         """
+        timeout_s = timeout(timeout_s)
         pending = self.begin_accept(
             queue_pair,
             private_data=private_data,
@@ -507,6 +511,7 @@ class Connector(Resource):
             TimeoutError: timeout_s has passed. The connection ends anyway.
         Source: IND2Connector::Disconnect (contract H.8); rdma_disconnect(3).
         """
+        timeout_s = timeout(timeout_s)
         self.begin_disconnect().result(timeout_s)
 
     def begin_disconnect(self) -> Pending[None]:
@@ -575,6 +580,7 @@ class Connector(Resource):
             NotConnectedError: there never was a connection.
             TimeoutError: timeout_s has passed, and the connection still exists.
         """
+        timeout_s = timeout(timeout_s)
         wait_or_cancel(self.begin_wait_disconnected(), timeout_s)
 
     def begin_wait_disconnected(self) -> Pending[None]:

@@ -17,6 +17,7 @@ from ndpy.pending import Pending, wait_or_cancel
 from ndpy.queue_pair import QueuePair
 from ndpy.queue_pair_attributes import AddressVector
 from ndpy.resource import Resource, busy
+from ndpy.timeouts import timeout
 from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import SEND_TO, SEND_TO_WITH_IMMEDIATE
 
@@ -170,6 +171,7 @@ class DatagramQueuePair(QueuePair):
             CanceledError: the queue pair was closed meanwhile.
         Source: rdma_connect(3) in RDMA_PS_UDP; InfiniBand Architecture, volume 1, 12.11 (SIDR).
         """
+        timeout_s = timeout(timeout_s)
         pending = self.begin_resolve(address, private_data=private_data)
         try:
             return wait_or_cancel(pending, timeout_s)
@@ -210,6 +212,7 @@ class DatagramQueuePair(QueuePair):
             CanceledError: the queue pair was closed meanwhile.
         Source: rdma_join_multicast(3).
         """
+        timeout_s = timeout(timeout_s)
         return wait_or_cancel(self.begin_join_multicast(group), timeout_s)
 
     def begin_join_multicast(self, group: str) -> Pending[MulticastGroup]:

@@ -12,6 +12,7 @@ from ndpy import errors
 from ndpy.flags import NamedInt
 from ndpy.pending import Pending, wait_or_cancel
 from ndpy.resource import Resource
+from ndpy.timeouts import timeout
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -125,6 +126,7 @@ class EventStream(Resource):
             CanceledError: the stream was closed meanwhile.
             DeviceRemovedError: the adapter was removed, and all events were taken.
         """
+        timeout_s = timeout(timeout_s)
         return wait_or_cancel(self.begin_get(), timeout_s)
 
     def begin_get(self) -> Pending[AdapterEvent]:

@@ -14,6 +14,7 @@ from ndpy.addresses import Address
 from ndpy.connection import Connector
 from ndpy.pending import Pending, await_or_cancel, wait_or_cancel
 from ndpy.resource import Resource
+from ndpy.timeouts import timeout
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -76,6 +77,7 @@ class Listener(Resource):
             CanceledError: the listener was closed meanwhile.
         Source: IND2Listener::GetConnectionRequest (contract H.3); rdma_get_cm_event(3).
         """
+        timeout_s = timeout(timeout_s)
         self._warn_of_refusals()
         return wait_or_cancel(self.begin_get_request(), timeout_s)
 
@@ -110,6 +112,7 @@ class Listener(Resource):
         Returns: a connector in the state requested.
         Raises: what get_request() raises.
         """
+        timeout_s = timeout(timeout_s)
         pending = self.begin_get_request()
         try:
             return await await_or_cancel(pending, timeout_s)

@@ -15,6 +15,7 @@ from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, N
 from ndpy.flags import Access, Capability
 from ndpy.pending import Pending
 from ndpy.resource import Resource, _serials, busy
+from ndpy.timeouts import timeout
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -221,6 +222,7 @@ class MemoryRegion(_core.MemoryRegion, Resource):
             DeviceBusyError: a window is bound to the region. Nothing has changed (contract D.6.2).
             TimeoutError: the deadline passed. Deregistering goes on.
         """
+        timeout_s = timeout(timeout_s)
         self.begin_deregister().result(timeout_s)
 
     def begin_deregister(self) -> Pending[None]:

@@ -6,12 +6,14 @@ import concurrent.futures
 import contextlib
 import copy
 import threading
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, TypeVar, cast
 
 from ndpy.errors import CanceledError, ClosedError, TimeoutError
 from ndpy.forking import in_child
+from ndpy.timeouts import timeout
 from ndpy.unraisable import must_propagate, report
 
 T = TypeVar("T")
@@ -77,12 +79,15 @@ class Pending(concurrent.futures.Future[T]):
         return self.done() and isinstance(self._exception, CanceledError)
 
     def _wait(self, timeout_s: float | None) -> None:
-        """Wait for the end. Raises TimeoutError after timeout_s seconds."""
-        if self.done():
-            return
-        with self._condition:
-            if not self._condition.wait_for(self.done, timeout_s):
+        """Wait for the end. Raises TimeoutError after timeout_s seconds, which timeout() has read."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.done():
+            left_s = None if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+            if left_s is not None and left_s <= 0:
                 raise TimeoutError(f"not finished within {timeout_s:g} s", operation=self._operation)
+            with self._condition:
+                if not self.done():
+                    self._condition.wait(left_s)
 
     def result(self, timeout_s: float | None = None) -> T:
         """Wait for the end. Return the value, or raise the exception, a new one each time.
@@ -92,7 +97,7 @@ class Pending(concurrent.futures.Future[T]):
         Raises:
             TimeoutError: timeout_s has passed. The operation goes on.
         """
-        self._wait(timeout_s)
+        self._wait(timeout(timeout_s))
         if self._exception is not None:
             raise _another(self._exception)
         return cast(T, self._result)
@@ -105,7 +110,7 @@ class Pending(concurrent.futures.Future[T]):
         Raises:
             TimeoutError: timeout_s has passed. The operation goes on.
         """
-        self._wait(timeout_s)
+        self._wait(timeout(timeout_s))
         return None if self._exception is None else _another(self._exception)
 
     def cancel(self) -> bool:
@@ -260,6 +265,7 @@ def wait_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
 
 async def await_or_cancel(pending: Pending[T], timeout_s: float | None) -> T:
     """Do what wait_or_cancel() does, in a task of asyncio."""
+    timeout_s = timeout(timeout_s)
     if timeout_s is None:
         return await pending
     import asyncio

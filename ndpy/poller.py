@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
 from ndpy.forking import renew_in_child
+from ndpy.timeouts import seconds, timeout
 
 if TYPE_CHECKING:
     from ndpy.completion import Completion
@@ -41,7 +42,7 @@ class Poller:
         return super().__new__(cls)
 
     def __init__(self, *, spin_s: float = 0.0) -> None:
-        self.spin_s = spin_s
+        self._spin_s = seconds(spin_s, "spin_s")
         # Reentrant, so that a signal handler may call wake() in a thread that holds the lock.
         self._lock = threading.RLock()
         self._closed = False
@@ -111,9 +112,10 @@ class Poller:
             ClosedError: the poller was closed.
             CompletionQueueOverrunError, DeviceRemovedError: a queue failed, as in CompletionQueue.wait().
         """
+        timeout_s = timeout(timeout_s)
         now = time.monotonic()
         deadline = None if timeout_s is None else now + timeout_s
-        spin_until = now + (self.spin_s if timeout_s is None else min(self.spin_s, timeout_s))
+        spin_until = now + (self._spin_s if timeout_s is None else min(self._spin_s, timeout_s))
         counted = False
         try:
             with self._lock:
@@ -130,7 +132,7 @@ class Poller:
                     woken, self._woken = self._woken, False
                 if ready or woken:
                     return ready
-                if self.spin_s and (now := time.monotonic()) < spin_until:
+                if self._spin_s and (now := time.monotonic()) < spin_until:
                     self._native_wait(now)
                 elif not self._native_wait(deadline):
                     raise TimeoutError("no completion within the time allowed", operation="wait")
@@ -263,6 +265,14 @@ class Poller:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def spin_s(self) -> float:
+        return self._spin_s
+
+    @spin_s.setter
+    def spin_s(self, spin_s: float) -> None:
+        self._spin_s = seconds(spin_s, "spin_s")
 
     def _check(self) -> None:
         if self._forked:

@@ -453,10 +453,17 @@ PyObject *entry_to_tuple(const struct ndpy_completion *entry);
 /* The struct ndpy_details in these bytes, if it has this one of enum ndpy_detail. Otherwise NULL. */
 const struct ndpy_details *details_with(PyObject *bytes, uint32_t kind);
 
+/* ---- timeouts.c ---- */
+
+/* Reads how many seconds something lasts: 0 or more, infinite for ever. name: of the parameter, for the error. Returns 0, or -1 with an
+   error: it is no number, or not a number. */
+int read_seconds(PyObject *value, const char *name, double *seconds);
+
 /* Each adds the types and functions of its file. Return 0, or -1 with an error. */
 int add_memory(PyObject *module);
 int add_references(PyObject *module);
 int add_locks(PyObject *module);
+int add_timeouts(PyObject *module);
 int add_records(PyObject *module);
 int add_batches(PyObject *module);
 int add_completion_arrays(PyObject *module);

@@ -118,6 +118,23 @@ PyObject *raise_defunct(PyObject *object, PyObject *SHARED const *defunct)
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ndpy._core",
     "The parts of ndpy that are called most often.", -1, NULL, NULL, NULL, NULL, NULL};
 
+static int (*const parts[])(PyObject *module) = {
+    add_locks,
+    add_timeouts,
+    add_memory,
+    add_references,
+    add_records,
+    add_batches,
+    add_completion_arrays,
+    add_completions,
+    add_work_queues,
+    add_completion_queues,
+    add_exports,
+    add_leases,
+    add_resources,
+    add_regions,
+};
+
 PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
@@ -125,10 +142,8 @@ PyMODINIT_FUNC PyInit__core(void)
 #ifdef Py_GIL_DISABLED
     if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif
-    if (module && (add_locks(module) < 0 || add_memory(module) < 0 || add_references(module) < 0 || add_records(module) < 0 ||
-                      add_batches(module) < 0 || add_completion_arrays(module) < 0 || add_completions(module) < 0 || add_work_queues(module) < 0 ||
-                      add_completion_queues(module) < 0 || add_exports(module) < 0 || add_leases(module) < 0 || add_resources(module) < 0 ||
-                      add_regions(module) < 0))
-        Py_CLEAR(module);
+    for (size_t part = 0; module && part < sizeof parts / sizeof *parts; part++) {
+        if (parts[part](module) < 0) Py_CLEAR(module);
+    }
     return module;
 }

@@ -400,8 +400,8 @@ static PyObject *poll_with(CompletionQueue *self, PyObject *const *arguments, Py
     double spin_s = 0;
 
     if (sort_arguments("poll", arguments, count, keywords, argument_names, 1, 2, given) < 0) return NULL;
-    if (given[1]) spin_s = PyFloat_AsDouble(given[1]);
-    if (given[0] && !PyErr_Occurred()) wanted = PyLong_AsSsize_t(given[0]);
+    if (given[1] && read_seconds(given[1], "spin_s", &spin_s) < 0) return NULL;
+    if (given[0]) wanted = PyLong_AsSsize_t(given[0]);
     if (PyErr_Occurred()) return NULL;
     if (enter(self) < 0) return NULL;
     if (wanted > (Py_ssize_t)self->depth + SLACK) wanted = (Py_ssize_t)self->depth + SLACK;

@@ -254,8 +254,7 @@ static PyObject *poll_into_with(CompletionQueue *self, PyObject *const *argument
         return NULL;
     }
     if (given[1]) enough = PyLong_AsSsize_t(given[1]);
-    if (given[2] && !PyErr_Occurred()) spin_s = PyFloat_AsDouble(given[2]);
-    if (PyErr_Occurred()) return NULL;
+    if (PyErr_Occurred() || (given[2] && read_seconds(given[2], "spin_s", &spin_s) < 0)) return NULL;
     if (enough > array->capacity) {
         PyErr_Format(PyExc_ValueError, "the array holds %zd completions, and cannot get %zd", array->capacity, enough);
         return NULL;

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
@@ -37,6 +38,7 @@ from ndpy.aio.transfers import (
 from ndpy.flags import Access, Capability, Status
 from ndpy.memory import MemoryRegion, RemoteMemory
 from ndpy.pending import await_or_cancel
+from ndpy.timeouts import timeout
 
 if TYPE_CHECKING:
     from ndpy.completion import Completion
@@ -152,9 +154,9 @@ class Connection(Transfers):
     queue_pair: QueuePair = None  # type: ignore[assignment]
     _memory: MemoryRegion | None = None
 
-    def __init__(self, hub: Hub, own: Hello, close_timeout_s: float) -> None:
+    def __init__(self, hub: Hub, own: Hello, close_timeout_s: float | None) -> None:
         self._hub = hub
-        self.close_timeout_s = close_timeout_s
+        self._close_timeout_s = close_timeout_s
         self.adapter = hub.adapter
         capabilities = hub.adapter.info.capabilities
         self._may_invalidate = Capability.SEND_INVALIDATE in capabilities
@@ -254,6 +256,14 @@ class Connection(Transfers):
     def _uses(self, queue: CompletionQueue) -> bool:
         return self._queue is queue
 
+    @property
+    def close_timeout_s(self) -> float | None:
+        return self._close_timeout_s
+
+    @close_timeout_s.setter
+    def close_timeout_s(self, timeout_s: float | None) -> None:
+        self._close_timeout_s = timeout(timeout_s, "close_timeout_s")
+
     # ---- its beginning ----
 
     def _connected_by(self, connector: Connector) -> None:
@@ -262,10 +272,10 @@ class Connection(Transfers):
         self._local_address = connector.local_address
         self._peer = "{} port {}".format(*self._peer_address[:2])
 
-    async def _connect(self, host: str, port: int, timeout_s: float) -> None:
+    async def _connect(self, host: str, port: int, timeout_s: float | None) -> None:
         """The client's way into the connection."""
         connector = self.connector = self.adapter.create_connector()
-        deadline = self._loop.time() + timeout_s
+        deadline = self._deadline(timeout_s)
         connecting = connector.begin_connect(self.queue_pair, (host, port), private_data=self._own.to_bytes())
         try:
             await await_or_cancel(connecting, timeout_s)
@@ -273,7 +283,7 @@ class Connection(Transfers):
             raise connector._native_no_answer(error, timeout_s) from None
         self._connected_by(connector)
         self._protocol = Protocol(self._own, self._hello_of_server(connector))
-        await await_or_cancel(connector.begin_complete_connect(), max(0.0, deadline - self._loop.time()))
+        await await_or_cancel(connector.begin_complete_connect(), self._left_s(deadline))
         self._send_control(self._protocol.start)
         while not self._started.done():
             left_s = deadline - self._loop.time()
@@ -287,6 +297,12 @@ class Connection(Transfers):
                     self._write_nothing(0, SILENT)
         self._require_started()
 
+    def _deadline(self, timeout_s: float | None) -> float:
+        return self._loop.time() + (math.inf if timeout_s is None else timeout_s)
+
+    def _left_s(self, deadline: float) -> float | None:
+        return timeout(deadline - self._loop.time())
+
     def _hello_of_server(self, connector: Connector) -> Hello:
         try:
             return Hello.from_bytes(connector.private_data)
@@ -296,14 +312,14 @@ class Connection(Transfers):
                 connector.begin_complete_connect()
             raise
 
-    async def _accept(self, connector: Connector, timeout_s: float) -> None:
+    async def _accept(self, connector: Connector, timeout_s: float | None) -> None:
         """The server's way into the connection."""
         self._connected_by(connector)
         self._protocol = Protocol(self._own, Hello.from_bytes(connector.private_data))
-        deadline = self._loop.time() + timeout_s
+        deadline = self._deadline(timeout_s)
         await await_or_cancel(connector.begin_accept(self.queue_pair, private_data=self._own.to_bytes()), timeout_s)
         # On iWARP the client sends first.
-        await asyncio.wait((self._started,), timeout=max(0.0, deadline - self._loop.time()))
+        await asyncio.wait((self._started,), timeout=self._left_s(deadline))
         if not self._started.done():
             raise errors.TimeoutError(f"{self._peer} connected and then said nothing", operation="accept")
         self._require_started()
@@ -737,18 +753,18 @@ class Connection(Transfers):
             self._send_control(protocol.close)
             while self._inbox:
                 self._finish_incoming(self._inbox.pop(0))
-            await self._until(self._peer_closed, self.close_timeout_s)
+            await self._until(self._peer_closed, self._close_timeout_s)
             if second:
                 await self._until(self._ended, _LINGER_S)
             if self._failure is None and self.connector is not None:
                 self._leaving = True
                 with contextlib.suppress(errors.NdpyError):
-                    await await_or_cancel(self.connector.begin_disconnect(), self.close_timeout_s)
+                    await await_or_cancel(self.connector.begin_disconnect(), self._close_timeout_s)
         self._lose("this end was closed", kind=errors.ClosedError)
         assert self._freeing is not None
         await finish(self._freeing)
 
-    async def _until(self, future: asyncio.Future[None], timeout_s: float) -> None:
+    async def _until(self, future: asyncio.Future[None], timeout_s: float | None) -> None:
         await asyncio.wait((future, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     def abort(self) -> None:

@@ -18,6 +18,7 @@ from ndpy.aio.hub import Hub, finish, in_thread
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
 from ndpy.connection import Connector
 from ndpy.listener import Listener
+from ndpy.timeouts import timeout
 
 T = TypeVar("T", "Connection", "Server")
 
@@ -52,8 +53,8 @@ def connect(
     address: Address,
     *,
     adapter: Adapter | str | None = None,
-    timeout_s: float = 10.0,
-    close_timeout_s: float = 10.0,
+    timeout_s: float | None = 10.0,
+    close_timeout_s: float | None = 10.0,
     slots: int = 8,
     slot_size: int = 4096,
     offers: int = 2,
@@ -65,8 +66,8 @@ def connect(
         address: (host, port) of the server.
         adapter: an open adapter, or what open_adapter() takes. All connections of one loop to the same adapter share what they
             need, and the last one closes what was opened.
-        timeout_s: how long the server may take to accept.
-        close_timeout_s: how long close() waits for the peer.
+        timeout_s: how long the server may take to accept. None waits for ever.
+        close_timeout_s: how long close() waits for the peer. None waits for ever.
         slots: how many messages the peer may send before this end receives one, 1 to 1,024. Each slot of both directions has
             slot_size bytes of registered memory, besides some for the protocol.
         slot_size: in bytes, 64 to 1 MiB. A message that fits with its header of 24 bytes is sent at once. For a longer one the
@@ -81,6 +82,7 @@ def connect(
         LimitExceededError: an option is out of range.
         Otherwise what open_adapter() and Connector.connect() raise.
     """
+    timeout_s, close_timeout_s = timeout(timeout_s), timeout(close_timeout_s, "close_timeout_s")
     hello = _hello(slots, slot_size, offers, max_message_length)
 
     async def make() -> Connection:
@@ -106,8 +108,8 @@ def serve(
     *,
     adapter: Adapter | str | None = None,
     backlog: int = 1024,
-    timeout_s: float = 10.0,
-    close_timeout_s: float = 10.0,
+    timeout_s: float | None = 10.0,
+    close_timeout_s: float | None = 10.0,
     slots: int = 8,
     slot_size: int = 4096,
     offers: int = 2,
@@ -121,11 +123,12 @@ def serve(
             closed. What it raises goes to the loop's exception handler, and ends this connection only.
         adapter: as for connect().
         backlog: see Adapter.listen().
-        timeout_s: how long a client may take to complete its connection.
+        timeout_s: how long a client may take to complete its connection. None waits for ever.
         close_timeout_s, slots, slot_size, offers, max_message_length: as for connect(), for each connection.
     Returns: a Server.
     Raises: what open_adapter() and Adapter.listen() raise, and LimitExceededError for an option that is out of range.
     """
+    timeout_s, close_timeout_s = timeout(timeout_s), timeout(close_timeout_s, "close_timeout_s")
     hello = _hello(slots, slot_size, offers, max_message_length)
 
     async def make() -> Server:
@@ -162,7 +165,7 @@ async def _resolve(address: Address) -> Address:
     return address
 
 
-async def _new_connection(hub: Hub, hello: Hello, close_timeout_s: float) -> Connection:
+async def _new_connection(hub: Hub, hello: Hello, close_timeout_s: float | None) -> Connection:
     """A connection that is one user of the hub. If it cannot be made, the hub is left."""
     try:
         return Connection(hub, hello, close_timeout_s)
@@ -180,7 +183,13 @@ class Server:
     """
 
     def __init__(
-        self, hub: Hub, listener: Listener, handler: Handler, hello: Hello, timeout_s: float, close_timeout_s: float
+        self,
+        hub: Hub,
+        listener: Listener,
+        handler: Handler,
+        hello: Hello,
+        timeout_s: float | None,
+        close_timeout_s: float | None,
     ) -> None:
         self._hub = hub
         self._listener = listener

@@ -112,7 +112,7 @@ class FinishedRegistration(Pending["VerbsMemoryRegion"]):
         return made
 
     def result(self, timeout_s: float | None = None) -> VerbsMemoryRegion:
-        return self._result
+        return self._result if timeout_s is None else super().result(timeout_s)
 
 
 class RegistrationWorkers:
