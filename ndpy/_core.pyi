@@ -696,11 +696,16 @@ class KnownBuffer:
     def entry(self) -> Any: ...
 
 class Destination:
+    """The part of a destination that requests refer to."""
+
     _adapter: PublicAdapter
     _defunct: Callable[[], errors.NdpyError] | None
     _words: tuple[int, int]
 
-def read_pieces(queue: SharedReceiveQueue, largest_token: int, elements: list[Any], out: int, /) -> int: ...
+def read_pieces(queue: SharedReceiveQueue, largest_token: int, elements: list[Any], out: int, /) -> int:
+    """Check what a request of this queue refers to, and write its elements to the array of struct ndpy_element at this address.
+    Returns 0 or one of enum ndpy_refusal.
+    """
 
 class LeaseFinder:
     """The part of a cache that a hit needs. It calls _local() for a miss."""
