@@ -328,7 +328,7 @@ HOT int count_use(Cache *cache, Entry *entry)
     int is_cached;
 
     mutex_lock(&uses_mutex);
-    is_cached = HAS_GIL || entry->cached;
+    is_cached = entry->cached;
     if (is_cached) {
         entry->uses++;
         entry->used = ++cache->uses;
@@ -356,8 +356,8 @@ static PyObject *find(Cache *cache, PyObject *buffer, long access, int raw)
     if (!known) return NULL;
     if (!(access & ~known->rights) && is_usable(cache->defunct)) view = hold(known, buffer);
     entry = (Entry *)known->entry;
-    /* What keeps the memory in place is made by code that may have changed the cache. */
-    if (view && entry->cached) lease = lease_new(cache, known, view);
+    if (view) lease = lease_new(cache, known, view);
+    /* Making the two may have run code that changed the cache: the buffer's, and what the collector runs. */
     if (lease && !count_use(cache, entry)) {
         undo_lease(lease);
         lease = NULL;
@@ -650,6 +650,11 @@ static PyObject *lease_slice(PyObject *self, PyObject *key)
             BEGIN_SECTION(self)
             ((Element *)element)->export = Py_XNewRef(((Lease *)self)->view);
             END_SECTION()
+            /* The collector may have run code that released the lease. */
+            if (!((Element *)element)->export) {
+                Py_CLEAR(element);
+                lease_entry_in_use(self, NULL);
+            }
         }
     }
     Py_DECREF(region);

@@ -3,17 +3,15 @@ code in the middle of a post."""
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 if sys.platform != "linux":
     pytest.skip("verbs are Linux's", allow_module_level=True)
 
+from collecting import in_next_collection
 from data_path_provider import WC_GRH, WC_RECV
 from test_lists_of_requests import Queue, Queues, Region, in_flight, receives, writes
 
@@ -33,27 +31,6 @@ def queue(provider, queues) -> Iterator[Queue]:
     queue = Queue(provider, queues)
     yield queue
     queue._detach()
-
-
-@contextmanager
-def in_next_collection(action: Callable[[], Any]) -> Iterator[list[bool]]:
-    """Run the action in the next collection, which the next allocation starts. Before Python 3.12 that is inside of a call in C."""
-    ran: list[bool] = []
-
-    def run(phase: str, _: Any) -> None:
-        if phase == "start" and not ran:
-            ran.append(True)
-            action()
-
-    former = gc.get_threshold()
-    gc.collect()
-    gc.callbacks.append(run)
-    gc.set_threshold(1)
-    try:
-        yield ran
-    finally:
-        gc.set_threshold(*former)
-        gc.callbacks.remove(run)
 
 
 @pytest.mark.parametrize("looks", ["an item", "a column", "all items"])

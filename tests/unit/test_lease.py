@@ -10,6 +10,7 @@ import sys
 import weakref
 
 import pytest
+from collecting import in_next_collection
 from helpers import HAS_GIL
 
 from ndpy import Access, ClosedError, Lease, _core
@@ -38,7 +39,7 @@ class LeaseFinder(_core.LeaseFinder):
 
 
 class Entry(_core.Entry):
-    __slots__ = ("__weakref__", "cycle")
+    __slots__ = ("__weakref__", "cycle", "region")
 
     def __init__(self):
         self.cached = True
@@ -436,3 +437,38 @@ def test_an_identity_is_the_number_of_its_object_however_many_there_are():
         assert [_core.identity(thing) for thing in things] == [id(thing) for thing in things]
     # Without the GIL the core remembers no number.
     assert not HAS_GIL or _core.identity(things[0]) is _core.identity(things[0])
+
+
+#: So many leases that no spare one is left, and making the next one allocates.
+MANY = 80
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_a_collection_in_the_middle_of_a_hit_leaves_no_lease_of_what_it_has_invalidated(finder, after):
+    buffer = bytearray(64)
+    entry = learn(finder, buffer)
+    leases = [finder.local(buffer) for _ in range(MANY)]
+    uses = []
+
+    def invalidate():
+        entry.cached = False
+        uses.append(entry.uses)
+
+    with in_next_collection(invalidate, after):
+        while entry.cached:
+            leases.append(finder.local(buffer))
+    # Who closes an entry looks at its uses then.
+    assert uses == [entry.uses]
+    assert finder._hits == entry.uses
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_a_lease_that_is_released_while_it_is_sliced_gives_no_element_without_the_memory(finder, after):
+    buffer = bytearray(64)
+    learn(finder, buffer).region = _core.MemoryRegion()
+    lease = finder.local(buffer)
+    kept = [lease[:8] for _ in range(MANY)]
+    with pytest.raises(ClosedError, match="released"), in_next_collection(lease.release, after):
+        while True:
+            kept.append(lease[:8])
+    assert all(element._export is not None for element in kept)

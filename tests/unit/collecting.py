@@ -1,0 +1,29 @@
+"""Code that runs in the middle of a call in C, because the garbage collector runs it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def in_next_collection(action: Callable[[], Any], after: int = 1) -> Iterator[list[bool]]:
+    """Run the action in the next collection, which starts after so many allocations. Before Python 3.12 that is inside of a call in C."""
+    ran: list[bool] = []
+
+    def run(phase: str, _: Any) -> None:
+        if phase == "start" and not ran:
+            ran.append(True)
+            action()
+
+    former = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(run)
+    gc.set_threshold(after)
+    try:
+        yield ran
+    finally:
+        gc.set_threshold(*former)
+        gc.callbacks.remove(run)
