@@ -89,37 +89,75 @@ static PyObject *batch_get_column(PyObject *self, void *closure)
     return view_part(batch->views[which], column_length(batch, which));
 }
 
-/* Whether a buffer's items are integers of 64 bits. Returns -1 with an error. */
-static int has_numbers(PyObject *view)
+/* What a buffer's items are: integers of 64 bits in this machine's byte order or in the other one, or anything else. */
+enum items { OTHER_ITEMS, NUMBERS, SWAPPED_NUMBERS };
+
+/* format: as the module struct writes it. */
+static enum items read_format(const char *format)
 {
-    PyObject *format = PyObject_GetAttrString(view, "format"), *size = PyObject_GetAttrString(view, "itemsize");
-    int result = -1;
+    static const uint16_t one = 1;
+    const char *others = *(const char *)&one ? ">!" : "<";
+    int is_swapped = *format && strchr(others, *format);
 
-    if (format && size) {
-        Py_ssize_t length = PyUnicode_GetLength(format);
-        Py_UCS4 kind = length > 0 ? PyUnicode_ReadChar(format, length - 1) : 0;
-
-        result = PyLong_AsLong(size) == 8 && kind && kind < 128 && strchr("qQlLnN", (int)kind) != NULL;
-    }
-    Py_XDECREF(format);
-    Py_XDECREF(size);
-    return PyErr_Occurred() ? -1 : result;
+    if (*format && strchr("@=<>!", *format)) format++;
+    if (!*format || !strchr("qQlLnN", *format) || format[1]) return OTHER_ITEMS;
+    return is_swapped ? SWAPPED_NUMBERS : NUMBERS;
 }
 
-/* Copies a buffer of 64-bit integers. Returns 1 if it is one, 0 if it is not, -1 with an error. */
+/* Returns -1 with an error. */
+static int items_of(PyObject *view)
+{
+    PyObject *format = PyObject_GetAttrString(view, "format"), *size = PyObject_GetAttrString(view, "itemsize");
+    PyObject *text = format ? PyUnicode_AsUTF8String(format) : NULL;
+    int result = -1;
+
+    if (text && size && PyLong_AsLong(size) == sizeof(uint64_t))
+        result = (int)read_format(PyBytes_AsString(text));
+    else if (!PyErr_Occurred())
+        result = OTHER_ITEMS;
+    Py_XDECREF(format);
+    Py_XDECREF(size);
+    Py_XDECREF(text);
+    return result;
+}
+
+/* The bytes of a buffer of numbers in this machine's byte order. Returns NULL with an error. */
+static PyObject *bytes_of(PyObject *view, int items)
+{
+    PyObject *bytes = PyObject_CallMethod(view, "tobytes", NULL), *swapped;
+    char *byte, *end;
+
+    if (!bytes || items == NUMBERS) return bytes;
+    swapped = PyByteArray_FromObject(bytes);
+    Py_DECREF(bytes);
+    if (!swapped) return NULL;
+    byte = PyByteArray_AsString(swapped);
+    for (end = byte + PyByteArray_Size(swapped); byte < end; byte += sizeof(uint64_t)) {
+        for (size_t place = 0; place < sizeof(uint64_t) / 2; place++) {
+            char first = byte[place];
+
+            byte[place] = byte[sizeof(uint64_t) - 1 - place];
+            byte[sizeof(uint64_t) - 1 - place] = first;
+        }
+    }
+    return swapped;
+}
+
+/* Copies a buffer of 64-bit integers. Returns 1 if it is one, 0 if it is not, -1 with an error, -2 if it has another length. */
 static int copy_buffer(PyObject *target, PyObject *value)
 {
     PyObject *view = PyMemoryView_FromObject(value), *from = NULL, *to = NULL;
-    int result = -1;
+    int result, items;
 
     if (!view) {
         if (!PyErr_ExceptionMatches(PyExc_TypeError)) return -1;
         PyErr_Clear();
         return 0;
     }
-    result = has_numbers(view);
+    items = items_of(view);
+    result = items < 0 ? -1 : items != OTHER_ITEMS;
     if (result == 1) {
-        from = PyObject_CallMethod(view, "tobytes", NULL);
+        from = bytes_of(view, items);
         to = PyObject_CallMethod(target, "cast", "s", "B");
         if (!from || !to) {
             result = -1;
@@ -964,7 +1002,7 @@ PyDoc_STRVAR(batch_doc,
     "The numbers of all requests can be changed at once. Each of the columns contexts, remote_addresses, addresses and\n"
     "lengths is a memoryview of 64-bit integers, in which NumPy arrays work too: numpy.asarray(batch.contexts). The columns\n"
     "addresses and lengths have an item for each element, the others one for each request. Assigning to a column copies a\n"
-    "buffer of 64-bit integers, or a sequence of integers. A post checks what has changed.\n\n"
+    "buffer of 64-bit integers in any byte order, or a sequence of integers. A post checks what has changed.\n\n"
     "Parameters:\n"
     "    capacity: how many requests it can hold.\n"
     "    max_sge: how many elements a request may have.\n"

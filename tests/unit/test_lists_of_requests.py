@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import ctypes
 import gc
 import sys
 import weakref
@@ -534,7 +535,36 @@ def test_a_column_cannot_change_the_size_of_its_memory():
         owner.extend(b"1234")
 
 
-@pytest.mark.parametrize("kind", ["uint64", "int64"])
+@pytest.mark.parametrize("column", ["contexts", "remote_addresses", "addresses", "lengths"])
+@pytest.mark.parametrize("order", ["__ctype_le__", "__ctype_be__"])
+@pytest.mark.parametrize("kind", [ctypes.c_uint64, ctypes.c_int64], ids=["unsigned", "signed"])
+def test_a_column_takes_numbers_in_either_byte_order(column, order, kind):
+    batch, numbers = writes(Region(), 3), [1, 0x0102030405060708, 0x7F00000000000001]
+    given = (getattr(kind, order) * 3)(*numbers)
+    assert memoryview(given).format[0] == ("<" if order == "__ctype_le__" else ">")
+    setattr(batch, column, given)
+    assert list(getattr(batch, column)) == numbers
+    with pytest.raises(ValueError, match=f"{column} takes 3 numbers"):
+        setattr(batch, column, (getattr(kind, order) * 2)(1, 2))
+    assert list(getattr(batch, column)) == numbers
+
+
+@pytest.mark.parametrize("items", [ctypes.c_double, ctypes.c_uint32.__ctype_be__, ctypes.c_void_p, ctypes.c_char * 8])
+def test_a_column_takes_no_bytes_of_other_items(items):
+    batch = writes(Region(), 2)
+    given = (items * 2)()
+    if items is ctypes.c_uint32.__ctype_be__:
+        # They are converted one by one, as the items of any sequence of integers.
+        given[:] = [5, 6]
+        batch.contexts = given
+        assert list(batch.contexts) == [5, 6]
+    else:
+        with pytest.raises((TypeError, ValueError, NotImplementedError)):
+            batch.contexts = given
+        assert list(batch.contexts) == [100, 101]
+
+
+@pytest.mark.parametrize("kind", ["uint64", "int64", ">u8", "<u8", ">i8"])
 def test_numpy_arrays_are_columns(provider, queues, kind):
     numpy = pytest.importorskip("numpy")
     batch = writes(Region(), 3)
