@@ -808,7 +808,7 @@ static PyObject *present_remote(const Batch *batch, uint32_t place)
     unsigned long long offset = remote->address - remote->window_address;
 
     if (!given || whole->address == remote->address) return Py_NewRef(given ? given : Py_None);
-    while (whole->sliced_from) whole = whole->sliced_from;
+    if (whole->sliced_from) whole = whole->sliced_from;
     limits[0] = PyLong_FromUnsignedLongLong(offset);
     limits[1] = PyLong_FromUnsignedLongLong(offset + remote->length);
     if (limits[0] && limits[1]) slice = PySlice_New(limits[0], limits[1], NULL);

@@ -86,7 +86,7 @@ typedef struct {
     unsigned long long token;
 } Element;
 
-/* Memory of a peer. sliced_from: the memory that this is a slice of, or NULL. */
+/* Memory of a peer. sliced_from: the whole memory that this is a piece of, or NULL if it is no slice. */
 typedef struct Remote {
     PyObject_HEAD
     struct Remote *sliced_from;

@@ -269,7 +269,8 @@ static PyObject *remote_slice(PyObject *self, PyObject *key)
     if (find_bounds(key, remote->length, "the remote memory", &offset, &length) < 0) return NULL;
     piece = (Remote *)PyType_GenericAlloc(Py_TYPE(self), 0);
     if (!piece) return NULL;
-    piece->sliced_from = (Remote *)Py_NewRef(self);
+    /* Not the slice that it is a slice of: a program that goes on from slice to slice keeps none of them. */
+    piece->sliced_from = (Remote *)Py_NewRef((PyObject *)(remote->sliced_from ? remote->sliced_from : remote));
     piece->address = remote->address + offset;
     piece->length = length;
     piece->token = remote->token;

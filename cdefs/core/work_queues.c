@@ -109,7 +109,7 @@ static PyTypeObject *usual_remote_type;
 
 HOT int decode_remote(PyObject *object, struct ndpy_remote *out)
 {
-    const Remote *remote = (Remote *)object, *window = remote;
+    const Remote *remote = (Remote *)object, *window;
 
     if (!is_of(object, remote_type, &usual_remote_type)) {
         PyErr_Format(PyExc_TypeError, "the peer's memory is a RemoteMemory, not %R", (PyObject *)Py_TYPE(object));
@@ -119,7 +119,7 @@ HOT int decode_remote(PyObject *object, struct ndpy_remote *out)
         PyErr_Format(PyExc_ValueError, "a remote token is 0 to 2**32-1, not %llu", remote->token);
         return -1;
     }
-    while (window->sliced_from) window = window->sliced_from;
+    window = remote->sliced_from ? remote->sliced_from : remote;
     out->address = remote->address;
     out->length = remote->length;
     out->window_address = window->address;

@@ -240,9 +240,7 @@ def test_i_3_5_the_descriptor_travels_in_network_order(softnd):
 
 def window_of(remote: RemoteMemory) -> tuple[int, bytes]:
     """The offset and the descriptor that a request with this memory has."""
-    whole = remote
-    while whole._sliced_from is not None:
-        whole = whole._sliced_from
+    whole = remote._sliced_from or remote
     native = ffi.new("struct ndpy_remote *", (remote.address, remote.length, whole.address, whole.length, remote.token))
     descriptor = ffi.new("unsigned char[20]")
     return lib.version1_window_of(native, descriptor), bytes(ffi.buffer(descriptor))
