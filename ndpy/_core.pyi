@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, final
+from typing import Any, NoReturn, SupportsIndex, final
 from weakref import ref
 
 from typing_extensions import Self
@@ -24,6 +24,11 @@ from ndpy.resource import Orphans as PublicOrphans
 from ndpy.resource import Resource
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.xrc import XrcDestination
+
+class Uncopied:
+    """What can be neither copied nor pickled, because it owns something, or refers to what somebody owns."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex, /) -> NoReturn: ...
 
 def seconds(value: Any, name: str, /) -> float:
     """Read how long something lasts.
@@ -46,7 +51,7 @@ def slice_bounds(key: slice, length: int, what: str, /) -> tuple[int, int]:
     """The (offset, length) of a slice of `length` bytes. Raises ElementRangeError unless it is inside; `what` names it."""
 
 @final
-class Sge:
+class Sge(Uncopied):
     """A scatter/gather element: a piece of a region, made by slicing the region.
 
     Attributes:
@@ -80,7 +85,7 @@ def set_up_regions(
     address and length.
     """
 
-class MemoryRegion:
+class MemoryRegion(Uncopied):
     """The part of a region that slicing, posting, registering and closing need."""
 
     _adapter: PublicAdapter
@@ -108,7 +113,7 @@ class MemoryRegion:
     def _opened(self) -> None: ...
     def _mark_closed(self) -> None: ...
 
-class Adapter:
+class Adapter(Uncopied):
     """What registering touches of an adapter."""
 
     _defunct: Callable[[], errors.NdpyError] | None
@@ -150,13 +155,13 @@ class Adapter:
         /,
     ) -> None: ...
 
-class Orphans:
+class Orphans(Uncopied):
     """What tells whether an object was dropped without close()."""
 
     _dropped: deque[Resource]
     _is_closing: bool
 
-class RLock:
+class RLock(Uncopied):
     """A lock as threading.RLock, which C code can take too."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -168,7 +173,7 @@ class RLock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
 
-class Lock:
+class Lock(Uncopied):
     """A lock as threading.Lock, which C code can take too."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -182,7 +187,7 @@ class Lock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None: ...
 
-class Records:
+class Records(Uncopied):
     """What the requests of one work queue use, oldest first."""
 
     def append(self, record: Any, /) -> None:
@@ -193,7 +198,7 @@ class Records:
         """Take out the record of the oldest request."""
     def __len__(self) -> int: ...
 
-class PostedRequests:
+class PostedRequests(Uncopied):
     """The requests of one queue pair that the adapter still works on."""
 
     failed: bool
@@ -209,7 +214,7 @@ class PostedRequests:
     def stored(self) -> dict[int, int]: ...
 
 @final
-class Completion:
+class Completion(Uncopied):
     """The result of one request. Its fields are decoded when they are read.
 
     Fields:
@@ -277,7 +282,7 @@ def set_up_completions(
     """
 
 @final
-class Batch:
+class Batch(Uncopied):
     """Requests that QueuePair.post() posts together.
 
     A batch is filled once, and posted to any queue pair any number of times, also while it is posted. It has requests of
@@ -384,7 +389,7 @@ class Batch:
         self, first: int, /
     ) -> list[tuple[int, Any, PublicRemoteMemory | None, int, int, tuple[int, int, int], PublicDestination | None]]: ...
 
-class WorkQueues:
+class WorkQueues(Uncopied):
     """The part of a queue pair that posts."""
 
     _adapter: PublicAdapter
@@ -549,7 +554,7 @@ class WorkQueues:
     def _detach(self) -> None: ...
 
 @final
-class CompletionArray:
+class CompletionArray(Uncopied):
     """The completions that CompletionQueue.poll_into() has taken last.
 
     It is a sequence of Completions, which are made when they are asked for. The columns contexts, nbytes, operations,
@@ -604,7 +609,7 @@ class CompletionArray:
     def __len__(self) -> int: ...
     def __getitem__(self, place: int, /) -> Completion: ...
 
-class CompletionQueue:
+class CompletionQueue(Uncopied):
     """The part of a completion queue that takes completions."""
 
     _defunct: Callable[[], errors.NdpyError] | None
@@ -654,7 +659,7 @@ class CompletionQueue:
 def identity(object: Any, /) -> int:
     """Return id(object), as the same int as far as possible."""
 
-class Entry:
+class Entry(Uncopied):
     """A registered region."""
 
     used: int
@@ -666,7 +671,7 @@ class Entry:
     def give_back(self) -> None:
         """Remove one use."""
 
-class Export:
+class Export(Uncopied):
     """Export(buffer): keeps the memory of a buffer in place while it exists."""
 
     def __init__(self, buffer: Any, /) -> None: ...
@@ -674,7 +679,7 @@ class Export:
     def address(self) -> int:
         """Of the first byte."""
 
-class KnownBuffer:
+class KnownBuffer(Uncopied):
     """KnownBuffer(entry, rights, start, length, is_exported, changed, watch): a buffer whose entry was found before."""
 
     def __init__(
@@ -695,7 +700,7 @@ class KnownBuffer:
     @property
     def entry(self) -> Any: ...
 
-class Destination:
+class Destination(Uncopied):
     """The part of a destination that requests refer to."""
 
     _adapter: PublicAdapter
@@ -707,7 +712,7 @@ def read_pieces(queue: SharedReceiveQueue, largest_token: int, elements: list[An
     Returns 0 or one of enum ndpy_refusal.
     """
 
-class LeaseFinder:
+class LeaseFinder(Uncopied):
     """The part of a cache that a hit needs. It calls _local() for a miss."""
 
     _known_buffers: dict[Any, Any]
@@ -736,7 +741,7 @@ class LeaseFinder:
         """
     def _next_use(self) -> int: ...
 
-class Lease:
+class Lease(Uncopied):
     """Registered memory for the time of its use, made by RegistrationCache.local(). It is a context manager.
 
     lease[a:b] is an Sge of those bytes, and lease[:] of all bytes. The buffer can be neither freed nor resized until

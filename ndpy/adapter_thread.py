@@ -15,14 +15,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from ndpy.resource import Orphans
+from ndpy.resource import Orphans, Uncopied
 from ndpy.unraisable import must_propagate, report
 
 # How long a resting thread waits. What is done meanwhile may run finalizers of the program, which may wait for this thread.
 _LONGEST_REST_S = 5.0
 
 
-class AdapterThread(abc.ABC):
+class AdapterThread(Uncopied, abc.ABC):
     """A platform supplies what the thread waits on: _native_turn(), _native_wake() and _native_free().
 
     An exception of a call or of an event handler goes to sys.unraisablehook, and the thread goes on.

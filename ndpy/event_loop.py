@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
 from ndpy.poller import Poller
+from ndpy.resource import Uncopied
 
 if TYPE_CHECKING:
     from ndpy.completion import Completion
@@ -52,7 +53,7 @@ def poller_of_loop() -> LoopPoller:
     return found
 
 
-class LoopPoller:
+class LoopPoller(Uncopied):
     """What the tasks of one loop wait with. Use it in the loop's thread only. The loop refers to it, and nothing else has to."""
 
     _has_thread = False

@@ -14,7 +14,7 @@ from ndpy._core import Sge as Sge
 from ndpy.errors import AccessViolationError, ClosedError, InvalidBufferError, NdpyError, UnsupportedError
 from ndpy.flags import Access, Capability
 from ndpy.pending import Pending
-from ndpy.resource import Resource, _serials, busy
+from ndpy.resource import Resource, Uncopied, _serials, busy
 from ndpy.timeouts import timeout
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ class RemoteMemory(_core.RemoteMemory):
 
     def __repr__(self) -> str:
         return f"RemoteMemory(address={self.address:#x}, length={self.length}, token={self.token:#x})"
+
+    def __reduce__(self) -> tuple[type[RemoteMemory], tuple[int, int, int]]:
+        return type(self), (self.address, self.length, self.token)
 
     def to_bytes(self) -> bytes:
         """Return the 20 bytes to send to a peer: address, length and token in network order (ND_MW_DESCRIPTOR)."""
@@ -418,7 +421,7 @@ class MemoryRegion(_core.MemoryRegion, Resource):
         raise NotImplementedError
 
 
-class Binding:
+class Binding(Uncopied):
     """The effect of one bind(). It begins when bind() is posted.
 
     It ends when the bind fails, when the window is invalidated, or when the queue pair or the window is closed.

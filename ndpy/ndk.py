@@ -31,6 +31,7 @@ from ndpy.flags import Access, Capability, NamedFlags, NamedInt
 from ndpy.forking import in_child, renew_in_child
 from ndpy.memory import MemoryRegion, buffer_range
 from ndpy.pending import Pending
+from ndpy.resource import Uncopied
 from ndpy.unraisable import report
 
 
@@ -110,7 +111,7 @@ def _renew_lock() -> None:
 in_child(_renew_lock)
 
 
-class Mdl:
+class Mdl(Uncopied):
     """A memory descriptor list, or one link of a chain of them. It says where memory is, in addresses of this process.
 
     The attributes `virtual_address` and `byte_count` are what MmGetMdlVirtualAddress() and MmGetMdlByteCount() return.
@@ -214,7 +215,7 @@ class _State(enum.Enum):
     CLOSED = enum.auto()
 
 
-class NdkMr:
+class NdkMr(Uncopied):
     """NDK_MR: a memory region object. One piece of memory at a time can be registered with it, again and again.
 
     It is a model in user mode; see the module. All methods are safe from any thread.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures._base import FINISHED, RUNNING
 from typing import Any, TypeVar, cast
 
+from ndpy._core import Uncopied
 from ndpy.errors import CanceledError, ClosedError, TimeoutError
 from ndpy.forking import in_child
 from ndpy.timeouts import timeout
@@ -30,7 +31,7 @@ def _begin_process() -> None:
 in_child(_begin_process)
 
 
-class Pending(concurrent.futures.Future[T]):
+class Pending(Uncopied, concurrent.futures.Future[T]):
     """An operation that ends once, with a value or an exception. Any thread may use it, and it can be awaited.
 
     It is a concurrent.futures.Future: wait(), as_completed() and asyncio.wrap_future() take it. There are two

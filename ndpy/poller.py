@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from ndpy._core import Uncopied
 from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
 from ndpy.forking import renew_in_child
 from ndpy.timeouts import seconds, timeout
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 P = TypeVar("P", bound="Poller")
 
 
-class Poller:
+class Poller(Uncopied):
     """Waits for any of its completion queues. They may belong to several adapters.
 
     Only one thread may wait at a time. Any other thread may call add(), remove(), wake() and close(). Connections and

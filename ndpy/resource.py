@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy import _core
+from ndpy._core import Uncopied as Uncopied
 from ndpy.errors import ClosedError, DeviceBusyError, DeviceRemovedError, ForeignObjectError, NdpyError
 from ndpy.unraisable import report
 
@@ -35,9 +36,10 @@ _serials = itertools.count(1)
 R = TypeVar("R", bound="Resource")
 
 
-class Resource(abc.ABC):
+class Resource(Uncopied, abc.ABC):
     """Base of the public classes that have close()."""
 
+    _adapter: Adapter
     #: Orphans are closed in ascending order, so that users go before what they use.
     _release_order = 0
     #: True until construction has succeeded, and after the release.

@@ -46,6 +46,15 @@ class XrcDestination:
         #: The operands of a request. See struct ndpy_remote.
         self._words = (0, number)
 
+    def __eq__(self, other: object) -> bool:
+        return self.number == other.number if isinstance(other, XrcDestination) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __reduce__(self) -> tuple[type[XrcDestination], tuple[int]]:
+        return type(self), (self.number,)
+
     def __repr__(self) -> str:
         return f"XrcDestination({self.number:#x})"
 

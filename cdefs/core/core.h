@@ -25,8 +25,10 @@
 void free_object(PyObject *self);
 /* The same for an object that the garbage collector tracks. */
 void free_tracked(PyObject *self);
-/* Creates a type and adds it to the module. Returns NULL with an error. */
+/* Creates a type, whose objects can be neither copied nor pickled, and adds it to the module. Returns NULL with an error. */
 PyTypeObject *add_type(PyObject *module, PyType_Spec *spec);
+/* The same for a type of values, whose objects can be. */
+PyTypeObject *add_value_type(PyObject *module, PyType_Spec *spec);
 
 /* Arguments of a method that Python calls with METH_FASTCALL | METH_KEYWORDS. names: `count` interned names. The first
    `positional` ones may also be given by position. An argument that the caller omits stays NULL. Returns 0, or -1 with

@@ -345,6 +345,6 @@ int add_memory(PyObject *module)
     find_limits();
     if (!range_error || PyModule_AddFunctions(module, functions) < 0) return -1;
     element_type = add_type(module, &element_spec);
-    remote_type = add_type(module, &remote_spec);
+    remote_type = add_value_type(module, &remote_spec);
     return element_type && remote_type ? 0 : -1;
 }

@@ -43,12 +43,62 @@ PyObject *make_reusable(struct spares *spares, PyTypeObject *type)
     return object;
 }
 
-PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
+/* ---- what cannot be copied ---- */
+
+static PyTypeObject *uncopied_type;
+
+/* copy.copy(), copy.deepcopy() and pickle all ask for this. */
+static PyObject *refuse_copy(PyObject *self, PyObject *Py_UNUSED(protocol))
 {
-    PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
+    PyObject *name = PyObject_GetAttrString((PyObject *)Py_TYPE(self), "__name__");
+
+    if (!name) return NULL;
+    PyErr_Format(PyExc_TypeError,
+        "%U objects can be neither copied nor pickled, because they stand for what this process has of an adapter. Threads may share "
+        "one. Another process opens the adapter itself; values such as RemoteMemory, Endpoint and AdapterInfo can be sent to it",
+        name);
+    Py_DECREF(name);
+    return NULL;
+}
+
+static PyMethodDef uncopied_methods[] = {
+    {"__reduce_ex__", refuse_copy, METH_O, "Raises TypeError."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot uncopied_slots[] = {
+    {Py_tp_doc, "What can be neither copied nor pickled, because it owns something, or refers to what somebody owns."},
+    {Py_tp_methods, uncopied_methods},
+    {0, NULL},
+};
+
+static PyType_Spec uncopied_spec = {
+    "ndpy._core.Uncopied", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, uncopied_slots};
+
+static int add_uncopied(PyObject *module)
+{
+    uncopied_type = add_value_type(module, &uncopied_spec);
+    return uncopied_type ? 0 : -1;
+}
+
+/* ---- types ---- */
+
+static PyTypeObject *add_type_on(PyObject *module, PyType_Spec *spec, PyTypeObject *base)
+{
+    PyObject *type = PyType_FromModuleAndSpec(module, spec, (PyObject *)base);
 
     if (type && PyModule_AddType(module, (PyTypeObject *)type) < 0) Py_CLEAR(type);
     return (PyTypeObject *)type;
+}
+
+PyTypeObject *add_type(PyObject *module, PyType_Spec *spec)
+{
+    return add_type_on(module, spec, uncopied_type);
+}
+
+PyTypeObject *add_value_type(PyObject *module, PyType_Spec *spec)
+{
+    return add_type_on(module, spec, NULL);
 }
 
 PyObject *interned(const char *name)
@@ -119,6 +169,7 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ndpy._core",
     "The parts of ndpy that are called most often.", -1, NULL, NULL, NULL, NULL, NULL};
 
 static int (*const parts[])(PyObject *module) = {
+    add_uncopied,
     add_locks,
     add_timeouts,
     add_memory,

@@ -23,6 +23,7 @@ from ndpy.flags import Access
 from ndpy.memory import MemoryRegion
 from ndpy.platforms import open_adapter
 from ndpy.queue_pair import QueuePair
+from ndpy.resource import Uncopied
 
 if TYPE_CHECKING:
     from ndpy.aio.connection import Connection
@@ -78,7 +79,7 @@ class _Queue:
         self.room = queue.depth
 
 
-class Hub:
+class Hub(Uncopied):
     """Use it in the loop's thread only.
 
     Attributes:

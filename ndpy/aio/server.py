@@ -18,6 +18,7 @@ from ndpy.aio.hub import Hub, finish, in_thread
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
 from ndpy.connection import Connector
 from ndpy.listener import Listener
+from ndpy.resource import Uncopied
 from ndpy.timeouts import timeout
 
 T = TypeVar("T", "Connection", "Server")
@@ -28,7 +29,7 @@ _log = logging.getLogger("ndpy.aio")
 Handler = Callable[[Connection], Awaitable[object]]
 
 
-class _Opening(Generic[T]):
+class _Opening(Uncopied, Generic[T]):
     """The result of connect() and serve(): `await` it, or use it with `async with`."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
@@ -174,7 +175,7 @@ async def _new_connection(hub: Hub, hello: Hello, close_timeout_s: float | None)
         raise
 
 
-class Server:
+class Server(Uncopied):
     """Accepts connections, made by serve(). Leaving its block calls close().
 
     Attributes:

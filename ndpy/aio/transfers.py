@@ -15,6 +15,7 @@ from ndpy.cache.lease import Lease
 from ndpy.flags import Access, Capability, Flags
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.quirks import Quirk
+from ndpy.resource import Uncopied
 
 if TYPE_CHECKING:
     from ndpy.adapter import Adapter
@@ -42,7 +43,7 @@ def has_usable_windows(adapter: Adapter) -> bool:
     return Capability.MEMORY_WINDOWS in adapter.info.capabilities and Quirk.RXE_BINDS_AGAIN not in adapter._differences
 
 
-class Transfers(abc.ABC):
+class Transfers(Uncopied, abc.ABC):
     """The transfers of a connection. Base of Connection."""
 
     adapter: Adapter
@@ -360,7 +361,7 @@ class AtEnd:
             await self._end()
 
 
-class Exposure:
+class Exposure(Uncopied):
     """Memory that the peer may use from begin() to end(). Call end() whether or not begin() succeeds."""
 
     __slots__ = ("_connection", "_lease", "_region", "_window")

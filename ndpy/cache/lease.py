@@ -11,6 +11,7 @@ from ndpy.cache.ownership import Owner
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
 from ndpy.queue_pair import QueuePair
+from ndpy.resource import Uncopied
 
 
 @dataclass
@@ -88,7 +89,7 @@ class Entry(_core.Entry):
         self.grants: set[Grant] = set()
 
 
-class Grant:
+class Grant(Uncopied):
     """A right of a peer: a bound window, or a region with remote rights.
 
     Attributes:

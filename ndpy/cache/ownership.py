@@ -10,6 +10,7 @@ from typing import Any
 
 from ndpy import _core, errors
 from ndpy.memory import buffer_range
+from ndpy.resource import Uncopied
 
 _lone_view = memoryview(bytearray(1))
 # The sys.getrefcount() of an object to which only one memoryview refers.
@@ -23,7 +24,7 @@ class _Monitored:
 MONITORED = _Monitored()
 
 
-class MemoryRange:
+class MemoryRange(Uncopied):
     """A requested range of memory, with an export of its buffer, which keeps the memory in place.
 
     Attributes:
@@ -107,7 +108,7 @@ def _root(view: memoryview) -> tuple[Any, bool]:
     return found, isinstance(found, mmap.mmap) or type(found).__module__ == "_cffi_backend"
 
 
-class Owner:
+class Owner(Uncopied):
     """The owner of cached memory. A weak reference watches it, or an export keeps its memory in place.
 
     The callback of the weak reference only marks the owner as dead.

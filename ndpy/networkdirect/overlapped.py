@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ndpy import errors
 from ndpy.networkdirect.native_calls import CANCELED, PENDING, SUCCESS, check, ffi, lib, status_error
 from ndpy.pending import Pending
-from ndpy.resource import _serials
+from ndpy.resource import Uncopied, _serials
 
 if TYPE_CHECKING:
     from ndpy.networkdirect.events import EventThread
@@ -85,7 +85,7 @@ class OverlappedPending(Pending[T]):
         super()._wait(timeout_s)
 
 
-class Request:
+class Request(Uncopied):
     """One overlapped request of an object. It can be issued again when it has ended.
 
     Parameters:

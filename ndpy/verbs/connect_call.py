@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ndpy import errors
+from ndpy.resource import Uncopied
 from ndpy.verbs.native_calls import ffi, lib
 
 
-class ConnectCall:
+class ConnectCall(Uncopied):
     """One call. Make it, and give it up, under the connector's state lock, which is `lock`.
 
     on_failure: the connector's method that gets the errno of a call that failed by itself. Called under the lock. Held by a

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
+from ndpy.resource import Uncopied
 from ndpy.verbs.native_calls import ffi, lib
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _WHY_NOT = {
 }
 
 
-class Monitor:
+class Monitor(Uncopied):
     """See ndpy/cache/monitor.py. The adapter's thread calls on_change() when a watched range has changed."""
 
     changed = staticmethod(lib.ndpy_watch_changed)
