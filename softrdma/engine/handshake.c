@@ -102,7 +102,8 @@ void handshake_reply(struct stream *stream)
     take_limits(stream, &frame);
     if (frame.reject) {
         event(stream, EVENT_REFUSED, ND_CONNECTION_REFUSED);
-        stream_close(stream);
+        /* With a reset, because the port of a bound connector would have to wait a minute for its next attempt otherwise. */
+        stream_abort(stream);
         return;
     }
     stream->crc = frame.crc || stream->adapter->switches.require_crc;
