@@ -24,6 +24,7 @@ help:
 	@echo "make soak            run a busy server with the registration cache for SOAK_S (600) seconds on ADAPTER (rxe, siw, softnd)"
 	@echo "make soak WHAT=aio   run connections of ndpy.aio that come, talk and go, on ADAPTER (rxe, siw, soft0)"
 	@echo "make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES"
+	@echo "make mutants LOGIC=1 plant each fault of tests/mutants/logic, one at a time, and see whether its tests notice, on soft0"
 	@echo "make lint            run ruff and mypy"
 	@echo "make setup           install packages, a kernel for the VM, and .venv"
 	@echo "make venv            create only .venv"
@@ -124,12 +125,21 @@ SEED ?= 1
 PLACES ?= unit softnd softnd1 rxe
 FILES ?=
 
+LOGIC ?=
+JOBS ?= 2
+
 # See tests/mutants/README.md.
+ifneq ($(LOGIC),)
+mutants:
+	@rig/setup.sh soft
+	@.venv/bin/python tests/mutants/logic.py --jobs $(JOBS) $(ARGS)
+else
 mutants: windows
 	$(MAKE) -s -C tests/networkdirect/providers
 	@.venv/bin/python -m compileall -q ndpy tests
 	nice -n 19 .venv/bin/python tests/mutants/run.py --count $(COUNT) --seed $(SEED) --places $(PLACES) \
 	    $(if $(FILES),--files $(FILES)) --json .rig/mutants/results.json $(ARGS)
+endif
 
 # See benchmarks/README.md.
 bench: windows

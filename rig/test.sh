@@ -8,14 +8,15 @@
 #   wine             rig/test-softnd.sh and rig/test-windows.sh; then, in a VM, the tests on siw0; with NDPY_STRESS=1
 #                    rig/test-aarch64.sh too
 #   machines         rig/test-kernels.sh on the newest kernel, the VM's own tests, softnd against siw, and two hosts with rxe
-#                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh
+#                    (rig/test-hosts.sh), all in VMs; then rig/test-softverbs.sh; with NDPY_STRESS=1 ten of the faults of
+#                    tests/mutants/logic
 #
 # NDPY_STRESS=1 asks for full counts, which take about two hours: on soft0, on rxe0, under Wine and between two hosts with rxe. The
 # other parts run all their modules then, with the usual counts except for random requests beside a model. ARGS goes to pytest.
 # PARTS="unit rxe0" runs only these of the parts below. At the end, each part's time and slowest modules are printed.
 
 set -u
-parts="soft0 unit rxe0 hosts-siw softnd windows peers siw0 aarch64 newest-kernel vm softnd-siw hosts-rxe softverbs"
+parts="soft0 unit rxe0 hosts-siw softnd windows peers siw0 aarch64 newest-kernel vm softnd-siw hosts-rxe softverbs faults"
 for part in ${PARTS:=$parts}; do
     case " $parts " in
     *" $part "*) ;;
@@ -168,6 +169,10 @@ under_sanitizers() {
     begin "softverbs under sanitizers"
     rig/test-softverbs.sh
 }
+ten_faults() {
+    begin "ten faults of logic"
+    $python tests/mutants/logic.py --count 10 --seed 1 --jobs 1
+}
 without_an_adapter() {
     begin "tests without an adapter"
     $python -m pytest tests/unit tests/wheels --ignore $vm_tests --junitxml $results/unit.xml ${ARGS:-}
@@ -195,6 +200,7 @@ machines() {
     part softnd-siw softnd_and_siw
     part hosts-rxe on_rxe_hosts
     part softverbs under_sanitizers
+    if [ -n "${NDPY_STRESS:-}" ]; then part faults with_usual_counts ten_faults; fi
 }
 run_row() {
     row=$1

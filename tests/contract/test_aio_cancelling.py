@@ -8,6 +8,7 @@ from collections import deque
 
 import pytest
 from aio_ends import LONG, SHORT, both, pattern, settle, wait_for
+from helpers import DEADLINE_S
 
 from ndpy import Access
 
@@ -89,6 +90,44 @@ def test_cancelled_receives_leave_the_messages_in_order(run):
         for place in range(2):
             assert await server.receive() == pattern(LONG, place)
         await asyncio.gather(*sending)
+
+    run(scene)
+
+
+def test_a_receive_that_is_cancelled_while_it_reads_puts_its_message_before_those_that_came_later(run):
+    async def scene(client, server):
+        sending = asyncio.ensure_future(client.send(pattern(LONG)))
+        await wait_for(lambda: server._inbox)
+        await client.send(pattern(SHORT))
+        await wait_for(lambda: len(server._inbox) == 2)
+        receiving = asyncio.ensure_future(server.receive())
+        while not server._reading:
+            await asyncio.sleep(0)
+        receiving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await receiving
+        assert await server.receive() == pattern(LONG)
+        assert await server.receive() == pattern(SHORT)
+        await sending
+
+    run(scene)
+
+
+def test_a_receiver_cancelled_as_a_message_arrives_leaves_it_to_the_next(run, monkeypatch):
+    async def scene(client, server):
+        first, second = (asyncio.ensure_future(server.receive()) for _ in range(2))
+        await settle()
+        arrive = server._on_incoming
+
+        def arrive_and_cancel(frame, slot):
+            arrive(frame, slot)
+            first.cancel()
+
+        monkeypatch.setattr(server, "_on_incoming", arrive_and_cancel)
+        await client.send(pattern(SHORT))
+        assert await asyncio.wait_for(second, DEADLINE_S) == pattern(SHORT)
+        with pytest.raises(asyncio.CancelledError):
+            await first
 
     run(scene)
 

@@ -295,6 +295,33 @@ def test_a_cancelled_get_request_loses_no_request(keep, adapter):
     run(main())
 
 
+def test_a_request_goes_to_the_next_task_if_the_first_is_cancelled_as_it_is_served(keep, adapter, monkeypatch):
+    async def main():
+        loop = asyncio.get_running_loop()
+        with adapter.listen((host_of(adapter), 0)) as listener:
+            first, second = (asyncio.ensure_future(listener.get_request_async()) for _ in range(2))
+            await asyncio.sleep(0)
+            serve = listener._give_or_queue
+
+            def serve_and_cancel(connector):
+                given = serve(connector)
+                # The task has not run since, and the request is in its hands.
+                loop.call_soon_threadsafe(first.cancel)
+                return given
+
+            monkeypatch.setattr(listener, "_give_or_queue", serve_and_cancel)
+            queue = keep(adapter.create_completion_queue(8))
+            connector = keep(adapter.create_connector())
+            connecting = connector.begin_connect(keep(adapter.create_queue_pair(queue)), listener.address)
+            keep(await asyncio.wait_for(second, DEADLINE_S)).reject()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            with pytest.raises(ndpy.ConnectionRefusedError):
+                await connecting
+
+    run(main())
+
+
 def test_closing_the_listener_ends_the_iteration(keep, adapter):
     listener = keep(adapter.listen((host_of(adapter), 0)))
 

@@ -120,12 +120,18 @@ def test_f_1_4_one_completion_queue_serves_many_queue_pairs(adapter, keep):
     require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
     cq = keep(adapter.create_completion_queue(64))
     pairs = [connect_ends(keep, adapter, create_end(keep, adapter), create_end(keep, adapter, cq=cq)) for _ in range(3)]
+    inboxes = [memory(keep, adapter, 6) for _ in pairs]
     for number, pair in enumerate(pairs):
-        pair.server.queue_pair.receive(memory(keep, adapter, 4), context=number)
-        pair.client.queue_pair.send(memory(keep, adapter, b"data"))
+        pair.server.queue_pair.receive(inboxes[number], context=number)
+    # Not in the order of the queue pairs.
+    for number in (2, 0, 1):
+        pair = pairs[number]
+        pair.client.queue_pair.send(memory(keep, adapter, b"data %d" % number))
         (completion,) = succeed(cq)
-        assert completion.context == number
+        assert (completion.context, completion.nbytes) == (number, 6)
         assert completion.queue_pair is pair.server.queue_pair
+        assert contents(inboxes[number]) == b"data %d" % number
+    assert [contents(inbox) for inbox in inboxes] == [b"data 0", b"data 1", b"data 2"]
 
 
 def test_f_1_4_receives_and_requests_report_to_their_own_queues(adapter, keep):

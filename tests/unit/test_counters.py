@@ -15,7 +15,7 @@ if sys.platform != "linux":
 from click.testing import CliRunner
 from test_cli import make_info
 
-from ndpy.cli import main
+from ndpy.cli import counters, main
 from ndpy.cli.smoke.report import Run
 from ndpy.counters import changes, is_error
 from ndpy.verbs import adapter_info
@@ -151,6 +151,21 @@ def test_watching_shows_changes_with_their_rates(sysfs, fake0):
     assert output[2].endswith("32.000 Gbit/s")
     assert output[3].endswith("no change")
     assert len(output) == 4
+
+
+def test_a_rate_is_by_the_second(monkeypatch, capsys):
+    """Whatever the time between two readings is."""
+    readings = iter([{"fake0": {1: {"frames": count, "port_xmit_data": count}}} for count in (10, 60, 61)])
+    monkeypatch.setattr(counters, "_read", lambda names: next(readings))
+    monkeypatch.setattr(counters.time, "sleep", lambda seconds: None)
+    counters.watch(["fake0"], 4.0, 2, False)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "fake0" in line]
+    assert [row[1:5] for row in rows] == [
+        ["frames", "+50", "12.5", "a"],
+        ["port_xmit_data", "+50", "12.5", "a"],
+        ["frames", "+1", "0.2", "a"],
+        ["port_xmit_data", "+1", "0.2", "a"],
+    ]
 
 
 def test_watching_as_json_has_a_line_for_each_time(sysfs, fake0):

@@ -12,7 +12,7 @@ import pytest
 
 import ndpy
 from ndpy.doctor import linux_link
-from ndpy.doctor.link import LinkDescription
+from ndpy.doctor.link import LinkDescription, port_in_use
 
 PORT = "sys/class/infiniband/mlx5_0/ports/1"
 NET = "sys/class/net"
@@ -257,3 +257,24 @@ def test_what_is_no_description_is_refused(values):
     with pytest.raises(ValueError) as caught:
         LinkDescription.from_dict(values)
     assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("field", ["pfc", "ecn_notification", "ecn_reaction"])
+@pytest.mark.parametrize("value", [[-1], [8], [3, 8], [True], [1.0], ["3"], list(range(9))])
+def test_priorities_that_do_not_exist_are_refused(field, value):
+    with pytest.raises(ValueError, match=r"priorit"):
+        LinkDescription.from_dict(whole().to_dict() | {field: value})
+
+
+def test_priorities_are_a_set():
+    assert LinkDescription.from_dict(whole().to_dict() | {"pfc": [7, 0, 7]}).pfc == (0, 7)
+
+
+def test_the_port_in_use_is_the_first_active_one():
+    ports = [
+        ndpy.PortInfo(n, state, "Ethernet", 4096, 4096, 0, f"eth{n}", ())
+        for n, state in enumerate(("down", "active", "active"))
+    ]
+    assert port_in_use(adapter(ports=tuple(ports))) is ports[1]
+    assert port_in_use(adapter(ports=tuple(ports[:1]))) is ports[0]
+    assert port_in_use(adapter(ports=())) is None

@@ -294,15 +294,24 @@ def test_a_refusal_in_the_middle_says_how_many_were_posted(provider, queues, que
     assert in_flight(queues) == 0
 
 
-def test_a_refused_list_is_never_used_for_another(provider, queues):
+def test_a_refused_list_is_never_used_for_another(provider, queues, queue):
+    """The provider may complete what it has refused, also when all that it took has ended and the batch is gone."""
     provider.set(refused_place=1)
     with pytest.raises(ndpy.ProviderError):
         queues.post(writes(Region(), 2))
     provider.set(refused_place=-1)
-    refused = {sent.id for sent in provider.call()}
-    gc.collect()
-    queues.post(writes(Region(), 2))
-    assert refused.isdisjoint(sent.id for sent in provider.call())
+    (refused,) = provider.call()
+    queues.send(Region()[:4], context=5)
+    provider.complete()
+    assert [completion.context for completion in queue.poll()] == [5]
+    assert in_flight(queues) == 0
+    for _ in range(3):
+        gc.collect()
+        queues.post(writes(Region(), 2))
+        used = provider.call()
+        assert refused.id not in {sent.id for sent in used}
+        provider.complete_request(used[-1])
+        assert len(queue.poll()) == 1
 
 
 def test_the_rest_of_a_batch_is_posted_singly_when_siw_ends_a_connection(provider, queues, queue):
@@ -439,12 +448,29 @@ def test_a_batch_that_was_cleared_can_be_filled_again(provider, queues):
     assert in_flight(queues, 1) == 1
 
 
-def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues):
-    batch = writes(Region(), 2)
+@pytest.mark.parametrize("first", ["the batch", "the queue pair"])
+def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues, queue, first):
+    """Each keeps the memory that it may still need, and no longer."""
+    region = Region()
+    kept = weakref.ref(region)
+    batch = writes(region, 2)
     queues.post(batch)
+    del region
+    if first == "the batch":
+        del batch
+        gc.collect()
+        assert kept() is not None
+        provider.complete_request(provider.call()[-1])
+        assert [completion.context for completion in queue.poll()] == [101]
+        gc.collect()
+        assert kept() is None
+        return
     queues._detach()
-    del batch
     gc.collect()
+    assert kept() is not None
+    assert list(batch.contexts) == [100, 101]
+    batch.clear()
+    assert list(batch.contexts) == []
 
 
 # ---- columns ----

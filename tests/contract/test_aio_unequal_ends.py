@@ -1,0 +1,115 @@
+"""ndpy.aio between ends that differ: in slots, sizes, limits and capabilities."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+from aio_ends import LONG, OPTIONS, SHORT, both, echo, pattern, wait_for
+from helpers import DEADLINE_S, host_of, require
+
+import ndpy
+from ndpy import aio
+
+
+def test_an_end_with_few_slots_sends_on_when_its_own_sends_have_completed(run):
+    """The peer has room, and says nothing meanwhile: only the end's own completions free its slots."""
+
+    async def scene(client, server):
+        for number in range(6):
+            await client.send(pattern(SHORT, number))
+        for number in range(6):
+            assert await server.receive() == pattern(SHORT, number)
+
+    run(scene, client_options={"slots": 1}, server_options={"slots": 8})
+
+
+@pytest.mark.parametrize(("here", "there"), [((8, 1024), (1, 64)), ((1, 64), (8, 1024)), ((3, 100), (5, 4096))])
+def test_messages_between_ends_with_different_slots_arrive_whole(run, here, there):
+    """As many messages as the larger end has slots are sent before the first is taken, from both ends at once."""
+    lengths = (0, 40, 41, 76, 77, SHORT, 1000, 1001, 4072, 4073, LONG)
+
+    async def scene(client, server):
+        async def exchange(mine, start):
+            sending = [asyncio.ensure_future(mine.send(pattern(length, start))) for length in lengths]
+            await asyncio.sleep(0.02)
+            for length in lengths:
+                assert await mine.receive() == pattern(length, 3 - start)
+            await asyncio.gather(*sending)
+
+        await both(exchange(client, 1), exchange(server, 2))
+
+    options = [{"slots": slots, "slot_size": size} for slots, size in (here, there)]
+    run(scene, client_options=options[0], server_options=options[1])
+
+
+@pytest.mark.parametrize(("here", "there"), [(4, 1), (1, 4)])
+def test_long_messages_at_once_keep_to_the_smaller_number_of_offers(run, here, there):
+    async def scene(client, server):
+        sending = [asyncio.ensure_future(client.send(pattern(LONG, place))) for place in range(5)]
+        for place in range(5):
+            assert await server.receive() == pattern(LONG, place)
+        await asyncio.gather(*sending)
+
+    run(scene, client_options={"offers": here}, server_options={"offers": there})
+
+
+@pytest.mark.parametrize("with_windows", [(False, True), (True, False)])
+def test_a_peer_that_wants_no_invalidation_gets_none(run, adapter, monkeypatch, with_windows):
+    """One end exposes memory behind windows, which the other may invalidate. The other exposes regions, and they stay."""
+    capability = ndpy.Capability
+    require(adapter, capability.MEMORY_WINDOWS, capability.SEND_INVALIDATE, capability.REGION_ACCESS)
+    ends = iter(with_windows)
+    monkeypatch.setattr("ndpy.aio.transfers.has_usable_windows", lambda adapter: next(ends))
+
+    async def scene(client, server):
+        for _ in range(3):
+            for source, sink in ((client, server), (server, client)):
+                _, message = await both(source.send(pattern(LONG)), sink.receive())
+                assert message == pattern(LONG)
+
+    run(scene)
+
+
+def test_connections_that_have_ended_leave_their_room_in_the_queue_to_others(adapter):
+    """Connections share completion queues. Each of these takes half of one."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    options = {**OPTIONS, "adapter": adapter, "slots": 900, "slot_size": 64}
+
+    def queues():
+        return [child for child in adapter._device._open_children() if isinstance(child, ndpy.CompletionQueue)]
+
+    async def main():
+        async with aio.serve((host_of(adapter), 0), echo, **options) as server:
+            for _ in range(4):
+                async with aio.connect(server.address, **options) as client:
+                    await client.send(b"again")
+                    assert await client.receive() == b"again"
+                    most = len(queues())
+                await wait_for(lambda: not server.connections)
+                await asyncio.sleep(0.05)
+            assert most <= 2
+
+    asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))
+
+
+def test_long_messages_that_were_sent_leave_nothing_behind(run):
+    """Also not what a connection waits for: a future for each would stay with it."""
+
+    async def scene(client, server):
+        async def exchange(count):
+            for _ in range(count):
+                _, message = await both(client.send(pattern(LONG)), server.receive())
+                assert message == pattern(LONG)
+
+        def futures():
+            gc.collect()
+            return sum(isinstance(found, asyncio.Future) for found in gc.get_objects())
+
+        await exchange(3)
+        before = futures()
+        await exchange(20)
+        assert futures() < before + 10
+
+    run(scene)
