@@ -19,6 +19,9 @@ struct window;
 
 /* What the names of this face's environment variables begin with, "SOFTND_" for example. */
 extern const char face_prefix[];
+/* How long the peer's program may take to answer a request, and to send the first message after its offer was accepted.
+ * 0: any time. */
+extern const uint32_t face_patience_ms;
 
 /* The last reference to an object is gone. Frees object->face. The engine frees the object afterwards. */
 void face_free(struct object *object);

@@ -7,8 +7,9 @@
  * A peer that closes instead of answering may know only revision 1. It is then asked again with revision 1.
  */
 #include "address.h"
+#include "face.h"
 #include "queue_pair.h"
-#include "stream.h"
+#include "stream_internal.h"
 #include "trace.h"
 
 #include <string.h>
@@ -56,6 +57,7 @@ void handshake_request_sent(struct stream *stream)
 
     TRACE("stream %p: connected from port %u", (void *)stream, address_port((struct sockaddr *)&stream->local));
     stream->phase = STREAM_AWAIT_REPLY;
+    stream_await_program(stream);
     stream_needs_upkeep();
     send_frame(stream, &frame);
 }
@@ -85,8 +87,10 @@ void handshake_reply(struct stream *stream)
     int result = mpa_decode(stream->in.data + stream->in.begin, stream->in.end - stream->in.begin, true, &frame, &used);
     if (result == WIRE_MORE) {
         /* The peer's program may take its time to decide (H.1.2), but a reply that has begun must arrive completely. */
-        if (stream->in.end > stream->in.begin)
+        if (stream->in.end > stream->in.begin && !stream->reply_begun) {
+            stream->reply_begun = true;
             stream_await_frame(stream);
+        }
         return;
     }
     stream_clear_timer(stream);
@@ -142,6 +146,7 @@ void handshake_request(struct stream *stream)
     TRACE("stream %p: request of revision %u, %u bytes of private data", (void *)stream, frame.revision,
           stream->private_size);
     stream->phase = STREAM_REQUESTED;
+    guest_leave(stream);
     event(stream, EVENT_REQUESTED, ND_SUCCESS);
 }
 
@@ -171,6 +176,7 @@ bool stream_reply(struct stream *stream, bool reject, const void *private_data, 
     }
     if (stream->peer_to_peer) {
         stream->phase = STREAM_ACCEPTING;
+        stream_await_program(stream);
         stream_needs_upkeep();
         return true;
     }
@@ -223,10 +229,17 @@ void stream_withdraw(struct stream *stream)
 
 void handshake_timeout(struct stream *stream)
 {
-    bool half_a_reply = stream->phase == STREAM_AWAIT_REPLY && stream->in.end > stream->in.begin;
+    enum stream_phase phase = stream->phase;
+    bool limited = face_patience_ms > 0;
 
-    if (stream->phase == STREAM_CONNECTING || stream->phase == STREAM_AWAIT_REQUEST || half_a_reply)
+    /* A timer that has just run out may find the next phase. */
+    if (phase == STREAM_CONNECTING || phase == STREAM_AWAIT_REQUEST ||
+        (phase == STREAM_AWAIT_REPLY && (limited || stream->reply_begun))) {
         handshake_lost(stream, ND_IO_TIMEOUT);
+    } else if (phase == STREAM_ACCEPTING && limited) {
+        event(stream, EVENT_FAILED, ND_IO_TIMEOUT);
+        stream_abort(stream);
+    }
 }
 
 void handshake_lost(struct stream *stream, nd_status status)

@@ -252,6 +252,7 @@ static bool take_first(struct queue_pair *qp, struct stream *stream, const struc
         stream_close(stream);
         return false;
     }
+    stream_clear_timer(stream);
     stream->phase = STREAM_ESTABLISHED;
     qp_established(qp, stream);
     stream->after.events |= EVENT_ESTABLISHED;

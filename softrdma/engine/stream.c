@@ -142,6 +142,7 @@ static void close_socket(struct stream *stream, bool reset)
         socket_close(&stream->socket);
     stream->open = false;
     stream->phase = STREAM_CLOSED;
+    guest_leave(stream);
     stream_clear_timer(stream);
     lock_acquire(&streams_lock);
     *stream->link = stream->next;
@@ -241,8 +242,13 @@ static void limit_start_up(struct stream *stream, uint32_t usual_ms)
 
 void stream_await_frame(struct stream *stream)
 {
-    if (!stream->timer.set)
-        limit_start_up(stream, FRAME_MS);
+    limit_start_up(stream, FRAME_MS);
+}
+
+void stream_await_program(struct stream *stream)
+{
+    if (face_patience_ms > 0)
+        limit_start_up(stream, face_patience_ms);
 }
 
 /* ---- The end ---- */
@@ -320,6 +326,8 @@ void stream_close(struct stream *stream)
 {
     if (stream->phase == STREAM_CLOSED || stream->phase == STREAM_CLOSING)
         return;
+    if (stream->phase == STREAM_REQUESTED)
+        guest_enter(stream);
     stream->phase = STREAM_CLOSING;
     stream->in.begin = stream->in.end = 0;
     stream_set_timer(stream, CLOSE_MS);
@@ -376,9 +384,14 @@ void stream_connect(struct stream *stream)
 
 void stream_accepted(struct stream *stream)
 {
+    stream_lock(stream);
     stream->phase = STREAM_AWAIT_REQUEST;
     stream_await_frame(stream);
-    stream_resume_input(stream);
+    bool crowded = guest_enter(stream);
+    stream_unlock(stream);
+    stream_receive_all(stream);
+    if (crowded)
+        guests_limit();
 }
 
 struct stream **streams_hold(size_t *count)
@@ -419,6 +432,7 @@ void streams_forget(void)
 {
     lock_start(&streams_lock);
     streams = NULL;
+    guests_forget();
 }
 
 /* The adapter is gone, so its connections end too. */

@@ -43,6 +43,11 @@ enum {
 
 #define STREAM_SMALL_BUFFER 1024u
 
+/* See guests.c. Both NULL: it is none. */
+struct guest {
+    struct guest *before, *after;
+};
+
 struct stream_buffer {
     uint8_t *data;
     size_t size, begin, end;
@@ -57,6 +62,7 @@ struct queue_pair;
 struct stream {
     _Atomic int32_t references;
     struct stream *next, **link; /* list of all streams, under its own lock */
+    struct guest guest;
     struct lock lock;
     struct adapter *adapter;
     struct socket socket;
@@ -89,6 +95,7 @@ struct stream {
     struct sockaddr_storage local, peer;
     uint8_t revision; /* MPA revision of the request */
     bool crc, peer_to_peer, abandoned;
+    bool reply_begun; /* active: some of the peer's reply has arrived */
     bool may_send; /* passive: set by the peer's first message */
     bool peer_silent; /* active: the peer has sent nothing since the connection was established */
     uint32_t own_inbound, own_outbound;   /* what the program asked for */
@@ -116,7 +123,7 @@ void stream_unlock(struct stream *stream);
 
 /* Active: connects. The outcome is EVENT_OFFERED, EVENT_REFUSED or EVENT_FAILED. Locked. */
 void stream_connect(struct stream *stream);
-/* Passive: begins to read the request. Locked. */
+/* Passive: begins to read the request, and handles what is there. Without locks. */
 void stream_accepted(struct stream *stream);
 /* The program's decisions (sections H.5 and H.6). The first two return false if the connection is gone. Locked. */
 bool stream_reply(struct stream *stream, bool reject, const void *private_data, uint32_t private_size);
@@ -148,8 +155,13 @@ void stream_resume(struct stream *stream);
 /* Locked. */
 void stream_set_timer(struct stream *stream, uint32_t delay_ms);
 void stream_clear_timer(struct stream *stream);
-/* Starts the time limit for a start-up frame, unless it runs already. Locked. */
+/* Starts the time limit for a start-up frame, or for what the peer's program has to do next. Locked. */
 void stream_await_frame(struct stream *stream);
+void stream_await_program(struct stream *stream);
+
+/* Ends the oldest connection that has asked for nothing yet, so that its descriptor becomes free. False: there is none.
+ * Without locks. */
+bool guests_expel(void);
 
 void streams_abort(void);
 /* In a forked child. */

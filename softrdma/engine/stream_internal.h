@@ -12,6 +12,13 @@ void stream_close_socket(struct stream *stream);
 /* All open streams, each held. The caller frees the array. NULL if there is no memory. Without locks. */
 struct stream **streams_hold(size_t *count);
 
+/* guests.c. From the connection on until the request has arrived, and again once it was refused. Nothing happens if it is
+ * one already, or none. True: there are too many, and guests_limit() has to be called without locks. */
+bool guest_enter(struct stream *stream);
+void guest_leave(struct stream *stream);
+void guests_limit(void);
+void guests_forget(void);
+
 /* stream_io.c */
 /* Gives back the large buffers, unless one of them is in use. False: there are some left that can be given back later. */
 bool stream_shrink(struct stream *stream);

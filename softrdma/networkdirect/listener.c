@@ -6,6 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How many connections are accepted before other sockets of the worker get their turn. */
+#define ACCEPT_ROUND 64
+
 struct listener {
     struct com com;
     struct object object;
@@ -87,7 +90,11 @@ static void accept_done(struct io *io, nd_status error, size_t bytes)
 
     UNUSED(error);
     UNUSED(bytes);
-    for (;;) {
+    for (int i = 0;; i++) {
+        if (i == ACCEPT_ROUND) {
+            worker_post(&listener->accept_io);
+            return;
+        }
         lock_acquire(&listener->lock);
         socket_handle accepted = listener->closed ? NO_SOCKET : accept(listener->socket, NULL, NULL);
         if (accepted == NO_SOCKET) {
@@ -103,9 +110,7 @@ static void accept_done(struct io *io, nd_status error, size_t bytes)
         struct stream *stream = make_stream(listener, accepted);
         if (stream == NULL)
             continue;
-        stream_lock(stream);
         stream_accepted(stream);
-        stream_unlock(stream);
         stream_drop(stream);
     }
     object_drop(&listener->object);

@@ -86,6 +86,7 @@ HRESULT plain_object_create(enum object_kind kind, const struct object_view *as,
 /* ---- The DLL ---- */
 
 const char face_prefix[] = "SOFTND_";
+const uint32_t face_patience_ms = 0; /* H.1.2 */
 
 static bool version_served(unsigned version)
 {

@@ -23,6 +23,8 @@
 
 /* How often a listener without descriptors tries again. */
 #define ACCEPT_AGAIN_MS 50
+/* How many connections a listener takes before other sockets of the worker get their turn. */
+#define ACCEPT_ROUND 64
 /* How often an attempt that insists is made again, and after what time; each time is twice the one before. A program that
  * has just got its peer's message connects sooner than with a card, where resolving takes longer. Its peer may have sent
  * that message just before it listens. */
@@ -454,6 +456,14 @@ void connector_offer(struct connector *connector, struct connector_offer *out)
     pthread_mutex_unlock(&connector->lock);
 }
 
+bool connector_is_established(struct connector *connector)
+{
+    pthread_mutex_lock(&connector->lock);
+    bool established = connector->state == ESTABLISHED;
+    pthread_mutex_unlock(&connector->lock);
+    return established;
+}
+
 struct sockaddr_storage connector_local(struct connector *connector)
 {
     pthread_mutex_lock(&connector->lock);
@@ -608,21 +618,31 @@ static void accept_again(struct timer *timer)
     object_drop(&listener->object);
 }
 
-/* No descriptor or no memory is free, and nothing tells when that changes. The connection stays with the kernel. */
-static void accept_later(struct listener *listener)
+/* Nothing else tells that there are connections to accept. They stay with the kernel. */
+static void accept_later(struct listener *listener, uint32_t delay_ms)
 {
     pthread_mutex_lock(&listener->lock);
     if (!listener->waits && !listener->closed) {
         listener->waits = true;
         object_hold(&listener->object);
-        timer_set(&listener->again, ACCEPT_AGAIN_MS, accept_again);
+        timer_set(&listener->again, delay_ms, accept_again);
     }
     pthread_mutex_unlock(&listener->lock);
 }
 
+/* No descriptor or no memory is free, and nothing tells when that changes, unless a silent connection gives its own. */
+static bool make_room(struct listener *listener)
+{
+    bool room = guests_expel();
+
+    if (!room)
+        accept_later(listener, ACCEPT_AGAIN_MS);
+    return room;
+}
+
 static void accept_all(struct listener *listener)
 {
-    for (;;) {
+    for (int i = 0; i < ACCEPT_ROUND; i++) {
         struct sockaddr_storage local = {0}, peer = {0};
 
         pthread_mutex_lock(&listener->lock);
@@ -635,8 +655,8 @@ static void accept_all(struct listener *listener)
         if (handle < 0) {
             if (error == ECONNABORTED || error == EINTR)
                 continue;
-            if (error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS)
-                accept_later(listener);
+            if ((error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS) && make_room(listener))
+                continue;
             return;
         }
         struct stream *stream = NULL;
@@ -652,11 +672,10 @@ static void accept_all(struct listener *listener)
         stream->peer = peer;
         stream->listener = listener;
         object_hold(&listener->object);
-        stream_lock(stream);
         stream_accepted(stream);
-        stream_unlock(stream);
         stream_drop(stream);
     }
+    accept_later(listener, 0);
 }
 
 static void connections_wait(struct watch *watch)
@@ -728,6 +747,11 @@ nd_status listener_create(struct adapter *adapter, socket_handle handle, listene
     }
     *out = listener;
     return ND_SUCCESS;
+}
+
+void listener_stop(struct listener *listener)
+{
+    shutdown(listener->handle, SHUT_RDWR);
 }
 
 void listener_close(struct listener *listener)

@@ -61,6 +61,7 @@ nd_status connector_reject(struct connector *connector, const void *private_data
  * none. */
 nd_status connector_disconnect(struct connector *connector);
 void connector_offer(struct connector *connector, struct connector_offer *out);
+bool connector_is_established(struct connector *connector);
 /* The local address while connecting and after. */
 struct sockaddr_storage connector_local(struct connector *connector);
 
@@ -70,6 +71,8 @@ typedef void listener_arrived(void *owner, struct connector *connector);
 /* Takes over a socket that is bound with socket_bound(..., true, ...), also on failure. */
 nd_status listener_create(struct adapter *adapter, socket_handle handle, listener_arrived *arrived, void *owner,
                           struct listener **out);
+/* Nobody connects from here on, and the address is free. listener_close() follows. */
+void listener_stop(struct listener *listener);
 /* No request arrives afterwards. Requests that were handed out stay. */
 void listener_close(struct listener *listener);
 

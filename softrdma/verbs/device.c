@@ -14,6 +14,8 @@
 #include <string.h>
 
 const char face_prefix[] = "SOFTVERBS_";
+/* As long as the kernel's connection manager waits on RoCE. */
+const uint32_t face_patience_ms = 60000;
 
 #define FIRMWARE "softverbs"
 #define PORT_STATE_LINK_UP 5

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "softnd"))
 
 import pytest
 from helpers import DEADLINE_S, Keeper, connect_pair, create_end, memory, send_message, take
+from hostile import READY_BY_READ
 
 import ndpy
 from ndpy import Access, Status, aio
@@ -109,6 +111,47 @@ def unfinished_answer(adapter: ndpy.Adapter, keep: Keeper) -> None:
         assert time.monotonic() - began < 5
 
 
+def fails_within(pending: ndpy.Pending[None], error: type[ndpy.NdpyError], seconds: float) -> None:
+    began = time.monotonic()
+    with pytest.raises(error):
+        pending.result(seconds)
+    assert time.monotonic() - began < seconds
+
+
+def no_answer(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    """A host that takes the request and says nothing."""
+    end = create_end(keep, adapter)
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as peer:
+        connecting = keep(adapter.create_connector()).begin_connect(end.queue_pair, peer.getsockname())
+        connection, _ = peer.accept()
+        with connection:
+            assert connection.recv(100).startswith(REQUEST)
+            fails_within(connecting, ndpy.TimeoutError, 30)
+
+
+def no_first_message(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    """A peer that is accepted and says nothing."""
+    end = create_end(keep, adapter)
+    listener = keep(adapter.listen(("127.0.0.1", 0)))
+    with socket.create_connection(listener.address, DEADLINE_S) as peer:
+        peer.sendall(READY_BY_READ.encode())
+        accepting = keep(listener.get_request(DEADLINE_S)).begin_accept(end.queue_pair)
+        peer.settimeout(DEADLINE_S)
+        assert peer.recv(100).startswith(REPLY)
+        fails_within(accepting, ndpy.TimeoutError, 30)
+
+
+def no_request(adapter: ndpy.Adapter, keep: Keeper) -> None:
+    """A connection that says nothing, and one that says half of it."""
+    listener = keep(adapter.listen(("127.0.0.1", 0)))
+    for said in (b"", REQUEST):
+        with socket.create_connection(listener.address, DEADLINE_S) as peer:
+            peer.settimeout(9)
+            peer.sendall(said)
+            with pytest.raises(ConnectionResetError):
+                peer.recv(1)
+
+
 def required_crc(adapter: ndpy.Adapter, keep: Keeper) -> None:
     """The peer asks for no CRCs. The answer says whether this end does."""
     end = create_end(keep, adapter)
@@ -146,6 +189,9 @@ SCENARIOS: dict[str, Callable[[ndpy.Adapter, Keeper], None]] = {
         removed_device,
         removed_device_of_connections,
         unfinished_answer,
+        no_answer,
+        no_first_message,
+        no_request,
         required_crc,
         exact_elements,
         one_address,

@@ -10,6 +10,7 @@ from attacks import (  # noqa: F401
     TARGET_IDS,
     TARGETS,
     neighbour,
+    test_connections_that_say_nothing_leave_room_for_others,
     test_mutated_streams_reach_nothing_leave_nothing_and_disturb_nobody,
     test_private_data_of_512_bytes_are_taken,
     test_start_up_that_is_none_is_closed,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import socket
 import threading
 import time
 
@@ -26,6 +27,7 @@ LIMIT_S = 5400 if STRESS else 600
 # On other addresses and with a shared receive queue there are fewer streams.
 TARGETS = [("127.0.0.1", "own"), ("::1", "own"), ("127.0.0.1", "shared")]
 TARGET_IDS = ["ipv4", "ipv6", "shared queue"]
+GUESTS = 128  # softrdma/engine/guests.c
 
 # Layer, type and code from RFC 5040, 4.8, and RFC 5041, 8.2. More than one layer may detect some of the errors.
 INVALID_STAG = {(1, 1, 0), (0, 1, 0)}
@@ -280,6 +282,28 @@ def test_private_data_of_512_bytes_are_taken(target, neighbour):
     endpoint, grant = target.join(Startup(revision=1, enhanced=False, private_data=bytes(512)))
     with endpoint:
         work_together(endpoint, grant, b"full")
+
+
+def still_open(endpoint: Endpoint) -> bool:
+    endpoint.socket.setblocking(False)
+    try:
+        return bool(endpoint.socket.recv(1, socket.MSG_PEEK))
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_connections_that_say_nothing_leave_room_for_others(target, neighbour):
+    with contextlib.ExitStack() as opened:
+        silent = [opened.enter_context(target.connect()) for _ in range(GUESTS + 40)]
+        deadline = time.monotonic() + hostile.LIMIT_S
+        while (left := sum(map(still_open, silent))) > GUESTS and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert 0 < left <= GUESTS
+        endpoint, grant = target.join()
+        with endpoint:
+            work_together(endpoint, grant, b"room")
 
 
 # Random streams

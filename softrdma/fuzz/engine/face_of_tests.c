@@ -7,6 +7,7 @@
 unsigned face_notifications;
 void *face_invalidation;
 const char face_prefix[] = "FUZZ_";
+const uint32_t face_patience_ms = 60000;
 
 void face_free(struct object *object)
 {
