@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
 import struct
 import sys
@@ -73,6 +74,13 @@ def bind_identifier(adapter: VerbsAdapter, identifier: Any, address: Address) ->
             raise errors.AddressInUseError(f"{where} is in use", operation="bind", native=number)
         if number in (errno.EADDRNOTAVAIL, errno.ENODEV):
             raise not_ours(adapter, address[0], number)
+        if number in (errno.EACCES, errno.EPERM):
+            raise errors.PermissionError(
+                f"{where} needs a privilege that uid {os.geteuid()} does not have here: CAP_NET_BIND_SERVICE for ports "
+                "below net.ipv4.ip_unprivileged_port_start; choose a higher port, or give the program that capability",
+                operation="bind",
+                native=number,
+            )
         raise errors.from_errno("bind", number, f"{where} cannot be bound")
     device = text(lib.ndpy_cm_device(identifier))
     if device and device != adapter.info.name:

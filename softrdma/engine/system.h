@@ -62,7 +62,7 @@ void worker_post(struct io *io);
 enum io_result { IO_DONE, IO_PENDING, IO_FAILED };
 
 /* A socket that is bound to the address; port 0 stands for any free port. On failure NO_SOCKET, and *status says why:
- * ND_SHARING_VIOLATION, ND_TOO_MANY_ADDRESSES, ND_INVALID_ADDRESS, ND_TOO_MANY_OPENED_FILES or
+ * ND_SHARING_VIOLATION, ND_ACCESS_DENIED, ND_TOO_MANY_ADDRESSES, ND_INVALID_ADDRESS, ND_TOO_MANY_OPENED_FILES or
  * ND_INSUFFICIENT_RESOURCES. */
 socket_handle socket_bound(const struct sockaddr_storage *address, bool listening, nd_status *status);
 bool socket_address(socket_handle handle, struct sockaddr_storage *out);

@@ -1,8 +1,9 @@
 /* The engine's words: statuses, rights, flags and structures of NetworkDirect version 2, without any system's types.
  *
  * They are neutral and complete, so both faces use them: the NetworkDirect face hands them to its consumers as they are,
- * the verbs face translates them. The names and numbers are those of the public interface. ND_BAD_NETWORK_NAME,
- * ND_TOO_MANY_OPENED_FILES and ND_ADDRESS_ALREADY_ASSOCIATED are NTSTATUS values without an ND name there.
+ * the verbs face translates them. The names and numbers are those of the public interface. ND_ACCESS_DENIED,
+ * ND_BAD_NETWORK_NAME, ND_TOO_MANY_OPENED_FILES and ND_ADDRESS_ALREADY_ASSOCIATED are NTSTATUS values without an ND name
+ * there.
  */
 #ifndef ENGINE_VOCABULARY_H
 #define ENGINE_VOCABULARY_H
@@ -22,6 +23,7 @@ typedef int32_t nd_status;
 #define ND_INVALID_HANDLE               ((nd_status)0xC0000008)
 #define ND_INVALID_PARAMETER            ((nd_status)0xC000000D)
 #define ND_INVALID_DEVICE_REQUEST       ((nd_status)0xC0000010)
+#define ND_ACCESS_DENIED                ((nd_status)0xC0000022)
 #define ND_NO_MEMORY                    ((nd_status)0xC0000017)
 #define ND_INVALID_PARAMETER_MIX        ((nd_status)0xC0000030)
 #define ND_DATA_OVERRUN                 ((nd_status)0xC000003C)

@@ -458,6 +458,8 @@ int soft_errno(nd_status status)
         return EMFILE;
     case ND_ACCESS_VIOLATION:
         return EFAULT;
+    case ND_ACCESS_DENIED:
+        return EACCES;
     case ND_DEVICE_REMOVED:
         return ENODEV;
     case ND_DEVICE_BUSY:

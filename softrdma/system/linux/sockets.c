@@ -99,7 +99,8 @@ static socket_handle bound(const struct sockaddr_storage *address, int option_le
     if (errno == EADDRINUSE && port_is_zero(address))
         *status = ND_TOO_MANY_ADDRESSES;
     else
-        *status = errno == EADDRINUSE || errno == EACCES                       ? ND_SHARING_VIOLATION
+        *status = errno == EADDRINUSE                                          ? ND_SHARING_VIOLATION
+                  : errno == EACCES || errno == EPERM                          ? ND_ACCESS_DENIED
                   : errno == EADDRNOTAVAIL || errno == EINVAL || errno == ENODEV ? ND_INVALID_ADDRESS
                                                                                  : ND_INSUFFICIENT_RESOURCES;
     socket_discard(handle);
