@@ -1,10 +1,11 @@
 /* The device, its contexts, and what programs ask about it. */
 #include "soft.h"
-#include "by_hand.h"
 #include "cm.h"
 #include "face.h"
 #include "forking.h"
+#include "greeting.h"
 #include "guarded.h"
+#include "numbers.h"
 #include "stream.h"
 #include "trace.h"
 #include "transport.h"
@@ -297,6 +298,7 @@ static void begin_anew(void)
     pthread_mutex_init(&shared_lock, NULL);
     transport_forget();
     numbers_forget();
+    waiting_forget();
 }
 
 static bool is_any(const struct event *event, const void *what)

@@ -1,7 +1,9 @@
 /* Queue pairs: creation, states, posting. */
 #include "by_hand.h"
 #include "connection.h"
+#include "greeting.h"
 #include "guarded.h"
+#include "numbers.h"
 #include "soft.h"
 
 #include <errno.h>
@@ -117,6 +119,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
         return 0;
     hand_close(qp);
     number_give_back(qp);
+    waiting_drop_for(ibv->qp_num);
     pthread_mutex_lock(&qp->lock);
     qp->destroyed = true;
     pthread_mutex_unlock(&qp->lock);
@@ -279,12 +282,16 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int
     pthread_mutex_unlock(&qp->lock);
     if (error != 0)
         return errno = error;
-    if (to == IBV_QPS_ERR && from != IBV_QPS_ERR)
+    if (to == IBV_QPS_ERR && from != IBV_QPS_ERR) {
+        hand_stop(qp);
         flush(qp);
-    else if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && by_hand)
+    }
+    if (from == IBV_QPS_INIT && to == IBV_QPS_RTR && by_hand)
         hand_connect(qp);
-    else if ((mask & (IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT)) != 0)
+    if ((mask & (IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT)) != 0)
         hand_set_patience(qp);
+    if (to == IBV_QPS_RTS)
+        hand_ready(qp);
     return 0;
 }
 

@@ -1,0 +1,78 @@
+/* Whom system/linux/owner.c trusts: of IPv4, then of IPv6, root's socket, another user's, one of root's that was closed. Then
+   another host. The argument "table" stands for a kernel without sock_diag, "nothing" for one without /proc too. */
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <sys/socket.h>
+static int no_netlink, no_table;
+static int asked(int domain, int type, int protocol)
+{
+    if (domain == AF_NETLINK && no_netlink) {
+        errno = EPROTONOSUPPORT;
+        return -1;
+    }
+    return (socket)(domain, type, protocol);
+}
+static FILE *opened(const char *name, const char *how)
+{
+    return no_table ? NULL : (fopen)(name, how);
+}
+#define socket(domain, type, protocol) asked(domain, type, protocol)
+#define fopen(name, how) opened(name, how)
+#include "owner.c"
+bool trace_on;
+void trace_line(const char *format, ...) { (void)format; }
+
+static bool judged(int family, unsigned uid, bool closed)
+{
+    struct sockaddr_storage own = {.ss_family = (sa_family_t)family}, peer;
+    socklen_t size = sizeof own, peer_size = sizeof peer;
+    int ready[2], listening = (socket)(family, SOCK_STREAM, 0);
+
+    if (family == AF_INET6)
+        ((struct sockaddr_in6 *)&own)->sin6_addr = in6addr_loopback;
+    else
+        ((struct sockaddr_in *)&own)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (pipe(ready) != 0 || bind(listening, (struct sockaddr *)&own, size) != 0 || listen(listening, 1) != 0 ||
+        getsockname(listening, (struct sockaddr *)&own, &size) != 0)
+        _exit(2);
+    if (fork() == 0) {
+        char end;
+        if (setuid(uid) != 0)
+            _exit(2);
+        int made = (socket)(family, SOCK_STREAM, 0);
+        if (connect(made, (struct sockaddr *)&own, size) != 0)
+            _exit(2);
+        if (closed)
+            close(made);
+        close(listening);
+        close(ready[1]);
+        if (read(ready[0], &end, 1) < 0)
+            _exit(2);
+        _exit(0);
+    }
+    int taken = accept(listening, (struct sockaddr *)&peer, &peer_size);
+    if (closed && read(taken, &peer_size, 1) != 0)
+        _exit(2);
+    bool trusted = owner_is_trusted(&own, &peer);
+    close(ready[1]);
+    wait(NULL);
+    return trusted;
+}
+
+int main(int count, char **words)
+{
+    no_netlink = count > 1 && strcmp(words[1], "kernel") != 0;
+    no_table = count > 1 && strcmp(words[1], "nothing") == 0;
+    for (int i = 0; i < 2; i++) {
+        int family = i == 0 ? AF_INET : AF_INET6;
+        printf("%d %d %d ", judged(family, 0, false), judged(family, 65534, false), judged(family, 0, true));
+    }
+    struct sockaddr_storage own = {.ss_family = AF_INET}, away = {.ss_family = AF_INET};
+    ((struct sockaddr_in *)&away)->sin_addr.s_addr = htonl(0xC6336402); /* 198.51.100.2 */
+    printf("%d\n", owner_is_trusted(&own, &away));
+    return 0;
+}

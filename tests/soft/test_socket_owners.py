@@ -1,0 +1,30 @@
+"""How softverbs finds out who has the other end of a connection within this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import building
+import pytest
+
+# Of IPv4 and then of IPv6: root's socket, another user's, one of root's that was closed. Then another host.
+TRUSTED = {"kernel": "1 0 0 1 0 0 1", "table": "1 0 0 1 0 0 1", "nothing": "0 0 0 0 0 0 1"}
+
+
+@pytest.mark.parametrize("way", TRUSTED)
+def test_the_kernel_or_its_table_names_the_owner_of_a_peer(way, tmp_path):
+    if os.geteuid():
+        pytest.skip("this needs root, to become another user (CAP_SETUID)")
+    if shutil.which("gcc") is None:
+        pytest.skip("this needs gcc")
+    softrdma, program = building.ROOT / "softrdma", tmp_path / "owners"
+    source = Path(__file__).with_name("programs") / "owners.c"
+    folders = [f"-I{softrdma / folder}" for folder in ("engine", "system/linux")]
+    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Werror", *folders]
+    command = ["gcc", *flags, "-o", program, source, softrdma / "engine/address.c", "-lpthread"]
+    subprocess.run(command, check=True, timeout=60)
+    done = subprocess.run([program, way], capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == TRUSTED[way], done
