@@ -15,10 +15,16 @@ static PyObject *range_error;
 
 /* ---- lists for a queue pair ---- */
 
+static void pool_dealloc(PyObject *self)
+{
+    Py_CLEAR(((ListPool *)self)->batches);
+    free_object(self);
+}
+
 static PyType_Slot pool_slots[] = {
     {Py_tp_doc, "The lists of one queue pair."},
     {Py_tp_new, PyType_GenericNew},
-    {Py_tp_dealloc, free_object},
+    {Py_tp_dealloc, pool_dealloc},
     {0, NULL},
 };
 
@@ -64,6 +70,56 @@ static PyType_Slot list_slots[] = {
 
 static PyType_Spec list_spec = {"ndpy._core.PostedList", sizeof(PostedList), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, list_slots};
+
+/* Notes a batch that is to have a list, until the batch goes. Returns 0, or -1 with an error. Called with the queue pair's lock. */
+static int pool_note(ListPool *pool, Batch *batch)
+{
+    PyObject *forget, *reference;
+    int result;
+
+    if (!pool->batches) pool->batches = PySet_New(NULL);
+    forget = pool->batches ? PyObject_GetAttrString(pool->batches, "discard") : NULL;
+    reference = forget ? PyWeakref_NewRef((PyObject *)batch, forget) : NULL;
+    result = reference ? PySet_Add(pool->batches, reference) : -1;
+    Py_XDECREF(reference);
+    Py_XDECREF(forget);
+    return result;
+}
+
+/* Called in a section of the batch. */
+static void forget_pool(Batch *batch, ListPool *pool)
+{
+    if (batch->last && batch->last->pool == (PyObject *)pool) Py_CLEAR(batch->last);
+    /* It has no list if the post failed, or if it was changed since. */
+    if (batch->lists && PyDict_DelItem(batch->lists, (PyObject *)pool) < 0) PyErr_Clear();
+}
+
+void pool_close(ListPool *pool)
+{
+    PyObject *batches, *type, *value, *traceback;
+
+    mutex_lock(&pool->mutex);
+    pool->native = NULL;
+    mutex_unlock(&pool->mutex);
+    batches = pool->batches;
+    pool->batches = NULL;
+    if (!batches) return;
+    PyErr_Fetch(&type, &value, &traceback);
+    while (PySet_Size(batches) > 0) {
+        PyObject *reference = PySet_Pop(batches), *batch = reference ? PyObject_CallObject(reference, NULL) : NULL;
+
+        if (batch && batch != Py_None) {
+            BEGIN_SECTION(batch)
+            forget_pool((Batch *)batch, pool);
+            END_SECTION()
+        }
+        Py_XDECREF(batch);
+        Py_XDECREF(reference);
+        PyErr_Clear();
+    }
+    Py_DECREF(batches);
+    PyErr_Restore(type, value, traceback);
+}
 
 /* ---- columns ---- */
 
@@ -748,7 +804,7 @@ PostedList *batch_list(Batch *batch, ListPool *pool, int *refused, uint32_t *bad
 
     *refused = 0;
     if (!list || list->pool != (PyObject *)pool) list = (PostedList *)PyDict_GetItemWithError(batch->lists, (PyObject *)pool);
-    if (!list && PyErr_Occurred()) return NULL;
+    if (!list && (PyErr_Occurred() || pool_note(pool, batch) < 0)) return NULL;
     if (!list || (batch->is_exposed && !has_same_numbers(batch, list))) {
         list = make_list(batch, pool, refused, bad);
         if (!list) return NULL;
@@ -948,6 +1004,7 @@ static void batch_dealloc(PyObject *self)
     Batch *batch = (Batch *)self;
 
     PyObject_GC_UnTrack(self);
+    if (batch->references) PyObject_ClearWeakRefs(self);
     batch_clear(self);
     for (int which = 0; which < COLUMNS; which++) Py_CLEAR(batch->views[which]);
     PyMem_Free(batch->requests);
@@ -978,6 +1035,7 @@ static PyObject *batch_repr(PyObject *self)
 static PyMemberDef batch_members[] = {
     {"capacity", T_PYSSIZET, offsetof(Batch, capacity), READONLY, "How many requests it was made for."},
     {"max_sge", T_PYSSIZET, offsetof(Batch, max_sge), READONLY, "How many elements a request may have."},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Batch, references), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -10,7 +10,7 @@ enum column { CONTEXTS, REMOTE_ADDRESSES, ADDRESSES, LENGTHS, COLUMNS };
 /* requests, records, remotes: one for each request. elements, element_regions: one for each element. used: the regions
    and destinations of all requests, without some of the repetitions. numbers: the memory of the columns, which the views show. is_exposed: the program may
    have changed it. changes: how often requests were added or forgotten. lists: a dict of PostedList by ListPool. last: the one that
-   was posted last. */
+   was posted last. references: the weak ones to the batch. */
 typedef struct {
     PyObject_HEAD
     Py_ssize_t capacity;
@@ -32,6 +32,7 @@ typedef struct {
     PyObject *views[COLUMNS];
     PyObject *lists;
     PostedList *last;
+    PyObject *references;
 } Batch;
 
 /* The list of a batch for a queue pair, borrowed. NULL with an error, or with a refusal of the request *bad. Call this with

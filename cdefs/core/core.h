@@ -392,15 +392,20 @@ typedef struct {
     uint32_t operation; /* NDPY_RECEIVE, or an operation of the other queue */
 } PostedList;
 
-/* Whose lists they are. native: NULL once the queue pair has gone. mutex: guards which lists are in use, and `native`. */
+/* Whose lists they are. native: NULL once the queue pair has gone. mutex: guards which lists are in use, and `native`. batches: NULL, or
+   a set of weak references to the batches that have one of the lists. */
 typedef struct {
     PyObject_HEAD
     MUTEX(mutex)
     const struct ndpy_provider *provider;
     struct ndpy_queue_pair *native;
+    PyObject *batches;
 } ListPool;
 
 extern PyTypeObject *posted_list_type, *list_pool_type, *batch_type;
+
+/* The queue pair goes: its batches forget their lists for it. Those that are in use outlive it. Called with the queue pair's lock. */
+void pool_close(ListPool *pool);
 
 /* The context of each request, for as long as somebody has the list. */
 HOT const uint64_t *list_contexts(const PostedList *list)

@@ -719,16 +719,13 @@ static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
     return result;
 }
 
-/* The lists outlive the native queue pair, whose memory they use. */
 static void forget_lists(WorkQueues *queues)
 {
     ListPool *pool = (ListPool *)queues->lists;
 
-    if (!pool) return;
-    mutex_lock(&pool->mutex);
-    pool->native = NULL;
-    mutex_unlock(&pool->mutex);
-    Py_CLEAR(queues->lists);
+    queues->lists = NULL;
+    if (pool) pool_close(pool);
+    Py_XDECREF((PyObject *)pool);
 }
 
 static PyObject *queues_attach(PyObject *self, PyObject *arguments)

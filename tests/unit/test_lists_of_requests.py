@@ -473,6 +473,58 @@ def test_a_batch_and_what_was_posted_of_it_may_end_in_any_order(provider, queues
     assert list(batch.contexts) == []
 
 
+def posted_lists() -> int:
+    gc.collect()
+    return sum(type(each).__name__ == "PostedList" for each in gc.get_objects())
+
+
+def end_all(queues: Queues) -> None:
+    """Let go of what is in flight, which keeps its list."""
+    for records in (queues._posted_requests.initiator, queues._posted_requests.receive):
+        while len(records):
+            records.popleft()
+
+
+def test_a_batch_forgets_queue_pairs_that_were_closed(provider):
+    region = Region()
+    before, batches = posted_lists(), [receives(region, 2), receives(region, 2), writes(region, 2)]
+    ends = [Queues(provider) for _ in range(3)]
+    for batch in batches:
+        for queues in ends:
+            queues.post(batch)
+            end_all(queues)
+    assert posted_lists() == before + 9
+    for left, queues in ((6, ends[0]), (3, ends[2])):
+        queues._detach()
+        assert posted_lists() == before + left
+    # The other one is as before. It was the last one of no batch.
+    for batch in batches:
+        ends[1].post(batch)
+    assert posted_lists() == before + 3
+    batches.pop().clear()
+    del batches[1], batch
+    ends[1]._detach()
+    # Those that are in flight.
+    assert posted_lists() == before + 3
+    end_all(ends[1])
+    assert posted_lists() == before
+
+
+def test_a_queue_pair_forgets_batches_that_were_dropped(provider, queues, queue):
+    def references() -> int:
+        gc.collect()
+        return sum(type(each) is weakref.ref for each in gc.get_objects())
+
+    before = 0
+    for turn in range(50):
+        queues.receive_many([Region()[:8]])
+        provider.complete_request(provider.call()[0], WC_RECV)
+        assert len(queue.poll()) == 1
+        if turn == 5:
+            before = references()
+    assert references() <= before
+
+
 # ---- columns ----
 
 
