@@ -130,7 +130,7 @@ static Py_ssize_t column_length(const Batch *batch, int which)
     return which == CONTEXTS || which == REMOTE_ADDRESSES ? batch->count : batch->element_count;
 }
 
-/* A slice of the view of a column. first and last: in units of its items. */
+/* The first numbers of a column's view. */
 static PyObject *view_part(PyObject *view, Py_ssize_t length)
 {
     return PySequence_GetSlice(view, 0, length);

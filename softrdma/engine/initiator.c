@@ -476,14 +476,10 @@ bool qp_finished(struct queue_pair *qp, bool idle, nd_status *first)
 
 void initiator_answered(struct queue_pair *qp, struct stream *stream, struct read_slot *slot)
 {
-    uint64_t proven = slot->covers;
-
-    if (!slot->acknowledgement && !slot->discarded) {
+    if (!slot->acknowledgement && !slot->discarded)
         qp_operation(qp, slot->operation)->state = OPERATION_DONE;
-        proven = slot->covers;
-    }
-    if (proven > qp->acknowledged)
-        qp->acknowledged = proven;
+    if (slot->covers > qp->acknowledged)
+        qp->acknowledged = slot->covers;
     qp->reads_first++;
     initiator_complete(qp, stream);
 }
