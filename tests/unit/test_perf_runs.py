@@ -95,8 +95,13 @@ def report_of(perf, tmp_path, *words, status=0):
 def test_latency_of_several_sizes(perf, serving, tmp_path, test, events):
     if test == "write_lat" and events:
         pytest.skip("polls memory")
+    began = time.perf_counter()
     report = report_of(perf, tmp_path, test, *QUICK, "--size", 1, "--size", "4K", *events)
+    took_us = (time.perf_counter() - began) * 1e6
     assert [(result["bytes"], result["iterations"]) for result in report["results"]] == [(1, 50), (4096, 50)]
+    # test_perf_by_another_clock.py has the figures themselves.
+    round_trips = 1 if test == "read_lat" else 2
+    assert sum(result["mean_us"] * result["iterations"] * round_trips for result in report["results"]) < took_us
     for result in report["results"]:
         assert 0 < result["min_us"] <= result["p50_us"] <= result["p90_us"] <= result["max_us"]
         assert sum(bucket["count"] for bucket in result["histogram"]) == 50
