@@ -128,6 +128,15 @@ class Quirk(enum.Enum):
         spared="ndpy looks for failed completions every 50 ms while that is asked for",
         programs=("failure_notifies",),
     )
+    RXE_FENCE_WAITS_FOR_ITSELF = Difference(
+        "rxe never ends a request with READ_FENCE that it has to send again, because the receive came late or a packet was lost, if "
+        "the request is a read or an atomic operation, or if one of these is behind it",
+        "Linux drivers/infiniband/sw/rxe/rxe_req.c, rxe_wqe_is_fenced(): a request that was sent once counts among the reads that "
+        "the fence waits for; seen on 6.1.192 and 7.2.13",
+        driver="rdma_rxe",
+        first=(6, 1),
+        programs=("fenced_retry",),
+    )
     RXE_FLUSHES_ITS_OWN_FAULT = Difference(
         "rxe reports a request that fails by its own memory as flushed, as those behind it",
         "Linux drivers/infiniband/sw/rxe/rxe_comp.c, flush_send_wqe(): the status that rxe_requester() has set is dropped; "

@@ -26,6 +26,8 @@ AS_SPECIFIED, OTHERWISE = 0, 1
         ("plain_passes armed", None),
         ("local_fault", None),
         ("remote_fault", None),
+        ("fenced_retry", None),
+        ("fenced_retry plain", None),
         ("on_demand page", Capability.ON_DEMAND_PAGING),
         ("on_demand offset", Capability.ON_DEMAND_PAGING),
         ("on_demand across", Capability.ON_DEMAND_PAGING),
