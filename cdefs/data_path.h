@@ -140,9 +140,9 @@ APART int check_special(const struct ndpy_queue_pair *qp, uint32_t operation, ui
 
 /* ---- posting ---- */
 
-/* completed: the operation of the completion. */
+/* completed: the operation of the completion. remote: NULL if there is none. */
 HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t completed,
-    uint32_t flags, uint64_t context, uint64_t nbytes, void *request)
+    uint32_t flags, uint64_t context, uint64_t nbytes, const struct ndpy_remote *remote, void *request)
 {
     struct ndpy_ring *ring = qp->initiator;
     struct ndpy_slot *slot = NULL;
@@ -161,6 +161,10 @@ HOT int post_initiator(const struct native *native, struct ndpy_queue_pair *qp, 
     slot->nbytes = nbytes;
     slot->operation = (uint16_t)completed;
     slot->flags = (uint16_t)flags;
+    if (remote) {
+        slot->remote_token = remote->token;
+        slot->remote_address = remote->address;
+    }
     signaled = !(flags & NDPY_SILENT_SUCCESS) || flags & NDPY_MARKER || 2 * (ring->silent_run + 1) >= ring->depth;
 
     ring_commit(ring, slot);
@@ -264,7 +268,7 @@ APART int post_special(const struct native *native, struct ndpy_queue_pair *qp, 
     if (is_extended(operation))
         native = native->extended;
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    return post_initiator(native, qp, operation, completes_as(operation), flags, context, nbytes, request);
+    return post_initiator(native, qp, operation, completes_as(operation), flags, context, nbytes, remote, request);
 }
 
 HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, uint32_t operation, uint32_t flags,
@@ -288,7 +292,7 @@ HOT int post_elements(const struct native *native, struct ndpy_queue_pair *qp, u
     if (operation > NDPY_WRITE)
         return post_special(native, qp, operation, flags, context, elements, count, remote, nbytes, request);
     native->data_request(request, operation, native->elements(qp->elements, elements, count), count, remote);
-    return post_initiator(native, qp, operation, operation, flags, context, nbytes, request);
+    return post_initiator(native, qp, operation, operation, flags, context, nbytes, remote, request);
 }
 
 /* ndpy_post(). request: room for one. Compiled twice, because most requests have one element. */
@@ -362,6 +366,16 @@ HOT const struct ndpy_shared_queue *shared_queue_of(const struct ndpy_slot *slot
     return (const void *)(first - offsetof(struct ndpy_shared_queue, slots));
 }
 
+/* Notes that a request of a ring has failed. Call this with the completion queue's lock. */
+APART void note_failure(struct ndpy_ring *ring, const struct ndpy_slot *slot)
+{
+    if (atomic_load_explicit(&ring->failed, memory_order_relaxed))
+        return;
+    ring->first_failure = (struct ndpy_failed_request){
+        slot->context, slot->remote_address, slot->nbytes, slot->remote_token, slot->operation};
+    atomic_store_explicit(&ring->failed, 1, memory_order_release);
+}
+
 /* Translates any other completion. */
 HOT void translate_rest(
     const struct native *native, const void *result, struct ndpy_slot *slot, struct ndpy_completion *out)
@@ -396,7 +410,7 @@ HOT void translate_rest(
         if (slot->flags & NDPY_SILENT_SUCCESS ? out->status == NDPY_SUCCESS : slot->flags & NDPY_MARKER)
             out->flags = NDPY_INTERNAL;
         if (out->status != NDPY_SUCCESS)
-            atomic_store_explicit(&ring->failed, 1, memory_order_relaxed);
+            note_failure(ring, slot);
     } else {
         out->queue_pair = native->queue_pair(result);
         out->retired = 0;

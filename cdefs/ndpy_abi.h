@@ -147,6 +147,15 @@ struct ndpy_completion {
     uint32_t flags;
 };
 
+/* The request of an initiator queue that failed first, and the peer's memory that it named. */
+struct ndpy_failed_request {
+    uint64_t context;
+    uint64_t address;
+    uint64_t length;
+    uint32_t token;
+    uint32_t operation;
+};
+
 /* The data path. Each provider has these functions, made of those in data_path.h. */
 struct ndpy_queue_pair *ndpy_queue_pair_new(void *native, uint32_t number, uint32_t initiator_depth,
     uint32_t receive_depth, uint32_t max_initiator_sge, uint32_t max_receive_sge, uint32_t inline_size,
@@ -165,6 +174,8 @@ void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp);
    the provider flushes behind them. Returns whether it was posted. It takes a place in the initiator queue. */
 int ndpy_post_marker(struct ndpy_queue_pair *qp);
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive);
+/* Returns whether a request of the initiator queue has failed since the last restart. */
+int ndpy_first_failure(struct ndpy_queue_pair *qp, struct ndpy_failed_request *out);
 /* How many initiator requests were posted, modulo 2**32. */
 uint32_t ndpy_queue_pair_posted(struct ndpy_queue_pair *qp);
 /* Whether the first `count` of these have ended. 0: not yet. 1: all of them have succeeded. -1: some request has

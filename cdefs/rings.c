@@ -103,6 +103,7 @@ void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp)
 
     for (int i = 0; i < 2; i++) {
         atomic_store(&rings[i]->failed, 0);
+        rings[i]->first_failure = (struct ndpy_failed_request){0};
         rings[i]->silent_run = 0;
     }
     qp->refuses_reads = 0;
@@ -112,6 +113,16 @@ void ndpy_queue_pair_restart(struct ndpy_queue_pair *qp)
 void ndpy_queue_pair_refuse_reads(struct ndpy_queue_pair *qp)
 {
     qp->refuses_reads = 1;
+}
+
+int ndpy_first_failure(struct ndpy_queue_pair *qp, struct ndpy_failed_request *out)
+{
+    struct ndpy_ring *ring = qp->initiator;
+    int failed = (int)atomic_load(&ring->failed);
+
+    if (failed)
+        *out = ring->first_failure;
+    return failed;
 }
 
 uint32_t ndpy_queue_pair_in_flight(struct ndpy_queue_pair *qp, int receive)

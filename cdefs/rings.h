@@ -33,6 +33,8 @@ struct ndpy_slot {
     uint32_t index;              /* of all slots of the ring, which stays the same */
     uint16_t operation;
     uint16_t flags;
+    uint32_t remote_token;       /* of an initiator's request, for struct ndpy_failed_request */
+    uint64_t remote_address;
 };
 
 /* What a poll of many receives needs of each. */
@@ -83,6 +85,7 @@ struct ndpy_ring {
     atomic_uint posted;
     atomic_uint retired;
     atomic_uint failed;         /* whether a request has failed; all later ones fail too */
+    struct ndpy_failed_request first_failure;   /* which one, once `failed` is set; its length is 0 if it was flushed */
     uint32_t depth;
     uint32_t silent_run;
     uint32_t number;

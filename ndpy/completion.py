@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ndpy import _core, errors
 from ndpy._core import Completion as Completion
 from ndpy.datagram import DatagramSource
 from ndpy.flags import Operation, Status
+
+if TYPE_CHECKING:
+    from ndpy.memory import RemoteMemory
+    from ndpy.queue_pair import QueuePair
 
 _RECEIVE = int(Operation.RECEIVE)
 _SUCCESS = int(Status.SUCCESS)
@@ -29,6 +33,26 @@ _MEANINGS: dict[Status, str] = {
     Status.INTERNAL_ERROR: "the adapter failed",
     Status.UNKNOWN: "a status that ndpy has no name for",
 }
+
+
+# What a request needs of the peer's memory.
+_RIGHTS = {
+    Operation.READ: "REMOTE_READ",
+    Operation.WRITE: "REMOTE_WRITE",
+    Operation.COMPARE_AND_SWAP: "REMOTE_ATOMIC",
+    Operation.FETCH_AND_ADD: "REMOTE_ATOMIC",
+    Operation.ATOMIC_WRITE: "REMOTE_WRITE",
+    Operation.FLUSH_MEMORY: "FLUSH_GLOBAL or FLUSH_PERSISTENT",
+}
+_OF_MEMORY = (Status.ACCESS_VIOLATION, Status.REMOTE_ERROR, Status.INVALID_REQUEST)
+
+
+class FailedRequest(NamedTuple):
+    """The request of a queue pair that failed first, and the peer's memory that it named."""
+
+    context: int
+    operation: int
+    remote: RemoteMemory
 
 
 class PostedRequests(_core.PostedRequests):
@@ -78,13 +102,26 @@ def _raise_for_status(completion: Completion) -> None:
     message, name = _MEANINGS[status], ""
     queue_pair = completion.queue_pair
     if queue_pair is not None:
-        hint = queue_pair._explain(status)
-        message += f"; {hint}" if hint else ""
-        name = queue_pair._native_status_name(completion.native_status)
+        native = completion.native_status
+        message = queue_pair._native_meaning(status, native) or message
+        for more in (_memory_of(completion, queue_pair), queue_pair._explain(status, native)):
+            message += f"; {more}" if more else ""
+        name = queue_pair._native_status_name(native)
     if completion.vendor_status:
         message += f" (vendor status {completion.vendor_status:#x})"
     error = _EXCEPTIONS.get(status, errors.ProviderError)
     raise error(message, operation=completion.operation.name.lower(), native=completion.native_status, native_name=name)
+
+
+def _memory_of(completion: Completion, queue_pair: QueuePair) -> str:
+    """The peer's memory that a failed request named, and the right that it needs, or ""."""
+    right = _RIGHTS.get(completion.operation)
+    if right is None or completion.status not in _OF_MEMORY:
+        return ""
+    failed = queue_pair._first_failure()
+    if failed is None or (failed.context, failed.operation) != (completion.context, completion.operation):
+        return f"it needs {right} of the peer's memory"
+    return f"the peer's memory was {failed.remote}, of which it needs {right}"
 
 
 def _describe(completion: Completion) -> str:

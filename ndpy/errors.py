@@ -183,8 +183,29 @@ _BY_ERRNO: dict[int, type[ProviderError]] = {
 
 
 def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
-    """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError."""
+    """Create the exception for an errno. An errno that is not in _BY_ERRNO becomes a plain ProviderError.
+
+    A shortage of file descriptors is told as such, whatever the message is.
+    """
     number = abs(number)
+    if number in (_errno.EMFILE, _errno.ENFILE):
+        message = _no_descriptor(number)
     if not number:
         message = message or "the driver's library refused and gave no reason; the kernel's log may have one"
     return _BY_ERRNO.get(number, ProviderError)(message or _os.strerror(number), operation=operation, native=number)
+
+
+def _no_descriptor(number: int) -> str:
+    if number == _errno.ENFILE:
+        return "the system has no file descriptor left; `sysctl fs.file-max` shows and raises its limit"
+    try:
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    except ImportError:
+        # Windows has no such limit of a process.
+        return _os.strerror(number)
+    return (
+        f"this process has no file descriptor left: its limit RLIMIT_NOFILE is {soft}; close what is not needed, or raise the "
+        f"limit (ulimit -n, LimitNOFILE= of a service), which may go to {'unlimited' if hard < 0 else hard}"
+    )

@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ndpy import _core, errors, window_requests
+from ndpy.completion import FailedRequest
 from ndpy.completion_queue import CompletionQueue
 from ndpy.connection_parameters import ReadLimits, RetryPolicy, cap_read_limits
 from ndpy.flags import Access, Capability, Flags, Operation, Status
-from ndpy.memory import Binding, MemoryRegion, MemoryWindow, Sge
+from ndpy.memory import Binding, MemoryRegion, MemoryWindow, RemoteMemory, Sge
 from ndpy.queue_pair_attributes import QueuePairAttributes, QueuePairState, QueuePairType, check_change
 from ndpy.weak_set import SharedWeakSet
 from ndpy.work_queues import BAD_FLAGS, MARKER, QueuePairLimits, WorkQueues
@@ -870,9 +871,21 @@ class QueuePair(WorkQueues):
     def _native_post_invalidate(self, window: MemoryWindow, binding: Binding | None, context: int, flags: int) -> int:
         """Post an invalidate. binding is None if the window is not bound here. Returns as ndpy_post_invalidate() does."""
 
+    def _first_failure(self) -> FailedRequest | None:
+        """The request of the initiator queue that failed first. None if none has, or if the queue pair was closed."""
+        found = self._ffi.new("struct ndpy_failed_request *")
+        with self._lock:
+            if self._native is None or not self._lib.ndpy_first_failure(self._native, found):
+                return None
+        return FailedRequest(found.context, found.operation, RemoteMemory(found.address, found.length, found.token))
+
     @abc.abstractmethod
-    def _explain(self, status: Status) -> str:
+    def _explain(self, status: Status, native_status: int = 0) -> str:
         """Likely causes of a failed completion on this connection, or ""."""
+
+    def _native_meaning(self, status: Status, native_status: int) -> str:
+        """What a completion status means, if the provider's number says more than ndpy's, or ""."""
+        return ""
 
     @abc.abstractmethod
     def _native_status_name(self, native_status: int) -> str:

@@ -420,7 +420,7 @@ int ndpy_post_bind(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context,
     request.wr.bind_mw.bind_info.addr = address;
     request.wr.bind_mw.bind_info.length = length;
     request.wr.bind_mw.bind_info.mw_access_flags = access;
-    return post_initiator(&verbs, qp, NDPY_BIND, NDPY_BIND, flags, context, length, &request);
+    return post_initiator(&verbs, qp, NDPY_BIND, NDPY_BIND, flags, context, length, NULL, &request);
 }
 
 int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t context, uint32_t token)
@@ -430,7 +430,7 @@ int ndpy_post_invalidate(struct ndpy_queue_pair *qp, uint32_t flags, uint64_t co
     memset(&request, 0, sizeof request);
     request.wr.opcode = IBV_WR_LOCAL_INV;
     request.wr.invalidate_rkey = token;
-    return post_initiator(&verbs, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, &request);
+    return post_initiator(&verbs, qp, NDPY_INVALIDATE, NDPY_INVALIDATE, flags, context, 0, NULL, &request);
 }
 
 /* Posts a request of ibv_bind_mw(3). */
@@ -459,7 +459,7 @@ int ndpy_post_bind_of_type_1(struct ndpy_queue_pair *qp, uint32_t flags, uint64_
     request.wr.bind_mw.bind_info.addr = address;
     request.wr.bind_mw.bind_info.length = length;
     request.wr.bind_mw.bind_info.mw_access_flags = access;
-    return post_initiator(&of_type_1, qp, operation, operation, flags, context, length, &request);
+    return post_initiator(&of_type_1, qp, operation, operation, flags, context, length, NULL, &request);
 }
 
 void ndpy_queue_pair_suit_siw(struct ndpy_queue_pair *qp)

@@ -133,6 +133,8 @@ static int list_new(struct ndpy_queue_pair *qp, const struct ndpy_list_request *
         slot->sequence = i;
         slot->operation = (uint16_t)completes_as(request->operation);
         slot->flags = (uint16_t)(request->flags | NDPY_LISTED);
+        slot->remote_token = request->remote.token;
+        slot->remote_address = request->remote.address;
         native_elements(native, elements + request->first, request->count);
         if (receives) {
             make_receive((struct ibv_recv_wr *)list->requests + i, slot, request, native);

@@ -138,7 +138,7 @@ class NetworkDirectQueuePair(QueuePair):
 
     # ---- what went wrong ----
 
-    def _explain(self, status: Status) -> str:
+    def _explain(self, status: Status, native_status: int = 0) -> str:
         connector = self.connector
         if status is not Status.IO_TIMEOUT or connector is None:
             return ""

@@ -22,7 +22,7 @@ from ndpy.flags import Access, CompletionDetails, Notify, Operation, Status
 from ndpy.memory import MemoryRegion
 from ndpy.pending import Pending
 from ndpy.quirks import Quirk
-from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, new_pointer
+from ndpy.verbs.native_calls import check, check_pointer, ffi, lib, new_eventfd, new_pointer
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
@@ -83,7 +83,7 @@ class VerbsCompletionQueue(CompletionQueue):
     # ---- waiting ----
 
     def _native_new_waiter(self) -> int:
-        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        return new_eventfd("wait")
 
     def _native_arm_waiter(self, waiter: int) -> bool:
         self._native_arm_channel(solicited=False)

@@ -184,6 +184,8 @@ def explain(
     path: tuple[Endpoint, Endpoint] | None,
     addresses: tuple[Address, Address] | None,
     mtu: int,
+    *,
+    answers: bool = False,
 ) -> str:
     """Describe the path that a request failed on, and the likely causes. "" if the path is not a likely cause.
 
@@ -191,15 +193,19 @@ def explain(
         path: the two ends, if the program has connected them without a connector.
         addresses: the two ends of a connector's connection.
         mtu: the path MTU of this end, 0 if there is none.
+        answers: whether the peer has answered, so that the path is no cause.
     """
     ends = ""
     if path is not None:
         ends = f"from {path[0]} to {path[1]}"
     elif addresses is not None:
-        ends = f"from {addresses[0]} to {addresses[1]} on {adapter.info.name}"
+        (own_host, own_port), (host, port) = addresses
+        ends = f"from {own_host} port {own_port} to {host} port {port} on {adapter.info.name}"
     if status is Status.CANCELED:
         # On iWARP this may be all that is heard of a peer that died.
         return ends and f"connection {ends}"
+    if answers:
+        return ends
     if ends:
         ends += f", with path MTU {mtu} on this end; " if mtu else "; "
     if status is Status.IO_TIMEOUT:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ndpy.adapter_thread import AdapterThread
 from ndpy.resource import Orphans
+from ndpy.verbs.native_calls import new_eventfd, system_calls
 
 # Seconds between two calls of the handlers of look_regularly().
 _LOOK_S = 0.05
@@ -20,8 +21,9 @@ class EventThread(AdapterThread):
 
     def __init__(self, name: str, orphans: Orphans) -> None:
         super().__init__(name, orphans)
-        self._epoll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with system_calls("open adapter"):
+            self._epoll = select.epoll()
+        self._wake = new_eventfd("open adapter")
         self._epoll.register(self._wake, select.EPOLLIN)
         self._handlers: dict[int, weakref.WeakMethod[Callable[[], None]]] = {}
         #: Under this lock, the dictionary and the epoll have the same descriptors.

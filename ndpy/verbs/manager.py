@@ -7,18 +7,31 @@ from __future__ import annotations
 
 import abc
 import errno
+import os
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ndpy import errors
 from ndpy.addresses import source_host
 from ndpy.verbs.addresses import pack_address
-from ndpy.verbs.native_calls import check_errno, ffi, lib, text
+from ndpy.verbs.native_calls import ffi, lib, text
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
 
 _RESOLVE_MS = 4000
+# Why the connection manager resolves no way, and what to do. In a container, the adapter's interface may be in another namespace.
+_UNRESOLVED = {
+    0: "the connection manager gives no reason",
+    errno.ENODEV: "it leads through an interface that is no RDMA adapter of this network namespace; `ip route get` shows the "
+    "interface, and `rdma link` the adapters' interfaces",
+    errno.ENETUNREACH: "there is no route; `ip route get` shows the way to its address",
+    errno.EHOSTUNREACH: "the host or its router is not there; check the address, the link and `ip neigh`",
+    errno.ETIMEDOUT: "no answer to address resolution; check the address, the link and `ip neigh`",
+    errno.EINVAL: "the addresses of both ends do not fit together; both are IPv4 or both IPv6, and a link-local one needs its "
+    "interface, as in fe80::1%eth0",
+    errno.EADDRNOTAVAIL: "the local address has gone; `ip address` shows those that there are",
+}
 
 
 class CmEvent(NamedTuple):
@@ -72,8 +85,7 @@ class Way(NamedTuple):
                 ffi.NULL if source is None else ffi.cast("struct sockaddr *", source),
                 ffi.cast("struct sockaddr *", packed),
                 _RESOLVE_MS,
-            ),
-            f"there is no way from {self.adapter.info.name} to {self.target}",
+            )
         )
 
     def resolve_route(self, identifier: Any) -> None:
@@ -85,19 +97,25 @@ class Way(NamedTuple):
             )
         self._check(lib.rdma_resolve_route(identifier, _RESOLVE_MS))
 
-    def _check(self, result: int, message: str = "") -> None:
-        check_errno(self.operation, result, message)
+    def _check(self, result: int) -> None:
+        if result:
+            raise self._unresolved(ffi.errno)
 
     def resolution_error(self, event: CmEvent) -> errors.NdpyError | None:
         """The error of an event that ends the resolution. None for other events."""
         if event.type not in (lib.RDMA_CM_EVENT_ADDR_ERROR, lib.RDMA_CM_EVENT_ROUTE_ERROR):
             return None
-        return errors.AddressUnreachableError(
-            f"{self.target} does not answer address resolution from {self.adapter.info.name}; "
-            "check the address, the link and `ip neigh`",
-            operation=self.operation,
-            native=abs(event.status),
+        return self._unresolved(abs(event.status))
+
+    def _unresolved(self, number: int) -> errors.NdpyError:
+        """The error for an address or a route that could not be resolved."""
+        why = _UNRESOLVED.get(number)
+        text = (
+            f"the way from {self.adapter.info.name} to {self.target} cannot be resolved: {why or os.strerror(number)}"
         )
+        if why is None and number:
+            return errors.from_errno(self.operation, number, text)
+        return errors.AddressUnreachableError(text, operation=self.operation, native=number)
 
     def nobody_listens(self, number: int) -> errors.NdpyError:
         return errors.ConnectionRefusedError(
@@ -110,8 +128,12 @@ class Way(NamedTuple):
             return self.nobody_listens(number)
         if number in (errno.ENETUNREACH, errno.EHOSTUNREACH):
             return errors.AddressUnreachableError(
-                f"there is no route to {self.target}", operation=self.operation, native=number
+                f"there is no route to {self.target}; `ip route get` shows the way to its address",
+                operation=self.operation,
+                native=number,
             )
+        if number in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            return errors.from_errno(self.operation, number)
         blocked = {"iWARP": ", or a firewall drops its TCP port", "RoCE": ", or UDP port 4791 is blocked"}
         return errors.TimeoutError(
             f"{self.target} does not answer; it is down, or has no RDMA adapter at that address"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
 from ndpy.resource import Uncopied
-from ndpy.verbs.native_calls import ffi, lib
+from ndpy.verbs.native_calls import ffi, lib, new_eventfd
 
 if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
@@ -40,7 +40,7 @@ class Monitor(Uncopied):
         self._on_change = on_change
         self._lock = threading.Lock()
         self._closed = False
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._fd = new_eventfd("monitor")
         self._events.watch(self._fd, self._on_event)
 
     def _on_event(self) -> None:

@@ -5,8 +5,10 @@ load() opens the two libraries, and load_for() those of an adapter: the system's
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from ndpy.errors import ProviderError, ProviderNotFoundError, from_errno
@@ -132,6 +134,21 @@ def check_errno(operation: str, result: int, message: str = "") -> None:
     """Raise if a librdmacm call, which returns 0, or -1 and sets errno, has failed."""
     if result:
         raise from_errno(operation, ffi.errno, message)
+
+
+def new_eventfd(operation: str) -> int:
+    """An eventfd that does not block. Raises as the provider's calls do."""
+    with system_calls(operation):
+        return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+
+@contextlib.contextmanager
+def system_calls(operation: str) -> Iterator[None]:
+    """Let what the system refuses be an error of this operation."""
+    try:
+        yield
+    except OSError as error:
+        raise from_errno(operation, error.errno or 0) from error
 
 
 def new_pointer(operation: str, call: Any, *arguments: Any) -> Any:

@@ -11,13 +11,15 @@ import time
 from ndpy.completion_queue import CompletionQueue
 from ndpy.poller import Poller
 from ndpy.verbs.completion_queue import LONGEST_S, VerbsCompletionQueue
+from ndpy.verbs.native_calls import new_eventfd, system_calls
 
 
 class VerbsPoller(Poller):
     def __init__(self, *, spin_s: float = 0.0) -> None:
         self._by_fd: dict[int, VerbsCompletionQueue] = {}
-        self._epoll = select.epoll()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        with system_calls("poller"):
+            self._epoll = select.epoll()
+        self._wake_fd = new_eventfd("poller")
         # From here on the poller is open: its end frees the two, and so does a fork in the child.
         super().__init__(spin_s=spin_s)
         self._epoll.register(self._wake_fd, select.EPOLLIN)

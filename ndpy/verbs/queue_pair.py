@@ -47,6 +47,28 @@ _RIGHTS_OF_PEERS = {
 }
 
 
+_OWN_MEMORY = (
+    "this side's memory lacks the right that the request needs (LOCAL_WRITE, READ_SINK), or is not registered any more"
+)
+_MEANINGS = {
+    (Status.IO_TIMEOUT, lib.IBV_WC_RETRY_EXC_ERR): "the peer did not answer",
+    (Status.IO_TIMEOUT, lib.IBV_WC_RESP_TIMEOUT_ERR): "the peer did not answer",
+    (
+        Status.IO_TIMEOUT,
+        lib.IBV_WC_RNR_RETRY_EXC_ERR,
+    ): "the peer answers, but had no receive posted for the message in time; "
+    "post receives there before this side sends",
+    (
+        Status.ACCESS_VIOLATION,
+        lib.IBV_WC_REM_ACCESS_ERR,
+    ): "the peer's adapter refused access to its memory: the token is wrong or "
+    "was released, the range leaves the memory, or a right is missing",
+    (Status.ACCESS_VIOLATION, lib.IBV_WC_LOC_PROT_ERR): _OWN_MEMORY,
+    (Status.ACCESS_VIOLATION, lib.IBV_WC_LOC_ACCESS_ERR): _OWN_MEMORY,
+    (Status.DATA_OVERRUN, lib.IBV_WC_REM_INV_REQ_ERR): "the message is longer than the peer's receive",
+}
+
+
 class VerbsQueuePair(QueuePair):
     _adapter: VerbsAdapter
     _lib = lib
@@ -324,11 +346,15 @@ class VerbsQueuePair(QueuePair):
             return None
         return path_of(self._adapter, self._qp)
 
-    def _explain(self, status: Status) -> str:
+    def _explain(self, status: Status, native_status: int = 0) -> str:
         addresses, connector = self._former_addresses, self.connector
         if connector is not None:
             addresses = connector._addresses()  # type: ignore[attr-defined]
-        return explain(self._adapter, status, self._path, addresses, self._path_mtu)
+        answers = native_status == lib.IBV_WC_RNR_RETRY_EXC_ERR
+        return explain(self._adapter, status, self._path, addresses, self._path_mtu, answers=answers)
+
+    def _native_meaning(self, status: Status, native_status: int) -> str:
+        return _MEANINGS.get((status, native_status), "")
 
     def _native_status_name(self, native_status: int) -> str:
         return text(lib.ibv_wc_status_str(native_status))

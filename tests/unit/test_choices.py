@@ -162,7 +162,7 @@ def test_a_lost_request_is_explained_with_both_ends_and_the_transports_causes(in
     assert told.startswith(f"from {ends[0]} to {ends[1]}, with path MTU 1024 on this end; likely causes:")
     assert ("4791" in told) == (transport == "RoCE")
     told = explain(adapter, Status.IO_TIMEOUT, None, addresses, 0)
-    assert told.startswith("from ('192.0.2.1', 1) to ('192.0.2.2', 4) on fake0; likely causes:")
+    assert told.startswith("from 192.0.2.1 port 1 to 192.0.2.2 port 4 on fake0; likely causes:")
     assert explain(adapter, Status.IO_TIMEOUT, None, None, 0).startswith("likely causes:")
     adapter.port_state = "down"
     assert explain(adapter, Status.IO_TIMEOUT, ends, None, 1024).startswith("port 2 of fake0 is down")
@@ -172,7 +172,7 @@ def test_a_cancelled_request_names_the_ends_of_its_connection(info):
     adapter = with_ports(info, {}, {})
     assert explain(adapter, Status.CANCELED, None, None, 0) == ""
     told = explain(adapter, Status.CANCELED, None, (("192.0.2.1", 1), ("192.0.2.2", 4)), 1024)
-    assert told == "connection from ('192.0.2.1', 1) to ('192.0.2.2', 4) on fake0"
+    assert told == "connection from 192.0.2.1 port 1 to 192.0.2.2 port 4 on fake0"
 
 
 @pytest.mark.parametrize("status", list(Status))

@@ -27,8 +27,7 @@ from ndpy import Access, Flags, Status, platforms
 from ndpy.doctor import linux
 from ndpy.doctor.findings import Verdict
 from ndpy.memory import buffer_range
-from ndpy.verbs import adapter_info, allocation, completion_queue
-from ndpy.verbs import poller as pollers
+from ndpy.verbs import adapter_info, allocation, completion_queue, native_calls
 from ndpy.verbs.native_calls import lib
 
 SERVER = ("127.0.0.1", 4791)
@@ -372,8 +371,8 @@ def test_a_poller_for_which_no_descriptor_is_left_ends_quietly(fake, monkeypatch
 
     monkeypatch.setattr(sys, "unraisablehook", lambda what: reported.append(what.exc_value))
     with monkeypatch.context() as patch:
-        patch.setattr(pollers, "os", types.SimpleNamespace(**{**vars(os), "eventfd": refuse}))
-        with pytest.raises(OSError, match="too many files"):
+        patch.setattr(native_calls, "os", types.SimpleNamespace(**{**vars(os), "eventfd": refuse}))
+        with pytest.raises(ndpy.InsufficientResourcesError, match="RLIMIT_NOFILE"):
             ndpy.Poller()
     gc.collect()
     assert reported == []

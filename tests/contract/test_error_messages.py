@@ -1,0 +1,107 @@
+"""What errors say: which side, which memory, which number, and what to do."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import DEADLINE_S, memory, require, require_acknowledged_sends, take
+
+import ndpy
+from ndpy import Access, Batch, Capability, CompletionArray, Operation, Status
+
+SINK = Access.LOCAL_WRITE | Access.READ_SINK
+WRONG = 0x5A5A00
+
+
+def message_of(completion) -> str:
+    with pytest.raises(ndpy.ProviderError) as caught:
+        completion.raise_for_status()
+    return str(caught.value)
+
+
+def post_read(queue_pair, local, remote, road: str) -> None:
+    if road == "read()":
+        queue_pair.read(local, remote, context=7)
+    elif road == "elements":
+        queue_pair.read([local[0:8], local[8:16]], remote, context=7)
+    else:
+        batch = Batch(1, signal_all=True)
+        batch.read(local, remote, context=7)
+        queue_pair.post(batch)
+
+
+@pytest.mark.parametrize("road", ["read()", "elements", "batch"])
+@pytest.mark.parametrize("wrong", ["token", "range", "right"])
+def test_a_wrong_token_range_or_right_is_told_with_the_memory_that_was_named(pair_with, keep, road, wrong):
+    pair = pair_with(max_initiator_sge=2)
+    require(pair.adapter, Capability.REGION_ACCESS)
+    if road == "elements" and pair.adapter.info.max_read_sge < 2:
+        pytest.skip(f"{pair.adapter.info.name} reads into one element")
+    owner = memory(keep, pair.server.adapter, 16, Access.REMOTE_WRITE if wrong == "right" else Access.REMOTE_READ)
+    remote = owner.remote()
+    if wrong == "token":
+        remote = ndpy.RemoteMemory(remote.address, 16, remote.token ^ WRONG)
+    elif wrong == "range":
+        remote = ndpy.RemoteMemory(remote.address + 8, 16, remote.token)
+    post_read(pair.client.queue_pair, memory(keep, pair.adapter, 16, SINK), remote, road)
+    (refused,) = take(pair.client.cq)
+    assert (refused.operation, refused.context) == (Operation.READ, 7)
+    if refused.status not in (Status.ACCESS_VIOLATION, Status.REMOTE_ERROR):
+        pytest.skip(f"{pair.adapter.info.driver} reports {refused.status.name}, which names no memory")
+    text = message_of(refused)
+    assert f"the peer's memory was {remote!r}" in text
+    assert "needs REMOTE_READ" in text and f"[native status {refused.native_status}" in text
+    assert "the peer's adapter refused access" in text or pair.adapter.info.provider != "verbs"
+
+
+def test_the_first_of_many_failed_requests_is_the_one_that_is_told(pair, keep):
+    require(pair.adapter, Capability.REGION_ACCESS)
+    local, owner = memory(keep, pair.adapter, 16, SINK), memory(keep, pair.server.adapter, 16, Access.REMOTE_READ)
+    good = owner.remote()
+    for context, remote in enumerate([good, ndpy.RemoteMemory(good.address, 4, good.token ^ WRONG), good[:2], good]):
+        pair.client.queue_pair.read(local[0 : remote.length], remote, context=context)
+    ended = take(pair.client.cq, 4)
+    failed = [each for each in ended if not each.ok]
+    if failed[0].status is not Status.ACCESS_VIOLATION:
+        pytest.skip(f"{pair.adapter.info.driver} reports {failed[0].status.name}, which names no memory")
+    assert "length=4" in message_of(failed[0])
+    assert all("RemoteMemory" not in message_of(each) for each in failed[1:])
+
+
+def test_an_array_of_completions_says_it_too(pair, keep):
+    require(pair.adapter, Capability.REGION_ACCESS)
+    remote = memory(keep, pair.server.adapter, 16, Access.REMOTE_READ).remote()
+    wrong = ndpy.RemoteMemory(remote.address, 16, remote.token ^ WRONG)
+    pair.client.queue_pair.read(memory(keep, pair.adapter, 16, SINK), wrong)
+    array = CompletionArray(4)
+    pair.client.cq.arm().result(DEADLINE_S)
+    while not pair.client.cq.poll_into(array):
+        pass
+    with pytest.raises(ndpy.ProviderError) as caught:
+        array.raise_for_status()
+    if array[0].status is Status.ACCESS_VIOLATION:
+        assert repr(wrong) in str(caught.value)
+
+
+def test_a_closed_queue_pair_has_an_error_all_the_same(pair, keep):
+    require(pair.adapter, Capability.REGION_ACCESS)
+    remote = memory(keep, pair.server.adapter, 16, Access.REMOTE_READ).remote()
+    wrong = ndpy.RemoteMemory(remote.address, 16, remote.token ^ WRONG)
+    pair.client.queue_pair.read(memory(keep, pair.adapter, 16, SINK), wrong)
+    (refused,) = take(pair.client.cq)
+    pair.client.connector.close()
+    pair.client.queue_pair.close()
+    assert message_of(refused).startswith("read: ")
+
+
+def test_a_message_without_a_receive_is_not_told_as_a_dead_network(pair, keep):
+    require_acknowledged_sends(pair.adapter)
+    pair.client.queue_pair.send(memory(keep, pair.adapter, 8, Access.NONE))
+    (failed,) = take(pair.client.cq)
+    text = message_of(failed)
+    assert "receive" in text
+    if pair.adapter.info.provider == "verbs":
+        assert "the peer answers, but had no receive posted for the message in time" in text
+        assert "likely causes" not in text and "did not answer" not in text
+        assert "post receives there before this side sends" in text
+    host, port = pair.client.connector.peer_address
+    assert f"{host} port {port}" in text
