@@ -292,7 +292,7 @@ class Batch(Uncopied):
     The numbers of all requests can be changed at once. Each of the columns contexts, remote_addresses, addresses and
     lengths is a memoryview of 64-bit integers, in which NumPy arrays work too: numpy.asarray(batch.contexts). The columns
     addresses and lengths have an item for each element, the others one for each request. Assigning to a column copies a
-    buffer of 64-bit integers, or a sequence of integers. A post checks what has changed.
+    buffer of 64-bit integers in any byte order, or a sequence of integers. A post checks what has changed.
 
     Parameters:
         capacity: how many requests it can hold.

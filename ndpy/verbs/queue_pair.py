@@ -66,6 +66,12 @@ _MEANINGS = {
     (Status.ACCESS_VIOLATION, lib.IBV_WC_LOC_PROT_ERR): _OWN_MEMORY,
     (Status.ACCESS_VIOLATION, lib.IBV_WC_LOC_ACCESS_ERR): _OWN_MEMORY,
     (Status.DATA_OVERRUN, lib.IBV_WC_REM_INV_REQ_ERR): "the message is longer than the peer's receive",
+    (Status.REMOTE_ERROR, lib.IBV_WC_REM_INV_REQ_ERR): "the peer refused the request as one that it does not serve",
+    (
+        Status.REMOTE_ERROR,
+        lib.IBV_WC_REM_OP_ERR,
+    ): "the peer failed to carry out the request; if it was a send, the peer's receive "
+    "may have been shorter than the message",
 }
 
 
