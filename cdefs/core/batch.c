@@ -348,7 +348,10 @@ static int add_request(Batch *batch, struct ndpy_list_request *request, PyObject
         batch->numbers[ADDRESSES][at + place] = batch->elements[at + place].address;
         batch->numbers[LENGTHS][at + place] = batch->elements[at + place].length;
     }
-    if (destination && PyObject_TypeCheck(destination, destination_type)) note_use(batch, destination);
+    if (destination && PyObject_TypeCheck(destination, destination_type)) {
+        note_use(batch, destination);
+        batch->has_destinations = 1;
+    }
     request->first = at;
     request->count = (uint32_t)count;
     batch->numbers[CONTEXTS][batch->count] = request->context;
@@ -598,6 +601,7 @@ static void drop_requests(Batch *batch)
     uint32_t count = batch->count, used = batch->used_count;
 
     batch->count = batch->element_count = batch->used_count = 0;
+    batch->has_destinations = 0;
     forget_lists(batch);
     while (used--) Py_CLEAR(batch->used[used]);
     while (count--) {

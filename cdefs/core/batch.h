@@ -20,6 +20,7 @@ typedef struct {
     uint32_t used_count;
     uint32_t changes;
     char signals_all;
+    char has_destinations;
     SHARED char is_exposed;
     struct ndpy_list_request *requests;
     PyObject **records;

@@ -236,6 +236,11 @@ typedef struct {
 } Destination;
 
 extern PyTypeObject *destination_type;
+/* Guards `defunct` of all destinations. Whoever posts to one has it from the check to the provider's answer, so the handle is there: its
+   close() marks the destination first. */
+#ifdef Py_GIL_DISABLED
+extern PyMutex destinations_mutex;
+#endif
 
 /* Beside the numbers of enum ndpy_refusal and of the providers: an exception was raised, or the request refers to something that it may
    not refer to. */

@@ -3,6 +3,7 @@
 #include "core.h"
 
 PyTypeObject *destination_type;
+MUTEX(destinations_mutex)
 
 /* ---- memory ---- */
 
@@ -111,8 +112,10 @@ static int set_defunct(PyObject *self, PyObject *value, void *Py_UNUSED(none))
     PyObject *former;
 
     BEGIN_SECTION(self)
+    mutex_lock(&destinations_mutex);
     former = ((Usable *)self)->defunct;
     ((Usable *)self)->defunct = Py_XNewRef(value);
+    mutex_unlock(&destinations_mutex);
     END_SECTION()
     Py_XDECREF(former);
     return 0;

@@ -606,6 +606,19 @@ static int check_batch(WorkQueues *self, const Batch *batch)
     return 0;
 }
 
+/* Posts the list of a batch as post_list(), unless its requests may not refer to something any more. Returns this, borrowed, or NULL.
+   Called in a section of the batch: the collector may have closed something while the list was made. */
+static PyObject *check_and_post_list(WorkQueues *self, const Batch *batch, PostedList *list, int *refused, uint32_t *posted)
+{
+    PyObject *unusable;
+
+    if (batch->has_destinations) mutex_lock(&destinations_mutex);
+    unusable = find_unusable(self, batch);
+    if (!unusable) *refused = post_list(self, list, posted);
+    if (batch->has_destinations) mutex_unlock(&destinations_mutex);
+    return unusable;
+}
+
 /* Posts a batch that has no list for this queue pair, may have changed, or refers to something that it may not refer to. Called with
    the lock, which it gives back. */
 static PyObject *post_checked(WorkQueues *self, Batch *batch)
@@ -620,8 +633,7 @@ static PyObject *post_checked(WorkQueues *self, Batch *batch)
     is_good = !unusable && check_batch(self, batch) == 0;
     if (is_good && self->provider->list_new) {
         list = (PostedList *)Py_XNewRef((PyObject *)batch_list(batch, (ListPool *)self->lists, &refused, &bad));
-        /* The collector may have closed something while the list was made. */
-        if (list) unusable = Py_XNewRef(find_unusable(self, batch));
+        if (list) unusable = Py_XNewRef(check_and_post_list(self, batch, list, &refused, &posted));
     }
     END_SECTION()
     if (unusable) {
@@ -642,7 +654,6 @@ static PyObject *post_checked(WorkQueues *self, Batch *batch)
         return post_singly(self, batch, 0);
     }
     if (list) {
-        refused = post_list(self, list, &posted);
         bad = posted;
         Py_DECREF((PyObject *)list);
     } else if (!refused) {
@@ -673,6 +684,19 @@ static PyObject *queues_post(PyObject *object, PyObject *argument)
     Py_RETURN_NONE;
 }
 
+/* Posts a request to a destination, as post_elements(). Returns UNUSABLE if it may not refer to it. */
+static int post_to(WorkQueues *self, const struct post *post, const struct ndpy_element *elements, uint32_t count, PyObject *record,
+    PyObject *destination)
+{
+    int refused = UNUSABLE;
+
+    mutex_lock(&destinations_mutex);
+    if (may_refer_to(self->adapter, (Usable *)destination))
+        refused = post_elements(self, post->operation, post, elements, count, record);
+    mutex_unlock(&destinations_mutex);
+    return refused;
+}
+
 /* Checks what a request refers to, and posts it. Returns as post_elements(), or UNUSABLE with the object in *unusable. Called with the
    lock. destination: NULL, or that of the request. */
 static int check_and_post(WorkQueues *self, const struct post *post, PyObject *pieces, struct ndpy_element *elements, uint32_t count,
@@ -681,11 +705,9 @@ static int check_and_post(WorkQueues *self, const struct post *post, PyObject *p
     int refused = read_pieces(self->adapter, self->provider->largest_token, pieces, elements, count, unusable);
 
     if (refused) return refused;
-    if (destination && !may_refer_to(self->adapter, (Usable *)destination)) {
-        *unusable = destination;
-        return UNUSABLE;
-    }
-    return post_elements(self, post->operation, post, elements, count, record);
+    if (!destination) return post_elements(self, post->operation, post, elements, count, record);
+    *unusable = destination;
+    return post_to(self, post, elements, count, record, destination);
 }
 
 static PyObject *queues_post_elements(PyObject *self, PyObject *arguments)
