@@ -1,8 +1,9 @@
 /* See by_hand.h.
  *
  * The end that connects tries again while nobody answers: the peer's program may not be ready yet. Either end gives up only
- * when requests have waited for the queue pair's retry time. So it is with a connection that has ended. The end that accepts may get the peer's connection before its
- * own program has named the peer. Such a connection waits for a while (greeting.h).
+ * when requests have waited for the queue pair's retry time. So it is with a connection that has ended. The end that
+ * accepts may get the peer's connection before its own program has named the peer. Such a connection waits for a while
+ * (greeting.h).
  *
  * A peer proves itself by the numbers and the PSNs of both ends, by its address, and on this machine by its user. A program
  * may stay in RTR, and then nobody here knows its own PSN. So an end that connects waits a moment for RTS, and greets without

@@ -481,22 +481,36 @@ def test_silent_connections_leave_room_for_an_honest_client(keep, adapter):
         assert 0 < crowd.found()["open"] <= GUESTS
 
 
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open no further ones."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 1, limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for descriptor in taken:
+            os.close(descriptor)
+
+
 def test_silent_connections_give_their_descriptors_to_an_honest_client(keep, adapter):
     listener = keep(adapter.listen((HERE, 0)))
     with Stranger("crowd", address=HERE, port=listener.address[1], count=60, uid=NOBODY) as crowd:
         assert crowd.found() == {"opened": 60}
         wait_until(lambda: open_files() >= 60, "the listener has taken all of them")
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2, limits[1]))
-        try:
-            with Stranger("request", address=HERE, port=listener.address[1], private="", uid=NOBODY) as stranger:
-                keep(listener.get_request(DEADLINE_S)).reject()
-                assert stranger.found() == {"answer": "rejected"}
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        target = {"address": HERE, "port": listener.address[1], "private": ""}
+        with Stranger("request", **target, uid=NOBODY, told=True) as honest, no_descriptors():
+            honest.tell()
+            keep(listener.get_request(DEADLINE_S)).reject()
+            assert honest.found() == {"answer": "rejected"}
 
 
+@pytest.mark.filterwarnings("ignore:Listener at:RuntimeWarning")
 def test_requests_beyond_the_backlog_are_refused(keep, adapter):
     listener = keep(adapter.listen((HERE, 0), backlog=BACKLOG))
     target = {"address": HERE, "port": listener.address[1], "private": b"me".hex()}

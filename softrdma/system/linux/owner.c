@@ -83,14 +83,18 @@ static enum answer ask_kernel(const struct sockaddr_storage *local, const struct
     struct timeval limit = {.tv_sec = ANSWER_S};
     uint8_t data[1024];
 
+    handles_lock();
     int handle = socket(AF_NETLINK, SOCK_DGRAM | SOCK_CLOEXEC, NETLINK_SOCK_DIAG);
+    if (!handles_add(handle))
+        handle = -1;
+    handles_unlock();
     if (handle < 0)
         return UNKNOWN;
     setsockopt(handle, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     ssize_t size = sendto(handle, &question, sizeof question, 0, (struct sockaddr *)&kernel, sizeof kernel);
     if (size >= 0)
         size = recv(handle, data, sizeof data, 0);
-    close(handle);
+    socket_discard(handle);
     return size > 0 ? read_answer(&question, data, (size_t)size) : UNKNOWN;
 }
 

@@ -1,0 +1,78 @@
+"""Connections by number and GID, as programs make them that take their time between the steps."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from helpers import Keeper, contents, create_end, memory, succeed
+
+import ndpy
+from ndpy import AddressVector, QueuePairState
+
+# softrdma/verbs/by_hand.c waits 20 ms for the PSN of the end that connects. Then it greets without it.
+LATER_S = 0.1
+
+
+@pytest.fixture
+def keep():
+    keeper = Keeper()
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture(scope="module")
+def adapter():
+    with ndpy.open_adapter("soft0") as opened:
+        yield opened
+
+
+def receive_from(one, other, gid):
+    local, remote = one.queue_pair.local_endpoint(gid.index), other.queue_pair.local_endpoint(gid.index)
+    one.queue_pair.modify(
+        state=QueuePairState.RTR,
+        path=AddressVector(gid=remote.gid, gid_index=gid.index, lid=0, port=1),
+        path_mtu=1024,
+        remote_number=remote.qp_number,
+        receive_psn=remote.psn,
+        inbound_read_limit=2,
+        min_rnr_timer=12,
+    )
+    assert local.psn != remote.psn
+
+
+def send(one):
+    psn = one.queue_pair.local_endpoint().psn
+    retries = {"ack_timeout": 14, "retry_count": 7, "rnr_retry_count": 7}
+    one.queue_pair.modify(state=QueuePairState.RTS, send_psn=psn, outbound_read_limit=2, **retries)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("senders", ["both", "the one that connects", "the one that accepts", "both, the latter first"])
+def test_ends_become_ready_to_send_late_or_never(keep, adapter, address, senders):
+    """A program that only receives may stay in RTR. The other one's PSN is proof then."""
+    gid = next((gid for gid in adapter.info.ports[0].gids if gid.address == address), None)
+    if gid is None:
+        pytest.skip(f"this machine has no {address}")
+    made = sorted((create_end(keep, adapter), create_end(keep, adapter)), key=lambda end: end.queue_pair.number)
+    connects, accepts = made
+    for one, other in ((connects, accepts), (accepts, connects)):
+        receive_from(one, other, gid)
+    time.sleep(LATER_S)
+    order = {
+        "both": [connects, accepts],
+        "the one that connects": [connects],
+        "the one that accepts": [accepts],
+        "both, the latter first": [accepts, connects],
+    }[senders]
+    for one in order:
+        send(one)
+        time.sleep(LATER_S)
+    for one in order:
+        other = accepts if one is connects else connects
+        inbox = memory(keep, adapter, 16)
+        other.queue_pair.receive(inbox)
+        one.queue_pair.send(memory(keep, adapter, b"ready"))
+        succeed(one.cq)
+        succeed(other.cq)
+        assert contents(inbox).startswith(b"ready")
