@@ -33,7 +33,22 @@ def set_mtu(end: LinkDescription, mtu: int) -> str:
         return (
             f"set the MTU of {end.netdev or 'the interface of ' + end.adapter} to {mtu}, in the settings of its driver"
         )
-    return f"ip link set {end.netdev or 'NETDEV'} mtu {mtu}"
+    raised = [end.netdev or "NETDEV"]
+    # A VLAN's interface cannot have a larger MTU than the one below it.
+    if end.physical and end.physical != end.netdev and (end.physical_mtu or 0) < mtu:
+        raised.insert(0, end.physical)
+    return ", then ".join(f"ip link set {name} mtu {mtu}" for name in raised)
+
+
+def _physical(end: LinkDescription) -> str:
+    """The interface that pause frames, PFC and ECN are set for."""
+    return end.physical or end.netdev or "NETDEV"
+
+
+def _rdma_cm_setting(end: LinkDescription, name: str, value: object) -> str:
+    """How to change a default of the connection manager. The adapter's folder exists only after somebody made it."""
+    folder = f"/sys/kernel/config/rdma_cm/{end.adapter}"
+    return f"mkdir -p {folder}; echo {value} > {folder}/ports/{end.port or 1}/{name}"
 
 
 def compare(near: LinkDescription, far: LinkDescription, *, connected: bool) -> list[Finding]:
@@ -109,6 +124,11 @@ def _where(end: LinkDescription) -> str:
     return f" ({end.netdev})" if end.netdev else f" ({end.adapter})"
 
 
+def _below(end: LinkDescription) -> str:
+    """The interface whose flow control is meant."""
+    return f" ({end.physical})" if end.physical else _where(end)
+
+
 def _at(name: str) -> str:
     """Where a remedy is to be applied."""
     return f"on {'this machine' if name == NEAR else 'the peer'}: "
@@ -120,7 +140,8 @@ def _states(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
             yield failed(
                 "port",
                 f"{name}: the port of {end.adapter} is {end.port_state}",
-                _at(name) + (f"ip link set {end.netdev} up, or check the cable" if end.netdev else "check the cable"),
+                _at(name)
+                + (f"ip link set {_physical(end)} up, or check the cable" if end.netdev else "check the cable"),
             )
 
 
@@ -180,8 +201,7 @@ def _gid_types(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]
         f"{NEAR}: {near.gid_type} (GID {_told(near.gid_index)}, {_told(near.gid)}), {FAR}: {far.gid_type} (GID "
         f"{_told(far.gid_index)}, {_told(far.gid)}). Probably {name} is wrong; RoCE v1 and v2 do not talk, and only v2 passes "
         "routers",
-        f'{_at(name)}echo "RoCE v2" > /sys/kernel/config/rdma_cm/{end.adapter}/ports/{end.port or 1}/default_roce_mode, or '
-        "choose another GID",
+        _at(name) + _rdma_cm_setting(end, "default_roce_mode", '"RoCE v2"') + ", or choose another GID",
     )
 
 
@@ -193,9 +213,9 @@ def _vlans(near: LinkDescription, far: LinkDescription, connected: bool) -> Iter
         guess = "One of the two is wrong, unless a router stands between them"
         remedy = "give both ends addresses in the same VLAN"
     else:
-        name, vlan = (NEAR, far.vlan) if near.vlan == 0 else (FAR, near.vlan)
+        name, end, vlan = (NEAR, near, far.vlan) if near.vlan == 0 else (FAR, far, near.vlan)
         guess = f"Probably {name} is wrong, unless its switch adds the tag"
-        remedy = f"{_at(name)}ip link add link NETDEV name NETDEV.{vlan} type vlan id {vlan}, and the address there"
+        remedy = f"{_at(name)}ip link add link {_physical(end)} name {_physical(end)}.{vlan} type vlan id {vlan}, and the address there"
     make = warned if connected else failed
     yield make("VLAN", f"{numbers}. {guess}", remedy)
 
@@ -207,9 +227,9 @@ def _flow_control(near: LinkDescription, far: LinkDescription) -> Iterator[Findi
     change = " ".join(f"{priority}:on" for priority in missing)
     yield warned(
         "PFC",
-        f"priority flow control: {NEAR} {_priorities(near.pfc)}{_where(near)}, {FAR} {_priorities(far.pfc)}{_where(far)}. "
+        f"priority flow control: {NEAR} {_priorities(near.pfc)}{_below(near)}, {FAR} {_priorities(far.pfc)}{_below(far)}. "
         f"{_guess(name, near.pfc, far.pfc)}; packets get lost under load",
-        f"{_at(name)}dcb pfc set dev {end.netdev or 'NETDEV'} prio-pfc {change}, and the same on the switches",
+        f"{_at(name)}dcb pfc set dev {_physical(end)} prio-pfc {change}, and the same on the switches",
     )
 
 
@@ -232,8 +252,8 @@ def _pause(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
         if end.pfc and (end.pause_receive or end.pause_send):
             yield warned(
                 "pause frames",
-                f"{name}: pause frames and priority flow control are both on{_where(end)}. An interface does only one of them",
-                f"{_at(name)}ethtool -A {end.netdev or 'NETDEV'} rx off tx off",
+                f"{name}: pause frames and priority flow control are both on{_below(end)}. An interface does only one of them",
+                f"{_at(name)}ethtool -A {_physical(end)} rx off tx off",
             )
             return
     mine, theirs = (near.pause_receive, near.pause_send), (far.pause_receive, far.pause_send)
@@ -245,9 +265,9 @@ def _pause(near: LinkDescription, far: LinkDescription) -> Iterator[Finding]:
     name, end = (NEAR, near) if sum(map(bool, mine)) <= sum(map(bool, theirs)) else (FAR, far)
     yield warned(
         "pause frames",
-        f"pause frames: {NEAR} {_pause_words(near)}{_where(near)}, {FAR} {_pause_words(far)}{_where(far)}. Probably {name} is "
+        f"pause frames: {NEAR} {_pause_words(near)}{_below(near)}, {FAR} {_pause_words(far)}{_below(far)}. Probably {name} is "
         "wrong; packets get lost under load",
-        f"{_at(name)}ethtool -A {end.netdev or 'NETDEV'} rx on tx on",
+        f"{_at(name)}ethtool -A {_physical(end)} rx on tx on",
     )
 
 
@@ -259,10 +279,10 @@ def _congestion(near: LinkDescription, far: LinkDescription) -> Iterator[Finding
         if mine is None or theirs is None or mine == theirs:
             continue
         name, end, missing = _missing(near, far, mine, theirs)
-        place = f"/sys/class/net/{end.netdev or 'NETDEV'}/ecn/{folder}/enable"
+        place = f"/sys/class/net/{_physical(end)}/ecn/{folder}/enable"
         yield warned(
             "ECN",
-            f"ECN {part}: {NEAR} {_priorities(mine)}{_where(near)}, {FAR} {_priorities(theirs)}{_where(far)}. "
+            f"ECN {part}: {NEAR} {_priorities(mine)}{_below(near)}, {FAR} {_priorities(theirs)}{_below(far)}. "
             f"{_guess(name, mine, theirs)}; congestion then slows only one direction down",
             _at(name) + "; ".join(f"echo 1 > {place}/{priority}" for priority in missing),
         )
@@ -278,5 +298,5 @@ def _traffic_classes(near: LinkDescription, far: LinkDescription) -> Iterator[Fi
         "traffic class",
         f"default traffic class (TOS): {NEAR} {mine} ({near.adapter}), {FAR} {theirs} ({far.adapter}). {guess}; switches may put "
         "the two directions into different queues",
-        f"{_at(name)}echo {mine or theirs} > /sys/kernel/config/rdma_cm/{end.adapter}/ports/{end.port or 1}/default_roce_tos",
+        _at(name) + _rdma_cm_setting(end, "default_roce_tos", mine or theirs),
     )

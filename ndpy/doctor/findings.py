@@ -121,6 +121,14 @@ def examine_apart(check: str, module: str, function: str, *arguments: str, limit
                 "a library or driver that is loaded there is broken; install it again, in a version that fits the others",
             )
         ]
+    if process.returncode:
+        # The answer was whole. What the libraries do when a process ends came after it.
+        broken = failed(
+            check,
+            f"the process that examined this {_ending(process.returncode)} after its answer: programs that use the adapter will end so",
+            "a library or driver that is loaded there is broken; install it again, in a version that fits the others",
+        )
+        found.append(broken)
     remedy = "this is what the libraries print themselves; see to it if adapters are missing or slow"
     return [*found, *(warned(check, line, remedy) for line in list(dict.fromkeys(said))[:_MOST_LINES])]
 

@@ -38,6 +38,9 @@ class LinkDescription:
         speed: the port's speed in words of the system, such as "100 Gb/sec (4X EDR)".
         netdev: the network interface of the GID, which may be a VLAN's, or else of the port.
         link_mtu: the MTU of that interface.
+        physical: the interface that frames leave by: `netdev`, or the one below a VLAN's. Pause frames, PFC and ECN are settings
+            of it.
+        physical_mtu: the MTU of that interface. A VLAN's cannot be larger.
         rdma_mtu: the largest payload of the port's packets. On iWARP there is none.
         gid, gid_index, gid_type: the GID in use, as an IP address.
         vlan: the VLAN's ID; 0 if frames have no tag.
@@ -57,6 +60,8 @@ class LinkDescription:
     speed: str | None = None
     netdev: str | None = None
     link_mtu: int | None = None
+    physical: str | None = None
+    physical_mtu: int | None = None
     rdma_mtu: int | None = None
     gid: str | None = None
     gid_index: int | None = None
@@ -104,6 +109,8 @@ class LinkDescription:
             speed=_matching(values, "speed", re.compile(r"[A-Za-z0-9][A-Za-z0-9 ./()-]{0,39}")),
             netdev=_matching(values, "netdev", _NAME),
             link_mtu=_integer(values, "link_mtu", 0, _LARGEST_MTU),
+            physical=_matching(values, "physical", _NAME),
+            physical_mtu=_integer(values, "physical_mtu", 0, _LARGEST_MTU),
             rdma_mtu=_integer(values, "rdma_mtu", 0, _LARGEST_MTU),
             gid=_address(values.get("gid")),
             gid_index=_integer(values, "gid_index", 0, 1 << 16),
@@ -185,6 +192,7 @@ def port_in_use(info: AdapterInfo) -> PortInfo | None:
 def plain_description(info: AdapterInfo, port: PortInfo | None, gid: Gid | None) -> LinkDescription:
     """What an adapter says about itself. A NetworkDirect provider tells the MTU of its interface only."""
     native = info.provider == "verbs"
+    netdev = (port.netdev if port is not None else None) or info.netdev
     return LinkDescription(
         adapter=info.name,
         transport=info.transport,
@@ -192,7 +200,8 @@ def plain_description(info: AdapterInfo, port: PortInfo | None, gid: Gid | None)
         port=port.number if port is not None else None,
         port_state=port.state if port is not None else info.state,
         link_layer=port.link_layer if port is not None else None,
-        netdev=(port.netdev if port is not None else None) or info.netdev,
+        netdev=netdev,
+        physical=netdev,
         link_mtu=None if native else info.mtu or None,
         rdma_mtu=(port.mtu or None) if native and port is not None and has_path_mtu(info.transport) else None,
         gid=gid.address if gid is not None else None,

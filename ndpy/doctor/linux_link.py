@@ -60,14 +60,15 @@ def read_link(
         netdev = _line(ports / "gid_attrs/ndevs" / str(gid.index)) or netdev
     if netdev is not None and not _is_name(netdev):
         netdev = None
-    # Flow control belongs to the physical interface below a VLAN's.
     physical = _below(root, netdev) if netdev else None
     pause = pause_of(physical) if physical and pause_of else None
     return dataclasses.replace(
         plain,
         speed=_line(ports / "rate"),
         netdev=netdev,
-        link_mtu=_number(root / "sys/class/net" / netdev / "mtu") if netdev else None,
+        link_mtu=_mtu(root, netdev),
+        physical=physical,
+        physical_mtu=_mtu(root, physical),
         vlan=_vlan(root, netdev) if netdev and plain.link_layer != "InfiniBand" else None,
         pfc=pfc_of(physical) if physical and pfc_of else None,
         pause_receive=pause[0] if pause else None,
@@ -117,6 +118,10 @@ def _number(path: Path) -> int | None:
 
 def _is_name(text: str) -> bool:
     return len(text) <= _LONGEST_NAME and "/" not in text and text not in (".", "..")
+
+
+def _mtu(root: Path, netdev: str | None) -> int | None:
+    return _number(root / "sys/class/net" / netdev / "mtu") if netdev else None
 
 
 def _below(root: Path, netdev: str) -> str:

@@ -100,6 +100,14 @@ def test_a_library_that_ends_the_process_is_a_finding_with_its_last_words(tmp_pa
     assert "no firmware" in found.message
 
 
+def test_a_library_that_crashes_at_the_end_of_the_process_is_a_finding(tmp_path, monkeypatch):
+    module(tmp_path, monkeypatch, "import atexit, os; atexit.register(os.abort); return [passed('a', 'b')]")
+    first, second = examine_apart("check", "examined", "look")
+    assert first == passed("a", "b")
+    assert second.verdict is Verdict.FAIL
+    assert "was ended by SIGABRT after its answer" in second.message
+
+
 def test_a_hang_of_what_is_examined_is_a_finding(tmp_path, monkeypatch):
     module(tmp_path, monkeypatch, "import time; time.sleep(60)")
     found = one(examine_apart("check", "examined", "look", limit_s=1.0))

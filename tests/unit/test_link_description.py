@@ -82,7 +82,7 @@ def test_a_whole_tree_is_described(tree):
     )
     assert found == LinkDescription(
         adapter="mlx5_0", transport="RoCE", addresses=("192.0.2.1",), port=1, port_state="active", link_layer="Ethernet",
-        speed="100 Gb/sec (4X EDR)", netdev="enp1s0", link_mtu=9000, rdma_mtu=4096, gid="192.0.2.1", gid_index=3,
+        speed="100 Gb/sec (4X EDR)", netdev="enp1s0", link_mtu=9000, physical="enp1s0", physical_mtu=9000, rdma_mtu=4096, gid="192.0.2.1", gid_index=3,
         gid_type="RoCE v2", vlan=0, pfc=(3, 4), pause_receive=True, pause_send=False, ecn_notification=tuple(range(8)),
         ecn_reaction=(3,), traffic_class=106,
     )  # fmt: skip
@@ -92,6 +92,7 @@ def test_the_gid_of_a_vlan_has_its_interface_and_the_flow_control_of_the_one_bel
     asked = []
     found = linux_link.read_link(adapter(), 5, tree(good_files()), pfc_of=lambda name: asked.append(name) or (3,))
     assert (found.netdev, found.vlan, found.link_mtu, found.gid) == ("enp1s0.100", 100, 4200, "198.51.100.1")
+    assert (found.physical, found.physical_mtu) == ("enp1s0", 9000)
     assert asked == ["enp1s0"]
     assert (found.pfc, found.ecn_reaction) == ((3,), (3,))
 
@@ -224,7 +225,7 @@ def test_other_answers_tell_nothing(data):
 def whole():
     return LinkDescription(
         adapter="mlx5_0", transport="RoCE", addresses=("192.0.2.1",), port=1, port_state="active", link_layer="Ethernet",
-        speed="100 Gb/sec (4X EDR)", netdev="enp1s0", link_mtu=9000, rdma_mtu=4096, gid="192.0.2.1", gid_index=3,
+        speed="100 Gb/sec (4X EDR)", netdev="enp1s0", link_mtu=9000, physical="enp1s0", physical_mtu=9000, rdma_mtu=4096, gid="192.0.2.1", gid_index=3,
         gid_type="RoCE v2", vlan=0, pfc=(3,), pause_receive=True, pause_send=False, ecn_notification=(3,), ecn_reaction=(),
         traffic_class=0,
     )  # fmt: skip

@@ -13,10 +13,12 @@ from ndpy.doctor.link import LinkDescription
 
 GOOD = LinkDescription(
     adapter="mlx5_0", transport="RoCE", addresses=("192.0.2.1",), port=1, port_state="active", link_layer="Ethernet",
-    netdev="enp1s0", link_mtu=4200, rdma_mtu=4096, gid="192.0.2.1", gid_index=3, gid_type="RoCE v2", vlan=0, pfc=(),
+    netdev="enp1s0", link_mtu=4200, physical="enp1s0", physical_mtu=4200, rdma_mtu=4096, gid="192.0.2.1", gid_index=3, gid_type="RoCE v2", vlan=0, pfc=(),
     pause_receive=False, pause_send=False, ecn_notification=(), ecn_reaction=(), traffic_class=0,
 )  # fmt: skip
-OTHER = dataclasses.replace(GOOD, adapter="mlx5_7", netdev="eth1", addresses=("192.0.2.2",), gid="192.0.2.2")
+OTHER = dataclasses.replace(
+    GOOD, adapter="mlx5_7", netdev="eth1", physical="eth1", addresses=("192.0.2.2",), gid="192.0.2.2"
+)
 
 
 def changed(end, **values):
@@ -53,13 +55,13 @@ DIFFERENCES = {
     "link MTU": ({}, {"link_mtu": 1500, "rdma_mtu": 1024}, Verdict.FAIL, "ip link set {netdev} mtu 4200"),
     "link MTU that RDMA does not feel": ({"link_mtu": 9000}, {}, Verdict.WARN, "ip link set {netdev} mtu 9000"),
     "RDMA MTU": ({"link_mtu": None}, {"link_mtu": None, "rdma_mtu": 1024}, Verdict.FAIL, "mtu 4200"),
-    "GID type": ({}, {"gid_type": "RoCE v1"}, Verdict.FAIL, "rdma_cm/{adapter}/ports/1/default_roce_mode"),
-    "VLAN": ({"vlan": 100}, {}, Verdict.WARN, "type vlan id 100"),
+    "GID type": ({}, {"gid_type": "RoCE v1"}, Verdict.FAIL, "mkdir -p /sys/kernel/config/rdma_cm/{adapter}; echo \"RoCE v2\" > "),
+    "VLAN": ({"vlan": 100}, {}, Verdict.WARN, "ip link add link {netdev} name {netdev}.100 type vlan id 100"),
     "PFC": ({"pfc": (3, 4)}, {"pfc": (4,)}, Verdict.WARN, "dcb pfc set dev {netdev} prio-pfc 3:on"),
     "pause frames": ({"pause_receive": True, "pause_send": True}, {}, Verdict.WARN, "ethtool -A {netdev} rx on tx on"),
     "ECN notification": ({"ecn_notification": (3,)}, {}, Verdict.WARN, "/sys/class/net/{netdev}/ecn/roce_np/enable/3"),
     "ECN reaction": ({"ecn_reaction": (3, 5)}, {}, Verdict.WARN, "/sys/class/net/{netdev}/ecn/roce_rp/enable/5"),
-    "traffic class": ({"traffic_class": 106}, {}, Verdict.WARN, "echo 106 > /sys/kernel/config/rdma_cm/{adapter}/"),
+    "traffic class": ({"traffic_class": 106}, {}, Verdict.WARN, "mkdir -p /sys/kernel/config/rdma_cm/{adapter}; echo 106 > "),
     "port": ({}, {"port_state": "down"}, Verdict.FAIL, "ip link set {netdev} up"),
 }  # fmt: skip
 
@@ -78,6 +80,46 @@ def test_each_difference_names_the_end_that_is_wrong(setting, wrong):
     end = near if wrong == "this end" else far
     assert remedy.format(netdev=end.netdev, adapter=end.adapter) in finding.remedy
     assert finding.remedy.startswith("on this machine: " if wrong == "this end" else "on the peer: ")
+
+
+# An end whose address is a VLAN's. Frames leave by the interface below.
+TAGGED = {"netdev": "eth1.100", "physical": "eth1", "physical_mtu": 9000, "vlan": 100}
+
+
+@pytest.mark.parametrize(
+    ("setting", "remedy"),
+    [
+        ("PFC", "dcb pfc set dev eth1 prio-pfc 3:on"),
+        ("pause frames", "ethtool -A eth1 rx on tx on"),
+        ("ECN notification", "/sys/class/net/eth1/ecn/roce_np/enable/3"),
+        ("ECN reaction", "/sys/class/net/eth1/ecn/roce_rp/enable/5"),
+        ("port", "ip link set eth1 up"),
+    ],
+)
+def test_what_is_set_for_the_interface_below_a_vlan_names_that_interface(setting, remedy):
+    right_values, wrong_values, _, _ = DIFFERENCES[setting]
+    finding = only(changed(GOOD, vlan=100, **right_values), changed(OTHER, **TAGGED, **wrong_values))
+    assert remedy in finding.remedy
+    assert "eth1.100" not in finding.message + finding.remedy
+
+
+def test_pause_frames_beside_flow_control_name_the_interface_below_a_vlan():
+    both = changed(OTHER, **TAGGED, pfc=(3,), pause_receive=True)
+    findings = compare(changed(GOOD, vlan=100, pfc=(3,)), both, connected=True)
+    assert [finding.remedy for finding in findings] == ["on the peer: ethtool -A eth1 rx off tx off"]
+
+
+@pytest.mark.parametrize(
+    ("below", "remedy"),
+    [
+        (1500, "ip link set eth1 mtu 4200, then ip link set eth1.100 mtu 4200"),
+        (None, "ip link set eth1 mtu 4200, then ip link set eth1.100 mtu 4200"),
+        (4200, "on the peer: ip link set eth1.100 mtu 4200"),
+    ],
+)
+def test_the_interface_below_a_vlan_is_raised_first(below, remedy):
+    small = changed(OTHER, **{**TAGGED, "physical_mtu": below}, link_mtu=1500, rdma_mtu=1024)
+    assert remedy in only(changed(GOOD, vlan=100), small).remedy
 
 
 def test_an_mtu_of_1500_says_both_numbers_and_what_gets_lost():
