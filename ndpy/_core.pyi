@@ -164,6 +164,8 @@ class Orphans(Uncopied):
 class RLock(Uncopied):
     """A lock as threading.RLock, which C code can take too."""
 
+    @property
+    def _waiters(self) -> int: ...
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As that of threading.RLock."""
     def release(self) -> None:
@@ -176,6 +178,8 @@ class RLock(Uncopied):
 class Lock(Uncopied):
     """A lock as threading.Lock, which C code can take too."""
 
+    @property
+    def _waiters(self) -> int: ...
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """As that of threading.Lock."""
     def release(self) -> None:

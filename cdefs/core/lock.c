@@ -1,7 +1,10 @@
 /* Locks that C and Python code share. Whether one is held is a field that the interpreter's lock guards, or an atomic one (see lock.h),
-   so C takes and leaves a free one in a few instructions. Threads that find it held wait at its gate: they sleep on a lock of the system. Whoever
-   leaves wakes one of them, and that one looks again: a third thread may have been quicker. A waiting thread that gives up may
-   leave a signal that was meant for it. The next one that waits then looks once too often. */
+   so C takes and leaves a free one in a few instructions. Threads that find it held stand in line at its gate, and each sleeps on a lock
+   of the system. Whoever leaves hands the lock over to the first one: it stays held, and has another owner. So a thread that takes the
+   lock again and again, as one that polls does, has it at most once more after another one has come. */
+
+#include <stdlib.h>
+#include <string.h>
 
 #include "core.h"
 
@@ -24,40 +27,94 @@ double monotonic_now(void)
 
 /* ---- gates ---- */
 
-/* Sleeps until somebody wakes it, or for so long. Returns 0, or -1 with an error. */
-static int sleep_at(struct gate *gate, PY_TIMEOUT_T microseconds)
+enum { INTERRUPTED = 1 };
+
+static void waiter_free(struct waiter *waiter)
 {
+    if (waiter->signal) PyThread_free_lock(waiter->signal);
+    free(waiter);
+}
+
+/* Puts this thread in line. After this the thread looks once more whether the lock is free: whoever has left it before handed over to
+   nobody. gate_exit() follows, unless the interpreter ends and with it the thread. Returns NULL with an error. */
+static struct waiter *gate_enter(struct gate *gate, uintptr_t thread)
+{
+    struct waiter *waiter = calloc(1, sizeof *waiter);
+
+    if (waiter) waiter->signal = PyThread_allocate_lock();
+    if (!waiter || !waiter->signal) {
+        if (waiter) waiter_free(waiter);
+        PyErr_NoMemory();
+        return NULL;
+    }
+    waiter->thread = thread;
+    PyThread_acquire_lock(waiter->signal, NOWAIT_LOCK);
+    mutex_lock(&gate->mutex);
+    *(gate->first ? &gate->last->next : &gate->first) = waiter;
+    gate->last = waiter;
+    gate->waiters++;
+    mutex_unlock(&gate->mutex);
+    return waiter;
+}
+
+/* Takes the first one out of the line, and returns it, or NULL. Called with the mutex. */
+static struct waiter *gate_first(struct gate *gate)
+{
+    struct waiter *waiter = gate->first;
+
+    if (!waiter) return NULL;
+    gate->first = waiter->next;
+    gate->waiters--;
+    return waiter;
+}
+
+/* Wakes a thread that has the lock now. Called with the mutex, without which the waiter might be gone. */
+static void gate_grant(struct waiter *waiter)
+{
+    waiter->granted = 1;
+    PyThread_release_lock(waiter->signal);
+}
+
+/* Takes this thread out of the line. Returns whether it was given the lock. */
+static int gate_exit(struct gate *gate, struct waiter *waiter)
+{
+    struct waiter *before = NULL;
+    int granted;
+
+    mutex_lock(&gate->mutex);
+    granted = waiter->granted;
+    if (!granted) {
+        for (struct waiter *other = gate->first; other != waiter; other = other->next) before = other;
+        *(before ? &before->next : &gate->first) = waiter->next;
+        if (gate->last == waiter) gate->last = before;
+        gate->waiters--;
+    }
+    mutex_unlock(&gate->mutex);
+    /* Some systems free no lock that is held. */
+    PyThread_acquire_lock(waiter->signal, NOWAIT_LOCK);
+    PyThread_release_lock(waiter->signal);
+    waiter_free(waiter);
+    return granted;
+}
+
+/* Sleeps until the lock is given to this thread, or at most so many seconds. Less than 0: for ever. *seconds is then what is left of
+   them. Returns 0, INTERRUPTED by a signal whose handler has not run, or -1 with an error. */
+static int gate_sleep(struct waiter *waiter, double *seconds)
+{
+    double began = 0, now, sleep_s = *seconds < LONGEST_S ? *seconds : LONGEST_S;
+    PY_TIMEOUT_T microseconds = *seconds < 0 ? -1 : (PY_TIMEOUT_T)(sleep_s * 1e6) + 1;
     PyLockStatus status;
 
+    if (*seconds >= 0 && (began = monotonic_now()) < 0) return -1;
     Py_BEGIN_ALLOW_THREADS
-    status = PyThread_acquire_lock_timed(gate->signal, microseconds, 1);
+    status = PyThread_acquire_lock_timed(waiter->signal, microseconds, 1);
     Py_END_ALLOW_THREADS
-    if (status == PY_LOCK_ACQUIRED) gate_take_signal(gate);
-    return status == PY_LOCK_INTR ? Py_MakePendingCalls() : 0;
-}
-
-int gate_wait(struct gate *gate, double *seconds)
-{
-    double began, now, sleep_s = *seconds < LONGEST_S ? *seconds : LONGEST_S;
-
-    if (*seconds < 0) return sleep_at(gate, -1) < 0 ? -1 : 1;
-    began = monotonic_now();
-    if (began < 0 || sleep_at(gate, (PY_TIMEOUT_T)(sleep_s * 1e6) + 1) < 0) return -1;
-    now = monotonic_now();
-    if (now < 0) return -1;
-    *seconds = *seconds > now - began ? *seconds - (now - began) : 0;
-    return 1;
-}
-
-void gate_wake(struct gate *gate)
-{
-    if (gate_begin_wake(gate)) PyThread_release_lock(gate->signal);
-}
-
-void gate_free(struct gate *gate)
-{
-    if (gate_is_silent(gate)) PyThread_release_lock(gate->signal);
-    if (gate->signal) PyThread_free_lock(gate->signal);
+    if (*seconds >= 0) {
+        now = monotonic_now();
+        if (now < 0) return -1;
+        *seconds = *seconds > now - began ? *seconds - (now - began) : 0;
+    }
+    return status == PY_LOCK_INTR ? INTERRUPTED : 0;
 }
 
 /* ---- Lock ---- */
@@ -65,20 +122,27 @@ void gate_free(struct gate *gate)
 /* As rlock_acquire(). A thread that has the lock would wait for ever: that is an error. */
 static int lock_acquire(Lock *lock, double seconds)
 {
-    int got = 1;
+    while (!lock_take(lock)) {
+        struct waiter *waiter;
+        int taken, outcome;
 
-    while (got == 1 && !lock_take(lock)) {
         if (seconds == 0) return 0;
         if (seconds < 0 && lock_is_own(lock)) {
             PyErr_SetString(PyExc_RuntimeError,
                 "this call began within another call of the same object, in a finalizer or a signal handler; let the other one end first");
             return -1;
         }
-        if (gate_begin_wait(&lock->gate) < 0) return -1;
-        if (lock_is_held(lock)) got = gate_wait(&lock->gate, &seconds);
-        gate_end_wait(&lock->gate);
+        waiter = gate_enter(&lock->gate, this_thread());
+        if (!waiter) return -1;
+        taken = lock_take(lock);
+        outcome = taken ? 0 : gate_sleep(waiter, &seconds);
+        taken |= gate_exit(&lock->gate, waiter);
+        if (taken && outcome >= 0) return 1;
+        if (taken) lock_leave(lock);
+        /* The handler of a signal may want the lock too, so it runs when this thread is not in line. */
+        if (outcome < 0 || (outcome == INTERRUPTED && Py_MakePendingCalls() < 0)) return -1;
     }
-    return got;
+    return 1;
 }
 
 int lock_wait(Lock *lock)
@@ -86,20 +150,43 @@ int lock_wait(Lock *lock)
     return lock_acquire(lock, -1) == 1 ? 0 : -1;
 }
 
-static void lock_dealloc(PyObject *self)
+void lock_hand_over(Lock *lock)
 {
-    gate_free(&((Lock *)self)->gate);
-    free_object(self);
+    struct waiter *waiter;
+
+    mutex_lock(&lock->gate.mutex);
+    waiter = gate_first(&lock->gate);
+    if (waiter) {
+        lock->owner = waiter->thread;
+        gate_grant(waiter);
+    } else {
+        lock->owner = 0;
+        lock->held = 0;
+    }
+    mutex_unlock(&lock->gate.mutex);
+}
+
+/* How long acquire() waits, from its arguments. Returns 0, or -1 with an error. */
+static int read_wait(PyObject *arguments, PyObject *keywords, double *seconds)
+{
+    static char *names[] = {"blocking", "timeout", NULL};
+    int blocking = 1;
+
+    *seconds = -1;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, seconds)) return -1;
+    if (*seconds != *seconds) {
+        PyErr_SetString(PyExc_ValueError, "timeout is a number of seconds, not nan");
+        return -1;
+    }
+    if (!blocking) *seconds = 0;
+    return 0;
 }
 
 static PyObject *lock_acquire_method(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"blocking", "timeout", NULL};
-    int blocking = 1, got;
-    double timeout = -1;
+    double seconds;
+    int got = read_wait(arguments, keywords, &seconds) < 0 ? -1 : lock_acquire((Lock *)self, seconds);
 
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, &timeout)) return NULL;
-    got = lock_acquire((Lock *)self, blocking ? timeout : 0);
     return got < 0 ? NULL : PyBool_FromLong(got);
 }
 
@@ -138,11 +225,17 @@ static PyMethodDef lock_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef lock_members[] = {
+    {"_waiters", T_INT, offsetof(Lock, gate.waiters), READONLY, "How many threads wait for it."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot lock_slots[] = {
     {Py_tp_doc, "A lock as threading.Lock, which C code can take too."},
     {Py_tp_new, PyType_GenericNew},
-    {Py_tp_dealloc, lock_dealloc},
+    {Py_tp_dealloc, free_object},
     {Py_tp_methods, lock_methods},
+    {Py_tp_members, lock_members},
     {0, NULL},
 };
 
@@ -155,11 +248,7 @@ RLock *rlock_new(void)
     RLock *lock = PyObject_New(RLock, rlock_type);
 
     if (!lock) return NULL;
-    lock->gate.signal = NULL;
-    lock->gate.waiters = 0;
-    lock->gate.is_signaled = 0;
-    lock->owner = 0;
-    lock->count = 0;
+    memset((char *)lock + sizeof(PyObject), 0, sizeof *lock - sizeof(PyObject));
     return lock;
 }
 
@@ -172,32 +261,46 @@ static void rlock_dealloc(PyObject *self)
 {
     PyTypeObject *type = Py_TYPE(self);
 
-    gate_free(&((RLock *)self)->gate);
     PyObject_Free(self);
     Py_DECREF(type);
 }
 
 int rlock_acquire(RLock *lock, double seconds)
 {
-    int got = 1;
+    while (!rlock_take(lock)) {
+        struct waiter *waiter;
+        int taken, outcome;
 
-    while (got == 1 && !rlock_take(lock)) {
         if (seconds == 0) return 0;
-        if (gate_begin_wait(&lock->gate) < 0) return -1;
-        if (rlock_is_foreign(lock)) got = gate_wait(&lock->gate, &seconds);
-        gate_end_wait(&lock->gate);
+        waiter = gate_enter(&lock->gate, PyThread_get_thread_ident());
+        if (!waiter) return -1;
+        taken = rlock_take(lock);
+        outcome = taken ? 0 : gate_sleep(waiter, &seconds);
+        taken |= gate_exit(&lock->gate, waiter);
+        if (taken && outcome >= 0) return 1;
+        if (taken) rlock_leave(lock);
+        if (outcome < 0 || (outcome == INTERRUPTED && Py_MakePendingCalls() < 0)) return -1;
     }
-    return got;
+    return 1;
+}
+
+void rlock_hand_over(RLock *lock)
+{
+    struct waiter *waiter;
+
+    mutex_lock(&lock->gate.mutex);
+    waiter = gate_first(&lock->gate);
+    lock->count = waiter != NULL;
+    lock->owner = waiter ? (unsigned long)waiter->thread : 0;
+    if (waiter) gate_grant(waiter);
+    mutex_unlock(&lock->gate.mutex);
 }
 
 static PyObject *rlock_acquire_method(PyObject *self, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"blocking", "timeout", NULL};
-    int blocking = 1, got;
-    double timeout = -1;
+    double seconds;
+    int got = read_wait(arguments, keywords, &seconds) < 0 ? -1 : rlock_acquire((RLock *)self, seconds);
 
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|pd:acquire", names, &blocking, &timeout)) return NULL;
-    got = rlock_acquire((RLock *)self, blocking ? timeout : 0);
     return got < 0 ? NULL : PyBool_FromLong(got);
 }
 
@@ -232,11 +335,17 @@ static PyMethodDef rlock_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static PyMemberDef rlock_members[] = {
+    {"_waiters", T_INT, offsetof(RLock, gate.waiters), READONLY, "How many threads wait for it."},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot rlock_slots[] = {
     {Py_tp_doc, "A lock as threading.RLock, which C code can take too."},
     {Py_tp_new, rlock_make},
     {Py_tp_dealloc, rlock_dealloc},
     {Py_tp_methods, rlock_methods},
+    {Py_tp_members, rlock_members},
     {0, NULL},
 };
 

@@ -34,12 +34,19 @@ enum { HAS_GIL = 1 };
 #define END_SECTION() }
 #endif
 
-/* Where threads wait for a lock. signal: the system's lock on which `waiters` threads sleep; made when the first one does.
-   is_signaled: it was released for one of them, which has not run yet. */
+/* A thread that waits for a lock. signal: what it sleeps on. thread: what the lock names it by. granted: the lock is its own. */
+struct waiter {
+    struct waiter *next;
+    PyThread_type_lock signal;
+    uintptr_t thread;
+    SHARED char granted;
+};
+
+/* The threads that wait for a lock, in the order in which they came. waiters: how many. mutex: guards the line. */
 struct gate {
-    SHARED PyThread_type_lock signal;
+    MUTEX(mutex)
+    struct waiter *first, *last;
     SHARED int waiters;
-    SHARED char is_signaled;
 };
 
 /* A lock that nobody takes twice. Any thread may leave it. owner: this_thread() of whoever has taken it, as long as it is held. */
@@ -63,86 +70,22 @@ extern PyTypeObject *lock_type, *rlock_type;
 
 /* ---- lock.c ---- */
 
-/* Sleeps until the lock may be free, or at most so many seconds. Less than 0: for ever. *seconds is then what is left of them. Call this
-   between gate_begin_wait() and gate_end_wait(). Returns 1, or -1 with an error: out of memory, or a signal handler raised. */
-int gate_wait(struct gate *gate, double *seconds);
-/* Wakes one of the threads that wait. */
-void gate_wake(struct gate *gate);
-void gate_free(struct gate *gate);
-
-/* A lock that nobody holds. Returns NULL with an error. */
-Lock *lock_new(void);
-/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with the error of gate_wait(), or because this thread
-   has it already. */
+/* Takes a lock that the caller then gives back with lock_leave(). Returns 0, or -1 with an error: out of memory, a signal handler
+   raised, or this thread has it already. */
 int lock_wait(Lock *lock);
+/* Gives a lock that this thread has to the first one in line. If nobody waits any more, the lock is free. */
+void lock_hand_over(Lock *lock);
 
 /* A lock that nobody holds. Returns NULL with an error. */
 RLock *rlock_new(void);
-/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, or -1 with the error of
-   gate_wait(). */
+/* Takes the lock. seconds: how long to wait; less than 0 for ever. Returns 1 with the lock, 0 at the deadline, or -1 with an error: out
+   of memory, or a signal handler raised. */
 int rlock_acquire(RLock *lock, double seconds);
+/* As lock_hand_over(), for a lock that this thread has taken once. */
+void rlock_hand_over(RLock *lock);
 
 /* time.monotonic(), or -1 with an error: out of memory. */
 double monotonic_now(void);
-
-/* ---- gates ---- */
-
-/* Announces a thread that waits. It makes what the waiters sleep on, if this is the first one. After this the thread looks once more
-   whether the lock is free: whoever has left it before wakes nobody. Returns 0, or -1 with an error. */
-static inline int gate_begin_wait(struct gate *gate)
-{
-    PyThread_type_lock signal = gate->signal;
-
-    if (!signal) {
-        signal = PyThread_allocate_lock();
-        if (!signal) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        PyThread_acquire_lock(signal, NOWAIT_LOCK);
-#ifdef Py_GIL_DISABLED
-        PyThread_type_lock former = NULL;
-
-        if (!atomic_compare_exchange_strong(&gate->signal, &former, signal)) {
-            PyThread_release_lock(signal);
-            PyThread_free_lock(signal);
-        }
-#else
-        gate->signal = signal;
-#endif
-    }
-    gate->waiters++;
-    return 0;
-}
-
-static inline void gate_end_wait(struct gate *gate)
-{
-    gate->waiters--;
-}
-
-/* The signal has woken a thread. */
-static inline void gate_take_signal(struct gate *gate)
-{
-    gate->is_signaled = 0;
-}
-
-/* Whether to release the signal. The caller then does. */
-static inline int gate_begin_wake(struct gate *gate)
-{
-#ifdef Py_GIL_DISABLED
-    return !atomic_exchange(&gate->is_signaled, 1);
-#else
-    if (gate->is_signaled) return 0;
-    gate->is_signaled = 1;
-    return 1;
-#endif
-}
-
-/* Whether there is a signal, and nobody released it. */
-static inline int gate_is_silent(const struct gate *gate)
-{
-    return gate->signal && !gate->is_signaled;
-}
 
 /* ---- locks ---- */
 
@@ -194,13 +137,21 @@ static inline int lock_is_own(const Lock *lock)
     return lock->held && lock->owner == this_thread();
 }
 
+/* Gives the lock back. If threads wait, the first of them has it then, and nobody else can take it before. */
 HOT void lock_leave(Lock *lock)
 {
+    if (lock->gate.waiters) {
+        lock_hand_over(lock);
+        return;
+    }
 #ifdef Py_GIL_DISABLED
     lock->owner = 0; /* for the time between the two changes of lock_take() */
-#endif
     lock->held = 0;
-    if (lock->gate.waiters) gate_wake(&lock->gate);
+    /* One may have come in between and found it held. Or another thread has taken it: then that one hands over. */
+    if (lock->gate.waiters && lock_take(lock)) lock_hand_over(lock);
+#else
+    lock->held = 0;
+#endif
 }
 
 /* How many threads wait for a Lock: for a thread that has not got the interpreter's lock, and looks again and again. */
@@ -217,18 +168,6 @@ static inline int rlock_is_own(const RLock *lock)
     return lock->owner == PyThread_get_thread_ident();
 #else
     return lock->count && lock->owner == PyThread_get_thread_ident();
-#endif
-}
-
-/* Whether another thread has it. */
-static inline int rlock_is_foreign(const RLock *lock)
-{
-#ifdef Py_GIL_DISABLED
-    unsigned long owner = lock->owner;
-
-    return owner && owner != PyThread_get_thread_ident();
-#else
-    return lock->count && lock->owner != PyThread_get_thread_ident();
 #endif
 }
 
@@ -249,7 +188,7 @@ static inline int rlock_take(RLock *lock)
     return 1;
 }
 
-/* Takes the lock, which the caller then gives back with rlock_leave(). Returns 0, or -1 with the error of gate_wait(). */
+/* Takes the lock, which the caller then gives back with rlock_leave(). Returns 0, or -1 with the error of rlock_acquire(). */
 static inline int rlock_enter(RLock *lock)
 {
     return rlock_take(lock) || rlock_acquire(lock, -1) == 1 ? 0 : -1;
@@ -257,11 +196,19 @@ static inline int rlock_enter(RLock *lock)
 
 static inline void rlock_leave(RLock *lock)
 {
-    if (--lock->count) return;
+    if (lock->count > 1) {
+        lock->count--;
+        return;
+    }
+    if (lock->gate.waiters) {
+        rlock_hand_over(lock);
+        return;
+    }
+    lock->count = 0;
 #ifdef Py_GIL_DISABLED
     lock->owner = 0;
+    if (lock->gate.waiters && rlock_take(lock)) rlock_hand_over(lock);
 #endif
-    if (lock->gate.waiters) gate_wake(&lock->gate);
 }
 
 #endif

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import math
 import signal
 import sys
 import threading
 import time
 import weakref
+from functools import partial
 
 import pytest
 from deadlines import DEADLINE_S
-from helpers import HAS_GIL
+from helpers import HAS_GIL, wait_until
 
 import ndpy
 from ndpy import ElementRangeError, RemoteMemory, Sge, _core
@@ -248,25 +250,122 @@ def test_threads_that_wait_at_the_same_time_all_get_the_lock():
     assert not lock.locked()
 
 
-def test_a_thread_that_is_woken_too_late_waits_for_the_rest_of_its_time_only():
-    lock, stop = _core.Lock(), threading.Event()
-    lock.acquire()
+LOCKS = pytest.mark.parametrize("kind", [_core.Lock, _core.RLock])
 
-    def wake_in_vain() -> None:
-        while not stop.wait(0.02):
-            # No other thread runs between these two.
-            lock.release()
-            lock.acquire()
 
-    thread = threading.Thread(target=wake_in_vain)
+def in_line(lock, call) -> threading.Thread:
+    """A thread that makes a call, and that waits for the lock now."""
+    before = lock._waiters
+    thread = threading.Thread(target=call)
     thread.start()
-    began = time.monotonic()
-    got = lock.acquire(timeout=0.3)
-    took = time.monotonic() - began
-    stop.set()
-    thread.join(DEADLINE_S)
+    wait_until(lambda: lock._waiters == before + 1 or not thread.is_alive(), "the thread waits for the lock")
+    return thread
+
+
+@LOCKS
+def test_who_leaves_a_lock_for_which_another_thread_waits_does_not_get_it_again_before(kind):
+    lock, order = kind(), []
+
+    def take() -> None:
+        with lock:
+            order.append("the other one")
+
+    for _ in range(50):
+        lock.acquire()
+        thread = in_line(lock, take)
+        lock.release()
+        # However often this one asks meanwhile.
+        with lock:
+            order.append("this one")
+        thread.join(DEADLINE_S)
+    assert order == ["the other one", "this one"] * 50
+    assert lock._waiters == 0
+
+
+@LOCKS
+def test_a_thread_that_asks_without_waiting_does_not_overtake_those_who_wait(kind):
+    lock, stay, results = kind(), threading.Event(), []
+
+    def take() -> None:
+        with lock:
+            stay.wait(DEADLINE_S)
+
+    lock.acquire()
+    thread = in_line(lock, take)
     lock.release()
-    assert got or 0.3 <= took < DEADLINE_S / 2
+    results = [lock.acquire(False) for _ in range(100)]
+    stay.set()
+    thread.join(DEADLINE_S)
+    assert not any(results)
+    with lock:
+        pass
+
+
+@LOCKS
+def test_threads_get_a_lock_in_the_order_in_which_they_came(kind):
+    lock, order = kind(), []
+
+    def take(number: int) -> None:
+        with lock:
+            order.append(number)
+
+    lock.acquire()
+    threads = [in_line(lock, partial(take, number)) for number in range(8)]
+    lock.release()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert order == list(range(8))
+
+
+@LOCKS
+@pytest.mark.parametrize("gives_up", range(3))
+def test_a_thread_that_gives_up_leaves_the_line_of_the_others(kind, gives_up):
+    lock, got = kind(), [None] * 3
+
+    def take(number: int) -> None:
+        got[number] = lock.acquire(timeout=0.05 if number == gives_up else DEADLINE_S)
+        if got[number]:
+            lock.release()
+
+    lock.acquire()
+    threads = [in_line(lock, partial(take, number)) for number in range(3)]
+    threads[gives_up].join(DEADLINE_S)
+    assert (got[gives_up], lock._waiters) == (False, 2)
+    lock.release()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert got == [number != gives_up for number in range(3)]
+    assert lock._waiters == 0 and lock.acquire(False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pthread_kill")
+def test_the_handler_of_a_signal_may_take_the_lock_for_which_its_thread_waits():
+    lock, seen = _core.Lock(), []
+
+    def handle(*_: object) -> None:
+        seen.append(lock._waiters)
+        lock.release()
+        with lock:
+            seen.append("taken")
+        lock.acquire()
+        threading.Timer(0.02, lock.release).start()
+
+    former = signal.signal(signal.SIGUSR1, handle)
+    try:
+        lock.acquire()
+        timer = threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGUSR1])
+        timer.start()
+        assert lock.acquire(timeout=DEADLINE_S)
+        timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert seen == [0, "taken"]
+
+
+@LOCKS
+def test_a_lock_refuses_to_wait_for_nan_seconds(kind):
+    with pytest.raises(ValueError, match="not nan"):
+        kind().acquire(timeout=math.nan)
 
 
 def test_a_wait_may_be_as_long_as_one_likes():

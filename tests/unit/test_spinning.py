@@ -88,6 +88,30 @@ def test_another_thread_that_needs_the_queue_ends_the_spinning(scene, spins):
     assert not spinning.is_alive()
 
 
+def test_a_thread_that_polls_again_and_again_leaves_the_queue_to_the_others(fake):
+    """Each of them gets the lock after at most one more poll. When it asks, one may be under way, and one that has just begun."""
+    polls, stop = [0], threading.Event()
+
+    def poll() -> None:
+        while not stop.is_set():
+            queue.poll(spin_s=4 * DEADLINE_S)
+            polls[0] += 1
+
+    with fake.open() as adapter:
+        queue = adapter.create_completion_queue(16)
+        spinning = threading.Thread(target=poll)
+        spinning.start()
+        for _ in range(100):
+            with queue._lock:
+                pass
+        stop.set()
+        with queue._lock:
+            pass
+        spinning.join(DEADLINE_S)
+        assert polls[0] <= 3 * 101
+        queue.close()
+
+
 def test_closing_the_queue_ends_the_spinning(fake):
     with fake.open() as adapter:
         queue = adapter.create_completion_queue(16)
