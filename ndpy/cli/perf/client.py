@@ -11,14 +11,14 @@ from typing import Any
 
 import ndpy
 from ndpy import Operation
-from ndpy.cli.channel import Arguments, encode
+from ndpy.cli.channel import Arguments, encode, printable
 from ndpy.cli.peers import PeerLink, PeerLost, PeerRefused
 from ndpy.cli.perf import loops
-from ndpy.cli.perf.end import TOKEN_SIZE, End, Failure
+from ndpy.cli.perf.end import EXPOSED_SIZE, TOKEN_SIZE, End, Failure
 from ndpy.cli.perf.figures import Bandwidth, Distribution, Latency, Result, Transfer
 from ndpy.cli.perf.loops import Tally
 from ndpy.cli.perf.plan import DEFAULT_PORT, PROTOCOL, Plan, Round
-from ndpy.cli.perf.rounds import quiet, send_all, take_rest, take_until_told
+from ndpy.cli.perf.rounds import BEAT, Beat, quiet, send_all, take_rest, take_until_told
 from ndpy.cli.perf.watch import NothingCame, Stalled, Watch
 
 #: How long to wait for the reason when a connection has failed. Usually the other side has gone.
@@ -29,8 +29,6 @@ _STALLED_S = 5.0
 _PART_S = 0.25
 _FIRST_PART = 16
 _LARGEST_PART = 1 << 20
-#: How often the other side hears that this one is alive.
-_BEAT_S = 1.0
 
 #: Shows how much of a round is done, from 0 to 1.
 Show = Callable[[float], None]
@@ -56,8 +54,19 @@ class Peer(PeerLink):
         super().__init__("perf", PROTOCOL, DEFAULT_PORT, adapter, host)
 
     def beat(self) -> None:
-        """Say that this side is alive. There is no answer."""
-        self._send({"command": "beat"})
+        """Say that this side makes progress. There is no answer."""
+        self._send(BEAT)
+
+    def finish(self, wait_s: float = 0.0) -> dict[str, Any]:
+        """Receive the answer to the command of begin(). The peer may work on it for as long as it says that it makes progress."""
+        while (answer := super().finish(wait_s)) == BEAT:
+            pass
+        return answer
+
+    def look(self) -> dict[str, Any] | None:
+        while (answer := super().look()) == BEAT:
+            pass
+        return answer
 
 
 class Client:
@@ -66,10 +75,10 @@ class Client:
     def __init__(self, adapter: ndpy.Adapter, plan: Plan, peer: Peer) -> None:
         self._plan = plan
         self._peer = peer
-        self._next_beat = 0.0
         self._end = End(adapter, plan, 0)
         try:
             self._watch = Watch(peer.look, self._end.problem, plan.timeout_s)
+            self._beat = Beat(peer.beat, self._watch)
             self._connect(adapter)
         except BaseException:
             self._end.close()
@@ -102,7 +111,7 @@ class Client:
             raise self._explained(error) from error
         peer.finish(limit_s)
         shared = Arguments(peer.call("share", limit_s, exposed=encode(end.expose())))
-        end.learn(shared.data("exposed", 20 * self._plan.queue_pairs))
+        end.learn(shared.data("exposed", EXPOSED_SIZE * self._plan.queue_pairs))
 
     def _explained(self, error: Exception) -> Exception:
         """The reason for a failed request: the other side's if it says one, or has gone."""
@@ -149,11 +158,6 @@ class Client:
         self._end.prepare(now.size, now.seed)
         self._peer.call("round", self._plan.timeout_s, **now.to_dict())
 
-    def _beat(self) -> None:
-        if self._plan.peer_is_passive and time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + _BEAT_S
-            self._peer.beat()
-
     def _measure_latency(self, size: int, seed: int, amount: Amount, results: list[Result], show: Show) -> None:
         end, kind = self._end, self._plan.kind
         self._begin(Round(size, seed, 0, 0, 0.0))
@@ -161,15 +165,14 @@ class Client:
         measure = self._latency_loop(size)
         try:
             with quiet():
-                if amount.warm_up:
-                    measure(_room(amount.warm_up), amount.warm_up)
-                sent = amount.warm_up + self._measure_parts(measure, times, amount, show)
+                sent = self._measure_parts(measure, None, Amount(amount.warm_up, 0.0, 0), _show_nothing)
+                sent += self._measure_parts(measure, times, amount, show)
         except KeyboardInterrupt:
             if times.count:
                 results.append(Latency(size, times))
             raise
         answer = self._peer.call("end", self._plan.timeout_s, sent=sent)
-        wrong = str(answer.get("wrong", "")) or end.check(
+        wrong = _wrong(answer) or end.check(
             size, seed, mark=(sent - 1) % 255 + 1 if kind.operation is Operation.WRITE else None
         )
         if wrong:
@@ -193,9 +196,9 @@ class Client:
         return measure
 
     def _measure_parts(
-        self, measure: Callable[[array[int], int], None], times: Distribution, amount: Amount, show: Show
+        self, measure: Callable[[array[int], int], None], times: Distribution | None, amount: Amount, show: Show
     ) -> int:
-        """Measure a part at a time. Returns the number of iterations."""
+        """Measure a part at a time. Returns the number of iterations. times: gets the figures. None for a warm-up."""
         started = time.monotonic()
         done, part = 0, _FIRST_PART
         while True:
@@ -208,11 +211,14 @@ class Client:
             try:
                 measure(stamps, count)
             finally:
-                times.add_stamps(stamps)
+                if times is not None:
+                    times.add_stamps(stamps)
             done += count
             seconds = max(time.monotonic() - part_started, 1e-6)
             part = min(max(int(count * _PART_S / seconds), _FIRST_PART), _LARGEST_PART)
-            self._beat()
+            # Where both sides take turns, messages show the progress.
+            if not self._plan.kind.is_round_trip:
+                self._beat()
             show(min(passed / amount.duration_s, 1.0) if amount.duration_s else done / amount.iterations)
 
     def _measure_bandwidth(self, size: int, seed: int, amount: Amount, results: list[Result], show: Show) -> None:
@@ -225,7 +231,6 @@ class Client:
         started = time.monotonic()
 
         def tick(done: int) -> None:
-            self._beat()
             show(min((time.monotonic() - started) / amount.duration_s, 1.0) if amount.duration_s else done / groups)
 
         def ours() -> Transfer:
@@ -233,13 +238,13 @@ class Client:
 
         try:
             with quiet():
-                send_all(end, self._watch, now, tally, tick)
+                send_all(end, self._watch, now, tally, self._beat, tick)
         except KeyboardInterrupt:
             if tally.groups:
-                results.append(Bandwidth(size, ours()))
+                results.append(Bandwidth(size, ours(), one_direction=plan.bidirectional))
             raise
         answer = self._end_bandwidth(now)
-        wrong = str(answer.get("wrong", ""))
+        wrong = _wrong(answer)
         theirs = None
         if plan.bidirectional:
             counts = Arguments(answer)
@@ -268,4 +273,13 @@ class Client:
 
 
 def _room(count: int) -> array[int]:
-    return array("q", bytes(8 * (count + 1)))
+    return array("q", [0]) * (count + 1)
+
+
+def _show_nothing(part: float) -> None:
+    """For parts whose progress is not shown."""
+
+
+def _wrong(answer: dict[str, Any]) -> str:
+    """What the other side found wrong. It may be anybody's text."""
+    return printable(answer.get("wrong", ""))

@@ -9,12 +9,15 @@ from types import TracebackType
 
 import ndpy
 from ndpy import Access, Capability, RemoteMemory
+from ndpy.cli.channel import BadRequest
 from ndpy.cli.perf.plan import Plan
 
 #: Long, so that the pattern is no burden to make. Prime, so that it does not repeat at pages.
 _PERIOD = 65521
 _PAUSE_S = 0.001
 TOKEN_SIZE = 16
+#: What a side has to know of the other side's memory for each queue pair, in bytes.
+EXPOSED_SIZE = 20
 
 
 class Failure(Exception):
@@ -152,9 +155,10 @@ class End:
         return window.remote()
 
     def learn(self, exposed: bytes) -> None:
-        """Take what the other side's expose() has returned."""
-        size = len(exposed) // len(self.queue_pairs)
-        pieces = [exposed[at : at + size] for at in range(0, len(exposed), size)]
+        """Take what the other side's expose() has returned. Raises BadRequest if it cannot have returned that."""
+        if len(exposed) != EXPOSED_SIZE * len(self.queue_pairs):
+            raise BadRequest("exposed is not one description for each queue pair")
+        pieces = [exposed[at : at + EXPOSED_SIZE] for at in range(0, len(exposed), EXPOSED_SIZE)]
         self.remotes = [RemoteMemory.from_bytes(piece) for piece in pieces]
 
     def take(self, count: int) -> list[ndpy.Completion]:

@@ -157,11 +157,16 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """The bandwidth of one size. theirs: what the other side has moved in the other direction."""
+    """The bandwidth of one size.
+
+    theirs: what the other side has moved in the other direction.
+    one_direction: whether both sides moved data, and the figures are of this side's alone.
+    """
 
     size: int
     ours: Transfer
     theirs: Transfer | None = None
+    one_direction: bool = False
 
     @property
     def iterations(self) -> int:
@@ -169,7 +174,7 @@ class Bandwidth:
 
     @property
     def mpps(self) -> float:
-        """Millions of messages a second, of both directions together."""
+        """Millions of messages a second, of both directions together unless one_direction says otherwise."""
         return (self.ours.rate() + (self.theirs.rate() if self.theirs else 0.0)) / 1e6
 
     @property
@@ -191,6 +196,8 @@ class Bandwidth:
             "mib_per_s": self.mib_per_s,
             "mpps": self.mpps,
         }
+        if self.one_direction:
+            figures["one_direction"] = True
         if self.theirs is not None:
             figures |= {"peer_iterations": self.theirs.messages, "peer_seconds": self.theirs.ns / 1e9}
         return figures

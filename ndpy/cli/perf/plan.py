@@ -9,7 +9,7 @@ from ndpy import Operation
 from ndpy.cli.channel import Arguments, BadRequest
 
 #: The version of the protocol between the two sides. Both must have the same.
-PROTOCOL = 1
+PROTOCOL = 2
 DEFAULT_PORT = 18521
 
 MIB = 1 << 20

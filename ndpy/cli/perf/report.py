@@ -97,6 +97,11 @@ def show(run: Run, *, histogram: bool) -> None:
         click.echo("latency in microseconds")
     print_table(table(run.results))
     for result in run.results:
+        if isinstance(result, Bandwidth) and result.one_direction:
+            click.echo(
+                f"{result.size} bytes: interrupted; the figures are of this side's direction only, not the sum of both"
+            )
+    for result in run.results:
         if histogram and isinstance(result, Latency):
             click.echo("\n".join([f"\n{result.size} bytes", *histogram_lines(result.times.histogram())]))
 
@@ -109,7 +114,9 @@ def write_csv(path: Path, run: Run) -> None:
     """A line for each size, after a line with the names. Figures that do not exist are empty."""
     rows = [{name: value for name, value in result.to_dict().items() if name != "histogram"} for result in run.results]
     file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, list(rows[0]) if rows else ["bytes"])
+    # The last row of a run that was interrupted may have other figures.
+    names = dict.fromkeys(name for row in rows for name in row) or ["bytes"]
+    writer = csv.DictWriter(file, list(names))
     writer.writeheader()
     writer.writerows(rows)
     write_report(path, file.getvalue().encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from ndpy import Operation
@@ -17,8 +18,33 @@ from ndpy.cli.perf.watch import Ended, Watch
 Tick = Callable[[int], None]
 
 
+#: The message with which a side says that it makes progress, while the other one waits. There is no answer.
+BEAT = {"command": "beat"}
+_BEAT_S = 1.0
+
+
 def no_tick(done: int) -> None:
     """For loops whose progress nobody follows."""
+
+
+class Beat:
+    """Tells the other side now and then that this one makes progress, and takes what that one says meanwhile.
+
+    send: sends BEAT.
+    """
+
+    def __init__(self, send: Callable[[], None], watch: Watch) -> None:
+        self._send = send
+        self._watch = watch
+        self._next = 0.0
+
+    def __call__(self) -> None:
+        """Call this when there was progress."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + _BEAT_S
+            self._watch.look()
+            self._send()
 
 
 @contextlib.contextmanager
@@ -34,15 +60,26 @@ def quiet() -> Iterator[None]:
             gc.enable()
 
 
-def send_all(end: End, watch: Watch, now: Round, tally: Tally, tick: Tick) -> None:
-    """This side's part of a bandwidth test: the warm-up, what counts, and a last message that can be told from the others."""
+def send_all(end: End, watch: Watch, now: Round, tally: Tally, beat: Beat, tick: Tick) -> None:
+    """This side's part of a bandwidth test: the warm-up, what counts, and a last message that can be told from the others.
+
+    tick: called now and then with the number of groups that have ended, of those that count.
+    """
+
+    def warmed_up(done: int) -> None:
+        beat()
+
+    def counted(done: int) -> None:
+        beat()
+        tick(done)
+
     operation, group = end.plan.kind.operation, end.plan.group
     loop = loops.exchange if operation is Operation.SEND else loops.stream
     if now.warm_up:
         watch.restart()
-        loop(end, watch.idle, now.size, group, now.warm_up, 0, Tally(), no_tick)
+        loop(end, watch.idle, now.size, group, now.warm_up, 0, Tally(), warmed_up)
     watch.restart()
-    loop(end, watch.idle, now.size, group, now.groups, round(now.duration_s * 1e9), tally, tick)
+    loop(end, watch.idle, now.size, group, now.groups, round(now.duration_s * 1e9), tally, counted)
     if operation is not Operation.READ:
         # Messages do not overtake each other. When this one has come, so have the others.
         end.fill(now.size, now.seed, last=True)

@@ -18,10 +18,10 @@ from ndpy import Operation
 from ndpy.cli.channel import REQUEST_LIMIT, Arguments, BadRequest, Channel, ChannelClosed, ChannelError, encode
 from ndpy.cli.peers import common_address
 from ndpy.cli.perf import loops
-from ndpy.cli.perf.end import TOKEN_SIZE, End, Failure
+from ndpy.cli.perf.end import EXPOSED_SIZE, TOKEN_SIZE, End, Failure
 from ndpy.cli.perf.loops import Tally
 from ndpy.cli.perf.plan import PROTOCOL, Plan, Round
-from ndpy.cli.perf.rounds import no_tick, quiet, send_all, take_rest, take_until_told
+from ndpy.cli.perf.rounds import BEAT, Beat, no_tick, quiet, send_all, take_rest, take_until_told
 from ndpy.cli.perf.watch import Ended, NothingCame, Stalled, Watch
 from ndpy.cli.serving import answer_hello
 
@@ -66,7 +66,7 @@ class ClientSession:
         """Carry out a request and return the answer. None if it needs none."""
         arguments = Arguments(request)
         name = arguments.text("command", 32)
-        if name == "beat":
+        if request == BEAT:
             return None
         command = self._commands.get(name)
         if command is None:
@@ -126,10 +126,8 @@ class ClientSession:
 
     def _share(self, arguments: Arguments) -> Answer:
         end = self._opened()
-        exposed = arguments.data("exposed", 20 * end.plan.queue_pairs)
+        exposed = arguments.data("exposed", EXPOSED_SIZE * end.plan.queue_pairs)
         arguments.finish()
-        if len(exposed) != 20 * end.plan.queue_pairs:
-            raise BadRequest("exposed is not one description for each queue pair")
         end.learn(exposed)
         return {"exposed": encode(end.expose())}
 
@@ -148,9 +146,9 @@ class ClientSession:
             return self._latency(end, watch, now) if end.plan.kind.is_latency else self._bandwidth(end, watch, now)
 
     def _look(self) -> Answer | None:
-        """The client's next message, if there is one. Beats only say that it is alive."""
+        """The client's next message, if there is one. Beats only say that it makes progress."""
         while (message := self._channel.look()) is not None:
-            if message.get("command") != "beat":
+            if message != BEAT:
                 return message
         return None
 
@@ -159,7 +157,7 @@ class ClientSession:
         message = watch.take_message()
         while message is None:
             received = self._channel.receive(self.limit_s)
-            message = None if received.get("command") == "beat" else received
+            message = None if received == BEAT else received
         arguments = Arguments(message)
         if arguments.text("command", 32) != "end":
             raise BadRequest("end comes next")
@@ -188,7 +186,8 @@ class ClientSession:
         answer: Answer = {}
         if plan.bidirectional:
             tally = Tally()
-            send_all(end, watch, now, tally, no_tick)
+            beat = Beat(lambda: self._channel.send(BEAT, _SEND_LIMIT_S), watch)
+            send_all(end, watch, now, tally, beat, no_tick)
             answer = {"groups": tally.groups, "ns": tally.ns}
         if operation is Operation.SEND:
             take_until_told(end, watch, now)

@@ -62,13 +62,17 @@ class Watch:
         if now < self._next_look:
             return
         self._next_look = now + _LOOK_S
-        if self._message is None:
-            self._message = self._look()
+        self.look()
         problem = self._problem()
         if problem and self._message is None:
             raise Stalled(problem)
         if now > self._deadline:
             raise NothingCame(f"nothing has come for {self._timeout_s:g} s")
+
+    def look(self) -> None:
+        """Look whether the other side has said something, and keep its message. Raises what `look` raises."""
+        if self._message is None:
+            self._message = self._look()
 
     def idle_until_told(self, progress: int) -> None:
         """The same. Raises Ended when there is a message of the other side."""
