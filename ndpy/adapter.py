@@ -225,7 +225,12 @@ class Adapter(_core.Adapter, Resource):
 
     def _known_access(self, access: int) -> Access:
         """Check rights. Raises InvalidFlagsError for an unknown bit, UnsupportedError for one without support here."""
-        bits = int(access)
+        try:
+            bits = operator.index(access)
+        except TypeError:
+            raise TypeError(
+                f"access is a combination of Access flags, such as Access.LOCAL_WRITE | Access.REMOTE_READ, not {access!r:.80}"
+            ) from None
         if bits & _NO_ACCESS:
             raise errors.InvalidFlagsError(f"register: {bits:#x} has bits that are no Access flags")
         if bits & _ON_DEMAND and Capability.ON_DEMAND_PAGING not in self.info.capabilities:
@@ -495,6 +500,8 @@ class Adapter(_core.Adapter, Resource):
                     "an XrcReceiveQueue takes what peers send to its number; no queue pair is created with it"
                 )
         info = self.info
+        if not isinstance(type, QueuePairType):
+            raise TypeError(f"type is a QueuePairType, such as QueuePairType.UC, not {type!r:.80}")
         if type in _MADE_ELSEWHERE:
             raise ValueError(f"{_MADE_ELSEWHERE[type]} makes queue pairs of type {type.name}")
         if type is not QueuePairType.RC and Capability.UNRELIABLE_CONNECTIONS not in info.capabilities:
@@ -665,6 +672,10 @@ class Adapter(_core.Adapter, Resource):
             self._open.discard(number)
 
     def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
+        try:
+            operator.index(value)
+        except TypeError:
+            raise TypeError(f"{what} is an integer, not {value!r:.80}") from None
         if not least <= value <= maximum:
             raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 from ndpy.errors import InvalidBufferError
 
 #: The result of alloc(): a writable view, which keeps its memory mapped as long as anything refers to it.
@@ -29,6 +31,11 @@ def alloc(length: int, *, alignment: int = 4096, huge_pages: bool = False, numa_
     """
     from ndpy.platforms import implementation
 
+    for name, value in (("length", length), ("alignment", alignment)):
+        try:
+            operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} is a number of bytes, not {value!r:.80}") from None
     if length < 1:
         raise InvalidBufferError(f"{length} bytes cannot be allocated")
     if alignment < 1 or alignment & (alignment - 1):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ndpy import _core, errors
 from ndpy._core import Completion as Completion
 from ndpy.datagram import DatagramSource
 from ndpy.flags import Operation, Status
+from ndpy.quirks import Quirk
 
 if TYPE_CHECKING:
+    from ndpy.completion_queue import CompletionQueue
     from ndpy.memory import RemoteMemory
     from ndpy.queue_pair import QueuePair
 
@@ -44,6 +48,8 @@ _RIGHTS = {
     Operation.ATOMIC_WRITE: "REMOTE_WRITE",
     Operation.FLUSH_MEMORY: "FLUSH_GLOBAL or FLUSH_PERSISTENT",
 }
+# So many queues, and queue pairs of each, are looked at for the error of a wait.
+_MOST_COUNTED = 256
 _OF_MEMORY = (Status.ACCESS_VIOLATION, Status.REMOTE_ERROR, Status.INVALID_REQUEST)
 
 
@@ -116,12 +122,42 @@ def _raise_for_status(completion: Completion) -> None:
 def _memory_of(completion: Completion, queue_pair: QueuePair) -> str:
     """The peer's memory that a failed request named, and the right that it needs, or ""."""
     right = _RIGHTS.get(completion.operation)
-    if right is None or completion.status not in _OF_MEMORY:
+    # On iWARP the peer of a wrong read ends the connection, and that is all that is heard of it.
+    may_be = completion.status is Status.CANCELED and Quirk.IWARP_NO_ACKNOWLEDGEMENT in queue_pair._adapter._differences
+    if right is None or not (may_be or completion.status in _OF_MEMORY):
         return ""
     failed = queue_pair._first_failure()
     if failed is None or (failed.context, failed.operation) != (completion.context, completion.operation):
-        return f"it needs {right} of the peer's memory"
+        return "" if may_be else f"it needs {right} of the peer's memory"
+    if may_be:
+        return f"the peer may have refused access to its memory, {failed.remote}, of which it needs {right}"
     return f"the peer's memory was {failed.remote}, of which it needs {right}"
+
+
+def no_completion(timeout_s: float | None, queues: Iterable[CompletionQueue]) -> errors.TimeoutError:
+    """The error of a wait that was in vain. It says what may still come."""
+    requests = receives = 0
+    shares = False
+    for queue in islice(queues, _MOST_COUNTED):
+        with queue._lock:
+            all_posted = list(islice(queue._posted_requests.values(), _MOST_COUNTED))
+        for posted in all_posted:
+            queue_pair = posted.queue_pair()
+            if queue_pair is None:
+                continue
+            if queue_pair.initiator_cq is queue:
+                requests += len(posted.initiator)
+            if queue_pair.receive_cq is queue:
+                receives += len(posted.receive)
+                shares = shares or queue_pair.srq is not None
+    what = "nothing is outstanding, so nothing will come until something is posted"
+    if requests or receives:
+        what = (
+            f"outstanding are {requests} requests of this side and {receives} receives, for which the peer has not sent"
+        )
+    if shares:
+        what += " (receives of a shared receive queue are not counted)"
+    return errors.TimeoutError(f"no completion within {timeout_s or 0:g} s; {what}", operation="wait")
 
 
 def _describe(completion: Completion) -> str:

@@ -25,7 +25,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ndpy import _core, errors
-from ndpy.completion import Completion, PostedRequests, requests_of_nobody
+from ndpy.completion import Completion, PostedRequests, no_completion, requests_of_nobody
 from ndpy.flags import Capability, Notify, Operation, Status
 from ndpy.memory import MemoryWindow
 from ndpy.pending import Pending
@@ -60,10 +60,6 @@ _SHORTEST_SPIN_S = 2e-6
 
 # How long close() waits until no thread waits for the queue.
 _LEAVE_S = 5.0
-
-
-def _no_completion() -> errors.TimeoutError:
-    return errors.TimeoutError("no completion within the time allowed", operation="wait")
 
 
 class CompletionQueue(_core.CompletionQueue, Resource):
@@ -276,7 +272,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             if completions:
                 return completions
         while True:
-            self._wait_for_notification(deadline)
+            if self._wait_for_notification(deadline):
+                raise no_completion(timeout_s, [self])
             completions = self.poll(max_entries)
             if completions:
                 if self._spin_s:
@@ -286,7 +283,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
                 return completions
             # Another thread has taken the completions, and may take the next ones too.
             if deadline is not None and time.monotonic() >= deadline:
-                raise _no_completion()
+                raise no_completion(timeout_s, [self])
 
     async def wait_async(self, timeout_s: float | None = None, max_entries: int = 64) -> list[Completion]:
         """Do what wait() does, in a task of asyncio. Any number of tasks and threads may wait.
@@ -325,8 +322,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             half = self._present_spin_s / 2
             self._present_spin_s = half if half > _SHORTEST_SPIN_S else 0.0
 
-    def _wait_for_notification(self, deadline: float | None) -> None:
-        """Return when there may be completions."""
+    def _wait_for_notification(self, deadline: float | None) -> bool:
+        """Return when there may be completions. Returns whether the deadline has passed instead."""
         taken: list[Any] = []
         in_time, failure = False, None
         # Ctrl-C may come between any two lines. close() waits until no thread waits any more.
@@ -335,7 +332,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             if ready is None:
                 ready = self._begin_any_sleep(taken)
             if ready:
-                return
+                return False
             in_time = self._native_sleep(taken[0], deadline)
         finally:
             if taken and not self._end_sleep(taken[0]):
@@ -346,10 +343,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
                     failure = self._native_end_sleep(taken[0])
                     if self._left is not None:
                         self._left.notify_all()
-        if not in_time:
-            raise _no_completion()
-        if failure is not None:
+        if in_time and failure is not None:
             raise failure()
+        return not in_time
 
     def _begin_any_sleep(self, taken: list[Any]) -> bool:
         """Do what _begin_sleep() leaves, such as making a waiter."""

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ndpy.completion import no_completion
 from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
 from ndpy.poller import Poller
 from ndpy.resource import Uncopied
@@ -165,7 +166,10 @@ class LoopPoller(Uncopied):
                 if queue in self._waiting:
                     self._wake(queue)
                 return completions
-            await self._sleep(loop, queue, deadline)
+            try:
+                await self._sleep(loop, queue, deadline)
+            except TimeoutError:
+                raise no_completion(timeout_s, [queue]) from None
 
     async def _sleep(self, loop: asyncio.AbstractEventLoop, queue: CompletionQueue, deadline: float | None) -> None:
         future: asyncio.Future[None] = loop.create_future()
@@ -191,7 +195,7 @@ class LoopPoller(Uncopied):
 
 def _expire(future: asyncio.Future[None]) -> None:
     if not future.done():
-        future.set_exception(TimeoutError("no completion within the time allowed", operation="wait"))
+        future.set_exception(TimeoutError("", operation="wait"))
 
 
 def _wait_for(poller: Poller, owner: weakref.ref[LoopPoller], loop: weakref.ref[asyncio.AbstractEventLoop]) -> None:

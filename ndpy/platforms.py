@@ -96,6 +96,8 @@ def open_adapter(
 
 def find(which: str | None = None) -> AdapterInfo:
     """Describe the adapter that open_adapter(which) opens. Raises as that does."""
+    if which is not None and not isinstance(which, str):
+        raise TypeError(f"an adapter is named by a string, its name or a local IP address, not {which!r:.80}")
     which = which or os.environ.get("NDPY_ADAPTER") or None
     named: list[AdapterInfo] | None = implementation().list_named(which) if sys.platform == "linux" else None
     return choose(list_adapters() if named is None else named, which)

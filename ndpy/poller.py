@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ndpy._core import Uncopied
-from ndpy.errors import ClosedError, NdpyError, TimeoutError, UnsupportedError
+from ndpy.completion import no_completion
+from ndpy.errors import ClosedError, NdpyError, UnsupportedError
 from ndpy.forking import renew_in_child
 from ndpy.timeouts import seconds, timeout
 
@@ -136,7 +137,9 @@ class Poller(Uncopied):
                 if self._spin_s and (now := time.monotonic()) < spin_until:
                     self._native_wait(now)
                 elif not self._native_wait(deadline):
-                    raise TimeoutError("no completion within the time allowed", operation="wait")
+                    with self._lock:
+                        queues = list(self._queues)
+                    raise no_completion(timeout_s, queues)
         finally:
             if counted:
                 with self._lock:

@@ -36,7 +36,43 @@ _serials = itertools.count(1)
 R = TypeVar("R", bound="Resource")
 
 
-class Resource(Uncopied, abc.ABC):
+# What makes the objects of the public classes.
+_MAKERS = {
+    "Adapter": "ndpy.open_adapter()",
+    "CompletionQueue": "Adapter.create_completion_queue()",
+    "Connector": "Adapter.create_connector()",
+    "DatagramListener": "Adapter.listen_for_datagrams()",
+    "DatagramQueuePair": "Adapter.create_datagram_queue_pair()",
+    "Destination": "DatagramQueuePair.resolve() or create_destination()",
+    "DeviceMemory": "Adapter.alloc_device_memory()",
+    "Listener": "Adapter.listen()",
+    "MemoryRegion": "Adapter.register()",
+    "MemoryWindow": "Adapter.create_memory_window()",
+    "MulticastGroup": "DatagramQueuePair.join_multicast()",
+    "ProtectionDomain": "Adapter.create_protection_domain()",
+    "QueuePair": "Adapter.create_queue_pair()",
+    "SharedReceiveQueue": "Adapter.create_shared_receive_queue()",
+    "XrcDomain": "Adapter.open_xrc_domain()",
+    "XrcReceiveQueue": "XrcDomain.create_shared_receive_queue()",
+    "XrcReceiver": "XrcDomain.create_receiver()",
+    "XrcSender": "Adapter.create_xrc_sender()",
+}
+
+
+class _Made(abc.ABCMeta):
+    """The type of classes whose objects are made by other objects. A program that calls such a class learns by what."""
+
+    # Not for type checkers, which take the parameters from __init__().
+    if not TYPE_CHECKING:
+
+        def __call__(cls, *arguments, **named):
+            maker = _MAKERS.get(cls.__name__)
+            if maker and cls.__abstractmethods__:
+                raise TypeError(f"{cls.__name__} objects are made by {maker}, not by calling the class")
+            return super().__call__(*arguments, **named)
+
+
+class Resource(Uncopied, metaclass=_Made):
     """Base of the public classes that have close()."""
 
     _adapter: Adapter
@@ -184,6 +220,8 @@ class Resource(Uncopied, abc.ABC):
 
     def _require_same_device(self, other: Resource, what: str) -> None:
         """The same for an object that works with all protection domains of an adapter."""
+        if not isinstance(other, Resource):
+            raise TypeError(f"{what} is an object that this adapter has made, not {other!r:.80}")
         other._check()
         if other._adapter._device is not self._adapter._device:
             raise ForeignObjectError(

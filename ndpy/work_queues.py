@@ -128,7 +128,12 @@ def flatten(local: Any) -> list[Any]:
     """Return the elements as a list. A region is an element with all of its bytes. So is a buffer, with INLINE only."""
     if isinstance(local, (Sge, MemoryRegion, bytes, bytearray, memoryview)):
         return [local]
-    return list(local)
+    try:
+        return list(local)
+    except TypeError:
+        raise TypeError(
+            f"what is posted is a region, a slice of one, or a sequence of these, not {type(local).__name__}"
+        ) from None
 
 
 def _piece(element: Any, exports: list[memoryview] | None) -> Piece:

@@ -25,7 +25,7 @@ from ndpy.quirks import Quirk
 from ndpy.verbs.addresses import bind_identifier, new_identifier, unpack_address
 from ndpy.verbs.connect_call import ConnectCall
 from ndpy.verbs.endpoint import finite_retry_count
-from ndpy.verbs.manager import CmEvent, ManagerClient, Way, nearest_address
+from ndpy.verbs.manager import NO_IWARP, CmEvent, ManagerClient, Way, nearest_address
 from ndpy.verbs.memory import native_access
 from ndpy.verbs.native_calls import check_errno, ffi, lib
 from ndpy.verbs.queue_pair import VerbsQueuePair
@@ -420,6 +420,8 @@ class VerbsConnector(Connector, ManagerClient):
             why = "the listener rejected the request"
             if number == (errno.ECONNREFUSED if self._refusals_are_errnos else _REJECT_NO_LISTENER):
                 why = "nobody listens there"
+            elif not self._refusals_are_errnos and number == _REJECT_OTHER_TRANSPORT:
+                why = NO_IWARP
             elif not self._refusals_are_errnos and number != _REJECT_CONSUMER:
                 why = f"the peer's connection manager rejected the request with reason {number}"
             return self._refusal(f"{self._target}: {why}", "connect", number)
@@ -463,12 +465,14 @@ _NO_ANSWER = (
 )
 
 _REJECT_NO_LISTENER = 8
+_REJECT_OTHER_TRANSPORT = 9
 _REJECT_CONSUMER = 28
 # Reasons of the InfiniBand connection manager, as the architecture's specification names them (volume 1, 12.6.7.2).
 _REJECT_NAMES = {
     3: "no resources",
     4: "timeout",
     8: "invalid service ID",
+    9: "invalid transport service type",
     10: "stale connection",
     28: "consumer reject",
 }

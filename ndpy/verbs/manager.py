@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from ndpy.verbs.adapter import VerbsAdapter
 
 _RESOLVE_MS = 4000
+#: What is there if a TCP connection came about, but none of iWARP.
+NO_IWARP = (
+    "something takes TCP connections there, but does not answer as an iWARP listener; look whether another program has the "
+    "port (ss -ltnp), or whether the listener has ended or takes no more connections"
+)
 # Why the connection manager resolves no way, and what to do. In a container, the adapter's interface may be in another namespace.
 _UNRESOLVED = {
     0: "the connection manager gives no reason",

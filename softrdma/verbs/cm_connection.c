@@ -9,6 +9,7 @@
 
 /* Reasons of InfiniBand's connection manager, which REJECTED reports. */
 #define REJECT_NO_LISTENER 8
+#define REJECT_OTHER_TRANSPORT 9
 #define REJECT_CONSUMER 28
 /* How long a queue pair's number stays unusable after a connection, as far as programs see. */
 #define TIMEWAIT_MS 1000
@@ -111,6 +112,9 @@ static void report_failure(struct cm_id *id, bool active, nd_status status)
     switch (status) {
     case ND_CONNECTION_REFUSED:
         cm_report(id, RDMA_CM_EVENT_REJECTED, active ? REJECT_NO_LISTENER : REJECT_CONSUMER);
+        break;
+    case ND_CONNECTION_INVALID:
+        cm_report(id, RDMA_CM_EVENT_REJECTED, REJECT_OTHER_TRANSPORT);
         break;
     case ND_TIMEOUT:
     case ND_IO_TIMEOUT:

@@ -262,6 +262,9 @@ void connector_event(struct connector *connector, struct stream *stream, unsigne
         detached = detach(connector);
     } else if ((events & EVENT_FAILED) != 0 && (connector->state == CONNECTING || connector->state == OFFERED ||
                                                 connector->state == ACCEPTING)) {
+        /* Something took the TCP connection and the request, and gave no answer of iWARP. */
+        if (connector->state == CONNECTING && status == ND_CONNECTION_REFUSED && stream->sent_bytes > 0)
+            status = ND_CONNECTION_INVALID;
         connector->state = OVER;
         add_event(connector, CONNECTOR_FAILED, status);
         detached = detach(connector);

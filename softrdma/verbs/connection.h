@@ -12,7 +12,7 @@
 enum connector_event_type {
     CONNECTOR_OFFERED,     /* active: the peer accepted; connector_complete() or connector_reject() follows */
     CONNECTOR_REFUSED,     /* active: the peer's program rejected; there may be private data */
-    CONNECTOR_FAILED,      /* the attempt failed with `status` */
+    CONNECTOR_FAILED,      /* the attempt failed with `status`: ND_CONNECTION_INVALID if a TCP server there speaks no iWARP */
     CONNECTOR_ESTABLISHED, /* passive: the peer's first message arrived */
     CONNECTOR_ENDED        /* an established connection is over */
 };
