@@ -270,7 +270,8 @@ class _Session:
         (rules / "ports.rules").write_text(_UDEV_RULES, encoding="utf-8")
         guest = resources.files("ndpy.softroce").joinpath("guest.sh").read_text(encoding="utf-8")
         (job / "guest.sh").write_text(guest, encoding="utf-8")
-        (job / "command").write_text(_job_script(command, cwd, environment), encoding="utf-8")
+        # Words and values may be of any bytes.
+        (job / "command").write_bytes(os.fsencode(_job_script(command, cwd, environment)))
         settings = {
             "MARK": self._mark,
             "RUN": self._run,
@@ -281,8 +282,8 @@ class _Session:
             "WIRES": " ".join(f"{wire.mac}/{wire.ipv4}/{wire.ipv6}" for wire in self._place.wires),
         }
         lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
-        (job / "settings").write_text("".join(lines), encoding="utf-8")
-        (job / "cached").write_text("".join(f"{folder}\n" for folder in _python_folders()), encoding="utf-8")
+        (job / "settings").write_bytes(os.fsencode("".join(lines)))
+        (job / "cached").write_bytes(os.fsencode("".join(f"{folder}\n" for folder in _python_folders())))
 
         vng = tools.find("vng")
         assert vng is not None

@@ -1,5 +1,7 @@
 """Boots of the VM that fail. A stand-in for virtme-ng plays a kernel that panics, hangs or works, as told."""
 
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,6 +36,7 @@ if what == "runs":
     control, log, out, err = map(port, ("control", "log", "out", "err"))
     job = next(word.partition("=")[2] for word in sys.argv if word.startswith("--rodir="))
     settings = pathlib.Path(job, "settings").read_text()
+    (here / "command").write_bytes(pathlib.Path(job, "command").read_bytes())
     mark, run = (re.search(rf"^{name}=(\S+)", settings, re.M)[1] for name in ("MARK", "RUN"))
     control.sendall(b"ready\n")
     assert control.recv(3) == b"go\n"
@@ -167,3 +170,13 @@ def test_a_panic_is_no_sign_against_kvm(boots, monkeypatch):
     boots.add((PANIC, "ends"), ("", "runs"))
     assert boots.run(kvm=True).status == 0
     assert boots.said.count("booting Linux 7.2.13 with KVM") == 2
+
+
+def test_bytes_that_are_no_text_reach_the_command(boots, monkeypatch, tmp_path):
+    monkeypatch.setenv("NDPY_ODD", os.fsdecode(b"\xfe\xff"))
+    boots.add(("", "runs"))
+    command = ["sh", "-c", 'printf "%s|" "$NDPY_ODD" "$1"', "sh", os.fsdecode(b"caf\xe9 'x'")]
+    vm.run(command, vm.Machine(), 10, boots.said.append)
+    # What the VM would run.
+    done = subprocess.run(["sh", tmp_path / "command"], capture_output=True, timeout=30)
+    assert done.stdout == b"\xfe\xff|caf\xe9 'x'|", done
