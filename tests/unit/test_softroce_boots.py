@@ -176,7 +176,7 @@ def test_bytes_that_are_no_text_reach_the_command(boots, monkeypatch, tmp_path):
     monkeypatch.setenv("NDPY_ODD", os.fsdecode(b"\xfe\xff"))
     boots.add(("", "runs"))
     command = ["sh", "-c", 'printf "%s|" "$NDPY_ODD" "$1"', "sh", os.fsdecode(b"caf\xe9 'x'")]
-    vm.run(command, vm.Machine(), 10, boots.said.append)
+    vm.run(command, vm.Machine(kvm=False), 10, boots.said.append)
     # What the VM would run.
     done = subprocess.run(["sh", tmp_path / "command"], capture_output=True, timeout=30)
     assert done.stdout == b"\xfe\xff|caf\xe9 'x'|", done
