@@ -71,6 +71,8 @@ class PostedRequests(_core.PostedRequests):
         failed: whether a request has failed. Later failures are consequences of the first one.
         stored: after the queue pair was closed: how many of its completions a completion queue still stores. The key is the
             serial number of the completion queue.
+        watched: whether Python code looks at each completion, because some are stored, or because the first message of the peer
+            proves the connection.
         stored_shared: the same for completions of a shared receive queue.
     """
 

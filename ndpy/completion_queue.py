@@ -140,8 +140,8 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             if self._defunct is not None:
                 return
             self._drain()
-            failed = self._collect_internal()
-        self._tell_of_failures(failed)
+            news = self._collect_internal()
+        self._tell_of_news(news)
 
     @staticmethod
     def _poll_error(number: int) -> errors.NdpyError:
@@ -152,11 +152,11 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         return errors.from_errno("arm", number)
 
     @staticmethod
-    def _tell_of_failures(failed: list[PostedRequests]) -> None:
-        for posted in failed:
+    def _tell_of_news(news: list[tuple[PostedRequests, bool]]) -> None:
+        for posted, failed in news:
             queue_pair = posted.queue_pair()
             if queue_pair is not None:
-                queue_pair._on_failed_completion()
+                queue_pair._on_failed_completion() if failed else queue_pair._on_message()
 
     def _drain(self) -> int:
         """Store the provider's completions. Returns how many the program can take. Under the lock."""
@@ -169,11 +169,13 @@ class CompletionQueue(_core.CompletionQueue, Resource):
         """How many completions the program can take that the provider has handed over. Under the lock."""
         return len(self._kept) + int(self._native_undelivered(self._native))
 
-    def _collect_one(self, entry: tuple[int, ...], failed: list[PostedRequests]) -> Completion | None:
+    def _collect_one(self, entry: tuple[int, ...], news: list[tuple[PostedRequests, bool]]) -> Completion | None:
         """What the program gets for one struct ndpy_completion, or None. Under the lock.
 
         cdefs/core/completion_queue.c handles most completions by itself. Here come the failed ones, those of a shared receive
-        queue, and those of requests that windows have to hear of.
+        queue, those of requests that windows have to hear of, and those of queue pairs that are watched.
+
+        news: (requests, whether one has failed) is added to it for what the queue pair has to hear of without the lock.
         """
         flags = entry[9]
         if flags & _FROM_SHARED_QUEUE:
@@ -191,7 +193,9 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             if posted.stored:
                 self._take_stored(posted, entry[6])
         if entry[3] > _CANCELED:
-            failed.append(posted)
+            news.append((posted, True))
+        elif posted.watched and entry[2] == _RECEIVE and entry[3] == _SUCCESS:
+            news.append((posted, False))
         if flags & _SPECIAL:
             if flags & _WRITTEN:
                 entry = (*entry[:2], _RECEIVE_RDMA_WITH_IMMEDIATE, *entry[3:])
@@ -215,6 +219,7 @@ class CompletionQueue(_core.CompletionQueue, Resource):
             posted.stored[self._serial] = left
         elif left == 0:
             del posted.stored[self._serial]
+            posted.watched = bool(posted.stored)
             del self._posted_requests[number]
 
     def _take_shared(self, entry: tuple[int, ...]) -> PostedRequests:

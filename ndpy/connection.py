@@ -331,6 +331,7 @@ class Connector(Resource):
             self._move(Event.COMPLETE_CONNECT)
             try:
                 assert self.queue_pair is not None
+                self.queue_pair._expect_message()
                 self._native_complete(self.queue_pair)
             except BaseException:
                 self._end_attempt(Event.WITHDRAWN)
@@ -357,7 +358,8 @@ class Connector(Resource):
     ) -> None:
         """Accept the client's request, and wait until the client has completed the connection.
 
-        Post receives before this call, because messages may come before it returns.
+        Post receives before this call, because messages may come before it returns. Once the completion of the first one is taken,
+        the queue pair can send too.
 
         Parameters:
             queue_pair: one that was never connected.
@@ -409,6 +411,7 @@ class Connector(Resource):
             self._parameters = parameters._replace(read_limits=self._read_limits)
             pending = self._begin_pending("accept")
             self._move(Event.ACCEPT)
+            queue_pair._expect_message()
             try:
                 self._native_accept(queue_pair)
             except BaseException:
@@ -446,6 +449,12 @@ class Connector(Resource):
             self.queue_pair._begin_connection()
             self._native_established()
             self._succeed_pending()
+
+    def _on_message(self, queue_pair: QueuePair) -> None:
+        """A message of the peer proves the connection. Requests can be posted, though accept() may not have returned yet."""
+        with self._state_lock:
+            if self.queue_pair is queue_pair and self._state in ("accepting", "completing"):
+                queue_pair._begin_connection()
 
     def _on_lost(self, error: errors.NdpyError) -> None:
         """The peer refused or vanished before the connection was established."""

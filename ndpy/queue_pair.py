@@ -226,8 +226,19 @@ class QueuePair(WorkQueues):
             if self._native is not None:
                 self._set_connected()
 
+    def _expect_message(self) -> None:
+        """The connector takes the last step of this side. The peer's first message may come before that has ended."""
+        self._posted_requests.watched = True
+
+    def _on_message(self) -> None:
+        """A message has come. Called without locks held."""
+        connector = self.connector
+        if connector is not None:
+            connector._on_message(self)
+
     def _set_connected(self) -> None:
         self._never_connected = False
+        self._posted_requests.watched = False
         # Not the connector's property, which raises if the adapter was removed meanwhile.
         limits = self._endpoint_limits or (None if self.connector is None else self.connector._read_limits)
         if limits is not None and not limits.outbound:
@@ -412,6 +423,7 @@ class QueuePair(WorkQueues):
                 stored = self._lib.ndpy_stored_of(queue._native, self._serial)
                 if stored:
                     self._posted_requests.stored[queue._serial] = stored
+                    self._posted_requests.watched = True
                 else:
                     queue._posted_requests.pop(self._serial, None)
                 queue._users -= 1

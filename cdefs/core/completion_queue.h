@@ -57,12 +57,6 @@ HOT Posted *posted_of(CompletionQueue *self, uint32_t number)
     return (Posted *)found;
 }
 
-/* Whether a completion queue stores completions of its closed queue pair. */
-HOT int has_stored(const Posted *posted)
-{
-    return posted->stored && PyDict_Size(posted->stored);
-}
-
 /* Whether nobody has to be told that a request with this record has ended. */
 HOT int is_plain(PyObject *record)
 {
@@ -152,7 +146,7 @@ HOT int join_run(CompletionQueue *self, struct run *run, const struct ndpy_compl
 
             end_run(run);
             posted = posted_of(self, entry->queue_pair);
-            if (!posted || has_stored(posted)) return 0;
+            if (!posted || posted->watched) return 0;
             run->posted = (Posted *)Py_NewRef((PyObject *)posted);
             run->records = (Records *)(receives ? posted->receive : posted->initiator);
             run->number = entry->queue_pair;
@@ -199,7 +193,7 @@ HOT Posted *retire_one(CompletionQueue *self, const struct ndpy_completion *entr
     struct record *record;
     PyObject *ended;
 
-    if (!posted || has_stored(posted)) return NULL;
+    if (!posted || posted->watched) return NULL;
     mutex_lock(&records_of(posted, entry)->mutex);
     record = find_record(posted, entry);
     ended = record ? end_request(posted, entry, record) : NULL;
@@ -229,7 +223,7 @@ HOT int tell_of_failures(CompletionQueue *self, PyObject *failed)
     int result = 0;
 
     if (failed && PyList_Size(failed)) {
-        PyObject *told = PyObject_CallMethod((PyObject *)self, "_tell_of_failures", "O", failed);
+        PyObject *told = PyObject_CallMethod((PyObject *)self, "_tell_of_news", "O", failed);
 
         result = told ? 0 : -1;
         Py_XDECREF(told);

@@ -314,7 +314,7 @@ typedef struct {
     size_t capacity;
 } Records;
 
-/* The requests of a queue pair that the adapter still works on. */
+/* The requests of a queue pair that the adapter still works on. watched: its completions all go to _collect_one() in Python. */
 typedef struct {
     PyObject_HEAD
     PyObject *queue_pair; /* a weak reference */
@@ -323,6 +323,7 @@ typedef struct {
     PyObject *SHARED stored; /* NULL, or a dict; see ndpy/completion.py */
     int stored_shared;
     SHARED char failed;
+    SHARED char watched;
 } Posted;
 
 extern PyTypeObject *records_type, *posted_type;

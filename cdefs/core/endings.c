@@ -55,7 +55,7 @@ Posted *retire_untouched(CompletionQueue *self, struct ndpy_untouched *untouched
     Records *records = posted ? (Records *)posted->receive : NULL;
     struct record *oldest;
 
-    if (!records || has_stored(posted)) return NULL;
+    if (!records || posted->watched) return NULL;
     if (!untouched->list) {
         struct run run = {.records = records};
 
@@ -94,7 +94,7 @@ Posted *retire_alike(CompletionQueue *self, const struct ndpy_completion *entrie
         retired += entry->retired;
     }
     posted = differences ? NULL : posted_of(self, number);
-    if (!posted || has_stored(posted)) return NULL;
+    if (!posted || posted->watched) return NULL;
     run.records = (Records *)(operation == NDPY_RECEIVE ? posted->receive : posted->initiator);
     if (!count_requests(&run, retired)) return NULL;
     end_run(&run);

@@ -283,7 +283,7 @@ PyObject *queue_poll_into(PyObject *object, PyObject *const *arguments, Py_ssize
     /* The usual case makes no call, so that no registers are saved for it. */
     posted = (Posted *)self->last;
     record = got == 1 && posted && array->single == (PyObject *)posted && array->entries->queue_pair == self->last_number &&
-            !posted->stored
+            !posted->watched
         ? find_record(posted, array->entries)
         : NULL;
     if (!record) return poll_into_on(self, array, got, &untouched);

@@ -216,6 +216,7 @@ static PyObject *posted_get_stored(PyObject *self, void *Py_UNUSED(none))
 
 static PyGetSetDef posted_properties[] = {
     FLAG("failed", Posted, failed, NULL),
+    FLAG("watched", Posted, watched, NULL),
     {"stored", posted_get_stored, NULL, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };

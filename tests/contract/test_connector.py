@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
@@ -720,3 +721,63 @@ def run_once(adapter, peer, first, second) -> None:
             client.send([])
             assert second.wait(DEADLINE_S)[0].context == 1
             connector.disconnect(DEADLINE_S)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own receives", "shared receives"])
+def test_the_first_message_proves_the_connection(keep, adapter, shared):
+    """It may be taken before accept() has ended. Then the server can answer."""
+    other = open_another(keep, adapter)
+    options = {}
+    if shared:
+        require(adapter, ndpy.Capability.SHARED_RECEIVE_QUEUES)
+        options["srq"] = keep(adapter.create_shared_receive_queue(4))
+    client, server = create_end(keep, other), create_end(keep, adapter, **options)
+    incoming, question = memory(keep, adapter, 16), memory(keep, other, b"question")
+    answer = memory(keep, other, 16)
+    (options["srq"] if shared else server.queue_pair).receive(incoming[0:16])
+    client.queue_pair.receive(answer[0:16])
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector = keep(other.create_connector())
+    asking = connector.begin_connect(client.queue_pair, listener.address)
+    request = keep(listener.get_request(DEADLINE_S))
+    accepting = request.begin_accept(server.queue_pair)
+    asking.result(DEADLINE_S)
+    with pytest.raises(ndpy.NotConnectedError):
+        server.queue_pair.send(incoming[0:8])
+    # The thread that would learn of the client's last step is held up.
+    with adapter._events.resting(DEADLINE_S):
+        connector.complete_connect(DEADLINE_S)
+        client.queue_pair.send(question[0:8])
+        completion = succeed(server.cq)[0]
+        assert not accepting.done()
+        completion.queue_pair.send(incoming[0:8])
+    accepting.result(DEADLINE_S)
+    assert request.state == "established"
+    succeed(server.cq)
+    succeed(client.cq, 2)
+    assert contents(answer)[:8] == b"question"
+
+
+def test_a_client_that_vanishes_after_its_first_message_ends_the_connection(keep, adapter):
+    other = open_another(keep, adapter)
+    client, server = create_end(keep, other), create_end(keep, adapter)
+    incoming, question = memory(keep, adapter, 16), memory(keep, other, b"question")
+    server.queue_pair.receive(incoming[0:16])
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector = keep(other.create_connector())
+    asking = connector.begin_connect(client.queue_pair, listener.address)
+    request = keep(listener.get_request(DEADLINE_S))
+    accepting = request.begin_accept(server.queue_pair)
+    asking.result(DEADLINE_S)
+    with adapter._events.resting(DEADLINE_S):
+        connector.complete_connect(DEADLINE_S)
+        client.queue_pair.send(question[0:8])
+        succeed(server.cq)
+        server.queue_pair.receive(incoming[0:16])
+        client.queue_pair.close()
+    with contextlib.suppress(ndpy.ConnectionAbortedError):
+        accepting.result(DEADLINE_S)
+        request.wait_disconnected(DEADLINE_S)
+    assert take(server.cq)[0].status is ndpy.Status.CANCELED
+    server.queue_pair.send(incoming[0:8])
+    assert take(server.cq)[0].status is ndpy.Status.CANCELED

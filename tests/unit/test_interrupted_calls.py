@@ -129,7 +129,7 @@ def test_a_poller_misses_nothing_after_an_interrupted_wait(fake, adapter):
     walk(run, 12)
 
 
-@pytest.mark.parametrize("step", ["_collect_one", "_tell_of_failures"])
+@pytest.mark.parametrize("step", ["_collect_one", "_tell_of_news"])
 def test_no_completion_is_lost_when_a_poll_is_interrupted(fake, adapter, monkeypatch, step):
     """The first of three has failed, so that poll() calls Python."""
 

@@ -108,7 +108,7 @@ class Queue(_core.CompletionQueue):
         self.failed.append(record)
         return None if entry[9] & 1 else _core.Completion(entry, posted)
 
-    def _tell_of_failures(self, failed: list[Any]) -> None:
+    def _tell_of_news(self, failed: list[Any]) -> None:
         pass
 
 
