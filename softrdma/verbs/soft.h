@@ -115,7 +115,7 @@ struct soft_qp {
     pthread_mutex_t lock; /* of everything below; taken outside of the engine's locks */
     bool destroyed;
     struct queue_pair *qp;
-    struct hand *hand; /* what connects it, if ibv_modify_qp() does; under the lock of by_hand.c */
+    struct hand *hand; /* what connects it, if ibv_modify_qp() does; under numbers_lock */
     bool all_signaled;
     _Atomic int state; /* attributes.qp_state, for those who post without the lock */
     struct ibv_qp_attr attributes;

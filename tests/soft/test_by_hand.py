@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -76,3 +79,49 @@ def test_ends_become_ready_to_send_late_or_never(keep, adapter, address, senders
         succeed(one.cq)
         succeed(other.cq)
         assert contents(inbox).startswith(b"ready")
+
+
+LOOKING = """
+import sys, time
+from pathlib import Path
+import ndpy
+from ndpy import AddressVector, QueuePairState
+
+def attempts():
+    return sum("connector" in line and "released" in line for line in Path(sys.argv[1]).read_text().splitlines())
+
+with ndpy.open_adapter("soft0") as adapter, adapter.create_completion_queue(4) as cq:
+    with adapter.create_queue_pair(cq) as queue_pair:
+        gid = next(gid for gid in adapter.info.ports[0].gids if gid.address == "127.0.0.1")
+        queue_pair.modify(
+            state=QueuePairState.RTR,
+            path=AddressVector(gid=gid.value, gid_index=gid.index, lid=0, port=1),
+            path_mtu=1024,
+            remote_number=0xFFFF00,  # nobody; the end with the smaller number connects
+            receive_psn=1,
+            inbound_read_limit=2,
+            min_rnr_timer=12,
+        )
+        deadline = time.monotonic() + 20
+        while attempts() < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        queue_pair.modify(state=QueuePairState.ERROR)
+        made = attempts()
+        time.sleep(1)  # four times the longest pause
+        print(made, attempts())
+"""
+
+
+def test_a_queue_pair_in_the_error_state_looks_for_its_peer_no_more(tmp_path):
+    """An attempt that cannot begin makes a socket nevertheless, which the trace shows and nobody else sees."""
+    trace = tmp_path / "trace"
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKING, trace],
+        env={**os.environ, "SOFTVERBS_TRACE": str(trace)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    before, after = map(int, done.stdout.split())
+    assert before >= 3, done
+    assert after == before

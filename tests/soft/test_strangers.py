@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from helpers import (
     DEADLINE_S,
+    STRESS,
     Keeper,
     Offer,
     assert_quiet,
@@ -301,6 +302,25 @@ def test_a_peer_that_comes_early_waits_and_a_stranger_does_not_keep_it_out(keep,
         assert contents(inbox).startswith(b"it is me")
 
 
+@pytest.mark.parametrize("end", ["queue pair", "time"])
+def test_a_peer_that_nobody_names_is_let_go(keep, adapter, end):
+    """When its time is over, or when the queue pair has gone that it is for."""
+    if end == "time" and not STRESS:
+        pytest.skip("takes 10 s: with NDPY_STRESS=1 only")
+    mine = Keeper()
+    unnamed, holds = create_end(mine, adapter), Expecting(keep, adapter)
+    target = {"address": HERE, "port": holds.port, "private": greeting(unnamed.queue_pair.number, PEER, 1, 2).hex()}
+    with Stranger("crowd", **target, count=1, told=True) as early:
+        before = open_files()
+        early.tell()
+        early.found()
+        wait_until(lambda: open_files() > before, "it has been taken")
+        if end == "queue pair":
+            mine.close()
+        wait_until(lambda: open_files() <= before, "it is let go")
+    mine.close()
+
+
 def test_no_other_user_gets_the_port_of_a_number(keep, adapter, victim):
     for address in ("0.0.0.0", HERE, "127.0.0.2", "::", "::1"):
         assert once("listen", address=address, port=victim.port, uid=NOBODY) == {
@@ -353,32 +373,6 @@ def test_another_user_on_the_port_of_a_peer_that_has_gone_gets_nothing(keep, ada
             (failed,) = take(end.cq)
             assert failed.context == 9
             assert not failed.ok
-
-
-def above(port: int) -> socket.socket:
-    """A listening socket with a port above this one: an end connects to the larger number."""
-    for larger in range(65535, port, -1):
-        with contextlib.suppress(OSError):
-            return socket.create_server((HERE, larger))
-    raise AssertionError(f"no port above {port} is free")
-
-
-def test_a_queue_pair_in_the_error_state_looks_for_its_peer_no_more(keep, adapter):
-    end = create_end(keep, adapter)
-    with above(end.queue_pair.number >> 8) as listening:
-        listening.settimeout(DEADLINE_S)
-        port = listening.getsockname()[1]
-        connect_by_modify(end, port << 8)
-        listening.accept()[0].close()
-        listening.accept()[0].close()  # it looks for its peer again and again
-        end.queue_pair.modify(state=QueuePairState.ERROR)
-        listening.settimeout(0)
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                listening.accept()[0].close()
-        listening.settimeout(1)  # four times the longest pause
-        with pytest.raises(TimeoutError):
-            listening.accept()
 
 
 # ---- Other hosts ----
@@ -500,14 +494,22 @@ def no_descriptors() -> Iterator[None]:
 
 def test_silent_connections_give_their_descriptors_to_an_honest_client(keep, adapter):
     listener = keep(adapter.listen((HERE, 0)))
-    with Stranger("crowd", address=HERE, port=listener.address[1], count=60, uid=NOBODY) as crowd:
+    target = {"address": HERE, "port": listener.address[1]}
+    with (
+        Stranger("crowd", **target, count=60, uid=NOBODY, told=True) as crowd,
+        Stranger("request", **target, private="", uid=NOBODY, told=True) as honest,
+    ):
+        before = open_files()
+        crowd.tell()
         assert crowd.found() == {"opened": 60}
-        wait_until(lambda: open_files() >= 60, "the listener has taken all of them")
-        target = {"address": HERE, "port": listener.address[1], "private": ""}
-        with Stranger("request", **target, uid=NOBODY, told=True) as honest, no_descriptors():
+        wait_until(lambda: open_files() >= before + 60, "the listener has taken all of them")
+        with no_descriptors():
             honest.tell()
             keep(listener.get_request(DEADLINE_S)).reject()
             assert honest.found() == {"answer": "rejected"}
+        # It did not wait for their time to be over.
+        crowd.tell()
+        assert crowd.found()["open"] >= 50
 
 
 @pytest.mark.filterwarnings("ignore:Listener at:RuntimeWarning")
