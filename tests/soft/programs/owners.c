@@ -1,5 +1,6 @@
-/* Whom system/linux/owner.c trusts: of IPv4, then of IPv6, root's socket, another user's, one of root's that was closed. Then
-   another host. The argument "table" stands for a kernel without sock_diag, "nothing" for one without /proc too. */
+/* Whom system/linux/owner.c trusts: of IPv4, then of IPv6, root's socket, another user's, one of root's that was closed, one
+   that its program has not accepted. Then another host. The argument "table" stands for a kernel without sock_diag,
+   "nothing" for one without /proc too. */
 
 #include <errno.h>
 #include <stdio.h>
@@ -67,13 +68,36 @@ static bool judged(int family, unsigned uid, bool closed)
     return trusted;
 }
 
+/* The peer's program has not taken the connection, so nobody has that end yet. */
+static bool judged_early(int family)
+{
+    struct sockaddr_storage listens = {.ss_family = (sa_family_t)family}, own;
+    socklen_t size = sizeof listens, own_size = sizeof own;
+    int listening = (socket)(family, SOCK_STREAM, 0), made = (socket)(family, SOCK_STREAM, 0);
+
+    if (family == AF_INET6)
+        ((struct sockaddr_in6 *)&listens)->sin6_addr = in6addr_loopback;
+    else
+        ((struct sockaddr_in *)&listens)->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (bind(listening, (struct sockaddr *)&listens, size) != 0 || listen(listening, 1) != 0 ||
+        getsockname(listening, (struct sockaddr *)&listens, &size) != 0 ||
+        connect(made, (struct sockaddr *)&listens, size) != 0 ||
+        getsockname(made, (struct sockaddr *)&own, &own_size) != 0)
+        _exit(2);
+    bool trusted = owner_is_trusted(&own, &listens);
+    close(made);
+    close(listening);
+    return trusted;
+}
+
 int main(int count, char **words)
 {
     no_netlink = count > 1 && strcmp(words[1], "kernel") != 0;
     no_table = count > 1 && strcmp(words[1], "nothing") == 0;
     for (int i = 0; i < 2; i++) {
         int family = i == 0 ? AF_INET : AF_INET6;
-        printf("%d %d %d ", judged(family, 0, false), judged(family, 65534, false), judged(family, 0, true));
+        printf("%d %d %d %d ", judged(family, 0, false), judged(family, 65534, false), judged(family, 0, true),
+               judged_early(family));
     }
     struct sockaddr_storage own = {.ss_family = AF_INET}, away = {.ss_family = AF_INET};
     ((struct sockaddr_in *)&away)->sin_addr.s_addr = htonl(0xC6336402); /* 198.51.100.2 */
