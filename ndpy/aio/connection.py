@@ -598,7 +598,9 @@ class Connection(Transfers):
         if self._failure is not None:
             return
         if completion.status is not Status.CANCELED:
-            self._lose(f"a request ended with {completion.status.name}", _error_of(completion))
+            self._lose(
+                f"a {completion.operation.name.lower()} ended with {completion.status.name}", _error_of(completion)
+            )
         elif self._leaving:
             self._lose("this end was closed", kind=errors.ClosedError)
         elif self._protocol is not None and not self._protocol.started:

@@ -22,7 +22,7 @@ def length_of(memory: Memory) -> int:
     return plain_view(memory).nbytes
 
 
-def room_of(memory: Memory) -> int:
+def room_of(memory: Memory, operation: str = "receive") -> int:
     """The length of memory that will be filled. Also raises AccessViolationError if it cannot be."""
     if isinstance(memory, bytearray):
         return len(memory)
@@ -32,14 +32,14 @@ def room_of(memory: Memory) -> int:
     if isinstance(memory, (MemoryRegion, Sge)):
         region = memory.region if isinstance(memory, Sge) else memory
         if not region._writable:
-            raise _not_writable("region was registered without Access.LOCAL_WRITE")
+            raise _not_writable("region was registered without Access.LOCAL_WRITE", operation)
     elif isinstance(memory, bytes) or memoryview(memory).readonly:
-        raise _not_writable(f"{type(memory).__name__} is read-only")
+        raise _not_writable(f"{type(memory).__name__} is read-only", operation)
     return length
 
 
-def _not_writable(why: str) -> errors.AccessViolationError:
-    return errors.AccessViolationError(f"the {why}, so nothing can be received or read into it", operation="receive")
+def _not_writable(why: str, operation: str) -> errors.AccessViolationError:
+    return errors.AccessViolationError(f"the {why}, so nothing can be received or read into it", operation=operation)
 
 
 def view_of(memory: Memory) -> Any:

@@ -81,7 +81,7 @@ class Transfers(Uncopied, abc.ABC):
             ConnectionResetError, ProtocolError, ClosedError: the connection has ended.
         """
         self._require_open()
-        await self._move(self.queue_pair.read, remote, into, room_of(into))
+        await self._move(self.queue_pair.read, remote, into, room_of(into, "read"))
 
     async def write(self, remote: RemoteMemory, data: Memory) -> None:
         """Write to memory of the peer, which its program does not notice. Return when the adapter needs `data` no more.
@@ -218,6 +218,8 @@ class Transfers(Uncopied, abc.ABC):
 
     async def _move(self, post: Callable[..., None], remote: RemoteMemory, memory: Memory, length: int) -> None:
         """Read or write. All requests that were posted have ended when this ends."""
+        if not isinstance(remote, RemoteMemory):
+            raise TypeError(f"remote is the peer's memory as a RemoteMemory, not {type(remote).__name__}")
         if length > remote.length:
             raise errors.ElementRangeError(f"{length} bytes do not fit the {remote.length} bytes of the peer's memory")
         if not length:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -10,6 +11,7 @@ import pytest
 from helpers import DEADLINE_S, create_end, differs, memory, require, require_acknowledged_sends, take
 
 import ndpy
+import ndpy.aio
 from ndpy import Access, Batch, Capability, CompletionArray, Operation, Status
 from ndpy.quirks import Quirk
 
@@ -155,3 +157,54 @@ def test_a_port_without_a_listener_is_told_as_nobody(adapter, keep):
     connector, end = keep(adapter.create_connector()), create_end(keep, adapter)
     with pytest.raises(ndpy.ConnectionRefusedError, match=f"{host} port {address[1]}: nobody listens there"):
         connector.connect(end.queue_pair, address, timeout_s=DEADLINE_S)
+
+
+# ---- ndpy.aio ----
+
+
+def with_a_connection(adapter, body):
+    """Run body(connection) with a connection of ndpy.aio whose other end does nothing."""
+
+    async def stay(connection):
+        await connection.wait_closed()
+
+    async def main():
+        host = adapter.info.addresses[0]
+        async with ndpy.aio.serve((host, 0), stay, adapter=adapter) as server:
+            connection = await ndpy.aio.connect(server.address, adapter=adapter)
+            try:
+                return await body(connection)
+            finally:
+                connection.abort()
+                await connection.wait_closed()
+
+    return asyncio.run(asyncio.wait_for(main(), 3 * DEADLINE_S))
+
+
+def test_a_transfer_that_the_peer_refuses_names_the_memory_and_ends_the_connection_with_it(adapter):
+    require(adapter, Capability.LOOPBACK_CONNECTIONS)
+    remote = ndpy.RemoteMemory(4096, 3, WRONG)
+
+    async def body(connection):
+        with pytest.raises((ndpy.AccessViolationError, ConnectionResetError)) as refused:
+            await connection.read(remote, bytearray(3))
+        with pytest.raises(ConnectionResetError) as ended:
+            await connection.send(b"more")
+        return refused.value, ended.value
+
+    refused, ended = with_a_connection(adapter, body)
+    if isinstance(refused, ndpy.AccessViolationError):
+        assert repr(remote) in str(refused) and "read: " in str(refused)
+        assert "a read ended with ACCESS_VIOLATION" in str(ended) and ended.__cause__ is not None
+
+
+def test_wrong_arguments_of_a_transfer_are_named(adapter):
+    require(adapter, Capability.LOOPBACK_CONNECTIONS)
+
+    async def body(connection):
+        with pytest.raises(TypeError, match="remote is the peer's memory as a RemoteMemory, not str"):
+            await connection.write("x", b"abc")
+        with pytest.raises(ndpy.AccessViolationError, match=r"^read: the bytes is read-only"):
+            await connection.read(ndpy.RemoteMemory(4096, 3, WRONG), b"abc")
+
+    with_a_connection(adapter, body)
