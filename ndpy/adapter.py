@@ -32,6 +32,7 @@ from ndpy.events import AdapterEvent, EventStream
 from ndpy.flags import Access, Capability, CompletionDetails
 from ndpy.forking import renew_in_child
 from ndpy.info import AdapterInfo
+from ndpy.integers import integer
 from ndpy.listener import Listener
 from ndpy.memory import MemoryRegion, MemoryWindow, buffer_range, is_written
 from ndpy.pending import Pending, wait_or_cancel
@@ -672,11 +673,7 @@ class Adapter(_core.Adapter, Resource):
             self._open.discard(number)
 
     def _limit(self, what: str, value: int, maximum: int, least: int = 1) -> None:
-        try:
-            operator.index(value)
-        except TypeError:
-            raise TypeError(f"{what} is an integer, not {value!r:.80}") from None
-        if not least <= value <= maximum:
+        if not least <= integer(value, what) <= maximum:
             raise errors.LimitExceededError(f"{what} is {least} to {maximum} on {self.info.name}, not {value}")
 
     # ---- what only one system has ----

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-
 from ndpy.errors import InvalidBufferError
+from ndpy.integers import integer
 
 #: The result of alloc(): a writable view, which keeps its memory mapped as long as anything refers to it.
 Buffer = memoryview
@@ -31,14 +30,9 @@ def alloc(length: int, *, alignment: int = 4096, huge_pages: bool = False, numa_
     """
     from ndpy.platforms import implementation
 
-    for name, value in (("length", length), ("alignment", alignment)):
-        try:
-            operator.index(value)
-        except TypeError:
-            raise TypeError(f"{name} is a number of bytes, not {value!r:.80}") from None
-    if length < 1:
+    if integer(length, "length") < 1:
         raise InvalidBufferError(f"{length} bytes cannot be allocated")
-    if alignment < 1 or alignment & (alignment - 1):
+    if integer(alignment, "alignment") < 1 or alignment & (alignment - 1):
         raise InvalidBufferError(f"an alignment of {alignment} is not a power of two")
     buffer: Buffer = implementation().allocate(length, alignment, huge_pages, numa_node)
     return buffer

@@ -190,6 +190,8 @@ def from_errno(operation: str, number: int, message: str = "") -> ProviderError:
     number = abs(number)
     if number in (_errno.EMFILE, _errno.ENFILE):
         message = _no_descriptor(number)
+    elif number == _errno.ENOMEM and not message:
+        message = "the adapter or the system has no memory left for it; close what is not needed, or make it smaller"
     if not number:
         message = message or "the driver's library refused and gave no reason; the kernel's log may have one"
     return _BY_ERRNO.get(number, ProviderError)(message or _os.strerror(number), operation=operation, native=number)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ndpy import errors
 from ndpy.addresses import Address
 from ndpy.connection import Connector
+from ndpy.integers import integer
 from ndpy.pending import Pending, await_or_cancel, wait_or_cancel
 from ndpy.resource import Resource
 from ndpy.timeouts import timeout
@@ -35,7 +36,7 @@ class Listener(Resource):
 
     def __init__(self, adapter: Adapter, backlog: int) -> None:
         super().__init__(adapter)
-        if backlog < 0:
+        if integer(backlog, "backlog") < 0:
             raise ValueError(f"a backlog is 0 or more, not {backlog}")
         self._backlog = backlog
         #: Requests and calls, the oldest first. At most one of the two has entries.

@@ -17,6 +17,7 @@ from ndpy.aio.connection import Connection
 from ndpy.aio.hub import Hub, finish, in_thread
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
 from ndpy.connection import Connector
+from ndpy.integers import integer
 from ndpy.listener import Listener
 from ndpy.resource import Uncopied
 from ndpy.timeouts import timeout
@@ -151,7 +152,7 @@ def _hello(slots: int, slot_size: int, offers: int, max_message_length: int) -> 
         ("offers", offers, 1, MAX_OFFERS),
         ("max_message_length", max_message_length, 0, (1 << 63) - 1),
     ):
-        if not least <= value <= most:
+        if not least <= integer(value, name) <= most:
             raise errors.LimitExceededError(f"{name} is {least} to {most}, not {value}")
     return Hello(slots, offers, slot_size, max_message_length)
 

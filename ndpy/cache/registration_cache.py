@@ -28,6 +28,7 @@ from ndpy.adapter import Adapter
 from ndpy.cache.lease import LOCAL_RIGHTS, CacheStats, Entry, Exposure, Grant, Lease
 from ndpy.cache.ownership import MONITORED, MemoryRange, Owner, remember_buffer
 from ndpy.flags import Access, Capability
+from ndpy.integers import integer
 from ndpy.memory import MemoryRegion, MemoryWindow, RemoteMemory
 from ndpy.queue_pair import QueuePair
 from ndpy.resource import Resource, busy
@@ -116,9 +117,13 @@ class RegistrationCache(_core.LeaseFinder, Resource):
     _release_order = 45
 
     def __init__(self, adapter: Adapter, *, max_bytes: int, max_entries: int, monitor: bool = False) -> None:
+        if not isinstance(adapter, Adapter):
+            raise TypeError(f"adapter is an open Adapter, not {adapter!r:.80}")
         adapter._check()
-        if max_bytes < 1 or max_entries < 1:
-            raise errors.LimitExceededError("a cache holds at least 1 byte and 1 entry")
+        if integer(max_bytes, "max_bytes") < 1 or integer(max_entries, "max_entries") < 1:
+            raise errors.LimitExceededError(
+                f"a cache holds at least 1 byte and 1 entry, not max_bytes={max_bytes} and max_entries={max_entries}"
+            )
         super().__init__(adapter)
         self.max_bytes = max_bytes
         self.max_entries = max_entries

@@ -98,10 +98,30 @@ def test_an_adapter_is_named_by_a_string(which):
 
 
 def test_memory_of_no_number_of_bytes_is_named():
-    with pytest.raises(TypeError, match="length is a number of bytes, not '4096'"):
+    with pytest.raises(TypeError, match="length is an integer, not '4096'"):
         ndpy.alloc("4096")
-    with pytest.raises(TypeError, match=r"alignment is a number of bytes, not 0\.5"):
+    with pytest.raises(TypeError, match=r"alignment is an integer, not 0\.5"):
         ndpy.alloc(4096, alignment=0.5)
+
+
+def test_a_cache_of_no_integers_or_of_no_adapter_says_so(adapter):
+    with pytest.raises(TypeError, match="max_bytes is an integer, not '1G'"):
+        ndpy.RegistrationCache(adapter, max_bytes="1G", max_entries=8)
+    with pytest.raises(TypeError, match="adapter is an open Adapter, not 'fake0'"):
+        ndpy.RegistrationCache("fake0", max_bytes=1, max_entries=8)
+    with pytest.raises(ndpy.LimitExceededError, match="not max_bytes=4096 and max_entries=0"):
+        ndpy.RegistrationCache(adapter, max_bytes=4096, max_entries=0)
+
+
+def test_a_backlog_and_limits_of_connections_that_are_no_integers_are_named(adapter):
+    with pytest.raises(TypeError, match="backlog is an integer, not '5'"):
+        adapter.listen(("127.0.0.1", 0), backlog="5")
+    with pytest.raises(TypeError, match="slots is an integer, not None"):
+        asyncio.run(connect_with(adapter, slots=None))
+
+
+async def connect_with(adapter, **limits):
+    await ndpy.aio.connect(("127.0.0.1", 7471), adapter=adapter, **limits)
 
 
 @pytest.mark.parametrize("post", ["send", "receive"])

@@ -92,7 +92,13 @@ def test_unknown_numbers_pass_through(number):
 
 def test_an_errno_is_told_in_the_callers_words_or_the_systems():
     assert errors.from_errno("x", errno.ENOMEM, "the adapter is full").message == "the adapter is full"
-    assert errors.from_errno("x", errno.ENOMEM).message == os.strerror(errno.ENOMEM)
+    assert errors.from_errno("x", errno.EBUSY).message == os.strerror(errno.EBUSY)
+
+
+def test_a_shortage_says_what_to_do():
+    assert "close what is not needed" in str(errors.from_errno("create queue pair", errno.ENOMEM))
+    for number in (errno.EMFILE, errno.ENFILE):
+        assert "limit" in str(errors.from_errno("create queue pair", number, "in whatever words"))
 
 
 def test_negative_numbers_are_the_kernels_way_to_say_the_same():

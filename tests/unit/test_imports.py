@@ -27,6 +27,7 @@ LEAVES = {
     "flags",
     "forking",
     "info",
+    "integers",
     "placement",
     "queue_pair_attributes",
     "quirks",
