@@ -4,9 +4,15 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from ndpy import _core as _core
+
+    if not _core.is_main_interpreter():
+        raise ImportError("this is a subinterpreter")
 except ImportError as error:
     raise ImportError(
-        f"ndpy's extension module is missing ({error}); install ndpy with pip, or run `python setup.py build_ext --inplace` "
+        "ndpy works in the main interpreter only, because all of a process shares its adapters; use threads, or processes that are "
+        "started by the 'spawn' method"
+        if "subinterpreter" in str(error)
+        else f"ndpy's extension module is missing ({error}); install ndpy with pip, or run `python setup.py build_ext --inplace` "
         "in a checkout"
     ) from None
 

@@ -25,6 +25,9 @@ from ndpy.resource import Resource
 from ndpy.shared_receive_queue import SharedReceiveQueue
 from ndpy.xrc import XrcDestination
 
+def is_main_interpreter() -> bool:
+    """Whether the caller is no sub-interpreter."""
+
 class Uncopied:
     """What can be neither copied nor pickled, because it owns something, or refers to what somebody owns."""
 

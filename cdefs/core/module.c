@@ -165,8 +165,30 @@ PyObject *raise_defunct(PyObject *object, PyObject *SHARED const *defunct)
     return NULL;
 }
 
+/* ---- the module ---- */
+
+/* The module's variables belong to the main interpreter. Some versions of CPython give another interpreter a copy of the module's
+   dictionary without a call of PyInit__core(). Some call it again, in the main interpreter, for each other one that imports the
+   module. So the types are made once, and who imports the module asks whether this is the main interpreter. */
+
+static int runs_in_main(void)
+{
+    return PyInterpreterState_GetID(PyInterpreterState_Get()) == 0;
+}
+
+static PyObject *is_main_interpreter(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    return PyBool_FromLong(runs_in_main());
+}
+
+static PyMethodDef module_functions[] = {
+    {"is_main_interpreter", is_main_interpreter, METH_NOARGS,
+        "is_main_interpreter($module, /)\n--\n\nWhether the caller is no sub-interpreter."},
+    {NULL, NULL, 0, NULL},
+};
+
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "ndpy._core",
-    "The parts of ndpy that are called most often.", -1, NULL, NULL, NULL, NULL, NULL};
+    "The parts of ndpy that are called most often.", -1, module_functions, NULL, NULL, NULL, NULL};
 
 static int (*const parts[])(PyObject *module) = {
     add_uncopied,
@@ -186,15 +208,33 @@ static int (*const parts[])(PyObject *module) = {
     add_regions,
 };
 
+static PyObject *first_module;
+
+/* Fills the module. Returns 0, or -1 with an error. */
+static int fill(PyObject *module)
+{
+    /* Some parts import this one. If the package is not loaded, because another interpreter is the first to ask for it, the import calls
+       PyInit__core() too. */
+    PyObject *errors = PyImport_ImportModule("ndpy.errors");
+
+    if (!errors) return -1;
+    Py_DECREF(errors);
+    if (first_module) return PyDict_Update(PyModule_GetDict(module), PyModule_GetDict(first_module));
+    for (size_t part = 0; part < sizeof parts / sizeof *parts; part++) {
+        if (parts[part](module) < 0) return -1;
+    }
+    first_module = Py_NewRef(module);
+    return 0;
+}
+
 PyMODINIT_FUNC PyInit__core(void)
 {
     PyObject *module = PyModule_Create(&definition);
 
+    if (!module || !runs_in_main()) return module;
 #ifdef Py_GIL_DISABLED
-    if (module) PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
+    PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED);
 #endif
-    for (size_t part = 0; module && part < sizeof parts / sizeof *parts; part++) {
-        if (parts[part](module) < 0) Py_CLEAR(module);
-    }
+    if (fill(module) < 0) Py_CLEAR(module);
     return module;
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -261,6 +262,57 @@ def test_without_its_extension_module_ndpy_says_what_to_do():
     assert done.returncode == 1
     assert "ImportError: ndpy's extension module is missing" in done.stderr
     assert "install ndpy with pip" in done.stderr
+
+
+# Imports ndpy in a sub-interpreter and in the main one, in either order, and prints what became of the objects of the main one.
+SUB_INTERPRETERS = """
+import contextlib, sys
+with contextlib.suppress(ImportError):
+    import _xxsubinterpreters as interpreters
+with contextlib.suppress(ImportError):
+    import _interpreters as interpreters
+order = sys.argv[1]
+if order == "main first":
+    import ndpy
+def refused():
+    number = interpreters.create()
+    run = getattr(interpreters, "exec", None) or interpreters.run_string
+    try:
+        told = run(number, "import sys; sys.path[:] = %r; import ndpy" % (sys.path,))
+    except Exception as error:
+        told = error
+    interpreters.destroy(number)
+    return str(getattr(told, "formatted", told))
+told = [refused(), refused()]
+import ndpy
+from ndpy import _core
+region = type("Region", (_core.MemoryRegion,), {})()
+region.address, region.length, region.local_token = 4096, 100, 7
+try:
+    region[0:101]
+except Exception as error:
+    print(isinstance(error, ndpy.ElementRangeError))
+print(type(region[0:5]) is ndpy.Sge)
+print(*told, sep="\\n")
+"""
+
+
+@pytest.mark.parametrize("order", ["main first", "main last"])
+def test_a_sub_interpreter_is_refused_and_changes_nothing(order):
+    done = subprocess.run(
+        [sys.executable, "-c", SUB_INTERPRETERS, order],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["True", "True"]
+    assert len(lines) >= 4
+    for line in lines[2:4]:
+        assert re.search(r"ImportError.*: ndpy works in the main interpreter only, because", line)
 
 
 def test_without_cffi_the_doctor_says_what_to_do():
