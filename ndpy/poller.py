@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -263,7 +264,9 @@ class Poller(Uncopied):
     def __del__(self) -> None:
         # Do not take the queues' locks: the finalizer may run in a thread that holds one.
         if not getattr(self, "_closed", True):
-            self._stop()
+            # Ctrl-C may have kept a queue that was closed from leaving.
+            with contextlib.suppress(OSError):
+                self._stop()
             self._native_free()
 
     @property

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ndpy import errors
 from ndpy.aio.errors import ConnectionEndedError, ConnectionResetError, ProtocolError
-from ndpy.aio.hub import Hub, finish, in_thread
+from ndpy.aio.hub import Hub, finish, in_thread, start
 from ndpy.aio.memory import Memory, length_of, room_of, view_of
 from ndpy.aio.protocol import HEADER_LENGTH, Frame, Hello, Kind, Protocol
 from ndpy.aio.transfers import (
@@ -603,6 +603,10 @@ class Connection(Transfers):
             )
         elif self._leaving:
             self._lose("this end was closed", kind=errors.ClosedError)
+        elif self.adapter._defunct is not None:
+            self._lose(str(self.adapter._defunct()), self.adapter._defunct())
+        elif self.queue_pair.failure:
+            self._lose(f"the adapter reports an error of the queue pair: {self.queue_pair.failure}")
         elif self._protocol is not None and not self._protocol.started:
             self._lose("it was ended before it had begun")
         elif self._peer_closed.done():
@@ -724,7 +728,17 @@ class Connection(Transfers):
             return error
         if self._closing is not None:
             return errors.ClosedError(f"the connection to {self._peer} was closed")
+        assert self._peer_closed.done()
         return ConnectionEndedError(f"{self._peer} has closed the connection")
+
+    def _is_own_end(self, error: BaseException | None) -> bool:
+        """Whether an exception tells that the peer has closed this connection, and not another one."""
+        return isinstance(error, ConnectionEndedError) and self._peer_closed.done()
+
+    def _tells_of_end(self, error: BaseException) -> bool:
+        """Whether an exception tells that this connection has ended, whoever ended it."""
+        is_ours = isinstance(error, errors.NdpyError) and isinstance(error, ConnectionError)
+        return is_ours and (self._failure is not None or self._peer_closed.done())
 
     # ---- the end ----
 
@@ -737,7 +751,7 @@ class Connection(Transfers):
         It raises nothing if the connection was lost.
         """
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
+            self._closing = start(self._loop, self._close)
         try:
             await asyncio.shield(self._closing)
         except asyncio.CancelledError:
@@ -746,6 +760,22 @@ class Connection(Transfers):
             raise
 
     async def _close(self) -> None:
+        try:
+            await self._take_leave()
+        except asyncio.CancelledError:
+            # The loop ends all of its tasks.
+            self.abort()
+            await self._until_free()
+            raise
+        await self._until_free()
+
+    async def _until_free(self) -> None:
+        if self._freeing is None:
+            # Ctrl-C came in the middle of _lose().
+            self._freeing = start(self._loop, self._free)
+        await finish(self._freeing)
+
+    async def _take_leave(self) -> None:
         self._wake_all(self._receivers)
         self._wake_all(self._senders)
         protocol = self._protocol
@@ -755,19 +785,34 @@ class Connection(Transfers):
             self._send_control(protocol.close)
             while self._inbox:
                 self._finish_incoming(self._inbox.pop(0))
-            await self._until(self._peer_closed, self._close_timeout_s)
+            await self._until(self._peer_closed, self._hurried, timeout_s=self._close_timeout_s)
             if second:
-                await self._until(self._ended, _LINGER_S)
+                await self._until(self._hurried, timeout_s=_LINGER_S)
+            if self._hurried.done():
+                await self._until_delivered()
             if self._failure is None and self.connector is not None:
                 self._leaving = True
                 with contextlib.suppress(errors.NdpyError):
-                    await await_or_cancel(self.connector.begin_disconnect(), self._close_timeout_s)
+                    await await_or_cancel(self.connector.begin_disconnect(), self._left_s(self._close_timeout_s))
         self._lose("this end was closed", kind=errors.ClosedError)
-        assert self._freeing is not None
-        await finish(self._freeing)
 
-    async def _until(self, future: asyncio.Future[None], timeout_s: float | None) -> None:
-        await asyncio.wait((future, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    async def _until(self, *futures: asyncio.Future[Any], timeout_s: float | None) -> None:
+        """Wait until one of these has ended, or the connection."""
+        timeout_s = self._left_s(timeout_s)
+        await asyncio.wait((*futures, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _until_delivered(self) -> None:
+        """Wait until the peer's adapter has all that was sent: a request that is posted after that has succeeded then."""
+        while self._waiting_controls and self._failure is None and self._left_s(None) != 0:
+            slot_is_free: asyncio.Future[None] = self._loop.create_future()
+            self._senders.append(slot_is_free)
+            await self._until(slot_is_free, timeout_s=None)
+        # Without room for it, the time is waited for.
+        delivered: asyncio.Future[Any] = self._ended
+        if self._failure is None and not self._transfer_room.locked():
+            with contextlib.suppress(errors.NdpyError):
+                delivered = await self._begin(self._write_nothing)
+        await self._until(delivered, timeout_s=None)
 
     def abort(self) -> None:
         """End the connection at once. What was not delivered is lost, and the peer gets a ConnectionResetError."""
@@ -802,7 +847,7 @@ class Connection(Transfers):
         self._wake_all(self._receivers)
         with contextlib.suppress(errors.NdpyError):
             self.queue_pair.flush()
-        self._freeing = self._loop.create_task(self._free())
+        self._freeing = start(self._loop, self._free)
 
     async def _free(self) -> None:
         async with AtEnd(self, self._leave_all):
@@ -832,8 +877,7 @@ class Connection(Transfers):
     async def _give_up(self) -> None:
         """The connection could not be made."""
         self._lose("it could not be made")
-        assert self._freeing is not None
-        await finish(self._freeing)
+        await self._until_free()
 
     async def __aenter__(self) -> Connection:
         return self
@@ -845,7 +889,7 @@ class Connection(Transfers):
         if kind is GeneratorExit:
             self.on_dropped()
             return
-        if kind is not None and not issubclass(kind, ConnectionEndedError):
+        if kind is not None and not self._is_own_end(error):
             self.abort()
         await self.close()
 

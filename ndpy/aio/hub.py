@@ -7,9 +7,10 @@ request is the number of the connection, the kind of the request, and a number o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ndpy.adapter import Adapter
@@ -17,7 +18,7 @@ from ndpy.buffer import alloc
 from ndpy.cache.lease import Lease
 from ndpy.cache.registration_cache import RegistrationCache
 from ndpy.completion_queue import CompletionQueue
-from ndpy.errors import ClosedError, NdpyError
+from ndpy.errors import ClosedError, DeviceBusyError, NdpyError
 from ndpy.event_loop import LoopPoller, poller_of_loop
 from ndpy.flags import Access
 from ndpy.memory import MemoryRegion
@@ -145,6 +146,12 @@ class Hub(Uncopied):
             await in_thread(self._close)
 
     def _close(self) -> None:
+        # A KeyboardInterrupt may have come between any two lines, and a program may have made objects of this adapter. Each is
+        # closed when it is dropped, and the adapter after them.
+        with contextlib.suppress(DeviceBusyError):
+            self._close_all()
+
+    def _close_all(self) -> None:
         for spare in self._spare.values():
             for region in spare:
                 region.close()
@@ -260,6 +267,39 @@ class Hub(Uncopied):
             region.close()
 
 
+class _Later(Coroutine[Any, Any, T]):
+    """A coroutine that is made when its task runs for the first time. From then on the task calls it directly.
+
+    If the loop is closed before, Python would complain of a coroutine that was never awaited.
+    """
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._make = make
+        self.__name__ = self.__qualname__ = getattr(make, "__qualname__", repr(make))
+
+    def _begin(self) -> Coroutine[Any, Any, T]:
+        coroutine = self._make()
+        vars(self).update(send=coroutine.send, throw=coroutine.throw, close=coroutine.close)
+        return coroutine
+
+    def send(self, value: Any) -> Any:
+        return self._begin().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._begin().throw(*error)
+
+    def close(self) -> None:
+        pass
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._begin().__await__()
+
+
+def start(loop: asyncio.AbstractEventLoop, make: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+    """Run what make() returns in a task."""
+    return loop.create_task(_Later(make))
+
+
 async def in_thread(call: Callable[[], T]) -> T:
     """Make a call that may block in a thread. If the task is cancelled, wait for the call all the same."""
     try:
@@ -270,14 +310,19 @@ async def in_thread(call: Callable[[], T]) -> T:
     return await finish(future)
 
 
-async def finish(future: asyncio.Future[T]) -> T:
-    """Wait for a future that must end before the task does. A cancellation takes effect afterwards."""
+async def finish(future: asyncio.Future[T], on_cancel: Callable[[], object] | None = None) -> T:
+    """Wait for a future that must end before the task does. A cancellation takes effect afterwards.
+
+    on_cancel: called at each cancellation.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
         try:
             await asyncio.wait((future,))
         except asyncio.CancelledError as error:
             cancelled = error
+            if on_cancel is not None:
+                on_cancel()
     if cancelled is not None:
         if not future.cancelled():
             future.exception()

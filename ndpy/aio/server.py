@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,7 @@ from ndpy import errors
 from ndpy.adapter import Adapter
 from ndpy.addresses import Address
 from ndpy.aio.connection import Connection
-from ndpy.aio.hub import Hub, finish, in_thread
+from ndpy.aio.hub import Hub, finish, in_thread, start
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
 from ndpy.connection import Connector
 from ndpy.integers import integer
@@ -203,15 +204,30 @@ class Server(Uncopied):
         self.connections: set[Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._accepting = asyncio.ensure_future(self._accept_all())
+        self._accepting = start(self._loop, self._accept_all)
         self._closing: asyncio.Future[None] | None = None
+        #: Whether the program is being ended, so that nobody waits for clients.
+        self._hurries = False
 
     async def _accept_all(self) -> None:
-        loop = asyncio.get_running_loop()
+        try:
+            await self._accept_until_closed()
+        except asyncio.CancelledError:
+            # Nobody but the loop's end cancels this.
+            self._hurry()
+            raise
+
+    async def _accept_until_closed(self) -> None:
         async for connector in self._listener:
-            task = loop.create_task(self._serve_one(connector))
+            task = start(self._loop, partial(self._serve_one, connector))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._on_served, connector))
+
+    def _on_served(self, connector: Connector, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if connector.state == "requested":
+            # It was cancelled before it ran.
+            connector.close()
 
     async def _serve_one(self, connector: Connector) -> None:
         peer = "an unknown address"
@@ -244,12 +260,14 @@ class Server(Uncopied):
                 try:
                     await self._handler(connection)
                 except asyncio.CancelledError:
-                    # The server is being closed. What the handler has sent is delivered.
+                    # The server is being closed, or the loop ends all tasks. What the handler has sent is delivered.
+                    if self._closing is None or self._hurries:
+                        connection.hurry()
                     await connection.close()
                     raise
-                except ConnectionError:
-                    raise
                 except Exception as error:
+                    if connection._tells_of_end(error):
+                        raise
                     # Before the connection ends: if the server is closed meanwhile, the cancellation takes the place of the error.
                     context = {"message": f"the handler of a client at {peer} failed", "exception": error}
                     asyncio.get_running_loop().call_exception_handler(context)
@@ -270,8 +288,14 @@ class Server(Uncopied):
             self._hub.adapter._events.call_soon(self._listener.close)
             return
         if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await finish(self._closing)
+            self._closing = start(self._loop, self._close)
+        await finish(self._closing, self._hurry)
+
+    def _hurry(self) -> None:
+        """Whoever closes the server is cancelled, for example by Ctrl-C. The second time, what was not delivered is lost."""
+        for connection in list(self.connections):
+            connection.abort() if self._hurries else connection.hurry()
+        self._hurries = True
 
     async def _close(self) -> None:
         try:
@@ -294,6 +318,8 @@ class Server(Uncopied):
         if kind is GeneratorExit and not self._loop.is_closed():
             # See AtEnd.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self.close()))
+                self._loop.call_soon_threadsafe(lambda: start(self._loop, self.close))
         else:
+            if kind is not None and issubclass(kind, (asyncio.CancelledError, KeyboardInterrupt, SystemExit)):
+                self._hurry()
             await self.close()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.aio.hub import LONG_REGISTRATION, Hub, finish, in_thread
+from ndpy.aio.hub import LONG_REGISTRATION, Hub, finish, in_thread, start
 from ndpy.aio.memory import Memory, length_of, part_of, room_of
 from ndpy.cache.lease import Lease
 from ndpy.flags import Access, Capability, Flags
@@ -33,6 +34,8 @@ _SILENT_BINDS = 4
 MOST_REQUESTS = _TRANSFERS + _SILENT_BINDS + 1
 # How long the peer may take to let go of the memory of a cancelled message or transfer before the connection is ended.
 _LET_GO_S = 5.0
+# How long that, the delivery of what was sent, and the disconnect may take together after hurry().
+_HURRY_S = 0.4
 _SINK = Access.LOCAL_WRITE | Access.READ_SINK
 # As a number, because operators of flags are slow.
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)
@@ -64,6 +67,9 @@ class Transfers(Uncopied, abc.ABC):
         #: How many binds were posted without a completion, and how many of these have ended.
         self._binds = self._ended_binds = 0
         self._has_windows = has_usable_windows(self.adapter)
+        #: Ends when hurry() is called, and until when the connection may wait for its peer then.
+        self._hurried: asyncio.Future[None] = self._loop.create_future()
+        self._latest = math.inf
 
     async def read(self, remote: RemoteMemory, into: Memory) -> None:
         """Read memory of the peer, which its program does not notice. Return when the bytes are there.
@@ -153,7 +159,7 @@ class Transfers(Uncopied, abc.ABC):
             if self._failure is None and window.is_bound:
                 # Without this task nothing waits before the request is posted.
                 if self._transfer_room.locked():
-                    await finish(asyncio.ensure_future(self._invalidate(window)))
+                    await finish(start(self._loop, lambda: self._invalidate(window)))
                 else:
                     await self._invalidate(window)
         except errors.NdpyError:
@@ -283,10 +289,31 @@ class Transfers(Uncopied, abc.ABC):
         left = [future for future in futures if not future.done()]
         if not left:
             return
-        _, late = await finish(asyncio.ensure_future(asyncio.wait(left, timeout=_LET_GO_S)))
+        late = await finish(start(self._loop, lambda: self._end_late(left)), self.hurry)
         if late:
             self._lose(f"{self._peer} did not let go of the memory of a cancelled transfer within {_LET_GO_S:g} s")
-            await finish(asyncio.ensure_future(asyncio.wait(late)))
+            await finish(start(self._loop, lambda: asyncio.wait(late)))
+
+    async def _end_late(self, late: list[asyncio.Future[Any]]) -> list[asyncio.Future[Any]]:
+        """Wait for these. Returns those that do not end in time."""
+        end = self._loop.time() + _LET_GO_S
+        while late and (left_s := self._left_s(max(0.0, end - self._loop.time()))):
+            wakers = late if self._hurried.done() else [*late, self._hurried]
+            await asyncio.wait(wakers, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            late = [future for future in late if not future.done()]
+        return late
+
+    def hurry(self) -> None:
+        """The program is being ended. Wait until all is delivered, but not until the peer's program does something, nor long."""
+        if not self._hurried.done():
+            self._latest = self._loop.time() + _HURRY_S
+            self._hurried.set_result(None)
+
+    def _left_s(self, timeout_s: float | None) -> float | None:
+        """How much of this time is left after hurry(). None: any time."""
+        if self._latest == math.inf:
+            return timeout_s
+        return max(0.0, min(math.inf if timeout_s is None else timeout_s, self._latest - self._loop.time()))
 
     def _on_transfer(self, number: int, failure: BaseException | None) -> None:
         """The request with this number has completed."""
@@ -298,7 +325,8 @@ class Transfers(Uncopied, abc.ABC):
     async def _end_transfers(self) -> None:
         """The connection has ended. Wait until the adapter has ended its transfers too, whose tasks go on then."""
         if self._transfers:
-            await finish(asyncio.ensure_future(asyncio.wait(list(self._transfers.values()), timeout=_LET_GO_S)))
+            left = list(self._transfers.values())
+            await finish(start(self._loop, lambda: asyncio.wait(left, timeout=_LET_GO_S)))
 
     def _fail_transfers(self) -> None:
         """Those that the adapter has not ended."""
@@ -322,7 +350,7 @@ class Transfers(Uncopied, abc.ABC):
     def _end_for_dropped(self, end: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
         self._lose("a task that used it was dropped")
         if end is not None:
-            self._loop.create_task(end())
+            start(self._loop, end)
 
     # ---- what the connection does ----
 
