@@ -147,6 +147,9 @@ class Listener(Resource):
             try:
                 connector = await self.get_request_async()
             except (errors.CanceledError, errors.ClosedError):
+                if self._defunct is None:
+                    # The provider cancelled the call, and the listener goes on.
+                    raise
                 return
             yield connector
 

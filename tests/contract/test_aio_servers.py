@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import threading
+import warnings
 
 import pytest
 from aio_ends import LONG, OPTIONS, SHORT, echo, pattern, require_closed, require_usable, wait_for
@@ -11,6 +14,7 @@ from helpers import DEADLINE_S, host_of, require
 
 import ndpy
 from ndpy import aio
+from ndpy.aio import server as server_module
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("each_loop_where_quick")]
 
@@ -49,6 +53,129 @@ def test_a_handler_that_raises_ends_its_connection_only(adapter):
     (context,) = reports_of(main)
     assert isinstance(context["exception"], ZeroDivisionError)
     assert "the handler of a client" in context["message"]
+
+
+@pytest.mark.parametrize(
+    "kind", [ConnectionResetError, BrokenPipeError, aio.ConnectionResetError, aio.ConnectionEndedError]
+)
+def test_a_connection_error_of_something_else_is_not_taken_for_the_client_s_end(adapter, kind):
+    """For example, of a socket or of another connection of the handler."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    async def handler(connection):
+        await connection.receive()
+        raise kind("of another connection")
+
+    async def main():
+        async with (
+            aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server,
+            aio.connect(server.address, adapter=adapter, **OPTIONS) as client,
+        ):
+            await client.send(b"x")
+            with pytest.raises(aio.ConnectionResetError):
+                await client.receive()
+
+    (context,) = reports_of(main)
+    assert type(context["exception"]) is kind
+
+
+def test_the_end_of_another_connection_does_not_end_this_one_in_peace(run):
+    """The peer must not take what it got for complete."""
+
+    async def scene(client, server):
+        with pytest.raises(aio.ConnectionEndedError):
+            async with client:
+                raise aio.ConnectionEndedError("another one has ended")
+        with pytest.raises(aio.ConnectionResetError):
+            await server.receive()
+
+    run(scene)
+
+
+def test_a_client_s_end_is_still_no_error_of_the_handler(adapter):
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    async def handler(connection):
+        while True:
+            await connection.receive()
+
+    async def main():
+        async with aio.serve((host_of(adapter), 0), handler, adapter=adapter, **OPTIONS) as server:
+            async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
+                await client.send(b"x")
+            async with aio.connect(server.address, adapter=adapter, **OPTIONS) as client:
+                client.abort()
+            await wait_for(lambda: not server.connections)
+
+    assert reports_of(main) == []
+
+
+def test_a_request_that_is_cancelled_before_its_task_runs_is_refused(adapter, monkeypatch):
+    """The server is closed just after the request has come."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+
+    async def main():
+        server = await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
+        began, begin = [], server_module.start
+
+        def start_and_cancel(loop, make):
+            task = begin(loop, make)
+            if getattr(make, "func", None) == server._serve_one:
+                began.append(make.args[0])
+                task.cancel()
+            return task
+
+        monkeypatch.setattr(server_module, "start", start_and_cancel)
+        with pytest.raises(ConnectionRefusedError):
+            await aio.connect(server.address, adapter=adapter, **OPTIONS)
+        (connector,) = began
+        assert connector.closed
+        await server.close()
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
+def test_a_loop_that_is_closed_leaves_no_coroutine_that_was_never_awaited(adapter, monkeypatch):
+    """The request's task was made, and the loop never ran it."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    loop = asyncio.new_event_loop()
+    begin = server_module.start
+
+    def start_and_stop(loop, make):
+        task = begin(loop, make)
+        if getattr(make, "func", None) is not None:
+            loop.stop()
+        return task
+
+    monkeypatch.setattr(server_module, "start", start_and_stop)
+    server = loop.run_until_complete(aio_server(adapter))
+    knocking = threading.Thread(target=knock, args=(adapter, server.address), daemon=True)
+    knocking.start()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop.run_forever()
+        loop.close()
+        del server, loop
+        gc.collect()
+    knocking.join(DEADLINE_S)
+    assert not knocking.is_alive()
+    assert [str(warning.message) for warning in caught if "never awaited" in str(warning.message)] == []
+    require_closed(adapter)
+
+
+async def aio_server(adapter):
+    return await aio.serve((host_of(adapter), 0), echo, adapter=adapter, **OPTIONS)
+
+
+def knock(adapter, address) -> None:
+    """Connect to a server that ends meanwhile."""
+
+    async def main():
+        with contextlib.suppress(ndpy.NdpyError):
+            async with aio.connect(address, adapter=adapter, **OPTIONS):
+                pass
+
+    asyncio.run(main())
 
 
 def test_the_error_of_a_handler_is_reported_though_the_server_is_closed_meanwhile(adapter):
