@@ -793,17 +793,17 @@ class Connection(Transfers):
             if self._failure is None and self.connector is not None:
                 self._leaving = True
                 with contextlib.suppress(errors.NdpyError):
-                    await await_or_cancel(self.connector.begin_disconnect(), self._left_s(self._close_timeout_s))
+                    await await_or_cancel(self.connector.begin_disconnect(), self._limited(self._close_timeout_s))
         self._lose("this end was closed", kind=errors.ClosedError)
 
     async def _until(self, *futures: asyncio.Future[Any], timeout_s: float | None) -> None:
         """Wait until one of these has ended, or the connection."""
-        timeout_s = self._left_s(timeout_s)
+        timeout_s = self._limited(timeout_s)
         await asyncio.wait((*futures, self._ended), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
     async def _until_delivered(self) -> None:
         """Wait until the peer's adapter has all that was sent: a request that is posted after that has succeeded then."""
-        while self._waiting_controls and self._failure is None and self._left_s(None) != 0:
+        while self._waiting_controls and self._failure is None and self._limited(None) != 0:
             slot_is_free: asyncio.Future[None] = self._loop.create_future()
             self._senders.append(slot_is_free)
             await self._until(slot_is_free, timeout_s=None)
@@ -816,6 +816,7 @@ class Connection(Transfers):
 
     def abort(self) -> None:
         """End the connection at once. What was not delivered is lost, and the peer gets a ConnectionResetError."""
+        self.hurry()
         self._lose("abort() was called")
 
     async def wait_closed(self) -> None:

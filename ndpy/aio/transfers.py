@@ -297,7 +297,7 @@ class Transfers(Uncopied, abc.ABC):
     async def _end_late(self, late: list[asyncio.Future[Any]]) -> list[asyncio.Future[Any]]:
         """Wait for these. Returns those that do not end in time."""
         end = self._loop.time() + _LET_GO_S
-        while late and (left_s := self._left_s(max(0.0, end - self._loop.time()))):
+        while late and (left_s := self._limited(max(0.0, end - self._loop.time()))):
             wakers = late if self._hurried.done() else [*late, self._hurried]
             await asyncio.wait(wakers, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             late = [future for future in late if not future.done()]
@@ -305,11 +305,11 @@ class Transfers(Uncopied, abc.ABC):
 
     def hurry(self) -> None:
         """The program is being ended. Wait until all is delivered, but not until the peer's program does something, nor long."""
-        if not self._hurried.done():
+        if not (self._hurried.done() or self._loop.is_closed()):
             self._latest = self._loop.time() + _HURRY_S
             self._hurried.set_result(None)
 
-    def _left_s(self, timeout_s: float | None) -> float | None:
+    def _limited(self, timeout_s: float | None) -> float | None:
         """How much of this time is left after hurry(). None: any time."""
         if self._latest == math.inf:
             return timeout_s
@@ -326,7 +326,7 @@ class Transfers(Uncopied, abc.ABC):
         """The connection has ended. Wait until the adapter has ended its transfers too, whose tasks go on then."""
         if self._transfers:
             left = list(self._transfers.values())
-            await finish(start(self._loop, lambda: asyncio.wait(left, timeout=_LET_GO_S)))
+            await finish(start(self._loop, lambda: asyncio.wait(left, timeout=self._limited(_LET_GO_S))))
 
     def _fail_transfers(self) -> None:
         """Those that the adapter has not ended."""
