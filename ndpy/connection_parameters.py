@@ -111,7 +111,16 @@ def lower_limits(one: ReadLimits, other: ReadLimits) -> ReadLimits:
 
 
 def check_private_data(private_data: bytes, max_length: int, operation: str) -> bytes:
-    """Return the data as bytes. Raises LimitExceededError if there are more than max_length."""
+    """Return the data as bytes. Raises TypeError for what is not a buffer, LimitExceededError for more than max_length bytes."""
+    if not isinstance(private_data, bytes):
+        # bytes() would take a number for a length, and a list for numbers.
+        try:
+            memoryview(private_data).release()
+        except TypeError:
+            remedy = "; encode it, such as with .encode()" if isinstance(private_data, str) else ""
+            raise TypeError(
+                f"{operation}: private_data is bytes or another buffer, not {type(private_data).__name__}{remedy}"
+            ) from None
     data = bytes(private_data)
     if len(data) > max_length:
         raise errors.LimitExceededError(f"{operation}: {len(data)} bytes of private data are more than {max_length}")

@@ -781,3 +781,25 @@ def test_a_client_that_vanishes_after_its_first_message_ends_the_connection(keep
     assert take(server.cq)[0].status is ndpy.Status.CANCELED
     server.queue_pair.send(incoming[0:8])
     assert take(server.cq)[0].status is ndpy.Status.CANCELED
+
+
+@pytest.mark.parametrize("data", [5, "hello", [1, 2, 3]])
+def test_private_data_that_are_no_buffer_are_refused_by_every_call(adapter, keep, data):
+    """Nothing has changed: the queue pair can be connected afterwards."""
+    require(adapter, ndpy.Capability.LOOPBACK_CONNECTIONS)
+    client, server = create_end(keep, adapter), create_end(keep, adapter)
+    listener = keep(adapter.listen((host_of(adapter), 0)))
+    connector = keep(adapter.create_connector())
+    with pytest.raises(TypeError, match="private_data"):
+        connector.begin_connect(client.queue_pair, listener.address, private_data=data)
+    offered = connector.begin_connect(client.queue_pair, listener.address, private_data=b"x")
+    request = keep(listener.get_request(DEADLINE_S))
+    for refused in (
+        lambda: request.accept(server.queue_pair, private_data=data, timeout_s=DEADLINE_S),
+        lambda: request.reject(private_data=data),
+    ):
+        with pytest.raises(TypeError, match="private_data"):
+            refused()
+    request.reject()
+    with pytest.raises(ndpy.ConnectionRefusedError):
+        offered.result(DEADLINE_S)
