@@ -12,7 +12,7 @@ HRESULT STDMETHODCALLTYPE nd_cq_notify(IND2CompletionQueue *self, ULONG type, OV
     if (type > ND_CQ_NOTIFY_SOLICITED)
         return ND_INVALID_PARAMETER_1;
     cq_notify(cq);
-    HRESULT status = request_accept(&((struct com *)self)->source, REQUEST_NOTIFY, overlapped, NULL);
+    HRESULT status = request_accept_to_wait(&((struct com *)self)->source, REQUEST_NOTIFY, overlapped, NULL);
     if (status == ND_PENDING)
         cq_arm(cq, type);
     return status;

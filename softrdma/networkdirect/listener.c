@@ -262,7 +262,7 @@ HRESULT listener_wait(struct listener *listener, struct connector *connector, OV
         return ND_INVALID_DEVICE_STATE;
     if (!connector_reserve(connector))
         return ND_CONNECTION_ACTIVE;
-    HRESULT status = request_accept(&listener->com.source, REQUEST_CONNECTION, overlapped, connector);
+    HRESULT status = request_accept_to_wait(&listener->com.source, REQUEST_CONNECTION, overlapped, connector);
     if (status == ND_PENDING)
         match(listener);
     else

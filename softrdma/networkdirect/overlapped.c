@@ -251,29 +251,37 @@ void source_free(struct source *source)
 void face_adapter_removed(struct adapter *removed)
 {
     struct nd_adapter *adapter = CONTAINER_OF(removed, struct nd_adapter, adapter);
-    struct object *held[64];
     struct source *sources[64];
-    unsigned count = 0, skip = 0;
+    unsigned count;
 
+    /* A source may be closed meanwhile, and then its place in the list says nothing. */
     do {
-        struct source *source;
-        unsigned position = 0;
         count = 0;
         AcquireSRWLockExclusive(&adapter->sources_lock);
-        for (source = adapter->sources; source != NULL && count < COUNT_OF(held); source = source->next) {
-            if (position++ < skip)
+        for (struct source *source = adapter->sources; source != NULL && count < COUNT_OF(sources);
+             source = source->next) {
+            if (source->removed)
                 continue;
+            source->removed = true;
             object_hold(source->object);
-            held[count] = source->object;
             sources[count++] = source;
         }
         ReleaseSRWLockExclusive(&adapter->sources_lock);
         for (unsigned i = 0; i < count; i++) {
+            struct object *object = sources[i]->object;
             request_complete_all(sources[i], REQUEST_ANY, ND_DEVICE_REMOVED);
-            object_drop(held[i]);
+            object_drop(object);
         }
-        skip += count;
-    } while (count == COUNT_OF(held));
+    } while (count > 0);
+}
+
+HRESULT request_accept_to_wait(struct source *source, enum request_kind kind, OVERLAPPED *overlapped, void *subject)
+{
+    HRESULT status = request_accept(source, kind, overlapped, subject);
+
+    if (status == ND_PENDING && adapter_gone(&source->adapter->adapter))
+        request_complete_all(source, kind, ND_DEVICE_REMOVED);
+    return status;
 }
 
 HRESULT request_accept(struct source *source, enum request_kind kind, OVERLAPPED *overlapped, void *subject)

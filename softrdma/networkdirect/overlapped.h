@@ -48,6 +48,7 @@ struct request {
 /* The member of an object that accepts overlapped requests. */
 struct source {
     struct source *next, **link; /* list of the adapter's sources, under its lock */
+    bool removed;                /* its requests were completed because the adapter is gone; under the same lock */
     struct nd_adapter *adapter;
     struct object *object;
     struct overlapped_file *file;
@@ -75,6 +76,8 @@ void source_free(struct source *source);
 
 /* Accepts a request with ND_PENDING. Any other status means that the structure cannot be written or memory is short. */
 HRESULT request_accept(struct source *source, enum request_kind kind, OVERLAPPED *overlapped, void *subject);
+/* For a request that only an event completes, without locks: it ends even if the adapter is removed during the call. */
+HRESULT request_accept_to_wait(struct source *source, enum request_kind kind, OVERLAPPED *overlapped, void *subject);
 /* Completes the oldest request of this kind. False if there is none. `subject` may be NULL. */
 bool request_complete(struct source *source, enum request_kind kind, HRESULT status);
 /* Takes the oldest request out of the list. request_finish then completes it. */

@@ -29,7 +29,7 @@ static HRESULT STDMETHODCALLTYPE srq_notify_request(IND2SharedReceiveQueue *self
 
     if (adapter_gone(srq->object.adapter))
         return ND_DEVICE_REMOVED;
-    HRESULT status = request_accept(&((struct com *)self)->source, REQUEST_NOTIFY, overlapped, NULL);
+    HRESULT status = request_accept_to_wait(&((struct com *)self)->source, REQUEST_NOTIFY, overlapped, NULL);
     if (status == ND_PENDING)
         srq_notify(srq);
     return status;

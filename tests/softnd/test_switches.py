@@ -6,11 +6,13 @@ import contextlib
 import re
 import shutil
 import socket
+import threading
 import time
 
 import pytest
 import version2
 from consumer import (
+    DEADLINE_S,
     Kit,
     Memory,
     Side,
@@ -153,6 +155,37 @@ def test_the_adapter_is_gone_after_so_many_requests(monkeypatch, kit):
     assert kit.do(other.mr(), "Register", memory.pointer, 4096, 0) == Status.SUCCESS, "the other one goes on"
     for thing in (active.connector, active.qp, active.region.mr, active.cq):
         assert thing.release() == 0, "cleaning up works"
+
+
+def test_every_queue_hears_of_the_removal_while_others_are_closed(monkeypatch, kit):
+    """The program closes each queue as soon as it hears of it, in the order in which the provider tells."""
+    monkeypatch.setenv("SOFTND_REMOVE_AFTER_REQUESTS", "1")
+    node = kit.node()
+    monkeypatch.delenv("SOFTND_REMOVE_AFTER_REQUESTS")
+    side = Side(node, 1)
+    queues = [node.cq(depth=4) for _ in range(200)]
+    requests = [kit.issue(queue, "Notify", NOTIFY_ANY) for queue in queues]
+    started = threading.Event()
+    closed = 0
+
+    def close_those_that_heard():
+        nonlocal closed
+        started.set()
+        for queue, request in zip(reversed(queues), reversed(requests), strict=True):
+            if not request.ends(DEADLINE_S):
+                break
+            queue.release()
+            closed += 1
+
+    closer = threading.Thread(target=close_those_that_heard)
+    closer.start()
+    started.wait(DEADLINE_S)
+    codes = [side.try_receive() for _ in range(2)]
+    assert codes == [Status.SUCCESS, Status.DEVICE_REMOVED]
+    closer.join()
+    unheard = [number for number, request in enumerate(requests) if not request.ends(0)]
+    assert unheard == [], "some queues never hear that the adapter is gone"
+    assert closed == len(queues)
 
 
 def test_registrations_are_refused_after_so_many(monkeypatch, kit):
