@@ -12,9 +12,30 @@
 #define PROBE_MS 60
 
 static struct lock streams_lock = LOCK_INIT;
-static struct stream *streams;
+static struct stream *streams, **last_stream = &streams;
+static size_t open_streams;
 
 static void connect_done(struct io *io, nd_status error, size_t bytes);
+
+/* Under the list's lock. */
+static void list(struct stream *stream)
+{
+    stream->next = NULL;
+    stream->link = last_stream;
+    *last_stream = stream;
+    last_stream = &stream->next;
+    open_streams++;
+}
+
+static void unlist(struct stream *stream)
+{
+    *stream->link = stream->next;
+    if (stream->next != NULL)
+        stream->next->link = stream->link;
+    else
+        last_stream = stream->link;
+    open_streams--;
+}
 
 struct stream *stream_create(struct adapter *adapter, socket_handle handle)
 {
@@ -46,11 +67,7 @@ struct stream *stream_create(struct adapter *adapter, socket_handle handle)
     }
     transport_hold();
     lock_acquire(&streams_lock);
-    stream->next = streams;
-    stream->link = &streams;
-    if (streams != NULL)
-        streams->link = &stream->next;
-    streams = stream;
+    list(stream);
     lock_release(&streams_lock);
     return stream;
 }
@@ -145,9 +162,7 @@ static void close_socket(struct stream *stream, bool reset)
     guest_leave(stream);
     stream_clear_timer(stream);
     lock_acquire(&streams_lock);
-    *stream->link = stream->next;
-    if (stream->next != NULL)
-        stream->next->link = stream->link;
+    unlist(stream);
     lock_release(&streams_lock);
     stream_drop(stream);
 }
@@ -394,21 +409,25 @@ void stream_accepted(struct stream *stream)
         guests_limit();
 }
 
-struct stream **streams_hold(size_t *count)
+struct stream *streams_next(void)
 {
-    size_t room = 0, held = 0;
-
     lock_acquire(&streams_lock);
-    for (struct stream *stream = streams; stream != NULL; stream = stream->next)
-        room++;
-    struct stream **all = malloc((room + 1) * sizeof *all);
-    for (struct stream *stream = streams; stream != NULL && all != NULL; stream = stream->next) {
+    struct stream *stream = streams;
+    if (stream != NULL) {
+        unlist(stream);
+        list(stream);
         stream_hold(stream);
-        all[held++] = stream;
     }
     lock_release(&streams_lock);
-    *count = held;
-    return all;
+    return stream;
+}
+
+size_t streams_open(void)
+{
+    lock_acquire(&streams_lock);
+    size_t count = open_streams;
+    lock_release(&streams_lock);
+    return count;
 }
 
 void streams_abort(void)
@@ -432,6 +451,8 @@ void streams_forget(void)
 {
     lock_start(&streams_lock);
     streams = NULL;
+    last_stream = &streams;
+    open_streams = 0;
     guests_forget();
 }
 

@@ -80,7 +80,9 @@ struct stream {
     uint64_t sent_bytes, filled_bytes;
     uint64_t taken_bytes; /* how many of the peer's bytes were handled, counted from its first byte */
     bool in_filled;       /* the last receive left no room */
-    bool no_memory;       /* for a large buffer of the output */
+    bool in_leaves;       /* the receive that is pending ends, so that the large buffer can be given back */
+    bool starves;         /* lacked memory, for a buffer or in the system; upkeep lets it try again */
+    bool send_again;      /* the system lacked memory: a send is to be repeated */
 
     /* For upkeep.c */
     uint64_t traffic;   /* bytes when it was there last */
@@ -177,9 +179,13 @@ void handshake_timeout(struct stream *stream);
 /* The connection was lost during the start-up. The program gets `status`. */
 void handshake_lost(struct stream *stream, nd_status status);
 
+/* The stream cannot go on for want of memory. It waits, and tries again soon. Locked. */
+void stream_starve(struct stream *stream);
+
 /* upkeep.c. The call belongs under the lock that protects the reason. */
 extern _Atomic bool upkeep_runs;
 void upkeep_begin(void);
+void upkeep_hurry(void);
 void upkeep_forget(void);
 static inline void stream_needs_upkeep(void)
 {

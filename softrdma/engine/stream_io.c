@@ -18,9 +18,10 @@ uint8_t *stream_room(struct stream *stream, size_t size)
 
     if (buffer->data == buffer->small && size > buffer->size - buffer->end && buffer->end == 0) {
         uint8_t *large = pages_take(OUT_BUFFER_SIZE);
-        stream->no_memory = large == NULL;
-        if (large == NULL)
+        if (large == NULL) {
+            stream_starve(stream);
             return NULL;
+        }
         buffer->data = large;
         buffer->size = OUT_BUFFER_SIZE;
         stream_needs_upkeep();
@@ -52,6 +53,11 @@ static void send_failed(struct stream *stream, nd_status error)
 {
     bool can_receive = stream->receiving || stream->in.end < stream->in.size;
 
+    if (error == ND_INSUFFICIENT_RESOURCES) {
+        stream->send_again = true;
+        stream_starve(stream);
+        return;
+    }
     if (stream->phase != STREAM_ESTABLISHED || stream->peer_closed || !can_receive) {
         stream->sending = false;
         stream_connection_lost(stream, error);
@@ -125,12 +131,6 @@ void stream_pump(struct stream *stream)
         bool idle = !stream->sending && stream->out[stream->filling].end == 0;
         if (end_if_finished(stream, idle) || stream->sending)
             return;
-        if (idle && stream->no_memory) {
-            /* Nothing that ends would call this again. */
-            stream->no_memory = false;
-            stream_connection_lost(stream, ND_INSUFFICIENT_RESOURCES);
-            return;
-        }
         if (idle)
             break;
         stream->filling ^= 1;
@@ -150,6 +150,16 @@ void stream_pump(struct stream *stream)
         stream_close_socket(stream);
 }
 
+/* The rest of a buffer that was sent in part. */
+static void go_on_sending(struct stream *stream)
+{
+    if (!send_buffer(stream))
+        return;
+    if (stream->phase == STREAM_ESTABLISHED)
+        qp_sent(stream->queue_pair, stream);
+    stream_pump(stream);
+}
+
 void stream_send_done(struct io *io, nd_status error, size_t bytes)
 {
     struct stream *stream = CONTAINER_OF(io, struct stream, send_io);
@@ -163,17 +173,23 @@ void stream_send_done(struct io *io, nd_status error, size_t bytes)
     } else {
         buffer->begin += bytes;
         stream->sent_bytes += bytes;
-        if (send_buffer(stream)) {
-            if (stream->phase == STREAM_ESTABLISHED)
-                qp_sent(stream->queue_pair, stream);
-            stream_pump(stream);
-        }
+        go_on_sending(stream);
     }
     stream_unlock(stream);
     stream_drop(stream);
 }
 
 /* ---- Buffers ---- */
+
+void stream_starve(struct stream *stream)
+{
+    if (stream->starves)
+        return;
+    TRACE("stream %p: waits for memory", (void *)stream);
+    stream->starves = true;
+    stream_needs_upkeep();
+    upkeep_hurry();
+}
 
 static void use_small(struct stream_buffer *buffer)
 {
@@ -194,11 +210,14 @@ bool stream_shrink(struct stream *stream)
             use_small(out);
         done = done && out->data == out->small;
     }
-    if (in->data == in->small || SOCKET_RECEIVES_STAY)
+    if (in->data == in->small)
         return done;
     /* While a thread is in socket_receive, the buffer is its own. */
-    if (in->begin < in->end || !stream->receiving || stream->receive_calls > 0 ||
-        !socket_receive_elsewhere(&stream->socket, &stream->receive_io, in->small, STREAM_SMALL_BUFFER))
+    if (in->begin < in->end || !stream->receiving || stream->receive_calls > 0 || stream->in_leaves)
+        return false;
+    enum move move = socket_receive_elsewhere(&stream->socket, &stream->receive_io, in->small, STREAM_SMALL_BUFFER);
+    stream->in_leaves = move == MOVE_ENDS;
+    if (move != MOVE_DONE)
         return false;
     use_small(in);
     stream->in_filled = false;
@@ -207,26 +226,36 @@ bool stream_shrink(struct stream *stream)
 
 /* ---- Receiving ---- */
 
+/* How large the buffer has to be for the next receive. Short messages that come one by one need no large one. */
+static size_t size_needed(const struct stream *stream)
+{
+    const struct stream_buffer *in = &stream->in;
+
+    if (in->data == in->small)
+        return stream->phase >= STREAM_ACCEPTING && (in->end > 0 || stream->in_filled) ? IN_BUFFER_FIRST : in->size;
+    return stream->in_filled ? IN_BUFFER_SIZE : in->size;
+}
+
 static bool make_room(struct stream *stream)
 {
     struct stream_buffer *in = &stream->in;
 
     if (in->begin == in->end)
         in->begin = in->end = 0;
-    /* Short messages that come one by one need no large buffer. */
-    if (stream->phase >= STREAM_ACCEPTING && in->data == in->small && (in->end > 0 || stream->in_filled)) {
-        uint8_t *large = pages_take(IN_BUFFER_SIZE);
-        if (large == NULL) {
-            if (in->end == in->size)
-                stream_connection_lost(stream, ND_INSUFFICIENT_RESOURCES);
-            return in->end < in->size;
-        }
-        memcpy(large, in->data + in->begin, in->end - in->begin);
-        in->data = large;
-        in->size = IN_BUFFER_SIZE;
+    size_t size = size_needed(stream);
+    uint8_t *larger = size > in->size ? pages_take(size) : NULL;
+    if (larger != NULL) {
+        memcpy(larger, in->data + in->begin, in->end - in->begin);
+        if (in->data != in->small)
+            pages_give(in->data, in->size);
+        in->data = larger;
+        in->size = size;
         in->end -= in->begin;
         in->begin = 0;
         stream_needs_upkeep();
+    } else if (size > in->size && in->data == in->small) {
+        stream_starve(stream);
+        return in->end < in->size;
     }
     if (in->begin > 0 && in->size - in->end < in->size / 2) {
         memmove(in->data, in->data + in->begin, in->end - in->begin);
@@ -234,6 +263,15 @@ static bool make_room(struct stream *stream)
         in->begin = 0;
     }
     return in->end < in->size;
+}
+
+/* A receive has failed, or the peer sends no more. */
+static void input_ended(struct stream *stream, nd_status error)
+{
+    if (error == ND_INSUFFICIENT_RESOURCES)
+        stream_starve(stream);
+    else
+        stream_connection_lost(stream, error);
 }
 
 static void input_arrived(struct stream *stream, size_t bytes)
@@ -273,7 +311,7 @@ static bool receive_once(struct stream *stream)
         if (result == IO_DONE && bytes > 0 && stream->phase != STREAM_CLOSED) {
             input_arrived(stream, bytes);
         } else if (stream->phase != STREAM_CLOSED) {
-            stream_connection_lost(stream, result == IO_DONE ? ND_SUCCESS : error);
+            input_ended(stream, result == IO_DONE ? ND_SUCCESS : error);
         }
     }
     /* After IO_PENDING, the operation may already have ended on another thread, and the next one may run. */
@@ -300,9 +338,14 @@ void stream_receive_done(struct io *io, nd_status error, size_t bytes)
     struct stream *stream = CONTAINER_OF(io, struct stream, receive_io);
 
     stream_lock(stream);
-    stream->receiving = false;
-    if (stream->phase != STREAM_CLOSED && (error != 0 || bytes == 0)) {
-        stream_connection_lost(stream, error);
+    bool left = stream->in_leaves && error != 0;
+    stream->receiving = stream->in_leaves = false;
+    if (left && stream->phase != STREAM_CLOSED) {
+        /* If the connection is lost, the next receive says so. */
+        use_small(&stream->in);
+        stream->in_filled = false;
+    } else if (stream->phase != STREAM_CLOSED && (error != 0 || bytes == 0)) {
+        input_ended(stream, error);
     } else if (stream->phase != STREAM_CLOSED) {
         input_arrived(stream, bytes);
     }
@@ -337,6 +380,10 @@ void stream_resume_done(struct io *io, nd_status error, size_t bytes)
     UNUSED(bytes);
     stream_lock(stream);
     stream->resume_posted = false;
+    if (stream->phase != STREAM_CLOSED && stream->send_again) {
+        stream->send_again = false;
+        go_on_sending(stream);
+    }
     if (stream->phase != STREAM_CLOSED)
         stream_process(stream);
     stream_unlock(stream);

@@ -57,7 +57,8 @@ void worker_post(struct io *io);
 
 /* ---- Sockets ---- */
 
-/* system_types.h also has IN_BUFFER_SIZE and OUT_BUFFER_SIZE: how much a connection receives and sends at once. */
+/* system_types.h also has how much a connection receives and sends at once: IN_BUFFER_SIZE and OUT_BUFFER_SIZE. It begins to
+ * receive with IN_BUFFER_FIRST, which holds a whole segment. */
 
 enum io_result { IO_DONE, IO_PENDING, IO_FAILED };
 
@@ -81,9 +82,10 @@ enum io_result socket_send(struct socket *socket, struct io *io, const void *dat
 /* IO_DONE with *received 0: the peer sends no more. */
 enum io_result socket_receive(struct socket *socket, struct io *io, void *data, size_t size, size_t *received,
                               nd_status *error);
-/* Gives a receive that is pending other memory. False if it is not pending any more, and always on a system that has
- * SOCKET_RECEIVES_STAY. */
-bool socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size);
+/* Gives a receive that is pending other memory. MOVE_ENDS: the system cannot; it ends the receive, and io->done follows, with
+ * an error unless data have come. MOVE_FAILED: it is not pending any more. */
+enum move { MOVE_DONE, MOVE_ENDS, MOVE_FAILED };
+enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size);
 /* `on`: TCP asks the peer's host for a sign of life every second, as long as nothing else is under way. */
 void socket_probe(struct socket *socket, bool on);
 /* Whether the peer's host has left questions of TCP unanswered for this long. For a socket that is probed. */

@@ -4,20 +4,25 @@
  * - If requests wait and nothing comes, TCP asks the peer's host for a sign of life. If none comes for SILENT_MS, the
  *   connection is lost. A peer whose process is stopped or busy is not silent, because its kernel answers.
  *
+ * If a stream lacks memory, HURRY_MS later: it tries again, and streams that have rested so long give back their buffers.
+ * An established connection never ends for want of memory.
+ *
  * A stream that needs upkeep says so when it takes a large buffer, when a request is posted, and when it waits for a
- * frame. While no stream needs any, no timer runs. */
+ * frame. While no stream needs any, no timer runs. Upkeep itself needs no memory. */
 #include "stream_internal.h"
 #include "queue_pair.h"
 #include "trace.h"
 
-#include <stdlib.h>
-
 #define PERIOD_MS 1000
+#define HURRY_MS 20
 #define SILENT_MS 10000
 
 _Atomic bool upkeep_runs;
 
+static struct lock timer_lock = LOCK_INIT; /* of the two below; inside of a stream's lock */
 static struct timer timer;
+static bool hurries; /* the timer was set for a stream that lacks memory */
+static uint64_t last_ms; /* of the last round */
 
 static bool waits_for_peer(const struct stream *stream)
 {
@@ -32,13 +37,13 @@ static bool waits_for_peer(const struct stream *stream)
     }
 }
 
-static void look_after_peer(struct stream *stream, bool waits)
+static void look_after_peer(struct stream *stream, bool waits, uint32_t passed_ms)
 {
     if (waits && stream->waited_ms == 0)
         socket_probe(&stream->socket, true);
     if (!waits && stream->waited_ms > 0)
         socket_probe(&stream->socket, false);
-    stream->waited_ms = waits ? stream->waited_ms + PERIOD_MS : 0;
+    stream->waited_ms = waits ? stream->waited_ms + passed_ms : 0;
     if (stream->waited_ms > SILENT_MS && socket_peer_silent(&stream->socket, SILENT_MS)) {
         TRACE("stream %p: the peer's host is silent", (void *)stream);
         stream_connection_lost(stream, ND_IO_TIMEOUT);
@@ -46,57 +51,87 @@ static void look_after_peer(struct stream *stream, bool waits)
 }
 
 /* True if the stream needs more upkeep. */
-static bool tend(struct stream *stream)
+static bool tend(struct stream *stream, uint32_t passed_ms)
 {
     if (!stream->open)
         return false;
+    bool starved = stream->starves;
+    if (starved) {
+        stream->starves = false;
+        stream_resume_input(stream);
+    }
     uint64_t traffic = stream->sent_bytes + stream->taken_bytes + (stream->in.end - stream->in.begin);
     bool rests = traffic == stream->traffic;
     bool waits = waits_for_peer(stream);
     stream->traffic = traffic;
     bool shrunk = rests && stream_shrink(stream);
-    look_after_peer(stream, waits && rests);
-    return !shrunk || waits || stream->waited_ms > 0;
+    look_after_peer(stream, waits && rests, passed_ms);
+    return !shrunk || starved || waits || stream->waited_ms > 0;
 }
 
-static bool tend_all(void)
+static bool tend_all(uint32_t passed_ms)
 {
-    size_t count = 0;
-    struct stream **all = streams_hold(&count);
-    bool needed = all == NULL;
+    bool needed = false;
 
-    for (size_t i = 0; i < count; i++) {
-        stream_lock(all[i]);
-        needed |= tend(all[i]);
-        stream_unlock(all[i]);
-        stream_drop(all[i]);
+    for (size_t left = streams_open(); left > 0; left--) {
+        struct stream *stream = streams_next();
+        if (stream == NULL)
+            break;
+        stream_lock(stream);
+        needed |= tend(stream, passed_ms);
+        stream_unlock(stream);
+        stream_drop(stream);
     }
-    free(all);
     return needed;
+}
+
+static void upkeep(struct timer *ignored);
+
+/* A timer that is set already may be set for an earlier time. */
+static void run_in(uint32_t ms, bool hurry)
+{
+    lock_acquire(&timer_lock);
+    bool earlier = !timer.set || (hurry && !hurries);
+    if (earlier) {
+        timer_cancel(&timer);
+        hurries = hurry;
+        timer_set(&timer, ms, upkeep);
+    }
+    lock_release(&timer_lock);
 }
 
 static void upkeep(struct timer *ignored)
 {
+    uint64_t now = now_ms();
+    uint32_t passed_ms = now - last_ms < PERIOD_MS ? (uint32_t)(now - last_ms) : PERIOD_MS;
+
     UNUSED(ignored);
-    bool needed = tend_all();
+    last_ms = now;
+    bool needed = tend_all(passed_ms);
     if (!needed) {
         /* A stream whose need begins from here on sees this, or is seen by the next line: both have the stream's or the
          * queue pair's lock. */
         upkeep_runs = false;
-        needed = tend_all() && !atomic_exchange(&upkeep_runs, true);
+        needed = tend_all(0) && !atomic_exchange(&upkeep_runs, true);
     }
     if (needed)
-        timer_set(&timer, PERIOD_MS, upkeep);
+        run_in(PERIOD_MS, false);
 }
 
 void upkeep_begin(void)
 {
     if (!atomic_exchange(&upkeep_runs, true))
-        timer_set(&timer, PERIOD_MS, upkeep);
+        run_in(PERIOD_MS, false);
+}
+
+void upkeep_hurry(void)
+{
+    run_in(HURRY_MS, true);
 }
 
 void upkeep_forget(void)
 {
     upkeep_runs = false;
     timer.set = false;
+    lock_start(&timer_lock);
 }

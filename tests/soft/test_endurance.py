@@ -240,3 +240,9 @@ def test_a_child_of_a_busy_python_program_opens_an_adapter_of_its_own():
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "ok\n"), done.stderr
+
+
+def test_connections_that_lack_memory_or_descriptors_wait_and_do_not_end():
+    """All of them send at once, with room for the buffers of a few."""
+    out = run("short_of_memory", rounds(20_000, 60), 8192, timeout_s=rounds(1200, 110))
+    assert number("in_ms", out.partition("short of memory")[2]) >= 0

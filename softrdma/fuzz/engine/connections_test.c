@@ -314,6 +314,147 @@ static void a_peer_is_told_once_how_long_messages_wait(void)
     end_connection(&end);
 }
 
+/* ---- Memory that is missing ---- */
+
+#define LARGE 100000u
+
+static uint8_t memory[LARGE];
+static struct region *region;
+
+static ND2_SGE all_memory(void)
+{
+    return (ND2_SGE){memory, LARGE, region_local_token(region)};
+}
+
+static void receive_large(struct end *end)
+{
+    ND2_SGE sge = all_memory();
+
+    world_require(qp_receive(end->qp, NULL, &sge, 1) == ND_SUCCESS, "takes no Receive");
+}
+
+static void send_large(struct end *end)
+{
+    ND2_SGE sge = all_memory();
+    struct operation operation;
+
+    operation_begin(&operation, NULL, Nd2RequestTypeSend, 0);
+    world_require(qp_post_data(end->qp, &operation, &sge, 1) == ND_SUCCESS, "takes no Send");
+    world_run();
+}
+
+static bool all_sent(const struct end *end)
+{
+    size_t size;
+
+    world_output(end->socket, &size);
+    return size > LARGE;
+}
+
+static void lack(bool pages, bool lacks)
+{
+    if (pages)
+        world_lacks(lacks, false);
+    else
+        world_lacks_buffers(lacks);
+}
+
+/* Pages for a buffer, or memory of the system. */
+static void a_large_message_waits_for_memory(bool pages)
+{
+    struct end end = connected(NULL);
+
+    receive_large(&end);
+    lack(pages, true);
+    message_arrives(&end, 50000);
+    world_pass(600000);
+    world_require(end.stream->phase == STREAM_ESTABLISHED && completed(&end, ND_SUCCESS) == 0,
+                  "does not wait for memory");
+    lack(pages, false);
+    world_pass(100);
+    world_require(completed(&end, ND_SUCCESS) == 1, "does not try again");
+    end_connection(&end);
+}
+
+static void a_large_send_waits_for_memory(bool pages)
+{
+    struct end end = connected(NULL);
+
+    lack(pages, true);
+    send_large(&end);
+    world_pass(600000);
+    world_require(end.stream->phase == STREAM_ESTABLISHED && !all_sent(&end), "does not wait for memory");
+    message_arrives(&end, 0);
+    lack(pages, false);
+    world_pass(100);
+    world_require(all_sent(&end), "does not try again");
+    receive(&end);
+    world_require(completed(&end, ND_SUCCESS) == 1, "loses a message that has waited");
+    end_connection(&end);
+}
+
+/* The first part is on the wire, and the rest is in the buffer. */
+static void a_send_goes_on_where_memory_failed(void)
+{
+    struct end end = connected(NULL);
+    size_t before, between, after;
+
+    world_limit(SIZE_MAX / 2, 1000);
+    send_large(&end);
+    world_output(end.socket, &before);
+    world_lacks_buffers(true);
+    world_limit(SIZE_MAX / 2, SIZE_MAX / 2);
+    world_pass(1000);
+    world_output(end.socket, &between);
+    world_lacks_buffers(false);
+    world_pass(100);
+    world_output(end.socket, &after);
+    world_require(before == between && after > LARGE, "does not go on");
+    end_connection(&end);
+}
+
+/* One connection has rested with large buffers. Another one needs memory. */
+static void who_has_rested_gives_back_its_buffers_for_others(void)
+{
+    struct end rests = connected(NULL), needs = connected(NULL);
+
+    receive_large(&rests);
+    message_arrives(&rests, 50000);
+    send_large(&rests);
+    world_require(rests.stream->in.size > STREAM_SMALL_BUFFER, "needs no large buffer");
+    world_pass(100);
+    world_lacks(true, false);
+    message_arrives(&needs, 5000);
+    world_pass(100);
+    world_require(rests.stream->in.size == STREAM_SMALL_BUFFER, "keeps a buffer that others need");
+    world_lacks(false, false);
+    receive_large(&needs);
+    world_pass(100);
+    world_require(completed(&needs, ND_SUCCESS) == 1, "does not try again");
+    end_connection(&rests);
+    end_connection(&needs);
+}
+
+/* On Windows, a receive that is pending keeps its memory. */
+static void a_receive_that_keeps_its_buffer_is_begun_anew(bool data_come)
+{
+    struct end end = connected(NULL);
+
+    receive_large(&end);
+    receive_large(&end);
+    message_arrives(&end, 50000);
+    world_receives_stay();
+    world_pass(900);
+    if (data_come)
+        message_arrives(&end, 100);
+    world_pass(3000);
+    world_require(end.stream->in.size == STREAM_SMALL_BUFFER, "keeps a buffer that it does not need");
+    if (!data_come)
+        message_arrives(&end, 100);
+    world_require(completed(&end, ND_SUCCESS) == 2 && end.stream->phase == STREAM_ESTABLISHED, "loses a message");
+    end_connection(&end);
+}
+
 int main(void)
 {
     world_reset();
@@ -330,6 +471,18 @@ int main(void)
     a_message_waits_for_a_receive_as_long_as_its_sender_wants(1000, true, false);
     a_message_for_a_shared_queue_waits_at_the_beginning_too();
     a_peer_is_told_once_how_long_messages_wait();
+    world_require(region_create(adapter, adapter, NULL, &region) == ND_SUCCESS &&
+                      region_begin(region, memory, LARGE, (uintptr_t)memory, ND_MR_FLAG_ALLOW_LOCAL_WRITE) ==
+                          ND_SUCCESS, "does not register");
+    for (int pages = 0; pages < 2; pages++) {
+        a_large_message_waits_for_memory(pages);
+        a_large_send_waits_for_memory(pages);
+    }
+    a_send_goes_on_where_memory_failed();
+    who_has_rested_gives_back_its_buffers_for_others();
+    a_receive_that_keeps_its_buffer_is_begun_anew(false);
+    a_receive_that_keeps_its_buffer_is_begun_anew(true);
+    object_close(&region->object);
     object_close(&adapter->object);
     puts("connections: passed");
     return 0;

@@ -27,12 +27,12 @@ struct io {
 };
 
 /* Small, so that a short input fills them. A receive buffer has to hold the largest FPDU. */
-#define IN_BUFFER_SIZE (66u * 1024)
+#define IN_BUFFER_FIRST (66u * 1024)
+#define IN_BUFFER_SIZE (132u * 1024)
 #define OUT_BUFFER_SIZE (66u * 1024)
 
 typedef int socket_handle;
 #define NO_SOCKET (-1)
-#define SOCKET_RECEIVES_STAY false
 
 struct socket {
     int handle;

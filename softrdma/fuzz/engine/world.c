@@ -33,7 +33,8 @@ static uint64_t clock_ms;
 static size_t chunk, room;
 static unsigned locks;
 static enum world_connects connects;
-static bool lacks_pages, lacks_copies;
+static bool receives_stay;
+static bool lacks_pages, lacks_copies, lacks_buffers;
 
 void world_require(bool condition, const char *what)
 {
@@ -322,6 +323,10 @@ enum io_result socket_send(struct socket *socket, struct io *io, const void *dat
         *error = ND_CONNECTION_ABORTED;
         return IO_FAILED;
     }
+    if (lacks_buffers) {
+        *error = ND_INSUFFICIENT_RESOURCES;
+        return IO_FAILED;
+    }
     *sent = take_output(connection, data, size);
     if (*sent > 0)
         return IO_DONE;
@@ -360,6 +365,10 @@ enum io_result socket_receive(struct socket *socket, struct io *io, void *data, 
         *error = ND_CANCELED;
         return IO_FAILED;
     }
+    if (lacks_buffers) {
+        *error = ND_INSUFFICIENT_RESOURCES;
+        return IO_FAILED;
+    }
     if (take_input(connection, data, size, received, error))
         return *error == ND_SUCCESS ? IO_DONE : IO_FAILED;
     connection->receiving = io;
@@ -368,15 +377,21 @@ enum io_result socket_receive(struct socket *socket, struct io *io, void *data, 
     return IO_PENDING;
 }
 
-bool socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size)
+static void cancel(struct io **io, nd_status error);
+
+enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size)
 {
     struct connection *connection = of(socket->handle);
 
     if (connection->receiving != io)
-        return false;
+        return MOVE_FAILED;
+    if (receives_stay) {
+        cancel(&connection->receiving, ND_CONNECTION_ABORTED);
+        return MOVE_ENDS;
+    }
     connection->receive_data = data;
     connection->receive_size = size;
-    return true;
+    return MOVE_DONE;
 }
 
 void socket_probe(struct socket *socket, bool on)
@@ -519,7 +534,8 @@ void world_reset(void)
     clock_ms = 1000;
     chunk = room = SIZE_MAX / 2;
     connects = CONNECTS_LATER;
-    lacks_pages = lacks_copies = false;
+    receives_stay = false;
+    lacks_pages = lacks_copies = lacks_buffers = false;
     world_require(locks == 0, "keeps a lock");
 }
 
@@ -550,17 +566,21 @@ static bool step(void)
         if (connection->sending != NULL && (room > 0 || connection->reset)) {
             io = connection->sending;
             connection->sending = NULL;
-            if (connection->reset)
-                post(io, ND_CONNECTION_ABORTED, 0);
+            if (connection->reset || lacks_buffers)
+                post(io, connection->reset ? ND_CONNECTION_ABORTED : ND_INSUFFICIENT_RESOURCES, 0);
             else
                 post(io, ND_SUCCESS, take_output(connection, connection->send_data, connection->send_size));
             return true;
         }
-        if (connection->receiving != NULL &&
+        if (connection->receiving != NULL && !lacks_buffers &&
             take_input(connection, connection->receive_data, connection->receive_size, &bytes, &error)) {
             io = connection->receiving;
             connection->receiving = NULL;
             post(io, error, bytes);
+            return true;
+        }
+        if (connection->receiving != NULL && lacks_buffers) {
+            cancel(&connection->receiving, ND_INSUFFICIENT_RESOURCES);
             return true;
         }
     }
@@ -579,16 +599,17 @@ void world_run(void)
 
 void world_pass(uint64_t ms)
 {
-    uint64_t until = clock_ms + ms;
+    uint64_t until = clock_ms + ms, next;
 
-    world_run();
     for (unsigned turns = 0;; turns++) {
-        uint64_t next = timers_run();
+        do {
+            world_run();
+            next = timers_run();
+        } while (posted != NULL);
         world_require(turns < TURNS, "does not come to rest");
         if (next == TIMERS_NONE || clock_ms + next > until)
             break;
         clock_ms += next;
-        world_run();
     }
     clock_ms = until;
 }
@@ -655,6 +676,16 @@ const uint8_t *world_output(socket_handle handle, size_t *size)
 void world_connects(enum world_connects how)
 {
     connects = how;
+}
+
+void world_receives_stay(void)
+{
+    receives_stay = true;
+}
+
+void world_lacks_buffers(bool lacks)
+{
+    lacks_buffers = lacks;
 }
 
 void world_lacks(bool pages, bool copies)

@@ -27,6 +27,10 @@ const uint8_t *world_output(socket_handle handle, size_t *size);
 /* How the next attempts to connect go. */
 enum world_connects { CONNECTS_LATER, CONNECTS_AT_ONCE, REFUSES_AT_ONCE, REFUSES_LATER };
 void world_connects(enum world_connects how);
+/* From now on a receive keeps its memory until it ends, as on Windows. */
+void world_receives_stay(void);
+/* From now on the system has no memory for sends and receives. */
+void world_lacks_buffers(bool lacks);
 /* From now on there are no pages, or copies of registered memory meet a missing page. */
 void world_lacks(bool pages, bool copies);
 /* Locks that are taken now. */

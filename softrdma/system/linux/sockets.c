@@ -327,10 +327,10 @@ enum io_result socket_receive(struct socket *socket, struct io *io, void *data, 
     return finish(in, io, data, size, result, error);
 }
 
-bool socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size)
+enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, size_t size)
 {
     if (!channel_usable(socket->channel))
-        return false;
+        return MOVE_FAILED;
     struct direction *in = &socket->channel->in;
     lock_acquire(&in->lock);
     bool pending = in->io == io;
@@ -339,7 +339,7 @@ bool socket_receive_elsewhere(struct socket *socket, struct io *io, void *data, 
         io->size = size;
     }
     lock_release(&in->lock);
-    return pending;
+    return pending ? MOVE_DONE : MOVE_FAILED;
 }
 
 enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more,

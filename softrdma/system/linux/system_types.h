@@ -31,12 +31,12 @@ struct io {
 };
 
 /* Input fits into a processor's cache. A connection is locked while it sends, so a large piece costs fewer changes of threads. */
-#define IN_BUFFER_SIZE (128u * 1024)
+#define IN_BUFFER_FIRST (128u * 1024)
+#define IN_BUFFER_SIZE IN_BUFFER_FIRST
 #define OUT_BUFFER_SIZE (528u * 1024) /* holds half of a 1 MiB Write with its headers */
 
 typedef int socket_handle;
 #define NO_SOCKET (-1)
-#define SOCKET_RECEIVES_STAY false
 
 /* May be freed or reused as soon as socket_close has returned and the callbacks of its operations have run: the worker
  * knows only the channel. */

@@ -26,6 +26,15 @@ nd_status handshake_status(DWORD error)
     case WSAEADDRINUSE:
     case ERROR_ADDRESS_ALREADY_ASSOCIATED:
         return ND_ADDRESS_ALREADY_EXISTS;
+    case WSAENOBUFS:
+    case WSAEMFILE:
+    case ERROR_NO_SYSTEM_RESOURCES:
+    case ERROR_NOT_ENOUGH_MEMORY:
+    case ERROR_OUTOFMEMORY:
+    case ERROR_NOT_ENOUGH_QUOTA:
+    case ERROR_WORKING_SET_QUOTA:
+    case ERROR_COMMITMENT_LIMIT:
+        return ND_INSUFFICIENT_RESOURCES;
     case ERROR_DEVICE_REMOVED:
         return ND_DEVICE_REMOVED;
     default:

@@ -24,12 +24,12 @@ struct io {
     unsigned worker;
 };
 
+#define IN_BUFFER_FIRST (128u * 1024)
 #define IN_BUFFER_SIZE (512u * 1024)
 #define OUT_BUFFER_SIZE (1100u * 1024) /* holds a 1 MiB Write with its headers */
 
 typedef SOCKET socket_handle;
 #define NO_SOCKET INVALID_SOCKET
-#define SOCKET_RECEIVES_STAY true
 
 struct socket {
     SOCKET handle;
