@@ -21,6 +21,7 @@ from consumer import (
     connect,
     get_address,
     get_results,
+    make_pair,
     open_handles,
     private_data,
     still_open,
@@ -267,3 +268,24 @@ def test_one_connection_dies_and_the_others_go_on(kit):
         peer.send("leave")
         assert peer.receive() == [messages] * 8
         assert peer.receive() == "closed"
+
+
+def test_a_connection_that_rests_gives_back_its_buffers(kit):
+    """Those of both directions. A receive is pending at each end, and goes on afterwards."""
+    size = 1 << 20
+    pair = make_pair(kit, size=size)
+
+    def both_send(count):
+        for side in pair:
+            assert side.receive(side.region.sge(0, count), context=1) == Status.SUCCESS
+        for side in pair:
+            assert side.send(side.region.sge(0, count), context=2) == Status.SUCCESS
+        for side in pair:
+            assert {(done.context, done.status) for done in side.take(2)} == {(1, Status.SUCCESS), (2, Status.SUCCESS)}
+
+    both_send(size)
+    most = used_bytes()
+    # One buffer for output, and at least 128 KiB for input, at each end.
+    wait_until(lambda: used_bytes() <= most - 2_400_000, "the buffers are given back")
+    for count in (1, 5000, size, 1):
+        both_send(count)

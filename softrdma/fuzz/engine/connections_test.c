@@ -20,7 +20,14 @@ struct end {
     struct queue_pair *qp;
     socket_handle socket;
     uint32_t msn; /* of the peer's next message */
+    unsigned answered; /* Reads that the peer has answered */
 };
+
+/* What the program asks for, and what the peer agrees to. */
+struct read_limits {
+    uint16_t outbound, peer_inbound;
+};
+static const struct read_limits usual_limits = {4, 4};
 
 static struct shared_queue *new_shared_queue(void)
 {
@@ -30,14 +37,14 @@ static struct shared_queue *new_shared_queue(void)
     return srq;
 }
 
-/* A connection that this end has made. Its peer has agreed to everything. */
-static struct end connected(struct shared_queue *srq)
+/* A connection that this end has made. */
+static struct end connected_with(struct shared_queue *srq, struct read_limits read_limits)
 {
     const struct queue_pair_limits limits = {
         .receive_depth = srq != NULL ? 0 : DEPTH, .initiator_depth = DEPTH, .receive_sge = 1, .initiator_sge = 1};
     const struct sockaddr_storage any = {.ss_family = AF_INET};
     const struct mpa_frame reply = {.revision = 2, .reply = true, .enhanced = true, .peer_to_peer = true,
-                                    .rtr_read = true, .ird = 4, .ord = 4};
+                                    .rtr_read = true, .ird = read_limits.peer_inbound, .ord = 4};
     uint8_t frame[MPA_MAX_FRAME];
     struct end end = {.socket = NO_SOCKET};
     nd_status status;
@@ -48,7 +55,8 @@ static struct end connected(struct shared_queue *srq)
     end.socket = socket_bound(&any, false, &status);
     end.stream = stream_create(adapter, end.socket);
     end.stream->revision = 2;
-    end.stream->own_inbound = end.stream->own_outbound = 4;
+    end.stream->own_inbound = 4;
+    end.stream->own_outbound = read_limits.outbound;
     world_require(qp_attach(end.qp, end.stream), "does not attach");
     stream_lock(end.stream);
     stream_connect(end.stream);
@@ -61,6 +69,11 @@ static struct end connected(struct shared_queue *srq)
     stream_unlock(end.stream);
     world_run();
     return end;
+}
+
+static struct end connected(struct shared_queue *srq)
+{
+    return connected_with(srq, usual_limits);
 }
 
 static void end_connection(struct end *end)
@@ -95,6 +108,10 @@ static void tell(struct end *end, uint32_t token, uint64_t what)
 
     world_feed(end->socket, frame, size + wire_put_trailer(frame + size, size, false, 0));
 }
+
+/* Regions of the test's requests. */
+static struct region *kept[DEPTH];
+static unsigned kept_count;
 
 static void disconnect(struct end *end)
 {
@@ -314,6 +331,82 @@ static void a_peer_is_told_once_how_long_messages_wait(void)
     end_connection(&end);
 }
 
+/* ---- Read limits ---- */
+
+struct reads {
+    unsigned all, of_program; /* Read Requests that this end has sent; those of more than no bytes */
+    struct wire_read_request oldest; /* that is not answered; valid if there is one */
+};
+
+static struct reads reads_sent(const struct end *end)
+{
+    size_t size, used;
+    const uint8_t *at = world_output(end->socket, &size), *last = at + size;
+    struct reads reads = {0};
+    struct wire_segment segment;
+    struct mpa_frame frame;
+
+    world_require(mpa_decode(at, size, false, &frame, &used) == WIRE_OK, "sends no request");
+    for (at += used; wire_parse(at, (size_t)(last - at), false, &segment, &used) == WIRE_OK; at += used) {
+        if (segment.opcode != RDMAP_READ_REQUEST)
+            continue;
+        if (reads.all++ == end->answered)
+            reads.oldest = segment.request;
+        reads.of_program += segment.request.size > 0;
+    }
+    return reads;
+}
+
+static void answer_read(struct end *end)
+{
+    static uint8_t frame[WIRE_MAX_FPDU];
+    struct reads reads = reads_sent(end);
+
+    world_require(reads.all > end->answered, "has sent no Read");
+    end->answered++;
+    size_t size = wire_put_tagged(frame, RDMAP_READ_RESPONSE, reads.oldest.sink_stag, reads.oldest.sink_offset, true,
+                                  reads.oldest.size);
+    memset(frame + size, 0, reads.oldest.size);
+    size += reads.oldest.size;
+    world_feed(end->socket, frame, size + wire_put_trailer(frame + size, size, false, 0));
+    world_run();
+}
+
+static void read_byte(struct end *end, uint32_t flags)
+{
+    static uint8_t sink;
+    static struct region *region;
+    struct operation operation;
+
+    world_require(region_create(adapter, adapter, NULL, &region) == ND_SUCCESS &&
+                      region_begin(region, &sink, 1, (uintptr_t)&sink, ND_MR_FLAG_ALLOW_LOCAL_WRITE) == ND_SUCCESS,
+                  "does not register");
+    const ND2_SGE sge = {&sink, 1, region_local_token(region)};
+    operation_begin(&operation, NULL, Nd2RequestTypeRead, flags);
+    world_require(qp_post_data(end->qp, &operation, &sge, 1) == ND_SUCCESS, "takes no Read");
+    kept[kept_count++] = region;
+    world_run();
+}
+
+/* F.3.13. The smaller of both ends' limits counts, also for the Reads of no bytes that ask what was taken. */
+static void no_more_reads_are_under_way_than_both_ends_allow(uint16_t outbound, uint16_t peer_inbound, unsigned limit)
+{
+    struct end end = connected_with(NULL, (struct read_limits){outbound, peer_inbound});
+
+    for (int i = 0; i < 4; i++)
+        read_byte(&end, 0);
+    send_nothing(&end);
+    for (unsigned step = 0; reads_sent(&end).all > end.answered; step++) {
+        world_require(step < 20, "does not come to an end");
+        world_require(reads_sent(&end).all - end.answered <= limit, "has more Reads under way than the peer takes");
+        answer_read(&end);
+    }
+    world_require(reads_sent(&end).of_program == 4 && completed(&end, ND_SUCCESS) == 5, "leaves a request behind");
+    end_connection(&end);
+    while (kept_count > 0)
+        object_close(&kept[--kept_count]->object);
+}
+
 /* ---- Memory that is missing ---- */
 
 #define LARGE 100000u
@@ -471,6 +564,10 @@ int main(void)
     a_message_waits_for_a_receive_as_long_as_its_sender_wants(1000, true, false);
     a_message_for_a_shared_queue_waits_at_the_beginning_too();
     a_peer_is_told_once_how_long_messages_wait();
+    no_more_reads_are_under_way_than_both_ends_allow(16, 1, 1);
+    no_more_reads_are_under_way_than_both_ends_allow(1, 16, 1);
+    no_more_reads_are_under_way_than_both_ends_allow(2, 3, 2);
+    no_more_reads_are_under_way_than_both_ends_allow(3, 2, 2);
     world_require(region_create(adapter, adapter, NULL, &region) == ND_SUCCESS &&
                       region_begin(region, memory, LARGE, (uintptr_t)memory, ND_MR_FLAG_ALLOW_LOCAL_WRITE) ==
                           ND_SUCCESS, "does not register");
