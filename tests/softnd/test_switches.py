@@ -157,6 +157,29 @@ def test_the_adapter_is_gone_after_so_many_requests(monkeypatch, kit):
         assert thing.release() == 0, "cleaning up works"
 
 
+def local_port(owner):
+    return get_address(owner, "GetLocalAddress")[1]
+
+
+def test_ports_are_taken_from_the_range_that_is_asked_for(monkeypatch, kit):
+    """Those of listeners and of connectors. Then none is left, and a port that is named may be outside."""
+    monkeypatch.setenv("SOFTND_PORTS", "21770-21773")
+    node = kit.node()
+    node.bound_connector(), node.bound_connector()
+    ports = {local_port(node.listener()) for _ in range(2)}
+    assert len(ports) == 2 and ports < {21770, 21771, 21772, 21773}
+    connector, address = node.connector(), version2.sockaddr(node.address)
+    assert connector.Bind(address, len(address)) == Status.TOO_MANY_ADDRESSES
+    assert local_port(node.listener(port=21774)) == 21774
+
+
+@pytest.mark.parametrize("value", ["", "0-10", "30000", "30001-30000", "1-70000", "30000-30010x", None])
+def test_ports_are_the_usual_ones_otherwise(monkeypatch, kit, value):
+    if value is not None:
+        monkeypatch.setenv("SOFTND_PORTS", value)
+    assert 49152 <= local_port(kit.node().listener()) <= 65535
+
+
 def test_every_queue_hears_of_the_removal_while_others_are_closed(monkeypatch, kit):
     """The program closes each queue as soon as it hears of it, in the order in which the provider tells."""
     monkeypatch.setenv("SOFTND_REMOVE_AFTER_REQUESTS", "1")

@@ -1,9 +1,11 @@
 #include "address.h"
 #include "compat.h"
 #include "status.h"
+#include "switches.h"
 #include "transport.h"
 
 #include <mswsock.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- Making sockets ---- */
@@ -23,11 +25,29 @@ static nd_status bind_status(int error)
     }
 }
 
+/* The ports for sockets that need any. The switch PORTS names others, by the first and the last one: 20000-29999. */
+static void any_ports(unsigned *first, unsigned *last)
+{
+    unsigned asked_first, asked_last;
+    char text[32], more;
+
+    *first = 49152;
+    *last = 65535;
+    if (!switches_text("PORTS", text, sizeof text) ||
+        sscanf(text, "%5u-%5u%c", &asked_first, &asked_last, &more) != 2 || asked_first == 0 ||
+        asked_first > asked_last || asked_last > 65535)
+        return;
+    *first = asked_first;
+    *last = asked_last;
+}
+
 static bool bind_in_range(SOCKET handle, struct sockaddr_storage address, int *error)
 {
-    const unsigned first = 49152, ports = 16384;
     LARGE_INTEGER clock;
+    unsigned first, last;
 
+    any_ports(&first, &last);
+    unsigned ports = last - first + 1;
     QueryPerformanceCounter(&clock);
     unsigned start = (unsigned)(clock.QuadPart * 2654435761u >> 8) ^ GetCurrentThreadId() * 40503u;
     for (unsigned i = 0; i < ports; i++) {
