@@ -88,10 +88,10 @@ int32_t version1_request_result(struct INDOverlapped *target, struct ndpy_reques
     return result_of_ended(request, INDOverlapped_GetOverlappedResult(target, &request->overlapped, &bytes, FALSE));
 }
 
-void ndpy_request_detach(struct ndpy_request *request)
+void ndpy_request_forward(struct ndpy_request *request, void *port)
 {
     AcquireSRWLockExclusive(&forwarding);
-    request->forward = NULL;
+    request->forward = port;
     ReleaseSRWLockExclusive(&forwarding);
 }
 

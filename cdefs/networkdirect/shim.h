@@ -48,7 +48,7 @@ void ndpy_request_drop(struct ndpy_request *request);
 int32_t ndpy_request_result(struct IND2Overlapped *target, struct ndpy_request *request);
 int32_t version1_request_result(struct INDOverlapped *target, struct ndpy_request *request);
 /* Call this before the port in `forward` is closed. */
-void ndpy_request_detach(struct ndpy_request *request);
+void ndpy_request_forward(struct ndpy_request *request, void *port);
 
 struct ndpy_packet {
     uint64_t key;

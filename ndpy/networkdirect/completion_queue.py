@@ -6,13 +6,14 @@ and the thread. The packets of arm() come to the adapter's thread, and those of 
 (poller.py).
 
 A request that is not needed any more stays with the provider, because cancelling it would cancel all others too. The
-next thread that waits or arms uses it.
+next thread that waits or arms uses it, and so does the next poller.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,8 @@ class NetworkDirectCompletionQueue(CompletionQueue):
         self._requests: set[Request] = set()
         #: The requests of arm(), and what each was issued for. Somebody may have given up the Pending meanwhile.
         self._arm_requests: dict[Request, tuple[Notify, Pending[None]]] = {}
+        #: Requests of pollers that have left. No call cancels one request alone, so the next poller takes them over.
+        self._left_behind: deque[Request] = deque()
         #: Memory of closed queue pairs that the provider may still refer to. It is freed with the queue.
         self._freed_with_queue: list[Any] = []
         #: The request of _look_for_failure(), made when it is needed.
@@ -132,20 +135,56 @@ class NetworkDirectCompletionQueue(CompletionQueue):
             if request is None:
                 request = self._look = Request(self._cq, self._adapter._events)
             if not request.running:
-                request.on_end = self._when_looked(weakref.ref(self))
+                request.on_end = self._when_unwanted(weakref.ref(self), weakref.ref(request))
                 self._issue(Notify.ERRORS, request)
 
     @staticmethod
-    def _when_looked(owner: weakref.ref[Any]) -> Callable[[int], None]:
+    def _when_unwanted(owner: weakref.ref[Any], request: weakref.ref[Request]) -> Callable[[int], None]:
+        """For a request that nobody waits for."""
+
         def on_end(status: int) -> None:
-            queue = owner()
-            if queue is not None:
+            queue, ended = owner(), request()
+            if queue is not None and ended is not None:
                 with queue._lock:
-                    queue._requests.discard(queue._look)
-                    if status not in (SUCCESS, CANCELED):
-                        queue._notify_error("completion queue", status)
+                    queue._forget_unwanted(ended, status)
 
         return on_end
+
+    def _forget_unwanted(self, request: Request, status: int) -> None:
+        """A request that nobody waits for has ended. Call under the lock."""
+        self._requests.discard(request)
+        with contextlib.suppress(ValueError):
+            self._left_behind.remove(request)
+        if status not in (SUCCESS, CANCELED):
+            self._notify_error("completion queue", status)
+        elif status == SUCCESS and self._native is not None:
+            # The provider reports a completion once. Store it for the next arm().
+            self._drain()
+
+    # ---- pollers that come and go ----
+
+    def _leave_behind(self, request: Request) -> None:
+        """A poller leaves its request. Takes no lock, because finalizers call this."""
+        request.on_end = self._when_unwanted(weakref.ref(self), weakref.ref(request))
+        request.forward_to(ffi.NULL)
+        if request.running:
+            self._left_behind.append(request)
+
+    def _take_left_behind(self, port: Any) -> Request | None:
+        """A request that an earlier poller has left and that runs. This port gets its packet. Call under the lock."""
+        while self._left_behind:
+            request = self._left_behind.pop()
+            # From now on the packet of a request that has not ended comes to the port.
+            request.forward_to(port)
+            status = request.take()
+            if status is None and request.running:
+                request.ignore_end()
+                return request
+            request.forward_to(ffi.NULL)
+            if status is not None:
+                request.ignore_end()
+                self._forget_unwanted(request, status)
+        return None
 
     # ---- waiting ----
 
@@ -282,6 +321,7 @@ class NetworkDirectCompletionQueue(CompletionQueue):
     def _native_free(self) -> None:
         self._requests.clear()
         self._arm_requests.clear()
+        self._left_behind.clear()
         self._idle_waiters.clear()
         self._look = None
         # Ctrl-C may come after the native queue has gone. Nobody may use it or free it a second time.

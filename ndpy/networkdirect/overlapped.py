@@ -228,9 +228,9 @@ class Request(Uncopied):
         """Drop on_end, which often refers to the request itself."""
         self.on_end = None
 
-    def detach(self) -> None:
-        """Stop forwarding its packet, because the port that gets it is being closed."""
-        lib.ndpy_request_detach(self._native)
+    def forward_to(self, port: Any) -> None:
+        """Let this completion port get its packet, if nobody has got it yet. ffi.NULL: the adapter's thread gets it."""
+        lib.ndpy_request_forward(self._native, port)
 
 
 def run(operation: str, request: Request, call: Callable[[Any], int], undo: Callable[[], None] | None = None) -> None:

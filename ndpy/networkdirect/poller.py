@@ -35,14 +35,19 @@ class NetworkDirectPoller(Poller):
     def _native_add(self, queue: CompletionQueue) -> Request:
         assert isinstance(queue, NetworkDirectCompletionQueue)
         queue._refuse_own_file("add")
-        request = Request(queue._cq, queue._adapter._events, forward=self._port)
+        request = queue._take_left_behind(self._port)
+        if request is not None:
+            self._on_their_way.add(request.key)
+        else:
+            request = Request(queue._cq, queue._adapter._events, forward=self._port)
         self._by_key[request.key] = queue
         return request
 
     def _native_remove(self, queue: CompletionQueue, watched: Request) -> None:
+        assert isinstance(queue, NetworkDirectCompletionQueue)
         del self._by_key[watched.key]
         self._on_their_way.discard(watched.key)
-        watched.detach()
+        queue._leave_behind(watched)
 
     def _native_arm(self, queue: CompletionQueue, watched: Request) -> bool:
         assert isinstance(queue, NetworkDirectCompletionQueue)

@@ -72,6 +72,66 @@ def test_a_queue_in_two_pollers_that_come_and_go(softnd):
             goes.close()
 
 
+@pytest.mark.parametrize("how", ["remove", "close", "drop"])
+def test_pollers_that_come_and_go_leave_one_request(softnd, how):
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        before, count = handles(), rounds(1000, 40)
+        for _ in range(count):
+            poller = ndpy.Poller()
+            poller.add(pair.server.cq)
+            with pytest.raises(ndpy.TimeoutError):
+                poller.wait(0)
+            if how == "remove":
+                poller.remove(pair.server.cq)
+            if how != "drop":
+                poller.close()
+            del poller
+        assert len(pair.server.cq._requests) == 1
+        assert handles() <= before + 5
+        # The next poller takes the request over, and gets its packet.
+        poller = keep(ndpy.Poller())
+        poller.add(pair.server.cq)
+        with pytest.raises(ndpy.TimeoutError):
+            poller.wait(0)
+        assert len(pair.server.cq._requests) == 1
+        send_empty(pair, 7)
+        ((_, completions),) = poller.wait(DEADLINE_S)
+        assert [completion.context for completion in completions] == [7]
+
+
+def test_a_request_that_a_poller_left_is_forgotten_when_it_ends(softnd):
+    with opened(softnd) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        with ndpy.Poller() as poller:
+            poller.add(pair.server.cq)
+            with pytest.raises(ndpy.TimeoutError):
+                poller.wait(0)
+        send_empty(pair, 7)
+        wait_until(lambda: not pair.server.cq._requests, "the request has ended")
+        assert not pair.server.cq._left_behind
+        # It reported the completion to nobody, so the next arm() does.
+        pair.server.cq.arm().result(DEADLINE_S)
+        assert [completion.context for completion in take(pair.server.cq)] == [7]
+
+
+def test_a_poller_that_comes_as_the_request_ends_misses_nothing(softnd):
+    """The packet of the request that was left is on its way to the adapter's thread, or was handled there."""
+    with opened(softnd, delay_completions_ms=1) as (adapter, keep):
+        pair = connect_pair(keep, adapter)
+        for context in range(rounds(500, 40)):
+            with ndpy.Poller() as poller:
+                poller.add(pair.server.cq)
+                with pytest.raises(ndpy.TimeoutError):
+                    poller.wait(0)
+            send_empty(pair, context)
+            with ndpy.Poller() as poller:
+                poller.add(pair.server.cq)
+                ((_, completions),) = poller.wait(DEADLINE_S)
+            assert [completion.context for completion in completions] == [context]
+        assert len(pair.server.cq._requests) <= 2
+
+
 def test_pollers_that_are_dropped_free_their_ports():
     before = handles()
     for _ in range(50):
