@@ -213,7 +213,7 @@ class NetworkDirectConnector(Connector):
             release(self._native)
             self._native = native
             self._bound_at = None
-        check("bind", self._call("Bind", packed, len(packed)))
+        check("bind", self._call("Bind", packed, len(packed)), where=f"{address[0]} port {address[1]}")
         self._bound_at = address
 
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
@@ -227,7 +227,7 @@ class NetworkDirectConnector(Connector):
             self._prepare_connection(queue_pair, self._parameters.read_limits)
             self._start_attempt()
         except errors.ProviderError as failure:
-            raise self._attempt_error(failure.native) if failure.native else failure from None
+            raise self._attempt_error(failure.native, failure.message) if failure.native else failure from None
 
     def _start_attempt(self) -> None:
         self._issue_with_queue_pair(
@@ -252,7 +252,8 @@ class NetworkDirectConnector(Connector):
             return
         self._on_offered(self._private_data or b"", limits)
 
-    def _attempt_error(self, status: int) -> errors.ProviderError:
+    def _attempt_error(self, status: int, said: str = "") -> errors.ProviderError:
+        """The error of an attempt. said: the text of a status that needs no other."""
         messages = {
             CONNECTION_REFUSED: f"{self._target}: nobody listens there, the listener rejected the request, or what listens "
             "there speaks no RDMA",
@@ -261,7 +262,9 @@ class NetworkDirectConnector(Connector):
             HOST_UNREACHABLE: f"there is no route to {self._target} from {self._adapter.info.name}",
             CONNECTION_ABORTED: f"the connection to {self._target} broke while it was made",
         }
-        return status_error("connect", IO_TIMEOUT if status == TIMEOUT else status, messages.get(status, ""))
+        status = IO_TIMEOUT if status == TIMEOUT else status
+        message = messages.get(status, said)
+        return status_error("connect", status, message, where="" if message else self._target)
 
     def _native_withdraw(self, former: State) -> None:
         if former in ("connecting", "accepting"):

@@ -45,8 +45,8 @@ class NetworkDirectListener(Listener):
         packed = pack_address(local)
         native = create("listen", "IND2Listener", lib.IND2Adapter_CreateListener, adapter._native, adapter._file)
         try:
-            check("listen", lib.IND2Listener_Bind(native, packed, len(packed)), where)
-            check("listen", lib.IND2Listener_Listen(native, 0), where)
+            check("listen", lib.IND2Listener_Bind(native, packed, len(packed)), where=where)
+            check("listen", lib.IND2Listener_Listen(native, 0), where=where)
             data = get_sized_buffer("listen", lambda out, size: lib.IND2Listener_GetLocalAddress(native, out, size))
             bound = unpack_address(bytes(ffi.buffer(data)))
             assert bound is not None

@@ -106,17 +106,21 @@ def status_name(status: int) -> str:
     return known[0] if known else ("ND_SUCCESS" if status == SUCCESS else "")
 
 
-def status_error(operation: str, status: int, message: str = "") -> errors.ProviderError:
-    """Return the exception for a failure status. An unknown status gives a plain ProviderError."""
+def status_error(operation: str, status: int, message: str = "", *, where: str = "") -> errors.ProviderError:
+    """Return the exception for a failure status. An unknown status gives a plain ProviderError.
+
+    message: the text instead of the status' meaning. where: what comes before the text.
+    """
     status &= 0xFFFFFFFF
     name, kind, meaning = _STATUSES.get(status, ("", errors.ProviderError, "a status that ndpy has no name for"))
-    return kind(message or meaning, operation=operation, native=status, native_name=name)
+    text = message or meaning
+    return kind(f"{where}: {text}" if where else text, operation=operation, native=status, native_name=name)
 
 
-def check(operation: str, status: int, message: str = "") -> None:
-    """Raise unless the status is ND_SUCCESS."""
+def check(operation: str, status: int, message: str = "", *, where: str = "") -> None:
+    """Raise unless the status is ND_SUCCESS. See status_error()."""
     if status:
-        raise status_error(operation, status, message)
+        raise status_error(operation, status, message, where=where)
 
 
 def create(operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any) -> Any:
@@ -125,14 +129,14 @@ def create(operation: str, interface: str, function: Callable[..., int], native:
 
 
 def create_version1(
-    operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any, message: str = ""
+    operation: str, interface: str, function: Callable[..., int], native: Any, *arguments: Any, where: str = ""
 ) -> Any:
     """Do what create() does, with a method that takes no IID, as in version 1.
 
-    message: the text of the exception if the provider refuses.
+    where: what comes before the text of the exception if the provider refuses.
     """
     out = ffi.new("void **")
-    check(operation, function(native, *arguments, out), message)
+    check(operation, function(native, *arguments, out), where=where)
     if out[0] == ffi.NULL:
         raise errors.ProviderError(f"the provider reports success, but gave no {interface}", operation=operation)
     return ffi.cast(f"struct {interface} *", out[0])

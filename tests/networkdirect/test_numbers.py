@@ -340,6 +340,15 @@ def test_b_1_3_each_status_has_its_name_exception_and_sentence(number, name, kin
     assert name not in error.message
 
 
+def test_a_status_is_told_with_its_place_and_its_meaning():
+    error = status_error("bind", 0xC0000043, where="192.0.2.1 port 7")
+    assert (
+        str(error) == "bind: 192.0.2.1 port 7: the address is in use [native status 0xc0000043 (ND_SHARING_VIOLATION)]"
+    )
+    with pytest.raises(ndpy.AddressInUseError, match=r"^listen: here: the address is in use"):
+        native_calls.check("listen", 0xC0000043, where="here")
+
+
 def test_b_1_3_success_is_no_error():
     native_calls.check("register", 0)
     assert status_name(0) == "ND_SUCCESS"

@@ -29,7 +29,7 @@ class Version1Listener(NetworkDirectListener):
             TCP,
             port[0],
             port,
-            message=where,
+            where=where,
         )
         return native, (host, socket.ntohs(port[0]))
 
