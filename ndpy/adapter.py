@@ -776,11 +776,12 @@ class Adapter(_core.Adapter, Resource):
 
         Parameters:
             queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry: see Connector.connect().
-            timeout_s: how long each of the two steps may take. None waits for ever.
+            timeout_s: how long both steps may take together. None waits for ever.
         Returns: the connector. The caller closes it.
         Raises: what Connector.connect() and Connector.complete_connect() raise.
         """
         timeout_s = timeout(timeout_s)
+        end = time.monotonic() + (timeout_s or 0.0)
         connector = self.create_connector()
         try:
             connector.connect(
@@ -792,7 +793,7 @@ class Adapter(_core.Adapter, Resource):
                 retry=retry,
                 timeout_s=timeout_s,
             )
-            connector.complete_connect(timeout_s)
+            connector.complete_connect(None if timeout_s is None else max(0.0, end - time.monotonic()))
         except BaseException:
             connector.close()
             raise

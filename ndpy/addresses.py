@@ -14,12 +14,17 @@ Address = tuple[str, int]
 
 
 def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
-    """Find the address family and the socket address of a (host, port).
+    """Find the address family and the socket address of a (host, port), the first one if there are several.
 
     Raises:
         ValueError: the address is malformed.
         AddressUnreachableError: the host name cannot be resolved.
     """
+    return resolve_all(*check_address(address))[0]
+
+
+def check_address(address: Address) -> Address:
+    """Return the host and the port. Raises ValueError if the address is malformed."""
     try:
         host, port = address[0], int(address[1])
     except (TypeError, ValueError, IndexError, OverflowError):
@@ -29,14 +34,43 @@ def resolve(address: Address) -> tuple[int, tuple[Any, ...]]:
         raise _malformed(address)
     if not 0 <= port <= 65535:
         raise ValueError(f"port {port} is not in 0 to 65535")
+    return host, port
+
+
+def resolve_all(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """All addresses of a host in the system's order, each as (address family, socket address)."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise errors.AddressUnreachableError(
-            f"{host!r} is neither a numeric address nor a name that can be resolved ({error.strerror})",
-            operation="resolve",
-        ) from None
-    return int(found[0][0]), found[0][4]
+    except (socket.gaierror, UnicodeError) as error:
+        raise unresolved(host, error) from None
+    return unique(found)
+
+
+def unique(found: Sequence[tuple[Any, ...]]) -> list[tuple[int, tuple[Any, ...]]]:
+    """What getaddrinfo() has found, without repetitions."""
+    return list(dict.fromkeys((int(entry[0]), entry[4]) for entry in found))
+
+
+def numeric_host(resolved: tuple[Any, ...]) -> str:
+    """The host of a socket address, with the zone of a link-local one."""
+    return socket.getnameinfo(resolved, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+
+
+def unresolved(host: str, error: Exception) -> errors.AddressUnreachableError:
+    """The exception for a host that getaddrinfo() does not know."""
+    return errors.AddressUnreachableError(
+        f"{host!r} is neither a numeric address nor a name that can be resolved ({getattr(error, 'strerror', None) or error})",
+        operation="resolve",
+    )
+
+
+def is_numeric(host: str) -> bool:
+    """Whether it needs no lookup."""
+    try:
+        socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (socket.gaierror, UnicodeError):
+        return False
+    return True
 
 
 def _malformed(address: object) -> ValueError:
@@ -45,12 +79,18 @@ def _malformed(address: object) -> ValueError:
 
 def resolve_destination(address: Address) -> tuple[int, tuple[Any, ...]]:
     """resolve() for a destination. Raises AddressUnreachableError for port 0 and the wildcard, too."""
-    family, resolved = resolve(address)
-    if resolved[1] == 0:
+    return resolve_destinations(*check_address(address))[0]
+
+
+def resolve_destinations(host: str, port: int) -> list[tuple[int, tuple[Any, ...]]]:
+    """resolve_all() for a destination, as resolve_destination()."""
+    if port == 0:
         raise errors.AddressUnreachableError("nobody can listen at port 0", operation="connect")
-    if is_wildcard(resolved[0]):
-        raise errors.AddressUnreachableError(f"{resolved[0]} is not the address of one host", operation="connect")
-    return family, resolved
+    found = resolve_all(host, port)
+    for _, resolved in found:
+        if is_wildcard(resolved[0]):
+            raise errors.AddressUnreachableError(f"{resolved[0]} is not the address of one host", operation="connect")
+    return found
 
 
 def source_host(name: str, addresses: Sequence[str], destination: str) -> str:

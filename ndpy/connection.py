@@ -12,10 +12,12 @@ from __future__ import annotations
 import abc
 import contextlib
 import threading
+import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ndpy import errors
-from ndpy.addresses import Address, resolve_destination
+from ndpy.addresses import Address, check_address, is_numeric, resolve_destinations
 from ndpy.connection_parameters import (
     ConnectionParameters,
     ReadLimits,
@@ -80,6 +82,12 @@ class Connector(Resource):
         self._parameters = ConnectionParameters()
         #: The address that connect() goes to, for error messages.
         self._target = ""
+        #: The name that connect() was given, its addresses that were not tried yet, and how many were.
+        self._host = ""
+        self._rest: list[tuple[int, tuple[Any, ...]]] = []
+        self._tried = 0
+        #: The time.monotonic() by which connect() has to end, or None.
+        self._end: float | None = None
         #: The address of bind(). It holds for every attempt.
         self._bound_to: Address | None = None
         #: The connect, complete_connect or accept that has not ended.
@@ -219,7 +227,8 @@ class Connector(Resource):
             inbound_read_limit, outbound_read_limit: how many reads the peer and this side may have outstanding. None
                 asks for the adapter's limit. The adapter's limit replaces a larger number.
             retry: see RetryPolicy.
-            timeout_s: how long to wait. None waits for ever.
+            timeout_s: how long all of it may take. None waits for ever. The addresses of a name are tried in turn, and one that
+                does not answer gets an equal share of the time that is left.
         Raises:
             ConnectionRefusedError: nobody listens there, or the server rejected the request. private_data says why.
             TimeoutError: there was no answer in time.
@@ -231,13 +240,9 @@ class Connector(Resource):
         Source: IND2Connector::Connect (contract H.4); rdma_connect(3).
         """
         timeout_s = timeout(timeout_s)
-        pending = self.begin_connect(
-            queue_pair,
-            address,
-            private_data=private_data,
-            inbound_read_limit=inbound_read_limit,
-            outbound_read_limit=outbound_read_limit,
-            retry=retry,
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        pending = self._begin_connect(
+            queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry, end
         )
         try:
             wait_or_cancel(pending, timeout_s)
@@ -259,29 +264,90 @@ class Connector(Resource):
         Parameters:
             queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry: see connect().
         Returns: a Pending that ends when the server has accepted. Cancelling it gives up the attempt.
-        Raises: what connect() raises, if that is known at once. A later error ends the Pending.
+        Raises: what connect() raises, if that is known at once. A later error ends the Pending. So does a name that cannot be
+            resolved, because names are looked up in a thread.
         """
+        return self._begin_connect(
+            queue_pair, address, private_data, inbound_read_limit, outbound_read_limit, retry, None
+        )
+
+    def _begin_connect(
+        self,
+        queue_pair: QueuePair,
+        address: Address,
+        private_data: bytes,
+        inbound_read_limit: int | None,
+        outbound_read_limit: int | None,
+        retry: RetryPolicy | None,
+        end: float | None,
+    ) -> Pending[None]:
+        """Do begin_connect(). end: the time.monotonic() by which all of it has to end. Several addresses share the time."""
         max_length = self._adapter.info.max_caller_data
         parameters = self._check_parameters(
             "connect", private_data, max_length, inbound_read_limit, outbound_read_limit, retry
         )
-        family, resolved = resolve_destination(address)
+        host, port = check_address(address)
+        known = resolve_destinations(host, port)[0] if not port or is_numeric(host) else None
         with self._state_lock:
             self._require_transition(Event.CONNECT)
             self._take_queue_pair(queue_pair)
             self._parameters = parameters
-            self._target = f"{address[0]} port {address[1]}"
+            self._target = f"{host} port {port}"
+            self._rest, self._tried, self._end = [], 0, end
             self._private_data = self._read_limits = None
             self._was_offered = False
             pending = self._begin_pending("connect")
             self._move(Event.CONNECT)
             try:
-                self._native_connect(queue_pair, family, resolved)
+                if known is not None:
+                    self._native_connect(queue_pair, *known)
+                else:
+                    look_up = threading.Thread(
+                        target=_look_up, args=(weakref.ref(self), pending, host, port), name="ndpy-resolve", daemon=True
+                    )
+                    look_up.start()
             except BaseException as error:
                 # After Ctrl-C the provider may be connecting.
                 self._end_attempt(self._refused if isinstance(error, Exception) else Event.WITHDRAWN)
                 raise
         return pending
+
+    def _on_resolved(self, host: str, found: list[tuple[int, tuple[Any, ...]]], error: errors.NdpyError | None) -> None:
+        """These are the addresses of the name. Called under the state lock."""
+        self._host, self._rest = host, found
+        self._try_next(error)
+
+    def _try_next(self, error: errors.NdpyError | None) -> None:
+        """Connect to the next address of the name. If there is none, connect() has failed with this error."""
+        queue_pair = self.queue_pair
+        assert queue_pair is not None
+        while self._rest:
+            family, resolved = self._rest.pop(0)
+            self._tried += 1
+            self._target = f"{self._host} ({resolved[0]}) port {resolved[1]}"
+            try:
+                self._native_connect(queue_pair, family, resolved)
+            except errors.NdpyError as failure:
+                # Drop the traceback: its frames refer to the error.
+                error = failure.with_traceback(None)
+                self._native_forget_attempt()
+            else:
+                self._watch_silence()
+                return
+        assert error is not None
+        if self._tried > 1 and isinstance(error, errors.ProviderError):
+            error.message += f" (all {self._tried} addresses of {self._host} were tried)"
+        pending = self._end_attempt(self._refused)
+        if pending is not None:
+            pending.fail(error)
+
+    def _watch_silence(self) -> None:
+        """Give an address that does not answer its share of the time that is left."""
+        if self._rest and self._end is not None:
+            share_s = max(0.0, self._end - time.monotonic()) / (len(self._rest) + 1)
+            timer = threading.Timer(share_s, _on_silence, (weakref.ref(self), self._pending, self._tried, share_s))
+            timer.daemon = True
+            timer.start()
 
     @property
     def _refused(self) -> Event:
@@ -302,6 +368,10 @@ class Connector(Resource):
             again: connector and queue pair can try again (contract H.4.2).
             spent: the adapter has put the queue pair into a connection, so it can serve no other one.
         """
+        if self._tried and again and not spent and self._state == "connecting":
+            self._native_forget_attempt()
+            self._try_next(error)
+            return
         pending = self._end_attempt(self._refused if again else Event.LOST, spent=spent)
         if pending is not None:
             pending.fail(error)
@@ -473,6 +543,7 @@ class Connector(Resource):
         if not self._move(event):
             return None
         pending, self._pending = self._pending, None
+        self._rest = []
         self._release_queue_pair()
         if event in (Event.WITHDRAWN, Event.CLOSE):
             if former in ("connecting", "offered", "completing", "requested", "accepting"):
@@ -720,6 +791,11 @@ class Connector(Resource):
     def _native_connect(self, queue_pair: QueuePair, family: int, destination: tuple[Any, ...]) -> None:
         """Start to connect with _parameters. Leads to _on_offered() or _on_connect_failed(). Raises if refused."""
 
+    def _native_abandon_attempt(self, error: errors.NdpyError) -> None:
+        """Give up an attempt that gets no answer, and call _try_next(error). Called under the state lock."""
+        self._native_withdraw("connecting")
+        self._try_next(error)
+
     def _native_no_answer(self, error: errors.TimeoutError, timeout_s: float | None) -> errors.TimeoutError:
         """Return the error that connect() raises instead of a TimeoutError. Not called under the lock."""
         if error.native or timeout_s is None:
@@ -765,3 +841,31 @@ class Connector(Resource):
     @abc.abstractmethod
     def _native_free(self) -> None:
         """Free the native connector."""
+
+
+def _look_up(reference: weakref.ref[Connector], pending: Pending[None], host: str, port: int) -> None:
+    """Resolve the name of a connect(), in a thread of its own. A program that drops its connector gives the attempt up."""
+    found: list[tuple[int, tuple[Any, ...]]] = []
+    error: errors.NdpyError | None = None
+    try:
+        found = resolve_destinations(host, port)
+    except errors.NdpyError as failure:
+        error = failure.with_traceback(None)
+    connector = reference()
+    if connector is not None:
+        with connector._state_lock:
+            if connector._pending is pending and connector._state == "connecting":
+                connector._on_resolved(host, found, error)
+
+
+def _on_silence(reference: weakref.ref[Connector], pending: Pending[None], tried: int, share_s: float) -> None:
+    """The time of an address is over."""
+    connector = reference()
+    if connector is None:
+        return
+    with connector._state_lock:
+        is_current = connector._pending is pending and connector._tried == tried and connector._state == "connecting"
+        if is_current and connector._rest:
+            connector._native_abandon_attempt(
+                errors.TimeoutError(f"{connector._target} has not answered within {share_s:.3g} s", operation="connect")
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from ndpy import errors
 from ndpy.adapter import Adapter
-from ndpy.addresses import Address
+from ndpy.addresses import Address, check_address, is_numeric, numeric_host, unique, unresolved
 from ndpy.aio.connection import Connection
 from ndpy.aio.hub import Hub, finish, in_thread, start
 from ndpy.aio.protocol import MAX_OFFERS, MAX_SLOT_SIZE, MAX_SLOTS, MIN_SLOT_SIZE, Hello
@@ -26,6 +27,14 @@ from ndpy.timeouts import timeout
 T = TypeVar("T", "Connection", "Server")
 
 _log = logging.getLogger("ndpy.aio")
+
+# After these errors connect() tries the next address of a name.
+_TRY_NEXT = (
+    errors.ConnectionRefusedError,
+    errors.AddressUnreachableError,
+    errors.TimeoutError,
+    errors.ConnectionAbortedError,
+)
 
 #: What a server calls for each connection.
 Handler = Callable[[Connection], Awaitable[object]]
@@ -69,7 +78,8 @@ def connect(
         address: (host, port) of the server.
         adapter: an open adapter, or what open_adapter() takes. All connections of one loop to the same adapter share what they
             need, and the last one closes what was opened.
-        timeout_s: how long the server may take to accept. None waits for ever.
+        timeout_s: how long all of it may take. None waits for ever. The addresses of a name are tried in turn, and one that does
+            not answer gets an equal share of the time that is left.
         close_timeout_s: how long close() waits for the peer. None waits for ever.
         slots: how many messages the peer may send before this end receives one, 1 to 1,024. Each slot of both directions has
             slot_size bytes of registered memory, besides some for the protocol.
@@ -89,18 +99,34 @@ def connect(
     hello = _hello(slots, slot_size, offers, max_message_length)
 
     async def make() -> Connection:
-        host, port = await _resolve(address)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + (math.inf if timeout_s is None else timeout_s)
+        found = await _addresses_of(address, timeout_s)
         hub = Hub.join(adapter)
-        connection = await _new_connection(hub, hello, close_timeout_s)
-        try:
-            await connection._connect(host, port, timeout_s)
-        except GeneratorExit:
-            connection.on_dropped()
-            raise
-        except BaseException:
-            await connection._give_up()
-            raise
-        return connection
+        for left in range(len(found), 0, -1):
+            if left > 1:
+                # For the next attempt, because a connection that could not be made leaves the hub.
+                hub.stay()
+            share_s = None if timeout_s is None else max(0.0, end - loop.time()) / left
+            try:
+                connection = await _attempt(hub, hello, found[-left], share_s, close_timeout_s)
+            except _TRY_NEXT:
+                if left > 1:
+                    continue
+                raise
+            except GeneratorExit:
+                if left > 1:
+                    with contextlib.suppress(RuntimeError):
+                        loop.call_soon_threadsafe(start, loop, hub.leave)
+                raise
+            except BaseException:
+                if left > 1:
+                    await hub.leave()
+                raise
+            if left > 1:
+                await hub.leave()
+            return connection
+        raise AssertionError("there is no address")
 
     return _Opening(make)
 
@@ -135,9 +161,12 @@ def serve(
     hello = _hello(slots, slot_size, offers, max_message_length)
 
     async def make() -> Server:
+        local = address
+        if local[0] not in ("", "*"):
+            local = (await _addresses_of(address, None))[0]
         hub = Hub.join(adapter)
         try:
-            listener = hub.adapter.listen(address, backlog=backlog)
+            listener = hub.adapter.listen(local, backlog=backlog)
         except BaseException:
             await hub.leave()
             raise
@@ -158,14 +187,35 @@ def _hello(slots: int, slot_size: int, offers: int, max_message_length: int) -> 
     return Hello(slots, offers, slot_size, max_message_length)
 
 
-async def _resolve(address: Address) -> Address:
-    """Look a host name up without holding up the loop."""
-    with contextlib.suppress(TypeError, ValueError, IndexError, socket.gaierror):
-        host, port = address
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return str(found[0][4][0]), int(port)
-    # connect() says what is wrong with it.
-    return address
+async def _addresses_of(address: Address, timeout_s: float | None) -> list[Address]:
+    """The addresses of (host, port) in the system's order. A name is looked up without holding up the loop."""
+    host, port = check_address(address)
+    if not port or is_numeric(host):
+        return [(host, port)]
+    looking_up = asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.wait_for(looking_up, timeout_s)
+    except asyncio.TimeoutError:
+        raise errors.TimeoutError(f"{host!r} was not resolved within {timeout_s:g} s", operation="connect") from None
+    except (socket.gaierror, UnicodeError) as error:
+        raise unresolved(host, error) from None
+    return [(numeric_host(resolved), resolved[1]) for _, resolved in unique(found)]
+
+
+async def _attempt(
+    hub: Hub, hello: Hello, address: Address, timeout_s: float | None, close_timeout_s: float | None
+) -> Connection:
+    """Make a connection to one address, as a user of the hub. If that fails, the hub is left."""
+    connection = await _new_connection(hub, hello, close_timeout_s)
+    try:
+        await connection._connect(*address, timeout_s)
+    except GeneratorExit:
+        connection.on_dropped()
+        raise
+    except BaseException:
+        await connection._give_up()
+        raise
+    return connection
 
 
 async def _new_connection(hub: Hub, hello: Hello, close_timeout_s: float | None) -> Connection:

@@ -63,6 +63,8 @@ class NetworkDirectConnector(Connector):
         super().__init__(adapter)
         self._native = native if native is not None else adapter._new_native_connector()
         self._requests: set[Request] = set()
+        #: Why connect() goes on to the next address when its request has ended.
+        self._abandoned: errors.NdpyError | None = None
         #: Where the native connector is bound, by bind() or by connect().
         self._bound_at: Address | None = None
         self._addresses: dict[str, Address] = {}
@@ -237,6 +239,10 @@ class NetworkDirectConnector(Connector):
     def _on_connect_end(self, status: int) -> None:
         if not self._has_transition(Event.OFFERED):
             return
+        abandoned, self._abandoned = self._abandoned, None
+        if status != SUCCESS and abandoned is not None:
+            self._on_connect_failed(abandoned)
+            return
         if status != SUCCESS:
             if status == CONNECTION_REFUSED:
                 self._fetch_private_data()
@@ -265,6 +271,11 @@ class NetworkDirectConnector(Connector):
         status = IO_TIMEOUT if status == TIMEOUT else status
         message = messages.get(status, said)
         return status_error("connect", status, message, where="" if message else self._target)
+
+    def _native_abandon_attempt(self, error: errors.NdpyError) -> None:
+        # The provider ends the request, and then the next address is tried.
+        self._abandoned = error
+        self._cancel_native()
 
     def _native_withdraw(self, former: State) -> None:
         if former in ("connecting", "accepting"):
