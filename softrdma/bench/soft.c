@@ -1,6 +1,11 @@
 /* Compares softverbs with plain TCP over loopback, in one run: two processes, one after the other through each loop.
  *
- *   soft [--device NAME] [--gid INDEX] [--json]
+ *   soft [--device NAME] [--gid INDEX] [--json] [--only LOOP]
+ *   soft [--device NAME] [--gid INDEX] --delays
+ *
+ * --delays: how long a socket's event waits for the library beside one that waits for a plain epoll_wait(), while the
+ * program does what the row says. One process writes 8 bytes, or sends 8 bytes over TCP to a thread in epoll_wait(), which
+ * returns them, in turns. It sleeps until the write has completed or the bytes are back. Each figure is a whole round trip.
  *
  * Each figure is the median of several rounds, and the rounds of both take turns, so that a busy machine slows both.
  * With another device, such as rxe0, the same loops show that device.
@@ -10,6 +15,8 @@
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -394,7 +401,7 @@ static void start(struct end *end, int side, const char *name, int gid)
     require((end->context = ibv_open_device(device)) != NULL, "ibv_open_device");
     require((end->pd = ibv_alloc_pd(end->context)) != NULL, "ibv_alloc_pd");
     require((end->channel = ibv_create_comp_channel(end->context)) != NULL, "ibv_create_comp_channel");
-    end->send_cq = ibv_create_cq(end->context, DEPTH, NULL, NULL, 0);
+    end->send_cq = ibv_create_cq(end->context, DEPTH, NULL, end->channel, 0);
     end->receive_cq = ibv_create_cq(end->context, DEPTH, NULL, end->channel, 0);
     end->memory = aligned_alloc(4096, 2 * LARGE);
     memset(end->memory, 2, 2 * LARGE);
@@ -416,6 +423,138 @@ static void start(struct end *end, int side, const char *name, int gid)
     move(end->qp, IBV_QPS_RTR, &end->peer, gid);
     move(end->qp, IBV_QPS_RTS, &end->peer, gid);
     ibv_free_device_list(list);
+}
+
+/* ---- Delays ---- */
+
+#define SAMPLES 2000
+#define GAP_US 300
+
+enum habit { IN_EVENTS, ASLEEP, SPINS_ON_QUEUE, POLLED_ONCE, POLLS_NOW_AND_THEN, ANSWERED, HABITS };
+
+static const char *const habits[HABITS] = {
+    "sleeps in ibv_get_cq_event()", "sleeps in poll(2)", "polls its queue all the time", "polled 1,000 times, then looks at memory",
+    "polls, then computes for 20 us", "polls 20 times, then computes for 200 us",
+};
+
+static int compare(const void *a, const void *b);
+
+static void *echo(void *argument)
+{
+    struct tcp *tcp = argument;
+    char bytes[8];
+
+    for (;;) {
+        tcp_wait(tcp);
+        ssize_t count = recv(tcp->handle, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (count == 0)
+            return NULL;
+        require(count < 0 || send(tcp->handle, bytes, (size_t)count, 0) == count, "send");
+    }
+}
+
+static void compute(double seconds, const volatile char *stop)
+{
+    for (double end = now() + seconds; now() < end && *stop == 0;)
+        ;
+}
+
+/* Until the other end writes here. */
+static void follow(struct end *end, enum habit habit, volatile char *stop)
+{
+    struct pollfd state = {.fd = end->channel->fd, .events = POLLIN};
+    struct ibv_cq *cq;
+    void *context;
+    int times = habit == POLLED_ONCE ? 1000 : habit == ANSWERED ? 20 : 1;
+
+    require(ibv_req_notify_cq(end->receive_cq, 0) == 0, "ibv_req_notify_cq");
+    if (habit == IN_EVENTS)
+        require(ibv_get_cq_event(end->channel, &cq, &context) == 0, "ibv_get_cq_event");
+    else if (habit == ASLEEP)
+        require(poll(&state, 1, -1) == 1 && ibv_get_cq_event(end->channel, &cq, &context) == 0, "poll");
+    else
+        while (*stop == 0) {
+            for (int i = 0; i < times; i++)
+                poll_some(end->send_cq, 1);
+            compute(habit == POLLED_ONCE ? 1e9 : habit == ANSWERED ? 200e-6 : habit == SPINS_ON_QUEUE ? 0 : 20e-6, stop);
+        }
+    if (habit == IN_EVENTS || habit == ASLEEP)
+        ibv_ack_cq_events(cq, 1);
+    poll_all(end->receive_cq, 1);
+    post_receive(end);
+    *stop = 0;
+}
+
+static void sleep_for_write(struct end *end)
+{
+    struct ibv_cq *cq;
+    void *context;
+
+    post_send(end, IBV_WR_RDMA_WRITE, 8, IBV_SEND_SIGNALED | IBV_SEND_INLINE);
+    while (poll_some(end->send_cq, 1) == 0) {
+        require(ibv_req_notify_cq(end->send_cq, 0) == 0, "ibv_req_notify_cq");
+        if (poll_some(end->send_cq, 1) == 1)
+            return;
+        require(ibv_get_cq_event(end->channel, &cq, &context) == 0, "ibv_get_cq_event");
+        ibv_ack_cq_events(cq, 1);
+    }
+}
+
+static void sample(struct end *end, struct tcp *tcp, double (*times)[SAMPLES])
+{
+    struct timespec gap = {.tv_nsec = GAP_US * 1000};
+
+    for (int i = 0; i < SAMPLES; i++)
+        for (int way = 0; way < 2; way++) {
+            clock_nanosleep(CLOCK_MONOTONIC, 0, &gap, NULL);
+            double begin = now();
+            if (way == 0) {
+                tcp_send(tcp, 8);
+                tcp_receive(tcp, 8);
+            } else {
+                sleep_for_write(end);
+            }
+            times[way][i] = now() - begin;
+        }
+}
+
+static void delays(struct tcp *tcp, struct end *end, int side, bool active)
+{
+    static const double parts[] = {0.5, 0.9, 0.99, 0.999};
+    static double times[2][SAMPLES];
+    volatile char *stop = end->memory + LARGE - 1;
+    pthread_t thread;
+    char byte = 0;
+
+    *stop = 0;
+    if (!active)
+        require(pthread_create(&thread, NULL, echo, tcp) == 0, "pthread_create");
+    if (active)
+        printf("%-44s %33s   %33s\n%-44s", "us at", "a write, while the peer", "an echo by epoll_wait()", "");
+    for (int i = 0; active && i < 2; i++)
+        printf(" %7s  %7s  %7s  %7s%s", "50 %", "90 %", "99 %", "99.9 %", i == 0 ? " " : "\n");
+    for (enum habit habit = 0; habit < HABITS; habit++) {
+        exchange(side, &byte, &byte, 1);
+        if (!active) {
+            follow(end, habit, stop);
+            continue;
+        }
+        sample(end, tcp, times);
+        /* A write of the last byte, then a message: whatever the other end waits for. */
+        struct ibv_sge sge = {(uintptr_t)end->memory, 1, end->mr->lkey};
+        struct ibv_send_wr wr = {.sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+                                 .wr.rdma = {end->peer.memory + LARGE - 1, end->peer.rkey}}, *bad;
+        require(ibv_post_send(end->qp, &wr, &bad) == 0, "ibv_post_send");
+        post_send(end, IBV_WR_SEND, SMALL, IBV_SEND_SIGNALED);
+        poll_all(end->send_cq, 1);
+        printf("%-44s", habits[habit]);
+        for (int way = 1; way >= 0; way--) {
+            qsort(times[way], SAMPLES, sizeof(double), compare);
+            for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+                printf(" %7.1f ", times[way][(int)(parts[i] * SAMPLES)] * 1e6);
+            printf(way == 1 ? "  " : "\n");
+        }
+    }
 }
 
 /* ---- All of it ---- */
@@ -460,7 +599,7 @@ int main(int count, char **arguments)
 {
     const char *device = "soft0";
     int gid = 0, side[2];
-    bool json = false;
+    bool json = false, only_delays = false;
     unsigned only = 0; /* a bit for each loop; 0: all */
 
     for (int i = 1; i < count; i++) {
@@ -470,6 +609,8 @@ int main(int count, char **arguments)
             gid = atoi(arguments[++i]);
         else if (strcmp(arguments[i], "--json") == 0)
             json = true;
+        else if (strcmp(arguments[i], "--delays") == 0)
+            only_delays = true;
         else if (strcmp(arguments[i], "--only") == 0 && i + 1 < count)
             only |= 1u << atoi(arguments[++i]);
     }
@@ -498,6 +639,10 @@ int main(int count, char **arguments)
     tcp_start(&tcp, side[0]);
     struct end end = {0};
     start(&end, side[1], device, gid);
+    if (only_delays) {
+        delays(&tcp, &end, side[1], active);
+        return 0;
+    }
     double times[LOOPS][ROUNDS];
     char byte = 0;
     for (int round = -1; round < ROUNDS; round++)

@@ -259,7 +259,7 @@ EXPORT int rdma_get_cm_event(struct rdma_event_channel *rdma, struct rdma_cm_eve
     if (channel == NULL || out == NULL)
         return cm_fail(EINVAL);
     for (;;) {
-        struct cm_ticket *ticket = (struct cm_ticket *)event_take(&channel->events);
+        struct cm_ticket *ticket = (struct cm_ticket *)event_take(&channel->events, NULL);
         if (ticket == NULL)
             return -1;
         struct cm_event *event = ticket->what;

@@ -4,8 +4,6 @@
 #include "face.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 
 #define POLL_BATCH 32
@@ -61,39 +59,10 @@ void face_notified(struct completion_queue *engine, nd_status status)
     event_put(&((struct soft_channel *)cq->ibv.channel)->events, &event->event);
 }
 
-/* Whether a read() would go on after any signal that the program handles. */
-static bool signals_restart(void)
-{
-    struct sigaction action;
-
-    for (int number = 1; number < NSIG; number++) {
-        bool fault = number == SIGSEGV || number == SIGBUS;
-        if (!fault && sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&
-            action.sa_handler != SIG_IGN && (action.sa_flags & SA_RESTART) == 0)
-            return false;
-    }
-    return true;
-}
-
-/* Does the workers' work until there is an event, unless the descriptor does not block. False: a signal came. */
-static bool wait_for_event(struct event_queue *events)
-{
-    if (event_waits(events))
-        return true;
-    workers_drive();
-    int flags = fcntl(events->fd, F_GETFL);
-    if (flags < 0 || (flags & O_NONBLOCK) != 0)
-        return true;
-    while (!event_waits(events))
-        if (!workers_drive_until(events->fd) && errno == EINTR && !signals_restart())
-            return false;
-    return true;
-}
-
 EXPORT int ibv_get_cq_event(struct ibv_comp_channel *ibv, struct ibv_cq **out, void **context)
 {
     struct event_queue *events = &((struct soft_channel *)ibv)->events;
-    struct soft_cq_event *event = wait_for_event(events) ? (struct soft_cq_event *)event_take(events) : NULL;
+    struct soft_cq_event *event = (struct soft_cq_event *)event_take(events, workers_drive_until);
 
     if (event == NULL)
         return -1;
@@ -233,6 +202,9 @@ int soft_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
             return ENOMEM;
         free(atomic_exchange(&cq->spare, event));
     }
+    /* The program goes to sleep soon. */
+    if (ibv->channel != NULL)
+        workers_begin_anew();
     cq_arm(cq->cq, solicited_only ? ND_CQ_NOTIFY_SOLICITED : ND_CQ_NOTIFY_ANY);
     return 0;
 }
@@ -287,16 +259,27 @@ static enum ibv_wc_status status_of(const struct cq_entry *entry)
     }
 }
 
-/* Whether the program waits for the next completion with poll(2), say, after this poll. Then nobody drives in its place. */
-static bool sleeps_elsewhere(struct soft_cq *cq)
-{
-    struct ibv_comp_channel *channel = cq->ibv.channel;
-    int flags;
+struct look {
+    struct completion_queue *cq;
+    struct cq_entry *entries;
+    uint32_t wanted, taken;
+};
 
-    if (channel == NULL || !cq_is_armed(cq->cq))
-        return false;
-    flags = fcntl(channel->fd, F_GETFL);
-    return flags >= 0 && (flags & O_NONBLOCK) != 0;
+static bool look(void *what)
+{
+    struct look *at = what;
+
+    at->taken = cq_take(at->cq, at->entries, at->wanted);
+    return at->taken > 0;
+}
+
+/* Returns how many entries there are after the sockets were looked at. */
+static uint32_t take_what_comes(struct soft_cq *cq, struct cq_entry *entries, uint32_t wanted)
+{
+    struct look at = {cq->cq, entries, wanted, 0};
+
+    workers_spin(look, &at);
+    return at.taken;
 }
 
 int soft_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
@@ -308,19 +291,10 @@ int soft_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *wc)
     while (given < count) {
         uint32_t wanted = count - given < POLL_BATCH ? (uint32_t)(count - given) : POLL_BATCH;
         uint32_t taken = cq_take(cq->cq, entries, wanted);
-        if (taken == 0 && given == 0) {
-            workers_drive();
-            taken = cq_take(cq->cq, entries, wanted);
-            /* What the program waits for may need this processor. */
-            if (taken == 0)
-                thread_yield();
-            if (taken == 0 && sleeps_elsewhere(cq)) {
-                workers_drive();
-                taken = cq_take(cq->cq, entries, wanted);
-                if (taken == 0)
-                    workers_go_on();
-            }
-        }
+        if (taken > 0)
+            workers_found();
+        else if (given == 0)
+            taken = take_what_comes(cq, entries, wanted);
         for (uint32_t i = 0; i < taken; i++) {
             const ND2_RESULT *result = &entries[i].result;
             wc[given++] = (struct ibv_wc){

@@ -418,7 +418,7 @@ void soft_async(struct soft_context *context, enum ibv_event_type type, void *el
 
 EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *out)
 {
-    struct event *event = event_take(&soft_context(ibv)->events);
+    struct event *event = event_take(&soft_context(ibv)->events, NULL);
 
     if (event == NULL)
         return -1;

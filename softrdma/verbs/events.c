@@ -1,19 +1,21 @@
 /* Events that a program waits for on a descriptor.
  *
- * The descriptor is an eventfd that counts the events of the list. A program may wait for it with poll() or sleep in
- * event_take(). The sleep is a read() of the descriptor, as on a real device. O_NONBLOCK prevents it. After a signal it
- * goes on or ends, as the program has asked with SA_RESTART.
+ * The descriptor is an eventfd that counts the events of the list. Both change together, under the lock. A program may wait
+ * for it with poll() or sleep in event_take(). O_NONBLOCK prevents that. After a signal, event_take() goes on if all handlers
+ * have SA_RESTART, as a read() of the descriptor would.
  *
- * So event_take() reads the descriptor first, without the lock, and takes an event afterwards. In between,
- * event_remove() may take that very event away. It cannot take back the count, which the reader has, so it notes that
- * one count is owed, and the reader starts over. With the lock held, this is always true:
- *
- *     count of the descriptor + readers between read() and the lock = events in the list + counts owed
+ * A handler may leave event_take() by siglongjmp(), as it may leave a read(). So signals are off but for the sleep, during
+ * which the thread has nothing that others need.
  */
 #include "soft.h"
+#include "driving.h"
 #include "forking.h"
+#include "internal.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -27,7 +29,6 @@
 /* The list begins with this node, which is no event. */
 struct head {
     struct event event; /* first */
-    uint32_t owed;
     uint32_t generation; /* of the process that has the queue */
 };
 
@@ -96,54 +97,96 @@ void event_put(struct event_queue *queue, struct event *event)
     pthread_setcancelstate(cancel, &cancel);
 }
 
-bool event_waits(struct event_queue *queue)
+/* Takes back one count. Never waits for it, even if the descriptor blocks and the program has read it. */
+static void take_count(int fd)
 {
-    if (is_parents(queue))
-        return true; /* event_take() says what is wrong */
-    pthread_mutex_lock(&queue->lock);
-    bool waits = head_of(queue)->event.next != NULL;
-    pthread_mutex_unlock(&queue->lock);
-    return waits;
+    uint64_t one;
+    struct iovec part = {.iov_base = &one, .iov_len = sizeof one};
+    struct pollfd state = {.fd = fd, .events = POLLIN};
+    int cancel = cancel_off();
+
+    /* Linux before 5.8 cannot do that with one call. */
+    if (syscall(SYS_preadv2, fd, &part, 1, -1L, -1L, RWF_NOWAIT) < 0 && errno != EAGAIN && poll(&state, 1, 0) == 1)
+        while (read(fd, &one, sizeof one) < 0 && errno == EINTR)
+            ;
+    cancel_as(cancel);
 }
 
-struct event *event_take(struct event_queue *queue)
+static struct event *take_first(struct event_queue *queue)
 {
     struct head *head = head_of(queue);
-    struct event *event = NULL;
-    uint64_t one;
+
+    pthread_mutex_lock(&queue->lock);
+    struct event *event = head->event.next;
+    if (event != NULL) {
+        head->event.next = event->next;
+        if (event->next == NULL)
+            queue->last = &head->event.next;
+        take_count(queue->fd);
+    }
+    pthread_mutex_unlock(&queue->lock);
+    return event;
+}
+
+/* Whether a read() would go on after any signal that the program handles. */
+static bool signals_restart(void)
+{
+    struct sigaction action;
+
+    for (int number = 1; number < NSIG; number++) {
+        bool fault = number == SIGSEGV || number == SIGBUS;
+        if (!fault && sigaction(number, NULL, &action) == 0 && action.sa_handler != SIG_DFL &&
+            action.sa_handler != SIG_IGN && (action.sa_flags & SA_RESTART) == 0)
+            return false;
+    }
+    return true;
+}
+
+static bool sleep_for(int descriptor, const sigset_t *signals)
+{
+    struct pollfd state = {.fd = descriptor, .events = POLLIN};
+
+    return ppoll(&state, 1, NULL, signals) >= 0;
+}
+
+/* Called with signals off. */
+static struct event *take(struct event_queue *queue, event_sleep *sleep, const sigset_t *signals)
+{
+    struct event *event = take_first(queue);
+    int flags = event == NULL ? fcntl(queue->fd, F_GETFL) : 0;
+
+    if (flags < 0)
+        return NULL;
+    if (event == NULL && sleep != NULL && (flags & O_NONBLOCK) != 0) {
+        workers_drive();
+        event = take_first(queue);
+    }
+    while (event == NULL) {
+        if ((flags & O_NONBLOCK) != 0) {
+            errno = EAGAIN;
+            return NULL;
+        }
+        if (!(sleep != NULL ? sleep : sleep_for)(queue->fd, signals) && (errno != EINTR || !signals_restart()))
+            return NULL;
+        event = take_first(queue);
+    }
+    return event;
+}
+
+struct event *event_take(struct event_queue *queue, event_sleep *sleep)
+{
+    sigset_t signals;
 
     if (is_parents(queue)) {
         errno = EIO;
         return NULL;
     }
-    while (event == NULL) {
-        ssize_t size = read(queue->fd, &one, sizeof one);
-        if (size < 0)
-            return NULL;
-        pthread_mutex_lock(&queue->lock);
-        event = head->event.next;
-        if (head->owed > 0) {
-            head->owed--;
-            event = NULL;
-        }
-        if (event != NULL) {
-            head->event.next = event->next;
-            if (event->next == NULL)
-                queue->last = &head->event.next;
-        }
-        pthread_mutex_unlock(&queue->lock);
-    }
+    signals_off(&signals);
+    struct event *event = take(queue, sleep, &signals);
+    int error = errno;
+    pthread_sigmask(SIG_SETMASK, &signals, NULL);
+    errno = error;
     return event;
-}
-
-/* Takes back one count. Never waits for it, even if the descriptor blocks. Linux before 5.8 cannot do that. There the
- * count stays, and the next reader uses it up. */
-static bool count_taken_back(int fd)
-{
-    uint64_t one;
-    struct iovec part = {.iov_base = &one, .iov_len = sizeof one};
-
-    return syscall(SYS_preadv2, fd, &part, 1, -1L, -1L, RWF_NOWAIT) == (long)sizeof one;
 }
 
 void event_remove(struct event_queue *queue, bool (*matches)(const struct event *event, const void *what),
@@ -151,7 +194,6 @@ void event_remove(struct event_queue *queue, bool (*matches)(const struct event 
 {
     struct head *head = head_of(queue);
     struct event *removed = NULL;
-    bool counts = true;
 
     if (is_parents(queue))
         return;
@@ -166,8 +208,7 @@ void event_remove(struct event_queue *queue, bool (*matches)(const struct event 
         *at = event->next;
         event->next = removed;
         removed = event;
-        counts = counts && count_taken_back(queue->fd);
-        head->owed += !counts;
+        take_count(queue->fd);
     }
     queue->last = at;
     pthread_mutex_unlock(&queue->lock);

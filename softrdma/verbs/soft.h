@@ -14,6 +14,7 @@
 
 #include <infiniband/verbs.h>
 #include <pthread.h>
+#include <signal.h>
 
 #define EXPORT __attribute__((visibility("default")))
 /* A call that had another signature in its first version. The version script names both. */
@@ -43,10 +44,12 @@ struct event_queue {
 bool event_queue_start(struct event_queue *queue);
 void event_queue_end(struct event_queue *queue);
 void event_put(struct event_queue *queue, struct event *event);
-/* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. */
-struct event *event_take(struct event_queue *queue);
-/* Whether an event is in the list. */
-bool event_waits(struct event_queue *queue);
+/* Sleeps until the descriptor is readable. Returns early for no reason, and with EINTR in errno and false after a signal.
+ * `signals` are those that the thread blocks meanwhile. */
+typedef bool event_sleep(int descriptor, const sigset_t *signals);
+/* Takes the oldest event. Waits for one, unless the descriptor does not block. NULL with errno otherwise. `sleep` may be
+ * workers_drive_until(), which has the thread work for all meanwhile, or NULL. */
+struct event *event_take(struct event_queue *queue, event_sleep *sleep);
 /* Takes out each event for which `matches` is true and hands it to free(). */
 void event_remove(struct event_queue *queue, bool (*matches)(const struct event *event, const void *what),
                   const void *what);

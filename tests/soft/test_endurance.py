@@ -139,6 +139,11 @@ def test_signals_and_cancellation_end_a_wait_as_on_a_card():
     run("waiting")
 
 
+def test_a_handler_may_jump_out_of_a_wait():
+    """The library goes on handling its sockets, even if the thread never calls it again, and loses no message."""
+    run("jumping")
+
+
 # ---- limits ----
 
 

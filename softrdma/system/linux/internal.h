@@ -35,7 +35,7 @@ void handles_close(int handle);
 /* Watches for forks from now on. */
 bool handles_watch_forks(void);
 
-/* ---- workers.c ---- */
+/* ---- workers.c, driving.c ---- */
 
 /* The process was forked: there are no workers. */
 void workers_forget(void);
@@ -44,8 +44,8 @@ void worker_post_error(struct io *io, nd_status error);
 /* A channel for a socket of this worker. Zeroed when new, otherwise as it was left. */
 struct channel *worker_take_channel(unsigned worker);
 void worker_give_channel(unsigned worker, struct channel *channel);
-/* From now on, edges of the handle go to channel_ready on this worker, or on a thread that drives if `drivable`. A worker
- * without such handles always handles its own. */
+/* From now on, edges of the handle go to channel_ready on this worker, or on a thread that drives. Nobody drives for a worker
+ * without handles that are `drivable`. */
 bool worker_watch(unsigned worker, int handle, struct channel *channel, bool drivable);
 void worker_unwatch(unsigned worker, int handle, bool drivable);
 
@@ -60,6 +60,8 @@ struct direction {
     bool empty; /* the last receive took everything, and no edge came since */
     bool ended; /* the peer's FIN or an error is there or was: `empty` says nothing */
     bool holds;  /* bytes were sent that wait for others */
+    bool alone;  /* the last that a worker sent was something that others might have followed soon */
+    uint8_t answers; /* how often the program sent something after that, in a row */
     bool listed; /* in the list of those that may hold bytes; see driving_hold() */
 };
 
@@ -82,8 +84,11 @@ struct channel {
 /* Sends what the channel's socket holds. */
 void channel_push(struct channel *channel);
 
-/* Whether this thread drives. Then its program comes back soon, and bytes may wait for others until it does. */
-bool driving_here(void);
+/* Whether this thread is a worker. */
+bool worker_here(void);
+/* Whether bytes may wait for others: this thread is a worker or drives, and worker 0 will send them, if the program, which looks
+ * again and again, does not send more before. */
+bool driving_may_hold(void);
 /* The channel's socket holds bytes. Locked: its `out`. */
 void driving_hold(struct channel *channel);
 

@@ -21,6 +21,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+/* So many answers in a row show that the program answers messages. */
+#define ANSWERS 8
+
 static nd_status status_of(int error)
 {
     switch (error) {
@@ -154,7 +157,8 @@ static void open_direction(struct direction *direction, int handle)
 {
     lock_acquire(&direction->lock);
     direction->handle = handle;
-    direction->connects = direction->empty = direction->ended = direction->holds = false;
+    direction->connects = direction->empty = direction->ended = direction->holds = direction->alone = false;
+    direction->answers = 0;
     lock_release(&direction->lock);
 }
 
@@ -342,6 +346,26 @@ enum move socket_receive_elsewhere(struct socket *socket, struct io *io, void *d
     return pending ? MOVE_DONE : MOVE_FAILED;
 }
 
+/* Whether what is sent may wait for other bytes, if others may follow soon. Locked. What a worker sends waits for a program
+ * that has answered the last messages: so the peer gets both at once, and its program need not be woken twice. */
+static bool may_wait(struct direction *out, bool more)
+{
+    bool worker = worker_here();
+
+    if (!more) {
+        if (out->alone && !worker && out->answers < ANSWERS)
+            out->answers++;
+        out->alone = false;
+        return false;
+    }
+    if (!worker)
+        return driving_may_hold();
+    if (out->alone)
+        out->answers = 0;
+    out->alone = true;
+    return out->answers == ANSWERS && driving_may_hold();
+}
+
 enum io_result socket_send(struct socket *socket, struct io *io, const void *data, size_t size, bool more,
                            size_t *sent, nd_status *error)
 {
@@ -351,7 +375,7 @@ enum io_result socket_send(struct socket *socket, struct io *io, const void *dat
     struct direction *out = &socket->channel->out;
     lock_acquire(&out->lock);
     out->connects = false;
-    more = more && driving_here();
+    more = may_wait(out, more);
     int result = out->handle == NO_SOCKET ? ECANCELED : try_send(out, data, size, more, sent);
     /* What is not held back takes along what was. */
     out->holds = more && result == 0;
@@ -401,8 +425,10 @@ void channel_push(struct channel *channel)
     struct direction *out = &channel->out;
 
     lock_acquire(&out->lock);
-    if (out->holds && out->handle != NO_SOCKET)
+    if (out->holds && out->handle != NO_SOCKET) {
         set_option(out->handle, IPPROTO_TCP, TCP_NODELAY);
+        out->answers = 0;
+    }
     out->holds = out->listed = false;
     lock_release(&out->lock);
 }

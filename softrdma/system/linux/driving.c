@@ -1,0 +1,340 @@
+/* See driving.h.
+ *
+ * `inside` counts the threads that keep the gates shut. Its upper half is the number of times that worker 0 has not believed
+ * them any more. A thread that comes back after that is not counted, and has to show anew that it drives.
+ */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+
+#include "driving.h"
+#include "workers.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <time.h>
+
+/* How often worker 0 looks whether those who shut the gates are still there, and sends what sockets hold. */
+#define NAP_MS 2
+/* A thread that looks again within SPIN_NS, SPINS times, stays for LINGER_NS at each look. One that has done it more often, up
+ * to MOST_SPINS, goes on after the system has let others run in between. */
+#define SPIN_NS 5000
+#define SPINS 16
+#define MOST_SPINS 256
+/* It lets others run after so many turns. */
+#define TURNS 4
+#define LINGER_NS 5000
+/* A thread that has slept and driven so many times shuts the gates when it sleeps. */
+#define SLEEPS 4
+/* A thread that sleeps longer is not the only one any more that waits for sockets. */
+#define SLEEPER_MS 1000
+
+#define COUNT 0xffffu
+#define DISBELIEF 0x10000u
+
+/* One thread at a time drives, and one sleeps until there is something to drive. */
+static _Atomic bool driver;
+static _Atomic uint64_t driver_thread;
+static _Atomic uint64_t sleeper, sleeper_since;
+
+static struct lock gates_lock = LOCK_INIT;
+static _Atomic uint32_t inside;
+/* The gates have been shut since worker 0 looked. */
+static _Atomic uint32_t shuts;
+/* Worker 0 looks every NAP_MS. */
+static _Atomic bool attended;
+/* The program had one thread when worker 0 looked. */
+static _Atomic bool alone;
+
+/* Channels whose sockets hold bytes. */
+static struct lock holding_lock = LOCK_INIT;
+static struct channel *_Atomic holding;
+
+/* What this thread has shown. */
+static _Thread_local struct {
+    uint64_t looked; /* when it last looked in vain; 0: it found something since */
+    uint32_t spins, sleeps;
+} self;
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void signals_off(sigset_t *before)
+{
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGSYS, SIGABRT};
+    sigset_t blocked;
+
+    sigfillset(&blocked);
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        sigdelset(&blocked, own[i]);
+    pthread_sigmask(SIG_BLOCK, &blocked, before);
+}
+
+/* ---- Bytes that wait for others ---- */
+
+bool driving_may_hold(void)
+{
+    return attended && (worker_here() || (driver && driver_thread == thread_id()));
+}
+
+void driving_hold(struct channel *channel)
+{
+    lock_acquire(&holding_lock);
+    channel->next_holding = holding;
+    holding = channel;
+    lock_release(&holding_lock);
+    if (!attended)
+        worker_poke();
+}
+
+static void push_all(void)
+{
+    if (holding == NULL)
+        return;
+    lock_acquire(&holding_lock);
+    struct channel *channel = holding;
+    holding = NULL;
+    lock_release(&holding_lock);
+    while (channel != NULL) {
+        struct channel *next = channel->next_holding;
+        channel_push(channel);
+        channel = next;
+    }
+}
+
+/* ---- The gates ---- */
+
+/* Called after each change of `inside`, so that the last one leaves them as they should be. */
+static void set_gates(void)
+{
+    lock_acquire(&gates_lock);
+    bool shut = (inside & COUNT) > 0;
+    for (unsigned i = 0; i < worker_count; i++)
+        /* Nobody drives for a worker without sockets. */
+        if (workers[i].shut != shut && (!shut || workers[i].sockets > 0) && worker_open_gate(&workers[i], !shut))
+            workers[i].shut = shut;
+    lock_release(&gates_lock);
+}
+
+static uint32_t go_inside(void)
+{
+    uint32_t ticket = atomic_fetch_add(&inside, 1);
+
+    shuts++;
+    /* After `inside`: worker 0 ends to attend before it clears that. */
+    if (!attended && !atomic_exchange(&attended, true))
+        worker_poke();
+    set_gates();
+    return ticket;
+}
+
+/* False: worker 0 has opened the gates meanwhile. */
+static bool go_outside(uint32_t ticket)
+{
+    uint32_t now = inside;
+
+    do
+        if (now / DISBELIEF != ticket / DISBELIEF)
+            return false;
+    while (!atomic_compare_exchange_weak(&inside, &now, now - 1));
+    set_gates();
+    return true;
+}
+
+/* The threads of the process but for the workers. More than 1 if that is not known. */
+static unsigned program_threads(void)
+{
+    struct stat tasks;
+
+    /* The folder has a link for each thread's folder, and two of its own. */
+    return stat("/proc/self/task", &tasks) == 0 && tasks.st_nlink > 2 + worker_count ? (unsigned)tasks.st_nlink - 2 - worker_count
+                                                                                    : UINT_MAX;
+}
+
+int driving_limit(void)
+{
+    return attended ? NAP_MS : -1;
+}
+
+void driving_attend(void)
+{
+    static uint64_t next;
+    static uint32_t seen;
+
+    if (!attended) {
+        next = 0;
+        push_all();
+        return;
+    }
+    uint64_t now = now_ms();
+    if (next != 0 && now < next)
+        return;
+    push_all();
+    alone = program_threads() == 1;
+    if (next == 0 || shuts != seen) {
+        next = now + NAP_MS;
+        seen = shuts;
+        return;
+    }
+    attended = false;
+    next = 0;
+    uint32_t before = inside;
+    while (!atomic_compare_exchange_weak(&inside, &before, (before & ~COUNT) + DISBELIEF))
+        ;
+    set_gates();
+    /* What was held since. */
+    push_all();
+}
+
+/* ---- Driving ---- */
+
+static bool begin_to_drive(void)
+{
+    if (worker_count == 0 || atomic_exchange_explicit(&driver, true, memory_order_acquire))
+        return false;
+    driver_thread = thread_id();
+    return true;
+}
+
+static void end_driving(void)
+{
+    atomic_store_explicit(&driver, false, memory_order_release);
+}
+
+/* Returns how much was handled. */
+static int drive(void)
+{
+    int handled = 0;
+
+    if (!begin_to_drive())
+        return 0;
+    push_all();
+    for (unsigned i = 0; i < worker_count; i++)
+        if (workers[i].sockets > 0)
+            handled += worker_handle(&workers[i]);
+    end_driving();
+    return handled;
+}
+
+void workers_drive(void)
+{
+    int cancel = cancel_off();
+
+    drive();
+    cancel_as(cancel);
+}
+
+void workers_found(void)
+{
+    self.looked = 0;
+}
+
+void workers_begin_anew(void)
+{
+    self.spins = 0;
+}
+
+void workers_spin(bool (*found)(void *what), void *what)
+{
+    int cancel = cancel_off();
+    uint64_t begin = now_ns();
+    bool again = self.looked == 0 || begin - self.looked < SPIN_NS, stays = again && self.spins >= SPINS;
+    uint32_t ticket = stays ? go_inside() : 0;
+    bool handled, done;
+
+    for (unsigned turn = 1;; turn++) {
+        handled = drive() > 0;
+        done = found(what);
+        if (!stays || handled || done)
+            break;
+        if (turn % TURNS != 0)
+            continue;
+        if (alone)
+            thread_yield();
+        if (now_ns() - begin >= LINGER_NS)
+            break;
+    }
+    if (stays)
+        go_outside(ticket);
+    if (!handled && !done)
+        self.spins = !again ? self.spins / 2 : self.spins < MOST_SPINS ? self.spins + 1 : MOST_SPINS;
+    /* What the program looks for may need this processor. Other threads may wait for what this one would handle, which may
+     * not get its processor back soon. */
+    if (!done && !(stays && alone))
+        thread_yield();
+    self.looked = handled || done ? 0 : now_ns();
+    cancel_as(cancel);
+}
+
+/* Whether this thread is to be woken for sockets. One is enough. */
+static bool begin_to_sleep(uint64_t thread)
+{
+    uint64_t other = 0, now = now_ms();
+
+    if (!atomic_compare_exchange_strong(&sleeper, &other, thread) && other != thread && now < sleeper_since + SLEEPER_MS)
+        return false;
+    sleeper = thread;
+    sleeper_since = now;
+    return true;
+}
+
+static void end_sleep(uint64_t thread)
+{
+    atomic_compare_exchange_strong(&sleeper, &thread, 0);
+}
+
+bool workers_drive_until(int descriptor, const sigset_t *signals)
+{
+    struct pollfd states[1 + MAX_WORKERS] = {{.fd = descriptor, .events = POLLIN}};
+    unsigned count = 1, workers_ready = 0;
+    uint64_t thread = thread_id();
+    uint32_t ticket = 0;
+    bool sleeps = begin_to_sleep(thread), shuts_gates = sleeps && self.sleeps == SLEEPS;
+    int cancel;
+
+    for (unsigned i = 0; sleeps && i < worker_count; i++)
+        /* Also those without sockets: they may get one meanwhile. */
+        states[count++] = (struct pollfd){.fd = workers[i].epoll, .events = POLLIN};
+    push_all();
+    if (shuts_gates)
+        ticket = go_inside();
+    int ready = ppoll(states, count, NULL, signals), error = errno;
+    cancel = cancel_off();
+    if (sleeps)
+        end_sleep(thread);
+    for (unsigned i = 1; i < count; i++)
+        workers_ready += ready > 0 && states[i].revents != 0;
+    if (workers_ready > 0 && begin_to_drive()) {
+        for (unsigned i = 1; i < count; i++)
+            if (states[i].revents != 0)
+                worker_handle(&workers[i - 1]);
+        end_driving();
+        self.sleeps = self.sleeps < SLEEPS ? self.sleeps + 1 : SLEEPS;
+    } else if (workers_ready > 0) {
+        thread_yield(); /* to the thread that drives */
+    }
+    if (shuts_gates && !go_outside(ticket))
+        self.sleeps = 0;
+    cancel_as(cancel);
+    errno = error;
+    return ready >= 0;
+}
+
+void driving_forget(void)
+{
+    driver = attended = alone = false;
+    driver_thread = sleeper = 0;
+    inside = 0;
+    lock_start(&gates_lock);
+    lock_start(&holding_lock);
+    holding = NULL;
+}

@@ -1,0 +1,253 @@
+/* driving.c with workers that only count, and a clock that goes on when somebody looks at it. Worker 1 has sockets; what is
+   "ready" is a number in an eventfd, its epoll. */
+#include <time.h>
+
+static int look_at_clock(clockid_t clock, struct timespec *now);
+#define clock_gettime look_at_clock
+#include "../../softrdma/system/linux/driving.c"
+
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#define EXPECT(condition)                                                                      \
+    do {                                                                                       \
+        if (!(condition)) {                                                                    \
+            printf("FAILED line %d: %s\n", __LINE__, #condition);                              \
+            exit(1);                                                                           \
+        }                                                                                      \
+    } while (0)
+
+struct worker workers[MAX_WORKERS];
+unsigned worker_count = 2;
+_Atomic uint32_t system_generation;
+
+static int pokes, shut_gates, opened_gates, handled, handled_shut, yields, yields_shut, pushed, looks;
+static uint64_t ms;
+static long ns = 1;
+
+static int look_at_clock(clockid_t clock, struct timespec *now)
+{
+    (void)clock;
+    ns += 100;
+    *now = (struct timespec){0, ns};
+    return 0;
+}
+
+void worker_poke(void) { pokes++; }
+bool worker_here(void) { return false; }
+void lock_start(struct lock *lock) { memset(lock, 0, sizeof *lock); }
+void lock_acquire(struct lock *lock) { lock->state++; }
+void lock_release(struct lock *lock) { lock->state--; }
+uint64_t thread_id(void) { return 7; }
+uint64_t now_ms(void) { return ms; }
+void channel_push(struct channel *channel) { (void)channel; pushed++; }
+
+void thread_yield(void)
+{
+    yields++;
+    yields_shut += workers[1].shut;
+}
+
+bool worker_open_gate(struct worker *worker, bool open)
+{
+    EXPECT(worker == &workers[1] && worker->shut == open);
+    shut_gates += !open;
+    opened_gates += open;
+    return true;
+}
+
+int worker_handle(struct worker *worker)
+{
+    uint64_t count;
+
+    EXPECT(worker == &workers[1]);
+    looks++;
+    if (read(worker->epoll, &count, sizeof count) < 0)
+        return 0;
+    handled++;
+    handled_shut += worker->shut;
+    return 1;
+}
+
+static void arrive(void)
+{
+    uint64_t one = 1;
+
+    EXPECT(write(workers[1].epoll, &one, sizeof one) == sizeof one);
+}
+
+static bool never(void *what)
+{
+    (void)what;
+    return false;
+}
+
+/* Finds something at the 2nd look. */
+static bool second(void *what)
+{
+    return ++*(int *)what == 2;
+}
+
+static bool arrives_at_second(void *what)
+{
+    if (++*(int *)what == 2)
+        arrive();
+    return false;
+}
+
+static void *stay(void *unused)
+{
+    for (;;)
+        pause();
+    return unused;
+}
+
+static sigset_t none;
+static sigjmp_buf out;
+
+static void jump(int number)
+{
+    (void)number;
+    siglongjmp(out, 1);
+}
+
+/* The thread sleeps, is woken for a socket, and handles it. */
+static void sleep_and_drive(void)
+{
+    arrive();
+    EXPECT(workers_drive_until(workers[0].event, &none) && handled == 1 && !workers[1].shut);
+    handled = 0;
+}
+
+int main(void)
+{
+    struct itimerspec soon = {.it_value.tv_nsec = 1000000};
+    timer_t timer;
+    int count = 0;
+
+    workers[0].epoll = eventfd(0, EFD_NONBLOCK);
+    workers[0].event = eventfd(0, EFD_NONBLOCK); /* never readable */
+    workers[1].epoll = eventfd(0, EFD_NONBLOCK);
+    workers[1].sockets = 1;
+    sigset_t before;
+    signals_off(&before);
+    for (unsigned i = 0; i < worker_count; i++) {
+        pthread_t thread;
+        EXPECT(pthread_create(&thread, NULL, stay, NULL) == 0);
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    EXPECT(timer_create(CLOCK_MONOTONIC, NULL, &timer) == 0);
+    signal(SIGALRM, jump);
+
+    /* Whoever looks once leaves the gates alone, and so does whoever is just beginning. */
+    workers_drive();
+    for (int i = 0; i < SPINS; i++)
+        workers_spin(never, NULL);
+    EXPECT(shut_gates == 0 && pokes == 0 && driving_limit() == -1);
+    /* Who looks again and again shuts them at each look, and never leaves them shut. */
+    for (int i = 1; i <= 100; i++) {
+        workers_spin(never, NULL);
+        EXPECT(shut_gates == i && opened_gates == i && !workers[1].shut);
+    }
+    /* Worker 0 attends from then on, and is told once. */
+    EXPECT(pokes == 1 && driving_limit() > 0);
+    /* What comes meanwhile is handled by this thread with the gates shut. It returns at once. */
+    looks = 0;
+    workers_spin(arrives_at_second, &count);
+    EXPECT(count == 3 && looks == 3 && handled == 1 && handled_shut == 1 && !workers[1].shut);
+    count = 0;
+    workers_spin(second, &count);
+    EXPECT(count == 2 && !workers[1].shut);
+    /* With other threads in the program, it yields with open gates. Alone, it keeps them shut. */
+    EXPECT(yields > 100 && yields_shut == 0);
+    driving_attend();
+    EXPECT(alone);
+    yields = 0;
+    workers_spin(never, NULL);
+    EXPECT(yields > 0 && yields_shut == yields && !workers[1].shut);
+    alone = false;
+    /* Who does something else in between begins anew. */
+    for (int i = 0; i < 6; i++) {
+        ns += 10 * SPIN_NS;
+        workers_spin(never, NULL);
+    }
+    count = shut_gates;
+    workers_spin(never, NULL);
+    EXPECT(shut_gates == count);
+
+    /* And who is going to sleep. */
+    while (self.spins < SPINS)
+        workers_spin(never, NULL);
+    workers_spin(never, NULL);
+    EXPECT(shut_gates == count + 1);
+    workers_begin_anew();
+    workers_spin(never, NULL);
+    EXPECT(shut_gates == count + 1);
+
+    /* Nobody has shut them for NAP_MS: worker 0 need not attend any more. */
+    for (int i = 0; i < 3; i++, ms += NAP_MS)
+        driving_attend();
+    EXPECT(driving_limit() == -1);
+
+    /* A thread that sleeps shuts them when it has shown that it drives. */
+    handled = 0;
+    count = shut_gates;
+    for (int i = 0; i < SLEEPS; i++)
+        sleep_and_drive();
+    EXPECT(shut_gates == count);
+    sleep_and_drive();
+    EXPECT(shut_gates == count + 1 && driving_limit() > 0);
+    /* If it jumps out of its sleep, worker 0 opens them. */
+    EXPECT(timer_settime(timer, 0, &soon, NULL) == 0);
+    if (sigsetjmp(out, 1) == 0) {
+        workers_drive_until(workers[0].event, &none);
+        EXPECT(!"the alarm came");
+    }
+    EXPECT(workers[1].shut);
+    for (int i = 0; i < 3; i++, ms += NAP_MS)
+        driving_attend();
+    EXPECT(!workers[1].shut && driving_limit() == -1);
+    /* It does not shut them at once when it comes back, and the gates still obey. */
+    count = shut_gates;
+    self.sleeps = 0;
+    for (int i = 0; i < SLEEPS; i++)
+        sleep_and_drive();
+    EXPECT(shut_gates == count);
+    sleep_and_drive();
+    EXPECT(shut_gates == count + 1 && !workers[1].shut);
+    /* One that worker 0 has not believed does not open what another one has shut since. */
+    uint32_t old = go_inside();
+    for (int i = 0; i < 3; i++, ms += NAP_MS)
+        driving_attend();
+    EXPECT(!workers[1].shut);
+    uint32_t other = go_inside();
+    EXPECT(!go_outside(old) && workers[1].shut);
+    EXPECT(go_outside(other) && !workers[1].shut);
+    /* Two are inside: the last one opens. */
+    old = go_inside();
+    other = go_inside();
+    EXPECT(go_outside(old) && workers[1].shut && go_outside(other) && !workers[1].shut);
+
+    /* Bytes that wait are sent at the next look, and by worker 0 if there is none. */
+    struct channel channel = {0};
+    EXPECT(begin_to_drive() && driving_may_hold());
+    driving_hold(&channel);
+    end_driving();
+    workers_drive();
+    EXPECT(pushed == 1 && !driving_may_hold());
+    driving_hold(&channel);
+    for (int i = 0; i < 3; i++, ms += NAP_MS)
+        driving_attend();
+    EXPECT(pushed == 2);
+    /* Nobody attends any more: worker 0 is told. */
+    pokes = 0;
+    driving_hold(&channel);
+    driving_attend();
+    EXPECT(pokes == 1 && pushed == 3 && gates_lock.state == 0 && holding_lock.state == 0);
+    printf("ok\n");
+    return 0;
+}
