@@ -56,7 +56,8 @@ def _of_queue(queue: Any) -> str:
     found = queue.poll(queue.depth)
     return (
         f"{queue._describe()}: {handed_over} completions handed over and not taken, {len(found)} in all: {found}; "
-        f"{sleeping} threads sleep on it, {armed} notifications are armed" + ("; overrun" if queue._overrun else "")
+        f"{sleeping} threads sleep on it, {armed} notifications are armed"
+        + (f"; {queue._failure()}" if queue._failure is not None else "")
     )
 
 
