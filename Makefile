@@ -25,6 +25,7 @@ help:
 	@echo "make soak WHAT=aio   run connections of ndpy.aio that come, talk and go, on ADAPTER (rxe, siw, soft0)"
 	@echo "make mutants         make COUNT (300) small changes to ndpy and see whether the tests notice; also SEED, FILES, PLACES"
 	@echo "make mutants LOGIC=1 plant each fault of tests/mutants/logic, one at a time, and see whether its tests notice, on soft0"
+	@echo "make mutants NOTHING=1  let each public method do nothing, and tell the tests that name it and still pass, on soft0"
 	@echo "make lint            run ruff and mypy"
 	@echo "make setup           install packages, a kernel for the VM, and .venv"
 	@echo "make venv            create only .venv"
@@ -126,6 +127,7 @@ PLACES ?= unit softnd softnd1 rxe
 FILES ?=
 
 LOGIC ?=
+NOTHING ?=
 JOBS ?= 2
 
 # See tests/mutants/README.md.
@@ -133,6 +135,10 @@ ifneq ($(LOGIC),)
 mutants:
 	@rig/setup.sh soft
 	@.venv/bin/python tests/mutants/logic.py --jobs $(JOBS) $(ARGS)
+else ifneq ($(NOTHING),)
+mutants:
+	@rig/setup.sh soft
+	@.venv/bin/python tests/mutants/nothing.py --jobs $(JOBS) $(ARGS)
 else
 mutants: windows
 	$(MAKE) -s -C tests/networkdirect/providers

@@ -88,7 +88,6 @@ def test_connections_that_have_ended_leave_their_room_in_the_queue_to_others(ada
                     assert await client.receive() == b"again"
                     most = len(queues())
                 await wait_for(lambda: not server.connections)
-                await asyncio.sleep(0.05)
             assert most <= 2
 
     asyncio.run(asyncio.wait_for(main(), 2 * DEADLINE_S))

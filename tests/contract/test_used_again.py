@@ -10,6 +10,7 @@ from helpers import (
     DEADLINE_S,
     ask,
     create_end,
+    has_kernel_driver,
     host_of,
     memory,
     require,
@@ -172,7 +173,8 @@ def test_a_token_of_a_region_that_was_closed_does_not_serve_the_next_one(pair, k
     stale.close()
     target = memory(keep, pair.adapter, b"unharmed", Access.REMOTE_WRITE)
     tokens = {token}
-    for _ in range(9000):
+    # soft0 has a table of its own, which gives a place again after some thousands.
+    for _ in range(300 if has_kernel_driver(pair.adapter) else 9000):
         with pair.adapter.register(target.buffer, Access.REMOTE_WRITE) as region:
             assert region.remote().token not in tokens
             tokens.add(region.remote().token)

@@ -1,0 +1,302 @@
+"""Has each public method do nothing, and runs the tests that name it: those that still pass are told.
+
+    nothing.py [METHOD ...] [--jobs N] [--list]
+
+METHOD is CLASS.METHOD, such as Batch.clear. A test names a method if its name has the method's words and its body calls the method.
+nothing.txt has those that pass for a reason. README.md in the same folder explains it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import faulthandler
+import functools
+import inspect
+import io
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTED = Path(__file__).with_name("nothing.txt")
+STATE = ROOT / ".rig/mutants"
+# A test that waits for what never comes need not wait long.
+_DEADLINE_S = 2.0
+_LIMIT_S = 12
+_PASSED, _FAILED, _SKIPPED = 0, 1, 3
+_PLACES = {"contract": ["tests/contract", "--adapter", "soft0"], "unit": ["tests/unit"]}
+# These boot machines, build things, or start processes that know nothing of a change made here.
+_NOT_HERE = ("test_softroce_vm.py", "test_core_sanitized.py", "test_setup.py", "test_logic_faults.py")
+
+
+# ---- methods ----
+
+
+def classes() -> dict[str, type]:
+    """The public classes by name."""
+    import ndpy
+    import ndpy.aio
+    import ndpy.ndk
+
+    found: dict[str, type] = {}
+    for module in (ndpy, ndpy.aio, ndpy.ndk):
+        for name in getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]):
+            value = getattr(module, name)
+            if isinstance(value, type) and value.__module__.startswith("ndpy") and not issubclass(value, BaseException):
+                found.setdefault(name if module is not ndpy.aio else f"aio.{name}", value)
+    return found
+
+
+def _is_method(owner: type, name: str) -> bool:
+    static = inspect.getattr_static(owner, name, None)
+    return callable(static) or isinstance(static, (staticmethod, classmethod))
+
+
+def methods() -> dict[str, type]:
+    """The public methods by the class that is the first to show them, such as QueuePair.write."""
+    found: dict[str, type] = {}
+    seen: set[int] = set()
+    for class_name, owner in classes().items():
+        for name in dir(owner):
+            if name.startswith("_") or not _is_method(owner, name):
+                continue
+            definer = next(kind for kind in owner.__mro__ if name in kind.__dict__)
+            static = definer.__dict__[name]
+            if definer.__module__.startswith("ndpy") and id(static) not in seen:
+                seen.add(id(static))
+                found[f"{class_name}.{name}"] = owner
+    return found
+
+
+def _subclasses(owner: type) -> Iterator[type]:
+    for kind in owner.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def do_nothing(owner: type, name: str) -> None:
+    """From now on the method returns at once, in this class and in those that have one of their own."""
+    static = inspect.getattr_static(owner, name)
+
+    async def nothing_later(*_: Any, **__: Any) -> None:
+        pass
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    function = nothing_later if inspect.iscoroutinefunction(getattr(owner, name)) else nothing
+    replacement: Any = function
+    if isinstance(static, (staticmethod, classmethod)) or "classmethod" in type(static).__name__:
+        replacement = staticmethod(function)
+    for kind in (owner, *_subclasses(owner)):
+        if kind is owner or name in kind.__dict__:
+            setattr(kind, name, replacement)
+
+
+# ---- which tests name a method ----
+
+
+def _forms(word: str) -> set[str]:
+    stem = word[:-1] if word.endswith("e") else word
+    return {word, word + "s", stem + "ed", stem + "ing", stem + stem[-1] + "ed", stem + stem[-1] + "ing"}
+
+
+def is_named(method: str, words: list[str]) -> bool:
+    """Whether the words of a method follow each other there, the last of them in any form."""
+    parts = method.split("_")
+    for place in range(len(words) - len(parts) + 1):
+        here = words[place : place + len(parts)]
+        if here[:-1] == parts[:-1] and here[-1] in _forms(parts[-1]):
+            return True
+    return False
+
+
+@functools.cache
+def _calls(path: Path) -> dict[str, frozenset[str]]:
+    """The names of the methods that each test function of a file calls or passes on."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {
+        node.name: frozenset(part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute))
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+    }
+
+
+def named_by(method: str, items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests that name a method, of each function the first case."""
+    found: dict[str, pytest.Item] = {}
+    for item in items:
+        function = item.nodeid.split("[")[0]
+        name = function.rpartition("::")[2]
+        if (
+            function not in found
+            and method in _calls(item.path).get(name, ())
+            and is_named(method, name.split("_")[1:])
+        ):
+            found[function] = item
+    return list(found.values())
+
+
+# ---- running ----
+
+
+def _run_item(item: pytest.Item, following: pytest.Item) -> int:
+    from _pytest.runner import runtestprotocol
+
+    reports = runtestprotocol(item, nextitem=following, log=False)
+    for report in reports:
+        if report.failed:
+            print(report.longreprtext)
+    if any(report.failed for report in reports):
+        return _FAILED
+    return _SKIPPED if any(report.skipped for report in reports) else _PASSED
+
+
+class Forker:
+    """Collects the tests, and forks for each method and each test that names it."""
+
+    def __init__(self, wanted: list[str], out: Path, jobs: int) -> None:
+        self._wanted = wanted
+        self._out = out
+        self._jobs = jobs
+        self._running: dict[int, tuple[str, str, float]] = {}
+        self.results: dict[tuple[str, str], int] = {}
+
+    def pytest_configure(self) -> None:
+        import helpers
+
+        helpers.DEADLINE_S = _DEADLINE_S
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = [item for item in session.items if item.path.name not in _NOT_HERE]
+        owners = methods()
+        pairs = [(name, item) for name in self._wanted for item in named_by(name.rpartition(".")[2], items)]
+        # Without a change first: what fails then says nothing.
+        for item in {item.nodeid: item for _, item in pairs}.values():
+            self._start("", item, items, None)
+        self._finish()
+        good = {test for (name, test), status in self.results.items() if not name and status == _PASSED}
+        for name, item in pairs:
+            if item.nodeid in good:
+                self._start(name, item, items, owners[name])
+        self._finish()
+        return True
+
+    def _start(self, name: str, item: pytest.Item, items: list[pytest.Item], owner: type | None) -> None:
+        self._finish(self._jobs - 1)
+        # One of another module, so that what the session shares is not taken down.
+        following = next(other for other in items if other.path != item.path)
+        pid = os.fork()
+        if pid:
+            self._running[pid] = name, item.nodeid, time.monotonic()
+            return
+        status = _FAILED
+        try:
+            log = os.open(
+                self._out / f"{name or 'without'}-{item.name[:80]}.log".replace("/", "_"),
+                os.O_CREAT | os.O_WRONLY | os.O_TRUNC,
+            )
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.setpgid(0, 0)
+            faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
+            if owner is not None:
+                do_nothing(owner, name.rpartition(".")[2])
+            status = _run_item(item, following)
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+
+    def _finish(self, left: int = 0) -> None:
+        while len(self._running) > left:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended:
+                name, test, _ = self._running.pop(ended)
+                self.results[name, test] = os.waitstatus_to_exitcode(status)
+                with contextlib.suppress(OSError):
+                    os.killpg(ended, 9)
+                continue
+            for pid, (_, _, began) in self._running.items():
+                if time.monotonic() > began + 3 * _LIMIT_S:
+                    with contextlib.suppress(OSError):
+                        os.killpg(pid, 9)
+            time.sleep(0.002)
+
+
+def run_place(place: str, wanted: list[str], jobs: int) -> dict[tuple[str, str], int]:
+    out = STATE / "nothing"
+    out.mkdir(parents=True, exist_ok=True)
+    forker = Forker(wanted, out, jobs)
+    arguments = [*_PLACES[place], "-q", "-p", "no:cacheprovider"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(arguments, plugins=[forker])
+    return forker.results
+
+
+def read_listed() -> dict[tuple[str, str], str]:
+    """The tests of nothing.txt that pass for a reason, by method and test."""
+    lines = LISTED.read_text(encoding="utf-8").splitlines() if LISTED.exists() else []
+    found = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            method, test, why = line.split(None, 2)
+            found[method, test] = why
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="*", metavar="METHOD")
+    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 2))
+    parser.add_argument("--place", choices=_PLACES, help=argparse.SUPPRESS)
+    parser.add_argument("--list", action="store_true", help="only show the methods")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    known = methods()
+    if unknown := set(options.methods) - known.keys():
+        parser.error(f"there is no method {', '.join(sorted(unknown))}")
+    wanted = options.methods or sorted(known)
+    if options.list:
+        print("\n".join(wanted))
+        return 0
+    if options.place:
+        for (name, test), status in run_place(options.place, wanted, options.jobs).items():
+            print(f"{status}\t{name}\t{test}")
+        return 0
+    results: dict[tuple[str, str], int] = {}
+    for place in _PLACES:
+        # In a process of its own, because some tests of one place change what the others expect.
+        command = [sys.executable, __file__, *options.methods, "--jobs", str(options.jobs), "--place", place]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        for line in done.stdout.splitlines():
+            status, name, test = line.split("\t")
+            results[name, test] = int(status)
+    return report(wanted, results)
+
+
+def report(wanted: list[str], results: dict[tuple[str, str], int]) -> int:
+    listed = read_listed()
+    passing = {(name, test.split("[")[0]) for (name, test), status in results.items() if name and status == _PASSED}
+    tried = {name for name, _ in results if name}
+    print(f"{len(tried)} of {len(wanted)} methods are named by tests; {sum(bool(name) for name, _ in results)} runs")
+    print(f"named by no test: {', '.join(name for name in wanted if name not in tried) or 'none'}")
+    for name, test in sorted(passing):
+        print(f"still passes: {name} {test}{' (listed)' if (name, test) in listed else ''}")
+    stale = [pair for pair in listed if pair not in passing and pair[0] in wanted]
+    for name, test in stale:
+        print(f"nothing.txt lists what does not pass: {name} {test}")
+    missing = passing - listed.keys()
+    print(f"{len(passing)} still pass, {len(passing) - len(missing)} of them listed")
+    return bool(missing or stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
