@@ -10,12 +10,10 @@ import os
 import pathlib
 from collections.abc import Callable, Iterator
 
-import psutil
-
 from ndpy.doctor.findings import Finding, Verdict, examine, examine_apart, failed, passed, split_remedy, warned
 from ndpy.errors import NdpyError, ProviderError, ProviderNotFoundError, UnsupportedError
 from ndpy.info import serves
-from ndpy.networkdirect import dll_header, winsock_catalogue
+from ndpy.networkdirect import dll_header, interfaces, winsock_catalogue
 
 # For a provider that is named by its path.
 _NO_ID = "00000000-0000-0000-0000-000000000000"
@@ -158,9 +156,9 @@ def examine_provider(label: str, path: str, provider_id: str, version: str = "")
 def _examine_interfaces(label: str, addresses: list[str]) -> Iterator[Finding]:
     """Examine whether the interfaces with a provider's addresses exist and are up."""
     check = f"{label} interfaces"
-    states = {name: stats.isup for name, stats in psutil.net_if_stats().items()}
+    states = {name: stats.isup for name, stats in interfaces.statistics().items()}
     own: dict[str, str] = {}
-    for name, entries in psutil.net_if_addrs().items():
+    for name, entries in interfaces.addresses().items():
         own.update((_plain(entry.address), name) for entry in entries)
     shown: dict[str, bool] = {}
     for address in addresses:

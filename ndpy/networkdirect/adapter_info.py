@@ -9,12 +9,10 @@ import pathlib
 import uuid
 from typing import Any
 
-import psutil
-
 from ndpy import errors
 from ndpy.flags import Capability
 from ndpy.info import AdapterInfo, PortInfo
-from ndpy.networkdirect import winsock_catalogue
+from ndpy.networkdirect import interfaces, winsock_catalogue
 from ndpy.networkdirect.native_calls import BUFFER_OVERFLOW, check, ffi, lib, release
 from ndpy.networkdirect.provider_dll import NO_ID, Provider
 from ndpy.networkdirect.version1 import adapter_info as version1
@@ -187,8 +185,8 @@ def why_no_adapter() -> str:
 def _interface_of(addresses: tuple[str, ...]) -> tuple[str | None, int, bool]:
     """Return (name, MTU, whether it is up) of the network interface that has one of the addresses."""
     wanted = {ipaddress.ip_address(address.partition("%")[0]) for address in addresses}
-    statistics = psutil.net_if_stats()
-    for name, entries in psutil.net_if_addrs().items():
+    statistics = interfaces.statistics()
+    for name, entries in interfaces.addresses().items():
         for entry in entries:
             try:
                 own = ipaddress.ip_address(entry.address.partition("%")[0])

@@ -348,9 +348,11 @@ def test_a_machine_without_adapters_is_told_what_to_do(monkeypatch):
 def test_an_interface_that_is_up_and_one_that_windows_does_not_show(monkeypatch):
     up = type("Address", (), {"address": "fe80::1%7"})
     monkeypatch.setattr(
-        windows.psutil, "net_if_addrs", lambda: {"port": [up], "wire": [type(up)("A", (), {"address": "00-11"})]}
+        windows.interfaces.psutil,
+        "net_if_addrs",
+        lambda: {"port": [up], "wire": [type(up)("A", (), {"address": "00-11"})]},
     )
-    monkeypatch.setattr(windows.psutil, "net_if_stats", dict)
+    monkeypatch.setattr(windows.interfaces.psutil, "net_if_stats", dict)
     found = list(windows._examine_interfaces("it", ["fe80::1%9", "127.0.0.1", "192.0.2.1", "?"]))
     assert [verdict(each) for each in found] == ["WARN", "WARN", "PASS"]
     assert "192.0.2.1 is no address" in found[0].message
@@ -365,8 +367,8 @@ def test_addresses_of_no_interface_are_warned():
 
 def test_an_interface_that_is_down_is_warned(monkeypatch):
     address = type("Address", (), {"address": "192.0.2.9"})
-    monkeypatch.setattr(windows.psutil, "net_if_addrs", lambda: {"port": [address]})
-    monkeypatch.setattr(windows.psutil, "net_if_stats", lambda: {"port": type("Stats", (), {"isup": False})})
+    monkeypatch.setattr(windows.interfaces.psutil, "net_if_addrs", lambda: {"port": [address]})
+    monkeypatch.setattr(windows.interfaces.psutil, "net_if_stats", lambda: {"port": type("Stats", (), {"isup": False})})
     (found,) = windows._examine_interfaces("it", ["192.0.2.9"])
     assert verdict(found) == "WARN"
     assert "port is down" in found.message
